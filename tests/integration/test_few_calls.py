@@ -132,7 +132,7 @@ def test_failed_build_reports_the_compiler_output(place: Workplace, tmp_path: Pa
     run, path = archive(place, tmp_path, sources)
     assert run.code == 2
     assert "source.c:1: error: no such thing" in run.output
-    assert not list(path.parent.iterdir()), "a half archive would be taken for a whole one"
+    assert not list(path.parent.iterdir()), "a partial archive would be used as a complete one"
 
 
 def test_library_is_sent_only_to_hosts_without_it(place: Workplace, tmp_path: Path, sources: Path) -> None:

@@ -111,7 +111,7 @@ OURS += ("/dev/vgpu/0/tenant", "/etc/ld.so.preload", "/etc/vgpu", "/run/vgpu", "
 
 
 def mount_points(text: str) -> dict[str, str]:
-    """Returns for each path of ours that is a mount point whether it is writable. ``text``: mountinfo."""
+    """Returns {path: whether writable} of our paths that are mount points. ``text``: mountinfo."""
     rows = [line.split() for line in text.splitlines()]
     return {row[4]: row[5].split(",")[0] for row in rows if row[4] in OURS}
 

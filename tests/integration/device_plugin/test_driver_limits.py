@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory limits that the driver itself enforces (615): the plugin's CDI files and poll, the hook, and what a program
-past the library gets. The driver is simulated, its control groups are the kernel's own.
+"""Memory limits that the driver itself enforces (615): the plugin's CDI files and poll, the hook, and the memory of a
+program that bypasses the library. The driver is simulated, its control groups are the kernel's own.
 
 The hosts of the tests have version 2 of control groups next to version 1, and neither controller: the root of the
 hierarchy is an option everywhere. Containers are of podman and runc, or, where the runtime is not what is tested, a
@@ -188,7 +188,7 @@ def test_poll_sets_lost_limits_again(node, start, group) -> None:  # noqa: F811
     ctl(node, "memacct-forget")
     assert limits(node) == {}
     until(lambda: limits(node) == expected, "the limit to be set again")
-    until(lambda: "was set again" in (node.folder / "plugin.log").read_text(), "the line that says so")
+    until(lambda: "was set again" in (node.folder / "plugin.log").read_text(), "the log line about the limit")
 
 
 def test_the_end_of_a_container_clears_its_limit(node, start, group) -> None:  # noqa: F811

@@ -72,7 +72,7 @@ def test_missing_mount_violates_the_check(node, path):
     assert (rc, result["verdict"]) == (1, "violated"), result
     assert verdicts(result)["mounts"] == "violated"
     assert verdicts(result)["outside-memory"] != "passed"
-    # Other checks must fail too, not only the one that counts mounts.
+    # Other checks must fail too, not only the check of the mounts.
     others = [name for name, verdict in verdicts(result).items() if name != "mounts" and verdict != "passed"]
     assert set(others) - OPTIONAL, result
     assert "mounts violated" in result["msg"]

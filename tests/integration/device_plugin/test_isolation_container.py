@@ -152,7 +152,7 @@ def test_image_and_container_of_a_killed_run_are_removed(node: RealNode, with_po
     running.stdin.write(json.dumps(arguments))
     running.stdin.close()
     try:
-        until(lambda: len(left_over()) > 2, "its container beside its image and its record")
+        until(lambda: len(left_over()) > 2, "the container, the image and the record of the check")
     finally:
         running.kill()
         running.wait()

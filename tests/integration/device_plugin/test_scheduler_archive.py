@@ -50,7 +50,7 @@ def test_the_program_runs_from_the_installation_alone(archive, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     program = tmp_path / VERSION / "bin" / "vgpu-scheduler"
     ours = {one.name for one in program.parent.glob("vgpu*")}
-    assert ours == {"vgpu-scheduler"}, "vgpuctl and the device plugin lack here what they import"
+    assert ours == {"vgpu-scheduler"}, "vgpuctl and the device plugin need packages that this archive does not have"
     plain = {"PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
     said = subprocess.run([program, "--help"], capture_output=True, text=True, env=plain, cwd=tmp_path, check=True)
     assert "--lease-seconds" in said.stdout

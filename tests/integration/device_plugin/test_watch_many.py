@@ -137,7 +137,7 @@ OVER = [
 
 
 @pytest.mark.parametrize(("command", "how"), OVER)
-def test_mount_over_ours_is_named_and_ended(watched, holder, command, how):
+def test_mount_over_our_files_is_named_and_ended(watched, holder, command, how):
     policy(watched, watch="end")
     slice_ = in_pod(watched)
     process = foreign_of(slice_, command, holder, how, "64")

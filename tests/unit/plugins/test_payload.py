@@ -88,5 +88,5 @@ def test_every_module_has_its_row(payloads: dict[str, list[str]]) -> None:
 
 
 @pytest.mark.parametrize("module", sorted(MOST))
-def test_a_module_ships_only_what_it_uses(module: str, payloads: dict[str, list[str]]) -> None:
+def test_module_ships_only_the_files_that_it_uses(module: str, payloads: dict[str, list[str]]) -> None:
     assert len(payloads[module]) <= MOST[module], payloads[module]

@@ -143,7 +143,7 @@ def test_key_is_read_once_and_its_fingerprint_compared(
         else:
             text = repository_key.read(base + file, fingerprint, where)
             assert apt_keys.fingerprints(text.encode()) == [DEB.fingerprint]
-    assert len(calls) == asked, "one that was had is kept for the other hosts of the run"
+    assert len(calls) == asked, "a fetched key is kept for the other hosts of the run"
 
 
 GPU = [{"address": "0000:01:00.0", "device": "0x1eb8"}]

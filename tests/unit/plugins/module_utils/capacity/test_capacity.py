@@ -76,7 +76,7 @@ def test_whole_gpus_are_slices_without_a_number():
 
 LEASE = {"id": "1", "kind": "lease", "slice_ids": ["GPU-a::1"]}
 
-# columns: what is broken, the subjects of the differences, words in one of the differences
+# columns: changed facts of the host, the subjects of the differences, words in one of the differences
 SPOILED = [
     ({"config_text": None}, ["configuration"], "run site.yml"),
     ({"config_text": "{"}, ["configuration"], "not valid JSON"),
@@ -230,7 +230,7 @@ RUNS = {
     "watch": WATCHING,
 }
 
-# columns: label, what is broken on a host with one pod, the subjects of the differences, words in one of them
+# columns: label, changed facts of a host with one pod, the subjects of the differences, words in one of the differences
 RUNNING = [
     ("all agree", {}, [], ""),
     ("ledger above the driver's figure", {"nvml": used(2000)}, ["ledger"], "default/trainer/main"),

@@ -241,7 +241,7 @@ BY_CLAIMS = {
 }
 
 
-def test_module_compares_slices_of_nodes_whose_pods_claim(cluster):
+def test_module_compares_resource_slices_of_nodes_with_claims(cluster):
     assert not [path for _method, path in cluster.calls if RESOURCES in path]
     device = {
         "name": "gpu-a",

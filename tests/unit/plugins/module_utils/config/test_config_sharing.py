@@ -84,7 +84,7 @@ TABLE = [
         {"nvidia.com/gpu-light": ["0::0", "0::1"]},
     ),
     (
-        "one GPU by its index, the other whole",
+        "one GPU shared by its index, the second GPU whole",
         TWO,
         {"sharing": slicing(entry(devices=[1]))},
         {"nvidia.com/gpu": ["0", "1::0", "1::1"]},
@@ -404,7 +404,7 @@ LENIENT = [
 
 
 @pytest.mark.parametrize("parts, path, wanted", LENIENT)
-def test_compat_accepts_with_a_warning_what_strict_refuses(parts, path, wanted):
+def test_compat_mode_warns_about_files_that_strict_mode_refuses(parts, path, wanted):
     with pytest.raises(node_config.ConfigError):
         node_config.check(dict({"version": "v1"}, **json.loads(json.dumps(parts))), "config.yaml")
     whole = dict({"version": "v1", "compat": "nvidia-v1"}, **json.loads(json.dumps(parts)))

@@ -32,7 +32,7 @@ def test_modules_are_reloaded_or_a_reboot_is_requested(tmp_path, loaded, modules
     run = machine.setup()
     assert [line for line in run.plan if "modules" in line] == lines
     assert (reboot in run.reboot) if reboot else not run.reboot
-    assert machine.units["nvidia-persistenced.service"] == [True, True, True], "what was stopped runs again"
+    assert machine.units["nvidia-persistenced.service"] == [True, True, True], "the stopped service runs again"
     version = (tmp_path / "proc/driver/nvidia/version").read_text() if loaded else ""
     assert ("535.2" in version) == (bool(loaded) and disk == "535.2" and not reboot)
 
@@ -178,7 +178,7 @@ def test_next_run_starts_services_stopped_by_a_killed_reload(tmp_path, moment, s
     machine.killed_at = moment
     with pytest.raises(Killed):
         machine.setup(desired=desired)
-    assert machine.units[DCGM][2] is False, "the kill left it stopped; the test has nothing to show"
+    assert machine.units[DCGM][2] is False, "the killed run must leave the service stopped"
     machine.killed_at, machine.dead = "", False
     line = f"start {DCGM}, which a run that was cut off had stopped"
     assert line in machine.setup(state, check=True, desired=desired).plan

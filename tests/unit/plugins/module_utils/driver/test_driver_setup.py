@@ -13,7 +13,7 @@ from doubles.host import IDLE, Killed
 from driver_samples import BLACKLIST, CONF, DESIRED, GRIDD, PERSISTENCED, RECORD, TOKEN, DriverHost
 
 
-def test_there_and_back(tmp_path):
+def test_setup_and_removal_restore_the_host(tmp_path):
     machine = DriverHost(tmp_path)
     before, units = machine.files(), dict(machine.units)
     predicted = machine.setup(check=True)
@@ -93,7 +93,7 @@ def test_killed_removal_rebuilds_the_initramfs_in_the_next_run(tmp_path):
     machine.killed_at = "update-initramfs -u -k all"
     with pytest.raises(Killed):
         machine.setup("absent")
-    assert not (tmp_path / BLACKLIST[1:]).exists(), "killed after the file went"
+    assert not (tmp_path / BLACKLIST[1:]).exists(), "the run was killed after it removed the file"
     machine.killed_at, machine.dead = "", False
     machine.calls.clear()
     assert machine.setup("absent", check=True).plan[0] == "rebuild the initramfs"
@@ -185,7 +185,7 @@ def test_drop_in_of_a_service_is_applied_and_removed_completely(tmp_path, killed
         run = machine.setup(state, desired=desired)
         assert read in run.plan
         assert machine.calls == ["systemctl daemon-reload", machine.calls[-1]], (
-            "and no initramfs, for it has none of it"
+            "the initramfs does not contain the drop-in, so it is not rebuilt"
         )
         assert PERSISTENCED in machine.calls[-1] and "restart" in machine.calls[-1]
         if state == "present":

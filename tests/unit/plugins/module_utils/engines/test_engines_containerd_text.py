@@ -106,8 +106,7 @@ def test_apply_repeat_undo(text, version, cgroup):
     assert found["default_runtime_name"] == "nvidia"
     assert found["runtimes"]["nvidia"] == {"runtime_type": "io.containerd.runc.v2", "options": options}
     assert changes
-    # Nothing else changes: without our keys the file has its former meaning, and only the line that we changed is
-    # gone.
+    # Without our keys the file has its former meaning, and only the line that we changed is missing.
     del found["runtimes"]["nvidia"]
     gone = [line for line in text.splitlines() if line not in merged.splitlines()]
     assert [line.split("=")[0].strip() for line in gone] in ([], ["default_runtime_name"])
@@ -116,7 +115,7 @@ def test_apply_repeat_undo(text, version, cgroup):
 
 
 @pytest.mark.parametrize("text, version, cgroup", FILES, ids=IDS)
-def test_undo_keeps_what_others_added_since(text, version, cgroup):
+def test_undo_keeps_later_additions_of_others(text, version, cgroup):
     merged = containerd_text.merge(text, Desired())[0]
     later = merged.rstrip("\n") + '\n\n[metrics]\naddress = "127.0.0.1:1338"\n'
     undone = tomllib.loads(containerd_text.undo(later, text, merged, Desired()))

@@ -17,7 +17,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize("text, settings, after", ROWS)
-def test_there_and_back(tmp_path, text, settings, after):
+def test_change_and_removal_restore_the_file(tmp_path, text, settings, after):
     path, record = tmp_path / "config.toml", tmp_path / "record.json"
     path.write_text(text)
     path.chmod(0o640)

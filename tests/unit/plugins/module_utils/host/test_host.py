@@ -44,7 +44,7 @@ Version: 9
         ("not-a-package", None),
     ],
 )
-def test_dpkg_counts_only_what_is_fully_installed(tmp_path, name, version):
+def test_dpkg_lists_only_fully_installed_packages(tmp_path, name, version):
     host = host_double.host(tmp_path, {"var/lib/dpkg/status": DPKG})
     assert host.packages([name]) == {name: version}
 

@@ -98,7 +98,7 @@ def test_symlinks_and_folders_of_an_opened_folder_stay(source, tmp_path):
     assert not (folder / "new").exists()
 
 
-def test_devices_are_the_common_ones_and_those_named(tmp_path):
+def test_devices_are_the_common_and_the_named_devices(tmp_path):
     outcome = shell(
         "ls /dev; echo x > /dev/null && head -c 3 /dev/zero | od -An -tx1", devices=["/dev/kmsg", "/dev/nothing"]
     )
@@ -145,5 +145,5 @@ def test_missing_mount_source_is_an_error():
         shell("true", [Mount("/etc/x", "/nonexistent", True)])
 
 
-def test_environment_is_only_what_is_given():
+def test_environment_has_only_the_given_variables():
     assert set(shell("env").out.split()) <= {"PATH=/usr/bin:/bin", "PWD=/", "OLDPWD=/", "SHLVL=0", "_=/usr/bin/env"}

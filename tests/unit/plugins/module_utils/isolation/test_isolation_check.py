@@ -138,7 +138,7 @@ def test_run_ends_as_soon_as_its_bypass_is_named(monkeypatch):
 
     def ended_by_the_look(_argv, _timeout, while_running=None):
         while_running(os.getpid())
-        raise AssertionError("all were named, and the run went on")
+        raise AssertionError("the run continued although all bypasses were named")
 
     params = {"duration": 0, "timeout": 120, "omit_mounts": [], "runtime": "namespace", "environment": {}}
     one = isolation_check.SliceCheck({**params, "docker": "", "image": ""}, NamesAll(), LEASE, STATUS)
@@ -258,7 +258,7 @@ def test_share_next_to_a_neighbour(monkeypatch, about, other, verdict, words):
     assert verdicts.overall([CHECK, found]) == ("violated" if verdict == "violated" else "passed")
     assert plugin.asked[-1] == ("release", "a1")
     if "fault" not in other:
-        assert log[:2] == ["theirs laid out", "ours laid out"], "neither runs before both are there"
+        assert log[:2] == ["theirs laid out", "ours laid out"], "both runs are prepared before one starts"
         assert sorted(log[2:]) == ["ours runs share", "theirs runs share"]
 
 
@@ -338,7 +338,7 @@ def test_two_slices_share_one_folder(monkeypatch, tmp_path):
     assert log[:2] == ["export-beside laid out", "import-beside laid out"]
     folders = {line.partition(" runs ")[2] for line in log[2:]}
     assert len(folders) == 1 and os.path.dirname(folders.pop()) == str(tmp_path)
-    assert list(tmp_path.iterdir()) == [], "the folder is gone"
+    assert list(tmp_path.iterdir()) == [], "the folder was removed"
     assert plugin.asked[-1] == ("release", "a1")
 
 

@@ -253,4 +253,4 @@ def test_only_the_limit_at_each_start_is_mandatory():
     """All checks of the driver are optional except the limit at each start, because an unknown limit is not a pass."""
     found = {name: verdicts.optional(name) for name in verdicts.DRIVER_CHECKS}
     assert sorted(name for name, optional in found.items() if not optional) == ["driver-limit", "driver-limit-restart"]
-    assert set(found) <= set(verdicts.OWN), "the probe is not asked for them"
+    assert set(found) <= set(verdicts.OWN), "the probe does not run these checks"

@@ -123,7 +123,7 @@ def test_engine_is_chosen_from_the_clients_of_the_host(
     assert set(removed) == wanted
     assert not list(tmp_path.glob("isolation-*"))
     hung = [leftovers.record("docker")] if "hang" in about else []
-    assert [str(one) for one in tmp_path.glob("state/check-*")] == hung, "what may have been left is known"
+    assert [str(one) for one in tmp_path.glob("state/check-*")] == hung, "the record of possible leftovers stays"
 
 
 def test_missing_configured_runtime_is_an_error(host):
@@ -247,7 +247,7 @@ def test_own_image_that_the_engine_keeps(host):
 
 
 HUNG = [
-    # columns: label, what docker does, options, the command at which docker hangs
+    # columns: label, the behaviour of docker's commands, options, the command at which docker hangs
     ("docker info hangs", {"info": "time.sleep(600)"}, {}, "info"),
     ("image import hangs", HANGS, {}, "import"),
     ("inspection of a configured image hangs", {"image": "time.sleep(600)"}, {"image": "debian:12"}, "image"),
@@ -267,7 +267,7 @@ def test_engine_that_hung_is_not_asked_again(host, tmp_path, monkeypatch, about,
     engines.close()
     asked = [one.split()[1] for one in calls(tmp_path)]
     assert (asked.count(word), asked[-1]) == (1, word), asked
-    assert [one.endswith("it is not asked again in this run") for one in said] == [False, True, True]
+    assert [one.endswith("docker is not called again in this run") for one in said] == [False, True, True]
     assert all(f"docker {word}" in one and "systemctl status docker" in one for one in said)
 
 
@@ -275,13 +275,13 @@ def test_engine_that_hangs_during_a_check_is_skipped_later(host, tmp_path):
     engines = isolation_engines.Engines(host(docker={}))
     assert engines.runner(lease()).name == "docker"
     engines.heed(isolation_runner.RunnerError("the image needs /bin/sh"))
-    assert engines.runner(lease()).name == "docker", "that was no engine that hangs"
+    assert engines.runner(lease()).name == "docker", "docker must hang in this test"
     engines.heed(isolation_runner.EngineHangs(str(tmp_path / "docker"), "docker create did not answer"))
     asked = len(calls(tmp_path))
     assert engines.runner(lease()).name == "namespace"
     engines.close()
     assert len(calls(tmp_path)) == asked
-    assert os.path.exists(leftovers.record("docker")), "the next run takes its image away"
+    assert os.path.exists(leftovers.record("docker")), "the next run removes the image"
 
 
 def test_root_that_cannot_be_laid_out(host, tmp_path, monkeypatch):

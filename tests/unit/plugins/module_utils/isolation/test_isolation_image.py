@@ -28,7 +28,7 @@ def test_root_of_this_machine(tmp_path):
     shell = root / os.path.realpath("/bin").lstrip("/") / "sh"
     assert shell.read_bytes() == Path("/bin/sh").read_bytes()
     texts = [one.name for one in (root / "etc").iterdir()]
-    assert set(texts) <= {"passwd", "group", "debian_version"}, "no file of the host that says anything of it"
+    assert set(texts) <= {"passwd", "group", "debian_version"}, "no file that identifies the host"
     if os.geteuid() == 0:
         pid = os.fork()
         if pid == 0:
@@ -45,7 +45,7 @@ def test_loader_lies_where_the_libraries_do_too():
     beside = set(os.listdir(os.path.dirname(libc)))
     names = [os.path.basename(one) for one in isolation_image.needed_by("/bin/true")]
     loaders = {one for one in names if one.startswith("ld-") and one in beside}
-    assert loaders, "this machine has its loader beside its libc"
+    assert loaders, "this machine's loader is in the folder of its libc"
     assert {os.path.join(os.path.dirname(libc), one) for one in loaders} <= set(paths)
 
 

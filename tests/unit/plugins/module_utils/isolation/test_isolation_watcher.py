@@ -160,5 +160,5 @@ def test_watcher_counts_the_polls_of_its_run(proc):
 
 
 @pytest.mark.parametrize(("answer", "said"), [(None, "no watcher"), (watching(interval=0.0), "switched off")])
-def test_check_without_a_watcher_says_so(proc, answer, said):
+def test_missing_watcher_is_reported(proc, answer, said):
     assert said in Asked(answer).observe(proc, ONE).absent

@@ -49,7 +49,7 @@ def test_every_resource_of_every_dialect_is_in_both_configurations():
     assert set(scheduler_manifests.resource_names({})) == names
     managed = scheduler_manifests.extender({})["managedResources"]
     assert {one["name"] for one in managed} == names
-    # A node advertises only the GPU count; kube-scheduler would never find the other resources.
+    # A node advertises only the GPU count, so the kube-scheduler must ignore the other resources.
     assert [one["name"] for one in managed if not one["ignoredByScheduler"]] == [config.gpu]
     asking = (*fractions.ASKING, burst.REQUEST)
     assert asking == scheduler_manifests.ASKING and scheduler_manifests.NOT_OF == fractions.KAI_SCHEDULER
@@ -105,7 +105,7 @@ def test_plans_are_guarded_by_the_policy_or_else_by_the_webhook():
         assert (("ValidatingAdmissionPolicyBinding", plan_policy.NAME) in found) == policies
 
 
-def test_policy_of_plans_names_its_writers_and_every_way_to_write():
+def test_policy_of_plans_names_its_writers_and_every_write_operation():
     desired = DESIRED._replace(namespace="gpu", may_give=("giver",))
     policy = made(desired)["ValidatingAdmissionPolicy", plan_policy.NAME]
     rules = policy["spec"]["matchConstraints"]["resourceRules"]

@@ -106,7 +106,7 @@ def test_only_unused_versions_are_removed(root, tmp_path):
         assert library_store.collect(root, "3") == [f"removed {root}/1"]
         assert library_store.collect(root, "3") == []
         assert held[:] == b"2"
-    # 3 is kept on request, 4 is current.
+    # Version 3 is kept on request, version 4 is current.
     assert library_store.collect(root, "3") == [f"removed {root}/2"]
     assert sorted(os.listdir(root)) == ["3", "4", "current"]
 

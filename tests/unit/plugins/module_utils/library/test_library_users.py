@@ -105,7 +105,7 @@ def test_mount_in_another_mount_namespace_is_found(tmp_path):
         ["unshare", "--mount", "sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as holder:
         if holder.stdout.readline() != "there\n":
-            pytest.skip("this machine lets nobody make a mount namespace")
+            pytest.skip("this machine refuses new mount namespaces")
         assert library_users.used(Host(), str(root), ["1", "2"]) == ["1"]
         holder.communicate("go\n")
     assert library_users.used(Host(), str(root), ["1", "2"]) == []

@@ -18,7 +18,7 @@ def apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Apt:
     return apt_double.host(tmp_path, monkeypatch)
 
 
-# columns: who installed the package that apt would remove, words of the refusal
+# columns: the installer of the package that apt would remove, words of the refusal
 MAKES_WAY = [
     ("our record", ""),
     ("an administrator", "apt would remove containerd"),
@@ -44,11 +44,11 @@ def test_packages_of_the_set_may_be_replaced_by_its_new_packages(
     else:
         assert "remove containerd" in " ".join(present(apt, packages=["runc"], record=record).plan)
         assert "runc" in apt.here
-        assert apt.rests == {"containerd"}, "apt removes it and keeps its settings"
+        assert apt.rests == {"containerd"}, "apt removes the package and keeps its settings"
         apt.would_remove = []
         foretold = absent(apt, packages=[], record=record, check=True).plan
         assert absent(apt, packages=[], record=record).plan == foretold
-        assert (apt.here, apt.rests) == ({}, set()), "what made way has left nothing either"
+        assert (apt.here, apt.rests) == ({}, set()), "the replaced package left no settings"
 
 
 # columns: forbidden patterns, words of the refusal; docker.io depends on runc and containerd
@@ -84,7 +84,8 @@ DESIRED: list[tuple[dict[str, Any], list[str], bool]] = [
 
 
 @pytest.mark.parametrize(("desired", "calls", "source"), DESIRED)
-def test_there_and_back(apt: Apt, tmp_path: Path, desired: dict, calls: list, source: bool) -> None:
+def test_installation_and_removal_restore_the_host(apt: Apt, tmp_path: Path, desired: dict, calls: list, source: bool)
+-> None:
     before = state(apt)
     desired = {**desired, "record": str(tmp_path / "record.json")}
     predicted = present(apt, check=True, **desired)
@@ -225,7 +226,7 @@ def test_check_mode_does_not_predict_a_missing_package(
         run = present(apt, check=True, **desired)
         assert warning in " ".join(run.warnings)
         assert not [line for line in run.plan if line.startswith("install")] and not run.transaction.install
-        assert run.changed is bool(desired.get("source")), "the source file alone is known to change"
+        assert run.changed is bool(desired.get("source")), "only the source file can be predicted"
     assert state(apt) == before and set(apt.calls) <= {"look"}
 
 
@@ -248,7 +249,7 @@ def test_optional_packages_are_installed_if_available(
     assert (set(apt.here), predicted.plan) == (came, run.plan)
     assert not present(apt, **desired).changed
     apt.here.pop(next(iter(came - {*packages}), ""), None)
-    assert not present(apt, **desired).changed or came == {*packages}, "without them nothing is amiss"
+    assert not present(apt, **desired).changed or came == {*packages}, "missing optional packages are no fault"
     absent(apt, **desired)
     assert apt.here == {}
 
@@ -289,7 +290,7 @@ def test_removal_that_removes_other_packages_is_refused(apt: Apt, tmp_path: Path
     assert "docker.io" in apt.here
 
 
-def test_a_kept_file_survives_the_purge_of_its_owner(apt: Apt, tmp_path: Path) -> None:
+def test_preserved_file_survives_the_purge_of_its_package(apt: Apt, tmp_path: Path) -> None:
     kept = tmp_path / "daemon.json"
     kept.write_text('{"theirs": 1}')
     kept.chmod(0o640)

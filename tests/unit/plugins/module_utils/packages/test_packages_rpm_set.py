@@ -113,7 +113,7 @@ def test_set_is_installed_kept_and_removed(host: Host) -> None:
     assert not [line for line in foretold.plan if line.startswith("install")]
     first = run(host, "a=1-1", source=SOURCE, hold=["a"])
     assert first.changed and host.there["a"] == "1-1" and host.locked == ["a"]
-    assert first.installed["liba"] == "1-1", "the dependency is told"
+    assert first.installed["liba"] == "1-1", "the plan names the dependency"
     host.calls = []
     again = run(host, "a=1-1", source=SOURCE, hold=["a"])
     # An installed key is not fetched again: a run without changes needs no network.
@@ -156,7 +156,7 @@ def test_next_run_completes_a_killed_transaction(host: Host) -> None:
     host.killed = ""
     assert not run(host, "a=1-1").changed
     run(host, state="absent")
-    assert host.there == {"theirs": "9-1"}, "the dependency stayed behind"
+    assert host.there == {"theirs": "9-1"}, "the dependency was not removed"
 
 
 def test_a_repository_that_cannot_be_read_leaves_no_trace(host: Host) -> None:
@@ -171,7 +171,7 @@ def test_a_repository_that_cannot_be_read_leaves_no_trace(host: Host) -> None:
     run(host, "a", source=SOURCE, stale_sources=["nvidia.github.io/nvidia-docker"])
     assert not old.exists()
     run(host, state="absent")
-    assert old.exists(), "a file that was moved away comes back"
+    assert old.exists(), "a moved file is restored"
 
 
 def test_missing_version_is_searched_again_after_a_refresh(host: Host) -> None:
@@ -214,7 +214,7 @@ def test_dependency_locked_by_others_is_not_changed(host: Host) -> None:
     host.locked = []
     run(host, "a=2-1", hold=["*a"])
     run(host, "a=1-1", hold=["*a"])
-    assert host.there["liba"] == "1-1", "our own lock keeps nothing of ours"
+    assert host.there["liba"] == "1-1", "our own lock does not block our packages"
 
 
 def test_pattern_locked_by_others_keeps_its_packages(host: Host) -> None:
@@ -234,7 +234,7 @@ def test_dnf_reads_entries_without_a_version(tmp_path: Path, monkeypatch: pytest
     said = "nvidia-driver 3:580-1\nours 1-1\n"
     monkeypatch.setattr(dnf, "run", lambda *words: asked.append(words) or (0, said, ""))
     entries.write_text("# theirs\nours-0:1-1.*\n")
-    assert dnf.locks() == ["ours"] and asked == [], "rpm is not asked for entries that tell it by themselves"
+    assert dnf.locks() == ["ours"] and asked == [], "rpm is not called for entries that name their package"
     entries.write_text("# theirs\nnvidia-driver\nours-0:1-1.*\n")
     assert dnf.locks() == ["nvidia-driver", "ours"]
     dnf.unlock(["ours"])

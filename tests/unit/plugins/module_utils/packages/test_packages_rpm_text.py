@@ -31,7 +31,7 @@ def test_versions_are_ordered_as_rpm_orders_them(low: str, high: str) -> None:
 
 
 @pytest.mark.parametrize("one, other", EQUAL)
-def test_versions_that_are_the_same(one: str, other: str) -> None:
+def test_versions_that_are_equal(one: str, other: str) -> None:
     assert rpm_text.compare(one, other) == 0
 
 

@@ -55,7 +55,7 @@ def test_every_system_that_gets_a_driver_is_in_the_table():
     assert set(plugin_python.TABLE) == known
 
 
-def test_the_versions_of_the_table_are_what_the_plugin_needs():
+def test_versions_of_the_table_meet_the_requirement_of_the_plugin():
     for (family, release), row in plugin_python.TABLE.items():
         choice = plugin_python.Choice(row.python, list(row.packages), row.version)
         refused = plugin_python.refusal(host(family, release), choice, row.version or None)

@@ -26,7 +26,7 @@ GPUS = (
 )
 
 
-def test_there_and_back():
+def test_annotations_are_written_and_read_back():
     assert pod_annotations.read_plan(pod_annotations.write_plan(PLAN)) == PLAN
     assert pod_annotations.read_gpus(pod_annotations.write_gpus(GPUS)) == GPUS
     assert (

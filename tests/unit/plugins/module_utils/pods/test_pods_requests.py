@@ -87,9 +87,9 @@ def test_size_is_also_read_from_requests():
 
 def test_relative_sizes_follow_the_card():
     (half,) = requests.read_pod(pod({GPU: 1, PERCENT: 50})).asks
-    assert requests.size_on(half, DOUBLED) == Size(16160, 0), "percent of what may be given out"
+    assert requests.size_on(half, DOUBLED) == Size(16160, 0), "percent of the memory that may be allocated"
     (units,) = requests.read_pod(pod({ALI: 4})).asks
-    assert requests.size_on(units, DOUBLED) == Size(4309, 0), "a unit is of the card, whatever is sold of it"
+    assert requests.size_on(units, DOUBLED) == Size(4309, 0), "a unit is relative to the card, not to oversold memory"
     assert requests.size_on(units, SMALL) is None, "a card under 1 GiB has no unit"
 
 

@@ -79,7 +79,7 @@ FIRST = {
 def test_current_versions_are_the_rollback_point(machine):
     machine.prove()
     assert machine.persist(check=True) == (FIRST, False)
-    assert rollback.kept(machine.host) is None, "check mode keeps nothing"
+    assert rollback.kept(machine.host) is None, "check mode records nothing"
     assert machine.persist() == (FIRST, False)
     assert rollback.kept(machine.host) == FIRST
     assert rollback.delete(machine.host, check_mode=True) is True

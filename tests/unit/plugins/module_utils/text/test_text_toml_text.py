@@ -130,7 +130,7 @@ def test_invalid_text_is_refused(text, words):
 
 
 @pytest.mark.parametrize("key", [UNPRIVILEGED, "nvidia-container-cli.no-cgroups", "features.x"])
-def test_there_and_back(key):
+def test_setting_and_removing_keys_restores_the_text(key):
     after, _changes = toml_text.merge(TOOLKIT, {key: True})
     assert tomllib.loads(toml_text.remove(after, key)).get("disable-require") is False
     if not key.startswith("features"):
