@@ -204,7 +204,7 @@ def test_policy_has_the_limited_resources_of_every_node(place, api, deploy, firs
         assert POLICY not in objects
         return
     assert json.loads(objects[POLICY]["metadata"]["annotations"]["vgpu.fleet/nodes"]) == expected
-    # The play runs on one host alone, and then on the other.
+    # The play runs on host a1 alone, and then on host b1.
     steps[1]["vars"] = {"__device_plugin_limits": []}  # as absent.yml has it
     place.play([play], "--limit", "a1")
     left = {node: names for node, names in expected.items() if node != "a1"}

@@ -185,7 +185,7 @@ def test_a_pod_that_waits_for_room_on_its_node_is_replaced():
 
 
 @pytest.mark.parametrize("gone_after, rounds", [(3, 3), (None, 6)])
-def test_it_is_waited_until_the_former_pod_is_gone(monkeypatch, gone_after, rounds):
+def test_run_waits_until_the_former_pod_is_gone(monkeypatch, gone_after, rounds):
     """If only options changed, the former program would look like the new one. The wait has a time limit."""
     api, slept = cluster(), []
     call(api, rollout="OnDelete")

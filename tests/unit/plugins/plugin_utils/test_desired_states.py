@@ -107,7 +107,7 @@ def test_the_defaults_of_a_role_are_evaluated_once_where_they_are_the_same(
 
 
 @pytest.mark.parametrize("value", [None, "text", ["a"], {}, {"failed": True}, {"states": [], "kinds": {}}])
-def test_a_variable_that_holds_no_check_has_no_state(value):
+def test_variable_without_a_check_result_has_no_state(value):
     """The option may name any variable. A variable without the result of a check gives no state and no traceback."""
     assert of_check("chosen", {"inventory_hostname": "a", "chosen": value}) == {}
 

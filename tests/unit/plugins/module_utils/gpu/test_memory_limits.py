@@ -38,7 +38,7 @@ def probed(tmp_path, library, **more):
     return found
 
 
-def test_a_host_that_can(tmp_path):
+def test_probe_passes_on_a_capable_host(tmp_path):
     """For each GPU, the probe sets, reads, clears and reads a limit again, on a group created for the probe."""
     library = Library()
     assert probed(tmp_path, library) == ("misc", "")

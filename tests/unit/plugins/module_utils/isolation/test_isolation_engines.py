@@ -206,7 +206,7 @@ def test_check_calls_no_engine_for_former_versions(host, tmp_path):
 
 
 @pytest.mark.parametrize("image", ["", "debian:12"])
-def test_a_later_check_sweeps(host, tmp_path, image):
+def test_later_check_removes_the_leftovers(host, tmp_path, image):
     """Also with a named image, the leftovers of killed runs are removed once, before the check's own container
     starts."""
     params = host(
@@ -267,7 +267,7 @@ def test_engine_that_hung_is_not_asked_again(host, tmp_path, monkeypatch, about,
     engines.close()
     asked = [one.split()[1] for one in calls(tmp_path)]
     assert (asked.count(word), asked[-1]) == (1, word), asked
-    assert [one.endswith("docker is not called again in this run") for one in said] == [False, True, True]
+    assert [one.endswith("it is not asked again in this run") for one in said] == [False, True, True]
     assert all(f"docker {word}" in one and "systemctl status docker" in one for one in said)
 
 
@@ -275,7 +275,7 @@ def test_engine_that_hangs_during_a_check_is_skipped_later(host, tmp_path):
     engines = isolation_engines.Engines(host(docker={}))
     assert engines.runner(lease()).name == "docker"
     engines.heed(isolation_runner.RunnerError("the image needs /bin/sh"))
-    assert engines.runner(lease()).name == "docker", "docker must hang in this test"
+    assert engines.runner(lease()).name == "docker", "this fault does not mark the engine as hung"
     engines.heed(isolation_runner.EngineHangs(str(tmp_path / "docker"), "docker create did not answer"))
     asked = len(calls(tmp_path))
     assert engines.runner(lease()).name == "namespace"

@@ -54,7 +54,7 @@ def test_a_mapped_file_is_known_by_its_path(host, tmp_path):
 
 
 @pytest.mark.parametrize("place", [f"{ROOT}/1", "/lib/vgpu/1", "/1", f"{ROOT}/1/libvgpu.so", "/1/libvgpu.so"])
-def test_what_is_mounted_is_known_by_the_end_of_its_place(host, tmp_path, place):
+def test_mount_is_recognised_by_the_end_of_its_path(host, tmp_path, place):
     """A container mounts the folder of a version; older releases mounted a single file."""
     process(tmp_path, 7, mounts=MOUNT.format(place=place, point="/dev/vgpu/lib"))
     assert library_users.used(host, ROOT, ["1", "2"]) == ["1"]

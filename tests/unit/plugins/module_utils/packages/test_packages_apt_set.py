@@ -84,8 +84,9 @@ DESIRED: list[tuple[dict[str, Any], list[str], bool]] = [
 
 
 @pytest.mark.parametrize(("desired", "calls", "source"), DESIRED)
-def test_installation_and_removal_restore_the_host(apt: Apt, tmp_path: Path, desired: dict, calls: list, source: bool)
--> None:
+def test_installation_and_removal_restore_the_host(
+    apt: Apt, tmp_path: Path, desired: dict, calls: list, source: bool
+) -> None:
     before = state(apt)
     desired = {**desired, "record": str(tmp_path / "record.json")}
     predicted = present(apt, check=True, **desired)
@@ -113,7 +114,7 @@ def test_check_mode_names_every_package_to_install(apt: Apt) -> None:
     assert "install runc 1.0-1" in present(Apt(apt.root), check=True, packages=["docker.io"]).plan
 
 
-def test_what_came_is_reported_and_not_what_was_simulated(apt: Apt) -> None:
+def test_installed_packages_are_reported_instead_of_the_simulated(apt: Apt) -> None:
     """A folder repository has such lists if its archive was rebuilt after apt read them."""
     apt.newer = "2.0-1"
     run = present(apt, packages=["nvidia-docker2"], source=LOCAL)

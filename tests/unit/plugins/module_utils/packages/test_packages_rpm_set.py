@@ -195,7 +195,7 @@ def test_own_locks_are_updated_and_locks_of_others_kept(host: Host) -> None:
     assert host.there["a"] == "1-1" and host.locked == ["a"]
 
 
-def test_what_is_left_out_of_a_lock_can_be_changed_by_its_own_role(host: Host) -> None:
+def test_package_left_out_of_a_lock_can_be_changed_by_its_role(host: Host) -> None:
     """Both roles lock NVIDIA's packages; each role's lock would count as foreign to the other."""
     toolkit = str(host.folder.parent / "toolkit.json")
     run(host, "liba=1-1", record_at=toolkit)

@@ -187,7 +187,7 @@ def test_the_unit_of_mig_runs_on_a_python_that_is_new_enough(system, python, cha
 
 
 @pytest.mark.parametrize(("mode", "words"), [(0o755, ""), (0o644, "is not there"), (None, "name a Python from 3.8 on")])
-def test_a_python_that_the_unit_of_mig_lacks_is_told_before_the_boot_that_needs_it(tmp_path, mode, words):
+def test_missing_python_of_the_mig_unit_is_reported_before_the_boot(tmp_path, mode, words):
     """On RHEL 8 and SLES 15 the program needs the plugin's Python, which a play without the role device_plugin does
     not install."""
     python = plugin_python.small_program({"id": "rhel", "version_id": "8.10", "name": "RHEL 8.10"})
