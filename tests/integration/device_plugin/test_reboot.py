@@ -127,7 +127,7 @@ def test_allocations_after_a_reboot(machine, records, first):
     older = machine.records.read_bytes()
     pods["last"] = node.kubelet.run_pod("last")
     before = {name: limits_of(pod) for name, pod in pods.items()}
-    assert len(machine.allocations()) == 5  # one for each pod, one for the init container of "both", and the lease
+    assert len(machine.allocations()) == 5  # one for each of the four pods, and one for the init container
     machine.halt()
     if records == "gone":
         machine.records.unlink()

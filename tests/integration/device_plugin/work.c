@@ -2,8 +2,7 @@
 /*
  * The program in the containers of test_upgrade.py: allocates and frees memory all the time. Linked to libc alone, like
  * tests/hosts/checks/churn.c. Commands on its standard input: "take" allocates until the first refusal and keeps the
- * memory; "free" frees it;"busy" launches kernels of 2 ms until its input ends. At the end of its input it prints its
- rounds of
+ * memory; "free" frees it; "busy" launches kernels of 2 ms from then on. At the end of its input it prints its rounds of
  * allocation and free, and the number of failed calls. If a folder /evil exists, it first replaces /etc/vgpu.
  */
 #include <dlfcn.h>
