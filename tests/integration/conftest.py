@@ -20,7 +20,7 @@ sys.path.append(str(ROOT / "tests"))  # for the package doubles
 
 @dataclass
 class Run:
-    """A playbook's output, its exit status, and the remote calls of each host."""
+    """A playbook run: its output, its exit status, and the remote calls of each host."""
 
     code: int
     output: str

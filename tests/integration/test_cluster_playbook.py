@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cluster.yml on an API server in this process: the mistakes refused before any change, the images loaded on each
-node, and that a second run changes nothing. tests/e2e/test_playbooks.py shows that the scheduler works."""
+"""cluster.yml on an API server in this process: mistakes are refused before any change, images are loaded on each node,
+and a second run changes nothing. tests/e2e/test_playbooks.py shows that the scheduler works."""
 
 from __future__ import annotations
 
@@ -117,24 +117,24 @@ REFUSED = [
         None,
         "vgpu_slice_sizing is equal on a1, a2; pods get what they ask",
     ),
-    ("a mistyped variable", {"vgpu_slice_sizin": "equal"}, None, "did you mean"),
+    ("misspelt variable", {"vgpu_slice_sizin": "equal"}, None, "did you mean"),
     (
         "no node",
         {},
         gone,
         "a2: the cluster has no node a2; join the host to the cluster, or set device_plugin_node_name",
     ),
-    ("not by site.yml", {}, unmade, "a2: node a2 has no annotation vgpu.fleet/gpus"),
+    ("node not prepared by site.yml", {}, unmade, "a2: node a2 has no annotation vgpu.fleet/gpus"),
     ("no rights", {}, forbidden, "Nothing was changed: the API server would refuse; use the kubeconfig of a cluster"),
     ("no archive", {"scheduler_kube_scheduler_archive": "/none/y"}, None, "/none/y: no such file on the controller"),
     ("no host", {"scheduler_hosts": ["a9"]}, None, 'scheduler_hosts is ["a9"]; expected hosts of the inventory'),
-    ("an engine that is not known", {}, foreign, "a1: its kubelet runs containers with rkt://1; expected containerd"),
+    ("unknown engine", {}, foreign, "a1: its kubelet runs containers with rkt://1; expected containerd"),
     ("another architecture", {}, arm, "a1: its architecture is arm64, and the image is built for x86_64"),
 ]
 
 
 @pytest.mark.parametrize(("about", "variables", "prepare", "words"), REFUSED, ids=[one[0] for one in REFUSED])
-def test_refused_before_anything_is_changed(person, cluster, about, variables, prepare, words):
+def test_cluster_playbook_refuses_a_mistake_before_any_change(person, cluster, about, variables, prepare, words):
     if prepare:
         prepare(cluster)
     run = person(**variables)
@@ -166,13 +166,13 @@ def test_a_bare_controller_is_refused_before_any_host_is_read(
     assert cluster.calls == [] and sum(run.calls.values()) == 0
 
 
-def test_check_mode_says_so_too(person, cluster):
+def test_check_mode_predicts_a_refusal_of_the_api_server(person, cluster):
     forbidden(cluster)
     run = person("--check")
     assert run.code != 0 and "the API server would refuse" in run.output, run.output
 
 
-def test_hosts_of_two_clusters_are_not_one(person, tmp_path):
+def test_hosts_of_two_clusters_are_refused(person, tmp_path):
     other = tmp_path / "other"
     other.touch()
     run = person(group="a2", vgpu_kubeconfig=str(other))
@@ -198,7 +198,7 @@ def test_check_apply_repeat_undo(person, cluster):
     assert person("-e", "scheduler_state=absent").output.count("changed=0") == 2
 
 
-def test_images_that_are_pulled_leave_the_choice_of_nodes_to_kubernetes(person, cluster):
+def test_pulled_image_adds_no_node_selector(person, cluster):
     run = person(scheduler_kube_scheduler_archive="", scheduler_hosts=[])
     assert run.code == 0, run.output
     assert "nodeAffinity" not in cluster.objects[DEPLOYMENT]["spec"]["template"]["spec"]["affinity"]
@@ -224,14 +224,14 @@ def test_claims_need_neither_the_scheduler_nor_an_image(person, cluster):
     assert CLASS not in cluster.objects and CLAIM_POLICY not in cluster.objects
 
 
-def test_claims_of_dialects_have_their_class_whatever_hosts_the_play_has(person, cluster):
+def test_device_class_of_dialects_is_created_for_any_hosts(person, cluster):
     """Hosts with claims may be in another play or join later; without the DeviceClass their pods would wait."""
     run = person(scheduler_claims=True)
     assert run.code == 0, run.output
     assert {CLASS, CLAIM_POLICY, DEPLOYMENT} <= set(cluster.objects)
 
 
-def test_hosts_of_both_ways_are_one_cluster(person, cluster):
+def test_hosts_with_and_without_claims_share_a_cluster(person, cluster):
     """Node a1 uses claims, has no annotation of its GPUs, and needs none."""
     cluster.put("/api/v1/nodes/a1", node("a1", made=False))
     run = person(group="a1", vgpu_allocation="dra", device_plugin_kubeconfig="/etc/kubernetes/kubelet.conf")

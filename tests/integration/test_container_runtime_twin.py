@@ -172,7 +172,9 @@ NONE = (["NVIDIA_VISIBLE_DEVICES=none"], [])
 
 
 @pytest.mark.parametrize(("environment", "nodes"), [*CASES, NONE])
-def test_ours(host: Path, environment: list[str], nodes: list[str] | None) -> None:
+def test_simulated_runtime_injects_the_requested_gpus(
+    host: Path, environment: list[str], nodes: list[str] | None
+) -> None:
     code, config, heard = start([sys.executable, str(OURS)], host, bundle(host / "ours", environment))
     assert (code == 0) is (nodes is not None)
     assert bool(heard) is (nodes is not None)
@@ -180,7 +182,7 @@ def test_ours(host: Path, environment: list[str], nodes: list[str] | None) -> No
 
 
 @pytest.mark.parametrize(("environment", "nodes"), CASES)
-def test_ours_gives_what_nvidias_gives(
+def test_simulated_runtime_equals_nvidias(
     nvidias: Path, host: Path, environment: list[str], nodes: list[str] | None
 ) -> None:
     ours = start([sys.executable, str(OURS)], host, bundle(host / "ours", environment))

@@ -25,7 +25,7 @@ def answers():
 
 
 @pytest.mark.parametrize("made", tool.dashboards.DASHBOARDS, ids=lambda one: one.file)
-def test_every_query_of_every_panel_has_lines(answers, made):
+def test_every_panel_query_returns_series(answers, made):
     with tool.prometheus() as address:
         empty = [
             f"{panel.title}: {expr}"
@@ -37,7 +37,7 @@ def test_every_query_of_every_panel_has_lines(answers, made):
 
 
 @pytest.mark.parametrize("made", tool.dashboards.DASHBOARDS, ids=lambda one: one.file)
-def test_no_panel_has_two_lines_of_one_name(answers, made):
+def test_panel_legends_are_unique(answers, made):
     """The legend must distinguish two replicas or two nodes, or the query must sum them."""
     for panel, lines in zip(made.panels, answers[made.file], strict=True):
         names = [name for name, _points in lines]
@@ -45,7 +45,7 @@ def test_no_panel_has_two_lines_of_one_name(answers, made):
 
 
 @pytest.mark.parametrize("made", tool.dashboards.DASHBOARDS, ids=lambda one: one.file)
-def test_pictures_are_of_these_answers(answers, made):
+def test_pictures_match_the_query_results(answers, made):
     """Releases of Prometheus may differ in a number's last digit, but not in the shape."""
     picture = (ROOT / "docs" / tool.name_of(made)).read_text()
     again = tool.picture(made, answers[made.file])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests of the roles device_plugin and verify to a cluster for several hosts together: one host sends them,
-exactly for the hosts that reach the task, and no host continues after a failure. No cluster exists: the refusal names
-the requesting host."""
+exactly for the hosts that reach the task, and no host continues after a failure. No cluster exists: the error message
+names the requesting host."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CAME = [
 
 @pytest.mark.parametrize("tasks", ["conflicting_plugins", "objects", "mount_policy"])
 @pytest.mark.parametrize(("came", "files", "stopped"), CAME)
-def test_one_of_those_that_came_asks_for_all_of_them(place, tasks, came, files, stopped):
+def test_first_reached_host_sends_the_request_for_all(place, tasks, came, files, stopped):
     place.hosts({"a": ["a1", "a2"], "b": ["b1", "b2"]})
     for group, file in files.items():
         place.group(group, device_plugin_api_kubeconfig=file)
@@ -60,7 +60,7 @@ def api(tmp_path):
 
 
 @pytest.mark.parametrize("came", [["a1", "a2", "b1"], ["a2", "b1"]])
-def test_the_cluster_gets_every_host_that_came_and_no_other(place, api, came):
+def test_request_names_exactly_the_reached_hosts(place, api, came):
     file, objects = api
     place.hosts({"a": ["a1", "a2"], "b": ["b1", "b2"]})
     for host in HOSTS:
@@ -84,7 +84,7 @@ def test_the_cluster_gets_every_host_that_came_and_no_other(place, api, came):
     assert list(objects["/api/v1/namespaces/kube-system/configmaps/vgpu-configs"]["data"]) == ["big.yaml"]
 
 
-def test_removal_is_asked_for_by_one_that_came(place, api):
+def test_first_reached_host_requests_the_removal(place, api):
     """The play runs in check mode, because the test must not write this machine's files."""
     file, objects = api
     place.hosts({"a": ["a1", "a2"], "b": ["b1"]})
@@ -119,7 +119,7 @@ NAMES = [
     ("variables", "name"), NAMES, ids=["alone", "after the preflight", "without it", "by the variable"]
 )
 @pytest.mark.parametrize("tasks", ["objects", "absent"])
-def test_a_node_is_called_as_its_host_is_now(place, api, tasks, variables, name):
+def test_node_name_follows_the_current_host_name(place, api, tasks, variables, name):
     """Cached facts describe the host before it was renamed or reinstalled."""
     file, objects = api
     ours = {"vgpu.fleet/device-plugin": "daemonset"}
@@ -144,7 +144,7 @@ def test_a_node_is_called_as_its_host_is_now(place, api, tasks, variables, name)
 
 @pytest.mark.parametrize(("role", "variable"), [("upgrade", "__upgrade_node"), ("verify", "__verify_kube_node")])
 @pytest.mark.parametrize("given", [{}, {"device_plugin_node_name": ""}, {"device_plugin_node_name": "said"}])
-def test_the_other_roles_mean_the_same_node(place, role, variable, given):
+def test_other_roles_use_the_same_node_name(place, role, variable, given):
     place.hosts({"a": ["a1"]})
     default = yaml.safe_load((ROOT / f"roles/{role}/vars/main.yml").read_text())[variable]
     read = {"preflight_plan": {"state": {"node": "asked"}}, "__verify_own": {"node": "asked"}}
@@ -204,7 +204,7 @@ def test_policy_has_the_limited_resources_of_every_node(place, api, deploy, firs
         assert POLICY not in objects
         return
     assert json.loads(objects[POLICY]["metadata"]["annotations"]["vgpu.fleet/nodes"]) == expected
-    # The play runs on one host alone, and then on the other.
+    # The play runs on host a1 alone, and then on host b1.
     steps[1]["vars"] = {"__device_plugin_limits": []}  # as absent.yml has it
     place.play([play], "--limit", "a1")
     left = {node: names for node, names in expected.items() if node != "a1"}
@@ -223,7 +223,7 @@ VERIFIED = [
 
 
 @pytest.mark.parametrize(("serial", "came"), VERIFIED)
-def test_a_batch_asks_kubernetes_for_its_own_hosts(place, serial, came):
+def test_batch_requests_only_its_own_hosts(place, serial, came):
     place.hosts({"a": ["a1", "a2"], "b": ["b1", "b2"]})
     tasks = yaml.safe_load((ROOT / "roles/verify/tasks/main.yml").read_text())
     names = [one["name"] for one in tasks]

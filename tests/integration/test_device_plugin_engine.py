@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine that loads the device plugin's image, on a host that preflight has read and on one that it has not, as
-in a teardown."""
+"""The engine that loads the device plugin's image, on a host with the facts of preflight and on a host without
+(teardown)."""
 
 from __future__ import annotations
 
@@ -38,9 +38,7 @@ SHOW = {
         ({"container_runtime_engine": "docker"}, "docker"),
     ],
 )
-def test_the_engine_is_known_without_a_read_of_the_host(
-    place: Workplace, variables: dict[str, Any], engine: str
-) -> None:
+def test_engine_is_known_without_preflight(place: Workplace, variables: dict[str, Any], engine: str) -> None:
     place.hosts({"t4": ["gpu-1"]})
     run = place.play([{"hosts": "all", "gather_facts": False, "vars": variables, "tasks": [ROLE, SHOW]}])
     assert run.code == 0, run.output

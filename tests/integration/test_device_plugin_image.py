@@ -97,7 +97,7 @@ def bring(place, node: Node, version: str):
     return place.play([{"name": "Image", "hosts": "all", "gather_facts": False, "become": True, "tasks": [step]}])
 
 
-def test_the_role_builds_brings_and_loads_its_image(place, node) -> None:
+def test_role_builds_copies_and_loads_its_image(place, node) -> None:
     before = nameless()
     first = bring(place, node, "1.0-a")
     assert first.code == 0, first.output

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder for files that root runs or loads on a host: only root can write there, before and during the copy."""
+"""The folder for files that root runs or loads on a host: only root can write in the folder, before and during the
+copy."""
 
 from __future__ import annotations
 
@@ -118,7 +119,7 @@ SPOILT = [
 
 @ROOT_ALONE
 @pytest.mark.parametrize(("spoil", "words"), SPOILT)
-def test_a_command_runs_on_the_controllers_file_alone(tmp_path, spoil, words):
+def test_command_runs_only_on_the_file_of_the_controller(tmp_path, spoil, words):
     folder = tmp_path / "incoming"
     folder.mkdir(mode=0o700)
     file = folder / "archive"
@@ -136,7 +137,7 @@ def test_a_command_runs_on_the_controllers_file_alone(tmp_path, spoil, words):
 
 @ROOT_ALONE
 @pytest.mark.parametrize("step", ["install", "image"])
-def test_a_file_that_changed_after_the_copy_is_not_run(place, tmp_path, given, step):
+def test_file_changed_after_the_copy_is_not_run(place, tmp_path, given, step):
     """A Python that changes the files just before it starts simulates an attacker between two tasks."""
     incoming, changes = tmp_path / "incoming", tmp_path / "python3"
     change = f'for file in {incoming}/*; do [ ! -e "$file" ] || echo >>"$file"; done'
@@ -153,7 +154,7 @@ def test_a_file_that_changed_after_the_copy_is_not_run(place, tmp_path, given, s
 
 @ROOT_ALONE
 @pytest.mark.parametrize("step", ["install", "image"])
-def test_what_root_runs_is_roots(place, tmp_path, given, step):
+def test_files_that_root_runs_belong_to_root(place, tmp_path, given, step):
     variables = yaml.safe_load((ROOT / "roles/device_plugin/vars/main.yml").read_text())
     incoming = tmp_path / "incoming"
     if "__device_plugin_incoming" in variables:

@@ -69,7 +69,7 @@ def engine(place: Workplace, tmp_path: Path) -> Engine:
     return Engine(place, tmp_path)
 
 
-def test_the_engine_is_started_again_for_a_file_that_changed_and_for_no_other(engine: Engine) -> None:
+def test_engine_restarts_only_for_a_changed_file(engine: Engine) -> None:
     first: Run = engine.play()
     assert (first.code, engine.text(), engine.calls()) == (0, NEW, ["restart", "is-active"]), first.output
     again = engine.play()
@@ -86,9 +86,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize("before, dies", FAULTS)
-def test_an_engine_that_does_not_come_up_runs_with_the_former_file(
-    engine: Engine, before: str | None, dies: str
-) -> None:
+def test_engine_that_fails_runs_with_the_former_file(engine: Engine, before: str | None, dies: str) -> None:
     (engine.folder / "hates").write_text("nvidia\n")
     (engine.folder / "dies").write_text(dies)
     if before is not None:
@@ -98,5 +96,5 @@ def test_an_engine_that_does_not_come_up_runs_with_the_former_file(
     assert run.code != 0 and "crio.service did not come up with" in run.output, run.output
     assert "The former file is back" in run.output and "the engine runs with it" in " ".join(run.output.split())
     assert engine.text() == before
-    assert (engine.folder / "state").read_text() == "active\n", "the node has an engine"
+    assert (engine.folder / "state").read_text() == "active\n", "the engine runs"
     assert engine.calls()[-2:] == ["reset-failed", "restart"]

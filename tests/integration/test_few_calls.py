@@ -36,7 +36,7 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {str(one.relative_to(folder)): one.read_bytes() for one in sorted(folder.rglob("*")) if one.is_file()}
 
 
-def test_several_files_are_one_call(place: Workplace, tmp_path: Path) -> None:
+def test_several_files_need_one_call(place: Workplace, tmp_path: Path) -> None:
     host = tmp_path / "host"
     (host / "etc").mkdir(parents=True)
     (host / "etc" / "old").write_text("before\n")
@@ -109,7 +109,7 @@ def test_an_archive_is_built_once_and_is_the_same_bytes(place: Workplace, tmp_pa
         ([], [FOREIGN], False, [FOREIGN]),
     ],
 )
-def test_only_what_no_folder_has_is_compiled(
+def test_only_missing_archives_are_compiled(
     place: Workplace,
     sources: Path,
     there: list[str],
@@ -127,15 +127,15 @@ def test_only_what_no_folder_has_is_compiled(
     assert f'"missing": {json.dumps(missing)}' in run.output
 
 
-def test_a_build_that_fails_says_what_the_compiler_said(place: Workplace, tmp_path: Path, sources: Path) -> None:
+def test_failed_build_reports_the_compiler_output(place: Workplace, tmp_path: Path, sources: Path) -> None:
     (sources / "Makefile").write_text("all:\n\t@echo source.c:1: error: no such thing; false\n")
     run, path = archive(place, tmp_path, sources)
     assert run.code == 2
     assert "source.c:1: error: no such thing" in run.output
-    assert not list(path.parent.iterdir()), "a half archive would be taken for a whole one"
+    assert not list(path.parent.iterdir()), "a partial archive would be used as a complete one"
 
 
-def test_the_library_is_sent_only_where_it_lacks(place: Workplace, tmp_path: Path, sources: Path) -> None:
+def test_library_is_sent_only_to_hosts_without_it(place: Workplace, tmp_path: Path, sources: Path) -> None:
     path, root = archive(place, tmp_path, sources)[1], tmp_path / "lib"
     desired = {
         "version": "1",
@@ -175,9 +175,7 @@ def test_the_library_is_sent_only_where_it_lacks(place: Workplace, tmp_path: Pat
         ({}, "is not there, or not whole, and no archive was given; it holds no version"),
     ],
 )
-def test_a_version_that_cannot_be_had_is_named(
-    place: Workplace, tmp_path: Path, arguments: dict[str, str], words: str
-) -> None:
+def test_unavailable_version_is_named(place: Workplace, tmp_path: Path, arguments: dict[str, str], words: str) -> None:
     run = task(place, "vcuda_library", {"version": "7", "root": str(tmp_path / "lib"), **arguments})
     assert run.code == 2
     assert words in " ".join(run.output.split())

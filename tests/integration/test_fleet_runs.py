@@ -42,7 +42,7 @@ def hosts_of(run: Run, task: str) -> set[str]:
     }
 
 
-# Maximum of skipped tasks in a first run with docker and systemd.
+# Maximum number of skipped tasks in a first run with docker and systemd.
 MOST_SKIPPED = 33
 NAMES = {f"gpu-000{number}" for number in range(1, 5)}
 
@@ -50,7 +50,7 @@ NAMES = {f"gpu-000{number}" for number in range(1, 5)}
 # The first host has two more tasks, for all hosts.
 @pytest.mark.parametrize(("playbook", "tasks"), [("site.yml", 4), ("upgrade.yml", 2)])
 @pytest.mark.parametrize("options", [[], ["--check"]])
-def test_a_run_that_changes_nothing_skips_none_of_few_tasks(
+def test_run_without_changes_runs_few_tasks_and_skips_none(
     fleet: Fleet, playbook: str, tasks: int, options: list[str]
 ) -> None:
     run = fleet.run(playbook, "done", *options)
@@ -80,7 +80,7 @@ RUNS = [
 
 
 @pytest.mark.parametrize("playbook, kind", RUNS)
-def test_nothing_is_said_by_ansible_itself(fleet: Fleet, playbook: str, kind: str) -> None:
+def test_ansible_prints_no_warning_of_its_own(fleet: Fleet, playbook: str, kind: str) -> None:
     run = fleet.run(playbook, kind, "-e", f"report_dir={fleet.folder}/report")
     assert run.code == 0, run.output
     said = re.findall(r"^\[(?:WARNING|DEPRECATION WARNING|ERROR)\]: (.*)", run.output, re.MULTILINE)
@@ -89,7 +89,7 @@ def test_nothing_is_said_by_ansible_itself(fleet: Fleet, playbook: str, kind: st
     assert (said, bool(ours)) == (ours, playbook != "report.yml"), run.output
 
 
-def test_plan_and_report_are_lines(fleet: Fleet) -> None:
+def test_plan_and_report_are_printed_as_lines(fleet: Fleet) -> None:
     run = fleet.run("site.yml", "behind")
     lines = [line.strip().rstrip(",") for line in run.output.splitlines()]
     for line in ('"1. vcuda: the library is not current"', '"2. verify: the plan changes the host"'):
@@ -104,13 +104,13 @@ def test_plan_and_report_are_lines(fleet: Fleet) -> None:
     assert "\\n" not in run.output
 
 
-def test_tables_are_shown_with_v(fleet: Fleet) -> None:
+def test_option_v_shows_the_tables(fleet: Fleet) -> None:
     run = fleet.run("site.yml", "done", "-v")
     lines = [line.strip().rstrip(",") for line in run.output.splitlines()]
     assert sum(line.startswith('"    0  Tesla T4       15360') for line in lines) == 4, run.output
 
 
-def test_only_hosts_that_need_it_run_a_role(fleet: Fleet) -> None:
+def test_role_runs_only_on_hosts_with_a_step(fleet: Fleet) -> None:
     fleet.host("gpu-0002", table_kind="behind")
     fleet.host("gpu-0003", table_kind="bare")
     run = fleet.run("site.yml", "")
@@ -129,7 +129,7 @@ def test_only_hosts_that_need_it_run_a_role(fleet: Fleet) -> None:
     assert (again.code, {one["changed"] for one in again.counts.values()}) == (0, {0}), again.output
 
 
-def test_check_mode_predicts_and_proves_only_what_does_not_change(fleet: Fleet) -> None:
+def test_check_mode_verifies_only_hosts_without_changes(fleet: Fleet) -> None:
     fleet.host("gpu-0002", table_kind="behind")
     run = fleet.run("site.yml", "", "--check")
     assert run.code == 0, run.output
@@ -149,7 +149,7 @@ def test_limit(fleet: Fleet, playbook: str) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["t4:!gpu-0003", "gpu-0001,gpu-0002", "t4:t4_oversold:!gpu-0002"])
-def test_a_pattern_of_ones_own(fleet: Fleet, pattern: str) -> None:
+def test_configured_host_pattern_selects_the_hosts(fleet: Fleet, pattern: str) -> None:
     expected = {"t4:!gpu-0003": {"gpu-0001"}, "gpu-0001,gpu-0002": {"gpu-0001", "gpu-0002"}}
     fleet.host("gpu-0001", table_kind="behind")
     run = fleet.run("site.yml", "", "-e", f"site_hosts={pattern}")
@@ -173,7 +173,7 @@ def test_tags_are_names_of_roles(fleet: Fleet, tags: str, roles: set[str]) -> No
     assert found == {"preflight"} | roles
 
 
-def test_a_host_that_dies_stops_no_other(fleet: Fleet) -> None:
+def test_failed_host_stops_no_other(fleet: Fleet) -> None:
     """gpu-0001 is the first host with a change, gpu-0003 the only host with that step."""
     fleet.host("gpu-0001", table_kind="behind", table_dies_at="vcuda_library")
     fleet.host("gpu-0003", table_kind="bare", table_dies_at="docker_daemon")
@@ -190,7 +190,7 @@ def test_a_host_that_dies_stops_no_other(fleet: Fleet) -> None:
     assert "gpu-0004  nvidia.com/gpu: 14 advertised" in run.output
 
 
-def test_the_only_host_with_a_step_dies_and_the_others_are_proven(fleet: Fleet) -> None:
+def test_other_hosts_are_verified_after_the_only_host_with_a_step_fails(fleet: Fleet) -> None:
     fleet.host("gpu-0001", table_kind="behind", table_dies_at="vcuda_library")
     run = fleet.run("site.yml", "")
     assert run.code != 0
@@ -205,7 +205,7 @@ def test_the_only_host_with_a_step_dies_and_the_others_are_proven(fleet: Fleet) 
         ([2], ["gpu-0001 gpu-0003", "gpu-0002"]),
     ],
 )
-def test_upgrade_goes_by_batches_of_hosts_with_a_step(fleet: Fleet, serial: list[object], deployed: list[str]) -> None:
+def test_upgrade_runs_in_batches_of_hosts_with_a_step(fleet: Fleet, serial: list[object], deployed: list[str]) -> None:
     for name in ("gpu-0001", "gpu-0002", "gpu-0003"):
         fleet.host(name, table_kind="behind")
     run = fleet.run("upgrade.yml", "", "-e", json.dumps({"upgrade_serial": serial}))
@@ -235,7 +235,7 @@ def test_the_result_of_a_rollback_is_the_first_line(fleet: Fleet) -> None:
     ]
 
 
-def test_a_host_that_dies_in_its_batch_stops_later_batches(fleet: Fleet) -> None:
+def test_failed_host_stops_later_batches(fleet: Fleet) -> None:
     for name in NAMES:
         fleet.host(name, table_kind="behind", **({"table_dies_at": "vcuda_library"} if name == "gpu-0003" else {}))
     run = fleet.run("upgrade.yml", "", "-e", "upgrade_serial=2")
@@ -285,7 +285,7 @@ def test_teardown_is_refused_before_its_first_change(fleet: Fleet, kind: str, wo
 
 @pytest.mark.parametrize("options", [[], ["--check"]])
 @pytest.mark.parametrize("drained, refused", [(["nvidia_driver"], True), ([], False)])
-def test_upgrade_names_whom_no_drain_moves_before_its_first_change(
+def test_upgrade_names_containers_that_no_drain_moves_before_its_first_change(
     fleet: Fleet, drained: list[str], refused: bool, options: list[str]
 ) -> None:
     """A docker container uses a slice, and a new driver would disturb its card."""
@@ -307,7 +307,7 @@ MOST_CALLS_OF_A_REPORT = 3
 
 
 @pytest.mark.parametrize("options, checked", [([], False), (["-e", "report_isolation=run"], True)])
-def test_report_asks_a_host_three_times_at_most_and_checks_isolation_on_request(
+def test_report_calls_a_host_at_most_three_times_and_checks_isolation_on_request(
     fleet: Fleet, options: list[str], checked: bool
 ) -> None:
     counts = fleet.folder / "calls.json"
@@ -320,17 +320,17 @@ def test_report_asks_a_host_three_times_at_most_and_checks_isolation_on_request(
     assert run.code == 0, run.output
     assert hosts_of(run, "vgpu.fleet.verify : Check isolation in a free slice") == (NAMES if checked else set())
     calls = {host: number for host, number in json.loads(counts.read_text()).items() if host in NAMES}
-    # A count of nothing would pass too.
+    # Without this check an empty count would pass.
     assert set(calls) == NAMES and min(calls.values()) >= 2
     assert checked or max(calls.values()) <= MOST_CALLS_OF_A_REPORT, calls
 
 
-def test_teardown_of_other_roles_asks_docker_nothing(fleet: Fleet) -> None:
+def test_teardown_of_other_roles_does_not_call_docker(fleet: Fleet) -> None:
     run = fleet.run("teardown.yml", "busy", "-e", '{"teardown_roles": ["device_plugin"]}')
     assert run.code == 0, run.output
 
 
-def test_a_fault_of_one_host_stops_it_alone(fleet: Fleet) -> None:
+def test_fault_of_one_host_stops_only_that_host(fleet: Fleet) -> None:
     fleet.host("gpu-0001", table_kind="broken")
     fleet.host("gpu-0002", table_kind="behind")
     run = fleet.run("site.yml", "")

@@ -8,7 +8,7 @@ from pathlib import Path
 from conftest import Workplace
 
 
-def test_the_package_manager_is_that_of_the_system_that_is_there(place: Workplace, tmp_path: Path) -> None:
+def test_package_manager_follows_the_current_system(place: Workplace, tmp_path: Path) -> None:
     """This machine has apt; the cached fact says zypper. The package is installed already, and check mode changes
     nothing."""
     place.hosts({"some": ["one"]})
@@ -18,5 +18,5 @@ def test_the_package_manager_is_that_of_the_system_that_is_there(place: Workplac
     told = {"ansible.builtin.debug": {"msg": "kept: {{ ansible_facts.pkg_mgr }}"}}
     role = {"ansible.builtin.import_role": {"name": "vgpu.fleet.nvidia_docker"}, "vars": settings}
     run = place.play([{"hosts": "all", "gather_facts": False, "tasks": [kept, told, role]}], "--check")
-    assert "kept: zypper" in run.output, "the kept fact was not read; the test has nothing to show"
+    assert "kept: zypper" in run.output, "the cached fact must be read in this test"
     assert run.code == 0 and "by apt" in run.output and "changed=0" in run.output, run.output

@@ -89,14 +89,14 @@ def test_check_drain_repeat_undo(place: Workplace, cluster: Cluster) -> None:
     assert "changed=0" in call(place, state="schedulable").output
 
 
-def test_a_node_that_somebody_else_cordoned_stays_so(place: Workplace, cluster: Cluster) -> None:
+def test_node_cordoned_by_others_stays_cordoned(place: Workplace, cluster: Cluster) -> None:
     cluster.node["spec"]["unschedulable"] = True
     assert "changed=0" in call(place, state="drained").output
     assert "changed=0" in call(place, state="schedulable").output
     assert cluster.node["spec"] == {"unschedulable": True}
 
 
-def test_only_pods_that_ask_for_the_resource(place: Workplace, cluster: Cluster) -> None:
+def test_drain_evicts_only_pods_with_the_resource(place: Workplace, cluster: Cluster) -> None:
     cluster.pod("train", REPLICA_SET, gpu=True)
     cluster.pod("infer", REPLICA_SET, resourceClaims=[{"name": "gpu", "resourceClaimName": "c"}])
     cluster.pod("web", REPLICA_SET)
@@ -112,7 +112,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("pod, options, words", REFUSED)
-def test_a_pod_that_would_be_lost_is_named_first(
+def test_pod_that_would_be_lost_is_named_before_any_change(
     place: Workplace, cluster: Cluster, pod: dict[str, Any], options: dict[str, Any], words: str
 ) -> None:
     cluster.pod("one", **pod)
@@ -125,7 +125,7 @@ def test_a_pod_that_would_be_lost_is_named_first(
     assert cluster.pods == []
 
 
-def test_time_is_over(place: Workplace, cluster: Cluster) -> None:
+def test_drain_stops_at_its_time_limit(place: Workplace, cluster: Cluster) -> None:
     cluster.pod("one", REPLICA_SET)
     cluster.pod("two", REPLICA_SET)
     cluster.budget = 1000
@@ -152,7 +152,7 @@ def test_bad_input(place: Workplace, cluster: Cluster, arguments: dict[str, Any]
     assert "Traceback" not in failed.output
 
 
-def test_a_server_that_is_not_there(place: Workplace, cluster: Cluster) -> None:
+def test_unreachable_server_is_named(place: Workplace, cluster: Cluster) -> None:
     text = (place.folder / "kubeconfig").read_text()
     (place.folder / "kubeconfig").write_text(text.replace("127.0.0.1:", "127.0.0.1:1#"))
     failed = call(place, state="schedulable")
@@ -161,7 +161,7 @@ def test_a_server_that_is_not_there(place: Workplace, cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("entry", ["drain", "release"])
-def test_a_host_that_said_no_name_drains_no_node(place: Workplace, cluster: Cluster, entry: str) -> None:
+def test_host_without_a_name_drains_no_node(place: Workplace, cluster: Cluster, entry: str) -> None:
     """The role is used without preflight, which would read the host's name."""
     cluster.pod("train", REPLICA_SET, gpu=True)
     told = {"steps": [STEPS[0][0]], "roles": ["nvidia_driver"], "outside": []}
@@ -194,7 +194,7 @@ def upgrade(place: Workplace, step: dict[str, Any], *entries: str, **variables: 
 
 
 @pytest.mark.parametrize("step, variables, drained", STEPS)
-def test_an_upgrade_drains_where_a_driver_changes_and_gives_the_node_back(
+def test_upgrade_drains_for_a_driver_change_and_uncordons_the_node(
     place: Workplace, cluster: Cluster, step: dict[str, Any], variables: dict[str, Any], drained: bool
 ) -> None:
     cluster.pod("train", REPLICA_SET, gpu=True)
@@ -219,7 +219,7 @@ UNDRAINED = [(False, True), (True, False)]
 
 
 @pytest.mark.parametrize("resumed, freed", UNDRAINED)
-def test_a_node_that_cannot_be_drained_is_given_back_for_nothing_was_changed(
+def test_node_that_cannot_be_drained_is_uncordoned_if_nothing_changed(
     place: Workplace, cluster: Cluster, resumed: bool, freed: bool
 ) -> None:
     cluster.pod("train", REPLICA_SET, gpu=True)

@@ -18,11 +18,11 @@ THERE = "all: {children: {gpu_nodes: {hosts: {a: }}, other: {hosts: {b: }}}}"
 
 # columns: inventory, options, words of the message
 CASES = {
-    "a group of another name": (MISNAMED, [], ["gpu_nodes", "no host", "gpu_node", "other", "site_hosts"]),
-    "a group without hosts": (EMPTY, [], ["gpu_nodes", "no host", "other"]),
-    "a pattern of nobody": (THERE, ["-e", "site_hosts=t4"], ["t4", "no host", "gpu_nodes"]),
-    "a list of nobody": (THERE, ["-e", '{"site_hosts": ["t4", "!a"]}'], ["t4", "no host", "gpu_nodes"]),
-    "a limit to others": (THERE, ["--limit", "other"], ["gpu_nodes", "no host", "--limit other"]),
+    "gpu_nodes misspelt": (MISNAMED, [], ["gpu_nodes", "no host", "gpu_node", "other", "site_hosts"]),
+    "gpu_nodes without hosts": (EMPTY, [], ["gpu_nodes", "no host", "other"]),
+    "site_hosts matches no host": (THERE, ["-e", "site_hosts=t4"], ["t4", "no host", "gpu_nodes"]),
+    "site_hosts list matches no host": (THERE, ["-e", '{"site_hosts": ["t4", "!a"]}'], ["t4", "no host", "gpu_nodes"]),
+    "--limit to another group": (THERE, ["--limit", "other"], ["gpu_nodes", "no host", "--limit other"]),
 }
 
 
@@ -43,12 +43,12 @@ def play(tmp_path: Path, playbook: str, inventory: str, *options: str) -> subpro
 
 
 @pytest.mark.parametrize("playbook", PLAYBOOKS)
-def test_group_of_another_name(tmp_path: Path, playbook: str) -> None:
-    refused(play(tmp_path, playbook, MISNAMED), *CASES["a group of another name"][2])
+def test_every_playbook_refuses_a_group_of_another_name(tmp_path: Path, playbook: str) -> None:
+    refused(play(tmp_path, playbook, MISNAMED), *CASES["gpu_nodes misspelt"][2])
 
 
 @pytest.mark.parametrize("case", sorted(CASES))
-def test_no_host(tmp_path: Path, case: str) -> None:
+def test_run_without_hosts_fails(tmp_path: Path, case: str) -> None:
     inventory, options, words = CASES[case]
     refused(play(tmp_path, "verify.yml", inventory, *options), *words)
 
@@ -62,17 +62,17 @@ def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
 
 # columns: options with --limit or a host pattern, the hosts that run
 FOUND = {
-    "the group": ([], ["a"]),
-    "a limit to one of it": (["--limit", "a"], ["a"]),
-    "a limit to several": (["--limit", "a,b"], ["a"]),
-    "a limit but one": (["--limit", "!b"], ["a"]),
-    "a limit of a file": (["--limit", "@limit"], ["a"]),
-    "a list": (["-e", '{"site_hosts": ["other", "!a"]}'], ["b"]),
+    "no option": ([], ["a"]),
+    "--limit to one host of the group": (["--limit", "a"], ["a"]),
+    "--limit to a host of the group and another host": (["--limit", "a,b"], ["a"]),
+    "--limit that excludes a host": (["--limit", "!b"], ["a"]),
+    "--limit from a file": (["--limit", "@limit"], ["a"]),
+    "site_hosts list": (["-e", '{"site_hosts": ["other", "!a"]}'], ["b"]),
 }
 
 
 @pytest.mark.parametrize("case", sorted(FOUND))
-def test_hosts_that_match_are_tried(tmp_path: Path, case: str) -> None:
+def test_matching_hosts_run(tmp_path: Path, case: str) -> None:
     options, hosts = FOUND[case]
     (tmp_path / "limit").write_text("a\n")
     done = play(tmp_path, "verify.yml", THERE, *options, "--list-hosts")

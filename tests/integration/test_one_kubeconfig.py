@@ -44,11 +44,11 @@ def values(place, names, **variables):
 @pytest.mark.parametrize(
     "given", [{}, {"vgpu_kubeconfig": "/a/file", "vgpu_kube_context": "east"}], ids=["none", "one"]
 )
-def test_every_role_reaches_the_cluster_by_it(place, given):
+def test_one_variable_sets_the_kubeconfig_of_every_role(place, given):
     assert values(place, OF_ROLES, **given) == {name: given.get(one, "") for name, one in OF_ROLES.items()}
 
 
-def test_a_role_may_have_another(place):
+def test_role_can_override_the_kubeconfig(place):
     assert values(place, ["verify_kubeconfig"], vgpu_kubeconfig="/a", verify_kubeconfig="/b") == {
         "verify_kubeconfig": "/b"
     }
@@ -66,5 +66,5 @@ OF_HOST = [
 
 
 @pytest.mark.parametrize(("given", "path"), OF_HOST)
-def test_the_device_plugin_asks_with_the_kubelets_own_file(place, given, path):
+def test_device_plugin_uses_the_kubeconfig_of_the_kubelet(place, given, path):
     assert values(place, ["device_plugin_kubeconfig"], **given) == {"device_plugin_kubeconfig": path}

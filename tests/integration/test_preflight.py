@@ -45,7 +45,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("variables", "words"), MISTAKES)
-def test_a_mistake_stops_all_hosts_before_any_is_called(
+def test_mistake_stops_all_hosts_before_any_remote_call(
     place: Workplace, variables: dict[str, Any], words: list[str]
 ) -> None:
     place.hosts({"t4": ["good-1", "bad-1"], "a100": ["good-2"]})
@@ -69,7 +69,7 @@ SETTERS = [
 
 
 @pytest.mark.parametrize(("setter", "words"), SETTERS)
-def test_the_message_names_who_set_the_value_and_the_hosts(
+def test_message_names_the_source_of_the_value_and_the_hosts(
     place: Workplace, setter: tuple[str, str], words: str
 ) -> None:
     place.hosts({"t4": ["gpu-1", "gpu-2"], "a100": ["gpu-3"]})
@@ -79,7 +79,7 @@ def test_the_message_names_who_set_the_value_and_the_hosts(
     assert output.count(f"{words}: vgpu_split_count: expected a whole number") == 1, output
 
 
-def test_the_group_that_wins_is_named(place: Workplace) -> None:
+def test_message_names_the_group_with_precedence(place: Workplace) -> None:
     place.hosts({"t4": ["gpu-1"]})
     place.group("all", vgpu_split_count=2)
     place.group("t4", vgpu_split_count=0)
@@ -160,14 +160,14 @@ def test_a_value_of_a_yaml_inventory_is_found(place: Workplace) -> None:
         (["-e", "nvidia_driver_branhc=570"], 'did you mean "nvidia_driver_branch"?'),
     ],
 )
-def test_a_value_from_the_command_line_is_said_to_be(place: Workplace, options: list[str], words: str) -> None:
+def test_message_names_the_command_line(place: Workplace, options: list[str], words: str) -> None:
     place.hosts({"t4": ["gpu-1", "gpu-2"]})
     place.group("t4", vgpu_split_count=2)
     place.write("more.yml", "# more\nvgpu_split_count: 0\n")
     assert words in said(run_preflight(place, *options))
 
 
-def test_a_value_of_the_play_is_said_to_be(place: Workplace) -> None:
+def test_message_names_the_play(place: Workplace) -> None:
     place.hosts({"t4": ["gpu-1", "gpu-2"]})
     place.host("gpu-2", vgpu_log_level=2)
     output = said(run_preflight(place, vgpu_log_level=9))
@@ -224,7 +224,7 @@ def test_a_role_that_runs_after_changes_does_not_claim_that_there_were_none(plac
 
 
 @pytest.mark.parametrize("left_out", [[], [dict(PREFLIGHT, when=False)]], ids=["alone", "after a preflight left out"])
-def test_verify_reads_the_variables_where_no_preflight_did(place: Workplace, left_out: list[dict[str, Any]]) -> None:
+def test_verify_checks_the_variables_without_preflight(place: Workplace, left_out: list[dict[str, Any]]) -> None:
     """Otherwise the host's own file would be read in place of its group's setting."""
     place.hosts({"t4": ["gpu-1"]})
     place.group("t4", vgpu_split_count=0)
@@ -235,7 +235,7 @@ def test_verify_reads_the_variables_where_no_preflight_did(place: Workplace, lef
     assert run.calls == {"gpu-1": 0}
 
 
-def test_all_mistakes_of_a_host_are_told_at_once(place: Workplace) -> None:
+def test_all_mistakes_of_a_host_are_reported_together(place: Workplace) -> None:
     place.hosts({"t4": ["gpu-1"]})
     place.group("t4", vgpu_split_count=0, vgpu_sharing="x", vgpu_verfy="always")
     output = said(run_preflight(place))
@@ -246,7 +246,7 @@ def test_all_mistakes_of_a_host_are_told_at_once(place: Workplace) -> None:
 def test_a_host_without_mistakes_is_read_once_and_planned(place: Workplace) -> None:
     place.hosts({"t4": ["gpu-1"], "a100": ["gpu-2"]})
     place.group("t4", vgpu_split_count=7)
-    # A version that no host has, of a role that this play is made to believe in.
+    # This play only simulates the role vcuda; no host has this version.
     run = run_preflight(place, vcuda_state="present", vcuda_version="9.9.9-x", vcuda_root=str(place.folder / "none"))
     assert run.code == 0, run.output
     assert run.calls == {"gpu-1": 1, "gpu-2": 1}
@@ -255,7 +255,7 @@ def test_a_host_without_mistakes_is_read_once_and_planned(place: Workplace) -> N
 
 
 ENVIRONMENT = "accept-nvidia-visible-devices-envvar-when-unprivileged"
-# nvidia_docker_config of the group, and what is told of it.
+# columns: nvidia_docker_config of the group, words of the warning
 TOOLKIT = [
     ({"accept-nvidia-visible-devices-as-volume-mounts": True}, "expected false, found none, which is true, in"),
     ({ENVIRONMENT: True}, "expected false, found true in"),
@@ -265,9 +265,7 @@ TOOLKIT = [
 
 
 @pytest.mark.parametrize(("keys", "words"), TOOLKIT)
-def test_a_toolkit_that_gives_every_gpu_is_told_of_and_not_refused(
-    place: Workplace, keys: dict[str, Any] | None, words: str
-) -> None:
+def test_toolkit_that_exposes_every_gpu_is_a_warning(place: Workplace, keys: dict[str, Any] | None, words: str) -> None:
     place.hosts({"t4": ["gpu-1"]})
     place.group("t4", vgpu_sharing="vcuda", **({} if keys is None else {"nvidia_docker_config": keys}))
     role = {"role": "vgpu.fleet.nvidia_docker", "tags": ["never"]}
@@ -294,12 +292,12 @@ TOKEN = "nvidia_driver_vgpu_token_file"
         ({"nvidia_driver_vgpu_guest": True, "nvidia_driver_state": "absent"}, False),
     ],
 )
-def test_a_licence_token_is_read_where_it_is_brought_alone(
+def test_licence_token_is_read_only_by_the_host_that_copies_it(
     place: Workplace, variables: dict[str, Any], read: bool
 ) -> None:
-    """Who takes a host back may have thrown it away."""
+    """A run that removes the driver must not need the token file, which may have been deleted."""
     place.hosts({"t4": ["gpu-1"]})
-    # The role is of the play for its defaults alone.
+    # The play includes the role only for its defaults.
     role = {"role": "vgpu.fleet.nvidia_driver", "tags": ["never"]}
     given = {TOKEN: str(place.folder / "no-such-token"), "nvidia_driver_source": "file", **variables}
     given["nvidia_driver_files"] = ["/driver.deb"]

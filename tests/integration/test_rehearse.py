@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""playbooks/rehearse.yml with stand-ins for the programs that it calls: their order, their inventory, and that the
-hosts are removed after every outcome."""
+"""playbooks/rehearse.yml with stand-ins for the programs that it calls: the order of the calls, their inventory, and
+the removal of the hosts after every outcome."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Place:
         path = self.folder / "calls"
         return path.read_text().splitlines() if path.exists() else []
 
-    def rehearse(self, *more: str, fail: str = "nothing at all", changed: int = 0) -> subprocess.CompletedProcess[str]:
+    def rehearse(self, *more: str, fail: str = "no output", changed: int = 0) -> subprocess.CompletedProcess[str]:
         stubs = self.folder / "stubs"
         environment = {
             "PATH": f"{stubs}:{BIN}:{os.environ['PATH']}",
@@ -93,7 +93,7 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path, inventory)
 
 
-def test_an_installed_collection_is_no_checkout_and_stays_as_it_is(place: Place) -> None:
+def test_installed_collection_is_not_built_and_not_changed(place: Place) -> None:
     """ansible-galaxy writes this file; a rehearsal's build output would be among the collection's files."""
     (place.folder / "MANIFEST.json").write_text("{}")
     shutil.rmtree(place.folder / ".build")
@@ -125,7 +125,7 @@ def test_whole_rehearsal_in_order(place: Place) -> None:
     assert "model = T4\ncount = 2" in (place.folder / ".build/rehearse/profiles/a.example.com.profile").read_text()
 
 
-def test_ours_wins_over_the_inventory_and_its_files(place: Place) -> None:
+def test_rehearsal_overrides_the_inventory_and_its_files(place: Place) -> None:
     """Ansible itself reads the inventory, with the sources in the order of the child processes."""
     assert place.rehearse().returncode == 0
     line = place.calls()[4]
@@ -155,7 +155,7 @@ def test_ours_wins_over_the_inventory_and_its_files(place: Place) -> None:
         ("report.yml", "it broke"),
     ],
 )
-def test_hosts_are_removed_whatever_fails(place: Place, fail: str, words: str) -> None:
+def test_hosts_are_removed_after_every_failure(place: Place, fail: str, words: str) -> None:
     done = place.rehearse(fail=fail)
     assert done.returncode != 0
     assert words in done.stdout
@@ -187,7 +187,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("about", "group", "words"), BAD)
-def test_inventory_that_says_too_little_starts_nothing(place: Place, about: str, group: dict, words: str) -> None:
+def test_incomplete_inventory_starts_nothing(place: Place, about: str, group: dict, words: str) -> None:
     (place.inventory / "group_vars" / "t4.yml").write_text(yaml.safe_dump(group))
     done = place.rehearse()
     assert done.returncode != 0
@@ -196,7 +196,7 @@ def test_inventory_that_says_too_little_starts_nothing(place: Place, about: str,
 
 
 def test_host_that_could_be_real_starts_nothing(place: Place) -> None:
-    """An inventory source that Ansible reads after ours: here a plugin that overrides a host's variables."""
+    """Ansible may read another inventory source after ours; this test's source overrides a host's address."""
     late = place.folder / "stubs" / "ansible-inventory"
     late.unlink()
     late.write_text(
@@ -217,7 +217,7 @@ def test_empty_group(place: Place) -> None:
     assert "no host in nobody" in done.stdout
 
 
-def test_leaves_of_an_earlier_rehearsal_are_not_taken_for_hosts(place: Place) -> None:
+def test_files_of_an_earlier_rehearsal_are_not_hosts(place: Place) -> None:
     assert place.rehearse().returncode == 0
     left = place.folder / ".build/rehearse/inventory/host_vars/gone.json"
     left.write_text("{}")

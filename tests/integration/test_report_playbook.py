@@ -16,13 +16,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def closed_port():
-    """A port of this machine that refuses connections: bound, but never listened on."""
+    """Yields a port of this machine that refuses connections: the socket is bound and does not listen."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield taken.getsockname()[1]
 
 
-def test_hosts_that_do_not_answer(tmp_path, closed_port):
+def test_report_names_unreachable_hosts(tmp_path, closed_port):
     inventory = tmp_path / "hosts.ini"
     line = f"ansible_host=127.0.0.1 ansible_port={closed_port}"
     inventory.write_text(f"[gpu_nodes]\ngone-1 {line}\ngone-2 {line}\n")
@@ -45,7 +45,7 @@ def test_hosts_that_do_not_answer(tmp_path, closed_port):
 
 
 @pytest.mark.parametrize("pwd", [None, "/nonexistent"])
-def test_the_report_lies_below_the_folder_of_the_call_also_without_a_shell(tmp_path, closed_port, pwd):
+def test_report_is_below_the_current_folder_without_a_shell(tmp_path, closed_port, pwd):
     inventory = tmp_path / "hosts.ini"
     inventory.write_text(f"[gpu_nodes]\ngone-1 ansible_host=127.0.0.1 ansible_port={closed_port}\n")
     environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}

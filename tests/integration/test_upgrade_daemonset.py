@@ -87,7 +87,7 @@ def container(objects):
     return objects[DAEMON_SET]["spec"]["template"]["spec"]["containers"][0]
 
 
-def test_the_former_image_and_options_come_back(place, cluster, tmp_path):
+def test_rollback_restores_the_former_image_and_options(place, cluster, tmp_path):
     given, objects = cluster
     objects[CONFIGS] = {"kind": "ConfigMap", "metadata": {"name": "vgpu-configs"}, "data": {"theirs.yaml": "x\n"}}
     text = json.dumps(FORMER)
@@ -108,26 +108,35 @@ def test_the_former_image_and_options_come_back(place, cluster, tmp_path):
 # columns: the pod's version, its configuration's path and text, whether the rollback point has named configurations,
 # whether this counts as rolled back
 SAYS = [
-    pytest.param("1", BIG, "big\n", True, True, id="a named configuration"),
-    pytest.param("1", BIG, "unknown\n", False, True, id="a record that kept no named ones"),
-    pytest.param("2", NODE_CONFIG, "former\n", True, False, id="the newer version"),
-    pytest.param("1", NODE_CONFIG, "newer\n", True, False, id="the newer configuration"),
-    pytest.param("1", BIG, "newer\n", True, False, id="the newer text of a named one"),
-    pytest.param("1", "/etc/vgpu/configs/added.yaml", "big\n", True, False, id="one that came with the newer version"),
+    pytest.param("1", BIG, "big\n", True, True, id="former version, former named configuration"),
+    pytest.param("1", BIG, "unknown\n", False, True, id="former version, no recorded named configurations"),
+    pytest.param("2", NODE_CONFIG, "former\n", True, False, id="newer version, former configuration"),
+    pytest.param("1", NODE_CONFIG, "newer\n", True, False, id="former version, newer configuration"),
+    pytest.param("1", BIG, "newer\n", True, False, id="former version, newer text of a named configuration"),
+    pytest.param(
+        "1",
+        "/etc/vgpu/configs/added.yaml",
+        "big\n",
+        True,
+        False,
+        id="former version, named configuration added by the newer version",
+    ),
 ]
 
 
 @pytest.mark.parametrize("version, path, text, named, back", SAYS)
-def test_a_return_waits_for_what_it_returns(place, cluster, tmp_path, version, path, text, named, back):
+def test_rollback_waits_for_the_former_version_and_configuration(
+    place, cluster, tmp_path, version, path, text, named, back
+):
     given, _objects = cluster
     runs(tmp_path, version, path, text)
     run = go_back(place, given, json.dumps(FORMER), named)
     assert (run.code == 0) is back, run.output
     assert back or "Wait until the pod runs the former version and configuration" in run.output
-    assert (tmp_path / "daemonset.json").exists() is back, "noted before it was so"
+    assert (tmp_path / "daemonset.json").exists() is back, "recorded before the rollback was complete"
 
 
-def test_a_node_that_had_no_daemonset_is_taken_from_it(place, cluster, tmp_path):
+def test_node_without_a_former_daemonset_leaves_it(place, cluster, tmp_path):
     given, objects = cluster
     (tmp_path / "daemonset.json").write_text(json.dumps({**FORMER, **NEW}))
     run = go_back(place, given, None)

@@ -40,7 +40,7 @@ def build(place: Workplace, **variables: Any) -> Run:
     return place.play([{"hosts": "all", "gather_facts": False, "tasks": [role]}])
 
 
-def test_the_archive_that_was_meant_is_taken(place: Workplace) -> None:
+def test_configured_archive_is_used(place: Workplace) -> None:
     path, digest = archive(place.folder)
     run = build(place, vcuda_archive=path, vcuda_archive_checksum=digest)
     assert run.code == 0, run.output
@@ -55,7 +55,7 @@ def test_the_archive_that_was_meant_is_taken(place: Workplace) -> None:
         ({"vcuda_archive": "/nonexistent.tar.gz"}, "no such file on the controller"),
     ],
 )
-def test_another_one_is_not(place: Workplace, changes: dict[str, str], words: str) -> None:
+def test_archive_with_another_digest_is_refused(place: Workplace, changes: dict[str, str], words: str) -> None:
     path, digest = archive(place.folder)
     run = build(place, **{"vcuda_archive": path, "vcuda_archive_checksum": digest, **changes})
     assert run.code != 0

@@ -57,7 +57,7 @@ def test_another_host_builds_for_all(build: Any, tmp_path: Path) -> None:
     assert path.read_bytes() == bytes_of_it
 
 
-def test_a_build_that_fails_there_leaves_nothing_there(build: Any, tmp_path: Path, monkeypatch: Any) -> None:
+def test_failed_build_leaves_no_file_on_the_build_host(build: Any, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("CC", "/bin/false")
     run: Run = build()
     assert run.code != 0
@@ -73,7 +73,7 @@ HOMES = [
 
 
 @pytest.mark.parametrize("cache, came", HOMES)
-def test_each_host_has_a_home_of_its_own(
+def test_each_host_uses_its_own_home_folder(
     place: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: str | None, came: str
 ) -> None:
     """The build host has the archive in its user's home, and none of the controller's paths is created there."""

@@ -224,7 +224,7 @@ TROUBLE = [
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_the_first_screen_says_what_the_trouble_is(browser, make_page, width):
+def test_first_screen_shows_the_problems(browser, make_page, width):
     short = facts(["GPU-s"], ok=False, lost=[LOST], drift=[GONE])
     seen = browser(make_page({**fleet(), "short": short}), width=width)
     section = seen.find_element(By.ID, "trouble")
@@ -260,7 +260,7 @@ def busy_page(make_page):
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_first_screen_says_who_holds_what_and_what_the_driver_reported(busy_page, browser, width):
+def test_first_screen_shows_slice_holders_and_driver_values(busy_page, browser, width):
     seen = browser(busy_page, width=width)
     assert [one.text for one in seen.find_elements(By.CSS_SELECTOR, "#trouble li")] == [
         "two: GPU 0 A100-80GB: Xid 79, 1 ×, at 2026-11-24T04:00:59Z",
@@ -335,7 +335,7 @@ def test_long_problem_list_is_cut_and_empty_list_is_hidden(browser, make_page):
     assert not browser(make_page({"well": facts(["GPU-a"])})).find_element(By.ID, "trouble").is_displayed()
 
 
-def test_what_the_plugin_warns_of_and_what_was_left_out_is_not_green(browser, make_page):
+def test_plugin_warnings_and_skipped_checks_are_not_green(browser, make_page):
     proof = {**isolation("passed", SHARE, *NOT_RUN), "time": time.time() - 7300}
     hosts = {
         "blind": {**facts(["GPU-a"], plugin_warnings=[WARNING]), "isolation": isolation("passed", SHARE)},

@@ -96,7 +96,7 @@ class RealNode:
             self.process.wait(30)
             self.process = None
             # Otherwise the next start would read the kubelet double's state of the former process.
-            until(lambda: not self.connected(), "the kubelet to see the program's end")
+            until(lambda: not self.connected(), "the kubelet to notice the program's exit")
 
     def vgpuctl(self, *arguments: str) -> dict[str, Any]:
         done = subprocess.run(
@@ -109,7 +109,7 @@ class RealNode:
         return json.loads(done.stdout)
 
     def isolation(self, **options: Any) -> tuple[int, dict[str, Any]]:
-        """Runs the module vgpu_isolation as Ansible runs it on a host; (exit status, result)."""
+        """Runs the module vgpu_isolation as Ansible runs it on a host; returns (exit status, result)."""
         defaults = {
             "vgpuctl": str(self.vgpuctl_program),
             "socket": str(self.socket),

@@ -22,11 +22,11 @@ from .test_cdi import LIMITS, fill_root
 
 # (path in the container, path of the host, read-only)
 Mounts = list[tuple[str, str, bool]]
-PROGRAM = "/vgpu-work"  # a checkout may lie below /work
+PROGRAM = "/vgpu-work"  # not /work: a checkout may be below that folder
 
 
 class Work:
-    """The program work.c in a container, and the client of the engine that started it."""
+    """The program work.c in a container, and the engine's client that started the container."""
 
     def __init__(self, node: RealNode, command: list[str]) -> None:
         self._node = node
@@ -93,7 +93,8 @@ def driver_account(node: RealNode) -> list[dict]:
 
 @dataclass
 class Place:
-    """Files for containers of all engines: a root folder with this machine's libc, and a folder for created files."""
+    """Files for the containers of all engines: a root folder with this machine's libc, and a folder for created
+    files."""
 
     node: RealNode
     folder: Path

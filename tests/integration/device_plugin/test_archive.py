@@ -60,7 +60,7 @@ def test_wheels_are_those_of_the_lock(archive):
     ]
 
 
-def test_same_sources_same_bytes(archive, tmp_path):
+def test_equal_sources_give_equal_archives(archive, tmp_path):
     again = tmp_path / "again"
     again.mkdir()
     for folder in archive.parent.glob("wheels-*"):  # avoids the download
@@ -75,7 +75,7 @@ def test_same_sources_same_bytes(archive, tmp_path):
     )
 
 
-def test_version_that_cannot_be(tmp_path):
+def test_invalid_version_is_refused(tmp_path):
     done = wheelhouse(tmp_path, "--version", "one")
     assert done.returncode == 1
     assert "version 'one': expected digits with dots" in done.stderr
@@ -104,8 +104,8 @@ def test_programs_run_from_the_installation_alone(installed, tmp_path):
     assert [one for one in files if not one.startswith(str(installed / VERSION))] == []
 
 
-def test_completion_of_the_version_is_there(installed):
-    """bash-completion works at the path of the role's link, with the commands of this vgpuctl."""
+def test_archive_has_the_completion_of_its_version(installed):
+    """The completion works through the link that the role creates, and knows the commands of this vgpuctl."""
     file = installed / VERSION / "share/bash-completion/completions/vgpuctl"
     script = f'source {file}; COMP_WORDS=(vgpuctl sta); COMP_CWORD=1; _vgpuctl; echo "${{COMPREPLY[@]}}"'
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
@@ -113,7 +113,7 @@ def test_completion_of_the_version_is_there(installed):
 
 
 @pytest.mark.parametrize("program", ["vgpuctl", "vgpu-device-plugin", "archive"])
-def test_nothing_is_imported_from_where_root_stands(archive, installed, tmp_path, program):
+def test_programs_import_nothing_from_the_working_folder(archive, installed, tmp_path, program):
     """Nothing is imported from the working folder or the caller's variables: another user's folder could hold such
     modules."""
     for name in ("json", "argparse", "zipfile", "venv", "pip", "sitecustomize", "logging"):
@@ -127,7 +127,7 @@ def test_nothing_is_imported_from_where_root_stands(archive, installed, tmp_path
     assert not (tmp_path / "imported").exists(), (tmp_path / "imported").read_text()
 
 
-def test_installation_that_was_cut_off_is_made_anew(archive, installed):
+def test_interrupted_installation_is_repeated(archive, installed):
     marker = installed / VERSION / ".complete"
     program = installed / VERSION / "bin" / "vgpuctl"
     command = [sys.executable, str(archive), "--root", str(installed)]
@@ -139,7 +139,7 @@ def test_installation_that_was_cut_off_is_made_anew(archive, installed):
     assert program.exists()
 
 
-def test_full_disk_is_named_and_nothing_half_is_left_on_it(archive, tmp_path):
+def test_full_disk_is_named_and_leaves_no_partial_installation(archive, tmp_path):
     root = tmp_path / "small"
     root.mkdir()
     # The tmpfs is in a separate mount namespace that ends with the shell; the remaining files are listed inside.
@@ -152,7 +152,7 @@ def test_full_disk_is_named_and_nothing_half_is_left_on_it(archive, tmp_path):
     assert done.stdout == ""
 
 
-def test_old_versions_go_and_the_current_one_stays(archive, installed):
+def test_old_versions_are_removed_and_the_current_one_stays(archive, installed):
     for name in ("1.0.0-a", "2.0.0-b"):
         (installed / name).mkdir()
     (installed / "current").symlink_to("2.0.0-b")
@@ -161,7 +161,7 @@ def test_old_versions_go_and_the_current_one_stays(archive, installed):
     assert sorted(one.name for one in installed.iterdir()) == ["2.0.0-b", VERSION, "current"]
 
 
-def test_role_versions_by_what_the_wheel_holds(archive, tmp_path):
+def test_version_digest_covers_every_file_of_the_wheel(archive, tmp_path):
     """A core file in the wheel that the version's digest ignores would change hosts unnoticed."""
     with zipfile.ZipFile(archive) as content:
         (wheel,) = [one for one in content.namelist() if "vgpu_fleet_plugin" in one]

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
 CARD = 16160
-# MiB of one allocation; the program also allocates and frees one more all the time.
+# MiB of one allocation; the program also allocates and frees another allocation all the time.
 PIECE = 64
 SLICES = 10
 
@@ -59,8 +59,8 @@ class Pods:
         return self._timed(lambda: self.node.kubelet.restart_container(name))
 
     def at_last(self, name: str) -> dict:
-        """Restarts until it succeeds: freed memory counts after the plugin's next poll of the driver, every two
-        seconds."""
+        """Restarts until the start succeeds: freed memory counts after the plugin's next poll of the driver (every 2
+        s)."""
 
         def starts() -> dict | None:
             try:
@@ -122,7 +122,7 @@ def pods(node_at_rest: RealNode) -> Iterator[Pods]:
     lister.stop(grace=0).wait()
 
 
-def test_a_program_bursts_and_gives_back_and_its_neighbour_notices_nothing(pods):
+def test_program_bursts_and_returns_memory_without_disturbing_its_neighbour(pods):
     other, neighbour = pods.run(pods.admit("quiet", 3000))
     pods.fills(other, neighbour, 3000)
     had = pods.holds(neighbour)
@@ -133,7 +133,7 @@ def test_a_program_bursts_and_gives_back_and_its_neighbour_notices_nothing(pods)
     with pytest.raises(PodError, match=r"MiB of GPU .* are promised to it and still in use"):
         pods.admit("comes", 6000)
     assert pods.holds(pid) > CARD - 3000 - PIECE
-    assert 0 <= pods.limit("bursts") - pods.holds(pid) <= 1, "what it holds, and no more"
+    assert 0 <= pods.limit("bursts") - pods.holds(pid) <= 1, "the limit equals current usage"
     one.free()
     third, newcomer = pods.run(pods.at_last("comes"))
     pods.fills(third, newcomer, 6000)
@@ -142,7 +142,7 @@ def test_a_program_bursts_and_gives_back_and_its_neighbour_notices_nothing(pods)
     # Free memory is returned at once, although other programs run.
     pods.end("comes")
     third.client.communicate("", timeout=60)
-    until(lambda: pods.limit("bursts") == CARD - 3000, "the room of the pod that is gone")
+    until(lambda: pods.limit("bursts") == CARD - 3000, "the memory of the deleted pod")
     one.free()
     pods.took.clear()
     for n in range(3):
@@ -150,7 +150,7 @@ def test_a_program_bursts_and_gives_back_and_its_neighbour_notices_nothing(pods)
         pods.admit(name, 6000)
         assert pods.limit("bursts") == CARD - 9000
         pods.end(name)
-        until(lambda: pods.limit("bursts") == CARD - 3000, "the room of the pod that is gone")
+        until(lambda: pods.limit("bursts") == CARD - 3000, "the memory of the deleted pod")
     print("a start that had memory given back took", ", ".join(f"{one:.2f} s" for one in pods.took))
     pods.took.clear()
     pods.end("bursts")
@@ -160,7 +160,7 @@ def test_a_program_bursts_and_gives_back_and_its_neighbour_notices_nothing(pods)
         pods.admit(f"plain-{n}", 100)
     print("one that had not took", ", ".join(f"{one:.2f} s" for one in pods.took))
 
-    assert pods.holds(neighbour) == had, "all the while"
+    assert pods.holds(neighbour) == had, "the neighbour's memory is unchanged"
     other.free()
     pods.fills(other, neighbour, 3000)
     (row,) = [each for each in pods.node.vgpuctl("top", "--once")["usages"] if each["pod"] == "quiet"]
@@ -169,7 +169,7 @@ def test_a_program_bursts_and_gives_back_and_its_neighbour_notices_nothing(pods)
     assert pods.node.vgpuctl("watch")["findings"] == []
 
 
-def test_the_oom_killers_rule_of_the_slice_makes_room(pods):
+def test_oom_killer_ends_a_process_above_its_reduced_limit(pods):
     """With vgpu_oom_killer, a process above its reduced limit may be killed at its next call."""
     path = Path(pods.node.folder / "node.yaml")
     text = json.loads(path.read_text())

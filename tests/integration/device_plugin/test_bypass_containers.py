@@ -90,7 +90,7 @@ def engine_of(request: pytest.FixtureRequest, engine: str) -> dict:
 @pytest.mark.parametrize(
     ("engine", "kinds", "prevents"), CONTAINERS, ids=["-".join([one[0], *one[1]]) for one in CONTAINERS]
 )
-def test_what_is_prevented_and_what_is_detected(
+def test_bypasses_are_prevented_or_detected_as_documented(
     quick: RealNode, request: pytest.FixtureRequest, engine: str, kinds: tuple[str, ...], prevents: set[str]
 ) -> None:
     options = engine_of(request, engine)
@@ -111,16 +111,16 @@ OURS += ("/dev/vgpu/0/tenant", "/etc/ld.so.preload", "/etc/vgpu", "/run/vgpu", "
 
 
 def mount_points(text: str) -> dict[str, str]:
-    """Returns for each path of ours that is a mount point whether it is writable. ``text``: mountinfo."""
+    """Returns {path: whether writable} of our paths that are mount points. ``text``: mountinfo."""
     rows = [line.split() for line in text.splitlines()]
     return {row[4]: row[5].split(",")[0] for row in rows if row[4] in OURS}
 
 
 @pytest.mark.parametrize("engine", list(OPTIONS))
-def test_the_checks_own_namespace_is_laid_out_as_a_container(
+def test_namespace_of_the_check_has_the_mounts_of_a_container(
     quick: RealNode, request: pytest.FixtureRequest, engine: str
 ) -> None:
-    """A mount that only the check has would prevent a rename that a real container allows."""
+    """An additional mount of the check could prevent a rename that a real container allows."""
     options = engine_of(request, engine)
     mine, container = (mounts_inside(quick, {**options, "runtime": one}) for one in ("namespace", engine))
     assert mine == container

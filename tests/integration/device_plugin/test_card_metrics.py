@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cards' metrics as a scraper reads them: the program as a process, NVML of a simulated GPU, and promtool."""
+"""The metrics of the cards, scraped from the running program with NVML of a simulated GPU and checked by promtool."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def scraped(port: int) -> str:
         return str(answer.read().decode())
 
 
-def test_scrape_of_a_card(node_at_rest, port):
+def test_scrape_has_the_metrics_of_a_card(node_at_rest, port):
     text = scraped(port)
     found = {
         one.name: one
@@ -67,7 +67,7 @@ def test_scrape_of_a_card(node_at_rest, port):
     assert gpu["sm_clock_mhz"] * 10**6 == found["vgpu_gpu_sm_clock_hertz"].value
 
 
-def test_scrape_is_by_prometheus_rules(port):
+def test_scrape_follows_the_rules_of_prometheus(port):
     promtool = shutil.which("promtool")
     if not promtool:
         pytest.skip("promtool is not installed: package prometheus")
@@ -77,7 +77,7 @@ def test_scrape_is_by_prometheus_rules(port):
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
-def test_taken_port_keeps_no_gpu_from_the_kubelet(node_at_rest):
+def test_busy_metrics_port_does_not_delay_the_slices(node_at_rest):
     """``start`` waits until the kubelet has the slices."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -94,7 +94,7 @@ def test_taken_port_keeps_no_gpu_from_the_kubelet(node_at_rest):
     until(answered, "metrics once the port is free")
 
 
-def test_log_is_one_object_a_line(node_at_rest, port):
+def test_log_has_one_json_object_per_line(node_at_rest, port):
     node_at_rest.end()
     lines = (node_at_rest.folder / "plugin.log").read_text().splitlines()
     assert lines

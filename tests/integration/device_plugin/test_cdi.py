@@ -17,7 +17,7 @@ from vgpu_kubelet_double.manager import PodError
 from .conftest import BUILD, RESOURCE, SLICE_MIB, SPLIT, RealNode, until
 
 MIB = 1 << 20
-# podman of Debian 12 looks for CDI files in these two folders, and no option names another.
+# podman of Debian 12 reads CDI files in these two folders only, and has no option for another folder.
 FOLDER = Path("/var/run/cdi")
 PROGRAM = "/usr/local/bin/vgpu-probe"
 HOLDER = "/usr/local/bin/holder"
@@ -163,7 +163,7 @@ def test_volumes_in_any_order_are_the_same_mounts(node, image, served):
     assert {one["name"]: one["verdict"] for one in report["checks"]} == {"totals": "passed", "limit-exact": "passed"}
 
 
-def test_container_that_asks_for_nothing_finds_no_driver(node, image, served):
+def test_container_without_a_device_has_no_driver(node, image, served):
     found = run(node, image, [], "/bin/sh", "-c", "ls /usr/lib64 /dev/vgpu /dev/vgpu/0 2>&1; echo")
     assert "libcuda" not in found.stdout
     assert "limits" not in found.stdout

@@ -62,13 +62,13 @@ def look(node):
     return ask
 
 
-def test_nothing_is_said_of_a_host_that_is_well(node, look):
+def test_consistent_host_has_no_difference_or_note(node, look):
     assert look() == ([], [])
     node.kubelet.run_pod("one")
     assert look() == ([], [])
 
 
-def test_plugin_that_offers_one_slice_too_many(node, look):
+def test_plugin_that_advertises_one_slice_too_many(node, look):
     greedy = node.folder / "greedy"
     greedy.write_text(
         f"#!{sys.executable}\nimport sys\nsys.path[:0] = {[str(one) for one in SOURCES]!r}\n"
@@ -114,7 +114,7 @@ def test_split_that_differs_from_the_group_variables(node, look):
     assert (one["expected"], one["found"]) == (str(SPLIT + 1), str(SPLIT))
 
 
-def test_older_library_that_is_still_mapped(node, look):
+def test_older_mapped_library_of_a_container_is_a_note(node, look):
     node.kubelet.run_pod("one")
     current = node.folder / "lib" / "current"
     older = current.resolve().name
@@ -142,13 +142,13 @@ def test_allocation_that_no_container_has(node, look):
     assert (one["what"], one["found"]) == ("allocation", "none")
 
 
-def test_process_that_goes_round_the_library(node, look):
+def test_process_that_bypasses_the_library_is_a_difference(node, look):
     from .test_watch import Slice
 
     slice_ = Slice(node, node.kubelet.run_pod("one")["answer"])
     slice_.probe("bypass-namespace")
     try:
-        until(lambda: node.vgpuctl("watch")["findings"], "it to be named")
+        until(lambda: node.vgpuctl("watch")["findings"], "the process to be named")
         ((one,), _notes) = look()
     finally:
         for process in slice_.running:

@@ -60,20 +60,20 @@ def healthy(node: RealNode) -> dict[str, int]:
     return found
 
 
-def test_xid_to_the_kubelet_and_back(again, record_property):
+def test_gpu_with_an_xid_is_unhealthy_and_recovers(again, record_property):
     node = again(TWO_GPUS)
     first, second = (gpu["uuid"] for gpu in node.vgpuctl("status")["gpus"])
     assert healthy(node) == {first: SPLIT, second: SPLIT}
     begun = time.monotonic()
     gpusimctl(node, "xid", "0", "79")
     raised = time.monotonic()
-    until(lambda: healthy(node) == {first: 0, second: SPLIT}, "all slices of the first GPU and no other to go")
+    until(lambda: healthy(node) == {first: 0, second: SPLIT}, "exactly the slices of the first GPU to become unhealthy")
     record_property("xid_to_kubelet_ms", round((time.monotonic() - raised) * 1000, 1))
     print(f"gpusimctl took {(raised - begun) * 1000:.1f} ms, then {(time.monotonic() - raised) * 1000:.1f} ms")
-    until(lambda: healthy(node) == {first: SPLIT, second: SPLIT}, "the slices to come back")
+    until(lambda: healthy(node) == {first: SPLIT, second: SPLIT}, "the slices to recover")
 
 
-def test_application_fault_changes_nothing(again):
+def test_xid_of_an_application_changes_nothing(again):
     node = again(TWO_GPUS)
     gpusimctl(node, "xid", "0", "13")
     gpusimctl(node, "xid", "1", "79")  # a fault of another GPU, which shows that events arrive
@@ -86,7 +86,7 @@ def test_ecc_error(again):
     node = again(TWO_GPUS)
     second = node.vgpuctl("status")["gpus"][1]["uuid"]
     gpusimctl(node, "ecc", "1", "1")
-    until(lambda: healthy(node)[second] == 0, "the slices of the GPU with the ECC error to go")
+    until(lambda: healthy(node)[second] == 0, "the slices of the GPU with the ECC error to become unhealthy")
     assert sorted(healthy(node).values()) == [0, SPLIT]
 
 
@@ -94,20 +94,20 @@ def test_gpu_that_falls_off_the_bus_and_comes_back(again):
     node = again(TWO_GPUS)
     second = node.vgpuctl("status")["gpus"][1]["uuid"]
     gpusimctl(node, "fall-off", "1")
-    until(lambda: healthy(node)[second] == 0, "the slices of the lost GPU to go")
+    until(lambda: healthy(node)[second] == 0, "the slices of the lost GPU to become unhealthy")
     assert sorted(healthy(node).values()) == [0, SPLIT]
     gpusimctl(node, "recover", "1")
-    until(lambda: healthy(node)[second] == SPLIT, "the slices to come back")
+    until(lambda: healthy(node)[second] == SPLIT, "the slices to recover")
     gpusimctl(node, "xid", "1", "79")
-    until(lambda: healthy(node)[second] == 0, "its events to be watched again")
+    until(lambda: healthy(node)[second] == 0, "the GPU's events to be watched again")
 
 
-def test_gpu_that_fell_off_is_seen_after_a_restart_too(again):
-    """The restart is what an operator tries first."""
+def test_lost_gpu_is_unhealthy_after_a_restart(again):
+    """A restart is an operator's first attempt, and must not hide the lost GPU."""
     node = again(TWO_GPUS)
     second = node.vgpuctl("status")["gpus"][1]["uuid"]
     gpusimctl(node, "fall-off", "1")
-    until(lambda: healthy(node)[second] == 0, "the slices of the lost GPU to go")
+    until(lambda: healthy(node)[second] == 0, "the slices of the lost GPU to become unhealthy")
     node.end()
     node.start()
     status = node.vgpuctl("status")
@@ -117,18 +117,18 @@ def test_gpu_that_fell_off_is_seen_after_a_restart_too(again):
     assert second in warning
     assert sorted(healthy(node).values()) == [0, SPLIT]
     gpusimctl(node, "recover", "1")
-    until(lambda: healthy(node)[second] == SPLIT, "the slices to come back")
+    until(lambda: healthy(node)[second] == SPLIT, "the slices to recover")
     until(lambda: node.vgpuctl("status")["warnings"] == [], "no warning")
     gpusimctl(node, "xid", "1", "79")
-    until(lambda: healthy(node)[second] == 0, "its events to be watched")
+    until(lambda: healthy(node)[second] == 0, "the GPU's events to be watched")
 
 
-def test_node_whose_gpus_are_all_lost_says_so_after_a_restart(again):
+def test_node_with_all_gpus_lost_reports_this_after_a_restart(again):
     node = again(TWO_GPUS)
     uuids = [gpu["uuid"] for gpu in node.vgpuctl("status")["gpus"]]
     for index in ("0", "1"):
         gpusimctl(node, "fall-off", index)
-    until(lambda: healthy(node) == dict.fromkeys(uuids, 0), "all slices to go")
+    until(lambda: healthy(node) == dict.fromkeys(uuids, 0), "all slices to become unhealthy")
     node.end()
     node.start(wait=False)  # nothing can be allocated
     until(node.connected, "the registration")
@@ -137,7 +137,7 @@ def test_node_whose_gpus_are_all_lost_says_so_after_a_restart(again):
     assert healthy(node) == dict.fromkeys(uuids, 0)
     for index in ("0", "1"):
         gpusimctl(node, "recover", index)
-    until(lambda: healthy(node) == dict.fromkeys(uuids, SPLIT), "the slices to come back")
+    until(lambda: healthy(node) == dict.fromkeys(uuids, SPLIT), "the slices to recover")
 
 
 def test_mig_devices(again):

@@ -108,9 +108,9 @@ NAMES = ["driver-refuses", "driver-limit-children", "driver-limit-root", "manage
 
 
 @BOTH
-def test_a_driver_that_keeps_its_word(place, group, backend: str) -> None:  # noqa: F811
-    """Managed memory is reported as open, with its bytes. The check of a dead creator does not run, because libcuda
-    does not work in a forked child."""
+def test_correct_driver_passes_every_check(place, group, backend: str) -> None:  # noqa: F811
+    """Managed memory is open, with the bytes; the fork check does not run, because libcuda does not work in a forked
+    child."""
     on = place(backend)
     on.limit(group("c"))
     found = on.check(group("c"), NAMES, on.container(group("c"), ORDINARY))
@@ -132,22 +132,34 @@ def test_a_driver_that_keeps_its_word(place, group, backend: str) -> None:  # no
 # columns: label, backend, the profile, gpusimctl's commands after the limit is set, the check, its verdict, words of
 # its detail
 FAULTS = [
-    ("lost by a reload", "dmem", "", [("memacct-forget",)], "driver-refuses", "violated", "were granted"),
-    ("lost by a reload", "dmem", "", [("memacct-forget",)], "driver-limit-children", "violated", "were granted"),
-    ("no controller", "misc", "controllers = require\n", [], "driver-refuses", "violated", "were granted"),
-    ("no controller", "misc", "controllers = require\n", [], "managed-raw", "violated", "not even ordinary memory"),
-    ("stale", "misc", "", [("memacct-stale", "0", "9000")], "driver-limit-children", "violated", "were granted"),
-    ("anybody", "misc", "", [("limits-by-anybody", "on")], "driver-limit-root", "violated", "root without CAP_SYS"),
-    ("served", "misc", "", [("forked-child", "on")], "dead-creator", "passed", "process that is gone"),
+    ("limit lost by a reload", "dmem", "", [("memacct-forget",)], "driver-refuses", "violated", "were granted"),
     (
-        *("uncharged", "dmem", "", [("forked-child", "on"), ("dead-creator", "on")]),
+        *("limit lost by a reload, children", "dmem", "", [("memacct-forget",)]),
+        *("driver-limit-children", "violated", "were granted"),
+    ),
+    ("no controller", "misc", "controllers = require\n", [], "driver-refuses", "violated", "were granted"),
+    (
+        *("no controller, managed memory", "misc", "controllers = require\n", []),
+        *("managed-raw", "violated", "not even ordinary memory"),
+    ),
+    (
+        *("limit of a former group", "misc", "", [("memacct-stale", "0", "9000")]),
+        *("driver-limit-children", "violated", "were granted"),
+    ),
+    (
+        *("limits changed by any user", "misc", "", [("limits-by-anybody", "on")]),
+        *("driver-limit-root", "violated", "root without CAP_SYS"),
+    ),
+    ("fork with libcuda", "misc", "", [("forked-child", "on")], "dead-creator", "passed", "process that is gone"),
+    (
+        *("memory of an exited process not charged", "dmem", "", [("forked-child", "on"), ("dead-creator", "on")]),
         *("dead-creator", "violated", "were granted in the name of a process that is gone"),
     ),
 ]
 
 
 @pytest.mark.parametrize(("about", "backend", "more", "words", "name", "verdict", "said"), FAULTS)
-def test_a_driver_that_does_not(place, group, about, backend, more, words, name, verdict, said) -> None:  # noqa: F811
+def test_faulty_driver_fails_the_check(place, group, about, backend, more, words, name, verdict, said) -> None:  # noqa: F811
     on = place(backend, more)
     on.limit(group("c"))
     pid = on.container(group("c"), ORDINARY)
@@ -158,7 +170,7 @@ def test_a_driver_that_does_not(place, group, about, backend, more, words, name,
 
 
 def test_root_of_a_privileged_container(place, group) -> None:  # noqa: F811
-    """The call is allowed, and the limit is unchanged."""
+    """Root with all capabilities may call NVML's limit function; the limit is unchanged."""
     on = place("misc")
     on.limit(group("c"))
     found = on.check(group("c"), ["driver-limit-root"], on.container(group("c"), []))["driver-limit-root"]
@@ -166,7 +178,7 @@ def test_root_of_a_privileged_container(place, group) -> None:  # noqa: F811
 
 
 @BOTH
-def test_a_neighbour_is_left_alone(place, group, backend: str) -> None:  # noqa: F811
+def test_check_does_not_change_a_neighbour(place, group, backend: str) -> None:  # noqa: F811
     on = place(backend)
     on.limit(group("c"))
     on.limit(group("n"))
@@ -176,7 +188,8 @@ def test_a_neighbour_is_left_alone(place, group, backend: str) -> None:  # noqa:
 
 
 def test_a_limit_that_two_containers_share(place, group) -> None:  # noqa: F811
-    """The limit of a group above both, where neither has its own: memory of one container is missing to the other."""
+    """Two containers share the limit of their parent group, so memory of one container reduces the memory of the
+    other."""
     on = place("misc")
     on.limit(group())
     found = on.check(group("c"), [], neighbour=group("n"))["driver-limit-beside"]
@@ -184,7 +197,7 @@ def test_a_limit_that_two_containers_share(place, group) -> None:  # noqa: F811
 
 
 @BOTH
-def test_what_cannot_be_tried(place, group, backend: str) -> None:  # noqa: F811
+def test_check_that_could_prove_nothing_is_not_run(place, group, backend: str) -> None:  # noqa: F811
     on = place(backend)
     on.limit(group("c"))
     found = on.check(group("c"), NAMES[:2], crowded="others are in use")
@@ -201,7 +214,7 @@ def test_what_cannot_be_tried(place, group, backend: str) -> None:  # noqa: F811
 
 
 def test_no_driver_on_the_host(place, group) -> None:  # noqa: F811
-    """With the driver in a separate container, the host's loader finds no libcuda, so nothing is claimed."""
+    """A driver in a separate container has no libcuda on the host, so the checks report not-run."""
     on = place("misc")
     on.limit(group("c"))
     folder = on.node.folder / "nvml-alone"
@@ -251,7 +264,7 @@ def test_a_slice_of_a_node(node_at_rest: RealNode, group, backend: str) -> None:
 
 
 @pytest.mark.parametrize("fault", ["no hook of CDI", "a hook that does nothing"])
-def test_a_start_without_a_limit_turns_the_check_red(node_at_rest: RealNode, group, fault: str) -> None:  # noqa: F811
+def test_container_without_a_limit_violates_the_check(node_at_rest: RealNode, group, fault: str) -> None:  # noqa: F811
     """The plugin claims that the driver enforces, but the container's group has no limit."""
     furnish(node_at_rest, "dmem")
     node_at_rest.start()

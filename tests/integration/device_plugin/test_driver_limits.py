@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory limits that the driver itself enforces (615): the plugin's CDI files and poll, the hook, and what a program
-past the library gets. The driver is simulated, its control groups are the kernel's own.
+"""Memory limits that the driver itself enforces (615): the plugin's CDI files and poll, the hook, and the memory of a
+program that bypasses the library. The driver is simulated, its control groups are the kernel's own.
 
 The hosts of the tests have version 2 of control groups next to version 1, and neither controller: the root of the
 hierarchy is an option everywhere. Containers are of podman and runc, or, where the runtime is not what is tested, a
@@ -181,14 +181,14 @@ def test_a_pod_is_limited(node, start, group) -> None:  # noqa: F811
     assert CARD_MIB * MIB in memoryview(data.read_bytes()[128 : 128 + 72]).cast("Q").tolist()
 
 
-def test_the_poll_repairs_what_was_lost(node, start, group) -> None:  # noqa: F811
+def test_poll_sets_lost_limits_again(node, start, group) -> None:  # noqa: F811
     """A reload of the driver loses every limit; the plugin sets each limit again and reports it."""
     start("c", slice_of(node))
     expected = {(0, group("c").stat().st_ino): SLICE_MIB}
     ctl(node, "memacct-forget")
     assert limits(node) == {}
     until(lambda: limits(node) == expected, "the limit to be set again")
-    until(lambda: "was set again" in (node.folder / "plugin.log").read_text(), "the line that says so")
+    until(lambda: "was set again" in (node.folder / "plugin.log").read_text(), "the log line about the limit")
 
 
 def test_the_end_of_a_container_clears_its_limit(node, start, group) -> None:  # noqa: F811
@@ -201,7 +201,7 @@ def test_the_end_of_a_container_clears_its_limit(node, start, group) -> None:  #
     assert group("c").is_dir()
 
 
-def test_a_limit_that_is_not_proved_starts_nothing(node_at_rest: RealNode) -> None:
+def test_unproved_limit_refuses_slices_and_pods(node_at_rest: RealNode) -> None:
     """Enforcement `driver` on a host whose driver enforces nothing: no CDI slice, no pod, and the cause is reported."""
     furnish(node_at_rest, "none")
     node_at_rest.start()
@@ -222,7 +222,7 @@ def reload(node: RealNode) -> None:
 
 
 @pytest.mark.parametrize("wish", ["auto", "driver"])
-def test_a_reload_of_the_driver_is_tried_again(node_at_rest: RealNode, wish: str) -> None:
+def test_limits_are_probed_again_after_a_driver_reload(node_at_rest: RealNode, wish: str) -> None:
     """Reloaded with RmMemacctMode=0 the driver enforces nothing; with another option it does. The plugin is not
     restarted."""
     furnish(node_at_rest, "misc", wish)
@@ -255,7 +255,7 @@ def test_a_reload_of_the_driver_is_tried_again(node_at_rest: RealNode, wish: str
         ("", "auto", "535.261.03", "driver branch 535 has no memory limits"),
     ],
 )
-def test_elsewhere_the_library_enforces_and_says_why(
+def test_library_enforces_on_other_hosts_and_names_the_reason(
     node_at_rest: RealNode, backend: str, wish: str, version: str, said: str
 ) -> None:
     furnish(node_at_rest, backend, wish)
@@ -304,7 +304,7 @@ def in_container(node: RealNode, image: str, kind: str, *checks: str) -> dict:  
     return probe(run(node, image, [device(node, kind)], *words, options=shown))
 
 
-def test_in_a_container_every_bypass_of_memory_is_prevented(node, image, served) -> None:  # noqa: F811
+def test_driver_limit_prevents_every_memory_bypass_in_a_container(node, image, served) -> None:  # noqa: F811
     report = in_container(node, image, served, "totals", "limit-exact", *BYPASSES)
     assert verdicts(report) == dict.fromkeys(["totals", "limit-exact", *BYPASSES], "passed")
     assert report["devices"][0]["total_cuda"] == SLICE_MIB * MIB
@@ -317,7 +317,7 @@ def node_of_library(node_at_rest: RealNode) -> RealNode:
     return node_at_rest
 
 
-def test_in_a_container_of_the_library_they_are_open(node_of_library, image, request) -> None:  # noqa: F811
+def test_bypasses_are_open_in_a_container_without_driver_limits(node_of_library, image, request) -> None:  # noqa: F811
     """Negative control of the test for every bypass: the same host and container, without limits of the driver."""
     spec = json.loads((node_of_library.folder / "cdi" / "vgpu-vgpu.fleet-slice.json").read_text())
     spec["kind"] = "t0.vgpu.fleet/slice"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The isolation check in real slices of a simulated GPU, and above all that it fails if a slice is broken."""
+"""The isolation check in real slices of a simulated GPU: it passes in a correct slice and fails in a broken slice."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def test_whole_slice_holds(node):
 @pytest.mark.parametrize(
     "path", ["/dev/vgpu", "/dev/vgpu/lib", "/etc/ld.so.preload", "/dev/vgpu/0", "/dev/vgpu/0/ledger"]
 )
-def test_one_mount_less_is_red(node, path):
+def test_missing_mount_violates_the_check(node, path):
     rc, result = node.isolation(omit_mounts=[path])
     assert (rc, result["verdict"]) == (1, "violated"), result
     assert verdicts(result)["mounts"] == "violated"
     assert verdicts(result)["outside-memory"] != "passed"
-    # Other checks must fail too, not only the one that counts mounts.
+    # Other checks must fail too, not only the check of the mounts.
     others = [name for name, verdict in verdicts(result).items() if name != "mounts" and verdict != "passed"]
     assert set(others) - OPTIONAL, result
     assert "mounts violated" in result["msg"]
@@ -86,13 +86,14 @@ def test_one_mount_less_is_red(node, path):
         ("/dev/vgpu/0", {"bypass-no-preload", "bypass-own-limits"}),
     ],
 )
-def test_ways_round_are_red_where_a_mount_is_missing(node, path, ways):
+def test_missing_mount_violates_its_bypass_checks(node, path, ways):
     _rc, result = node.isolation(omit_mounts=[path], checks=sorted(ways))
     assert {name for name, verdict in verdicts(result).items() if name in ways and verdict == "passed"} == set(), result
 
 
-def test_library_that_opens_what_another_slice_lends_is_red(node, tmp_path):
-    """Libraries without marks on exported handles behaved so; only this check detects it."""
+def test_library_that_imports_memory_of_another_slice_violates_the_check(node, tmp_path):
+    """Former libraries did not mark exported handles and imported those of another slice; only this check detects such
+    a library."""
     sources = tmp_path / "vcuda"
     shutil.copytree(ROOT / "native" / "vcuda", sources)
     opens = sources / "src" / "memory" / "ipc.c"
@@ -107,7 +108,7 @@ def test_library_that_opens_what_another_slice_lends_is_red(node, tmp_path):
     assert node.vgpuctl("status")["allocations"] == []
 
 
-def test_without_a_second_slice_nothing_is_imported_and_nothing_fails(node):
+def test_import_check_without_a_second_slice_is_not_run(node):
     for n in range(SPLIT - 1):
         node.kubelet.run_pod(f"pod-{n}")
     rc, result = node.isolation(checks=["totals", "import-beside"])
@@ -115,7 +116,7 @@ def test_without_a_second_slice_nothing_is_imported_and_nothing_fails(node):
     assert "no free slice" in result["results"][0]["checks"][-1]["detail"]
 
 
-def test_folder_that_a_killed_run_left_is_removed(node):
+def test_folder_of_a_killed_run_is_removed(node):
     left = node.folder / "run" / f"beside-{2**22 + 1}.1.{'0' * 12}"
     for again in (False, True):
         left.mkdir(exist_ok=True)
@@ -128,7 +129,7 @@ def test_folder_that_a_killed_run_left_is_removed(node):
     assert not left.exists()
 
 
-def test_library_that_does_nothing_is_red(node, tmp_path):
+def test_library_without_limits_violates_the_check(node, tmp_path):
     empty = tmp_path / "empty.c"
     empty.write_text("int vgpu_nothing;\n")
     library = tmp_path / "lib" / "current" / "libvgpu.so"
@@ -140,7 +141,7 @@ def test_library_that_does_nothing_is_red(node, tmp_path):
     assert (found["limit-as-configured"], found["outside-memory"]) != ("passed", "passed")
 
 
-def test_probe_that_lies_is_not_believed(node, tmp_path):
+def test_false_report_of_the_probe_is_detected(node, tmp_path):
     """A probe that reports success, in a slice without limits."""
     library = tmp_path / "lib" / "current"
     names = ("totals", "limit-exact", "four-processes", "dlsym-route", "getprocaddress-route", "freed")
@@ -156,7 +157,7 @@ def test_probe_that_lies_is_not_believed(node, tmp_path):
     assert found["visible-devices"] == "not-run"  # a check missing from the report is not a pass
 
 
-def test_without_a_watcher_it_is_open(node):
+def test_bypass_without_a_watcher_is_open(node):
     node.end()
     node.options += ["--watch-interval", "0"]
     node.start()
@@ -179,15 +180,15 @@ def silence(node, tmp_path, interval: str) -> None:
     node.start()
 
 
-def test_watcher_that_sees_and_says_nothing_is_red(node, tmp_path):
+def test_watcher_that_names_no_bypass_violates_the_check(node, tmp_path):
     silence(node, tmp_path, "0.2")
     rc, result = node.isolation(checks=["bypass-namespace", "bypass-own-loader"])
     assert (rc, verdicts(result)) == (1, {"bypass-namespace": "violated", "bypass-own-loader": "violated"}), result
     assert "named by the watcher" in result["msg"]
 
 
-def test_time_that_is_over_is_told(node):
-    """The share is measured for four seconds, so after it no time is left of one second, on any machine."""
+def test_checks_left_out_for_time_are_reported(node):
+    """Measuring the share takes four seconds, so a check of one second has no time left on any machine."""
     rc, result = node.isolation(duration=1)
     (one,) = result["results"]
     found = verdicts(result)
@@ -203,7 +204,7 @@ def test_time_that_is_over_is_told(node):
     assert details == {"left out: the 1 s of this slice had passed"}
 
 
-def test_look_of_the_watcher_that_was_cut_short_blames_nobody(node, tmp_path):
+def test_too_few_polls_of_the_watcher_are_no_violation(node, tmp_path):
     """Five polls of two seconds do not fit into the remaining time."""
     silence(node, tmp_path, "2")
     rc, result = node.isolation(checks=["totals", "bypass-namespace"], duration=5)
@@ -212,14 +213,14 @@ def test_look_of_the_watcher_that_was_cut_short_blames_nobody(node, tmp_path):
     assert verdicts(result)["bypass-namespace"] in ("open", "not-run")
 
 
-def test_duration_that_is_none_is_refused(node):
+def test_invalid_duration_is_refused(node):
     rc, result = node.isolation(duration=-1)
     assert (rc, result["failed"]) == (1, True)
     assert "duration: expected seconds" in result["msg"]
 
 
 @pytest.mark.parametrize(("fail_on", "rc"), [(["violated", "not-run"], 1), (["violated"], 0)])
-def test_no_free_slice_is_not_run(node, fail_on, rc):
+def test_check_without_a_free_slice_is_not_run(node, fail_on, rc):
     for n in range(SPLIT):
         node.kubelet.run_pod(f"pod-{n}")
     found, result = node.isolation(fail_on=fail_on)
@@ -227,7 +228,7 @@ def test_no_free_slice_is_not_run(node, fail_on, rc):
     assert "no free slice" in result["results"][0]["detail"]
 
 
-def test_probe_that_hangs_is_ended(node, tmp_path):
+def test_hung_probe_is_killed(node, tmp_path):
     (tmp_path / "lib" / "current" / "vgpu-probe").write_text("#!/bin/sh\nsleep 1000\n")
     rc, result = node.isolation(timeout=1)
     assert (rc, result["verdict"]) == (1, "violated"), result
@@ -235,7 +236,7 @@ def test_probe_that_hangs_is_ended(node, tmp_path):
     assert node.vgpuctl("status")["allocations"] == []
 
 
-def test_no_probe(node, tmp_path):
+def test_missing_probe_is_not_run(node, tmp_path):
     (tmp_path / "lib" / "current" / "vgpu-probe").unlink()
     rc, result = node.isolation()
     assert (rc, result["verdict"]) == (1, "not-run"), result
@@ -243,19 +244,19 @@ def test_no_probe(node, tmp_path):
     assert node.vgpuctl("status")["allocations"] == []
 
 
-def test_plugin_that_does_not_run(node):
+def test_stopped_plugin_is_not_run(node):
     node.end()
     rc, result = node.isolation()
     assert (rc, result["verdict"], result["failed"]) == (1, "not-run", True)
     assert "plugin" in result["msg"]
 
 
-def test_check_mode_touches_nothing(node):
+def test_check_mode_starts_no_check(node):
     rc, result = node.isolation(_ansible_check_mode=True)
     assert (rc, result["verdict"], result["results"]) == (0, "not-run", [])
 
 
-def test_nvidia_smi_that_shows_the_whole_card_is_red(node, tmp_path):
+def test_nvidia_smi_that_shows_the_whole_card_violates_the_check(node, tmp_path):
     uuid = node.vgpuctl("status")["gpus"][0]["uuid"]
     fake = tmp_path / "nvidia-smi"
     fake.write_text(f"#!/bin/sh\necho '{uuid}, 16160'\n")
@@ -267,8 +268,8 @@ def test_nvidia_smi_that_shows_the_whole_card_is_red(node, tmp_path):
     assert (rc, verdicts(result)["nvidia-smi"]) == (0, "passed"), result
 
 
-def test_nvidia_ml_py_that_shows_the_whole_card_is_red(node):
-    """nvidia-ml-py is read by the Python that vgpuctl runs in: here a Python that sees more than the slice."""
+def test_nvidia_ml_py_that_shows_the_whole_card_violates_the_check(node):
+    """The Python of vgpuctl reads nvidia-ml-py; this test's Python shows more than the slice."""
     rc, result = node.isolation(checks=["totals", "nvidia-ml-py"])
     assert (rc, verdicts(result)) == (0, {"totals": "passed", "nvidia-ml-py": "passed"}), result
     uuid = node.vgpuctl("status")["gpus"][0]["uuid"]
@@ -282,7 +283,7 @@ def test_nvidia_ml_py_that_shows_the_whole_card_is_red(node):
     assert (rc, verdicts(result)) == (1, {"totals": "passed", "nvidia-ml-py": "violated"}), result
 
 
-def test_docker_that_has_no_image_is_said(node):
+def test_missing_docker_program_is_reported(node):
     rc, result = node.isolation(runtime="docker", image="localhost/nothing:1", docker="/nonexistent/docker")
     assert (rc, result["verdict"]) == (1, "not-run"), result
     assert "/nonexistent/docker does not exist" in result["msg"]
@@ -318,7 +319,7 @@ def test_full_ledger_tmpfs_is_bounded(node):
     assert 0 < os.stat(ledger).st_size < MIB // 2
 
 
-def test_omitted_mount_that_no_answer_has_is_refused(node):
+def test_omitted_mount_that_does_not_exist_is_refused(node):
     """A check with an omitted mount that does not exist would pass for the wrong reason."""
     rc, result = node.isolation(omit_mounts=["/etc/ld.so.preload", "/etc/ld.so.prelaod"], fail_on=["violated"])
     assert (rc, result["failed"]) == (1, True)
@@ -329,7 +330,7 @@ def test_omitted_mount_that_no_answer_has_is_refused(node):
 
 
 @pytest.mark.parametrize("answer", ["", "Segmentation fault", "[1, 2]", '"text"', '{"gpus": []}'])
-def test_vgpuctl_that_answers_no_json_is_said(node, tmp_path, answer):
+def test_vgpuctl_without_json_output_is_reported(node, tmp_path, answer):
     program = tmp_path / "other-vgpuctl"
     program.write_text(f"#!/bin/sh\ncat <<'END'\n{answer}\nEND\n")
     program.chmod(0o755)
@@ -339,7 +340,7 @@ def test_vgpuctl_that_answers_no_json_is_said(node, tmp_path, answer):
     assert "Traceback" not in json.dumps(result)
 
 
-def test_exec_runs_in_a_slice_and_gives_it_back(node):
+def test_exec_runs_in_a_slice_and_releases_it(node):
     probe = str(BUILD / "vgpu-probe")
     command = [str(node.vgpuctl_program), "--socket", str(node.socket), "exec", "--"]
     done = subprocess.run(

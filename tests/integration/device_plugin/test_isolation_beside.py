@@ -92,8 +92,8 @@ def waited(pid: int) -> float:
 
 @pytest.fixture
 def tenants(node, request):
-    """Fills all slices but one, or but the number of the test, each with working programs; returns ``(pid, process)``
-    each."""
+    """Fills all slices but one (or the test's number) with working programs; returns ``(pid, process)`` of each
+    program."""
     arbiter = subprocess.Popen([str(BUILD / "vgpu-arbiter"), "--run", str(node.folder / "run")], env=node.environment)
     found = []
     try:
@@ -123,10 +123,10 @@ FREE = [pytest.param(1, "not-run", id="one free slice"), pytest.param(2, "passed
 
 
 @pytest.mark.parametrize(("tenants", "beside"), FREE, indirect=["tenants"])
-def test_tenants_at_work_are_not_disturbed(node, tenants, beside):
+def test_check_does_not_disturb_working_tenants(node, tenants, beside):
     before = accounts(node)
     sold = {pid: before[pid]["total"] + CHURN_MIB * MIB for pid, _process in tenants}
-    assert all(most > SLICE_MIB * MIB * 9 // 10 for most in sold.values()), "full slices, else this shows nothing"
+    assert all(most > SLICE_MIB * MIB * 9 // 10 for most in sold.values()), "the slices must be full for this test"
     start = time.monotonic()
     idle = {pid: waited(pid) for pid, _process in tenants}
     rc, result = node.isolation()
@@ -137,7 +137,7 @@ def test_tenants_at_work_are_not_disturbed(node, tenants, beside):
     assert {check["verdict"] for check in one["checks"] if check["name"] == "import-beside"} == {beside}
     # By the driver: the same processes, with no byte less, and their kernels ran on.
     now, took = accounts(node), time.monotonic() - start
-    assert set(now) == {pid for pid, _process in tenants}, "who was there is there, and nobody else"
+    assert set(now) == {pid for pid, _process in tenants}, "the same processes, and no other"
     for pid, _process in tenants:
         assert SLICE_MIB * MIB - 2 * CHURN_MIB * MIB <= now[pid]["total"] <= SLICE_MIB * MIB
         share = (now[pid]["busy_ns"] - before[pid]["busy_ns"]) / 1e9 / took
@@ -153,13 +153,13 @@ def test_tenants_at_work_are_not_disturbed(node, tenants, beside):
         assert (said["refused"], said["launch_faults"]) == (0, 0), said
 
 
-def test_one_who_takes_more_than_a_slice_would_be_seen(node, tenants):
+def test_unlimited_program_disturbs_the_tenants(node, tenants):
     """Control: a program without a limit next to the same tenants makes their allocations fail."""
     hog = subprocess.Popen(
         [sys.executable, "-c", HOG], env=node.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:
-        assert int(hog.stdout.readline()) <= 0, "it got all that it asked for"
+        assert int(hog.stdout.readline()) <= 0, "the program without a limit got its whole allocation"
         kernels = {pid: one["kernels"] + 2 * 4 for pid, one in accounts(node).items()}
         until(
             lambda: all(accounts(node)[pid]["kernels"] > kernels[pid] for pid, _process in tenants), "two rounds more"

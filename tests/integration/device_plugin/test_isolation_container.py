@@ -119,22 +119,21 @@ def test_podman_without_an_image(node: RealNode, with_podman: dict) -> None:
 
 
 def test_a_namespace_of_libraries_can_be_made_without_an_image(node: RealNode, with_podman: dict) -> None:
-    """The loader must be where a namespace looks for it, or the check would report a bypass as impossible that was
-    never tried."""
+    """A namespace must find the loader, else the check would report a bypass as prevented that never ran."""
     rc, result = node.isolation(runtime="podman", checks=["totals", "bypass-namespace"], duration=60, **with_podman)
     assert rc == 0, result
     assert verdicts(result)["bypass-namespace"] in ("detected", "open"), result
 
 
 @pytest.mark.parametrize("path", ["/etc/ld.so.preload", "/dev/vgpu/0/ledger"])
-def test_podman_with_a_mount_less_is_red(node: RealNode, with_podman: dict, path: str) -> None:
+def test_podman_with_a_missing_mount_violates_the_check(node: RealNode, with_podman: dict, path: str) -> None:
     rc, result = node.isolation(runtime="podman", checks=["totals", "mounts"], omit_mounts=[path], **with_podman)
     assert (rc, result["verdict"], verdicts(result)["mounts"]) == (1, "violated", "violated"), result
     assert result["results"][0]["runtime"] == "podman"
     assert left_over() == []
 
 
-def test_what_a_killed_run_left_is_removed(node: RealNode, with_podman: dict) -> None:
+def test_image_and_container_of_a_killed_run_are_removed(node: RealNode, with_podman: dict) -> None:
     """A check is killed in the middle: its image and container exist, and state: absent removes them."""
     probe = node.folder / "lib" / "current" / "vgpu-probe"
     source = node.folder / "pause.c"
@@ -153,7 +152,7 @@ def test_what_a_killed_run_left_is_removed(node: RealNode, with_podman: dict) ->
     running.stdin.write(json.dumps(arguments))
     running.stdin.close()
     try:
-        until(lambda: len(left_over()) > 2, "its container beside its image and its record")
+        until(lambda: len(left_over()) > 2, "the container, the image and the record of the check")
     finally:
         running.kill()
         running.wait()
@@ -166,7 +165,7 @@ def test_what_a_killed_run_left_is_removed(node: RealNode, with_podman: dict) ->
     assert (rc, again["changed"]) == (0, False), again
 
 
-def test_podman_that_has_no_device_of_the_gpu_is_passed_over(node: RealNode, with_podman: dict) -> None:
+def test_podman_without_a_device_of_the_gpu_is_skipped(node: RealNode, with_podman: dict) -> None:
     options = {**with_podman, "cdi_folders": [str(node.folder / "empty")]}
     rc, result = node.isolation(runtime="auto", checks=["totals"], **options)
     (one,) = result["results"]

@@ -25,7 +25,7 @@ def check(node: RealNode, options: dict, *names: str, seen: bool = True) -> tupl
     return node.isolation(runtime="podman", checks=list(names), duration=60, cgroup_root=str(CGROUPS), **options)
 
 
-def test_what_the_driver_enforces_holds_in_a_container(node: RealNode, with_podman: dict) -> None:  # noqa: F811
+def test_driver_limit_holds_in_a_container(node: RealNode, with_podman: dict) -> None:  # noqa: F811
     rc, result = check(node, with_podman, *OF_LIBRARY, *OF_DRIVER, "driver-limit-root", "managed-raw", *BYPASSES)
     passed = dict.fromkeys([*OF_LIBRARY, *OF_DRIVER, "driver-limit-root", *BYPASSES], "passed")
     wrong = [each for each in result["results"][0]["checks"] if each["verdict"] != "passed"]
@@ -37,8 +37,8 @@ def test_what_the_driver_enforces_holds_in_a_container(node: RealNode, with_podm
     assert node.vgpuctl("status")["allocations"] == []
 
 
-def test_a_driver_that_charges_no_group_is_red(node: RealNode, with_podman: dict) -> None:  # noqa: F811
-    """The driver has the limit, but refuses no process in the container: the bypass's allocation shows it."""
+def test_driver_that_charges_no_group_violates_the_check(node: RealNode, with_podman: dict) -> None:  # noqa: F811
+    """The driver has the limit but refuses no process of the container, so the allocation of the bypass succeeds."""
     rc, result = check(node, with_podman, "totals", "driver-limit", "bypass-own-loader", seen=False)
     expected = {"totals": "passed", "driver-limit": "passed", "bypass-own-loader": "violated"}
     assert (rc, verdicts(result)) == (1, expected), result
@@ -63,7 +63,7 @@ def forgetful(node: RealNode) -> Iterator[None]:  # noqa: F811
         thread.join()
 
 
-def test_a_limit_that_the_driver_lost_is_red(node: RealNode, with_podman: dict) -> None:  # noqa: F811
+def test_limit_lost_by_the_driver_violates_the_check(node: RealNode, with_podman: dict) -> None:  # noqa: F811
     with forgetful(node):
         rc, result = check(node, with_podman, "totals", "driver-refuses")
     assert (rc, result["verdict"]) == (1, "violated"), result["results"][0]["checks"]

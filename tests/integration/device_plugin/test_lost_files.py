@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``rm -rf /run/vgpu`` under a running container, and a damaged record: real mounts, a real engine."""
+"""A running container survives ``rm -rf /run/vgpu`` and a damaged record, with real mounts and a real engine."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def leased(node: RealNode) -> tuple[dict, Mounts]:
 
 
 def rm_rf(folder: Path) -> None:
-    """rm fails on the mount points, which stay, and removes all else."""
+    """Removes the folder's files; rm fails on the mount points, which stay."""
     subprocess.run(["rm", "-rf", str(folder)], check=False, capture_output=True)
 
 
@@ -57,7 +57,7 @@ def watched(node: RealNode) -> dict:
     return node.vgpuctl("watch")
 
 
-def test_container_runs_on_and_starts_again(quick, engine):
+def test_container_survives_the_removal_and_starts_again(quick, engine):
     node = quick
     lease, mounts = leased(node)
     created = engine.create(mounts, {})
@@ -70,7 +70,7 @@ def test_container_runs_on_and_starts_again(quick, engine):
         until(node.socket.exists, "the socket")
         until(lambda: all(Path(host).exists() for _inside, host, _ro in mounts), "the files")
         # The watcher cannot read the ledger and reports that; it names no process, and the slice is not free.
-        until(lambda: lease["allocation"] in watched(node)["fault"], "the watcher's word")
+        until(lambda: lease["allocation"] in watched(node)["fault"], "the watcher's fault message")
         assert watched(node)["findings"] == []
         assert any(lease["allocation"] in one for one in node.vgpuctl("status")["warnings"])
         assert not set(lease["ids"]) & free(node)
@@ -80,14 +80,14 @@ def test_container_runs_on_and_starts_again(quick, engine):
         work = engine.start(created)
         assert work.context == 0
         assert SLICE_MIB * MIB - 64 * MIB < work.take()[1] <= SLICE_MIB * MIB
-        until(lambda: watched(node)["fault"] == "", "all is seen")
+        until(lambda: watched(node)["fault"] == "", "the watcher without a fault")
         assert node.vgpuctl("status")["warnings"] == []
         work.end()
     finally:
         engine.remove(created)
 
 
-def test_static_slice_is_not_sold_to_a_second_container(quick, engine):
+def test_slice_in_use_is_not_allocated_twice(quick, engine):
     node = quick
     slice_id = sorted(free(node))[0]
     folder = node.folder / "run/allocations" / f"slice-{slice_id.replace('::', '-')}"
@@ -116,7 +116,7 @@ def test_static_slice_is_not_sold_to_a_second_container(quick, engine):
 
 
 @pytest.mark.parametrize("records", ["torn", "gone"])
-def test_lease_of_a_container_outlives_the_record(quick, engine, records):
+def test_lease_of_a_container_survives_a_damaged_record(quick, engine, records):
     node = quick
     lease, mounts = leased(node)
     created = engine.create(mounts, {})

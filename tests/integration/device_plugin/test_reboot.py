@@ -127,7 +127,7 @@ def test_allocations_after_a_reboot(machine, records, first):
     older = machine.records.read_bytes()
     pods["last"] = node.kubelet.run_pod("last")
     before = {name: limits_of(pod) for name, pod in pods.items()}
-    assert len(machine.allocations()) == 5  # the init container has an allocation of its own
+    assert len(machine.allocations()) == 5  # one for each of the four pods, and one for the init container
     machine.halt()
     if records == "gone":
         machine.records.unlink()
@@ -191,7 +191,7 @@ def test_no_container_starts_before_the_plugin_is_back(machine):
 
 
 def test_lease_outlives_a_restart_and_not_a_reboot(machine):
-    """The same records, with the former boot id and with another."""
+    """The lease is read from the same records with the former boot id and with a new boot id."""
     node = machine.node
     lease = node.vgpuctl("lease")["allocation"]
     node.end(kill=True)

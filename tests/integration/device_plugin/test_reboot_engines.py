@@ -39,7 +39,8 @@ def mounts_of(machine: Machine, slice_id: str) -> Mounts:  # noqa: F811
 
 
 def docker_makes_directories(mounts: Mounts, slice_id: str) -> None:
-    """For this container, and for a container that a former version gave single files of the same slice."""
+    """Creates a directory in place of each missing source, including the single files of a former version's
+    container."""
     hosts = [host for _inside, host, _read_only in mounts]
     folder = next(Path(host) for inside, host, _read_only in mounts if inside == "/dev/vgpu/0").parent
     former = [str(folder / name) for name in ("limits", "ld.so.preload", f"gpu-{slice_id.partition('::')[0]}")]
@@ -55,7 +56,7 @@ def had(work: Work) -> int:
 
 
 @pytest.mark.parametrize("first", ["plugin", "engine"])
-def test_container_comes_back_in_its_slice(machine, engine, first):  # noqa: F811
+def test_container_starts_again_in_its_slice(machine, engine, first):  # noqa: F811
     node = machine.node
     slice_id = next(iter(node.kubelet.endpoints[next(iter(node.kubelet.endpoints))].devices))
     mounts = mounts_of(machine, slice_id)

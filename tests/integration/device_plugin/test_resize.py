@@ -85,7 +85,7 @@ def refused(node: RealNode, *words: str) -> str:
     return str(fault.value.stderr)
 
 
-def test_a_running_program_gets_more_and_less_and_its_neighbour_notices_nothing(node, slices):
+def test_running_program_is_resized_without_disturbing_its_neighbour(node, slices):
     mine, one, pid = start(node, slices)
     theirs, other, neighbour = start(node, slices)
     offers = offered(node)
@@ -102,7 +102,7 @@ def test_a_running_program_gets_more_and_less_and_its_neighbour_notices_nothing(
     assert f"{16160 - SLICE_MIB + 1} MiB are asked for, {SLICE_MIB} of 16160 are held by others" in refused(
         node, mine, "--memory", f"{16160 - SLICE_MIB + 1}Mi"
     )
-    until(lambda: offered(node) == offers - 1, "the slice that has no room")
+    until(lambda: offered(node) == offers - 1, "the slice without free memory")
 
     # The size cannot go below current usage; after a free it can.
     assert "its programs hold" in refused(node, mine, "--memory", "4000Mi")
@@ -113,7 +113,7 @@ def test_a_running_program_gets_more_and_less_and_its_neighbour_notices_nothing(
     assert answer["gpus"][0]["memory_mib"] == 1000 and answer["gpus"][0]["sm_percent"] == 20
     one._ask("take")
     assert 1000 - PIECE < holds(node, pid) <= 1000
-    until(lambda: offered(node) == offers, "the slice that has room again")
+    until(lambda: offered(node) == offers, "the slice with free memory again")
 
     # The size survives a restart of the plugin, and of the container.
     assert node.vgpuctl("resize", mine, "--memory", "1000Mi", "--cores", "20")["changed"] is False
@@ -131,7 +131,7 @@ def test_a_running_program_gets_more_and_less_and_its_neighbour_notices_nothing(
     assert one._ask("take") == ""
     until(lambda: pid not in [each["pid"] for each in driver_account(node)], "its end")
 
-    assert holds(node, neighbour) == had, "all the while"
+    assert holds(node, neighbour) == had, "the neighbour's memory is unchanged"
     other.free()
     other._ask("take")
     assert holds(node, neighbour) == had

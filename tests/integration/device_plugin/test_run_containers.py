@@ -56,7 +56,7 @@ SIZES = [([], SLICE_MIB), (["--memory", "1Gi", "--cores", "10"], 1024)]
 
 
 @pytest.mark.parametrize(("options", "size_mib"), SIZES)
-def test_container_is_limited_and_gives_its_slice_back(node, engine, options, size_mib):
+def test_container_is_limited_and_releases_its_slice(node, engine, options, size_mib):
     done = run(node, engine, options, PROGRAM, "--json", "--checks", "totals,limit-exact")
     assert done.stdout.startswith("{"), done.stdout + done.stderr
     report = json.loads(done.stdout)
@@ -66,7 +66,7 @@ def test_container_is_limited_and_gives_its_slice_back(node, engine, options, si
     assert (done.returncode, states(node)) == (0, FREE)
 
 
-def test_exit_status_is_the_programs(node, engine):
+def test_exit_status_is_that_of_the_program(node, engine):
     assert run(node, engine, [], "/bin/sh", "-c", "exit 41").returncode == 41
     assert run(node, engine, ["--detach"], "/bin/no-such-program").returncode in (125, 126, 127)
     assert states(node) == FREE
@@ -100,8 +100,8 @@ def test_detached_container_keeps_its_slice_until_it_is_removed(node, engine):
         until(lambda: states(node) == FREE, "the slice to be free")
 
 
-def test_top_names_the_container_of_a_slice_that_nobody_leased(node, engine):
-    """A container started by hand with the files of a lease, as scripts do: the holder's name comes from the engine."""
+def test_top_names_a_container_started_by_hand(node, engine):
+    """A script may start a container with the files of a lease; top then reads the container's name from the engine."""
     lease = node.vgpuctl("lease")
     mounts = [(one["container_path"], one["host_path"], one["read_only"]) for one in lease["mounts"]]
     mounts = [one for one in mounts if one[1] != "/dev/null"]

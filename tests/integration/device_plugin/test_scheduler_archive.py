@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The archive for the scheduler's image: its contents, its installation without network, and that its program needs
-nothing else."""
+"""The archive for the scheduler's image: its contents, its installation without network, and a start of its program."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ def archive(tmp_path_factory) -> Path:
     return Path(json.loads(done.stdout)["archive"])
 
 
-def test_wheels_are_those_of_the_lock_and_ours_is_the_whole_one(archive):
+def test_archive_has_the_locked_wheels_and_our_complete_wheel(archive):
     locked = (ROOT / "requirements" / "scheduler.txt").read_text()
     assert archive.name.startswith(f"vgpu-scheduler-{VERSION}-")
     with zipfile.ZipFile(archive) as content:
@@ -51,7 +50,7 @@ def test_the_program_runs_from_the_installation_alone(archive, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     program = tmp_path / VERSION / "bin" / "vgpu-scheduler"
     ours = {one.name for one in program.parent.glob("vgpu*")}
-    assert ours == {"vgpu-scheduler"}, "vgpuctl and the device plugin lack here what they import"
+    assert ours == {"vgpu-scheduler"}, "vgpuctl and the device plugin need packages that this archive does not have"
     plain = {"PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
     said = subprocess.run([program, "--help"], capture_output=True, text=True, env=plain, cwd=tmp_path, check=True)
     assert "--lease-seconds" in said.stdout
@@ -60,7 +59,7 @@ def test_the_program_runs_from_the_installation_alone(archive, tmp_path):
     assert failed.returncode == 1 and "this is no pod; name a file with --kubeconfig" in failed.stderr
 
 
-def test_an_image_is_made_of_known_archives_alone(tmp_path):
+def test_unknown_archive_makes_no_image(tmp_path):
     other = tmp_path / "other.pyz"
     with zipfile.ZipFile(other, "w") as content:
         content.writestr("about.json", json.dumps({"name": "vgpu-kubelet-double", "version": VERSION}))

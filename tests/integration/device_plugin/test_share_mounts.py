@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a tenant can do to the mounts of its allocation, in containers of a real runc with the response of a real
-plugin.
+"""A tenant tries to change the mounts of its allocation, in containers of a real runc with a real plugin's response.
 
 Each attempt ends in one of three ways: the kernel refuses it and the limit holds; the library refuses a context and
 states why; or the process has no library or reads forged files, which the node's watcher must find.
@@ -182,7 +181,7 @@ def tenant(node: RealNode, tmp_path: Path) -> Iterator[Tenant]:
 
 @pytest.mark.parametrize("read_only", [False, True], ids=["writable root", "read-only root"])
 @pytest.mark.parametrize("user", [0, USER])
-def test_an_honest_program_gets_its_slice(tenant: Tenant, user: int, read_only: bool) -> None:
+def test_unmodified_program_gets_its_slice(tenant: Tenant, user: int, read_only: bool) -> None:
     result = tenant.run("/eat", user=user, read_only=read_only)
     assert result.ended == HELD, result.text
 
@@ -195,30 +194,30 @@ def replaced(path: str) -> str:
 # Moves by root with Docker's capabilities. columns: label, shell command, the kernel's error, result of a program
 # started afterwards, the library's message
 MOVES = [
-    ("the root", replaced("/dev/vgpu"), "busy", HELD, ""),
-    ("the share", replaced("/dev/vgpu/0"), "busy|Read-only", HELD, ""),
-    ("the library's folder", replaced("/dev/vgpu/lib"), "busy|Read-only", HELD, ""),
-    ("a new share", "mkdir /dev/vgpu/1", "Read-only", HELD, ""),
-    ("the preload file", "mv /etc/ld.so.preload /etc/o", "busy", HELD, ""),
-    ("the ledger", "mv /dev/vgpu/0/ledger /dev/vgpu/0/o", "busy|Read-only", HELD, ""),
-    ("/dev", "mv /dev /o", "busy", HELD, ""),
-    ("a new file in the share", "touch /dev/vgpu/0/new", "Read-only", HELD, ""),
-    ("the limits unlinked", "rm -f /dev/vgpu/0/limits", "Read-only", HELD, ""),
-    ("the limits written", "cp /evil/limits /dev/vgpu/0/limits", "Read-only", HELD, ""),
-    ("the limits renamed", "mv /dev/vgpu/0/limits /dev/vgpu/0/o", "Read-only", HELD, ""),
-    ("the ledger unlinked", "rm -f /dev/vgpu/0/ledger", "busy|Read-only", HELD, ""),
-    ("a new file of the library's folder", "touch /dev/vgpu/lib/new", "Read-only", HELD, ""),
-    ("the library unlinked", "rm -f /dev/vgpu/lib/libvgpu.so", "Read-only", HELD, ""),
-    ("the library renamed", "mv /dev/vgpu/lib/libvgpu.so /dev/vgpu/lib/o", "Read-only", HELD, ""),
-    ("a mount over it", "mount --bind /evil /dev/vgpu/0", "denied|permitted|permission", HELD, ""),
-    ("an unmount", "umount /dev/vgpu/0", "denied|permitted|superuser", HELD, ""),
+    ("replace the root of the shares", replaced("/dev/vgpu"), "busy", HELD, ""),
+    ("replace the share", replaced("/dev/vgpu/0"), "busy|Read-only", HELD, ""),
+    ("replace the library's folder", replaced("/dev/vgpu/lib"), "busy|Read-only", HELD, ""),
+    ("create a share", "mkdir /dev/vgpu/1", "Read-only", HELD, ""),
+    ("rename the preload file", "mv /etc/ld.so.preload /etc/o", "busy", HELD, ""),
+    ("rename the ledger", "mv /dev/vgpu/0/ledger /dev/vgpu/0/o", "busy|Read-only", HELD, ""),
+    ("rename /dev", "mv /dev /o", "busy", HELD, ""),
+    ("create a file in the share", "touch /dev/vgpu/0/new", "Read-only", HELD, ""),
+    ("remove the limits", "rm -f /dev/vgpu/0/limits", "Read-only", HELD, ""),
+    ("overwrite the limits", "cp /evil/limits /dev/vgpu/0/limits", "Read-only", HELD, ""),
+    ("rename the limits", "mv /dev/vgpu/0/limits /dev/vgpu/0/o", "Read-only", HELD, ""),
+    ("remove the ledger", "rm -f /dev/vgpu/0/ledger", "busy|Read-only", HELD, ""),
+    ("create a file in the library's folder", "touch /dev/vgpu/lib/new", "Read-only", HELD, ""),
+    ("remove the library", "rm -f /dev/vgpu/lib/libvgpu.so", "Read-only", HELD, ""),
+    ("rename the library", "mv /dev/vgpu/lib/libvgpu.so /dev/vgpu/lib/o", "Read-only", HELD, ""),
+    ("mount over the share", "mount --bind /evil /dev/vgpu/0", "denied|permitted|permission", HELD, ""),
+    ("unmount the share", "umount /dev/vgpu/0", "denied|permitted|superuser", HELD, ""),
     # The loader reads its preload list from /etc only; that folder belongs to the container.
-    ("/etc", "mv /etc /o && mkdir /etc", "", OUT, ""),
+    ("replace /etc", "mv /etc /o && mkdir /etc", "", OUT, ""),
 ]
 
 
 @pytest.mark.parametrize(("about", "does", "says", "ends", "line"), MOVES, ids=[one[0] for one in MOVES])
-def test_what_root_of_the_container_can_do(
+def test_root_of_the_container_cannot_replace_the_limits(
     tenant: Tenant, about: str, does: str, says: str, ends: str, line: str
 ) -> None:
     result = tenant.run(f"({does}) 2>&1 && echo done; /eat")
@@ -246,16 +245,18 @@ def planted(*links: str) -> Callable[[Path], None]:
 # Moves by user 1000 without capabilities, in an image of its choice. columns: label, links in the image, shell
 # command, result
 PLANTS = [
-    ("old places", ["/etc/vgpu", "/run/vgpu"], replaced("/data/etc-vgpu"), HELD),
+    ("paths of former versions", ["/etc/vgpu", "/run/vgpu"], replaced("/data/etc-vgpu"), HELD),
     ("/dev/vgpu", ["/dev/vgpu"], "ls /data/dev-vgpu | grep . && " + replaced("/data/dev-vgpu"), HELD),
     ("/dev", ["/dev"], "ls /data/dev | grep . && mv /data/dev /data/o", HELD),
-    # /etc is the only path that no folder of ours can replace: the loader's own.
+    # The plugin mounts no folder over /etc, where the loader reads its preload list.
     ("/etc", ["/etc"], "mv /data/etc /data/o && mkdir /data/etc", OUT),
 ]
 
 
 @pytest.mark.parametrize(("about", "links", "does", "ends"), PLANTS, ids=[one[0] for one in PLANTS])
-def test_what_an_image_can_prepare(tenant: Tenant, about: str, links: list[str], does: str, ends: str) -> None:
+def test_links_in_an_image_cannot_replace_the_limits(
+    tenant: Tenant, about: str, links: list[str], does: str, ends: str
+) -> None:
     result = tenant.run(f"({does}) 2>&1; /eat", user=USER, image=planted(*links))
     if about == "/dev" and "eaten" not in result.text:
         return  # runc does not start it
@@ -264,11 +265,23 @@ def test_what_an_image_can_prepare(tenant: Tenant, about: str, links: list[str],
 
 # Volumes of a pod: mounted after the plugin's mounts, in order of depth.
 VOLUMES = [
-    ("the limits", "/dev/vgpu/0/limits", "limits", True, "/dev/vgpu/0/limits: another file is mounted on it"),
-    ("the share", "/dev/vgpu/0", "", False, "/dev/vgpu/0/limits: its folder /dev/vgpu/0 is mounted writable"),
-    ("the ledger", "/dev/vgpu/0/ledger", "ledger", False, "/dev/vgpu/0/ledger: it is empty"),
     (
-        "the root, writable",
+        "volume over the limits",
+        "/dev/vgpu/0/limits",
+        "limits",
+        True,
+        "/dev/vgpu/0/limits: another file is mounted on it",
+    ),
+    (
+        "volume over the share",
+        "/dev/vgpu/0",
+        "",
+        False,
+        "/dev/vgpu/0/limits: its folder /dev/vgpu/0 is mounted writable",
+    ),
+    ("volume over the ledger", "/dev/vgpu/0/ledger", "ledger", False, "/dev/vgpu/0/ledger: it is empty"),
+    (
+        "writable volume over the root of the shares",
         "/dev/vgpu",
         "",
         False,
@@ -279,7 +292,7 @@ VOLUMES = [
 
 @pytest.mark.parametrize(("about", "inside", "name", "ro", "line"), VOLUMES, ids=[one[0] for one in VOLUMES])
 @pytest.mark.parametrize("user", [0, USER])
-def test_a_volume_over_a_file_of_ours(
+def test_volume_over_our_files_gets_no_context(
     tenant: Tenant, tmp_path: Path, user: int, about: str, inside: str, name: str, ro: bool, line: str
 ) -> None:
     volume = tenant.evil(tmp_path / "volume")
@@ -299,12 +312,12 @@ SIDECARS = [
 ]
 
 
-@pytest.mark.parametrize("read_only", [False, True], ids=["writable here", "read-only here"])
+@pytest.mark.parametrize("read_only", [False, True], ids=["writable volume", "read-only volume"])
 @pytest.mark.parametrize(("about", "does"), SIDECARS, ids=[one[0] for one in SIDECARS])
-def test_a_volume_above_our_folders_and_another_container(
+def test_volume_shared_with_another_container_gets_no_context(
     tenant: Tenant, tmp_path: Path, about: str, does: str, read_only: bool
 ) -> None:
-    """An emptyDir at /dev/vgpu: our mounts lie in it, on folders that the other container may move."""
+    """An emptyDir at /dev/vgpu contains our mounts, on folders that the other container can move."""
     shared = tmp_path / "shared"
     for folder in (shared, shared / "0", shared / "lib"):
         folder.mkdir()
@@ -325,13 +338,13 @@ def test_a_volume_above_our_folders_and_another_container(
     assert "no context is created: /dev/vgpu/0/limits: its folder /dev/vgpu" in result.text
 
 
-# Mounts of one's own, by a user namespace; where the machine gives none to users, nothing can be tried.
+# Mounts by user 1000 in a new user namespace. The test is skipped if the machine refuses user namespaces.
 NAMESPACES = [
-    ("a file over the limits", "mount --bind /evil/limits /dev/vgpu/0/limits", REFUSED),
-    ("a folder over the share", "mount --bind /evil /dev/vgpu/0", REFUSED),
-    ("the preload file covered", "mount --bind /dev/null /etc/ld.so.preload", OUT),
+    ("mount a file over the limits", "mount --bind /evil/limits /dev/vgpu/0/limits", REFUSED),
+    ("mount a folder over the share", "mount --bind /evil /dev/vgpu/0", REFUSED),
+    ("mount over the preload file", "mount --bind /dev/null /etc/ld.so.preload", OUT),
     (
-        "all as the node does it",
+        "mounts equal to the node's, with forged files",
         "mount -t tmpfs none /data && cp /evil/* /data && mount --bind /dev/vgpu/0/ledger /data/ledger "
         "&& mount --rbind /data /dev/vgpu/0 && mount -o remount,bind,ro /dev/vgpu/0",
         FORGED,
@@ -340,7 +353,7 @@ NAMESPACES = [
 
 
 @pytest.mark.parametrize(("about", "does", "ends"), NAMESPACES, ids=[one[0] for one in NAMESPACES])
-def test_mounts_of_ones_own(tenant: Tenant, about: str, does: str, ends: str) -> None:
+def test_mounts_in_an_own_namespace(tenant: Tenant, about: str, does: str, ends: str) -> None:
     result = tenant.run(f"unshare -Urm sh -c '({does}) 2>&1 && echo done; /eat' || /eat", user=USER)
     if "done\n" not in result.text:
         assert "unshare" in result.text, result.text
@@ -348,9 +361,9 @@ def test_mounts_of_ones_own(tenant: Tenant, about: str, does: str, ends: str) ->
     assert result.ended == ends, result.text
 
 
-def test_an_old_answer_finds_all_its_files(tenant: Tenant, node: RealNode) -> None:
-    """A container that was admitted when single files were mounted is started again after the upgrade: by the answer
-    that the kubelet kept, with the library of then.
+def test_old_allocate_response_has_all_its_files(tenant: Tenant, node: RealNode) -> None:
+    """After the upgrade a container of a former release, which mounted single files, starts again with the kubelet's
+    stored Allocate response and the former library.
     """
     folder = tenant.share.parent
     uuid = node.vgpuctl("status")["gpus"][0]["uuid"]
@@ -367,7 +380,7 @@ def test_an_old_answer_finds_all_its_files(tenant: Tenant, node: RealNode) -> No
         assert (folder / "ld.so.preload").read_text() == "/usr/local/lib/vgpu/libvgpu.so\n"
         assert (folder / "limits").samefile(folder / "ro/limits")
         node.kubelet.restart_container("one")
-    # With this version's library it gets nothing, and not everything: that one knows the new places alone.
+    # This version's library knows only the new paths, so the container gets no context, not the whole card.
     tenant.mounts = old
     result = tenant.run("/eat")
     assert result.ended == REFUSED, result.text

@@ -190,12 +190,12 @@ KEPT = [("kubelet", "runc"), ("kubelet", "docker"), ("volumes", "podman"), ("vol
 
 
 @pytest.mark.parametrize("tenant", KEPT, ids="-".join, indirect=True)
-def test_a_container_of_an_old_answer(tenant: Tenant) -> None:
+def test_container_of_an_old_allocate_response_survives_the_upgrade(tenant: Tenant) -> None:
     node = tenant.node
     tenant.create()
     work = tenant.start()
     is_limited(work)
-    assert work.ledgers() == {OLD_LEDGER}, "this is none of the former release"
+    assert work.ledgers() == {OLD_LEDGER}, "this response is not of the former release"
 
     tenant.host.upgrade()
 
@@ -216,12 +216,12 @@ def test_a_container_of_an_old_answer(tenant: Tenant) -> None:
     work = tenant.start()
     is_limited(work)
     assert work.ledgers() == {LEDGER}
-    until(lambda: named(node) == [], "an end of old mounts")
+    until(lambda: named(node) == [], "the end of the old mounts")
     assert work.end()[1] == 0
 
 
 @pytest.mark.parametrize("tenant", [("kubelet", "runc")], ids="-".join, indirect=True)
-def test_limits_that_a_container_of_an_old_answer_forges_are_found(tenant: Tenant) -> None:
+def test_forged_limits_with_old_mounts_are_found(tenant: Tenant) -> None:
     """The tenant can still rename its folders: it gets the whole card, and the new watcher names it by the node's own
     limit."""
     tenant.create()
@@ -229,7 +229,7 @@ def test_limits_that_a_container_of_an_old_answer_forges_are_found(tenant: Tenan
     forge(tenant, Path(tenant.created) / "rootfs" / "evil")
     work = tenant.start_again()
     assert work.take()[1] > (SLICE_MIB + 64) * MIB, "nothing was forged"
-    (found,) = until(lambda: tenant.node.vgpuctl("watch")["findings"], "it to be named")
+    (found,) = until(lambda: tenant.node.vgpuctl("watch")["findings"], "the process to be named")
     assert (found["allocation"], found["reason"]) == (tenant.allocation, "more-memory")
     work.free()
     assert work.end()[1] == 0
@@ -245,7 +245,7 @@ def forge(tenant: Tenant, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("tenant", [("cdi", "podman")], ids="-".join, indirect=True)
-def test_a_container_with_a_device_of_cdi(tenant: Tenant) -> None:
+def test_container_with_a_cdi_device_gets_the_new_mounts_at_its_next_start(tenant: Tenant) -> None:
     """The container runs on with its old mounts, and gets the new mounts at its next start."""
     node = tenant.node
     tenant.create()
@@ -267,10 +267,11 @@ def test_a_container_with_a_device_of_cdi(tenant: Tenant) -> None:
 
 @pytest.mark.parametrize("tenant", [("kubelet", "runc"), ("volumes", "podman")], ids="-".join, indirect=True)
 @pytest.mark.parametrize("half", ["library", "plugin"])
-def test_a_container_that_is_created_between_the_two_gets_nothing(
+def test_container_created_during_the_upgrade_gets_no_memory(
     tenant: Tenant, half: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Half an upgrade: one release's Allocate response, the other's library. The container gets no memory at all."""
+    """During an upgrade, the Allocate response and the library may be of different releases. The container gets no
+    memory."""
     node = tenant.node
     if half == "library":
         tenant.host.use_library(NEW)
@@ -302,7 +303,7 @@ def test_a_container_that_is_created_between_the_two_gets_nothing(
 
 
 @pytest.mark.parametrize("tenant", [("kubelet", "runc")], ids="-".join, indirect=True)
-def test_the_share_of_a_container_of_an_old_answer(tenant: Tenant) -> None:
+def test_new_arbiter_throttles_the_former_library(tenant: Tenant) -> None:
     """The new arbiter throttles the former library, and the watcher reports nothing about either."""
     tenant.create()
     work = tenant.start()

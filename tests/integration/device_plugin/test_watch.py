@@ -96,7 +96,7 @@ def findings(node) -> list[dict]:
 
 
 @pytest.mark.parametrize("way, reason", WAYS)
-def test_open_way_round_is_named(watched, way, reason):
+def test_open_bypass_is_named(watched, way, reason):
     slice_ = in_pod(watched)
     assert findings(watched) == []
     slice_.probe(way)
@@ -141,10 +141,10 @@ def test_honest_tenant_is_never_named(watched, check):
     assert (answer["findings"], answer["past"], answer["totals"], answer["fault"]) == ([], [], [], "")
 
 
-def test_it_is_over_when_it_is_over(watched):
+def test_finding_ends_with_its_process(watched):
     slice_ = in_pod(watched)
     process = slice_.probe("bypass-namespace", "3000")
-    until(lambda: findings(watched), "it to be named")
+    until(lambda: findings(watched), "the process to be named")
     process.wait(60)
     answer = looks(watched, 2)
     assert answer["findings"] == []
@@ -160,7 +160,7 @@ def policy(node, **values: str) -> None:
 
 
 @pytest.mark.parametrize("way, reason", WAYS)
-def test_policy_ends_it(watched, way, reason):
+def test_policy_end_kills_the_process(watched, way, reason):
     policy(watched, watch="end")
     honest = in_pod(watched, "honest").probe("limit-exact", "4000")
     bad = in_pod(watched, "bad")
@@ -176,7 +176,7 @@ def test_policy_ends_it(watched, way, reason):
     assert (check["verdict"], honest.returncode) == ("passed", 0)  # its neighbour ran to its end
 
 
-def test_who_ignores_the_first_signal_is_killed(watched):
+def test_process_that_ignores_sigterm_is_killed(watched):
     """A bypassing program that ignores SIGTERM is killed ten seconds later."""
     policy(watched, watch="end")
     script = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + PLAIN.replace(
@@ -242,15 +242,16 @@ def test_lease_of_a_check_is_named_and_never_ended(watched):
     slice_ = Slice(watched, lease)
     watched.slices.append(slice_)
     process = slice_.probe("bypass-namespace", "4000")
-    (found,) = until(lambda: findings(watched), "it to be named")
+    (found,) = until(lambda: findings(watched), "the process to be named")
     assert (found["kind"], found["allocation"]) == ("lease", lease["allocation"])
     (check,) = json.loads(process.communicate(timeout=60)[0])["checks"]
     assert check["verdict"] == "open"
     assert watched.vgpuctl("watch")["sigterm"] == 0
 
 
-def test_spoilt_ledger_hides_nobody(watched):
-    """A tenant that makes its ledger unreadable while using memory is named: nothing is charged to it any more."""
+def test_tenant_with_an_unreadable_ledger_is_named(watched):
+    """The watcher names a tenant that uses memory and makes its ledger unreadable, because no memory is charged to
+    it."""
     pod = watched.kubelet.run_pod("one")
     slice_ = Slice(watched, pod["answer"])
     watched.slices.append(slice_)
@@ -261,11 +262,11 @@ def test_spoilt_ledger_hides_nobody(watched):
     ledger = next(one["host_path"] for one in pod["answer"]["mounts"] if one["container_path"] == "/dev/vgpu/0/ledger")
     with open(ledger, "r+b") as stream:
         stream.write(b"\xff" * 64)
-    (found,) = until(lambda: findings(watched), "it to be named")
+    (found,) = until(lambda: findings(watched), "the process to be named")
     assert found["reason"] == "no-slot"
 
 
-def test_gpu_is_not_asked_more_than_it_is_shared(watched):
+def test_watcher_finds_nothing_on_an_idle_allocated_card(watched):
     """All slices are allocated and nothing runs: the watcher polls and finds nothing."""
     for n in range(SPLIT):
         in_pod(watched, f"pod-{n}")

@@ -73,7 +73,7 @@ def past(node) -> dict[str, dict]:
 
 
 @pytest.mark.parametrize("how", ["own", "own-ignore"])
-def test_one_of_64_is_ended_and_the_others_live(watched, holder, how):
+def test_watcher_kills_only_the_bypassing_process_of_64_slices(watched, holder, how):
     node = watched
     node.end()
     (node.folder / "host.profile").write_text(PROFILE)
@@ -115,11 +115,12 @@ def test_one_of_64_is_ended_and_the_others_live(watched, holder, how):
 
 
 def test_process_whose_first_thread_has_ended_is_named(watched, holder):
-    """The tenant's cheapest way to have no mounts, no memory and no name in /proc."""
+    """After the exit of its first thread a process has no mounts, memory or name in /proc, so a tenant could hide
+    cheaply."""
     process = in_pod(watched).start(holder, "own-leave", "64")
     holds(process)
     until(lambda: "Z (zombie)" in Path(f"/proc/{process.pid}/status").read_text(), "the end of the first thread")
-    (found,) = until(lambda: findings(watched), "it to be named")
+    (found,) = until(lambda: findings(watched), "the process to be named")
     assert (found["reason"], found["processes"][0]["pid"]) == ("no-slot", process.pid)
 
 
@@ -136,7 +137,7 @@ OVER = [
 
 
 @pytest.mark.parametrize(("command", "how"), OVER)
-def test_mount_over_ours_is_named_and_ended(watched, holder, command, how):
+def test_mount_over_our_files_is_named_and_ended(watched, holder, command, how):
     policy(watched, watch="end")
     slice_ = in_pod(watched)
     process = foreign_of(slice_, command, holder, how, "64")
@@ -147,7 +148,7 @@ def test_mount_over_ours_is_named_and_ended(watched, holder, command, how):
     assert found["looks"] in (2, 3)
 
 
-def test_stranger_on_the_card_is_a_figure_and_a_finding(watched, holder):
+def test_process_outside_every_slice_is_counted_and_found(watched, holder):
     """The stranger runs in its own pid and mount namespace, outside every slice."""
     process = subprocess.Popen(
         ["unshare", "--pid", "--fork", "--kill-child", "--mount", holder, "plain", "64"],
@@ -157,7 +158,7 @@ def test_stranger_on_the_card_is_a_figure_and_a_finding(watched, holder):
     )
     try:
         holds(process)
-        (found,) = until(lambda: findings(watched), "it to be named")
+        (found,) = until(lambda: findings(watched), "the process to be named")
         assert (found["reason"], found["kind"], found["allocation"]) == ("unplaced", "unknown", "")
         assert [one["processes"] for one in watched.vgpuctl("watch")["unplaced"]] == [1]
         assert found["processes"][0]["bytes"] >= 64 * MIB
@@ -166,7 +167,7 @@ def test_stranger_on_the_card_is_a_figure_and_a_finding(watched, holder):
         process.communicate()
 
 
-def test_static_slice_is_held_to_the_nodes_limit(watched, holder):
+def test_static_slice_is_judged_by_the_limit_of_the_node(watched, holder):
     """A slice for containers outside Kubernetes has no record, so the watcher reads its limits on the node."""
     name = next(one for one in sorted(os.listdir(watched.folder / "run" / "allocations")) if one.startswith("slice-"))
     specification = json.loads(next((watched.folder / "cdi").glob("*slice*.json")).read_text())

@@ -16,23 +16,23 @@ MODULES = ROOT / "plugins" / "modules"
 
 # Number of core files in each payload, without the __init__.py that Ansible adds. A higher number needs a reason.
 MOST = {
-    "apt_packages": 9,  # one more: private package lists, with which check mode queries an archive
+    "apt_packages": 9,  # includes the private package lists that check mode uses
     "check_variables": 0,
-    "containerd_config": 8,  # one more: the cgroup driver of the running kubelet
+    "containerd_config": 8,  # includes the cgroup driver of the running kubelet
     "docker_daemon": 9,
-    "driver_choice": 10,  # one more: the keys of repositories
+    "driver_choice": 10,  # includes the keys of repositories
     "driver_setup": 5,
-    "engine_choice": 10,  # auto: the running kubelet, its version, and the text of a file for CRI-O, k3s and RKE2
+    "engine_choice": 10,  # includes, for auto, the running kubelet, its version, and the file of CRI-O, k3s and RKE2
     "gpu_info": 3,
     "host_state": 22,
-    "kube_capacity_info": 6,  # three for claims: the rule, and quantities
-    "kube_claims": 6,  # two policies, one with its rule in CEL
-    "kube_cluster_info": 5,  # it also says which images of the nodes are missing
+    "kube_capacity_info": 6,  # includes three for claims: the rule and the quantities
+    "kube_claims": 6,  # includes two policies, one with its rule in CEL
+    "kube_cluster_info": 5,  # includes the check for missing images of the nodes
     "kube_device_plugin": 4,
     "kube_mount_policy": 4,
     "kube_node": 2,
     "kube_conflicting_plugins": 5,
-    "kube_scheduler": 7,  # two policies, the rule that one says in CEL, the wait for the rollout
+    "kube_scheduler": 7,  # includes two policies, one with its rule in CEL, and the wait for the rollout
     "mig_geometry": 13,
     "mps_daemon": 7,
     "node_files": 1,
@@ -44,8 +44,8 @@ MOST = {
     "rollback_point": 12,
     "vcuda_archive": 1,
     "vcuda_library": 4,
-    "vgpu_capacity_info": 15,  # two of them: GPUs that are lost, devices of claims
-    "vgpu_isolation": 20,  # five of them: the limits that the driver itself enforces
+    "vgpu_capacity_info": 15,  # includes lost GPUs and devices of claims
+    "vgpu_isolation": 20,  # includes five for the limits that the driver enforces
     "desired_state": 0,
 }
 
@@ -88,5 +88,5 @@ def test_every_module_has_its_row(payloads: dict[str, list[str]]) -> None:
 
 
 @pytest.mark.parametrize("module", sorted(MOST))
-def test_a_module_ships_only_what_it_uses(module: str, payloads: dict[str, list[str]]) -> None:
+def test_module_ships_only_the_files_that_it_uses(module: str, payloads: dict[str, list[str]]) -> None:
     assert len(payloads[module]) <= MOST[module], payloads[module]

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the controller is missing to build artefacts for its hosts, given its programs and the artefacts already in
-folders."""
+"""The lookup names the tools that the controller needs to build missing artefacts and does not have."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ CONTROLLERS: list[tuple[tuple[str, ...], list[str], list[list[str]]]] = [
 
 
 @pytest.mark.parametrize(("has", "files", "said"), CONTROLLERS)
-def test_what_is_missing_is_named(
+def test_missing_build_tools_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has: tuple[str, ...], files: list[str], said: list[list[str]]
 ) -> None:
     monkeypatch.setattr(lookup.shutil, "which", lambda name: name if name in has else None)
@@ -47,7 +46,7 @@ def test_what_is_missing_is_named(
         assert [word for word in words if word not in sentence] == [], sentence
 
 
-def test_an_old_python_of_the_controller_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugin_build_refuses_a_controller_with_python_3_10(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "version_info", (3, 10, 13))
     assert "Python 3.11 or newer" in lookup.plugin(VERSION, [])[0]
 
@@ -66,7 +65,7 @@ IMAGES: list[tuple[tuple[str, ...], list[str], str, list[str], list[str]]] = [
 
 
 @pytest.mark.parametrize(("has", "files", "base", "said", "not_said"), IMAGES)
-def test_what_is_missing_for_an_image_is_named(
+def test_missing_image_tools_are_named(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     has: tuple[str, ...],
@@ -84,7 +83,7 @@ def test_what_is_missing_for_an_image_is_named(
     assert [word for word in said if word not in found] + [word for word in not_said if word in found] == [], found
 
 
-def test_what_is_not_built_here_needs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_controller_that_builds_nothing_needs_no_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookup.shutil, "which", lambda _name: None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     assert lookup.library("", []) + lookup.plugin("", []) + lookup.image("", False, "podman", "") == []
@@ -92,19 +91,19 @@ def test_what_is_not_built_here_needs_nothing(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(("text", "fine"), [(lookup.HEADERS, True), ("#include <no_such_header.h>\n", False)])
-def test_the_compiler_is_tried(monkeypatch: pytest.MonkeyPatch, text: str, fine: bool) -> None:
+def test_compiles_runs_the_compiler(monkeypatch: pytest.MonkeyPatch, text: str, fine: bool) -> None:
     monkeypatch.setattr(lookup, "HEADERS", text)
     assert lookup.compiles() is fine
 
 
-def test_the_image_of_the_scheduler_has_ways_out_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scheduler_image_message_names_the_scheduler_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookup.shutil, "which", lambda _name: None)
     (said,) = lookup.image(VERSION, False, "podman", "", "scheduler")
     assert "the image of the scheduler 1.0-a: expected podman, mmdebstrap on" in said
     assert "scheduler_image_base" in said and "device_plugin" not in said
 
 
-# SCHEDULERS has the columns: programs of the controller, files by folder, Python version, whether a sentence is
+# columns of SCHEDULERS: programs of the controller, files by folder, Python version, whether a sentence is
 # expected.
 WHEEL, OURS = "one-1-cp311-cp311-manylinux2014_x86_64.whl", "vgpu_fleet_plugin-1.0+a-py3-none-any.whl"
 SCHEDULERS: list[tuple[tuple[str, ...], dict[str, list[str]], str, bool]] = [
@@ -121,7 +120,7 @@ SCHEDULERS: list[tuple[tuple[str, ...], dict[str, list[str]], str, bool]] = [
 
 
 @pytest.mark.parametrize(("has", "files", "python", "said"), SCHEDULERS)
-def test_what_is_missing_for_the_scheduler_is_named(
+def test_missing_scheduler_wheels_are_named(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     has: tuple[str, ...],
@@ -164,7 +163,7 @@ HOSTS: list[tuple[dict[str, str], dict[str, Any], list[str], bool]] = [
 
 
 @pytest.mark.parametrize(("system", "settings", "versions", "said"), HOSTS)
-def test_a_host_whose_wheels_no_folder_has_is_refused_before_its_first_change(
+def test_plan_refuses_a_host_whose_wheels_are_missing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     system: dict[str, str],
@@ -206,9 +205,7 @@ CLUSTERS: list[tuple[list[str], str, list[str]]] = [
 
 
 @pytest.mark.parametrize(("files", "python", "said"), CLUSTERS)
-def test_what_is_missing_to_call_a_cluster_is_named(
-    tmp_path: Path, files: list[str], python: str, said: list[str]
-) -> None:
+def test_missing_cluster_access_is_named(tmp_path: Path, files: list[str], python: str, said: list[str]) -> None:
     (tmp_path / "there").write_text("")
     for name, status in (("has", 0), ("bare", 1)):
         (tmp_path / name).write_text(f"#!/bin/sh\nexit {status}\n")
@@ -219,6 +216,6 @@ def test_what_is_missing_to_call_a_cluster_is_named(
     assert [words for words, sentence in zip(said, found) if words not in sentence] == []
 
 
-def test_the_interpreter_of_the_controller_is_looked_at_itself() -> None:
+def test_imports_checks_the_interpreter_of_the_controller() -> None:
     assert lookup.imports("json", sys.executable)
     assert not lookup.imports("no_such_package", sys.executable)

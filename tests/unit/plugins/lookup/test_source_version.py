@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The version of a build follows from its sources alone."""
+"""The version of a build depends only on its sources."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def digest(root):
     return source_version.digest(str(root), source_version.sources(str(root), ["src"]))
 
 
-def test_the_same_sources_are_the_same_version(root):
+def test_equal_sources_have_equal_versions(root):
     assert source_version.sources(str(root), ["src"]) == ["src/a.c", "src/deep/b.c"]
     assert digest(root) == digest(root)
 
@@ -31,7 +31,7 @@ CHANGES = [
     (lambda root: (root / "src/a.c").write_text("A"), True),
     (lambda root: (root / "src/c.c").write_text(""), True),
     (lambda root: (root / "src/a.c").rename(root / "src/z.c"), True),
-    # The two files have the same bytes in all, split elsewhere: a|b against ab|.
+    # Both pairs of files join to the same bytes, but the first file ends at another byte.
     (lambda root: ((root / "src/a.c").write_text("ab"), (root / "src/deep/b.c").write_text("")), True),
     (lambda root: (root / "src/a.o").write_text("built"), False),
     (lambda root: (root / "src/README.md").write_text("words"), False),
@@ -48,7 +48,7 @@ def test_only_a_source_changes_the_version(root, change, differs):
     assert (digest(root) != before) is differs
 
 
-def test_the_version_of_the_collection(root):
+def test_version_reads_the_collection_version(root):
     assert source_version.collection_version(str(root)) == "1.2.3"
     # An installed collection has a manifest, and no galaxy.yml.
     (root / "galaxy.yml").unlink()
@@ -56,12 +56,12 @@ def test_the_version_of_the_collection(root):
     assert source_version.collection_version(str(root)) == "4.5.6"
 
 
-def test_a_source_that_is_absent_is_an_error(root):
+def test_missing_source_is_an_error(root):
     with pytest.raises(AnsibleLookupError, match='no "native/nothing"'):
         source_version.sources(str(root), ["native/nothing"])
 
 
-def test_a_run_settles_on_one_version_while_sources_change(tmp_path):
+def test_run_keeps_one_version_while_sources_change(tmp_path):
     answers = iter(["first", "second", "third"])
     asked = [source_version.settled(str(tmp_path), key, lambda: next(answers)) for key in ("a", "a", "b", "a")]
     assert asked == ["first", "first", "second", "first"]

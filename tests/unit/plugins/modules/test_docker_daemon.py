@@ -62,7 +62,7 @@ def test_check_apply_repeat(tmp_path: Path, before: str | None, arguments: dict,
     assert call(tmp_path, arguments)["changed"] is False
 
 
-def test_the_way_back_with_a_record(tmp_path: Path) -> None:
+def test_absent_restores_the_file_from_its_record(tmp_path: Path) -> None:
     path, record = tmp_path / "daemon.json", str(tmp_path / "record.json")
     path.write_text('{ "bridge":"none" }')
     assert call(tmp_path, {"settings": SETTINGS, "record": record})["changed"]

@@ -20,7 +20,7 @@ INSTALLED = "Package: {}\nStatus: install ok installed\nVersion: 2025.03.1-1\n\n
 
 
 @pytest.mark.parametrize("package, told", [("nvlsm", False), ("bash", True)])
-def test_what_a_host_of_nvlink_5_has_of_its_subnet_manager(tmp_path, monkeypatch, package, told):
+def test_missing_subnet_manager_of_nvlink_5_is_a_warning(tmp_path, monkeypatch, package, told):
     machine = host(tmp_path, {**FILES, "var/lib/dpkg/status": INSTALLED.format(package)})
     warnings, left = [], []
     desired = {"source": "cuda", "branch": "580"}
@@ -33,5 +33,5 @@ def test_what_a_host_of_nvlink_5_has_of_its_subnet_manager(tmp_path, monkeypatch
     monkeypatch.setattr(module_under_test, "AnsibleModule", lambda **_spec: double)
     monkeypatch.setattr(module_under_test, "Host", lambda: machine)
     module_under_test.main()
-    assert any("nvidia-fabricmanager" in name for name in left[0]["choice"]["packages"]), "it has switches"
+    assert any("nvidia-fabricmanager" in name for name in left[0]["choice"]["packages"]), "the host has switches"
     assert [True for text in warnings if "nvlsm" in text] == [True] * told

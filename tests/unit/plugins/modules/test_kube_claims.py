@@ -54,7 +54,7 @@ def test_check_apply_repeat_undo():
     assert not call(api, "absent")["changed"]
 
 
-def test_the_name_of_an_extended_resource_comes_and_goes():
+def test_extended_resource_name_is_added_and_removed():
     api = KubeClient("v1.36.3")
     call(api, name=NAME)
     assert api.objects[CLASS]["spec"]["extendedResourceName"] == NAME
@@ -77,7 +77,7 @@ def test_an_older_version_is_refused_and_has_nothing_to_remove():
     assert not call(api, "absent")["changed"] and api.writes == []
 
 
-def test_another_class_of_the_name_is_refused():
+def test_class_of_another_owner_is_refused():
     api = KubeClient("v1.36.3")
     api.put(f"{GROUP}/deviceclasses/gpu.nvidia.com", {"metadata": {"name": "gpu.nvidia.com"}, "spec": {}})
     call(api, name=NAME)
@@ -89,7 +89,7 @@ def test_another_class_of_the_name_is_refused():
     call(api)
 
 
-def test_a_server_that_drops_the_name_is_refused_before_a_write():
+def test_server_without_extended_resource_names_is_refused_before_a_write():
     class Dropping(KubeClient):
         def apply(self, path, body, dry_run):
             body = copy.deepcopy(body)

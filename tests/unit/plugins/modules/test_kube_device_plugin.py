@@ -81,7 +81,7 @@ def test_old_kubernetes_is_refused(version):
         call(cluster(version))
 
 
-def test_node_that_is_not_there_is_not_made():
+def test_missing_node_is_not_created():
     api = cluster()
     with pytest.raises(Ended, match="no node n3"):
         call(api, nodes=("n1", "n3"))
@@ -160,7 +160,7 @@ def test_pods_of_a_rolling_daemonset_are_left_to_kubernetes():
     assert api.objects[DAEMON_SET]["spec"]["updateStrategy"]["type"] == "RollingUpdate" and deleted(api) == []
 
 
-def test_a_pod_that_ends_is_not_ended_again():
+def test_terminating_pod_is_not_deleted_again():
     api = cluster()
     call(api, rollout="OnDelete")
     controller(api)
@@ -185,7 +185,7 @@ def test_a_pod_that_waits_for_room_on_its_node_is_replaced():
 
 
 @pytest.mark.parametrize("gone_after, rounds", [(3, 3), (None, 6)])
-def test_it_is_waited_until_the_former_pod_is_gone(monkeypatch, gone_after, rounds):
+def test_run_waits_until_the_former_pod_is_gone(monkeypatch, gone_after, rounds):
     """If only options changed, the former program would look like the new one. The wait has a time limit."""
     api, slept = cluster(), []
     call(api, rollout="OnDelete")
@@ -237,7 +237,7 @@ def test_part_of_the_hosts_keeps_the_configurations_of_the_others():
     assert api.objects[CONFIGS]["data"] == {"b.yaml": "2"}
 
 
-def test_what_the_program_wrote_on_its_node_is_taken_back():
+def test_absent_removes_the_traces_of_the_program_on_its_node():
     api = cluster()
     call(api)
     node = api.objects["/api/v1/nodes/n1"]

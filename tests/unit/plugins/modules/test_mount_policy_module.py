@@ -40,7 +40,7 @@ def test_check_apply_repeat_undo():
     assert not call(api, {"n1": []})["changed"]
 
 
-def test_run_for_some_nodes_keeps_what_the_others_need():
+def test_run_for_some_nodes_keeps_the_resources_of_the_others():
     api = KubeClient("v1.30.0")
     call(api, {"n1": GPU, "n2": ["example.com/own"]})
     call(api, {"n1": []})
@@ -60,7 +60,7 @@ def test_rule_of_an_older_version_is_replaced():
 
 
 @pytest.mark.parametrize(("nodes", "warned"), [({"n1": GPU}, 1), ({"n1": []}, 0)])
-def test_old_kubernetes_is_left_as_it_is(nodes, warned):
+def test_old_kubernetes_gets_no_policy(nodes, warned):
     api, warnings = KubeClient("v1.29.9"), []
     done = call(api, nodes, warnings=warnings)
     assert not done["changed"] and not done["supported"] and api.writes == []
@@ -74,11 +74,11 @@ def nodes_of(api):
 
 TWO = ["example.com/own"]
 RACES = [
-    ("both are the first", {}, {"n1": GPU}, {"n2": TWO}, {"n1": GPU, "n2": TWO}),
-    ("one more each", {"n0": GPU}, {"n1": GPU}, {"n2": TWO}, {"n0": GPU, "n1": GPU, "n2": TWO}),
-    ("the last leaves, one comes", {"n1": GPU}, {"n1": []}, {"n2": TWO}, {"n2": TWO}),
-    ("one comes, the last leaves", {"n1": GPU}, {"n2": TWO}, {"n1": []}, {"n2": TWO}),
-    ("two leave", {"n1": GPU, "n2": TWO}, {"n1": []}, {"n2": []}, {}),
+    ("both runs add the first node", {}, {"n1": GPU}, {"n2": TWO}, {"n1": GPU, "n2": TWO}),
+    ("each run adds a node", {"n0": GPU}, {"n1": GPU}, {"n2": TWO}, {"n0": GPU, "n1": GPU, "n2": TWO}),
+    ("our run removes the last node, theirs adds a node", {"n1": GPU}, {"n1": []}, {"n2": TWO}, {"n2": TWO}),
+    ("our run adds a node, theirs removes the last node", {"n1": GPU}, {"n2": TWO}, {"n1": []}, {"n2": TWO}),
+    ("both runs remove a node", {"n1": GPU, "n2": TWO}, {"n1": []}, {"n2": []}, {}),
 ]
 
 
@@ -102,14 +102,14 @@ def test_two_controllers_at_once_lose_no_node(monkeypatch, before, mine, theirs,
     api.meanwhile = between
     call(api, mine)
     api.meanwhile = None
-    if not done:  # our run made fewer requests than that
+    if not done:  # our run made too few requests for this position
         call(api, theirs)
     assert nodes_of(api) == after
     assert set(api.objects) == ({POLICY, BINDING} if after else set())
     assert all(name in asking(api) for names in after.values() for name in names)
 
 
-def test_controllers_that_never_rest_are_named(monkeypatch):
+def test_permanent_conflict_ends_the_run(monkeypatch):
     """The retries are bounded: the run ends and reports the conflict."""
     monkeypatch.setattr(kube_client, "ApiException", Refusal, raising=False)
     api = KubeClient("v1.34.2")

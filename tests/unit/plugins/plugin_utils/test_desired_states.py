@@ -50,7 +50,9 @@ def states(hosts: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], list[Findi
         ({}, ("device_plugin", "unit_path"), "/etc/systemd/system/vgpu-device-plugin.service"),
     ],
 )
-def test_a_host_gets_what_its_own_variables_say(variables: dict[str, Any], path: tuple[str, str], value: Any) -> None:
+def test_desired_state_follows_the_variables_of_each_host(
+    variables: dict[str, Any], path: tuple[str, str], value: Any
+) -> None:
     others = {"a": {"vgpu_split_count": 3, "slices": 9}, "c": {"mps_exclusive": True}}
     found, findings = states({"a": others["a"], "b": variables, "c": others["c"]})
     assert findings == []
@@ -59,12 +61,12 @@ def test_a_host_gets_what_its_own_variables_say(variables: dict[str, Any], path:
     assert found["a"]["desired"]["roles"]["mps"]["replicas"] == 3
 
 
-def test_roles_that_nobody_wants_are_not_of_the_state() -> None:
+def test_unused_roles_are_not_in_the_state() -> None:
     found, _findings = states({"a": {}})
     assert sorted(found["a"]["desired"]["roles"]) == sorted(ROLES)
 
 
-def test_a_value_that_needs_facts_which_nobody_read_is_said() -> None:
+def test_value_that_needs_unread_facts_is_an_error() -> None:
     found, findings = states({"a": {"vgpu_split_count": "{{ ansible_facts.slices }}"}})
     assert found["a"] == {}
     assert {finding.path for finding in findings} >= {"vgpu_split_count"}
@@ -105,8 +107,8 @@ def test_the_defaults_of_a_role_are_evaluated_once_where_they_are_the_same(
 
 
 @pytest.mark.parametrize("value", [None, "text", ["a"], {}, {"failed": True}, {"states": [], "kinds": {}}])
-def test_a_variable_that_holds_no_check_has_no_state(value):
-    """The option may name any variable; one without a check's result gives no state instead of a traceback."""
+def test_variable_without_a_check_result_has_no_state(value):
+    """The option may name any variable. A variable without the result of a check gives no state and no traceback."""
     assert of_check("chosen", {"inventory_hostname": "a", "chosen": value}) == {}
 
 

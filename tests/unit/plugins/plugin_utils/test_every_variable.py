@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every variable of the collection: one wrong value each, typing errors of each name, and right values that pass.
+"""Every variable of the collection with a wrong value, a typing error in its name, and a right value.
 
-The table is made of the argument specifications and of the table of group variables, so a new variable has its rows at
-once. What is wrong follows from the documented type here, not from the code that reads it.
+The rows are made from the argument specifications and the table of group variables, so a new variable has rows at once.
+The wrong values follow from the documented type, not from the code that reads the variable.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def wrong_value(option: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_wrong_value_is_one_mistake_that_names_the_variable(name: str) -> None:
+def test_wrong_value_is_one_error_that_names_the_variable(name: str) -> None:
     value = wrong_value(OPTIONS[name]) if name in OPTIONS else {"no": {"such": "value"}}
     found = check({"h": {name: value}})
     mappings = ("resource_names", "mig_geometry", "mig_replicas", "configs", "package_environment")
@@ -96,7 +96,7 @@ def typing_errors(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_typing_error_is_one_mistake_that_names_the_variable(name: str) -> None:
+def test_typing_error_is_one_error_that_names_the_variable(name: str) -> None:
     for mistyped in set(typing_errors(name)) - set(NAMES):
         found = check({"h": {mistyped: 1}})
         assert [(one.finding.level, one.finding.path) for one in found] == [("error", mistyped)]
@@ -105,12 +105,12 @@ def test_a_typing_error_is_one_mistake_that_names_the_variable(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", sorted(name for name, option in OPTIONS.items() if "default" in option))
-def test_the_documented_default_is_no_mistake(name: str) -> None:
+def test_documented_default_is_accepted(name: str) -> None:
     assert check({"h": {name: OPTIONS[name]["default"]}}) == []
 
 
 @pytest.mark.parametrize(("old", "new"), sorted(RENAMED.items()))
-def test_an_old_name_is_one_mistake_that_names_the_new_one(old: str, new: str) -> None:
+def test_old_name_is_one_error_that_names_the_new_name(old: str, new: str) -> None:
     assert old not in NAMES and new in NAMES
     found = check({"h": {old: 1}})
     assert [(one.finding.level, one.finding.path) for one in found] == [("error", old)]
@@ -118,7 +118,7 @@ def test_an_old_name_is_one_mistake_that_names_the_new_one(old: str, new: str) -
 
 
 @pytest.mark.parametrize("old", INTERNAL)
-def test_an_old_name_without_a_reason_to_be_set_is_one_mistake_that_says_so(old: str) -> None:
+def test_removed_name_is_one_error_that_asks_to_remove_it(old: str) -> None:
     assert old not in NAMES
     found = check({"h": {old: "x"}})
     assert [(one.finding.level, one.finding.path) for one in found] == [("error", old)]
@@ -166,7 +166,7 @@ MORE = [
 
 
 @pytest.mark.parametrize(("name", "value", "words"), MORE)
-def test_what_argument_specs_cannot_say_is_said_too(name: str, value: Any, words: str) -> None:
+def test_errors_beyond_the_argument_specs_are_found(name: str, value: Any, words: str) -> None:
     found = check({"h": {name: value}})
     assert found
     assert words in str(found[0])
@@ -209,7 +209,7 @@ RIGHT = [
 
 
 @pytest.mark.parametrize("variables", RIGHT)
-def test_what_is_right_is_no_mistake(variables: dict[str, Any]) -> None:
+def test_valid_values_are_accepted(variables: dict[str, Any]) -> None:
     assert check({"h": trusted(variables)}) == []
 
 
@@ -223,7 +223,7 @@ def test_what_is_right_is_no_mistake(variables: dict[str, Any]) -> None:
         ({"mig_python": "{{ 'crio' | vgpu.fleet.runtime_drop_in }}"}, "its template cannot be evaluated"),
     ],
 )
-def test_a_wrong_template_is_a_mistake_with_its_name(variables: dict[str, Any], words: str) -> None:
+def test_wrong_template_is_an_error_that_names_its_variable(variables: dict[str, Any], words: str) -> None:
     found = check({"h": trusted(variables)})
     assert [one.finding.path for one in found] == [next(name for name in variables if "_" in name)]
     assert words in str(found[0])
@@ -243,7 +243,7 @@ def as_yaml(variables: dict[str, Any]) -> Any:
     return trust_as_template(text)
 
 
-def test_a_mistake_of_many_hosts_is_said_once_with_their_number() -> None:
+def test_error_of_many_hosts_is_one_line_with_their_number() -> None:
     hosts = {f"gpu-{n}": {"nvidia_driver_source": "cudaa", "rack": n} for n in range(5)}
     hosts["other"] = {"nvidia_driver_source": "cuda"}
     found = check(hosts)

@@ -84,14 +84,14 @@ def checked(ran, left_out):
         ({}, "failed"),
     ],
 )
-def test_what_a_node_is(facts, state):
+def test_state_of_a_node_follows_its_facts(facts, state):
     made = fleet.node("gpu-1", facts)
     assert made["state"] == state
     assert (made["state"] in fleet.TROUBLE) == (state in ("unreachable", "failed", "violated", "differs", "warned"))
     assert bool(made["message"]) == (state in ("unreachable", "failed"))
 
 
-def test_the_facts_of_a_node():
+def test_report_has_the_facts_of_a_node():
     usage = [{"by": "ns/pod/main", "uuid": UUID, "slices": [IDS[0]], "used_mib": 900}]
     made = fleet.node("gpu-1", {"groups": ["t4"], "capacity": {**DIFFERS, "usage": usage}, "isolation": PASSED})
     assert {key: made[key] for key in ("driver", "library", "plugin", "expected", "advertised", "in_use")} == {
@@ -111,7 +111,7 @@ def test_the_facts_of_a_node():
 
 
 def test_a_leased_slice_is_advertised_in_every_figure():
-    """During a lease the kubelet's list omits the slice; the GPU's row still counts it."""
+    """During a lease the kubelet does not list the slice; the row of the GPU still counts it."""
     usage = [{"by": "0614c4f6ff8a05da", "uuid": UUID, "slices": [IDS[1]], "used_mib": 900}]
     made = fleet.node("gpu-1", {"capacity": {**CAPACITY, "advertised": IDS[:1], "usage": usage}})
     (gpu,) = made["gpus"]
@@ -122,7 +122,7 @@ def test_a_leased_slice_is_advertised_in_every_figure():
     ("before", "isolation", "proven"),
     [(False, PASSED, True), (True, {}, True), (False, {}, False), (False, NOT_RUN, False), (False, VIOLATED, False)],
 )
-def test_what_is_proven(before, isolation, proven):
+def test_isolation_of_a_node_is_proven_by_a_pass(before, isolation, proven):
     assert fleet.node("a", {"capacity": {**CAPACITY, "proven": before}, "isolation": isolation})["proven"] is proven
 
 
@@ -136,18 +136,18 @@ def test_what_is_proven(before, isolation, proven):
         ({**SHARE, "found": "none"}, []),
     ],
 )
-def test_shares_are_those_that_were_measured(check, shares):
+def test_shares_list_only_measured_shares(check, shares):
     result = {**PASSED["results"][0], "checks": [check]}
     made = fleet.node("a", {"capacity": CAPACITY, "isolation": {"verdict": "passed", "results": [result]}})
     assert made["shares"] == shares
 
 
-def test_when_isolation_was_checked():
+def test_report_has_the_time_of_the_isolation_check():
     assert fleet.node("a", {"capacity": CAPACITY, "isolation": checked(7, 3)})["checked"] == "2026-11-18T11:06:40Z"
     assert fleet.node("a", {"capacity": CAPACITY, "isolation": PASSED})["checked"] is None
 
 
-def test_what_the_plugin_warns_of_is_kept():
+def test_report_keeps_warnings_of_the_plugin():
     assert fleet.node("a", {"capacity": {**CAPACITY, "plugin_warnings": ["full"]}})["warnings"] == ["full"]
     assert fleet.node("a", {"capacity": CAPACITY})["warnings"] == []
 
@@ -177,12 +177,12 @@ WAITS = {"pod": "ns/b", "resource": "nvidia.com/gpu", "count": 1, "phase": "Pend
         ),
     ],
 )
-def test_what_else_a_node_says(capacity, notes, unheard, kubernetes):
+def test_report_has_notes_missing_sources_and_kubernetes(capacity, notes, unheard, kubernetes):
     made = fleet.node("gpu-1", {"capacity": {**CAPACITY, **capacity}})
     assert (made["notes"], made["unheard"], made["kubernetes"]) == (notes, unheard, kubernetes)
 
 
-def test_names_of_passed_checks_stand_once():
+def test_names_of_passed_checks_are_not_repeated():
     def proof(names):
         return {"verdict": "passed", "results": [{"slice": IDS[1], "verdict": "passed", "passed": names, "checks": []}]}
 
@@ -238,7 +238,7 @@ def with_driver(version):
         ({"a": {"capacity": CAPACITY}}, {"a": {}}, [("a", "state", "unproven", "failed")]),
     ],
 )
-def test_what_changed(before, now, expected):
+def test_changes_since_the_last_report(before, now, expected):
     then = json.dumps(fleet_report(before, "2026-01-01T00:00:00Z"))
     made = fleet_report(now, "2026-01-02T00:00:00Z", "Lab", then)
     assert [tuple(one[key] for key in ("node", "what", "before", "now")) for one in made["changes"]] == expected
@@ -247,12 +247,12 @@ def test_what_changed(before, now, expected):
 
 
 @pytest.mark.parametrize("last", ["", "{", "[]", "null", '{"schema": 99, "made": "x"}'])
-def test_a_last_report_that_is_none(last):
+def test_invalid_last_report_is_ignored(last):
     made = fleet_report({"a": {"capacity": CAPACITY}}, "2026-01-02T00:00:00Z", "Lab", last)
     assert (made["last"], made["changes"], len(made["history"])) == (None, [], 1)
 
 
-def test_history_ends_somewhere():
+def test_history_has_a_maximum_length():
     last = ""
     for number in range(fleet.HISTORY + 3):
         last = json.dumps(fleet_report({}, f"run {number}", "", last))
@@ -260,13 +260,13 @@ def test_history_ends_somewhere():
     assert (len(kept), kept[0], kept[-1]) == (fleet.HISTORY, "run 3", f"run {fleet.HISTORY + 2}")
 
 
-def test_the_worst_comes_first():
+def test_worst_node_is_first():
     hosts = {"a": {"capacity": CAPACITY, "isolation": PASSED}, "b": {}, "c": {"capacity": DIFFERS}}
     assert [one["name"] for one in fleet_report(hosts, "now")["nodes"]] == ["b", "c", "a"]
 
 
 @pytest.mark.parametrize("text", ["</script><script>alert(1)</script>", "<!--", "a & b", "\u2028"])
-def test_no_text_ends_the_script(text):
+def test_script_json_escapes_markup(text):
     made = script_json({"name": text})
     assert not set("<>&\u2028\u2029") & set(made)
     assert json.loads(made) == {"name": text}

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rehearsal's plan: declared GPUs, the simulated hosts that replace real hosts, and that no real host is
-reachable."""
+"""The plan of a rehearsal: the declared GPUs, the simulated hosts, and the check that no real host is reachable."""
 
 from __future__ import annotations
 
@@ -25,8 +24,8 @@ def test_models_are_those_of_the_simulated_driver():
 
 
 PROFILES = [
-    ("one", [{"model": "T4"}], "[gpu]\nmodel = T4\ncount = 1\n"),
-    ("in another case", [{"model": "a100-80gb", "count": "4"}], "[gpu]\nmodel = A100-80GB\ncount = 4\n"),
+    ("one GPU", [{"model": "T4"}], "[gpu]\nmodel = T4\ncount = 1\n"),
+    ("model in lower case", [{"model": "a100-80gb", "count": "4"}], "[gpu]\nmodel = A100-80GB\ncount = 4\n"),
     (
         "two models",
         [{"model": "T4", "count": 2}, {"model": "H200"}],
@@ -43,21 +42,21 @@ def test_profile(about, gpus, ends):
 
 
 FAULTS = [
-    ("nothing", None, "expected a list such as"),
-    ("empty", [], "expected a list such as"),
-    ("a word", "T4", "expected a list such as"),
+    ("no list", None, "expected a list such as"),
+    ("empty list", [], "expected a list such as"),
+    ("string instead of a list", "T4", "expected a list such as"),
     ("no model", [{"count": 2}], "expected model and count"),
-    ("another key", [{"model": "T4", "cout": 2}], "expected model and count"),
-    ("an unknown model", [{"model": "A100-80G"}], "did you mean A100-80GB?"),
-    ("a model of nobody", [{"model": "zzz"}], "the simulated driver has T4"),
-    ("no GPU", [{"model": "T4", "count": 0}], "expected a whole number from 1 to 16, found 0"),
-    ("true", [{"model": "T4", "count": True}], "found True"),
-    ("too many together", [{"model": "T4", "count": 10}] * 2, "20 GPUs on one host"),
+    ("unknown key", [{"model": "T4", "cout": 2}], "expected model and count"),
+    ("misspelt model", [{"model": "A100-80G"}], "did you mean A100-80GB?"),
+    ("unknown model", [{"model": "zzz"}], "the simulated driver has T4"),
+    ("count 0", [{"model": "T4", "count": 0}], "expected a whole number from 1 to 16, found 0"),
+    ("count true", [{"model": "T4", "count": True}], "found True"),
+    ("too many GPUs in total", [{"model": "T4", "count": 10}] * 2, "20 GPUs on one host"),
 ]
 
 
 @pytest.mark.parametrize(("about", "gpus", "words"), FAULTS)
-def test_fault_names_host_and_place(about, gpus, words):
+def test_fault_names_the_host_and_the_entry(about, gpus, words):
     found = rehearsal.plan({"a": {"groups": [], "variables": {"rehearse_gpus": gpus}}}, "p", "/c")
     assert (found["hosts"], len(found["faults"])) == ([], 1)
     assert words in found["faults"][0]
@@ -65,7 +64,7 @@ def test_fault_names_host_and_place(about, gpus, words):
 
 
 @pytest.mark.parametrize("name", ["a_b", "-a", "a" * 64, "a/b", ""])
-def test_name_that_no_container_can_have(name):
+def test_invalid_container_name_is_a_fault(name):
     (fault,) = rehearsal.plan({name: host()}, "p", "/c")["faults"]
     assert "cannot have this name" in fault
 
@@ -86,7 +85,7 @@ HOSTS = {
         (True, {name: [name] for name in HOSTS}),
     ],
 )
-def test_one_host_of_each_kind(every, stands):
+def test_simulated_hosts_include_each_kind(every, stands):
     found = rehearsal.plan(HOSTS, "p", "/c", every)
     assert {one["name"]: one["stands_for"] for one in found["hosts"]} == stands
     assert [one["container"] for one in found["hosts"]] == [f"vgpu-p-{name}" for name in sorted(stands)]
@@ -96,7 +95,7 @@ def inventory(names=("a", "b")):
     return {"_meta": {"hostvars": {name: rehearsal.replaced("p", name, "/c") for name in names}}}
 
 
-def test_nothing_leaks_where_ours_stands():
+def test_replaced_inventory_has_no_leak():
     assert rehearsal.leaks(inventory(), ["a", "b"], "p") == []
 
 
@@ -111,7 +110,7 @@ LEAKS = [
 
 
 @pytest.mark.parametrize(("about", "key", "value"), LEAKS)
-def test_what_reaches_out_is_named(about, key, value):
+def test_variable_that_reaches_a_real_host_is_named(about, key, value):
     spoilt = copy.deepcopy(inventory())
     spoilt["_meta"]["hostvars"]["a"][key] = value
     (found,) = rehearsal.leaks(spoilt, ["a", "b"], "p")
@@ -119,7 +118,7 @@ def test_what_reaches_out_is_named(about, key, value):
     assert repr(value) in found
 
 
-def test_host_that_the_inventory_lost_is_named():
+def test_host_missing_in_the_inventory_is_named():
     assert len(rehearsal.leaks(inventory(["a"]), ["a", "b"], "p")) == len(rehearsal.replaced("p", "b", "")) - 2
 
 

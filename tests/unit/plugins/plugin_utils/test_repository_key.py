@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys of NVIDIA's repositories: one for each release, the shipped keys, and the keys that the controller refuses."""
+"""Keys of NVIDIA's repositories: the key of each release, the shipped keys, and the keys that the controller
+refuses."""
 
 from __future__ import annotations
 
@@ -69,7 +70,7 @@ def test_gpg_reads_the_same_fingerprint(tmp_path: Path, fingerprint: str, path: 
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, list[str]]]:
-    """An archive of keys, and the requests to it."""
+    """Serves the keys of an archive; yields its address and the list of requests."""
     text, asked = (ROOT / repository_keys.SHIPPED[DEB.fingerprint]).read_bytes(), []
 
     class Keys(http.server.BaseHTTPRequestHandler):
@@ -91,7 +92,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[st
 
 
 def place(tmp_path: Path, kind: str, base: str) -> str:
-    """The inventory's location of the key."""
+    """Returns the key's location for the inventory; ``kind``: none, a folder, a file or an address."""
     folder = tmp_path / "keys"
     folder.mkdir()
     shutil.copy(ROOT / repository_keys.SHIPPED[DEB.fingerprint], folder / "3bf863cc.pub")
@@ -130,7 +131,7 @@ PLACES = [
 
 
 @pytest.mark.parametrize(("file", "fingerprint", "kind", "words", "asked"), PLACES)
-def test_a_key_is_read_once_and_compared(
+def test_key_is_read_once_and_its_fingerprint_compared(
     tmp_path: Path, server: tuple[str, list], file: str, fingerprint: str, kind: str, words: str, asked: int
 ) -> None:
     base, calls = server
@@ -142,7 +143,7 @@ def test_a_key_is_read_once_and_compared(
         else:
             text = repository_key.read(base + file, fingerprint, where)
             assert apt_keys.fingerprints(text.encode()) == [DEB.fingerprint]
-    assert len(calls) == asked, "one that was had is kept for the other hosts of the run"
+    assert len(calls) == asked, "a fetched key is kept for the other hosts of the run"
 
 
 GPU = [{"address": "0000:01:00.0", "device": "0x1eb8"}]
@@ -158,7 +159,7 @@ PLANS = [
 
 
 @pytest.mark.parametrize(("system", "source", "packages", "key", "levels"), PLANS)
-def test_a_key_that_cannot_be_had_stops_the_run_before_any_change(
+def test_unavailable_key_stops_the_run_before_any_change(
     system: dict, source: str, packages: dict, key: str, levels: list
 ) -> None:
     state = {
@@ -186,5 +187,5 @@ def test_a_key_that_cannot_be_had_stops_the_run_before_any_change(
     [*ROOT.glob("roles/*/*/*.yml"), *ROOT.glob("playbooks/**/*.yml")],
     ids=lambda path: str(path.relative_to(ROOT)),
 )
-def test_no_role_asks_an_address_by_a_lookup(path: Path) -> None:
+def test_no_role_fetches_a_url_by_a_lookup(path: Path) -> None:
     assert not re.search(r"(lookup|query|q)\(\s*['\"](ansible\.builtin\.)?url['\"]", path.read_text())

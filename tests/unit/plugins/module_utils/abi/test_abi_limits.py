@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The edges of a limits file: which values pack_limits writes, and which bytes parse_limits refuses."""
+"""Values that pack_limits writes at their edges, and bytes that parse_limits refuses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def packed(**device: Any) -> bytes:
 
 
 def with_field(name: str, value: Any, device: bool, checksum: bool = True) -> bytes:
-    """A limits file of one device with another value in one field, and the checksum of the result."""
+    """Returns a limits file of one device after one field was changed and the checksum recalculated."""
     data = bytearray(packed())
     files.put_field(
         data, AT if device else 0, fields.LIMITS_DEVICE_FIELDS if device else fields.LIMITS_FIELDS, name, value
@@ -27,7 +27,7 @@ def with_field(name: str, value: Any, device: bool, checksum: bool = True) -> by
     return bytes(data)
 
 
-def test_a_device_has_these_values_by_default() -> None:
+def test_device_has_these_default_values() -> None:
     (device,) = files.parse_limits(packed())["devices"]
     assert device == {**DEVICE, "sm_percent": 0, "unlimited": False}
 

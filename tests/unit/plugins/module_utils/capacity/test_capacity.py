@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Expected against advertised capacity: each row starts from a consistent host and breaks one thing."""
+"""Expected capacity against advertised capacity. Each row changes one fact of a consistent host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from capacity_samples import CONFIG, GPUS, IDS, checkpoint, compared, plugin, sl
 from doubles.host import host as host_double
 
 
-def test_a_host_where_all_agree():
+def test_consistent_host_has_no_difference():
     found = compared()
     assert found["ok"] is True
     assert found["drift"] == []
@@ -45,7 +45,7 @@ WAITS = [
 ]
 
 
-def test_a_gpu_that_waits_for_slices_in_use_is_no_difference_and_told():
+def test_gpu_that_waits_for_slices_in_use_is_a_note():
     ids = [one["id"] for one in WAITS] + IDS[2:]
     status = plugin(waiting=["GPU-a"], slices=WAITS + slices()[2:])
     found = compared(plugin=status, checkpoint_text=checkpoint(ids))
@@ -58,7 +58,7 @@ def test_a_gpu_that_waits_for_slices_in_use_is_no_difference_and_told():
     assert [(one["what"], one["where"], one["expected"]) for one in found["notes"]] == [("split", "GPU-a", "2 slices")]
 
 
-def test_a_gpu_that_waits_for_nothing_is_a_difference():
+def test_gpu_that_keeps_unused_old_slices_is_a_difference():
     idle = [{**one, "in_use": False} for one in WAITS]
     found = compared(plugin=plugin(waiting=["GPU-a"], slices=idle + slices()[2:]))
     assert found["ok"] is False
@@ -76,7 +76,7 @@ def test_whole_gpus_are_slices_without_a_number():
 
 LEASE = {"id": "1", "kind": "lease", "slice_ids": ["GPU-a::1"]}
 
-# columns: what is broken, the subjects of the differences, words in one of the differences
+# columns: changed facts of the host, the subjects of the differences, words in one of the differences
 SPOILED = [
     ({"config_text": None}, ["configuration"], "run site.yml"),
     ({"config_text": "{"}, ["configuration"], "not valid JSON"),
@@ -112,7 +112,7 @@ SPOILED = [
 
 
 @pytest.mark.parametrize("spoiled, about, words", SPOILED)
-def test_every_difference_is_told_with_a_remedy(spoiled, about, words):
+def test_every_difference_has_a_remedy(spoiled, about, words):
     found = compared(**spoiled)
     assert found["ok"] is False
     assert [one["what"] for one in found["drift"]] == about
@@ -120,7 +120,7 @@ def test_every_difference_is_told_with_a_remedy(spoiled, about, words):
     assert all(one["remedy"] for one in found["drift"])
 
 
-def test_a_kubelet_that_is_dead_advertises_nothing_whatever_its_checkpoint_holds():
+def test_dead_kubelet_advertises_no_slice_of_its_checkpoint():
     for spoiled in ({"kubelet_fault": "Connection refused"}, {"plugin": plugin(registered=False)}):
         found = compared(**spoiled)
         assert (found["kubelet"], found["advertised"], [gpu["advertised"] for gpu in found["gpus"]]) == (
@@ -130,14 +130,14 @@ def test_a_kubelet_that_is_dead_advertises_nothing_whatever_its_checkpoint_holds
         )
 
 
-def test_a_slice_that_the_isolation_check_holds_is_no_difference():
+def test_slice_leased_by_the_isolation_check_is_no_difference():
     status = plugin(slices=slices(health="Unhealthy"), allocations=[LEASE])
     found = compared(plugin=status, checkpoint_text=checkpoint([one for one in IDS if one != "GPU-a::1"]))
     assert found["drift"] == []
     assert found["gpus"][0]["advertised"] == 2
 
 
-def test_without_a_kubelet_the_device_plugin_stands_for_it():
+def test_host_without_a_kubelet_advertises_the_slices_of_the_device_plugin():
     status = plugin(registered=False, kubelet_error="waiting for the kubelet")
     found = compared(kubelet=False, kubelet_fault="No such file", checkpoint_text=None, plugin=status)
     assert (found["ok"], found["kubelet"], found["advertised"]) == (True, False, IDS)
@@ -159,7 +159,7 @@ SOCKETS = [
 
 
 @pytest.mark.parametrize("kind, present, words", SOCKETS)
-def test_a_kubelet_is_asked_and_not_believed_from_its_file(monkeypatch, kind, present, words):
+def test_kubelet_is_found_by_connecting_to_its_socket(monkeypatch, kind, present, words):
     monkeypatch.setattr(nvml, "read", lambda: {"ok": False})
     # tmp_path may be too long: a socket's path holds at most 107 bytes.
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as server:
@@ -173,13 +173,13 @@ def test_a_kubelet_is_asked_and_not_believed_from_its_file(monkeypatch, kind, pr
     assert words in seen["kubelet_fault"] and bool(words) is bool(seen["kubelet_fault"])
 
 
-def test_a_socket_without_a_checkpoint_is_a_kubelet_that_was_not_told():
+def test_socket_without_a_checkpoint_is_a_difference():
     found = compared(kubelet=True, checkpoint_text=None)
     assert found["kubelet"] is True
     assert found["ok"] is False
 
 
-# --- what runs (usage) and what the group wants ----------------------------------------------------------
+# --- running containers (usage) and the group's configuration ---------------------------------------
 
 MIB = 1 << 20
 
@@ -230,48 +230,58 @@ RUNS = {
     "watch": WATCHING,
 }
 
-# columns: label, what is broken on a host with one pod, the subjects of the differences, words in one of them
+# columns: label, changed facts of a host with one pod, the subjects of the differences, words in one of the differences
 RUNNING = [
     ("all agree", {}, [], ""),
-    ("a ledger beyond what the driver has", {"nvml": used(2000)}, ["ledger"], "default/trainer/main"),
-    ("within what the library may charge too much", {"nvml": used(2820)}, [], ""),
-    ("the driver has more, for a process of the host", {"nvml": used(9000)}, [], ""),
+    ("ledger above the driver's figure", {"nvml": used(2000)}, ["ledger"], "default/trainer/main"),
+    ("ledger above the driver's figure, within tolerance", {"nvml": used(2820)}, [], ""),
+    ("driver's figure above the ledger (a process of the host)", {"nvml": used(9000)}, [], ""),
     (
-        "two ledgers that are too much together",
+        "sum of two ledgers above the driver's figure",
         {"usage": [usage(2000), usage(2000, "b2", pod="")], "nvml": used(3000)},
         ["ledger"],
         "4000 MiB charged",
     ),
-    ("a ledger of the other GPU", {"usage": [usage(3000, uuid="GPU-b")]}, ["ledger"], "GPU-b"),
+    ("ledger of an idle GPU", {"usage": [usage(3000, uuid="GPU-b")]}, ["ledger"], "GPU-b"),
     (
-        "a record that no container has",
+        "allocation record without a container",
         {"checkpoint_text": checkpoint(IDS)},
         ["allocation"],
         "expected a container of the kubelet",
     ),
-    ("a container that has no record", {"plugin": plugin()}, ["allocation"], "a record of GPU-a::0"),
+    ("container without an allocation record", {"plugin": plugin()}, ["allocation"], "a record of GPU-a::0"),
     (
-        "a lease, of which the kubelet knows nothing",
+        "lease unknown to the kubelet",
         {"plugin": plugin(allocations=[allocation("GPU-a::0"), allocation("GPU-b::0", kind="lease", name="l")])},
         [],
         "",
     ),
     (
-        "legacyPreferred: the kubelet knows the slice under another id",
+        "kubelet has another id of the slice, with legacyPreferred",
         {"config_text": LEGACY, "plugin": plugin(config_sha256=sha256(LEGACY), allocations=[allocation("GPU-a::1")])},
         [],
         "",
     ),
-    ("and without it", {"plugin": plugin(allocations=[allocation("GPU-a::1")])}, ["allocation"] * 2, "GPU-a::0"),
+    (
+        "kubelet has another id of the slice, without legacyPreferred",
+        {"plugin": plugin(allocations=[allocation("GPU-a::1")])},
+        ["allocation"] * 2,
+        "GPU-a::0",
+    ),
     ("another plugin's container", {"checkpoint_text": given("GPU-a::0", "NIC-1")}, [], ""),
-    ("a process that goes round the library", {"watch": {**WATCHING, "findings": [FINDING]}}, ["process"], "process 7"),
-    ("a check that runs now", {"watch": {**WATCHING, "findings": [dict(FINDING, kind="lease")]}}, [], ""),
+    ("process that bypasses the library", {"watch": {**WATCHING, "findings": [FINDING]}}, ["process"], "process 7"),
+    (
+        "finding about a running isolation check",
+        {"watch": {**WATCHING, "findings": [dict(FINDING, kind="lease")]}},
+        [],
+        "",
+    ),
     ("an older kubelet's checkpoint", {"checkpoint_text": given("GPU-a::0", numa=False)}, [], ""),
 ]
 
 
 @pytest.mark.parametrize(("about", "spoiled", "what", "words"), RUNNING, ids=[row[0] for row in RUNNING])
-def test_what_runs(about, spoiled, what, words):
+def test_running_containers_are_compared_with_their_records(about, spoiled, what, words):
     found = compared(**{**copy.deepcopy(RUNS), **spoiled})
     assert [one["what"] for one in found["drift"]] == what
     assert words in "\n".join(capacity.sentence(one) for one in found["drift"])
@@ -279,12 +289,12 @@ def test_what_runs(about, spoiled, what, words):
     assert found["notes"] == []
 
 
-def test_nothing_is_said_of_what_was_not_asked():
+def test_unqueried_ledgers_are_a_missing_source():
     found = compared(**{**copy.deepcopy(RUNS), "asked_usage": False, "nvml": used(0)})
     assert (found["drift"], found["missing"]) == ([], {"ledgers": "not asked"})
 
 
-def test_memory_that_was_sold_twice_may_lie_elsewhere():
+def test_oversold_memory_in_host_memory_is_no_difference():
     text = node_config.dump(node_config.from_vars({"vgpu_split_count": 2, "vgpu_memory_scaling": "2"}))
     made = [{**one, "memory_mib": 15360, "sm_percent": 100} for one in slices()]
     status = plugin(config_sha256=sha256(text), slices=made, allocations=[allocation("GPU-a::0")])
@@ -292,7 +302,7 @@ def test_memory_that_was_sold_twice_may_lie_elsewhere():
     assert found["drift"] == []
 
 
-def test_older_library_that_is_still_mapped_is_named_and_no_fault():
+def test_older_mapped_library_is_a_note():
     status = plugin(allocations=[allocation("GPU-a::0", library="0.0.9-older")])
     found = compared(**{**copy.deepcopy(RUNS), "plugin": status})
     assert (found["ok"], found["drift"]) == (True, [])
@@ -353,15 +363,15 @@ PROVEN = compared()["fingerprint"]
 @pytest.mark.parametrize(
     ("about", "spoiled", "proven"),
     [
-        ("what runs was proven", {"proof": PROVEN}, True),
-        ("nothing was", {}, False),
-        ("something else was", {"proof": "f" * 64}, False),
-        ("another library runs since", {"proof": PROVEN, "plugin": plugin(library="0.2.0-y")}, False),
-        ("no plugin runs, and nothing was", {"plugin": None, "proof": None}, False),
+        ("proof of the running fingerprint", {"proof": PROVEN}, True),
+        ("no proof", {}, False),
+        ("proof of another fingerprint", {"proof": "f" * 64}, False),
+        ("proof of an older library", {"proof": PROVEN, "plugin": plugin(library="0.2.0-y")}, False),
+        ("no device plugin and no proof", {"plugin": None, "proof": None}, False),
     ],
 )
-def test_isolation_is_proven_for_what_runs_alone(about, spoiled, proven):
-    """Where it is, no check is made: so nothing else may pass for it."""
+def test_isolation_proof_counts_only_for_its_fingerprint(about, spoiled, proven):
+    """A proven host is not checked again, so a proof of another state must not count."""
     assert compared(**spoiled)["proven"] is proven
 
 
@@ -375,7 +385,7 @@ USES = [
 
 
 @pytest.mark.parametrize(("changed", "by"), USES)
-def test_who_holds_a_slice(changed, by):
+def test_usage_names_the_holder_of_a_slice(changed, by):
     one = {**usage(3000), "slice_ids": ["GPU-a::0"], "processes": 2, **changed}
     (found,) = compared(**{**copy.deepcopy(RUNS), "usage": [one]})["usage"]
     assert found == {
@@ -392,8 +402,8 @@ def row(name, held_by="", state="in use"):
     return {"id": name, "uuid": name[:5], "state": state, "in_use": bool(held_by), "held_by": held_by}
 
 
-def test_every_holder_of_a_slice_is_there():
-    """Also of whole GPUs, which have no limit and no ledger, and where an engine got the slice by its CDI name."""
+def test_usage_lists_every_holder_of_a_slice():
+    """The list includes whole GPUs, which have no limit or ledger, and slices that an engine got by a CDI name."""
     pod = {**usage(3000), "slice_ids": ["GPU-a::0"], "processes": 1}
     outside = {**usage(50, "slice-GPU-b-0", uuid="GPU-b", pod=""), "slice_ids": ["GPU-b::0"], "processes": 1}
     outside.update(namespace="", container="", kind="static")
@@ -421,7 +431,8 @@ LACKS_B = {"ok": True, "error": "", "gpus": GPUS[:1], "lost": [{"index": 1, "err
 SLOW = "GPU GPU-a keeps its old slices until the last one in use is free"
 TROUBLED = {**WATCHING, "findings": [FINDING]}
 
-# What the device plugin warns of, what else is so, what is left of it: a finding of its own has no warning besides.
+# columns: warnings of the device plugin, other changes to the host, warnings in the report. A warning is left out if
+# the report has a difference for its cause.
 WARNED = [
     ([FULL, BLIND], {}, [FULL, BLIND]),
     ([NAMES], {}, [NAMES]),
@@ -432,7 +443,7 @@ WARNED = [
 
 
 @pytest.mark.parametrize(("warnings", "spoiled", "left"), WARNED)
-def test_what_the_device_plugin_warns_of_is_heard(warnings, spoiled, left):
+def test_report_repeats_warnings_of_the_device_plugin(warnings, spoiled, left):
     gpus = [{**one, "healthy": True, "reason": ""} for one in GPUS]
     seen = {**copy.deepcopy(RUNS), **spoiled}
     seen["plugin"] = {**seen["plugin"], "warnings": warnings, "gpus": gpus}
@@ -451,7 +462,7 @@ SICK = {"index": 1, "uuid": "GPU-b", "model": "Tesla T4", "healthy": False, "rea
 
 
 def test_gpu_with_a_fault_is_one_difference():
-    """Not one of each slice, which would hide all others."""
+    """A difference for each slice of the GPU would hide the other differences."""
     made = slices()
     for one in made[2:]:
         one["health"] = "Unhealthy"

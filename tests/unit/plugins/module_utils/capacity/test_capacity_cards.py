@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The values that the device plugin reports of a card, as the capacity of a node and the report show them."""
+"""The card values of the device plugin (utilisation, temperature, Xids) in the capacity of a node and in the report."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ CASES = {
     "no plugin": (None, NOTHING),
     "a plugin without GPUs": ({}, NOTHING),
     "another GPU": ({"gpus": [{"uuid": "GPU-b", "utilisation": 9, "temperature": 9, "xids": []}]}, NOTHING),
-    "the driver says nothing": ({"gpus": [{"uuid": "GPU-a", "utilisation": -1, "temperature": -1}]}, NOTHING),
+    "values that the driver does not report": (
+        {"gpus": [{"uuid": "GPU-a", "utilisation": -1, "temperature": -1}]},
+        NOTHING,
+    ),
     "idle and cold": (
         {"gpus": [{"uuid": "GPU-a", "utilisation": 0, "temperature": 0, "xids": []}]},
         {"utilisation": 0, "temperature": 0, "xids": []},
     ),
-    "the last Xid first": (
+    "two Xids, newest first": (
         {
             "gpus": [
                 {"uuid": "GPU-a", "xids": [{"xid": 31, "count": 2, "age_s": 90.5}, {"xid": 79, "count": 1, "age_s": 5}]}
@@ -32,7 +35,7 @@ CASES = {
             ],
         },
     ),
-    "a plugin that tells no age": (
+    "Xid without an age": (
         {"gpus": [{"uuid": "GPU-a", "xids": [{"xid": 31, "count": 2}]}]},
         {**NOTHING, "xids": [{"xid": 31, "count": 2, "last": None}]},
     ),
@@ -40,11 +43,11 @@ CASES = {
 
 
 @pytest.mark.parametrize(("said", "expected"), CASES.values(), ids=CASES)
-def test_what_a_card_shows(said, expected):
+def test_card_values_come_from_the_device_plugin(said, expected):
     assert running.card(said, "GPU-a", NOW) == expected
 
 
-def test_rows_of_the_capacity_have_it():
+def test_capacity_rows_include_the_card_values():
     gpus = [{"uuid": "GPU-b", "utilisation": 42, "temperature": 61, "xids": [{"xid": 31, "count": 1, "age_s": 0.0}]}]
     first, second = compared(plugin=plugin(gpus=gpus))["gpus"]
     assert {key: first[key] for key in NOTHING} == NOTHING

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node whose pods get GPUs by claims: its expected ResourceSlices against those of the API server, and its pods."""
+"""A node whose pods get GPUs by claims: expected ResourceSlices against those of the API server, and the pods."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ EXPECTED = [
 
 
 @pytest.mark.parametrize(("group", "first"), EXPECTED)
-def test_what_claims_may_have_of_a_card(group, first):
+def test_expected_devices_for_claims(group, first):
     found = wanted(**{**group, **({} if "vgpu_split_count" in group else {"vgpu_split_count": 2})})
     assert [one["uuid"] for one in found] == ["GPU-a", "GPU-b"]
     assert (found[0]["shared"], found[0]["memory_mib"], found[0]["slots"]) == first
 
 
-def test_an_instance_of_mig_is_of_one_claim():
+def test_mig_instance_is_a_device_for_one_claim():
     assert wanted(MIG, **BY_MIG) == [{"uuid": "MIG-x", "shared": False, "memory_mib": 4864, "slots": None}]
 
 
@@ -85,12 +85,12 @@ COMPARED = [
 
 
 @pytest.mark.parametrize(("found", "words"), COMPARED)
-def test_slices_of_the_api_server_against_the_nodes_own(found, words):
+def test_resource_slices_are_compared_with_the_expected_devices(found, words):
     lines = [tables.sentence(one) for one in cluster_claims.compare("n1", found, wanted(), ["GPU-lost"])]
     assert len(lines) == len(words) and all(text in one for text, one in zip(words, lines)), lines
 
 
-def test_pods_of_a_node_by_their_claims():
+def test_claims_name_the_pods_of_a_node():
     def claim(name, pods, *results):
         given = [{"driver": driver, "pool": pool} for driver, pool in results]
         reserved = [{"resource": "pods", "name": one} for one in pods]
@@ -118,7 +118,7 @@ def status(**more):
     return plugin(**{"config_sha256": sha256(TEXT), **more})
 
 
-def test_a_host_of_claims_needs_no_resource_at_the_kubelet():
+def test_host_with_claims_needs_no_resource_at_the_kubelet():
     found = compared(**CLAIMED, plugin=status())
     assert (found["ok"], found["drift"], found["resources"], found["resource"]) == (True, [], [], DRIVER)
     assert len(found["advertised"]) == 4 and [one["advertised"] for one in found["gpus"]] == [2, 2]
@@ -136,7 +136,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("spoiled", "words"), FAULTS)
-def test_a_driver_that_the_kubelet_does_not_know_is_a_difference(spoiled, words):
+def test_driver_unknown_to_the_kubelet_is_a_difference(spoiled, words):
     spoiled = copy.deepcopy(spoiled)
     found = compared(**{**CLAIMED, **spoiled, "plugin": status(**spoiled.get("plugin", {}))})
     assert not found["ok"] and any(words in tables.sentence(one) for one in found["drift"])

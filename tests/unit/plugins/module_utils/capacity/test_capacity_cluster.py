@@ -41,25 +41,25 @@ def pod(name, *counts, phase="Running", init=(), on="n1"):
 
 SIDECAR = {"restartPolicy": "Always"}
 ASKED = [
-    ("a pod of which nothing is told", {}, 0),
-    ("no init containers, as Go writes it", {"spec": {"containers": [container(2)], "initContainers": None}}, 2),
-    ("no limits, as Go writes it", {"spec": {"containers": [{"resources": {"limits": None}}, {"resources": None}]}}, 0),
-    ("no whole number", {"spec": {"containers": [{"resources": {"limits": {GPU: "1k"}}}]}}, 0),
+    ("pod without any field", {}, 0),
+    ("init containers null", {"spec": {"containers": [container(2)], "initContainers": None}}, 2),
+    ("limits or resources null", {"spec": {"containers": [{"resources": {"limits": None}}, {"resources": None}]}}, 0),
+    ("limit that is not a whole number", {"spec": {"containers": [{"resources": {"limits": {GPU: "1k"}}}]}}, 0),
     ("the larger of two init containers", pod("a", 1, init=[container(3), container(2)]), 3),
     ("a sidecar after a larger init container", pod("a", 1, init=[container(3), container(1, **SIDECAR)]), 3),
     ("two sidecars", pod("a", 1, init=[container(1, **SIDECAR), container(2, **SIDECAR)]), 4),
     ("a sidecar between init containers", pod("a", init=[container(2), container(1, **SIDECAR), container(2)]), 3),
-    ("nothing", pod("a", 0), 0),
+    ("pod without a GPU", pod("a", 0), 0),
     ("two containers", pod("a", 1, 2), 3),
-    ("a larger init container", pod("a", 1, init=[container(2)]), 2),
-    ("a smaller one", pod("a", 3, init=[container(2)]), 3),
-    ("a sidecar beside them", pod("a", 1, init=[container(1, restartPolicy="Always")]), 2),
+    ("init container larger than the container", pod("a", 1, init=[container(2)]), 2),
+    ("init container smaller than the container", pod("a", 3, init=[container(2)]), 3),
+    ("sidecar and a container", pod("a", 1, init=[container(1, restartPolicy="Always")]), 2),
     ("an init container after a sidecar", pod("a", 1, init=[container(1, restartPolicy="Always"), container(2)]), 3),
 ]
 
 
 @pytest.mark.parametrize(("about", "one", "count"), ASKED)
-def test_what_a_pod_holds(about, one, count):
+def test_pod_request_counts_init_containers_and_sidecars(about, one, count):
     assert capacity_cluster.asked(one, GPU) == count
 
 
@@ -67,29 +67,29 @@ OFFERED = {"resources": {GPU: 4}, "withheld": 0}
 # columns: label, the node, its pods, the withheld slices, the subjects of the differences
 SHOWN = [
     ("all agree", node(), [pod("a", 1), pod("b", 3)], 0, []),
-    ("no such node", None, [], 0, ["Kubernetes"]),
-    ("not ready", node(ready="Unknown"), [], 0, ["Kubernetes"]),
-    ("one too many", node(5, 5), [], 0, ["Kubernetes capacity"]),
-    ("one too few", node(3, 3), [], 0, ["Kubernetes capacity"]),
-    ("the resource is not there", node(None), [], 0, ["Kubernetes capacity"]),
-    ("sick pieces", node(4, 3), [], 0, ["Kubernetes allocatable"]),
-    ("sick pieces, as the node says itself", node(4, 3), [], 1, []),
-    ("more given out than there is", node(), [pod("a", 3), pod("b", 2)], 0, ["Kubernetes allocated"]),
-    ("all given out", node(), [pod("a", 4)], 0, []),
-    ("sick pieces, more than the node says", node(4, 2), [], 1, ["Kubernetes allocatable"]),
-    ("more allocatable than the node says", node(4, 4), [], 2, []),
-    ("an allocatable that is not told", {"status": {**node()["status"], "allocatable": None}}, [], 0, []),
-    ("not ready, and one too few", node(3, 3, ready="False"), [], 0, ["Kubernetes", "Kubernetes capacity"]),
-    ("a node of which nothing is told", {}, [], 0, ["Kubernetes", "Kubernetes capacity"]),
-    ("what has failed holds nothing", node(), [pod("a", 3), pod("b", 2, phase="Failed")], 0, []),
+    ("node missing in Kubernetes", None, [], 0, ["Kubernetes"]),
+    ("node not ready", node(ready="Unknown"), [], 0, ["Kubernetes"]),
+    ("one slice too many", node(5, 5), [], 0, ["Kubernetes capacity"]),
+    ("one slice too few", node(3, 3), [], 0, ["Kubernetes capacity"]),
+    ("resource missing on the node", node(None), [], 0, ["Kubernetes capacity"]),
+    ("unhealthy slice that the node does not report", node(4, 3), [], 0, ["Kubernetes allocatable"]),
+    ("unhealthy slice that the node reports", node(4, 3), [], 1, []),
+    ("more slices allocated than exist", node(), [pod("a", 3), pod("b", 2)], 0, ["Kubernetes allocated"]),
+    ("all slices allocated", node(), [pod("a", 4)], 0, []),
+    ("more unhealthy slices than the node reports", node(4, 2), [], 1, ["Kubernetes allocatable"]),
+    ("more slices allocatable than the node reports", node(4, 4), [], 2, []),
+    ("allocatable null", {"status": {**node()["status"], "allocatable": None}}, [], 0, []),
+    ("node not ready, and one slice too few", node(3, 3, ready="False"), [], 0, ["Kubernetes", "Kubernetes capacity"]),
+    ("node without any field", {}, [], 0, ["Kubernetes", "Kubernetes capacity"]),
+    ("failed pod, whose slices are free", node(), [pod("a", 3), pod("b", 2, phase="Failed")], 0, []),
     (
-        "a pod that waits for its start holds",
+        "pending pod, whose slices are allocated",
         node(),
         [pod("a", 3), pod("b", 2, phase="Pending")],
         0,
         ["Kubernetes allocated"],
     ),
-    ("what has ended holds nothing", node(), [pod("a", 3), pod("b", 2, phase="Succeeded")], 0, []),
+    ("finished pod, whose slices are free", node(), [pod("a", 3), pod("b", 2, phase="Succeeded")], 0, []),
 ]
 
 
@@ -101,7 +101,7 @@ def test_differences(about, shown, pods, withheld, what):
     assert all(one["remedy"] and "n1" in one["where"] for one in found)
 
 
-def test_other_conditions_are_not_readiness():
+def test_node_readiness_ignores_other_conditions():
     pressure = {"type": "MemoryPressure", "status": "False"}
     for conditions in ([pressure, *node()["status"]["conditions"]], [*node()["status"]["conditions"], pressure]):
         shown = {"status": {**node()["status"], "conditions": conditions}}
@@ -131,7 +131,7 @@ CAPACITY = {
 }
 
 
-def test_what_a_node_offers():
+def test_offered_slices_of_a_node():
     assert capacity_cluster.offered(CAPACITY) == OFFERED
     assert capacity_cluster.offered(dict(CAPACITY, advertised=["GPU-a::0"]))["withheld"] == 3
     told_twice = dict(CAPACITY, advertised=[*CAPACITY["advertised"], "GPU-b::0"])
@@ -144,7 +144,7 @@ def test_what_a_node_offers():
 DRIFT = {"what": "Kubernetes capacity", "where": "n1", "expected": "4", "found": "5", "remedy": "wait"}
 
 
-def test_one_list_of_differences():
+def test_differences_of_kubernetes_join_the_list_of_the_node():
     seen = {"ready": True, "resources": {}, "pods": [], "drift": [DRIFT]}
     found = tables.with_kubernetes(CAPACITY, {"nodes": {"n1": seen}, "missing": ""}, "n1")
     assert (found["ok"], found["drift"], len(found["sentences"])) == (False, [DRIFT], 1)
@@ -155,13 +155,13 @@ def test_one_list_of_differences():
     ("kube", "why"),
     [({"skipped": True}, "not asked"), ({"nodes": {}, "missing": "no rights"}, "no rights"), (None, "not asked")],
 )
-def test_kubernetes_that_was_not_asked_is_said(kube, why):
+def test_unqueried_kubernetes_is_a_missing_source(kube, why):
     found = tables.with_kubernetes(CAPACITY, kube, "n1")
     assert (found["ok"], found["missing"]) == (True, {"kubernetes": why})
 
 
 @pytest.mark.parametrize(("kubelet", "ok"), [(False, True), (True, False)])
-def test_a_host_that_has_not_joined_yet_is_no_difference(kubelet, ok):
+def test_host_without_a_kubelet_may_be_missing_in_kubernetes(kubelet, ok):
     """vgpu_kubeconfig may be set before the host has a kubelet."""
     seen = {"found": False, "ready": False, "resources": {}, "pods": [], "drift": [DRIFT]}
     found = tables.with_kubernetes(dict(CAPACITY, ok=True, kubelet=kubelet), {"nodes": {"n1": seen}}, "n1")
@@ -194,7 +194,7 @@ def module(cluster, timeout=0, **more):
     return json.loads(done.stdout)
 
 
-def test_module_asks_once_for_all_nodes_in_pages(cluster):
+def test_module_lists_all_nodes_once_in_pages(cluster):
     found = module(cluster, nodes={"n1": CAPACITY, "gone": CAPACITY})
     assert found["missing"] == ""
     assert found["nodes"]["n1"]["drift"] == []
@@ -204,7 +204,7 @@ def test_module_asks_once_for_all_nodes_in_pages(cluster):
     assert [path for _method, path in cluster.calls] == ["/api/v1/nodes", "/api/v1/pods", "/api/v1/pods"]
 
 
-def test_module_waits_for_the_kubelet_to_tell(cluster):
+def test_module_waits_for_the_kubelet_to_report(cluster):
     cluster.put(NODE, node(2, 2))
     found = module(cluster)
     assert [one["what"] for one in found["nodes"]["n1"]["drift"]] == ["Kubernetes capacity"]
@@ -227,7 +227,7 @@ def test_api_server_that_refuses_is_a_missing_source(cluster, status, words):
     assert (found["nodes"], found.get("failed", False)) == ({}, False)
 
 
-def test_kubeconfig_that_is_not_there_is_a_missing_source(cluster):
+def test_absent_kubeconfig_is_a_missing_source(cluster):
     found = module(cluster, kubeconfig="/nonexistent/kubeconfig")
     assert "/nonexistent/kubeconfig" in found["missing"]
 
@@ -241,7 +241,7 @@ BY_CLAIMS = {
 }
 
 
-def test_module_compares_slices_of_nodes_whose_pods_claim(cluster):
+def test_module_compares_resource_slices_of_nodes_with_claims(cluster):
     assert not [path for _method, path in cluster.calls if RESOURCES in path]
     device = {
         "name": "gpu-a",

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Expected against advertised capacity where a source reports less than usual, or a label selected another
-configuration."""
+"""Expected and advertised capacity if a source reports less than usual or a label selected another configuration."""
 
 from __future__ import annotations
 
@@ -21,55 +20,56 @@ HELD = {"id": "2", "kind": "kubelet", "slice_ids": ["GPU-a::1"]}
 WITHOUT_ONE = checkpoint([one for one in IDS if one != "GPU-a::1"])
 NVML_LOST = {"ok": True, "error": "", "gpus": GPUS[:1], "lost": []}
 
-# columns: label, what is broken, the differences in words, in order
+# columns: label, changed facts of the host, words of each difference in order
 SAID = [
-    ("a plugin that does not say its configuration", {"plugin": plugin(config_sha256="")}, []),
-    ("a plugin that does not say its library", {"plugin": plugin(library=None)}, []),
-    ("a slice without a word on its health", {"plugin": plugin(slices=slices(health="Healthy"))}, []),
+    ("plugin that reports no configuration", {"plugin": plugin(config_sha256="")}, []),
+    ("plugin that reports no library", {"plugin": plugin(library=None)}, []),
+    ("slice whose health is not reported", {"plugin": plugin(slices=slices(health="Healthy"))}, []),
     (
-        "a slice that a lease holds, and is not healthy meanwhile",
+        "unhealthy slice with a lease",
         {"plugin": plugin(slices=slices(health="Unhealthy"), allocations=[LEASE]), "checkpoint_text": WITHOUT_ONE},
         [],
     ),
     (
-        "a slice that a container of docker has",
+        "unhealthy slice in a docker container",
         {"plugin": plugin(slices=slices(health="Unhealthy"), allocations=[ENGINE]), "checkpoint_text": WITHOUT_ONE},
         [],
     ),
     (
-        "a slice that a container has by its CDI name",
+        "unhealthy slice in use by its CDI name",
         {"plugin": plugin(slices=slices(health="Unhealthy", state="in use")), "checkpoint_text": WITHOUT_ONE},
         [],
     ),
     (
-        "a slice of an unhealthy GPU",
+        "slice of an unhealthy GPU",
         {"plugin": plugin(slices=slices(health="Unhealthy", state="unhealthy")), "checkpoint_text": WITHOUT_ONE},
         ["slice health GPU-a::1: expected Healthy, found Unhealthy", "found 3 of 4; missing GPU-a::1"],
     ),
     (
-        "a slice that a container holds, and is not healthy",
+        "unhealthy slice in a container of the kubelet",
         {"plugin": plugin(slices=slices(health="Unhealthy"), allocations=[HELD]), "checkpoint_text": WITHOUT_ONE},
         ["slice health GPU-a::1: expected Healthy, found Unhealthy", "found 3 of 4; missing GPU-a::1"],
     ),
-    ("three slices that are missing", {"checkpoint_text": checkpoint(IDS[3:])},
+    ("three missing slices", {"checkpoint_text": checkpoint(IDS[3:])},
      ["found 1 of 4; missing GPU-a::0, GPU-a::1, GPU-b::0"]),
-    ("four", {"checkpoint_text": checkpoint([])}, ["found 0 of 4; missing GPU-a::0, GPU-a::1, GPU-b::0 and 1 more"]),
-    ("a resource that the kubelet knows as null", {"checkpoint_text": checkpoint(None)},
+    ("four missing slices", {"checkpoint_text": checkpoint([])},
+     ["found 0 of 4; missing GPU-a::0, GPU-a::1, GPU-b::0 and 1 more"]),
+    ("resource null in the checkpoint", {"checkpoint_text": checkpoint(None)},
      ["found not in the checkpoint", "expected 4 slices, found 0 of 4"]),
-    ("a GPU that is gone, with its slices made and told", {"nvml": NVML_LOST},
+    ("lost GPU whose slices are still advertised", {"nvml": NVML_LOST},
      ["slice GPU-b::0: expected not to exist", "slice GPU-b::1: expected not to exist", "found GPU-b::0, GPU-b::1"]),
     # One cause gives one difference.
-    ("no configuration, and so nothing expected", {"config_text": None}, ["configuration /etc/vgpu/node.yaml"]),
+    ("no configuration", {"config_text": None}, ["configuration /etc/vgpu/node.yaml"]),
     ("no configuration, and slices missing", {"config_text": None, "checkpoint_text": WITHOUT_ONE},
      ["configuration /etc/vgpu/node.yaml"]),
-    ("a kubelet that does not answer, and slices missing",
+    ("unresponsive kubelet, and slices missing",
      {"kubelet_fault": "Connection refused", "checkpoint_text": WITHOUT_ONE}, ["kubelet its socket"]),
-    ("a plugin that does not say whether it is registered", {"plugin": plugin(registered=None)}, []),
+    ("plugin that reports no registration", {"plugin": plugin(registered=None)}, []),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("about", "spoiled", "words"), SAID, ids=[one[0] for one in SAID])
-def test_what_is_said(about, spoiled, words):
+def test_capacity_names_each_difference_once(about, spoiled, words):
     found = compared(**spoiled)
     said = [capacity.sentence(one) for one in found["drift"]]
     assert len(said) == len(words), said
@@ -77,28 +77,32 @@ def test_what_is_said(about, spoiled, words):
     assert found["ok"] is (not words)
 
 
-# columns: label, what is broken, the reported state of the kubelet as a source
+# columns: label, changed facts of the host, words about the kubelet among the missing sources
 KUBELETS = [
-    ("it answers and has a checkpoint", {}, None),
-    ("it answers and has none yet", {"checkpoint_text": None}, None),
-    ("its socket is gone, its checkpoint there", {"kubelet": False, "kubelet_fault": "No such file"}, "No such file"),
-    ("neither is there", {"kubelet": False, "kubelet_fault": "No such file", "checkpoint_text": None}, "there is none"),
+    ("kubelet responds and has a checkpoint", {}, None),
+    ("kubelet responds and has no checkpoint", {"checkpoint_text": None}, None),
+    ("socket missing, checkpoint exists", {"kubelet": False, "kubelet_fault": "No such file"}, "No such file"),
+    (
+        "socket and checkpoint missing",
+        {"kubelet": False, "kubelet_fault": "No such file", "checkpoint_text": None},
+        "there is none",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("about", "spoiled", "said"), KUBELETS, ids=[one[0] for one in KUBELETS])
-def test_the_kubelet_as_a_source(about, spoiled, said):
+def test_missing_kubelet_is_a_missing_source(about, spoiled, said):
     found = compared(**spoiled)["missing"].get("kubelet")
     assert (found is None) if said is None else said in found
     assert compared(**spoiled)["kubelet"] is (said != "there is none")
 
 
-def test_only_ledgers_are_missing_where_nobody_asked_for_what_runs():
-    """The watcher was not asked either, so the report does not mention it."""
+def test_only_ledgers_are_missing_without_the_usage_query():
+    """Without the usage query the watcher is not queried, and it is not a missing source."""
     assert compared()["missing"] == {"ledgers": "not asked"}
 
 
-def test_slices_of_a_plugin_without_a_kubelet_are_advertised_where_they_are_healthy():
+def test_plugin_without_a_kubelet_advertises_its_healthy_slices():
     spoiled = {"kubelet": False, "kubelet_fault": "No such file", "checkpoint_text": None}
     found = compared(**spoiled, plugin=plugin(slices=slices(health="Unhealthy")))
     assert found["advertised"] == [one for one in IDS if one != "GPU-a::1"]
@@ -106,7 +110,7 @@ def test_slices_of_a_plugin_without_a_kubelet_are_advertised_where_they_are_heal
 
 
 @pytest.mark.parametrize("held", [0, 1])
-def test_gpu_that_waits_and_is_to_have_no_slices(held):
+def test_gpu_that_will_have_no_slices_keeps_those_in_use(held):
     """The GPU's current slices are expected while one of them is in use; they are listed after the other GPUs'
     slices."""
     made = [{**one, "resource": "nvidia.com/gpu", "mode": "vcuda", "device": one["uuid"]} for one in slices()]
@@ -125,7 +129,7 @@ def test_gpu_that_waits_and_is_to_have_no_slices(held):
         (None, "/etc/vgpu/node.yaml"),
     ],
 )
-def test_the_configuration_that_a_label_chose_is_what_must_hold(tmp_path, monkeypatch, status, path):
+def test_expected_configuration_is_the_one_selected_by_label(tmp_path, monkeypatch, status, path):
     monkeypatch.setattr(nvml, "read", lambda: copy.deepcopy(AGREEING["nvml"]))
     monkeypatch.setattr(running_plugin, "status", lambda _host: status)
     for name in ("node.yaml", "configs/large.yaml"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lost GPUs, joined from NVML and the running device plugin: capacity and plan name each of them once."""
+"""GPUs lost according to NVML or the device plugin: capacity and plan name each lost GPU once."""
 
 from __future__ import annotations
 
@@ -28,32 +28,44 @@ def status(*unhealthy, known=("GPU-a", "GPU-b"), unknown=()):
 # columns: label, NVML's errors of unreadable GPUs, GPUs that NVML reads, the plugin's status, expected (index, UUID,
 # words of the reason)
 ROWS = [
-    ("all are well", [], GPUS, status(), []),
-    ("no plugin runs", [{"index": 2, "error": BUS}], GPUS, None, [(2, "", "fallen off")]),
+    ("no GPU is lost", [], GPUS, status(), []),
+    ("unreadable GPU, no plugin", [{"index": 2, "error": BUS}], GPUS, None, [(2, "", "fallen off")]),
     (
-        "counted, and the plugin knows it",
+        "unreadable GPU, known to the plugin",
         [{"index": 1, "error": BUS}],
         GPUS[:1],
         status(),
         [(1, "GPU-b", "fallen off")],
     ),
-    ("gone, and the plugin knows it", [], GPUS[:1], status(("GPU-b", "lost: x")), [(1, "GPU-b", "does not list it")]),
-    ("it had an Xid before", [], GPUS[:1], status(("GPU-b", "Xid 79")), [(1, "GPU-b", "does not list it")]),
-    ("an Xid, and it is there", [], GPUS, status(("GPU-b", "Xid 79")), []),
     (
-        "known to nobody",
+        "unlisted GPU, lost for the plugin",
+        [],
+        GPUS[:1],
+        status(("GPU-b", "lost: x")),
+        [(1, "GPU-b", "does not list it")],
+    ),
+    (
+        "unlisted GPU, with an earlier Xid",
+        [],
+        GPUS[:1],
+        status(("GPU-b", "Xid 79")),
+        [(1, "GPU-b", "does not list it")],
+    ),
+    ("listed GPU with an Xid", [], GPUS, status(("GPU-b", "Xid 79")), []),
+    (
+        "unreadable GPU, without a UUID",
         [{"index": 1, "error": BUS}],
         GPUS[:1],
         status(known=("GPU-a",), unknown=(1,)),
         [(1, "", "bus")],
     ),
-    ("the plugin found it lost, NVML reads it", [], GPUS, status(("GPU-b", "lost: x")), []),
-    ("a plugin that says no GPUs", [], GPUS[:1], {}, []),
+    ("listed GPU, lost for the plugin", [], GPUS, status(("GPU-b", "lost: x")), []),
+    ("unlisted GPU, plugin reports no GPUs", [], GPUS[:1], {}, []),
 ]
 
 
 @pytest.mark.parametrize(("about", "unreadable", "read", "said", "expected"), ROWS, ids=[one[0] for one in ROWS])
-def test_who_is_lost(about, unreadable, read, said, expected):
+def test_lost_gpus_are_found(about, unreadable, read, said, expected):
     found = lost.find(read, unreadable, said)
     assert [(one["index"], one["uuid"]) for one in found] == [one[:2] for one in expected]
     assert all(word in one["reason"] for one, (_index, _uuid, word) in zip(found, expected))
@@ -65,9 +77,9 @@ def one_lost(**more):
 
 
 MADE = [
-    ("the plugin has its slices, unhealthy", slices(), checkpoint(IDS[:2])),
-    ("the kubelet still offers them", slices(), checkpoint(IDS)),
-    ("a plugin of before has forgotten them", slices()[:2], checkpoint(IDS[:2])),
+    ("plugin has unhealthy slices of the GPU", slices(), checkpoint(IDS[:2])),
+    ("kubelet still advertises the GPU's slices", slices(), checkpoint(IDS)),
+    ("plugin has no slices of the GPU", slices()[:2], checkpoint(IDS[:2])),
 ]
 
 
@@ -95,7 +107,7 @@ def test_gpu_that_left_the_bus_may_be_forgotten():
 
 
 @pytest.mark.parametrize("counted", [True, False])
-def test_the_plan_says_it_before_any_change(counted):
+def test_plan_names_a_lost_gpu_before_any_change(counted):
     state = {"gpus": CONVERGED["gpus"][:1], "nvml.lost": [{"index": 1, "error": BUS}] if counted else []}
     told = {**CONVERGED["plugin"]["status"], **status(("GPU-b", "lost: x"))}
     planned = made(state={**state, "plugin.status": told})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running containers against the records of them: each rule alone, at its limits. test_capacity.py tests the rules
+"""Running containers against their records: each rule alone, at its limits. test_capacity.py tests the rules
 together."""
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ def gpu(used_mib, slices=2, slice_mib=7680):
 WANTED = [
     # columns: label, the group's configuration, the node's configuration, each differing key with its expected and
     # found value
-    ("the same", {"a": {"b": 1}}, {"a": {"b": 1}}, []),
-    ("a number", {"a": {"b": 1}}, {"a": {"b": 2}}, [("f: a.b", "1", "2")]),
-    ("a key that the node lacks", {"a": {"b": 1, "c": 2}}, {"a": {"b": 1}}, [("f: a.c", "2", "not set")]),
-    ("a key that only the node has", {"a": 1}, {"a": 1, "d": True}, [("f: d", "not set", "true")]),
-    ("a section that is empty", {"a": {}, "b": 1}, {"b": 1}, [("f: a", "{}", "not set")]),
-    ("a list that is empty", {"a": [1]}, {"a": []}, [("f: a", "not set", "[]"), ("f: a[0]", "1", "not set")]),
-    ("where the library lies", {"sharing": {"vcuda": {"libraryRoot": "/a", "splitCount": 2}}},
+    ("equal files", {"a": {"b": 1}}, {"a": {"b": 1}}, []),
+    ("another number", {"a": {"b": 1}}, {"a": {"b": 2}}, [("f: a.b", "1", "2")]),
+    ("key missing on the node", {"a": {"b": 1, "c": 2}}, {"a": {"b": 1}}, [("f: a.c", "2", "not set")]),
+    ("key missing in the group", {"a": 1}, {"a": 1, "d": True}, [("f: d", "not set", "true")]),
+    ("empty section of the group", {"a": {}, "b": 1}, {"b": 1}, [("f: a", "{}", "not set")]),
+    ("empty list of the node", {"a": [1]}, {"a": []}, [("f: a", "not set", "[]"), ("f: a[0]", "1", "not set")]),
+    ("library path, which may differ", {"sharing": {"vcuda": {"libraryRoot": "/a", "splitCount": 2}}},
      {"sharing": {"vcuda": {"libraryRoot": "/b", "splitCount": 3}}}, [("f: sharing.vcuda.splitCount", "2", "3")]),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("about", "ours", "theirs", "keys"), WANTED, ids=[one[0] for one in WANTED])
-def test_what_the_group_wants(about, ours, theirs, keys):
+def test_configuration_of_the_group_is_compared_by_key(about, ours, theirs, keys):
     found = running.wanted(json.dumps(ours), json.dumps(theirs), "f")
     assert [(one["where"], one["expected"], one["found"]) for one in found] == keys
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [("", "{}"), (None, "{}"), ('{"a": 1}', None), ('{"a": 1}', "torn")])
-def test_a_file_that_is_not_asked_for_or_not_there_is_told_elsewhere(ours, theirs):
+def test_missing_configuration_gives_no_difference_by_key(ours, theirs):
     assert running.wanted(ours, theirs, "f") == []
 
 
@@ -57,18 +57,18 @@ NAMED = [
 
 
 @pytest.mark.parametrize(("one", "names"), NAMED)
-def test_names_are_whole_or_none(one, names):
+def test_name_of_a_container_needs_all_its_parts(one, names):
     assert running.names([one]) == names
 
 
 LEDGERS = [
     # columns: label, MiB charged by each container, MiB in use by the driver, whether a ledger is stale
-    ("as much as the driver has", [3000], 3000, False),
-    ("a sixteenth more, to the MiB", [3000], 3000 - 3000 // 16, False),
-    ("a MiB more than that", [3000], 3000 - 3000 // 16 - 1, True),
-    ("64 MiB more, where a sixteenth is less", [200], 136, False),
-    ("65 MiB more", [200], 135, True),
-    ("nobody uses it", [], 0, False),
+    ("ledger equal to the driver's figure", [3000], 3000, False),
+    ("ledger 1/16 above the driver's figure", [3000], 3000 - 3000 // 16, False),
+    ("ledger 1/16 and 1 MiB above the driver's figure", [3000], 3000 - 3000 // 16 - 1, True),
+    ("ledger 64 MiB above the driver's figure, more than 1/16", [200], 136, False),
+    ("ledger 65 MiB above the driver's figure", [200], 135, True),
+    ("no ledger", [], 0, False),
 ]
 
 
@@ -78,11 +78,11 @@ def test_ledger_against_the_driver(about, charged, used, stale):
 
 
 @pytest.mark.parametrize(("slice_mib", "stale"), [(7680, True), (7681, False)])
-def test_what_is_sold_more_than_once_may_lie_in_host_memory(slice_mib, stale):
+def test_ledger_of_an_oversold_gpu_may_exceed_the_driver(slice_mib, stale):
     assert bool(running.ledgers([usage(3000)], [gpu(10, slice_mib=slice_mib)])) is stale
 
 
-def test_the_one_that_is_charged_most_is_named():
+def test_remedy_names_the_container_with_the_largest_ledger():
     small = usage(100, "a2", namespace="team", pod="small", container="main")
     for usages in ([usage(3000, **OWNER), small], [small, usage(3000, **OWNER)]):
         (one,) = running.ledgers(usages, [gpu(100)])
@@ -92,20 +92,20 @@ def test_the_one_that_is_charged_most_is_named():
 
 HELD = [
     # columns: label, entries of the kubelet's checkpoint, the allocated device ids by container
-    ("by NUMA node", [{"DeviceIDs": {"-1": ["a"], "0": ["b"]}}], {"u/c": ["a", "b"]}),
-    ("as older kubelets have it", [{"DeviceIDs": ["a"]}], {"u/c": ["a"]}),
-    ("of two entries of one container", [{"DeviceIDs": ["a"]}, {"DeviceIDs": {"0": ["b"]}}], {"u/c": ["a", "b"]}),
-    ("none on a NUMA node", [{"DeviceIDs": {"0": None, "1": ["b"]}}], {"u/c": ["b"]}),
-    ("null", [{"DeviceIDs": None}], {"u/c": []}),
-    ("of another resource", [{"DeviceIDs": ["a"], "ResourceName": "example.com/nic"}], {}),
+    ("devices by NUMA node", [{"DeviceIDs": {"-1": ["a"], "0": ["b"]}}], {"u/c": ["a", "b"]}),
+    ("devices as a list (older kubelets)", [{"DeviceIDs": ["a"]}], {"u/c": ["a"]}),
+    ("two entries of one container", [{"DeviceIDs": ["a"]}, {"DeviceIDs": {"0": ["b"]}}], {"u/c": ["a", "b"]}),
+    ("no device on a NUMA node", [{"DeviceIDs": {"0": None, "1": ["b"]}}], {"u/c": ["b"]}),
+    ("devices null", [{"DeviceIDs": None}], {"u/c": []}),
+    ("entry of another resource", [{"DeviceIDs": ["a"], "ResourceName": "example.com/nic"}], {}),
     ("no entries", [], {}),
-    ("no entries, as Go writes it", None, {}),
-    ("an entry without its pod", [{"PodUID": ...}], None),
+    ("entries null", None, {}),
+    ("entry without a pod", [{"PodUID": ...}], None),
 ]
 
 
 @pytest.mark.parametrize(("about", "entries", "given"), HELD, ids=[one[0] for one in HELD])
-def test_what_the_kubelet_has_given(about, entries, given):
+def test_device_ids_that_the_kubelet_allocated(about, entries, given):
     whole = {"PodUID": "u", "ContainerName": "c", "ResourceName": GPU, "DeviceIDs": []}
     made = entries and [{key: one for key, one in {**whole, **entry}.items() if one is not ...} for entry in entries]
     assert running.held(json.dumps({"Data": {"PodDeviceEntries": made}}), [GPU]) == given
@@ -119,11 +119,11 @@ def test_checkpoint_that_cannot_be_read(text):
 
 LIBRARIES = [
     # columns: label, the library version of new containers, the allocation, whether the difference names it
-    ("an older one", "2", {}, True),
-    ("the same", "1", {}, False),
-    ("of a lease", "2", {"kind": "lease"}, False),
-    ("of a container that maps none", "2", {"library": ""}, False),
-    ("where nobody knows what new ones get", "", {}, False),
+    ("older library", "2", {}, True),
+    ("current library", "1", {}, False),
+    ("older library of a lease", "2", {"kind": "lease"}, False),
+    ("container without a library", "2", {"library": ""}, False),
+    ("unknown library of new containers", "", {}, False),
 ]
 
 
@@ -137,7 +137,7 @@ def test_older_libraries(about, current, changed, named):
 @pytest.mark.parametrize(
     ("who", "where"), [(OWNER, "team/train/main"), ({"namespace": "", "pod": None}, "allocation a1")]
 )
-def test_whose_process_goes_round_the_library(who, where):
+def test_bypassing_process_is_named_with_its_container(who, where):
     (one,) = running.watched({"findings": [{"allocation": "a1", "kind": "kubelet", "text": "process 7", **who}]})
     assert (one["where"], one["found"]) == (where, "process 7")
     assert running.watched(None) == [] and running.watched({"findings": None}) == []
@@ -153,7 +153,7 @@ def test_whose_process_goes_round_the_library(who, where):
         ({"reason": "of a later version", "allocation": "a1"}, "allocation a1", "all its GPU memory"),
     ],
 )
-def test_what_was_expected_of_it(finding, where, expected):
+def test_finding_of_the_watcher_has_an_expected_value(finding, where, expected):
     (one,) = running.watched({"findings": [{"kind": "kubelet", "text": "process 7", **finding}]})
     assert one["where"] == where
     assert one["expected"].startswith(expected)

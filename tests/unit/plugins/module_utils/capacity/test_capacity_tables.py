@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table that a person reads, and what counts as isolation not proven."""
+"""The printed tables of a host, and the faults of an isolation check that does not prove isolation."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PASSED = {"verdict": "passed", "results": [result()]}
 
 
 def test_the_sum_of_a_host_is_that_of_its_rows():
-    """A leased slice is advertised as unhealthy during the lease; the row counts the slice, and so does the sum."""
+    """A leased slice is advertised as unhealthy during the lease. The row and the sum count the slice."""
     (gpu,) = CAPACITY["gpus"]
     leased = dict(CAPACITY, gpus=[dict(gpu, advertised=3)], sentences=[])
     assert tables.host_report(leased)[0] == "nvidia.com/gpu: 3 advertised by the kubelet, 3 expected"
@@ -72,7 +72,7 @@ def test_whole_table_of_a_host():
     ]
 
 
-def test_a_host_that_is_as_expected_is_one_line():
+def test_consistent_host_is_one_line():
     line = "gpu-1  nvidia.com/gpu: 2 advertised by the kubelet, 3 expected"
     assert tables.host_report(RIGHT, None, "gpu-1") == [line]
     assert tables.host_report(RIGHT, {"skipped": True, "changed": False}, "gpu-1") == [line]
@@ -81,12 +81,12 @@ def test_a_host_that_is_as_expected_is_one_line():
     assert tables.host_report(RIGHT, many, "gpu-1") == [line + "; isolation of 2 slices: 2 passed, 1 detected"]
 
 
-def test_what_the_plugin_warns_of_is_a_line():
+def test_warning_of_the_plugin_is_a_line():
     warned = tables.host_report(dict(RIGHT, plugin_warnings=["the disk is full"]), PASSED, "gpu-1")
     assert warned[1:] == ["  WARNING: the disk is full"]
 
 
-def test_a_host_that_differs_shows_its_gpus():
+def test_host_with_differences_shows_its_gpus():
     assert tables.host_report(CAPACITY, None, "gpu-1")[1:4] == GPU_TABLE
 
 
@@ -103,20 +103,20 @@ def late(name):
 
 # columns: checks, their summary, additional rows
 SAID = {
-    "all": ([check(), check("b")], "2 passed", []),
-    "detected is no fault": ([check(), check("b", "detected")], "1 passed, 1 detected", []),
-    "hardly any": (
+    "all checks passed": ([check(), check("b")], "2 passed", []),
+    "a detected bypass is no fault": ([check(), check("b", "detected")], "1 passed, 1 detected", []),
+    "most checks not run, one reason": (
         [check(), *[full(f"f{n}") for n in range(3)]],
         "1 passed, 3 not run: card full",
         [],
     ),
-    "two reasons": (
+    "most checks not run, two reasons": (
         [check(), late("x"), *[full(f"f{n}") for n in range(2)]],
         "1 passed, 3 not run: card full (2 of them)",
         [],
     ),
-    "open": ([check(), check("way", "open")], "1 passed, 1 open", ["way    open     5 MiB     6 MiB"]),
-    "violated": (
+    "open bypass": ([check(), check("way", "open")], "1 passed, 1 open", ["way    open     5 MiB     6 MiB"]),
+    "violated limit": (
         [check(), check("totals", "violated"), check("b", "detected")],
         "1 VIOLATED, 1 passed, 1 detected",
         ["totals  violated  5 MiB     6 MiB"],
@@ -125,7 +125,7 @@ SAID = {
 
 
 @pytest.mark.parametrize("case", sorted(SAID))
-def test_checks_are_counted_and_only_those_that_matter_are_shown(case):
+def test_checks_are_counted_and_only_faults_are_rows(case):
     checks, words, rows = SAID[case]
     verdict = "violated" if "VIOLATED" in words else "passed"
     lines = tables.host_report(RIGHT, {"verdict": verdict, "results": [result(verdict, checks)]}, "gpu-1")
@@ -141,7 +141,7 @@ def test_checks_are_counted_and_only_those_that_matter_are_shown(case):
     assert len(whole) == 4 + len(checks)
 
 
-def test_a_check_that_a_host_kept_is_shown_with_its_age():
+def test_stored_check_is_shown_with_its_age():
     checks = [check(), check("b"), check("share"), check("watched", "detected"), late("x")]
     kept = {**tables.isolation_brief({"verdict": "passed", "results": [result(checks=checks)]}), "time": 1}
     (line,) = tables.host_report(RIGHT, kept, "gpu-1")
@@ -159,7 +159,7 @@ def test_age(seconds, words):
     assert tables.age({}, 1000) == ""
 
 
-def test_a_slice_on_which_nothing_ran_has_passed_nothing():
+def test_slice_without_a_check_run_is_not_passed():
     nothing = {"verdict": "not-run", "results": [result("not-run", [], "no slice is free")]}
     lines = tables.host_report(RIGHT, nothing, "gpu-1")
     assert lines[0].endswith("; isolation of 1 slice: not run")
@@ -218,9 +218,9 @@ def test_isolation_brief_keeps_names_of_passed_checks():
 
 
 @pytest.mark.parametrize("isolation", [{"skipped": True}, {"verdict": "not-run", "results": []}, {}])
-def test_of_isolation_that_did_not_run_a_fleet_keeps_nothing(isolation):
+def test_isolation_that_did_not_run_has_no_brief(isolation):
     assert tables.isolation_brief(isolation) == {}
 
 
-def test_a_table_without_rows_has_its_head():
+def test_table_without_rows_has_a_header():
     assert tables.table(("a", "bc"), []) == ["a  bc", "=  =="]

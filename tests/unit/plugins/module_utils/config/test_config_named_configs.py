@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named configurations in the plan: which files differ, and which of them the running program should use."""
+"""Named configurations in the plan: the files that differ, and whether the running program uses an outdated file."""
 
 from __future__ import annotations
 
@@ -26,16 +26,20 @@ def state(text=BASE, named=None, **status):
 
 
 CHANGES = [
-    ("as wanted", state(), []),
-    ("no named file", state(named={}), ["write /etc/vgpu/configs/big.yaml"]),
+    ("files as configured", state(), []),
+    ("named file missing", state(named={}), ["write /etc/vgpu/configs/big.yaml"]),
     (
-        "another split",
+        "named file with another split",
         state(named={"big": BIG.replace('"splitCount": 2', '"splitCount": 5')}),
         ["/etc/vgpu/configs/big.yaml: sharing.vcuda.splitCount from 5 to 2"],
     ),
-    ("one too many", state(named={"big": BIG, "old": "{}"}), ["remove /etc/vgpu/configs/old.yaml"]),
-    ("unreadable", state(named={"big": None}), ["write /etc/vgpu/configs/big.yaml"]),
-    ("no node.yaml", state(text=None), ["write /etc/vgpu/node.yaml"]),
+    (
+        "named file that is not configured",
+        state(named={"big": BIG, "old": "{}"}),
+        ["remove /etc/vgpu/configs/old.yaml"],
+    ),
+    ("named file unreadable", state(named={"big": None}), ["write /etc/vgpu/configs/big.yaml"]),
+    ("node.yaml missing", state(text=None), ["write /etc/vgpu/node.yaml"]),
 ]
 
 
@@ -46,18 +50,18 @@ def test_files_that_differ(about, found, changes):
 
 IN_FORCE = [
     # columns: label, the program's status, whether the program is outdated
-    ("it does not answer", {}, False),
-    ("node.yaml", {"config_path": PATH, "config_sha256": sha256(BASE)}, False),
-    ("node.yaml of before", {"config_path": PATH, "config_sha256": "x"}, True),
-    ("an older program that names no path", {"config_sha256": sha256(BASE)}, False),
-    ("a named one", {"config_path": "/etc/vgpu/configs/big.yaml", "config_sha256": sha256(BIG)}, False),
-    ("a named one of before", {"config_path": "/etc/vgpu/configs/big.yaml", "config_sha256": sha256(BASE)}, True),
-    ("a named one that is gone", {"config_path": "/etc/vgpu/configs/x.yaml", "config_sha256": sha256(BIG)}, True),
+    ("program does not respond", {}, False),
+    ("current node.yaml", {"config_path": PATH, "config_sha256": sha256(BASE)}, False),
+    ("outdated node.yaml", {"config_path": PATH, "config_sha256": "x"}, True),
+    ("older program that reports no path", {"config_sha256": sha256(BASE)}, False),
+    ("current named file", {"config_path": "/etc/vgpu/configs/big.yaml", "config_sha256": sha256(BIG)}, False),
+    ("outdated named file", {"config_path": "/etc/vgpu/configs/big.yaml", "config_sha256": sha256(BASE)}, True),
+    ("named file that was removed", {"config_path": "/etc/vgpu/configs/x.yaml", "config_sha256": sha256(BIG)}, True),
 ]
 
 
 @pytest.mark.parametrize("about, status, behind", IN_FORCE, ids=[one[0] for one in IN_FORCE])
-def test_program_is_judged_by_the_file_that_it_has_taken_over(about, status, behind):
+def test_program_is_compared_with_the_file_that_it_loaded(about, status, behind):
     assert named_configs.is_behind(PATH, state(**status)) is behind
 
 
@@ -72,7 +76,7 @@ def test_requested_sizes_need_the_api_server(kubeconfig, lines):
     assert all("requested (x)" in one and "device_plugin_kubeconfig" in one for one in told)
 
 
-def test_containers_are_counted_by_the_configuration_in_force():
+def test_containers_are_counted_by_the_active_configuration():
     held = {"allocations": [{"kind": "kubelet", "slice_ids": ["GPU-a::1"]}]}
     halves = [{"id": f"GPU-a::{n}", "memory_mib": 7680, "sm_percent": 100} for n in (0, 1)]
     of_big = {"config_path": "/etc/vgpu/configs/big.yaml", "slices": halves, **held}

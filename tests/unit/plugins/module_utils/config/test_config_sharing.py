@@ -65,7 +65,12 @@ TABLE = [
         {"sharing": slicing(entry(3))},
         {"nvidia.com/gpu": ["0::0", "0::1", "0::2", "1::0", "1::1", "1::2"]},
     ),
-    ("a short name", [gpu(0)], {"sharing": slicing(entry(2, "gpu"))}, {"nvidia.com/gpu": ["0::0", "0::1"]}),
+    (
+        "resource name without a prefix",
+        [gpu(0)],
+        {"sharing": slicing(entry(2, "gpu"))},
+        {"nvidia.com/gpu": ["0::0", "0::1"]},
+    ),
     (
         "renamed by default",
         [gpu(0)],
@@ -79,13 +84,13 @@ TABLE = [
         {"nvidia.com/gpu-light": ["0::0", "0::1"]},
     ),
     (
-        "one GPU by its index, the other whole",
+        "one GPU shared by its index, the second GPU whole",
         TWO,
         {"sharing": slicing(entry(devices=[1]))},
         {"nvidia.com/gpu": ["0", "1::0", "1::1"]},
     ),
     (
-        "a GPU each with its own count",
+        "another replica count for each GPU",
         TWO,
         {
             "sharing": slicing(
@@ -95,57 +100,67 @@ TABLE = [
         {"nvidia.com/gpu-light": ["0::0", "0::1"], "nvidia.com/gpu-heavy": ["1::0", "1::1", "1::2", "1::3"]},
     ),
     (
-        "the first that matches wins",
+        "first matching entry applies",
         TWO,
         {"sharing": slicing(entry(2, devices=[0]), entry(3))},
         {"nvidia.com/gpu": ["0::0", "0::1", "1::0", "1::1", "1::2"]},
     ),
-    ("so many devices", TWO, {"sharing": slicing(entry(devices=1))}, {"nvidia.com/gpu": ["0::0", "0::1", "1"]}),
     (
-        "as many devices as the host has",
+        "number of devices below the number of GPUs",
+        TWO,
+        {"sharing": slicing(entry(devices=1))},
+        {"nvidia.com/gpu": ["0::0", "0::1", "1"]},
+    ),
+    (
+        "number of devices equal to the number of GPUs",
         TWO,
         {"sharing": slicing(entry(devices=2))},
         {"nvidia.com/gpu": ["0::0", "0::1", "1::0", "1::1"]},
     ),
     (
-        "an entry for what is not there",
+        "entry for a missing MIG profile",
         [gpu(0)],
         {"sharing": slicing(entry(7, "nvidia.com/mig-1g.10gb"), entry())},
         {"nvidia.com/gpu": ["0::0", "0::1"]},
     ),
     (
-        "vcuda beside time-slicing",
+        "vcuda and time-slicing",
         TWO,
         {"sharing": dict(slicing(entry(devices=[0])), vcuda={"splitCount": 3, "resourceName": "example.com/vgpu"})},
         {"nvidia.com/gpu": ["0::0", "0::1"], "example.com/vgpu": ["1::0", "1::1", "1::2"]},
     ),
     (
-        "MPS beside time-slicing",
+        "MPS and time-slicing",
         TWO,
         {"sharing": dict(slicing(entry(devices=[0])), mps={"resources": [entry(2, devices=[1], rename="gpu.mps")]})},
         {"nvidia.com/gpu": ["0::0", "0::1"], "nvidia.com/gpu.mps": ["1::0", "1::1"]},
     ),
     (
-        "names by model",
+        "resource names by model",
         [gpu(0), gpu(1, "NVIDIA A100-SXM4-80GB")],
         {"resources": {"gpus": [{"pattern": "*A100*", "name": "a100"}, {"pattern": "*", "name": "gpu"}]}},
         {"nvidia.com/gpu": ["0"], "nvidia.com/a100": ["1"]},
     ),
     (
-        "MIG devices, not asked for",
+        "MIG strategy none, with MIG devices",
         [gpu(0, mig=["1g.10gb", "1g.10gb"])],
         {"flags": {"migStrategy": "none"}},
         {"nvidia.com/gpu": ["0"]},
     ),
     (
-        "single",
+        "MIG strategy single",
         [gpu(0, mig=["1g.10gb", "1g.10gb"]), gpu(1, mig=["1g.10gb"])],
         {"flags": {"migStrategy": "single"}},
         {"nvidia.com/gpu": ["0:0", "0:1", "1:0"]},
     ),
-    ("single without MIG", TWO, {"flags": {"migStrategy": "single"}}, {"nvidia.com/gpu": ["0", "1"]}),
     (
-        "mixed",
+        "MIG strategy single, without MIG devices",
+        TWO,
+        {"flags": {"migStrategy": "single"}},
+        {"nvidia.com/gpu": ["0", "1"]},
+    ),
+    (
+        "MIG strategy mixed",
         [gpu(0, mig=["1g.10gb", "2g.20gb", "1g.10gb+me"]), gpu(1)],
         {"flags": {"migStrategy": "mixed"}},
         {
@@ -156,13 +171,13 @@ TABLE = [
         },
     ),
     (
-        "a MIG device shared by time",
+        "time-sliced MIG device",
         [gpu(0, mig=["1g.10gb", "1g.10gb"])],
         {"flags": {"migStrategy": "mixed"}, "sharing": slicing(entry(2, "mig-1g.10gb", devices=["0:1"]))},
         {"nvidia.com/mig-1g.10gb": ["0:0", "0:1::0", "0:1::1"]},
     ),
     (
-        "vcuda beside MIG",
+        "vcuda and MIG",
         [gpu(0, mig=["1g.10gb"]), gpu(1)],
         {"flags": {"migStrategy": "mixed"}, "sharing": {"vcuda": {"splitCount": 2}}},
         {"nvidia.com/mig-1g.10gb": ["0:0"], "nvidia.com/gpu": ["1::0", "1::1"]},
@@ -171,7 +186,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize("about, gpus, parts, wanted", TABLE, ids=[row[0] for row in TABLE])
-def test_what_is_offered(about, gpus, parts, wanted):
+def test_devices_that_a_node_advertises(about, gpus, parts, wanted):
     assert offered(gpus, **parts) == wanted
 
 
@@ -212,19 +227,19 @@ def test_replicas_of_mig_devices_by_group_vars(gpus, variables, wanted):
 @pytest.mark.parametrize(
     "parts, memory, percent, mode",
     [
-        ({"sharing": slicing(entry(4))}, 15360, 100, "time-slicing"),  # sharing "none" limits nothing
+        ({"sharing": slicing(entry(4))}, 15360, 100, "time-slicing"),  # sharing "none" sets no limit
         ({"sharing": {"mps": {"resources": [entry(4)]}}}, 3840, 25, "mps"),
         ({"sharing": {"vcuda": {"splitCount": 4, "coresScaling": "2"}}}, 3840, 50, "vcuda"),
         ({}, 15360, 100, "none"),
     ],
 )
-def test_size_of_a_piece(parts, memory, percent, mode):
+def test_memory_and_sm_share_of_a_device(parts, memory, percent, mode):
     pieces, _findings = sharing.pieces_for([gpu(0)], config(**parts))
     assert {(one.memory_mib, one.sm_percent, one.mode) for one in pieces} == {(memory, percent, mode)}
     assert {(one.uuid, one.device) for one in pieces} == {(U.format(0), U.format(0))}
 
 
-def test_device_of_a_mig_piece():
+def test_replica_of_a_mig_device_names_its_gpu():
     pieces, _findings = sharing.pieces_for(
         [gpu(0, mig=["1g.10gb"])], config(flags={"migStrategy": "mixed"}, sharing=slicing(entry(2, "mig-1g.10gb")))
     )
@@ -277,7 +292,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("gpus, parts, path, words", REFUSED)
-def test_what_the_gpus_refuse(gpus, parts, path, words):
+def test_sharing_that_does_not_fit_the_gpus_is_an_error(gpus, parts, path, words):
     _pieces, findings = sharing.pieces_for(gpus, config(**parts))
     assert [(one.path, words in one.message) for one in kinds.errors(findings)] == [(path, True)]
 
@@ -374,7 +389,8 @@ def test_files_that_nvidia_publishes(parts, accepted, compat):
         assert accepted
 
 
-# Files that NVIDIA's plugin accepts and acts on in its own way: strict refuses, compat warns and does the same.
+# Files that NVIDIA's plugin accepts with a meaning of its own. Strict mode refuses them; compat mode warns and acts
+# like NVIDIA's plugin.
 LENIENT = [
     ({"sharing": {"timeSlcing": {"resources": [entry()]}}}, "sharing.timeSlcing", {"nvidia.com/gpu": ["0", "1"]}),
     (
@@ -388,7 +404,7 @@ LENIENT = [
 
 
 @pytest.mark.parametrize("parts, path, wanted", LENIENT)
-def test_compat_accepts_with_a_warning_what_strict_refuses(parts, path, wanted):
+def test_compat_mode_warns_about_files_that_strict_mode_refuses(parts, path, wanted):
     with pytest.raises(node_config.ConfigError):
         node_config.check(dict({"version": "v1"}, **json.loads(json.dumps(parts))), "config.yaml")
     whole = dict({"version": "v1", "compat": "nvidia-v1"}, **json.loads(json.dumps(parts)))

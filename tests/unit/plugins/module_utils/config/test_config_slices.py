@@ -58,12 +58,12 @@ def test_ids_are_uuid_and_number_in_the_order_of_the_gpus():
 
 
 @pytest.mark.parametrize("split", [1, 2, 3, 7, 13])
-def test_cores_scaling_left_out_is_no_limit(split):
+def test_default_cores_scaling_sets_no_limit(split):
     assert {piece.sm_percent for piece in pieces(gpus(16160), config(split))} == {100}
 
 
-def test_cores_scaling_left_out_follows_the_split_count_of_that_gpu():
-    # GPU 0 would get 50 % a slice if the node's K of 2 were the C of both GPUs.
+def test_default_cores_scaling_follows_the_split_count_of_each_gpu():
+    # If C followed the node's K of 2, each slice of GPU 0 would get 50 %.
     devices = [{"match": {"index": 0}, "splitCount": 4}]
     made = pieces(gpus(16160), config(2, devices=devices))
     assert [piece.sm_percent for piece in made] == [100] * 6
@@ -99,7 +99,7 @@ def test_unshared_host_gives_whole_gpus():
         (16160, 2, "1.0", "1/2", ['above 0, found "1/2"']),
     ],
 )
-def test_what_cannot_be_carried_out_is_an_error(memory_mib, split, scaling, cores, words):
+def test_impossible_slice_size_is_an_error(memory_mib, split, scaling, cores, words):
     with pytest.raises(slices.SliceError) as caught:
         (gpu,) = gpus(memory_mib, count=1)
         slices.size_of(gpu, slices.share_of(gpu, config(split, scaling, cores)))
@@ -124,7 +124,7 @@ def test_what_cannot_be_carried_out_is_an_error(memory_mib, split, scaling, core
         ("", "Tesla T4", False),
     ],
 )
-def test_model_named_by_a_person(pattern, model, same):
+def test_model_is_matched_by_a_short_name(pattern, model, same):
     assert slices.model_matches(pattern, model) is same
 
 
@@ -169,7 +169,7 @@ def test_advice_is_of_equal_slices(sizing, levels):
     assert [one.level for one in slices.findings_for(gpus(16160, count=1, model="Tesla T4"), wanted)] == levels
 
 
-def test_an_exception_that_matches_nothing_is_an_error_with_what_is_there():
+def test_exception_without_a_match_is_an_error_that_lists_the_gpus():
     (found,) = slices.findings_for(gpus(16160), config(2, devices=[{"match": {"index": 9}, "splitCount": 1}]))
     assert found.level == "error"
     assert found.path == "sharing.vcuda.devices[0].match"
@@ -177,7 +177,7 @@ def test_an_exception_that_matches_nothing_is_an_error_with_what_is_there():
     assert "GPU-00000001" in found.message
 
 
-def test_an_exception_behind_another_is_a_warning():
+def test_exception_shadowed_by_another_is_a_warning():
     devices = [{"match": {"model": "V100"}, "splitCount": 3}, {"match": {"index": 0}, "splitCount": 1}]
     (found,) = slices.findings_for(gpus(16160), config(2, devices=devices))
     assert (found.level, found.path) == ("warning", "sharing.vcuda.devices[1].match")

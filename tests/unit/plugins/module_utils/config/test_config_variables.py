@@ -117,12 +117,12 @@ def test_good_value_becomes_clean(name, value, clean):
     ],
 )
 def test_split_count_where_the_group_sets_none(values, split):
-    """With a limit of two containers a GPU, a pod of 3000 MiB would not fit on a nearly free card."""
+    """With requested sizes, a limit of two would let two small pods block a third on a nearly free card."""
     assert schema.read(values, [])["vgpu_split_count"] == split
 
 
 @pytest.mark.parametrize("name", ["vgpu_kubeconfig", "vgpu_kube_context", "vgpu_package_environment"])
-def test_how_the_cluster_is_reached_is_of_no_named_configuration(name):
+def test_named_configuration_refuses_cluster_access_variables(name):
     findings = []
     schema.read({"vgpu_configs": {"small": {name[len("vgpu_") :]: "x"}}}, findings)
     assert [(one.level, one.path) for one in findings] == [("error", f"vgpu_configs.small.{name[len('vgpu_') :]}")]
@@ -134,7 +134,7 @@ def test_every_default_is_valid():
     assert findings == []
 
 
-def test_variables_of_others_are_left_alone():
+def test_unrelated_variables_are_ignored():
     findings = []
     assert "ansible_user" not in schema.read({"ansible_user": "x", "docker_vgpu_x": 1}, findings)
     assert findings == []
@@ -179,7 +179,7 @@ def test_variables_of_others_are_left_alone():
         ({"vgpu_sharing": "none", "vgpu_resource_names": {"count": "x.io/gpu"}}, "vgpu_resource_names", "error"),
     ],
 )
-def test_what_this_version_does_not_do_is_said(values, path, level):
+def test_variable_without_effect_has_a_finding(values, path, level):
     findings = []
     clean = schema.read(values, findings)
     assert findings == []
@@ -187,7 +187,7 @@ def test_what_this_version_does_not_do_is_said(values, path, level):
 
 
 @pytest.mark.parametrize("sharing", ["vcuda", "time-slicing", "mps", "none"])
-def test_strategy_of_mig_counts_in_every_mode(sharing):
+def test_mig_strategy_is_allowed_in_every_sharing_mode(sharing):
     """The variable decides whether a GPU in MIG mode is advertised next to the other GPUs, and under which name."""
     clean = schema.read({"vgpu_sharing": sharing, "vgpu_mig_strategy": "mixed"}, [])
     assert schema.unavailable(clean) == []
@@ -209,7 +209,7 @@ OVERSOLD = [
     ({"vgpu_memory_scaling": 0.5}, []),
     ({"vgpu_devices": [dict(PART, memory_scaling=2)]}, ["vgpu_devices[0].memory_scaling"]),
     ({"vgpu_split_count": 4, "vgpu_cores_scaling": 1}, []),
-    # One warning, however many exceptions share the host's value.
+    # Exceptions that inherit the host's value add no warning.
     (
         {"vgpu_memory_scaling": 2, "vgpu_devices": [dict(PART, split_count=3), dict(PART, split_count=5)]},
         ["vgpu_memory_scaling"],
@@ -218,7 +218,7 @@ OVERSOLD = [
 
 
 @pytest.mark.parametrize("values, names", OVERSOLD)
-def test_memory_that_is_sold_twice_is_one_warning(values, names):
+def test_oversold_memory_is_one_warning(values, names):
     findings = []
     clean = schema.read(values, findings)
     assert findings == []
@@ -227,7 +227,7 @@ def test_memory_that_is_sold_twice_is_one_warning(values, names):
     assert all("host memory" in finding.message and "\n" not in finding.message for finding in found)
 
 
-def test_named_configurations_are_the_hosts_with_their_own_over_it():
+def test_named_configurations_override_the_configuration_of_the_host():
     variables = {
         "vgpu_split_count": 7,
         "vgpu_log_level": 3,
@@ -264,7 +264,7 @@ def test_named_configurations_are_checked_too():
         ("sharing.vcuda", None),
     ],
 )
-def test_a_place_in_the_file_leads_back_to_its_variable(node_path, variable):
+def test_path_in_node_yaml_maps_to_its_variable(node_path, variable):
     assert schema.variable_of(node_path) == variable
 
 
@@ -344,7 +344,7 @@ REPLICATED = [
 
 
 @pytest.mark.parametrize("variables, wanted", REPLICATED)
-def test_node_yaml_of_a_group_that_shares_as_nvidia_does(variables, wanted):
+def test_node_yaml_of_a_group_with_time_slicing(variables, wanted):
     config = node_config.from_vars(variables)
     assert config["sharing"] == wanted
     assert node_config.validate(config) == []
@@ -358,13 +358,13 @@ def test_node_yaml_of_a_group_that_shares_as_nvidia_does(variables, wanted):
         ({"vgpu_devices": [{"match": {"index": 0}, "split_count": 1}]}, "vgpu_devices[0].split_count"),
     ],
 )
-def test_what_nvidias_file_cannot_say(variables, path):
+def test_setting_without_a_key_in_nvidias_file_is_an_error(variables, path):
     with pytest.raises(node_config.ConfigError) as caught:
         node_config.from_vars(dict(variables, vgpu_sharing="time-slicing"))
     assert [finding.path for finding in caught.value.findings] == [path]
 
 
-def test_names_of_all_that_pods_ask_for_are_taken_where_they_ask_for_parts():
+def test_requested_sizes_use_all_resource_names():
     names = {"count": "x.io/gpu", "memory": "x.io/mem", "cores": "x.io/cores", "priority": "x.io/priority"}
     variables = {"vgpu_slice_sizing": "requested", "vgpu_resource_names": names}
     assert [one for one in schema.unavailable(schema.read(variables, [])) if "resource_names" in one.path] == []
@@ -376,7 +376,7 @@ def test_names_of_all_that_pods_ask_for_are_taken_where_they_ask_for_parts():
 
 
 @pytest.mark.parametrize("sharing", ["vcuda", "time-slicing", "none"])
-def test_the_way_of_kubernetes_is_written_where_a_group_sets_it(sharing):
+def test_allocation_is_written_only_for_claims(sharing):
     """A file with default values is unchanged from the file that a former version wrote."""
     group = {"vgpu_sharing": sharing}
     assert "allocation" not in node_config.from_vars(group)["flags"]
@@ -387,12 +387,12 @@ def test_the_way_of_kubernetes_is_written_where_a_group_sets_it(sharing):
     assert named["big"]["flags"]["allocation"] == "dra", "a node label does not change it"
 
 
-def test_what_is_written_is_valid_and_reads_back_equal():
+def test_written_file_is_valid_and_reads_back_equal():
     config = node_config.from_vars({"vgpu_resource_names": {"count": "example.com/gpu"}})
     assert node_config.validate(config) == []
     assert node_config.load(node_config.dump(config)) == config
     assert node_config.resource_name(config) == "example.com/gpu"
-    assert "coresScaling" not in config["sharing"]["vcuda"]  # K of each GPU, not K of the node
+    assert "coresScaling" not in config["sharing"]["vcuda"]  # the default follows the K of each GPU
 
 
 def test_variables_with_faults_give_no_file():
@@ -418,7 +418,7 @@ BAD_FILES = [
 
 
 @pytest.mark.parametrize("config, path, words", BAD_FILES)
-def test_bad_file_names_file_key_and_way_out(config, path, words):
+def test_bad_file_names_the_file_the_key_and_the_fault(config, path, words):
     with pytest.raises(node_config.ConfigError) as caught:
         node_config.load(json.dumps(config), "/etc/vgpu/node.yaml")
     assert path in {finding.path for finding in caught.value.findings}

@@ -8,7 +8,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.driver.setup import Des
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Host
 from doubles.host import Machine
 
-# id, id_like, version_id, name, kernel as each release reports them
+# columns: id, id_like, version_id, name and kernel, as the release reports them
 HOSTS = {
     "debian12": ("debian", "", "12", "Debian GNU/Linux 12 (bookworm)", "6.1.0-37-amd64"),
     "debian12cloud": ("debian", "", "12", "Debian GNU/Linux 12 (bookworm)", "6.1.0-37-cloud-amd64"),

@@ -137,11 +137,11 @@ ALLOWED = [
 
 
 @pytest.mark.parametrize("host, gpus, driver, wanted", ALLOWED)
-def test_what_is_allowed(host, gpus, driver, wanted):
+def test_allowed_driver_has_no_refusal(host, gpus, driver, wanted):
     assert chosen(host, gpus, driver, **wanted).refusals == []
 
 
-def test_a_gpu_that_no_table_knows_is_said_and_not_refused():
+def test_gpu_missing_in_the_table_is_a_warning():
     found = chosen("ubuntu24", [NEW])
     assert found.refusals == []
     assert found.branch == 580
@@ -159,14 +159,14 @@ NVLINK5 = [
 
 
 @pytest.mark.parametrize("switches, wanted, packages, told", NVLINK5)
-def test_switches_of_nvlink_5_need_more_than_a_fabric_manager(switches, wanted, packages, told):
+def test_nvlink_5_switches_need_packages_besides_the_fabric_manager(switches, wanted, packages, told):
     host = {**state("ubuntu24", [B200], {"nvlink5": switches}, nvswitches=4), "packages": packages}
     found = driver_choice.choose(host, {"source": "cuda", "branch": "580", **wanted})
     assert found.refusals == []
     assert ["nvlsm and infiniband-diags" in text for text in found.warnings] == [True] * told
 
 
-# host, desired state, files, initramfs, kernel arguments, services
+# columns: host, desired state, files, program that builds the initramfs, whether kernel arguments are set, services
 HOST_SIDE = [
     ("debian12", {}, {"/etc/modprobe.d/vgpu-nouveau.conf"}, "update-initramfs", False, ["nvidia-persistenced.service"]),
     ("ubuntu24", {"persistenced": False}, {"/etc/modprobe.d/vgpu-nouveau.conf"}, "update-initramfs", False, []),
@@ -224,7 +224,7 @@ HOST_SIDE = [
 
 
 @pytest.mark.parametrize("host, wanted, files, initramfs, arguments, services", HOST_SIDE)
-def test_what_comes_beside_the_packages(host, wanted, files, initramfs, arguments, services):
+def test_files_services_and_kernel_arguments_of_a_driver(host, wanted, files, initramfs, arguments, services):
     found = chosen(host, [T4], **wanted)
     assert set(found.files) == files
     assert (found.initramfs[:1] or [""])[0] == initramfs
@@ -241,8 +241,8 @@ def test_what_comes_beside_the_packages(host, wanted, files, initramfs, argument
         ("auto", "RmMemacctMode=0;A=b", "A=b;RmMemacctMode=3"),
     ],
 )
-def test_the_controller_is_chosen_next_to_other_keys_of_the_registry(mode, registry, words):
-    """Written again with what the driver then has, the file is the same."""
+def test_controller_mode_keeps_other_registry_keys(mode, registry, words):
+    """A second run, which reads the new registry keys, writes the same file."""
     text = driver_choice.memacct_conf(mode, registry)
     assert text.splitlines()[1] == f'options nvidia NVreg_RegistryDwords="{words}"'
     assert driver_choice.memacct_conf(mode, words) == text
@@ -263,21 +263,21 @@ ExecStopPost=/bin/rm -rf /var/run/nvidia-persistenced
 """
 
 
-def test_ubuntus_persistence_daemon_is_started_as_its_unit_does_and_with_the_mode_on():
+def test_drop_in_starts_ubuntus_persistence_daemon_with_the_mode_on():
     (theirs,) = [line for line in UBUNTU_UNIT.splitlines() if line.startswith("ExecStart=")]
     lines = chosen("ubuntu24", [T4]).files[driver_choice.PERSISTENCE_FILE].splitlines()
-    # The empty one takes theirs away: a service of this type has one command.
+    # The empty line removes the unit's own command, because a service of this type may have only one.
     assert lines[-2:] == ["ExecStart=", theirs.replace("--no-persistence-mode", "--persistence-mode")]
     assert "StopWhenUnneeded=no" in lines[: lines.index("[Service]")]
     assert chosen("ubuntu24", [T4]).rereads["nvidia-persistenced.service"] == [driver_choice.PERSISTENCE_FILE]
 
 
-# loaded, on disk, in use, nouveau, wanted version -> words of the reason to reboot
+# columns: facts of the driver, configured version, words of the reason to reboot
 REBOOT = [
     ({}, "", ""),
     ({"nouveau": True}, "", "nouveau holds the GPUs"),
     ({"loaded_version": "535.1", "disk_version": "535.1", "in_use": ["python (7)"]}, "", ""),
-    ({"loaded_version": "535.1", "disk_version": "535.2", "in_use": []}, "", ""),  # a reload of modules will do
+    ({"loaded_version": "535.1", "disk_version": "535.2", "in_use": []}, "", ""),  # a reload of the modules is enough
     ({"loaded_version": "535.1", "disk_version": "535.2", "in_use": ["python (7)"]}, "", "in use by python (7)"),
     ({"loaded_version": "535.1", "in_use": ["python (7)"]}, "535.2-1", "in use by python (7)"),
     ({"loaded_version": "535.1", "in_use": ["python (7)"]}, "535.1-1", ""),
@@ -293,7 +293,7 @@ def test_reasons_to_reboot(driver, version, words):
     assert driver_choice.reboot_reason({**NO_DRIVER, **driver}, "none", version) == ""
 
 
-def test_every_system_that_is_promised_is_known():
+def test_every_supported_system_is_known():
     for name in HOSTS:
         known = distribution.system(state(name)["os"])
         assert (known is None) == (name in ("debian11", "fedora"))

@@ -81,7 +81,7 @@ def test_facts(tmp_path, files, answers, facts):
     assert {key: found[key] for key in facts} == facts
 
 
-def test_who_holds_the_driver_is_named(tmp_path):
+def test_processes_that_use_the_driver_are_named(tmp_path):
     host = host_double.host(tmp_path, {"proc/modules": BUSY, "proc/41/comm": "python3\n", "proc/42/comm": "bash\n"})
     for pid, target in ((41, "/dev/nvidia0"), (42, "/dev/pts/1")):
         (tmp_path / f"proc/{pid}/fd").mkdir()
@@ -140,7 +140,7 @@ def test_nvswitches(tmp_path, devices, vpd, count):
     assert driver_facts.read(host)["nvlink5"] is ("SW_MNG" in vpd)
 
 
-def test_a_pattern_stands_for_every_installed_package_that_it_matches():
+def test_pattern_matches_every_installed_package():
     installed = {"nvidia-smi": "1", "libnvidia-ml1": "2", "bash": "3"}
     assert matching(installed, ["*nvidia*", "gone"]) == {"gone": None, "nvidia-smi": "1", "libnvidia-ml1": "2"}
 

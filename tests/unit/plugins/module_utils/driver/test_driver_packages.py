@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts of a host x desired state -> packages, repositories and holds of its driver.
-
-Names of Debian were read from the archives of bookworm and trixie, the others from the vendors' pages.
+"""Facts of a host and desired state -> packages, repositories and holds of its driver. Debian's package names were read
+from the archives of bookworm and trixie, the other names from the vendors' pages.
 """
 
 from __future__ import annotations
@@ -304,7 +303,7 @@ NO_MODULE = [
 
 
 @pytest.mark.parametrize("signed, prebuilt, secure, refusal, warning", NO_MODULE)
-def test_kernel_without_a_signed_module_names_the_ways_out(signed, prebuilt, secure, refusal, warning):
+def test_refusal_for_a_missing_signed_module_names_the_remedies(signed, prebuilt, secure, refusal, warning):
     driver = {"signed_modules": signed, "secure_boot": secure}
     found = chosen("ubuntu24", [H100], driver=driver, prebuilt=prebuilt)
     assert (refusal in " | ".join(found.refusals)) and bool(found.refusals) == bool(refusal)
@@ -325,7 +324,7 @@ EL_HEADERS = [
 
 
 @pytest.mark.parametrize("kernel, arch, there, packages", EL_HEADERS)
-def test_headers_are_those_of_the_running_kernel_and_bring_no_other_one(kernel, arch, there, packages):
+def test_headers_are_those_of_the_running_kernel_alone(kernel, arch, there, packages):
     host = state("rhel9", driver={"headers": there}, arch=arch)
     host["os"]["kernel"] = kernel
     found = driver_choice.choose(host, {"source": "cuda"})
@@ -345,7 +344,7 @@ COMPANIONS = [
 
 
 @pytest.mark.parametrize("host, wanted, refused", COMPANIONS)
-def test_a_branch_does_not_bring_another_one(host, wanted, refused):
+def test_packages_of_a_branch_install_no_other_branch(host, wanted, refused):
     found = chosen(host, [T4], **wanted)
     assert found.refusals == []
     assert pins.matching(SERVER, found.refuse) == refused
@@ -441,7 +440,7 @@ FABRIC = [
 
 
 @pytest.mark.parametrize("host, wanted, switches, packages, words", FABRIC)
-def test_fabric_manager_of_exactly_the_drivers_version(host, wanted, switches, packages, words):
+def test_fabric_manager_has_the_version_of_the_driver(host, wanted, switches, packages, words):
     found = chosen(host, [A100], nvswitches=switches, **wanted)
     if words:
         assert words in " | ".join(found.refusals)
@@ -472,7 +471,7 @@ def test_repositories(host, arch, folder, streams):
         assert found.module_stream == stream
 
 
-def test_a_repository_of_ones_own_is_taken_as_it_is():
+def test_configured_repository_is_used_unchanged():
     own = {"uris": ["https://mirror.example.com/nvidia"], "key": "/k.asc"}
     found = chosen("debian12", [T4], source="mirror", repository=own, branch="580")
     assert (found.repository, found.components) == (own, [])
@@ -507,7 +506,7 @@ KERNEL_HOLDS = [
 
 
 @pytest.mark.parametrize("host, wanted, kernel", KERNEL_HOLDS)
-def test_a_kernel_is_held_where_asked_for_with_the_module_that_was_built_for_it(host, wanted, kernel):
+def test_kernel_hold_includes_its_prebuilt_module(host, wanted, kernel):
     found = chosen(host, [T4], **wanted)
     assert [name for name in found.holds if name.startswith("linux-") and "nvidia" not in name] == kernel
     modules = [name for name in found.packages if name.startswith("linux-modules-nvidia-")]
@@ -515,7 +514,7 @@ def test_a_kernel_is_held_where_asked_for_with_the_module_that_was_built_for_it(
     assert [name for name in modules if name in found.holds] == (modules if kernel else [])
 
 
-def test_what_is_locked_on_rhel_is_the_driver_and_not_the_container_toolkit():
+def test_rhel_locks_the_driver_and_not_the_container_toolkit():
     driver = ["kmod-nvidia-open-dkms", "libnvidia-cfg", "libnvidia-ml", "nvidia-driver-cuda", "nvidia-persistenced"]
     toolkit = ["libnvidia-container1", "nvidia-container-toolkit-base", "nvidia-container-runtime", "nvidia-docker2"]
     holds = chosen("rhel9", [T4], source="cuda").holds

@@ -16,12 +16,12 @@ KERNELS = [
     ("535.1", IDLE, "535.2", ["reload the kernel modules, from 535.1 to 535.2"], ""),
     ("535.1", BUSY, "535.2", [], "loaded and in use"),
     (None, "nouveau 1 2 - Live\n", "535.2", [], "nouveau holds the GPUs"),
-    ("535.1", IDLE, "", [], ""),  # the package is gone: nothing to load
+    ("535.1", IDLE, "", [], ""),  # the package was removed: no module to load
 ]
 
 
 @pytest.mark.parametrize("loaded, modules, disk, lines, reboot", KERNELS)
-def test_modules_come_into_force_or_a_reboot_is_asked_for(tmp_path, loaded, modules, disk, lines, reboot):
+def test_modules_are_reloaded_or_a_reboot_is_requested(tmp_path, loaded, modules, disk, lines, reboot):
     machine = DriverHost(tmp_path)
     machine.units["nvidia-persistenced.service"] = [True, True, True]
     machine.disk = disk
@@ -32,12 +32,12 @@ def test_modules_come_into_force_or_a_reboot_is_asked_for(tmp_path, loaded, modu
     run = machine.setup()
     assert [line for line in run.plan if "modules" in line] == lines
     assert (reboot in run.reboot) if reboot else not run.reboot
-    assert machine.units["nvidia-persistenced.service"] == [True, True, True], "what was stopped runs again"
+    assert machine.units["nvidia-persistenced.service"] == [True, True, True], "the stopped service runs again"
     version = (tmp_path / "proc/driver/nvidia/version").read_text() if loaded else ""
     assert ("535.2" in version) == (bool(loaded) and disk == "535.2" and not reboot)
 
 
-def test_what_holds_the_driver_is_stopped_before_its_modules_go(tmp_path):
+def test_services_of_the_driver_stop_before_the_modules_are_removed(tmp_path):
     machine = DriverHost(tmp_path)
     machine.units["nvidia-persistenced.service"] = [True, True, True]
     machine.load("535.1", IDLE)
@@ -67,7 +67,7 @@ OPENERS = [
 
 
 @pytest.mark.parametrize("group, calls, reboot", OPENERS)
-def test_nothing_is_stopped_where_somebody_works(tmp_path, group, calls, reboot):
+def test_reload_stops_services_only_if_no_other_process_uses_the_driver(tmp_path, group, calls, reboot):
     machine = DriverHost(tmp_path)
     machine.units = {PERSISTENCED: [True, True, True], FABRIC: [True, True, True]}
     machine.load("535.1", BUSY)
@@ -96,7 +96,7 @@ KEPT = [([], ""), (["modprobe nvidia", f"systemctl start {PERSISTENCED}"], "did 
 
 
 @pytest.mark.parametrize("fails, warned", KEPT)
-def test_a_module_that_the_kernel_keeps_asks_for_a_reboot(tmp_path, fails, warned):
+def test_module_that_cannot_be_removed_requests_a_reboot(tmp_path, fails, warned):
     machine = DriverHost(tmp_path)
     machine.units[PERSISTENCED] = [True, True, True]
     machine.load("535.1", IDLE)
@@ -155,7 +155,7 @@ GPUDIRECT = [
 
 
 @pytest.mark.parametrize("others, fails, loads, words", GPUDIRECT)
-def test_modules_of_other_people_come_back_after_a_reload(tmp_path, others, fails, loads, words):
+def test_third_party_modules_are_loaded_again_after_a_reload(tmp_path, others, fails, loads, words):
     machine = DriverHost(tmp_path)
     machine.load("535.1", "".join(f"{name} 4 0 - Live 0x0\n" for name in others) + IDLE)
     machine.fails = {f"modprobe {fails}": Answer(1, "", "disagrees about version of symbol")} if fails else {}
@@ -170,7 +170,7 @@ DCGM = "nvidia-dcgm.service"
 
 @pytest.mark.parametrize("state", ["present", "absent"])
 @pytest.mark.parametrize("moment", ["rmmod nvidia", "modprobe nvidia", f"systemctl start {DCGM}"])
-def test_what_a_killed_reload_had_stopped_is_started_by_the_next_run(tmp_path, moment, state):
+def test_next_run_starts_services_stopped_by_a_killed_reload(tmp_path, moment, state):
     machine = DriverHost(tmp_path)
     machine.units = {DCGM: [True, True, True]}
     desired = DESIRED._replace(services=[], files={}, initramfs=[])
@@ -178,7 +178,7 @@ def test_what_a_killed_reload_had_stopped_is_started_by_the_next_run(tmp_path, m
     machine.killed_at = moment
     with pytest.raises(Killed):
         machine.setup(desired=desired)
-    assert machine.units[DCGM][2] is False, "the kill left it stopped; the test has nothing to show"
+    assert machine.units[DCGM][2] is False, "the killed run must leave the service stopped"
     machine.killed_at, machine.dead = "", False
     line = f"start {DCGM}, which a run that was cut off had stopped"
     assert line in machine.setup(state, check=True, desired=desired).plan

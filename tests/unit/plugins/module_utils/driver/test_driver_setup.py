@@ -13,7 +13,7 @@ from doubles.host import IDLE, Killed
 from driver_samples import BLACKLIST, CONF, DESIRED, GRIDD, PERSISTENCED, RECORD, TOKEN, DriverHost
 
 
-def test_there_and_back(tmp_path):
+def test_setup_and_removal_restore_the_host(tmp_path):
     machine = DriverHost(tmp_path)
     before, units = machine.files(), dict(machine.units)
     predicted = machine.setup(check=True)
@@ -43,7 +43,7 @@ def test_there_and_back(tmp_path):
     assert machine.setup("absent").plan == []
 
 
-def test_a_file_that_was_there_comes_back(tmp_path):
+def test_absent_restores_the_former_file(tmp_path):
     machine = DriverHost(tmp_path, gpu=False)
     machine.write(BLACKLIST[1:], "# theirs\n")
     machine.setup()
@@ -52,7 +52,7 @@ def test_a_file_that_was_there_comes_back(tmp_path):
     assert (tmp_path / BLACKLIST[1:]).read_text() == "# theirs\n"
 
 
-def test_a_service_that_ran_before_is_left_running(tmp_path):
+def test_absent_leaves_a_former_service_running(tmp_path):
     machine = DriverHost(tmp_path)
     machine.units["nvidia-persistenced.service"] = [True, True, True]
     machine.setup()
@@ -69,7 +69,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize("call, said, words", FAULTS)
-def test_a_step_that_fails_names_itself_and_a_second_run_heals(tmp_path, call, said, words):
+def test_failed_step_is_named_and_a_second_run_completes_it(tmp_path, call, said, words):
     machine = DriverHost(tmp_path)
     before = machine.files()
     machine.fails[call] = Answer(1, "", said)
@@ -85,7 +85,7 @@ def test_a_step_that_fails_names_itself_and_a_second_run_heals(tmp_path, call, s
     assert machine.files() == before
 
 
-def test_a_way_back_that_was_killed_before_the_initramfs_rebuilds_it(tmp_path):
+def test_killed_removal_rebuilds_the_initramfs_in_the_next_run(tmp_path):
     machine = DriverHost(tmp_path)
     before = machine.files()
     machine.setup()
@@ -93,7 +93,7 @@ def test_a_way_back_that_was_killed_before_the_initramfs_rebuilds_it(tmp_path):
     machine.killed_at = "update-initramfs -u -k all"
     with pytest.raises(Killed):
         machine.setup("absent")
-    assert not (tmp_path / BLACKLIST[1:]).exists(), "killed after the file went"
+    assert not (tmp_path / BLACKLIST[1:]).exists(), "the run was killed after it removed the file"
     machine.killed_at, machine.dead = "", False
     machine.calls.clear()
     assert machine.setup("absent", check=True).plan[0] == "rebuild the initramfs"
@@ -127,7 +127,7 @@ REREAD = [("conf", CONF), ("token", TOKEN), ("", "")]
 
 @pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.parametrize("what, path", REREAD)
-def test_a_service_reads_again_what_changed(tmp_path, what, path, killed):
+def test_service_restarts_after_a_file_changed(tmp_path, what, path, killed):
     machine = DriverHost(tmp_path, gpu=False)
     machine.units = {GRIDD: [True, True, True]}
     desired = Desired(files={CONF: "FeatureType=4\n"}, services=[GRIDD], rereads={GRIDD: [CONF, TOKEN]}, record=RECORD)
@@ -160,7 +160,7 @@ DROP_IN = f"/etc/systemd/system/{PERSISTENCED}.d/vgpu.conf"
 
 @pytest.mark.parametrize("theirs", [False, True])
 @pytest.mark.parametrize("killed", ["", "systemctl daemon-reload"])
-def test_a_drop_in_of_a_service_comes_into_force_and_goes_without_a_trace(tmp_path, killed, theirs):
+def test_drop_in_of_a_service_is_applied_and_removed_completely(tmp_path, killed, theirs):
     machine = DriverHost(tmp_path)
     machine.units[PERSISTENCED] = [True, True, True]
     machine.started[PERSISTENCED] = time.time() - 60
@@ -185,7 +185,7 @@ def test_a_drop_in_of_a_service_comes_into_force_and_goes_without_a_trace(tmp_pa
         run = machine.setup(state, desired=desired)
         assert read in run.plan
         assert machine.calls == ["systemctl daemon-reload", machine.calls[-1]], (
-            "and no initramfs, for it has none of it"
+            "the initramfs does not contain the drop-in, so it is not rebuilt"
         )
         assert PERSISTENCED in machine.calls[-1] and "restart" in machine.calls[-1]
         if state == "present":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Properties of GPUs and of driver versions, derived from the ids and texts that hosts report."""
+"""Properties of GPUs and driver versions, derived from the device ids and version texts that hosts report."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_generations(device, name, first, last):
 
 
 @pytest.mark.parametrize("device", [NEW, "0x0020", "", "zz", "0x123456"])
-def test_what_is_no_known_gpu_has_no_generation(device):
+def test_unknown_device_id_has_no_generation(device):
     assert driver_support.generation(driver_support.device_id(device)) is None
 
 
@@ -49,7 +49,7 @@ def test_versions(version, branch, plain):
     assert (driver_support.branch_of(version), driver_support.upstream(version)) == (branch, plain)
 
 
-def test_rows_of_one_generation_do_not_overlap_but_for_grace_hopper():
+def test_device_id_ranges_overlap_only_for_grace_hopper():
     rows = sorted(driver_support.RANGES)
     for (_low, high, one), (low, _high, other) in zip(rows, rows[1:]):
         assert high < low or "Grace Hopper" in (one.name, other.name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of containerd's file and of our record after an interrupted run, or if containerd does not start."""
+"""The state of containerd's file and of our record after an interrupted run or a failed start of containerd."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def host(tmp_path, monkeypatch):
     return run
 
 
-def test_an_absent_run_that_was_killed_before_its_restart_is_healed(host, monkeypatch):
+def test_removal_killed_before_the_restart_is_completed(host, monkeypatch):
     host().carry_out()
     killed = host(absent=True)
     monkeypatch.setattr(host.kind, "restart", lambda self: (unused for unused in ()).throw(KeyboardInterrupt))
@@ -69,7 +69,7 @@ def test_an_absent_run_that_was_killed_before_its_restart_is_healed(host, monkey
     assert host(absent=True).plan() == []
 
 
-def test_a_second_change_that_fails_leaves_the_way_back_of_the_first(host):
+def test_failed_second_change_keeps_the_record_of_the_first(host):
     host().carry_out()
     first = (host.folder / "config.toml").read_text()
     host.kind.fail_restarts = 1

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA's runtime in containerd's configuration: check, apply, repeat, undo, on recorded files. What a text means is
-said by Python's own TOML reader."""
+"""NVIDIA's runtime in containerd's configuration: check, apply, repeat, undo, on recorded files. Python's TOML reader
+interprets each text."""
 
 from __future__ import annotations
 
@@ -106,8 +106,7 @@ def test_apply_repeat_undo(text, version, cgroup):
     assert found["default_runtime_name"] == "nvidia"
     assert found["runtimes"]["nvidia"] == {"runtime_type": "io.containerd.runc.v2", "options": options}
     assert changes
-    # Nothing else changes: without our keys the file has its former meaning, and only the line that we changed is
-    # gone.
+    # Without our keys the file has its former meaning, and only the line that we changed is missing.
     del found["runtimes"]["nvidia"]
     gone = [line for line in text.splitlines() if line not in merged.splitlines()]
     assert [line.split("=")[0].strip() for line in gone] in ([], ["default_runtime_name"])
@@ -116,7 +115,7 @@ def test_apply_repeat_undo(text, version, cgroup):
 
 
 @pytest.mark.parametrize("text, version, cgroup", FILES, ids=IDS)
-def test_undo_keeps_what_others_added_since(text, version, cgroup):
+def test_undo_keeps_later_additions_of_others(text, version, cgroup):
     merged = containerd_text.merge(text, Desired())[0]
     later = merged.rstrip("\n") + '\n\n[metrics]\naddress = "127.0.0.1:1338"\n'
     undone = tomllib.loads(containerd_text.undo(later, text, merged, Desired()))
@@ -133,20 +132,20 @@ def prune(value):
     return {key: inner for key, inner in pruned.items() if inner != {}}
 
 
-def test_a_comment_behind_a_changed_value_stays():
+def test_comment_after_a_changed_value_stays():
     merged = containerd_text.merge(KUBEADM, Desired())[0]
     (line,) = [line for line in merged.splitlines() if "default_runtime_name" in line]
     assert line.strip().startswith('default_runtime_name = "nvidia"')
     assert line.endswith("# the default")
 
 
-def test_a_runtime_class_alone_leaves_the_default():
+def test_runtime_class_without_default_keeps_the_default_runtime():
     merged = containerd_text.merge(KUBEADM, Desired(default=False))[0]
     found = cri(merged, 2)["containerd"]
     assert (found["default_runtime_name"], "nvidia" in found["runtimes"]) == ("runc", True)
 
 
-def test_a_desired_for_the_cgroup_driver_wins():
+def test_configured_cgroup_driver_overrides_the_file():
     merged = containerd_text.merge(ONE, Desired(systemd_cgroup=True))[0]
     assert cri(merged, 1)["containerd"]["runtimes"]["nvidia"]["options"]["SystemdCgroup"] is True
 
@@ -171,14 +170,14 @@ CGROUPS = [
 
 
 @pytest.mark.parametrize("given, driver, text, expected", CGROUPS)
-def test_the_cgroup_driver_is_the_kubelets(given, driver, text, expected):
+def test_cgroup_driver_follows_the_kubelet(given, driver, text, expected):
     kubelet = None if driver is None else {**KUBELET, "cgroup_driver": driver}
     assert containerd_text.systemd_cgroup(given, kubelet, text) is expected
 
 
 @pytest.mark.parametrize("daemon, version", [((1, 7), 2), ((2, 1), 3), ((), 2)])
 @pytest.mark.parametrize("cgroup", [True, False, None])
-def test_a_file_of_our_own_gives_every_runtime_the_same_driver(daemon, version, cgroup):
+def test_new_file_gives_every_runtime_the_same_cgroup_driver(daemon, version, cgroup):
     desired = Desired(systemd_cgroup=cgroup)
     text = containerd_text.fresh(daemon, desired)
     runtimes = cri(containerd_text.merge(text, desired)[0], version)["containerd"]["runtimes"]
@@ -188,14 +187,14 @@ def test_a_file_of_our_own_gives_every_runtime_the_same_driver(daemon, version, 
 
 
 @pytest.mark.parametrize("shown, said", [("true", []), ("false", ["SystemdCgroup: expected true"]), ("", ["nothing"])])
-def test_another_driver_than_asked_for_is_found_in_what_containerd_says(shown, said):
+def test_wrong_cgroup_driver_is_found_in_the_dump_of_containerd(shown, said):
     dump = containerd_text.merge("version = 2\n", Desired(systemd_cgroup=True))[0]
     line = f"SystemdCgroup = {shown}" if shown else ""
     found = containerd_text.missing(dump.replace("SystemdCgroup = true", line), Desired(systemd_cgroup=True))
     assert len(found) == len(said) and all(words in text for words, text in zip(said, found))
 
 
-def test_only_version_3_that_imports_a_folder_gets_a_file_of_our_own():
+def test_drop_in_is_used_only_for_version_3_with_an_imported_folder():
     path = "/etc/containerd/config.toml"
     assert [containerd_text.place(path, text) for text in (DEBIAN, ONE, KUBEADM)] == [path] * 3
     assert containerd_text.place(path, THREE) == "/etc/containerd/conf.d/99-vgpu.toml"
@@ -219,17 +218,17 @@ FINE = [(DEBIAN, (1, 6)), (DEBIAN, (2, 1)), (KUBEADM, (1, 7)), (ONE, (1, 7)), (T
 
 
 @pytest.mark.parametrize("text, daemon, words", REFUSED)
-def test_a_file_that_this_containerd_would_not_follow_is_refused(text, daemon, words):
+def test_file_that_containerd_ignores_is_refused(text, daemon, words):
     (fault,) = containerd_text.problems(text, daemon)
     assert words in fault
 
 
 @pytest.mark.parametrize("text, daemon", FINE)
-def test_a_file_that_this_containerd_follows_is_not(text, daemon):
+def test_file_that_containerd_applies_is_accepted(text, daemon):
     assert containerd_text.problems(text, daemon) == []
 
 
-def test_a_template_keeps_its_commands():
+def test_template_keeps_its_actions():
     assert (containerd_text.version_of(TEMPLATE), containerd_text.problems(TEMPLATE, (1, 7))) == (2, [])
     merged, changes = containerd_text.merge(TEMPLATE, Desired())
     assert changes
@@ -249,7 +248,7 @@ def test_a_template_keeps_its_commands():
         ('version = "two"\n', 'found "two"'),
     ],
 )
-def test_what_cannot_be_changed_safely_is_refused(text, words):
+def test_text_that_cannot_be_edited_is_refused(text, words):
     with pytest.raises(ConfigError) as caught:
         containerd_text.merge(text, Desired())
     assert words in str(caught.value)
@@ -269,7 +268,7 @@ version = 2
 """
 
 
-def test_the_dump_tells_what_is_in_force():
+def test_dump_shows_the_active_runtimes():
     assert containerd_text.missing(DUMP, Desired()) == []
     (fault,) = containerd_text.missing(DUMP.replace('name = "nvidia"', 'name = "runc"'), Desired())
     assert "default_runtime_name: expected nvidia, containerd would use" in fault
@@ -278,7 +277,7 @@ def test_the_dump_tells_what_is_in_force():
 
 
 @pytest.mark.parametrize("default", [True, False])
-def test_crio_gets_a_file_of_its_own(default):
+def test_crio_file_has_the_runtime(default):
     found = tomllib.loads(containerd_text.crio(Desired(default=default)))["crio"]["runtime"]
     assert found.pop("default_runtime", None) == ("nvidia" if default else None)
     assert found == {
@@ -287,6 +286,6 @@ def test_crio_gets_a_file_of_its_own(default):
 
 
 @pytest.mark.parametrize("default", [True, False])
-def test_k3s_and_rke2_are_told_the_default_alone(default):
+def test_k3s_and_rke2_get_only_the_default_runtime(default):
     found = yaml.safe_load(containerd_text.rancher(Desired(default=default)))
     assert found == ({"default-runtime": "nvidia"} if default else None)

@@ -27,11 +27,11 @@ class Daemon:
         self.names: list[str] = []
         self.command_line = ["dockerd", "-H", "fd://"]
         self.complaint: str | None = None
-        self.fails_with: str | None = None  # a key with which it does not start
+        self.fails_with: str | None = None  # dockerd does not start with this key
         self.at_boot = True
         self.masked = False
-        self.deaf = False  # reloads without taking anything over
-        self.silent = False  # runs and does not answer
+        self.deaf = False  # a reload applies nothing
+        self.silent = False  # runs and does not respond
         self.state = self.read() if running else {}
 
     def read(self) -> dict:
@@ -266,7 +266,7 @@ DEAF = [
 
 
 @pytest.mark.parametrize(("policy", "names", "dies", "calls"), DEAF)
-def test_a_reload_without_effect_restarts_nothing_that_the_policy_keeps(
+def test_reload_without_effect_follows_the_restart_policy(
     path: Path, policy: str, names: list, dies: bool, calls: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path.write_text("{}")
@@ -291,7 +291,7 @@ def test_a_reload_without_effect_restarts_nothing_that_the_policy_keeps(
 
 
 @pytest.mark.parametrize("former", [None, '{"bridge":"none"}\n'])
-def test_the_former_file_comes_back_when_the_daemon_does_not(path: Path, tmp_path: Path, former: str | None) -> None:
+def test_former_file_is_restored_if_the_daemon_does_not_start(path: Path, tmp_path: Path, former: str | None) -> None:
     if former is not None:
         path.write_text(former)
     record = tmp_path / "record.json"
@@ -305,7 +305,7 @@ def test_the_former_file_comes_back_when_the_daemon_does_not(path: Path, tmp_pat
     assert leavings(path) == ([] if former is None else ["daemon.json"])
 
 
-def test_a_run_killed_before_the_reload_is_healed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_killed_before_the_reload_is_completed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path.write_text("{}")
     daemon = Daemon(path)
 
@@ -324,7 +324,7 @@ def test_a_run_killed_before_the_reload_is_healed(path: Path, monkeypatch: pytes
     assert run(path, daemon, settings).plan() == []
 
 
-def test_a_daemon_that_lacks_the_runtime_of_an_unchanged_file_is_reloaded(path: Path) -> None:
+def test_daemon_without_the_runtime_of_its_file_is_reloaded(path: Path) -> None:
     daemon = Daemon(path)
     path.write_text(json.dumps(NVIDIA))
     applier = run(path, daemon, NVIDIA)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""daemon.json key by key: what dockerd accepts, what is refused and where, what a merge changes and what it keeps."""
+"""daemon.json key by key: the texts that are accepted or refused, and the changes that a merge makes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_invalid(text: str, line: int, column: int, words: str) -> None:
     assert words in str(caught.value)
 
 
-def test_the_offending_line_is_shown_with_a_mark_under_the_column() -> None:
+def test_error_shows_the_line_and_marks_the_column() -> None:
     with pytest.raises(daemon_json.DaemonJsonError) as caught:
         daemon_json.parse(PUBLISHED.replace('    "default-shm', '\t"default-shm'))
     assert str(caught.value).splitlines()[1:] == ['\t"default-shm-size": "2G"', "\t^"]
@@ -141,10 +141,10 @@ RESTARTS = [
     ("{}", {"exec-opts": ["native.cgroupdriver=systemd"]}, (), ["exec-opts"]),
     ('{"features": {"buildkit": true}}', {"features": {"cdi": True}}, (), ["features.cdi"]),
     ("{}", {"features": {"cdi": True}}, (), ["features"]),
-    # A key that is gone from the file keeps its value through a reload.
+    # A reload keeps the value of a key that was removed from the file.
     ('{"default-runtime": "nvidia"}', {}, [("default-runtime",)], ["default-runtime"]),
     ('{"runtimes": {"a": {"path": "/a"}}}', {}, [("runtimes",)], ["runtimes"]),
-    # Where the object stays it is taken over as a whole.
+    # A reload applies the whole object if the object stays in the file.
     ('{"runtimes": {"a": {"path": "/a"}}}', {}, [("runtimes", "a")], []),
     ('{"storage-opts": ["a"]}', {"storage-opts": ["b"]}, (), ["storage-opts"]),
     ('{"storage-opts": ["a"]}', {"storage-opts": ["a"]}, (), []),
@@ -168,7 +168,7 @@ INFO = {
 FRESH = {"DefaultRuntime": "runc", "Runtimes": {"runc": {"path": "runc"}}, "LiveRestoreEnabled": False}
 ADDED = ["dockerd", "--add-runtime", "nvidia=/usr/bin/nvidia-container-runtime", "--default-runtime=nvidia"]
 
-# info, document, argv, (key, what makes the daemon follow)
+# columns: the daemon's info, document, argv, (unapplied key, the action that applies it)
 LACKS = [
     (INFO, NVIDIA, (), []),
     (FRESH, {}, (), []),
@@ -193,7 +193,8 @@ def test_unapplied(info: dict, document: dict, argv: list, expected: list) -> No
     assert [(one.key, one.apply) for one in daemon_json.unapplied(info, document, argv)] == expected
 
 
-# --- Any document, any settings -------------------------------------------------------------------------------------
+# --- property tests: random documents and settings
+# -------------------------------------------------------------------------------------
 
 KEYS = st.one_of(st.sampled_from(["runtimes", "a", "b", "nvidia", "path"]), st.text(min_size=1, max_size=4))
 SCALARS = st.one_of(
@@ -235,7 +236,7 @@ def without(document: dict, path: tuple) -> dict:
 
 
 def written(document: dict, layout: object, escaped: bool, newline: str) -> str:
-    # Line breaks inside of strings are escapes, so these are all of the layout.
+    # Strings contain no raw line breaks, so every line break belongs to the layout.
     return json.dumps(document, indent=layout, ensure_ascii=escaped).replace("\n", newline)
 
 
@@ -255,7 +256,7 @@ def test_any_merge(document: dict, settings: dict, remove: list, layout: object,
     expected = merged_by_definition(expected, settings)
     merged, changes = daemon_json.merge(text, settings, remove)
     assert merged is not None
-    # json of the standard library is the judge of what the text now says.
+    # The standard library's json reads the resulting text.
     result = json.loads(merged)
     assert json_text.same(result, expected)
     assert bool(changes) == (not json_text.same(document, expected))
@@ -267,7 +268,7 @@ def test_any_merge(document: dict, settings: dict, remove: list, layout: object,
 
 
 @given(DOCUMENTS, st.text(min_size=1, max_size=5), SETTINGS, LAYOUTS)
-def test_a_new_key_goes_and_leaves_the_same_bytes(document: dict, key: str, value: object, layout: object) -> None:
+def test_removed_new_key_restores_the_same_bytes(document: dict, key: str, value: object, layout: object) -> None:
     document.pop(key, None)
     if not document:
         return

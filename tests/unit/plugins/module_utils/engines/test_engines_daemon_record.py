@@ -41,7 +41,7 @@ ORIGINALS = [
 
 
 @pytest.mark.parametrize("original", ORIGINALS)
-def test_untouched_since(original: str | None) -> None:
+def test_unchanged_file_is_restored_exactly(original: str | None) -> None:
     text, record = applied(original, NVIDIA)
     assert daemon_record.undo(text, record)[0] == original
 
@@ -53,7 +53,7 @@ def test_several_runs(original: str | None) -> None:
 
 
 @pytest.mark.parametrize("original", ORIGINALS)
-def test_killed_between_record_and_write(original: str | None) -> None:
+def test_run_killed_before_the_write_is_completed(original: str | None) -> None:
     _text, record = applied(original, NVIDIA)
     undone, changes = daemon_record.undo(original, record)
     assert undone == original
@@ -78,7 +78,7 @@ TOUCHED = [
 
 
 @pytest.mark.parametrize(("original", "theirs", "left"), TOUCHED)
-def test_touched_since(original: str | None, theirs: dict, left: dict) -> None:
+def test_rollback_keeps_later_changes_of_other_programs(original: str | None, theirs: dict, left: dict) -> None:
     text, record = applied(original, NVIDIA)
     text = daemon_json.merge(text, theirs)[0]
     undone, changes = daemon_record.undo(text, record)
@@ -87,7 +87,7 @@ def test_touched_since(original: str | None, theirs: dict, left: dict) -> None:
     assert changes
 
 
-def test_touched_and_then_changed_by_us_again() -> None:
+def test_rollback_after_changes_by_both_programs() -> None:
     text, record = applied('{"a": 1}', NVIDIA)
     text = daemon_json.merge(text, {"theirs": 1})[0]
     new, changes = daemon_json.merge(text, {"default-shm-size": "4G"})
@@ -106,7 +106,7 @@ TAKEN_OUT = [
 
 
 @pytest.mark.parametrize(("text", "settings", "left"), TAKEN_OUT)
-def test_take_out(text: str | None, settings: dict, left: str | None) -> None:
+def test_rollback_without_a_record_removes_our_keys(text: str | None, settings: dict, left: str | None) -> None:
     assert daemon_record.take_out(text, settings)[0] == left
 
 
@@ -120,7 +120,9 @@ DOCUMENTS = st.dictionaries(KEYS, VALUES, max_size=4)
 
 
 @given(st.one_of(st.none(), DOCUMENTS), st.lists(DOCUMENTS, min_size=1, max_size=3), st.sampled_from([None, 2]))
-def test_any_history_goes_back_to_the_same_bytes(original: dict | None, desired: list, layout: int | None) -> None:
+def test_rollback_of_any_history_restores_the_same_bytes(
+    original: dict | None, desired: list, layout: int | None
+) -> None:
     before = None if original is None else json.dumps(original, indent=layout)
     text, record = applied(before, *desired)
     assert daemon_record.undo(text, record)[0] == before

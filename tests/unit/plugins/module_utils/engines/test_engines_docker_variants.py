@@ -27,10 +27,10 @@ HOSTS = [
 
 
 @pytest.mark.parametrize("files, expected", HOSTS)
-def test_what_is_found(tmp_path, files, expected):
+def test_variants_of_docker_are_found(tmp_path, files, expected):
     found = docker_variants.find(host(tmp_path, {**dict.fromkeys(files, ""), "etc/passwd": PASSWD}))
     assert found == {**PLAIN, **expected}
 
 
-def test_a_plain_docker_is_told_nothing():
+def test_standard_docker_has_no_message():
     assert docker_variants.findings(PLAIN) == ([], [])

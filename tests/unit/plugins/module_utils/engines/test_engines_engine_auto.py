@@ -51,14 +51,14 @@ HOSTS = [
 
 
 @pytest.mark.parametrize(("found", "engine"), HOSTS)
-def test_auto_is_what_starts_the_containers_of_the_host(found, engine):
+def test_auto_selects_the_engine_that_runs_the_containers(found, engine):
     assert engine_auto.resolve(WANTED, found).name == engine
     asked = {*engine_auto.units("auto")}
-    assert {*found["units"]} <= asked, "the table has no unit that nobody reads"
+    assert {*found["units"]} <= asked, "the role reads every unit of the table"
 
 
 @pytest.mark.parametrize("engine", ["docker", "containerd", "crio", "k3s", "rke2"])
-def test_an_engine_that_is_named_is_taken(engine):
+def test_named_engine_is_selected(engine):
     assert engine_auto.resolve({**WANTED, "engine": engine}, state(["docker"], running="containerd")).name == engine
 
 
@@ -74,10 +74,10 @@ CONFIGURED = [
 
 
 @pytest.mark.parametrize(("engine", "files", "engines"), CONFIGURED)
-def test_absent_restores_what_was_configured(engine, files, engines):
+def test_absent_restores_the_engines_that_were_configured(engine, files, engines):
     assert engine_auto.configured({**WANTED, "engine": engine}, {key: {} for key in files}) == engines
 
 
-def test_a_host_where_nothing_asks_for_an_engine_gets_one_with_a_reason():
+def test_host_without_an_engine_gets_docker_with_a_reason():
     assert "no engine and no kubelet" in engine_auto.resolve(WANTED, state()).reason
     assert not engine_auto.resolve(WANTED, state(["docker"])).reason

@@ -48,7 +48,7 @@ BARE = [
 
 
 @pytest.mark.parametrize(("system", "engine", "manager", "packages"), BARE)
-def test_a_bare_host_gets_what_its_distribution_has(system, engine, manager, packages):
+def test_bare_host_gets_the_package_of_its_distribution(system, engine, manager, packages):
     assert chosen(system, engine)[:3] == (manager, packages, "")
 
 
@@ -68,14 +68,14 @@ def test_ubuntu_has_docker_in_universe(system, more, components):
 
 
 @pytest.mark.parametrize(("system", "manager"), [(DEBIAN, "apt"), (ROCKY, "dnf"), (RHEL, "dnf"), (SLES, "zypper")])
-def test_a_repository_has_the_names_of_dockers_own(system, manager):
+def test_docker_repository_uses_dockers_package_names(system, manager):
     assert chosen(system, repository=MIRROR)[:3] == (manager, CE, "")
     assert chosen(system, "containerd", repository=MIRROR)[:3] == (manager, ["containerd.io"], "")
 
 
 @pytest.mark.parametrize("engine", ["docker", "containerd"])
 @pytest.mark.parametrize("system", [ROCKY, RHEL])
-def test_where_nobody_has_the_engine_the_way_out_is_named(system, engine):
+def test_refusal_without_an_engine_package_names_the_variable(system, engine):
     refusal = chosen(system, engine).refusal
     assert refusal.startswith(system["name"])
     assert f"has no package of {engine}" in refusal
@@ -85,30 +85,42 @@ def test_where_nobody_has_the_engine_the_way_out_is_named(system, engine):
 
 # columns: label, the installed parts of an engine, the packages to install
 THERE = [
-    ("Docker's own packages", {"there": True, "has": CE}, []),
-    ("a unit without any package", {"there": True}, []),
-    ("the distribution's package", {"there": True, "has": ["docker.io"]}, ["docker.io"]),
-    ("a run that was killed in apt", {"there": True, "begun": True}, ["docker.io"]),
-    ("a run that was killed before apt", {"begun": True}, ["docker.io"]),
-    ("ours, and a repository since", {"there": True, "begun": True, "has": ["docker.io"], "repository": MIRROR}, []),
-    ("Docker's own by the role", {"there": True, "begun": True, "has": CE, "repository": MIRROR}, CE),
-    ("half of Docker's own", {"there": True, "begun": True, "has": CE[:1], "repository": MIRROR}, CE),
-    ("Docker's own, repository away since", {"there": True, "begun": True, "has": CE}, []),
-    ("named packages over all", {"there": True, "has": CE, "packages": ["docker.io=26*"]}, ["docker.io=26*"]),
+    ("Docker's own packages, installed by others", {"there": True, "has": CE}, []),
+    ("unit without a package", {"there": True}, []),
+    ("distribution's package installed", {"there": True, "has": ["docker.io"]}, ["docker.io"]),
+    ("run killed during apt", {"there": True, "begun": True}, ["docker.io"]),
+    ("run killed before apt", {"begun": True}, ["docker.io"]),
+    (
+        "distribution's package, repository configured later",
+        {"there": True, "begun": True, "has": ["docker.io"], "repository": MIRROR},
+        [],
+    ),
+    (
+        "Docker's own packages, installed by the role",
+        {"there": True, "begun": True, "has": CE, "repository": MIRROR},
+        CE,
+    ),
+    ("Docker's own packages, incomplete", {"there": True, "begun": True, "has": CE[:1], "repository": MIRROR}, CE),
+    ("Docker's own packages, repository removed later", {"there": True, "begun": True, "has": CE}, []),
+    (
+        "configured packages override the installed ones",
+        {"there": True, "has": CE, "packages": ["docker.io=26*"]},
+        ["docker.io=26*"],
+    ),
 ]
 
 
 @pytest.mark.parametrize(("name", "host", "packages"), THERE, ids=[row[0] for row in THERE])
-def test_an_engine_that_is_there_is_not_replaced(name, host, packages):
+def test_installed_engine_is_not_replaced(name, host, packages):
     assert chosen(DEBIAN, **host).packages == packages
 
 
-def test_a_system_that_nobody_knows_has_no_manager():
+def test_unknown_system_has_no_package_manager():
     assert engine_packages.manager_of(ARCH) == ""
     assert engine_packages.family_of({**ROCKY, "version_id": "7.9"}) == ""
 
 
-def test_all_names_that_may_be_chosen_are_read():
+def test_names_include_every_package_that_may_be_chosen():
     desired = {"engine": "docker", "packages": []}
     assert set(engine_packages.names(desired)) == {"docker.io", "docker", *CE}
     assert engine_packages.names({"engine": "docker", "packages": ["moby"]}) == ["moby"]

@@ -80,7 +80,7 @@ def test_drop_ins_of_the_kubelets_configuration_count(tmp_path, texts, engine):
 
 
 @pytest.mark.parametrize("network, engine", [("net:[1]", "containerd"), ("net:[2]", None)])
-def test_a_kubelet_of_another_network_is_another_nodes(tmp_path, network, engine):
+def test_kubelet_in_another_network_namespace_is_ignored(tmp_path, network, engine):
     for pid, where in ((1, "net:[1]"), (40, network)):
         (tmp_path / f"proc/{pid}/ns").mkdir(parents=True)
         (tmp_path / f"proc/{pid}/ns/net").symlink_to(where)
@@ -126,7 +126,7 @@ PLANS = [
 
 
 @pytest.mark.parametrize("engine, wanted, units, fault, note", PLANS)
-def test_another_engine_than_the_kubelets_is_not_set_up_in_silence(engine, wanted, units, fault, note):
+def test_engine_other_than_the_kubelets_has_an_error_or_a_warning(engine, wanted, units, fault, note):
     found = None if engine is None else {"engine": engine, "endpoint": CRI}
     state = changed(CONVERGED, {**BARE, "units": units, "kubelet_engine": found})
     variables = {**VARIABLES, **MIRROR, "container_runtime_engine": wanted}
@@ -135,13 +135,13 @@ def test_another_engine_than_the_kubelets_is_not_set_up_in_silence(engine, wante
     assert (fault in said) if fault else not said
     assert (note in " | ".join(made["warnings"])) if note else not made["warnings"]
     if fault:
-        assert "container_runtime" not in made["roles"], "nothing of it is done"
+        assert "container_runtime" not in made["roles"], "the role does not run"
     brought = [change for step in made["steps"] for change in step["changes"] if change == "install docker.io"]
     comes = wanted == "docker" or (wanted == "auto" and engine in (None, "docker"))
     assert brought == ["install docker.io"] * (comes and not units and not fault)
 
 
-def test_every_engine_that_may_be_found_may_be_wanted():
+def test_every_engine_that_may_be_found_may_be_configured():
     assert {*kubelet_engine.RANCHER.values(), "crio", *engine_packages.UNITS} == {
         *engine_packages.ENGINE_UNITS,
         "docker",

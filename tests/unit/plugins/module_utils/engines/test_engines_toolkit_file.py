@@ -17,7 +17,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize("text, settings, after", ROWS)
-def test_there_and_back(tmp_path, text, settings, after):
+def test_change_and_removal_restore_the_file(tmp_path, text, settings, after):
     path, record = tmp_path / "config.toml", tmp_path / "record.json"
     path.write_text(text)
     path.chmod(0o640)
@@ -36,7 +36,7 @@ def test_there_and_back(tmp_path, text, settings, after):
     assert not record.exists()
 
 
-def test_a_file_that_was_not_there_goes_again(tmp_path):
+def test_absent_removes_a_file_that_we_created(tmp_path):
     path, record = tmp_path / "new" / "config.toml", tmp_path / "record.json"
     TomlFile(str(path), str(record)).present({"x": 1})
     assert path.read_text() == "x = 1\n"
@@ -44,7 +44,7 @@ def test_a_file_that_was_not_there_goes_again(tmp_path):
     assert not path.exists()
 
 
-def test_what_somebody_set_since_stays(tmp_path):
+def test_later_value_of_another_program_stays(tmp_path):
     path, record = tmp_path / "config.toml", tmp_path / "record.json"
     path.write_text(TEXT)
     TomlFile(str(path), str(record)).present({"x": 2, "t.z": True})
@@ -53,7 +53,7 @@ def test_what_somebody_set_since_stays(tmp_path):
     assert path.read_text() == TEXT.replace("x = 1", "x = 3") + "theirs = 1\n"
 
 
-def test_a_second_desired_keeps_what_was_there_first(tmp_path):
+def test_second_change_keeps_the_first_former_value(tmp_path):
     path, record = tmp_path / "config.toml", tmp_path / "record.json"
     path.write_text(TEXT)
     for value in (2, 3):
@@ -62,7 +62,7 @@ def test_a_second_desired_keeps_what_was_there_first(tmp_path):
     assert path.read_text() == TEXT
 
 
-def test_a_file_that_cannot_be_read_is_left_alone(tmp_path):
+def test_invalid_file_is_not_changed(tmp_path):
     path = tmp_path / "config.toml"
     path.write_text("what is this\n")
     with pytest.raises(TomlError, match="line 1"):

@@ -38,7 +38,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("wish", "host", "sharing", "count", "active", "said"), ROWS)
-def test_who_enforces_and_why(wish, host, sharing, count, active, said):
+def test_active_enforcement_and_its_reason(wish, host, sharing, count, active, said):
     found = rule.decide(wish, CAN._replace(**host), sharing, count)
     assert found.active == active
     assert said in found.line()
@@ -50,6 +50,6 @@ def test_who_enforces_and_why(wish, host, sharing, count, active, said):
     ("strategies", "said"),
     [(["cdi-cri"], ""), (["envvar", "cdi-annotations"], ""), (["envvar"], "by envvar"), ([], "by no way")],
 )
-def test_a_way_without_cdi_keeps_the_hook_from_running(strategies, said):
+def test_strategies_without_cdi_are_a_reason_against_the_driver(strategies, said):
     assert said in rule.handover_of(strategies)
     assert bool(rule.handover_of(strategies)) is bool(said)

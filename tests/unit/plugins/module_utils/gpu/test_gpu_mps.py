@@ -109,7 +109,7 @@ esac
 
 
 @pytest.mark.parametrize(("answer", "code"), [("", 0), ("Invalid value", 1)])
-def test_the_daemon_is_waited_for_and_a_limit_that_it_refuses_is_a_failure(tmp_path, answer, code):
+def test_refused_limit_fails_after_the_daemon_is_ready(tmp_path, answer, code):
     control, log = tmp_path / "control", tmp_path / "log"
     control.write_text(CONTROL)
     control.chmod(0o755)
@@ -147,7 +147,7 @@ class Systemd:
         return Answer(0, "", "")
 
 
-def test_a_unit_there_and_back(tmp_path):
+def test_mps_unit_is_installed_and_removed(tmp_path):
     systemd = Systemd()
     wanted = mps.files([gpu()], 4)
 
@@ -178,7 +178,7 @@ def test_a_unit_there_and_back(tmp_path):
     assert last.plan == []
 
 
-def test_a_run_that_was_killed_after_its_files_is_healed(tmp_path, monkeypatch):
+def test_run_killed_after_writing_its_files_is_completed(tmp_path, monkeypatch):
     systemd = Systemd()
 
     def unit():
@@ -200,7 +200,7 @@ def test_a_run_that_was_killed_after_its_files_is_healed(tmp_path, monkeypatch):
     assert last.plan == []
 
 
-def test_what_systemd_refuses_is_named(tmp_path):
+def test_error_of_systemd_is_named(tmp_path):
     def run(argv):
         return Answer(1, "", "Job failed") if argv[1] == "start" else Answer(0, "", "")
 

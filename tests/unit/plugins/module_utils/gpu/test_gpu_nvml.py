@@ -8,7 +8,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.gpu import nvml
 from doubles.nvml import Reader
 
 
-def test_a_whole_driver():
+def test_complete_driver_is_read():
     driver = Reader()
     found = nvml.read(driver)
     assert (found["ok"], found["driver_version"], found["cuda_version"]) == (True, "535.261.03", "12.2")
@@ -40,13 +40,13 @@ def test_failures_are_reported_and_do_not_hide_the_other_gpus(failing, ok, indic
     assert words in found["error"]
 
 
-def test_a_driver_that_started_is_stopped_even_when_a_call_fails():
+def test_nvml_is_shut_down_after_a_failed_call():
     driver = Reader({"count": 999})
     nvml.read(driver)
     assert driver.stopped == 1
 
 
-def test_without_the_library_ctypes_says_what_is_missing():
+def test_missing_library_is_named_by_ctypes():
     with pytest.raises(nvml.NvmlError) as caught:
         nvml.CtypesReader("libvgpu-no-such-library.so.1")
     assert caught.value.code == 12

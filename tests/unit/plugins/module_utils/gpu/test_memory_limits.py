@@ -38,7 +38,7 @@ def probed(tmp_path, library, **more):
     return found
 
 
-def test_a_host_that_can(tmp_path):
+def test_probe_passes_on_a_capable_host(tmp_path):
     """For each GPU, the probe sets, reads, clears and reads a limit again, on a group created for the probe."""
     library = Library()
     assert probed(tmp_path, library) == ("misc", "")
@@ -61,12 +61,12 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("library", "said"), FAULTS)
-def test_a_host_that_cannot(tmp_path, library, said):
+def test_probe_names_the_fault_of_a_host_without_limits(tmp_path, library, said):
     backend, why = probed(tmp_path, library)
     assert (backend, said in why) == ("", True), why
 
 
-def test_no_group_can_be_made(tmp_path):
+def test_group_that_cannot_be_created_is_named(tmp_path):
     backend, why = memory_limits.probe(Library(), [], str(tmp_path / "none"))
     assert (backend, "a group cannot be made in" in why) == ("", True)
 
@@ -79,14 +79,14 @@ def test_no_group_can_be_made(tmp_path):
         ("nvidia/00000000:02:00.0/vidmem 16106127360\n", "dmem"),
     ],
 )
-def test_the_backend_is_what_the_kernel_shows(tmp_path, capacity, backend):
+def test_backend_follows_the_dmem_capacity_of_the_kernel(tmp_path, capacity, backend):
     if capacity is not None:
         (tmp_path / "dmem.capacity").write_text(capacity)
     assert probed(tmp_path, Library()) == (backend, "")
 
 
 @pytest.mark.parametrize(("root", "written", "said"), [("cpu misc", "+misc", ""), ("cpu", "", ""), (None, "", "")])
-def test_the_controller_is_turned_on(tmp_path, root, written, said):
+def test_probe_enables_the_controller(tmp_path, root, written, said):
     if root is not None:
         (tmp_path / "cgroup.controllers").write_text(root)
         (tmp_path / "cgroup.subtree_control").write_text("")
@@ -95,7 +95,7 @@ def test_the_controller_is_turned_on(tmp_path, root, written, said):
         assert (tmp_path / "cgroup.subtree_control").read_text() == written
 
 
-def test_figures_and_errors_of_one_group():
+def test_limits_of_a_group_are_set_read_and_cleared():
     library = Library()
     memory_limits.set_limits(library, 1, "/g", 5)
     assert memory_limits.get_limits(library, 1, "/g") == (0, 5, 7)
@@ -105,12 +105,12 @@ def test_figures_and_errors_of_one_group():
         memory_limits.get_limits(Library({"get": 17}), 1, "/g")
 
 
-def test_the_structures_are_the_headers():
+def test_structures_have_the_sizes_of_nvml():
     """NVML's two structures have three and four 64-bit words, without a version field."""
     assert ctypes.sizeof(memory_limits._Set) == 24
     assert ctypes.sizeof(memory_limits._Get) == 32
 
 
 @pytest.mark.parametrize(("folder", "found"), [("/proc", False), ("/nonexistent", False)])
-def test_what_is_mounted(folder, found):
+def test_folder_that_is_not_a_cgroup_is_recognised(folder, found):
     assert memory_limits.is_cgroup2(folder) is found

@@ -44,12 +44,12 @@ Version: 9
         ("not-a-package", None),
     ],
 )
-def test_dpkg_counts_only_what_is_fully_installed(tmp_path, name, version):
+def test_dpkg_lists_only_fully_installed_packages(tmp_path, name, version):
     host = host_double.host(tmp_path, {"var/lib/dpkg/status": DPKG})
     assert host.packages([name]) == {name: version}
 
 
-def test_rpm_answers_where_there_is_no_dpkg(tmp_path):
+def test_rpm_is_used_without_dpkg(tmp_path):
     asked = []
 
     def run(argv):
@@ -122,8 +122,8 @@ def test_units_are_read_in_one_call(tmp_path):
         ("libother.so.1", True, False),
     ],
 )
-def test_a_process_that_holds_a_replaced_library_of_the_driver(tmp_path, name, replaced, old):
-    """The mapped file is replaced as a package manager does it: by a new file of the same name."""
+def test_process_that_maps_a_replaced_driver_library_is_found(tmp_path, name, replaced, old):
+    """The test replaces the mapped file by a new file of the same name, as a package manager does."""
     library = tmp_path / name
     library.write_bytes(b"\x7fELF" * 1024)
     script = f"import mmap, sys; f = open({str(library)!r}, 'rb'); m = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ); "
@@ -155,7 +155,7 @@ UNIT_FACTS = [
 
 
 @pytest.mark.parametrize("load, file_state, active, expected", UNIT_FACTS)
-def test_what_systemd_says_of_a_unit(load, file_state, active, expected):
+def test_flags_of_a_unit_follow_systemd(load, file_state, active, expected):
     fields = {"LoadState": load, "UnitFileState": file_state, "ActiveState": active}
     found = unit_facts(fields)
     assert (found["present"], found["masked"], found["enabled"], found["active"]) == expected
@@ -166,7 +166,7 @@ def test_without_systemd_every_unit_is_absent(tmp_path):
     assert units["docker.service"]["present"] is False
 
 
-def test_gpus_on_the_bus_are_those_of_nvidia_that_compute_or_draw(tmp_path):
+def test_gpus_on_the_bus_are_nvidia_display_and_compute_devices(tmp_path):
     devices = {
         "0000:00:04.0": ("0x10de", "0x030200", "0x1eb8"),
         "0000:00:05.0": ("0x10de", "0x030000", "0x1b06"),
@@ -218,7 +218,7 @@ def test_os_release(tmp_path):
 @pytest.mark.parametrize(
     "kernel, name", [("gpu-1\n", "gpu-1"), ("GPU-1.Site.Example\n", "gpu-1.site.example"), (None, "")]
 )
-def test_the_name_that_a_kubelet_takes(tmp_path, kernel, name):
+def test_node_name_of_a_kubelet(tmp_path, kernel, name):
     assert host_double.host(tmp_path, {"proc/sys/kernel/hostname": kernel} if kernel else {}).node_name() == name
 
 

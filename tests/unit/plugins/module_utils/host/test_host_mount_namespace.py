@@ -29,7 +29,7 @@ def source(tmp_path):
     return str(path)
 
 
-# Folders that exist on every machine, folders of ours that do not exist yet, and files that exist already.
+# Mount points: a folder that exists on every machine, folders that do not exist, and files that exist.
 TARGETS = ["/etc/vgpu-test-file", "/usr/local/lib/vgpu/lib.so", "/run/vgpu/deep/er/file", "/etc/hostname", "/opt/x/y"]
 TARGETS += ["/dev/vgpu/deep/file", "/dev/vgpu-test-file"]
 
@@ -54,7 +54,8 @@ def test_writable_mount_reaches_the_source(source):
 
 
 def test_what_is_mounted_in_a_mounted_folder(source, tmp_path):
-    """Mounts a share as a container gets it: a read-only folder, with a writable file mounted on one of its files."""
+    """Mounts a share in the form that a container gets: a read-only folder, with a writable file mounted on one of its
+    files."""
     share = tmp_path / "share"
     share.mkdir()
     (share / "limits").write_text("limits\n")
@@ -70,16 +71,16 @@ def test_what_is_mounted_in_a_mounted_folder(source, tmp_path):
 # columns: label, the command, words of its error. tests/integration test_share_mounts.py runs the same commands in a
 # container of runc.
 MOVES = [
-    ("the share", "mv /dev/vgpu/0 /dev/vgpu/o", "Read-only"),
-    ("a file in the share", "mv /dev/vgpu/0/ledger /dev/vgpu/0/o", "Read-only"),
-    ("the folder above", "mv /dev/vgpu /dev/o", "busy"),
-    ("a folder that is no mount", "mkdir /dev/plain && mv /dev/plain /dev/o", ""),
+    ("share folder", "mv /dev/vgpu/0 /dev/vgpu/o", "Read-only"),
+    ("file in the share", "mv /dev/vgpu/0/ledger /dev/vgpu/0/o", "Read-only"),
+    ("parent folder of the share", "mv /dev/vgpu /dev/o", "busy"),
+    ("folder that is not a mount", "mkdir /dev/plain && mv /dev/plain /dev/o", ""),
     ("/dev", "mv /dev /o", "busy"),
 ]
 
 
 @pytest.mark.parametrize(("about", "command", "fault"), MOVES, ids=[one[0] for one in MOVES])
-def test_what_can_be_moved(source, tmp_path, about, command, fault):
+def test_share_cannot_be_moved(source, tmp_path, about, command, fault):
     (tmp_path / "ledger").touch()
     (tmp_path / "root/0").mkdir(parents=True)
     mounts = [Mount("/dev/vgpu", str(tmp_path / "root"), True), Mount("/dev/vgpu/0", str(tmp_path), True)]
@@ -97,7 +98,7 @@ def test_symlinks_and_folders_of_an_opened_folder_stay(source, tmp_path):
     assert not (folder / "new").exists()
 
 
-def test_devices_are_the_common_ones_and_those_named(tmp_path):
+def test_devices_are_the_common_and_the_named_devices(tmp_path):
     outcome = shell(
         "ls /dev; echo x > /dev/null && head -c 3 /dev/zero | od -An -tx1", devices=["/dev/kmsg", "/dev/nothing"]
     )
@@ -113,7 +114,7 @@ def test_nodes_of_gpus():
     assert "/dev/nvidiactl" in gpu_nodes([])
 
 
-def test_laid_out_process_can_be_looked_at_before_its_program_starts(source):
+def test_prepared_process_can_be_inspected_before_its_program_starts(source):
     seen = []
 
     def look(pid: int) -> None:
@@ -128,21 +129,21 @@ def test_laid_out_process_can_be_looked_at_before_its_program_starts(source):
     ("script", "timeout", "rc", "timed_out"),
     [("exit 7", 30, 7, False), ("kill -9 $$", 30, -9, False), ("sleep 1000 & sleep 1000", 0.2, -9, True)],
 )
-def test_how_it_ends(script, timeout, rc, timed_out):
+def test_outcome_has_the_exit_status_and_the_timeout(script, timeout, rc, timed_out):
     outcome = shell(script, timeout=timeout)
     assert (outcome.rc, outcome.timed_out) == (rc, timed_out)
 
 
-def test_program_that_is_not_there():
+def test_missing_program_returns_127():
     outcome = run(["/nonexistent"], [], [], ENVIRONMENT, 30, lambda pid: None, lambda pid: None)
     assert outcome.rc == 127
     assert "/nonexistent: No such file or directory" in outcome.err
 
 
-def test_source_that_is_not_there():
+def test_missing_mount_source_is_an_error():
     with pytest.raises(NamespaceError, match="mount source /nonexistent: No such file or directory"):
         shell("true", [Mount("/etc/x", "/nonexistent", True)])
 
 
-def test_environment_is_only_what_is_given():
+def test_environment_has_only_the_given_variables():
     assert set(shell("env").out.split()) <= {"PATH=/usr/bin:/bin", "PWD=/", "OLDPWD=/", "SHLVL=0", "_=/usr/bin/env"}

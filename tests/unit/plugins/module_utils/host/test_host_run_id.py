@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a run has ended, by its run id: on simulated machines of a few files, and on this machine."""
+"""The run id shows whether a run has ended: on simulated machines of a few files, and on this machine."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ BOOTED = 1_700_000_000
 
 @pytest.fixture
 def machine(tmp_path):
-    """Writes /proc of one process, 812, whose name looks like more fields of the file; it started 40017 ticks after
-    boot."""
+    """Writes the /proc files of process 812, which started 40017 ticks after boot. Its name contains text like the
+    fields of stat."""
     boot = tmp_path / "sys/kernel/random/boot_id"
     boot.parent.mkdir(parents=True)
     boot.write_text(f"{BOOT}\n")
@@ -33,14 +33,14 @@ def machine(tmp_path):
 
 MARKS = [
     # columns: label, the run id, whether that run has ended
-    ("the run itself", MARK, False),
-    ("its pid is another process's by now", "812.40016.0f3a9c1e5b7d", True),
-    ("before a reboot, and the pid is in use again", "812.40017.aaaaaaaaaaaa", True),
-    ("a pid that nobody has", "813.40017.0f3a9c1e5b7d", True),
-    ("a word", "latest", False),
-    ("nothing", "", False),
-    ("what a tag has after its mark", "813.40017.0f3a9c1e5b7d-9", False),
-    ("a path", "../../813.1.a", False),
+    ("running process", MARK, False),
+    ("pid reused by another process", "812.40016.0f3a9c1e5b7d", True),
+    ("pid reused after a reboot", "812.40017.aaaaaaaaaaaa", True),
+    ("pid without a process", "813.40017.0f3a9c1e5b7d", True),
+    ("word instead of an id", "latest", False),
+    ("empty id", "", False),
+    ("id with a suffix", "813.40017.0f3a9c1e5b7d-9", False),
+    ("path instead of an id", "../../813.1.a", False),
 ]
 
 
@@ -51,20 +51,20 @@ def test_has_ended(machine, about, mark, over):
 
 
 STARTED = BOOTED + 40017 / os.sysconf("SC_CLK_TCK")
-NOW = time.time()  # the table is built long before its last row is tested
+NOW = time.time()  # fixed at import, so that the limits hold however late the last row runs
 FORMER = [
     # columns: label, the run id, creation time of the artefact, whether that run has ended
-    ("a pid that nobody has", "813", None, True),
-    ("a pid that nobody has, and it was just made", "813", NOW, True),
-    ("a pid that is in use, and nobody knows since when", "812", None, False),
-    ("a process that made it", "812", STARTED + 1, False),
-    ("a process that began after it", "812", STARTED - 61, True),
-    ("a process that began after it, by a clock that was set", "812", STARTED - 59, False),
-    ("nothing at all, made long ago", "", NOW - 3700, True),
-    ("nothing at all, made just now", "", NOW - 3500, False),
-    ("nothing at all, and nobody knows since when", "", None, False),
-    ("a word, made long ago", "latest", 0.0, False),
-    ("a pid and a start", "813.1", 0.0, False),
+    ("pid without a process, time unknown", "813", None, True),
+    ("pid without a process, new artefact", "813", NOW, True),
+    ("pid in use, time unknown", "812", None, False),
+    ("process older than the artefact", "812", STARTED + 1, False),
+    ("process 61 s younger than the artefact", "812", STARTED - 61, True),
+    ("process 59 s younger than the artefact (clock adjustment)", "812", STARTED - 59, False),
+    ("no id, old artefact", "", NOW - 3700, True),
+    ("no id, new artefact", "", NOW - 3500, False),
+    ("no id, time unknown", "", None, False),
+    ("word instead of an id, old artefact", "latest", 0.0, False),
+    ("pid and start time without a boot id", "813.1", 0.0, False),
 ]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Units that are started again after a change: running services and one-shot services."""
+"""Units that start again after the GPUs changed: running services and one-shot services."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.gpu import mig_unit
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Answer
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.systemd_units import UnitFiles
 
-# columns: what systemd shows of the unit, the systemctl verb. try-restart does nothing to a unit that is not active.
+# columns: systemd's properties of the unit, the systemctl verb. try-restart does nothing to a unit that is not active.
 UNITS = [
     ("Type=oneshot\nUnitFileState=enabled\n", "restart"),
     ("Type=oneshot\nUnitFileState=disabled\n", "try-restart"),  # the administrator disabled this unit
@@ -19,7 +19,7 @@ UNITS = [
 
 @pytest.mark.parametrize("shown, verb", UNITS)
 @pytest.mark.parametrize("rc, faults", [(0, 0), (5, 0), (1, 1)])
-def test_what_knows_the_former_gpus_is_run_again(shown, verb, rc, faults):
+def test_units_that_know_the_former_gpus_run_again(shown, verb, rc, faults):
     calls = []
 
     def run(argv):
@@ -32,7 +32,7 @@ def test_what_knows_the_former_gpus_is_run_again(shown, verb, rc, faults):
 
 
 def test_the_boot_of_mig_runs_it_again_where_it_is_enabled():
-    """At boot nvidia-cdi-refresh may have started before vgpu-mig, and ended already."""
+    """nvidia-cdi-refresh may have started and ended at boot before vgpu-mig changed the GPUs."""
     (line,) = [one for one in mig_unit.UNIT_TEXT.splitlines() if one.startswith("ExecStartPost=")]
     assert "one=nvidia-cdi-refresh.service;" in line and "try-restart" not in line
     # systemd expands a single dollar sign.

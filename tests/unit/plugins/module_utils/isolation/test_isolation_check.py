@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bypasses of a slice check if its time is short: without device plugin or driver, with a runner of the test."""
+"""The bypass checks of a slice within their time, without a device plugin or driver and with a simulated runner."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OPEN = {"name": "bypass-namespace", "verdict": "open", "expected": 0, "found": 1
 
 
 class Watcher:
-    """Polls again at each request, and never names a process."""
+    """A watcher that polls at each request and never names a process."""
 
     looks = 0
 
@@ -49,7 +49,7 @@ class Watcher:
 
 
 class Runner:
-    """A bypass that was granted its allocation, on a machine where the probe starts slowly."""
+    """A runner whose bypass succeeded; the probe takes ``overhead_s`` to start."""
 
     name = "namespace"
 
@@ -74,7 +74,7 @@ class Runner:
         (8, 2.0, verdicts.OPEN, ["bypass-namespace"], 6000),
     ],
 )
-def test_a_watcher_is_blamed_only_for_what_was_held_for_it(
+def test_watcher_is_violated_only_if_the_bypass_lasted_long_enough(
     monkeypatch, duration, overhead_s, verdict, left_out, held_ms
 ):
     monkeypatch.setattr(watcher, "ASK_S", 0.0)
@@ -90,9 +90,9 @@ def test_a_watcher_is_blamed_only_for_what_was_held_for_it(
 
 GROUPS = [
     # columns: label, MiB of the slice, whether a neighbour's slice is in use, the bypasses of each run
-    ("a large slice", 8192, False, [[*verdicts.MAY_BE_OPEN[:-1]], ["bypass-ledger-boast"]]),
+    ("slice large enough for all bypasses", 8192, False, [[*verdicts.MAY_BE_OPEN[:-1]], ["bypass-ledger-boast"]]),
     (
-        "one for three at once",
+        "slice large enough for three bypasses at once",
         1600,
         False,
         [
@@ -102,13 +102,13 @@ GROUPS = [
             ["ledger-boast"],
         ],
     ),
-    ("one for none", 100, False, [[one] for one in verdicts.MAY_BE_OPEN]),
-    ("with a neighbour", 8192, True, [[*verdicts.MAY_BE_OPEN[:-1]]]),
+    ("slice too small for any bypass", 100, False, [[one] for one in verdicts.MAY_BE_OPEN]),
+    ("slice with a neighbour on its GPU", 8192, True, [[*verdicts.MAY_BE_OPEN[:-1]]]),
 ]
 
 
 @pytest.mark.parametrize(("about", "memory_mib", "in_use", "runs"), GROUPS, ids=[one[0] for one in GROUPS])
-def test_open_ways_share_what_the_slice_has(monkeypatch, about, memory_mib, in_use, runs):
+def test_bypasses_share_the_memory_of_the_slice(monkeypatch, about, memory_mib, in_use, runs):
     """A bypass that exceeds the slice runs alone, and never if it would use a neighbour's memory."""
     slices = [dict(STATUS["slices"][0], memory_mib=memory_mib), {"id": "s2", "uuid": "GPU-1", "in_use": in_use}]
     slices.append({"id": "s3", "uuid": "GPU-2", "in_use": True})
@@ -124,21 +124,21 @@ def test_open_ways_share_what_the_slice_has(monkeypatch, about, memory_mib, in_u
 
 
 class NamesAll(Watcher):
-    """From its second poll on, names the running process."""
+    """A watcher that names the running process from its second poll on."""
 
     def ask(self, *_arguments):
         found = [{"allocation": "a1", "processes": [{"pid": os.getpid()}], "text": "x"}] if self.looks else []
         return {**super().ask(), "findings": found}
 
 
-def test_ways_that_the_watcher_named_are_held_no_longer(monkeypatch):
+def test_run_ends_as_soon_as_its_bypass_is_named(monkeypatch):
     """The run is killed as soon as its bypass is named, so its program reports nothing."""
     monkeypatch.setattr(watcher, "ASK_S", 0.0)
     monkeypatch.setattr(watcher.Observation, "_name", lambda _self, _pid: "namespace")
 
     def ended_by_the_look(_argv, _timeout, while_running=None):
         while_running(os.getpid())
-        raise AssertionError("all were named, and the run went on")
+        raise AssertionError("the run continued although all bypasses were named")
 
     params = {"duration": 0, "timeout": 120, "omit_mounts": [], "runtime": "namespace", "environment": {}}
     one = isolation_check.SliceCheck({**params, "docker": "", "image": ""}, NamesAll(), LEASE, STATUS)
@@ -148,7 +148,7 @@ def test_ways_that_the_watcher_named_are_held_no_longer(monkeypatch):
 
 
 class Plugin(Watcher):
-    """Leases a slice that is too small to run all bypasses at once."""
+    """A device plugin that leases a slice too small to run all bypasses at once."""
 
     def __init__(self):
         self.asked = []
@@ -160,7 +160,7 @@ class Plugin(Watcher):
 
 
 def test_lease_outlasts_all_runs_that_take_their_whole_time(monkeypatch, tmp_path):
-    """Otherwise a pod could get a slice that the probe still fills."""
+    """A lease that ends during a run could give a pod a slice that the probe still fills."""
     runs, plugin = [], Plugin()
     filled = {"name": "limit-exact", "verdict": "passed", "expected": 9, "found": 9, "unit": "bytes", "detail": ""}
     report = json.dumps({"version": 1, "devices": [], "checks": [filled]})
@@ -187,12 +187,12 @@ def test_lease_outlasts_all_runs_that_take_their_whole_time(monkeypatch, tmp_pat
     }
     monkeypatch.setattr(isolation_engines.Engines, "runner", lambda _self, _lease: runner)
     vgpu_isolation.check_slice(SimpleNamespace(params=params), plugin, "", isolation_engines.Engines(params))
-    # Two of the runs have a second run at the same time, with the neighbour.
+    # Two checks also start a run in the neighbour's slice at the same time.
     assert len(runs) - 2 == vgpu_isolation.MOST_RUNS
     assert plugin.asked[0] == ("lease", "--ttl", str(vgpu_isolation.MOST_RUNS * 120 + 60))
 
 
-def test_engine_that_hangs_in_one_slice_is_not_asked_in_the_next(monkeypatch):
+def test_hung_engine_is_skipped_for_the_next_slice(monkeypatch):
     hung = EngineHangs("/bin/docker", "docker create did not answer")
 
     def start(_self):
@@ -237,19 +237,19 @@ def beside(monkeypatch, runners, plugin, percent=33, duration=0):
 
 BESIDE = [
     # columns: label, the neighbour's report, the verdict, words of the detail
-    ("both keep their share", {}, "passed", "33 and 33"),
-    ("the neighbour gets more", {"verdict": "violated"}, "violated", "33 and 33"),
-    ("its kernels looked twice as long", {"verdict": "violated", "kernel_ns": 1000}, "passed", "33 and 33"),
-    ("they looked a bit longer", {"verdict": "violated", "kernel_ns": 600}, "violated", "33 and 33"),
-    ("longer by just as much as is let pass", {"verdict": "violated", "kernel_ns": 789}, "passed", "33 and 33"),
-    ("they were not measured", {"verdict": "violated", "kernel_ns": 0}, "violated", "33 and 33"),
-    ("the neighbour's probe could not measure", {"verdict": "not-run"}, "not-run", "33 and 33"),
-    ("the neighbour does not start", {"fault": "no namespace"}, "not-run", "no namespace"),
+    ("both within their share", {}, "passed", "33 and 33"),
+    ("neighbour above its share", {"verdict": "violated"}, "violated", "33 and 33"),
+    ("neighbour's kernels measured twice as long", {"verdict": "violated", "kernel_ns": 1000}, "passed", "33 and 33"),
+    ("neighbour's kernels measured 20 % longer", {"verdict": "violated", "kernel_ns": 600}, "violated", "33 and 33"),
+    ("neighbour's kernels longer, at the tolerance", {"verdict": "violated", "kernel_ns": 789}, "passed", "33 and 33"),
+    ("neighbour's kernels not measured", {"verdict": "violated", "kernel_ns": 0}, "violated", "33 and 33"),
+    ("neighbour's probe without a measurement", {"verdict": "not-run"}, "not-run", "33 and 33"),
+    ("neighbour that does not start", {"fault": "no namespace"}, "not-run", "no namespace"),
 ]
 
 
 @pytest.mark.parametrize(("about", "other", "verdict", "words"), BESIDE, ids=[one[0] for one in BESIDE])
-def test_share_beside_another(monkeypatch, about, other, verdict, words):
+def test_share_next_to_a_neighbour(monkeypatch, about, other, verdict, words):
     log, plugin = [], Plugin()
     runners = [Neighbour(log, "ours"), Neighbour(log, "theirs", **other)]
     _one, found = beside(monkeypatch, runners, plugin)
@@ -258,11 +258,11 @@ def test_share_beside_another(monkeypatch, about, other, verdict, words):
     assert verdicts.overall([CHECK, found]) == ("violated" if verdict == "violated" else "passed")
     assert plugin.asked[-1] == ("release", "a1")
     if "fault" not in other:
-        assert log[:2] == ["theirs laid out", "ours laid out"], "neither runs before both are there"
+        assert log[:2] == ["theirs laid out", "ours laid out"], "both runs are prepared before one starts"
         assert sorted(log[2:]) == ["ours runs share", "theirs runs share"]
 
 
-def test_neighbour_that_waits_for_nobody(monkeypatch):
+def test_neighbour_is_cancelled_if_our_run_cannot_start(monkeypatch):
     """Our run cannot start: the neighbour's run is cancelled before it starts, and its slice is released."""
     log, plugin = [], Plugin()
     _one, found = beside(monkeypatch, [Neighbour(log, "ours", fault="gone"), Neighbour(log, "theirs")], plugin)
@@ -271,7 +271,7 @@ def test_neighbour_that_waits_for_nobody(monkeypatch):
 
 
 @pytest.mark.parametrize("broken", ["ours", "theirs"])
-def test_fault_that_nobody_foresaw_is_told_as_it_is(monkeypatch, broken):
+def test_unexpected_fault_is_raised_unchanged(monkeypatch, broken):
     """The fault is raised unchanged, also from the neighbour's thread; the neighbour's slice is released."""
     log, plugin, fault = [], Plugin(), OSError(28, "No space left on device")
     runners = [Neighbour(log, one, fault=fault if one == broken else "") for one in ("ours", "theirs")]
@@ -281,13 +281,13 @@ def test_fault_that_nobody_foresaw_is_told_as_it_is(monkeypatch, broken):
     assert not [one for one in log if "runs" in one]
 
 
-def test_engine_that_hung_beside_another_is_not_asked_again(monkeypatch):
+def test_engine_that_hung_for_the_neighbour_is_skipped_later(monkeypatch):
     hung = EngineHangs("/bin/docker", "docker create did not answer")
     one, found = beside(monkeypatch, [Neighbour([], "ours"), Neighbour([], "theirs", fault=hung)], Plugin())
     assert (found["verdict"], one._engines._silent) == ("not-run", {"/bin/docker": str(hung)})
 
 
-def test_share_beside_where_it_says_nothing(monkeypatch):
+def test_share_check_without_a_result(monkeypatch):
     _one, found = beside(monkeypatch, [Runner()], Plugin(), percent=100)
     assert (found["verdict"], found["unit"], found["detail"]) == ("passed", "shares", "no share is set")
     one, found = beside(monkeypatch, [Runner()], Plugin(), duration=4)
@@ -304,7 +304,7 @@ def test_share_beside_where_it_says_nothing(monkeypatch):
 
 
 class Taker(Neighbour):
-    """One of the two meeting runners; reports the folder that was mounted for it."""
+    """One of the two runners that share a folder; reports the folder that was mounted for it."""
 
     def __init__(self, log, lease, fault=""):
         super().__init__(log, "", fault=fault)
@@ -331,19 +331,20 @@ def import_beside(monkeypatch, tmp_path, plugin, duration=0, fault=""):
     return log, one, one._import_beside()
 
 
-def test_two_slices_meet_in_one_folder(monkeypatch, tmp_path):
+def test_two_slices_share_one_folder(monkeypatch, tmp_path):
     plugin = Plugin()
     log, one, found = import_beside(monkeypatch, tmp_path, plugin)
     assert (found["name"], found["verdict"], found["detail"], one.left_out) == ("import-beside", "passed", "801", [])
     assert log[:2] == ["export-beside laid out", "import-beside laid out"]
     folders = {line.partition(" runs ")[2] for line in log[2:]}
     assert len(folders) == 1 and os.path.dirname(folders.pop()) == str(tmp_path)
-    assert list(tmp_path.iterdir()) == [], "the folder is gone"
+    assert list(tmp_path.iterdir()) == [], "the folder was removed"
     assert plugin.asked[-1] == ("release", "a1")
 
 
-def test_second_lease_outlasts_engines_that_are_slow(monkeypatch, tmp_path):
-    """Otherwise a pod could get a slice that the probe still fills: each run first waits for the other's container."""
+def test_second_lease_outlasts_slow_engines(monkeypatch, tmp_path):
+    """The lease includes the wait of each run for the other's container: a lease that ends earlier could give the slice
+    to a pod."""
     plugin = Plugin()
     import_beside(monkeypatch, tmp_path, plugin)
     (ttl,) = [int(one[one.index("--ttl") + 1]) for one in plugin.asked if one[0] == "lease"]
@@ -353,7 +354,7 @@ def test_second_lease_outlasts_engines_that_are_slow(monkeypatch, tmp_path):
     assert 120 + longest <= ttl <= isolation_check.MOST_TTL_S
 
 
-def test_two_slices_that_cannot_meet(monkeypatch, tmp_path):
+def test_fault_of_two_slices_with_a_shared_folder_is_no_violation(monkeypatch, tmp_path):
     """None of these faults changes the verdict; each fault is reported, and no folder stays."""
 
     class Full(Plugin):
@@ -370,8 +371,8 @@ def test_two_slices_that_cannot_meet(monkeypatch, tmp_path):
 
     hung, plugin = EngineHangs("/bin/docker", "docker create did not answer"), Plugin()
     for about, more, words in (
-        ("no second slice", {"plugin": Full()}, "no free slice of GPU-1"),
-        ("no plugin any more", {"plugin": Restarted()}, "no plugin at plugin.sock"),
+        ("no free second slice", {"plugin": Full()}, "no free slice of GPU-1"),
+        ("plugin stopped", {"plugin": Restarted()}, "no plugin at plugin.sock"),
         ("no container", {"plugin": plugin, "fault": hung}, "docker create did not answer"),
         ("no time", {"plugin": Plugin(), "duration": 1}, "left out: the 1 s of this slice had passed"),
     ):
@@ -385,17 +386,17 @@ def test_two_slices_that_cannot_meet(monkeypatch, tmp_path):
 
 
 LOOKS = [
-    # about, what the looks found, whether the slice is filled once more
-    ("the fill was seen", {"most_bytes": 9}, False),
-    ("the looks missed the fill", {"most_bytes": 1}, True),
-    ("the run was over before a look", {"most_bytes": None}, True),
-    ("the platform does not tell", {"most_bytes": None, "untold": True}, False),
-    ("NVML fails", {"most_bytes": None, "fault": "GPU is lost"}, False),
+    # columns: label, results of the polls, whether the slice is filled again
+    ("poll during the fill", {"most_bytes": 9}, False),
+    ("polls only before the fill", {"most_bytes": 1}, True),
+    ("run shorter than the polling interval", {"most_bytes": None}, True),
+    ("memory not reported by the platform", {"most_bytes": None, "untold": True}, False),
+    ("failing NVML", {"most_bytes": None, "fault": "GPU is lost"}, False),
 ]
 
 
 @pytest.mark.parametrize(("about", "seen", "again"), LOOKS, ids=[one[0] for one in LOOKS])
-def test_a_fill_that_nobody_saw_is_held_once_more(about, seen, again):
+def test_fill_missed_by_the_polls_is_repeated(about, seen, again):
     params = {"duration": 0, "timeout": 120, "omit_mounts": [], "runtime": "namespace", "environment": {}}
     one = isolation_check.SliceCheck(params, Watcher(), LEASE, STATUS)
     one.runner = Runner()
@@ -405,8 +406,8 @@ def test_a_fill_that_nobody_saw_is_held_once_more(about, seen, again):
 
 
 @pytest.mark.parametrize(("name", "told"), [("namespace", True), ("docker", False)])
-def test_whose_libraries_of_graphics_are_told(monkeypatch, name, told):
-    """Those of a container are its runtime's; those of a namespace are the host's, whatever a pod has."""
+def test_graphics_check_names_the_host_only_in_a_namespace(monkeypatch, name, told):
+    """A container has the libraries of its runtime. A namespace has the host's, which may differ from a pod's."""
     found = {**OPEN, "name": "graphics", "unit": "libraries", "detail": "libnvcuvid.so.1 can be loaded"}
     report = json.dumps({"version": 1, "devices": [], "checks": [found]})
     monkeypatch.setattr(isolation_check.observer, "watch", lambda _uuid: None)
@@ -418,7 +419,7 @@ def test_whose_libraries_of_graphics_are_told(monkeypatch, name, told):
 
 
 @pytest.mark.parametrize(("checks", "runs"), [([], True), (["totals", "import-beside"], True), (["totals"], False)])
-def test_when_a_second_slice_is_taken(monkeypatch, checks, runs):
+def test_second_slice_is_leased_only_for_its_check(monkeypatch, checks, runs):
     params = {"duration": 0, "timeout": 120, "omit_mounts": [], "runtime": "namespace", "environment": {}}
     params["checks"] = checks
     one = isolation_check.SliceCheck(params, Watcher(), LEASE, STATUS)
@@ -432,14 +433,14 @@ def test_when_a_second_slice_is_taken(monkeypatch, checks, runs):
     assert bool(taken) is runs
 
 
-# --- where the driver enforces -------------------------------------------------------------------------------------
+# --- limits enforced by the driver ---------------------------------------------------------------------------------
 
 DRIVER_STATUS = {**STATUS, "memory_enforcement": "driver-misc"}
 MIB = 1 << 20
 
 
 class InContainers(SimpleNamespace):
-    """An engine's runner: a container that waits as long as it is looked at."""
+    """A runner of an engine: runs the callbacks on process 7, and returns a report."""
 
     name, overhead_s = "podman", 0.0
 
@@ -453,7 +454,7 @@ class InContainers(SimpleNamespace):
 
 
 def by_driver(monkeypatch, names, checks=(), status=None, **more):
-    """A check of a slice whose driver is claimed to enforce; the runner keeps what ran."""
+    """Returns a check of a slice whose plugin claims enforcement by the driver, and the runner, which logs its runs."""
     runner = InContainers(runs=[], checks=list(checks))
     engines = SimpleNamespace(runner=lambda _lease: runner, heed=lambda _fault: None)
     params = {"duration": 0, "timeout": 120, "omit_mounts": [], "environment": {}, "checks": names, "socket": "/s/s"}
@@ -472,13 +473,13 @@ OPENED = [{**OPEN, "name": name, "found": 64 * MIB} for name in ("bypass-namespa
 @pytest.mark.parametrize(
     ("about", "hard", "used", "verdict"),
     [
-        ("an oversold slice, with room on the card within the limit", 4096 * MIB, 4000 * MIB, verdicts.PASSED),
-        ("past the limit", 4096 * MIB, 4097 * MIB, verdicts.VIOLATED),
-        ("not counted", 4096 * MIB, 1 * MIB, verdicts.VIOLATED),
-        ("no limit", None, 4000 * MIB, verdicts.VIOLATED),
+        ("sum within the limit", 4096 * MIB, 4000 * MIB, verdicts.PASSED),
+        ("sum above the limit", 4096 * MIB, 4097 * MIB, verdicts.VIOLATED),
+        ("bypass not charged to the group", 4096 * MIB, 1 * MIB, verdicts.VIOLATED),
+        ("group without a limit", None, 4000 * MIB, verdicts.VIOLATED),
     ],
 )
-def test_open_bypasses_go_again_and_the_sum_is_judged(monkeypatch, about, hard, used, verdict):
+def test_open_bypasses_run_again_and_their_sum_is_judged(monkeypatch, about, hard, used, verdict):
     one, runner = by_driver(monkeypatch, [], OPENED)
     one._limit = LIMITED._replace(hard=hard)
     monkeypatch.setattr(isolation_check.Account, "used", lambda _self, group: used if group == "/cg/7" else 0)
@@ -493,7 +494,7 @@ def test_open_bypasses_go_again_and_the_sum_is_judged(monkeypatch, about, hard, 
     assert argv[argv.index("--checks") + 1] == "bypass-namespace,bypass-own-loader" and "--hold" in argv
 
 
-def test_bypasses_that_were_refused_do_not_go_again(monkeypatch):
+def test_refused_bypasses_do_not_run_again(monkeypatch):
     one, runner = by_driver(monkeypatch, [])
     closed = [{"name": "bypass-path", "verdict": "passed"}]
     assert (one._by_sum(closed), runner.runs) == (closed, [])
@@ -504,9 +505,9 @@ def test_bypasses_that_were_refused_do_not_go_again(monkeypatch):
     [
         ([], LIMITED, {"driver-limit-restart": "passed", "driver-refuses": "passed", "managed-raw": "passed"}),
         (["driver-refuses"], LIMITED, {"driver-limit-restart": "passed", "driver-refuses": "passed"}),
-        # Without a limit nothing is tried: it would be the neighbours' memory.
+        # Without a limit no allocation is tried, because it would use the neighbours' memory.
         ([], LIMITED._replace(hard=None), {"driver-limit-restart": "violated"}),
-        # Who asks for one of these alone reads that.
+        # A skipped check that was requested alone also reports the missing limit.
         (
             ["driver-refuses"],
             LIMITED._replace(hard=None),
@@ -515,7 +516,7 @@ def test_bypasses_that_were_refused_do_not_go_again(monkeypatch):
         (["totals"], LIMITED, {}),
     ],
 )
-def test_the_container_is_started_again(monkeypatch, names, limit, expected):
+def test_driver_limit_is_checked_in_a_second_container(monkeypatch, names, limit, expected):
     one, runner = by_driver(monkeypatch, names)
     monkeypatch.setattr(isolation_check.observer, "driver_limit", lambda *_words: limit)
 
@@ -529,8 +530,8 @@ def test_the_container_is_started_again(monkeypatch, names, limit, expected):
     assert len(runner.runs) == bool(expected)
 
 
-def test_a_container_that_does_not_start_again(monkeypatch):
-    """As where its hook refuses: that is no pass."""
+def test_second_container_that_does_not_start_is_a_violation(monkeypatch):
+    """A refusal by the container's hook is a violation."""
     one, runner = by_driver(monkeypatch, [])
 
     def refused(*_words, **_more):
@@ -550,8 +551,8 @@ def test_a_container_that_does_not_start_again(monkeypatch):
         (["driver-limit-restart"], {}),
     ],
 )
-def test_a_limit_that_nobody_could_try_is_said(monkeypatch, names, expected):
-    """As where the GPU is lost between the look at the limit and the first tenant."""
+def test_limit_that_could_not_be_tried_is_not_run(monkeypatch, names, expected):
+    """The GPU may be lost after the limit was read and before the first container fills it."""
     one, _runner = by_driver(monkeypatch, names)
     monkeypatch.setattr(isolation_check.observer, "driver_limit", lambda *_words: LIMITED)
 
@@ -567,7 +568,7 @@ def test_a_limit_that_nobody_could_try_is_said(monkeypatch, names, expected):
 
 @pytest.mark.parametrize(("in_use", "sold", "crowded"), [(True, 5000, True), (False, 5000, False), (True, 4096, False)])
 def test_oversold_slices_in_use_are_not_filled(monkeypatch, in_use, sold, crowded):
-    """The card's memory is what the neighbours' slices go to, and no reserve of theirs."""
+    """The neighbours of an oversold slice use the same memory of the card, so filling the slice could exhaust it."""
     other = {"id": "s2", "uuid": "GPU-1", "memory_mib": sold, "in_use": in_use}
     gpus = [{**STATUS["gpus"][0], "memory_mib": 8192}]
     status = {**DRIVER_STATUS, "slices": [*STATUS["slices"], other], "gpus": gpus}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check that the driver enforces what is claimed: the limit of the container's own group, and the bypasses."""
+"""The check of limits that the driver enforces: the limit of the container's own group, and the bypasses."""
 
 from __future__ import annotations
 
@@ -55,19 +55,19 @@ class Reader:
 PARENT = GROUP.rpartition("/")[0]
 # columns, for each backend: the case, the driver's limits in that case, verdict, words of the message
 FAULTS = [
-    ("as it must be", {GROUP: SLICE}, "passed", "group " + GROUP),
-    ("the parent has another one", {GROUP: SLICE, PARENT: 9 * SLICE}, "passed", ""),
-    ("lost by a reload", {}, "violated", "is claimed: "),
-    ("dropped in silence", {GROUP: NONE}, "violated", "the driver has no limit for its group"),
-    ("another container's", {GROUP: 2 * SLICE}, "violated", ""),
-    ("stale", {GROUP: 300 * MIB}, "violated", ""),
-    ("on the parent alone", {PARENT: SLICE}, "violated", ""),
+    ("correct limit", {GROUP: SLICE}, "passed", "group " + GROUP),
+    ("another limit on the parent", {GROUP: SLICE, PARENT: 9 * SLICE}, "passed", ""),
+    ("no limit after a driver reload", {}, "violated", "is claimed: "),
+    ("limit dropped without an error", {GROUP: NONE}, "violated", "the driver has no limit for its group"),
+    ("limit of another container", {GROUP: 2 * SLICE}, "violated", ""),
+    ("limit of a former container", {GROUP: 300 * MIB}, "violated", ""),
+    ("limit on the parent alone", {PARENT: SLICE}, "violated", ""),
 ]
 
 
 @pytest.mark.parametrize("misc", [True, False])
 @pytest.mark.parametrize(("what", "limits", "verdict", "said"), FAULTS)
-def test_the_limit_is_the_groups_own_and_as_promised(what, limits, verdict, said, misc):
+def test_driver_limit_belongs_to_the_group_and_has_the_promised_size(what, limits, verdict, said, misc):
     seen = observer.driver_limit(Reader(Library(limits, misc)), "GPU-1", GROUP)
     found = driver_verdicts.of_driver("driver-misc", seen, EXPECTED)
     assert (found["name"], found["verdict"]) == ("driver-limit", verdict), (what, found)
@@ -78,18 +78,18 @@ def test_the_limit_is_the_groups_own_and_as_promised(what, limits, verdict, said
     ("seen", "verdict"),
     [
         (DriverLimit(GROUP, 0, SLICE, card=CARD), "passed"),
-        (DriverLimit(GROUP, 1, SLICE, card=CARD), "violated"),  # dmem leaks a soft limit at each end
+        (DriverLimit(GROUP, 1, SLICE, card=CARD), "violated"),  # dmem leaks a soft limit when a container ends
         (DriverLimit(GROUP, 0, SLICE - 1, card=CARD), "violated"),
         (DriverLimit(GROUP, 0, SLICE, own=False, card=CARD), "violated"),
         # an oversold slice: the driver limits it to the card's memory
         (DriverLimit(GROUP, 0, 3000 * MIB, card=3000 * MIB), "passed"),
     ],
 )
-def test_every_figure_counts(seen, verdict):
+def test_driver_limit_checks_every_figure(seen, verdict):
     assert driver_verdicts.of_driver("driver-dmem", seen, EXPECTED)["verdict"] == verdict
 
 
-def test_the_hook_was_missing_in_one_of_two_gpus():
+def test_limit_missing_on_one_of_two_gpus_is_found():
     """Each GPU's limit is read by that GPU's own name."""
     library = Library({GROUP: SLICE}, False)
     answer = library.nvmlDeviceGetMemoryLimits_v1
@@ -102,7 +102,7 @@ def test_the_hook_was_missing_in_one_of_two_gpus():
 @pytest.mark.parametrize(
     ("found", "verdict"), [("passed", "passed"), ("open", "violated"), ("not-run", "not-run"), ("violated", "violated")]
 )
-def test_a_bypass_that_the_driver_did_not_refuse_fails_the_check(found, verdict):
+def test_bypass_not_refused_by_the_driver_is_a_violation(found, verdict):
     one = verdicts.check("bypass-own-loader", found, 0, 0, "bytes", "64 MiB more were granted")
     assert driver_verdicts.of_bypass(one, "driver-misc")["verdict"] == verdict
 
@@ -116,7 +116,7 @@ def test_a_bypass_that_the_driver_did_not_refuse_fails_the_check(found, verdict)
         (None, ""),
     ],
 )
-def test_the_group_of_a_process(tmp_path, text, group):
+def test_group_of_a_process_is_its_version_2_group(tmp_path, text, group):
     (tmp_path / "7").mkdir()
     if text is not None:
         (tmp_path / "7/cgroup").write_text(text)
@@ -145,7 +145,7 @@ SUMS = [
 
 
 @pytest.mark.parametrize(("found", "verdict", "said"), SUMS)
-def test_a_sum_against_the_hard_limit(found, verdict, said):
+def test_allocated_sum_is_judged_by_the_hard_limit(found, verdict, said):
     one = driver_verdicts.of_sum("driver-refuses", "driver-misc", HARD, found)
     assert (one["verdict"], said in one["detail"]) == (verdict, True), one
 
@@ -163,7 +163,7 @@ BYPASSES = [
 
 
 @pytest.mark.parametrize(("hard", "most", "verdict", "said"), BYPASSES)
-def test_a_bypass_by_the_sum_of_its_group(hard, most, verdict, said):
+def test_bypass_is_judged_by_the_usage_of_its_group(hard, most, verdict, said):
     one = verdicts.check("bypass-own-loader", "open", 0, 64 * MIB, "bytes", "64 MiB more were granted")
     found = driver_verdicts.of_bypass(one, "driver-misc", hard, most)
     assert (found["verdict"], said in found["detail"]) == (verdict, True), found
@@ -180,7 +180,7 @@ def test_a_bypass_by_the_sum_of_its_group(hard, most, verdict, said):
         (-1, 0, "not-run"),
     ],
 )
-def test_root_of_the_container(code, capabilities, verdict):
+def test_nvml_call_as_root_of_the_container(code, capabilities, verdict):
     assert driver_verdicts.of_root("driver-misc", code, "nvmlInit_v2", capabilities)["verdict"] == verdict
 
 
@@ -211,7 +211,7 @@ def test_managed_memory(found, verdict):
         (0, Deltas(PIECE, fault="it did not end"), "not-run"),
     ],
 )
-def test_memory_in_the_name_of_a_dead_process(code, found, verdict):
+def test_memory_of_an_exited_process_stays_charged(code, found, verdict):
     assert driver_verdicts.of_orphan("driver-misc", code, "", found)["verdict"] == verdict
 
 
@@ -228,7 +228,7 @@ BESIDE = [
 
 
 @pytest.mark.parametrize(("seen", "fill", "verdict"), BESIDE)
-def test_a_neighbour_keeps_what_it_has(seen, fill, verdict):
+def test_neighbour_keeps_its_limit_and_memory(seen, fill, verdict):
     filled = verdicts.check("driver-limit-beside", fill, "", "", "bytes", "so it was")
     found = driver_verdicts.of_beside("driver-misc", filled, dict(zip(("before", "while", "after"), seen)))
     assert found["verdict"] == verdict
@@ -243,14 +243,14 @@ def test_a_neighbour_keeps_what_it_has(seen, fill, verdict):
         (DriverLimit(GROUP, fault="the driver has no limit for its group"), "violated", "has no limit"),
     ],
 )
-def test_a_second_start(again, verdict, said):
+def test_limit_after_a_second_start(again, verdict, said):
     first = DriverLimit(GROUP, 0, SLICE, card=CARD, inode=7)
     found = driver_verdicts.of_restart("driver-misc", first, again, EXPECTED)
     assert (found["name"], found["verdict"], said in found["detail"]) == ("driver-limit-restart", verdict, True), found
 
 
-def test_what_is_not_known_leaves_the_verdict_as_it_is():
-    """All checks of the driver are optional, except for the limit at each start: an unknown limit is not a pass."""
+def test_only_the_limit_at_each_start_is_mandatory():
+    """All checks of the driver are optional except the limit at each start, because an unknown limit is not a pass."""
     found = {name: verdicts.optional(name) for name in verdicts.DRIVER_CHECKS}
     assert sorted(name for name, optional in found.items() if not optional) == ["driver-limit", "driver-limit-restart"]
-    assert set(found) <= set(verdicts.OWN), "the probe is not asked for them"
+    assert set(found) <= set(verdicts.OWN), "the probe does not run these checks"

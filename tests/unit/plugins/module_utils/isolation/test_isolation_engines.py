@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine that runs the isolation check, on hosts simulated by small client scripts; and what the check removes."""
+"""The engine that runs the isolation check and the files that the check removes, on hosts of simulated clients."""
 
 from __future__ import annotations
 
@@ -51,31 +51,57 @@ OWN = isolation_engines.OWN_FILES
 CHOICES = [
     # columns: label, the clients, whether NVIDIA's runtime and CDI exist, options, the runner, its image, number of
     # reasons
-    ("nothing", {}, False, {}, "namespace", "", 3),
+    ("no engine", {}, False, {}, "namespace", "", 3),
     ("docker", {"docker": {}}, False, {}, "docker", OWN, 0),
-    ("docker that knows no NVIDIA", {"docker": NO_NVIDIA}, False, {}, "namespace", "", 3),
-    ("docker that does not answer", {"docker": {"info": "sys.exit('no daemon')"}}, False, {}, "namespace", "", 3),
-    ("docker that hangs at the image", {"docker": HANGS}, False, {}, "namespace", "", 3),
-    ("docker that refuses the image", {"docker": {"import": "sys.exit('full')"}}, False, {}, "namespace", "", 3),
+    ("docker without NVIDIA's runtime", {"docker": NO_NVIDIA}, False, {}, "namespace", "", 3),
+    ("docker that does not respond", {"docker": {"info": "sys.exit('no daemon')"}}, False, {}, "namespace", "", 3),
+    ("docker that hangs at the image import", {"docker": HANGS}, False, {}, "namespace", "", 3),
+    ("docker that refuses the image import", {"docker": {"import": "sys.exit('full')"}}, False, {}, "namespace", "", 3),
     ("containerd", {"ctr": {}}, True, {}, "containerd", OWN, 1),
     ("containerd without NVIDIA's runtime", {"ctr": {}}, False, {}, "namespace", "", 3),
     ("podman", {"podman": {}}, True, {}, "podman", OWN, 2),
     ("podman without the plugin's CDI files", {"podman": {}}, False, {}, "namespace", "", 3),
-    ("all of them", {"docker": {}, "ctr": {}, "podman": {}}, True, {}, "docker", OWN, 0),
-    ("all, and docker has no NVIDIA", {"docker": NO_NVIDIA, "ctr": {}, "podman": {}}, True, {}, "containerd", OWN, 1),
-    ("a namespace is wanted", {"docker": {}}, True, {"runtime": "namespace"}, "namespace", "", 0),
-    ("podman is wanted", {"docker": {}, "podman": {}}, True, {"runtime": "podman"}, "podman", OWN, 0),
-    ("a named image", {"docker": IMAGE}, False, {"image": "debian:12"}, "docker", "debian:12", 0),
-    ("podman alone has it", {"docker": {}, "podman": IMAGE}, True, {"image": "debian:12"}, "podman", "debian:12", 2),
-    ("nobody has it", {"docker": {}}, False, {"image": "debian:12"}, "namespace", "", 3),
-    ("nobody has it, containerd needs none", {"docker": {}, "ctr": {}}, True, {"image": "d:1"}, "containerd", OWN, 1),
+    ("docker, containerd and podman", {"docker": {}, "ctr": {}, "podman": {}}, True, {}, "docker", OWN, 0),
+    (
+        "all three, docker without NVIDIA's runtime",
+        {"docker": NO_NVIDIA, "ctr": {}, "podman": {}},
+        True,
+        {},
+        "containerd",
+        OWN,
+        1,
+    ),
+    ("namespace configured", {"docker": {}}, True, {"runtime": "namespace"}, "namespace", "", 0),
+    ("podman configured", {"docker": {}, "podman": {}}, True, {"runtime": "podman"}, "podman", OWN, 0),
+    ("image configured, docker has it", {"docker": IMAGE}, False, {"image": "debian:12"}, "docker", "debian:12", 0),
+    (
+        "image configured, only podman has it",
+        {"docker": {}, "podman": IMAGE},
+        True,
+        {"image": "debian:12"},
+        "podman",
+        "debian:12",
+        2,
+    ),
+    ("image configured, no engine has it", {"docker": {}}, False, {"image": "debian:12"}, "namespace", "", 3),
+    (
+        "image configured, containerd needs none",
+        {"docker": {}, "ctr": {}},
+        True,
+        {"image": "d:1"},
+        "containerd",
+        OWN,
+        1,
+    ),
 ]
 
 
 @pytest.mark.parametrize(
     ("about", "clients", "gpus", "options", "name", "image", "reasons"), CHOICES, ids=[one[0] for one in CHOICES]
 )
-def test_choice(host, tmp_path, monkeypatch, about, clients, gpus, options, name, image, reasons):
+def test_engine_is_chosen_from_the_clients_of_the_host(
+    host, tmp_path, monkeypatch, about, clients, gpus, options, name, image, reasons
+):
     if clients.get("docker") is HANGS:
         # a client that responds too late is treated like one that hangs
         monkeypatch.setattr(isolation_runner, "ASK_S", 0.5)
@@ -97,10 +123,10 @@ def test_choice(host, tmp_path, monkeypatch, about, clients, gpus, options, name
     assert set(removed) == wanted
     assert not list(tmp_path.glob("isolation-*"))
     hung = [leftovers.record("docker")] if "hang" in about else []
-    assert [str(one) for one in tmp_path.glob("state/check-*")] == hung, "what may have been left is known"
+    assert [str(one) for one in tmp_path.glob("state/check-*")] == hung, "the record of possible leftovers stays"
 
 
-def test_runtime_that_is_asked_for_and_not_there(host):
+def test_missing_configured_runtime_is_an_error(host):
     for runtime, client in (("docker", "docker"), ("podman", "podman"), ("containerd", "ctr")):
         with pytest.raises(
             isolation_runner.RunnerError, match=f"runtime: {runtime} is asked for, and .*{client} does not"
@@ -112,7 +138,7 @@ def test_runtime_that_is_asked_for_and_not_there(host):
     ("given", "wanted"),
     [({}, UUID), ({"NVIDIA_VISIBLE_DEVICES": "void"}, UUID), ({"NVIDIA_VISIBLE_DEVICES": "x"}, "x")],
 )
-def test_containerd_asks_for_the_gpu(host, tmp_path, given, wanted):
+def test_containerd_container_names_the_gpu(host, tmp_path, given, wanted):
     """Allocate's response for CDI has NVIDIA_VISIBLE_DEVICES unset or void, and only the kubelet would read its CDI
     part."""
     params = host(ctr={})
@@ -126,14 +152,14 @@ def test_containerd_asks_for_the_gpu(host, tmp_path, given, wanted):
 WORD = Mount("/var/run/nvidia-container-devices/GPU-1", "/dev/null", False)
 GIVEN = [
     # columns: label, the engine's client, whether the command has a mount that names a GPU to NVIDIA's runtime
-    ("docker, whose runtime reads it", "docker", True),
-    ("containerd, whose runtime reads it", "ctr", True),
-    ("podman, where it would be a file", "podman", False),
+    ("docker, whose runtime reads the mount", "docker", True),
+    ("containerd, whose runtime reads the mount", "ctr", True),
+    ("podman, which would mount a file", "podman", False),
 ]
 
 
 @pytest.mark.parametrize(("about", "client", "word"), GIVEN, ids=[one[0] for one in GIVEN])
-def test_what_a_container_is_made_of(host, tmp_path, about, client, word):
+def test_container_has_the_image_and_mounts_of_its_engine(host, tmp_path, about, client, word):
     params = host(**{client: {}})
     Path(params["nvidia_runtime"]).write_text("")
     with_cdi(tmp_path)
@@ -146,11 +172,15 @@ def test_what_a_container_is_made_of(host, tmp_path, about, client, word):
 
 SPECS = [
     # columns: label, CDI files, whether podman can inject the GPU
-    ("the plugin's", [{"kind": "vgpu.fleet/gpu", "devices": [{"name": "GPU-0"}, {"name": UUID}]}], True),
-    ("beside another's", [{"kind": "nvidia.com/gpu"}, {"kind": "vgpu.fleet/gpu", "devices": [{"name": UUID}]}], True),
-    ("of other GPUs", [{"kind": "vgpu.fleet/gpu", "devices": [{"name": "GPU-0"}]}], False),
-    ("another's, of this GPU", [{"kind": "nvidia.com/gpu", "devices": [{"name": UUID}]}], False),
-    ("that are none", [[], "", {"kind": "vgpu.fleet/gpu"}], False),
+    ("CDI file of the plugin", [{"kind": "vgpu.fleet/gpu", "devices": [{"name": "GPU-0"}, {"name": UUID}]}], True),
+    (
+        "CDI files of the plugin and of NVIDIA",
+        [{"kind": "nvidia.com/gpu"}, {"kind": "vgpu.fleet/gpu", "devices": [{"name": UUID}]}],
+        True,
+    ),
+    ("CDI file of other GPUs", [{"kind": "vgpu.fleet/gpu", "devices": [{"name": "GPU-0"}]}], False),
+    ("NVIDIA's CDI file of this GPU", [{"kind": "nvidia.com/gpu", "devices": [{"name": UUID}]}], False),
+    ("invalid CDI files", [[], "", {"kind": "vgpu.fleet/gpu"}], False),
 ]
 
 
@@ -166,8 +196,8 @@ def test_device_of_podman(tmp_path, about, specs, found):
             isolation_engines.cdi_device(UUID, folders)
 
 
-def test_a_check_asks_no_engine_for_former_versions(host, tmp_path):
-    """A check has only seconds, so only a clean-up looks for what former versions left."""
+def test_check_calls_no_engine_for_former_versions(host, tmp_path):
+    """A check has only seconds, so only a clean-up searches for leftovers of former versions."""
     (tmp_path / "docker-in-use").write_text("")
     engines = isolation_engines.Engines(host(docker={}))
     engines.runner(lease())
@@ -176,7 +206,7 @@ def test_a_check_asks_no_engine_for_former_versions(host, tmp_path):
 
 
 @pytest.mark.parametrize("image", ["", "debian:12"])
-def test_a_later_check_sweeps(host, tmp_path, image):
+def test_later_check_removes_the_leftovers(host, tmp_path, image):
     """Also with a named image, the leftovers of killed runs are removed once, before the check's own container
     starts."""
     params = host(
@@ -217,16 +247,17 @@ def test_own_image_that_the_engine_keeps(host):
 
 
 HUNG = [
-    # columns: label, what docker does, options, the command at which docker hangs
-    ("at the first word", {"info": "time.sleep(600)"}, {}, "info"),
-    ("at the image", HANGS, {}, "import"),
-    ("at a named image", {"image": "time.sleep(600)"}, {"image": "debian:12"}, "image"),
+    # columns: label, the behaviour of docker's commands, options, the command at which docker hangs
+    ("docker info hangs", {"info": "time.sleep(600)"}, {}, "info"),
+    ("image import hangs", HANGS, {}, "import"),
+    ("inspection of a configured image hangs", {"image": "time.sleep(600)"}, {"image": "debian:12"}, "image"),
 ]
 
 
 @pytest.mark.parametrize(("about", "commands", "options", "word"), HUNG, ids=[one[0] for one in HUNG])
 def test_engine_that_hung_is_not_asked_again(host, tmp_path, monkeypatch, about, commands, options, word):
-    """Otherwise each GPU would wait a minute again; the report states for each GPU that docker was skipped."""
+    """Without the skip, each GPU would wait a minute for the hung docker. The report of each GPU says that docker was
+    skipped."""
     monkeypatch.setattr(isolation_runner, "ASK_S", 0.5)
     engines = isolation_engines.Engines({**host(docker=commands), **options})
     said = []
@@ -240,17 +271,17 @@ def test_engine_that_hung_is_not_asked_again(host, tmp_path, monkeypatch, about,
     assert all(f"docker {word}" in one and "systemctl status docker" in one for one in said)
 
 
-def test_engine_that_hangs_amid_a_check_is_not_asked_again(host, tmp_path):
+def test_engine_that_hangs_during_a_check_is_skipped_later(host, tmp_path):
     engines = isolation_engines.Engines(host(docker={}))
     assert engines.runner(lease()).name == "docker"
     engines.heed(isolation_runner.RunnerError("the image needs /bin/sh"))
-    assert engines.runner(lease()).name == "docker", "that was no engine that hangs"
+    assert engines.runner(lease()).name == "docker", "this fault does not mark the engine as hung"
     engines.heed(isolation_runner.EngineHangs(str(tmp_path / "docker"), "docker create did not answer"))
     asked = len(calls(tmp_path))
     assert engines.runner(lease()).name == "namespace"
     engines.close()
     assert len(calls(tmp_path)) == asked
-    assert os.path.exists(leftovers.record("docker")), "the next run takes its image away"
+    assert os.path.exists(leftovers.record("docker")), "the next run removes the image"
 
 
 def test_root_that_cannot_be_laid_out(host, tmp_path, monkeypatch):
@@ -291,7 +322,7 @@ def test_root_of_a_killed_run_that_had_our_pid(host, tmp_path, mark):
 
 
 @pytest.mark.parametrize("listed", ["time.sleep(600)", "sys.exit('no daemon')"], ids=["hangs", "is off"])
-def test_root_stays_where_containerd_may_still_use_it(host, tmp_path, monkeypatch, listed):
+def test_root_stays_if_containerd_may_still_use_it(host, tmp_path, monkeypatch, listed):
     monkeypatch.setattr(isolation_runner, "ASK_S", 0.5)
     params = host(ctr={"--namespace": f"{listed} if 'list' in words else None"})
     Path(params["nvidia_runtime"]).write_text("")

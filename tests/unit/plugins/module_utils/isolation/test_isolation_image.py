@@ -28,7 +28,7 @@ def test_root_of_this_machine(tmp_path):
     shell = root / os.path.realpath("/bin").lstrip("/") / "sh"
     assert shell.read_bytes() == Path("/bin/sh").read_bytes()
     texts = [one.name for one in (root / "etc").iterdir()]
-    assert set(texts) <= {"passwd", "group", "debian_version"}, "no file of the host that says anything of it"
+    assert set(texts) <= {"passwd", "group", "debian_version"}, "no file that identifies the host"
     if os.geteuid() == 0:
         pid = os.fork()
         if pid == 0:
@@ -38,18 +38,18 @@ def test_root_of_this_machine(tmp_path):
 
 
 def test_loader_lies_where_the_libraries_do_too():
-    """glibc looks for the loader there by name when it opens a separate library namespace. Without that file this
-    bypass could not run in such a root, and the check of the bypass would prove nothing."""
+    """glibc searches the folder of the libraries for the loader when it opens a separate library namespace. Without
+    that file the bypass could not run in such a root, and its check would prove nothing."""
     paths = isolation_image.paths_of(["/bin/true"])
     libc = next(one for one in paths if os.path.basename(one) == "libc.so.6")
     beside = set(os.listdir(os.path.dirname(libc)))
     names = [os.path.basename(one) for one in isolation_image.needed_by("/bin/true")]
     loaders = {one for one in names if one.startswith("ld-") and one in beside}
-    assert loaders, "this machine has its loader beside its libc"
+    assert loaders, "this machine's loader is in the folder of its libc"
     assert {os.path.join(os.path.dirname(libc), one) for one in loaders} <= set(paths)
 
 
-def test_program_that_is_none(tmp_path):
+def test_missing_program_is_an_error(tmp_path):
     with pytest.raises(isolation_image.ImageError, match="program cannot be asked for its libraries"):
         isolation_image.needed_by(str(tmp_path / "program"))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leftovers of killed isolation checks at an engine: which are removed, and which stay."""
+"""Leftovers of killed isolation checks in an engine: those removed, and those kept."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def host(tmp_path, monkeypatch):
 
 LISTED = [
     # columns: label, the run id in the tag, repository, whether the image is removed
-    ("of a run that is dead", DEAD, leftovers.REPOSITORY, True),
-    ("of a run before a reboot, whose pid is in use", BEFORE, leftovers.REPOSITORY, True),
-    ("of a run whose pid is another's by now", FORMER, leftovers.REPOSITORY, True),
-    ("of a run that lives", OURS, leftovers.REPOSITORY, False),
-    ("of somebody else", DEAD, "localhost/vgpu-isolation-of-theirs", False),
-    ("of nobody's mark", "latest", leftovers.REPOSITORY, False),
+    ("image of an ended run", DEAD, leftovers.REPOSITORY, True),
+    ("image from before a reboot, pid in use again", BEFORE, leftovers.REPOSITORY, True),
+    ("image of a run whose pid was reused", FORMER, leftovers.REPOSITORY, True),
+    ("image of a running check", OURS, leftovers.REPOSITORY, False),
+    ("image of another program", DEAD, "localhost/vgpu-isolation-of-theirs", False),
+    ("tag without a run id", "latest", leftovers.REPOSITORY, False),
 ]
 
 
@@ -39,7 +39,7 @@ def test_clean_up(host, tmp_path, about, mark, repository, goes, labels):
     of_dead = record()
     wanted = ["c7", f"{repository}:{mark}-9"] if goes else []
     assert leftovers.left_behind(params) == [*wanted, of_dead]
-    assert not [one for one in calls(tmp_path) if " rm" in one], "a look removes nothing"
+    assert not [one for one in calls(tmp_path) if " rm" in one], "left_behind removes nothing"
     assert os.path.exists(of_dead)
     assert leftovers.clean_up(params) == ([*wanted, of_dead], [])
     done = [one for one in calls(tmp_path) if " rm" in one]
@@ -55,11 +55,11 @@ MY_PID = str(os.getpid())
 MADE = {LATELY: time.time_ns(), LONG_AGO: 1577876400 * 10**9, PODMAN_AGO: 1577880000 * 10**9}
 FORMER_ROWS = [
     # columns: label, the run id in label and tag, creation time of both, whether both are removed
-    ("of a pid that is gone", GONE, LATELY, True),
-    ("of a pid that is another's by now", MY_PID, LONG_AGO, True),
-    ("the same, as podman says the time", MY_PID, PODMAN_AGO, True),
-    ("of a run of a former version that lives", MY_PID, LATELY, False),
-    ("of a pid in use, and it says no time", MY_PID, "", False),
+    ("pid without a process", GONE, LATELY, True),
+    ("reused pid, docker's time format", MY_PID, LONG_AGO, True),
+    ("reused pid, podman's time format", MY_PID, PODMAN_AGO, True),
+    ("running check of a former version", MY_PID, LATELY, False),
+    ("pid in use, time unknown", MY_PID, "", False),
 ]
 
 
@@ -72,12 +72,12 @@ def test_clean_up_of_former_versions(host, tmp_path, about, mark, made, goes, en
     image = f"{leftovers.REPOSITORY}:{mark}-{MADE.get(made, 'x')}"
     listed = f"c7 {made} {labels.format(mark)}"
     params = host(**{engine: {"ps": f"print({listed!r})", "image": f"print({image!r})"}})
-    assert leftovers.clean_up(params) == ([], []), "an engine that is not in use is not asked"
+    assert leftovers.clean_up(params) == ([], []), "an unused engine is not called"
     assert not calls(tmp_path)
     (tmp_path / f"{engine}-in-use").write_text("")
     wanted = ["c7", image] if goes else []
     assert leftovers.left_behind(params) == wanted
-    assert not [one for one in calls(tmp_path) if " rm" in one], "a look removes nothing"
+    assert not [one for one in calls(tmp_path) if " rm" in one], "left_behind removes nothing"
     assert leftovers.clean_up(params) == (wanted, [])
     done = [one for one in calls(tmp_path) if " rm" in one]
     assert done == ([f"{engine} rm --force c7", f"{engine} rmi {image}"] if goes else [])
@@ -85,17 +85,17 @@ def test_clean_up_of_former_versions(host, tmp_path, about, mark, made, goes, en
 
 NO_VALUE = [
     # columns: label, docker's line of a container, whether the container is removed
-    ("long ago, alone", f"c7 {LONG_AGO} vgpu.isolation=", True),
-    ("long ago, among others", f"c7 {LONG_AGO} vgpu.isolation=,a=b", True),
-    ("long ago, by podman", f"c7 {PODMAN_AGO} map[vgpu.isolation: x:y]", True),
-    ("just now", f"c7 {LATELY} vgpu.isolation=,a=b", False),
-    ("nobody knows when", "c7 vgpu.isolation=", False),
-    ("somebody's word", f"c7 {LONG_AGO} vgpu.isolation=of-mine", False),
+    ("old container, one label", f"c7 {LONG_AGO} vgpu.isolation=", True),
+    ("old container, several labels", f"c7 {LONG_AGO} vgpu.isolation=,a=b", True),
+    ("old container of podman", f"c7 {PODMAN_AGO} map[vgpu.isolation: x:y]", True),
+    ("new container", f"c7 {LATELY} vgpu.isolation=,a=b", False),
+    ("container without a time", "c7 vgpu.isolation=", False),
+    ("label with another value", f"c7 {LONG_AGO} vgpu.isolation=of-mine", False),
 ]
 
 
 @pytest.mark.parametrize(("about", "line", "goes"), NO_VALUE, ids=[one[0] for one in NO_VALUE])
-def test_clean_up_of_containers_without_a_mark(host, tmp_path, about, line, goes):
+def test_clean_up_of_containers_without_a_run_id(host, tmp_path, about, line, goes):
     """The first version only labelled its containers, without a run id; they used a named image."""
     (tmp_path / "docker-in-use").write_text("")
     params = host(docker={"ps": f"print({line!r})", "image": ""})
@@ -103,7 +103,7 @@ def test_clean_up_of_containers_without_a_mark(host, tmp_path, about, line, goes
 
 
 @pytest.mark.parametrize("ps", ["time.sleep(600)", "sys.exit('no daemon')"], ids=["hangs", "is off"])
-def test_engine_without_a_record_that_does_not_answer_is_no_warning(host, tmp_path, monkeypatch, ps):
+def test_unresponsive_engine_without_a_record_is_no_warning(host, tmp_path, monkeypatch, ps):
     monkeypatch.setattr(isolation_runner, "ASK_S", 0.5)
     (tmp_path / "docker-in-use").write_text("")
     params = host(docker={"ps": ps})
@@ -114,11 +114,11 @@ def test_engine_without_a_record_that_does_not_answer_is_no_warning(host, tmp_pa
 @pytest.mark.parametrize(
     ("about", "pid", "booted", "goes"),
     [
-        ("of a pid that is gone", GONE, time.time(), True),
-        ("of a run that lives", MY_PID, 1.0, False),
-        ("of a pid that is another's by now", MY_PID, time.time() + 3600, True),
+        ("pid without a process", GONE, time.time(), True),
+        ("running check", MY_PID, 1.0, False),
+        ("reused pid", MY_PID, time.time() + 3600, True),
     ],
-    ids=["of a pid that is gone", "of a run that lives", "of a pid that is another's by now"],
+    ids=["pid without a process", "running check", "reused pid"],
 )
 def test_clean_up_of_roots_of_former_versions(host, tmp_path, monkeypatch, about, pid, booted, goes):
     monkeypatch.setattr(run_id, "_booted", lambda _proc: booted)
@@ -134,15 +134,15 @@ def test_clean_up_of_roots_of_former_versions(host, tmp_path, monkeypatch, about
     assert (tmp_path / "isolation-").exists()
 
 
-def test_a_check_that_begins_asks_nothing_of_an_engine_that_has_nothing_of_ours(host, tmp_path):
-    """Only ``clean_up`` removes leftovers of former versions: otherwise every check would query the engine for them."""
+def test_start_of_a_check_does_not_call_the_engine(host, tmp_path):
+    """Only ``clean_up`` searches for leftovers of former versions, so a check does not call the engine for them."""
     (tmp_path / "docker-in-use").write_text("")
     leftovers.begin("docker", host(docker={"image": ""})["docker"])
     assert calls(tmp_path) == []
     assert os.path.exists(leftovers.record("docker"))
 
 
-def test_root_that_goes_meanwhile_is_no_fault(host, tmp_path, monkeypatch):
+def test_root_removed_between_two_listings_is_no_fault(host, tmp_path, monkeypatch):
     """A running check may remove its own folder between two listings."""
     dead = tmp_path / f"isolation-{DEAD}"
     dead.mkdir()
@@ -156,16 +156,16 @@ def test_root_that_goes_meanwhile_is_no_fault(host, tmp_path, monkeypatch):
 
 RECORDED = [
     # columns: label, the engine and run id of a record, the clients that a clean-up calls
-    ("never used", None, set()),
-    ("used by a run that is dead", ("podman", DEAD), {"podman"}),
-    ("used by a run before a reboot", ("docker", BEFORE), {"docker"}),
-    ("used by a run that lives", ("docker", OURS), set()),
+    ("no record", None, set()),
+    ("record of an ended run", ("podman", DEAD), {"podman"}),
+    ("record from before a reboot", ("docker", BEFORE), {"docker"}),
+    ("record of a running check", ("docker", OURS), set()),
 ]
 
 
 @pytest.mark.parametrize(("about", "left", "asked"), RECORDED, ids=[one[0] for one in RECORDED])
-def test_only_an_engine_that_was_used_is_asked(host, tmp_path, about, left, asked):
-    """The first call of an unused podman would create its storage."""
+def test_clean_up_calls_only_engines_with_a_record(host, tmp_path, about, left, asked):
+    """A call of an unused podman would create its storage."""
     params = host(docker={"image": ""}, podman={"image": ""}, ctr={})
     if left:
         record(*left)
@@ -174,7 +174,7 @@ def test_only_an_engine_that_was_used_is_asked(host, tmp_path, about, left, aske
     assert {one.split()[0] for one in calls(tmp_path)} == asked
 
 
-def test_engine_that_is_gone_took_all_with_it(host, tmp_path):
+def test_leftovers_of_an_uninstalled_engine_are_removed(host, tmp_path):
     (tmp_path / f"isolation-{DEAD}").mkdir()
     left = [str(tmp_path / f"isolation-{DEAD}"), record("podman")]
     assert leftovers.clean_up(host()) == (left, [])
@@ -182,7 +182,7 @@ def test_engine_that_is_gone_took_all_with_it(host, tmp_path):
 
 
 def test_clean_up_that_is_refused(host):
-    """A leftover that cannot be removed is not a change; it is reported, and found again."""
+    """A leftover that cannot be removed is reported, is not a change, and is found again by the next clean-up."""
     image = f"{leftovers.REPOSITORY}:{DEAD}-9"
     answers = {"ps": f"print('c7 vgpu.isolation={DEAD}')", "image": f"print('{image}')"}
     of_dead = record()
@@ -219,4 +219,4 @@ def test_clean_up_of_containerd(host, tmp_path, answers):
     assert (dead.exists(), alive.exists(), theirs.exists()) == (not answers, True, True)
     deleted = [one for one in calls(tmp_path) if "containers delete" in one]
     wanted = [f"vgpu-isolation-{DEAD}-1"] if answers else []
-    assert [one.split()[-1] for one in deleted] == wanted, "pid 1 lives, and one is theirs"
+    assert [one.split()[-1] for one in deleted] == wanted, "pid 1 is running, and one container is of another program"

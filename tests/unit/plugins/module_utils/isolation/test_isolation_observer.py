@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host's view of processes in a slice: their memory by NVML, and their mounted files."""
+"""The processes of a slice, observed from the host: their memory by NVML, and their mounted files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def proc(tmp_path):
     return of_slice(tmp_path)
 
 
-def test_memory_of_the_slice_alone_is_summed_and_the_greatest_look_counts(proc):
+def test_watch_sums_the_memory_of_the_slice_and_keeps_the_maximum(proc):
     looks = [{}, {10: 5, 20: 1000}, {10: 5, 11: 7, 20: 1000, 30: 1000}, {11: 1}, NvmlError(15, "x")]
     watch = observer.MemoryWatch(Reader(gpus=2, processes=looks), "GPU-1", proc)
     assert watch.fault == ""
@@ -26,8 +26,8 @@ def test_memory_of_the_slice_alone_is_summed_and_the_greatest_look_counts(proc):
     assert "15" in watch.fault
 
 
-def test_look_at_a_process_that_is_gone_counts_nobody(proc):
-    """Other processes that have exited have no namespace either."""
+def test_poll_of_an_exited_process_counts_no_memory(proc):
+    """Without a namespace of the watched process, no memory counts: other exited processes have no namespace either."""
     watch = observer.MemoryWatch(Reader(gpus=2, processes=[{30: 1000, 99: None}]), "GPU-1", proc)
     watch.poll(30)
     assert (watch.most_bytes, watch.untold, watch.polls) == (None, False, 1)
@@ -59,8 +59,8 @@ def test_list_of_processes(listed, read):
 
 
 @pytest.mark.parametrize("code", [3, observer.INSUFFICIENT_SIZE])
-def test_list_of_processes_that_cannot_be_had(code):
-    """After a few growing sizes, "insufficient size" counts as another fault."""
+def test_unreadable_list_of_processes_is_a_fault(code):
+    """NVML may repeat "insufficient size"; after a few larger buffers this counts as a fault."""
     reader = observer.ProcessReader.__new__(observer.ProcessReader)
     sizes = []
 
@@ -75,7 +75,7 @@ def test_list_of_processes_that_cannot_be_had(code):
 
 
 def test_watch_notes_memory_that_the_driver_does_not_report(proc):
-    """One unreported value is enough: the greatest value of another poll may miss memory."""
+    """One unreported value makes the maximum unknown, because the other polls may have missed memory."""
     watch = observer.MemoryWatch(Reader(gpus=2, processes=[{10: None}, {10: 5}]), "GPU-1", proc)
     assert watch.untold is False
     watch.poll(10)
@@ -84,7 +84,7 @@ def test_watch_notes_memory_that_the_driver_does_not_report(proc):
     assert (watch.most_bytes, watch.untold) == (5, True)
 
 
-def test_gpu_that_the_host_does_not_list(proc):
+def test_gpu_missing_in_nvml_is_a_fault(proc):
     watch = observer.MemoryWatch(Reader(gpus=2), "GPU-7", proc)
     watch.poll(10)
     assert (watch.most_bytes, watch.fault) == (None, "NVML on the host lists no GPU GPU-7")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The docker runner against a docker client that responds as each row says, or not at all."""
+"""The docker runner against a simulated docker client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IMAGE = "localhost/debian:12"
 
 @pytest.fixture
 def docker(tmp_path, monkeypatch):
-    """A docker client: each command's behaviour is Python text; the calls are listed in ``calls``."""
+    """Writes a docker client whose commands run the given Python texts; the client lists its calls in ``calls``."""
     monkeypatch.setattr(isolation_runner, "ASK_S", 0.5)
     monkeypatch.setattr(isolation_runner, "START_S", 0.5)
 
@@ -62,7 +62,7 @@ HANGS = [
 
 
 @pytest.mark.parametrize(("name", "words", "said"), HANGS, ids=[f"{one[0]} {one[1][0]}" for one in HANGS])
-def test_engine_that_hangs_is_told_with_where_to_look(docker, tmp_path, name, words, said):
+def test_message_of_a_hung_engine_names_its_service(docker, tmp_path, name, words, said):
     program = tmp_path / name
     program.write_text("#!/bin/sh\nexec sleep 600\n")
     program.chmod(0o755)
@@ -73,13 +73,13 @@ def test_engine_that_hangs_is_told_with_where_to_look(docker, tmp_path, name, wo
 
 
 STARTS = [
-    # columns: label, what docker does, words of the message
-    ("a daemon that hangs at once", {"info": HANG}, "docker info did not answer within"),
-    ("a daemon that hangs at create", {"create": HANG}, "docker create did not answer within"),
-    ("a container that never gets a pid", {"start": HANG, "inspect": "print(0)"}, "no process within"),
-    ("a daemon that hangs at inspect", {"start": HANG, "inspect": HANG}, "docker inspect did not answer within"),
-    ("an inspect that is no number", {"start": HANG, "inspect": "print('x')"}, "docker inspect answered 'x'"),
-    ("a container that does not start", {"start": "sys.exit('no such shell')", "inspect": "print(0)"}, "no such shell"),
+    # columns: label, the behaviour of docker's commands, words of the message
+    ("daemon that hangs at info", {"info": HANG}, "docker info did not answer within"),
+    ("daemon that hangs at create", {"create": HANG}, "docker create did not answer within"),
+    ("container without a pid", {"start": HANG, "inspect": "print(0)"}, "no process within"),
+    ("daemon that hangs at inspect", {"start": HANG, "inspect": HANG}, "docker inspect did not answer within"),
+    ("inspect whose output is not a number", {"start": HANG, "inspect": "print('x')"}, "docker inspect answered 'x'"),
+    ("container that does not start", {"start": "sys.exit('no such shell')", "inspect": "print(0)"}, "no such shell"),
 ]
 
 
@@ -93,7 +93,7 @@ def test_docker_that_does_not_answer(docker, tmp_path, about, commands, sentence
     assert not children()
 
 
-def test_removal_that_hangs_spoils_nothing(docker):
+def test_hung_removal_keeps_the_result(docker):
     inspect = f"print({os.getpid()})"
     runner = isolation_runner.DockerRunner(
         docker(start="print(sys.stdin.readline())", inspect=inspect, rm=HANG), IMAGE, [], {}
@@ -118,7 +118,7 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("theirs", [False, True], ids=["of the slice", "of a namespace that is not the container's"])
+@pytest.mark.parametrize("theirs", [False, True], ids=["process of the slice", "process of another namespace"])
 def test_program_that_the_daemon_does_not_end(docker, tmp_path, monkeypatch, theirs):
     """A surviving process is killed, so that its slice is free, but only if its namespace proves that it is the
     container's."""

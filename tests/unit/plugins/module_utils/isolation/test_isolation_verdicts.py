@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verdict on a slice, as tables of the reports of each source."""
+"""The verdicts of the isolation check: for each source, a table of its reports."""
 
 from __future__ import annotations
 
@@ -26,48 +26,72 @@ def verdicts(checks) -> dict:
 
 PROBE = [
     # columns: label, exit status, output, timed out, expected verdicts
-    ("all well", 0, report(), False, {"totals": "passed", "gpu-as-leased": "passed", "limit-as-configured": "passed"}),
-    ("no report", 1, "Segmentation fault", False, {"probe": "violated"}),
-    ("a report that is no object", 0, "[]", False, {"probe": "violated"}),
-    ("half a report", 0, '{"devices": []}', False, {"probe": "violated"}),
-    ("ended by a signal after its report", -9, report(), False, {"probe": "violated", "totals": "passed"}),
-    ("past its time", 0, report(), True, {"probe": "violated"}),
-    ("a check that was asked for is missing", 0, report(checks=()), False, {"totals": "not-run"}),
     (
-        "a way round that may be open",
+        "all checks passed",
+        0,
+        report(),
+        False,
+        {"totals": "passed", "gpu-as-leased": "passed", "limit-as-configured": "passed"},
+    ),
+    ("crash without a report", 1, "Segmentation fault", False, {"probe": "violated"}),
+    ("report that is not an object", 0, "[]", False, {"probe": "violated"}),
+    ("incomplete report", 0, '{"devices": []}', False, {"probe": "violated"}),
+    ("signal after the report", -9, report(), False, {"probe": "violated", "totals": "passed"}),
+    ("time limit exceeded", 0, report(), True, {"probe": "violated"}),
+    ("requested check missing in the report", 0, report(checks=()), False, {"totals": "not-run"}),
+    (
+        "bypass that may be open",
         0,
         report(checks=[CHECK, dict(CHECK, name="bypass-namespace", verdict="open")]),
         False,
         {"bypass-namespace": "open"},
     ),
     (
-        "a way round that must not be open",
+        "bypass that must not be open",
         0,
         report(checks=[CHECK, dict(CHECK, name="bypass-setuid", verdict="open")]),
         False,
         {"bypass-setuid": "violated"},
     ),
     (
-        "libraries of graphics",
+        "graphics libraries open",
         0,
         report(checks=[CHECK, dict(CHECK, name="graphics", verdict="open")]),
         False,
         {"graphics": "open"},
     ),
-    ("a check that cannot be open", 0, report(checks=[dict(CHECK, verdict="open")]), False, {"totals": "violated"}),
-    ("another GPU", 0, report([dict(DEVICE, uuid="GPU-2")]), False, {"gpu-as-leased": "violated"}),
-    ("a second GPU", 0, report([DEVICE, dict(DEVICE, uuid="GPU-2")]), False, {"gpu-as-leased": "violated"}),
-    ("no GPU", 0, report([]), False, {"gpu-as-leased": "violated", "limit-as-configured": "violated"}),
-    ("one byte more", 0, report([dict(DEVICE, total_cuda=LIMIT + 1)]), False, {"limit-as-configured": "violated"}),
     (
-        "NVML tells another",
+        "check other than a bypass reported as open",
+        0,
+        report(checks=[dict(CHECK, verdict="open")]),
+        False,
+        {"totals": "violated"},
+    ),
+    ("GPU other than the leased one", 0, report([dict(DEVICE, uuid="GPU-2")]), False, {"gpu-as-leased": "violated"}),
+    ("two GPUs", 0, report([DEVICE, dict(DEVICE, uuid="GPU-2")]), False, {"gpu-as-leased": "violated"}),
+    ("no GPU", 0, report([]), False, {"gpu-as-leased": "violated", "limit-as-configured": "violated"}),
+    (
+        "CUDA total one byte above the limit",
+        0,
+        report([dict(DEVICE, total_cuda=LIMIT + 1)]),
+        False,
+        {"limit-as-configured": "violated"},
+    ),
+    (
+        "NVML total other than the limit",
         0,
         report([dict(DEVICE, total_nvml=16160 * MIB)]),
         False,
         {"limit-as-configured": "violated"},
     ),
-    ("a word that is no verdict", 0, report(checks=[dict(CHECK, verdict="ok")]), False, {"totals": "violated"}),
-    ("the probe's own red", 1, report(checks=[dict(CHECK, verdict="violated")]), False, {"totals": "violated"}),
+    ("unknown verdict", 0, report(checks=[dict(CHECK, verdict="ok")]), False, {"totals": "violated"}),
+    (
+        "violation reported by the probe",
+        1,
+        report(checks=[dict(CHECK, verdict="violated")]),
+        False,
+        {"totals": "violated"},
+    ),
 ]
 
 
@@ -88,52 +112,58 @@ def sharing(verdict, found, kernel, unit="percent") -> str:
 
 TOGETHER = [
     # columns: label, our report, the neighbour's report, the verdict, each one's share in percent
-    ("both keep theirs", sharing("passed", 33, 500), sharing("passed", 31, 500), "passed", "33 and 31"),
-    ("one gets more", sharing("passed", 33, 500), sharing("violated", 66, 500), "violated", "33 and 66"),
-    ("ours gets more", sharing("violated", 66, 500), sharing("passed", 33, 500), "violated", "66 and 33"),
+    ("both within their share", sharing("passed", 33, 500), sharing("passed", 31, 500), "passed", "33 and 31"),
+    ("neighbour above its share", sharing("passed", 33, 500), sharing("violated", 66, 500), "violated", "33 and 66"),
+    ("our slice above its share", sharing("violated", 66, 500), sharing("passed", 33, 500), "violated", "66 and 33"),
     (
-        "measured beside another, five more",
+        "corrected share 5 points above the limit",
         sharing("passed", 33, 500),
         sharing("violated", 76, 1000),
         "passed",
         "33 and 38",
     ),
     (
-        "measured beside another, six more",
+        "corrected share 6 points above the limit",
         sharing("passed", 33, 500),
         sharing("violated", 78, 1000),
         "violated",
         "33 and 39",
     ),
     (
-        "nobody knows what a kernel takes",
+        "kernel time 0",
         sharing("passed", 33, 500),
         sharing("violated", 60, 0),
         "violated",
         "33 and 60",
     ),
     (
-        "what is no share",
+        "figure with another unit",
         sharing("passed", 33, 500),
         sharing("violated", 66, 1000, "launches"),
         "violated",
         "33 and 66",
     ),
     (
-        "one does not measure a kernel",
+        "neighbour without a kernel time",
         sharing("violated", 60, 500),
         sharing("passed", 33, None),
         "violated",
         "60 and 33",
     ),
-    ("no report", sharing("passed", 33, 500), "", "not-run", "33 and none"),
-    ("a report without it", report(), sharing("passed", 33, 500), "not-run", "none and 33"),
-    ("one has no report and the other more", sharing("violated", 66, 500), "", "violated", "66 and none"),
+    ("no report of the neighbour", sharing("passed", 33, 500), "", "not-run", "33 and none"),
+    ("report without a share", report(), sharing("passed", 33, 500), "not-run", "none and 33"),
+    (
+        "no report of the neighbour, our slice above its share",
+        sharing("violated", 66, 500),
+        "",
+        "violated",
+        "66 and none",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("about", "ours", "theirs", "verdict", "got"), TOGETHER, ids=[one[0] for one in TOGETHER])
-def test_two_at_once(about, ours, theirs, verdict, got):
+def test_share_of_two_slices_at_once(about, ours, theirs, verdict, got):
     found = it.of_beside(ours, theirs)
     assert (found["verdict"], found["found"], found["unit"]) == (verdict, got, "percent")
     assert found["detail"].count(";") == 1
@@ -159,19 +189,19 @@ def test_nvidia_smi(rc, out, verdict):
 
 OUTSIDE = [
     # columns: label, greatest polled bytes, bytes that the probe reports as filled, verdict
-    ("the whole slice was seen", LIMIT, LIMIT, "passed"),
-    ("nearly the whole slice was seen", LIMIT - LIMIT // 10, LIMIT, "passed"),
-    ("a little less than that", LIMIT * 895 // 1000, LIMIT, "not-run"),
-    ("a byte less than 90 percent", LIMIT - LIMIT // 10 - 1, LIMIT, "not-run"),
-    ("one byte more than the slice", LIMIT + 1, LIMIT, "violated"),
-    ("more, whatever the probe says", 2 * LIMIT, 1, "violated"),
-    ("more, though no look hit what the probe says", LIMIT + 1, 2 * LIMIT, "violated"),
-    ("twice the slice, and no look hit it", LIMIT, 2 * LIMIT, "not-run"),
-    ("the looks missed the fill", 117 * MIB, LIMIT, "not-run"),
-    ("a look at nothing", 0, LIMIT, "not-run"),
-    ("oversold: the card gave less, and that was seen", LIMIT // 2, LIMIT // 2, "passed"),
-    ("the probe filled nothing", LIMIT, 0, "not-run"),
-    ("no look at all", None, LIMIT, "not-run"),
+    ("the whole slice", LIMIT, LIMIT, "passed"),
+    ("90 percent of the slice", LIMIT - LIMIT // 10, LIMIT, "passed"),
+    ("89.5 percent of the slice", LIMIT * 895 // 1000, LIMIT, "not-run"),
+    ("one byte below 90 percent of the slice", LIMIT - LIMIT // 10 - 1, LIMIT, "not-run"),
+    ("one byte above the slice", LIMIT + 1, LIMIT, "violated"),
+    ("above the slice, probe reports 1 byte", 2 * LIMIT, 1, "violated"),
+    ("above the slice, below the probe's figure", LIMIT + 1, 2 * LIMIT, "violated"),
+    ("probe reports twice the slice, polls show one slice", LIMIT, 2 * LIMIT, "not-run"),
+    ("polls missed the fill", 117 * MIB, LIMIT, "not-run"),
+    ("polls show no memory", 0, LIMIT, "not-run"),
+    ("oversold slice, partly filled", LIMIT // 2, LIMIT // 2, "passed"),
+    ("probe reports no memory", LIMIT, 0, "not-run"),
+    ("no poll", None, LIMIT, "not-run"),
 ]
 
 
@@ -189,7 +219,7 @@ FILLED = [
 
 
 @pytest.mark.parametrize(("checks", "filled"), FILLED)
-def test_what_the_probe_filled(checks, filled):
+def test_filled_bytes_of_the_probe(checks, filled):
     assert it.filled([it.check(name, "passed", 1, found, unit) for name, found, unit in checks]) == filled
 
 
@@ -244,7 +274,7 @@ NAMESPACE_SAYS = [
 
 
 @pytest.mark.parametrize(("one", "told"), NAMESPACE_SAYS)
-def test_whose_libraries_a_namespace_has(one, told):
+def test_graphics_in_a_namespace_names_the_libraries_of_the_host(one, told):
     (found,) = it.of_namespace([one])
     assert found["detail"].startswith(one["detail"])
     assert ("namespace of the host" in found["detail"]) == told
@@ -254,16 +284,16 @@ def test_whose_libraries_a_namespace_has(one, told):
 WAY = dict(CHECK, name="bypass-namespace", verdict="open", detail="GPU-1: granted")
 WATCHED = [
     # columns: label, seconds until the bypass was named, polls, the watcher's fault, verdict, words of the detail
-    ("named", 3.21, 2, "", "detected", "3.2"),
-    ("named by one that says that it does not see all", 3.21, 2, "GPU is lost", "detected", "3.2"),
-    ("not named in as many looks as are needed", None, 5, "", "violated", "not in 5 polls"),
-    ("not named in too few looks", None, 4, "", "open", "4 times meanwhile, 5 were needed"),
-    ("the watcher is blind", None, 9, "GPU is lost", "open", "not detected: GPU is lost"),
+    ("bypass named", 3.21, 2, "", "detected", "3.2"),
+    ("bypass named by a partly blind watcher", 3.21, 2, "GPU is lost", "detected", "3.2"),
+    ("bypass not named in enough polls", None, 5, "", "violated", "not in 5 polls"),
+    ("bypass not named in too few polls", None, 4, "", "open", "4 times meanwhile, 5 were needed"),
+    ("bypass not named by a blind watcher", None, 9, "GPU is lost", "open", "not detected: GPU is lost"),
 ]
 
 
 @pytest.mark.parametrize(("about", "named", "looks", "fault", "verdict", "said"), WATCHED)
-def test_way_round_and_the_watcher(about, named, looks, fault, verdict, said):
+def test_verdict_on_an_open_bypass_follows_the_watcher(about, named, looks, fault, verdict, said):
     found = it.of_watcher(WAY, named, looks, 5, fault)
     assert (found["name"], found["verdict"]) == ("bypass-namespace", verdict)
     assert said in f"{found['found']} {found['detail']}"
@@ -272,18 +302,18 @@ def test_way_round_and_the_watcher(about, named, looks, fault, verdict, said):
 @pytest.mark.parametrize(
     ("verdict", "whole"), [("open", "passed"), ("detected", "passed"), ("violated", "violated"), ("not-run", "passed")]
 )
-def test_what_a_way_round_does_to_the_whole(verdict, whole):
+def test_verdict_of_a_bypass_in_the_overall_verdict(verdict, whole):
     assert it.overall([CHECK, dict(WAY, verdict=verdict)]) == whole
 
 
 @pytest.mark.parametrize(("said", "verdict"), [("held", "passed"), ("passed", "passed"), ("holds", "violated")])
-def test_a_probe_from_before_the_first_release_is_understood(said, verdict):
-    """A node keeps its library until its upgrade, and gets it again by a rollback."""
+def test_verdict_word_of_an_older_probe_is_accepted(said, verdict):
+    """A node keeps its older library until its upgrade, and has it again after a rollback."""
     found = it.of_probe(0, report(checks=[dict(CHECK, verdict=said)]), "", False, EXPECTED, ["totals"])
     assert found[0]["verdict"] == verdict
 
 
-def test_probe_cannot_say_that_the_watcher_saw_it():
+def test_probe_must_not_report_a_detection():
     found = it.of_probe(0, report(checks=[dict(WAY, verdict="detected")]), "", False, EXPECTED, ["bypass-namespace"])
     assert verdicts(found)["bypass-namespace"] == "violated"
 
@@ -291,25 +321,25 @@ def test_probe_cannot_say_that_the_watcher_saw_it():
 @pytest.mark.parametrize(
     ("about", "said", "late"),
     [
-        ("the probe says so", {"verdict": "not-run", "left_out": True}, True),
-        ("it could not be run", {"verdict": "not-run", "left_out": False}, False),
-        ("words say nothing", {"verdict": "not-run", "detail": "left out: 3 seconds had passed"}, False),
-        ("what held was run", {"verdict": "passed", "left_out": True}, False),
-        ("a word that is no answer", {"verdict": "not-run", "left_out": "false"}, False),
+        ("flag true", {"verdict": "not-run", "left_out": True}, True),
+        ("flag false", {"verdict": "not-run", "left_out": False}, False),
+        ("only the detail says left out", {"verdict": "not-run", "detail": "left out: 3 seconds had passed"}, False),
+        ("passed check with the flag", {"verdict": "passed", "left_out": True}, False),
+        ("flag that is a string", {"verdict": "not-run", "left_out": "false"}, False),
     ],
 )
-def test_what_was_left_out(about, said, late):
+def test_only_a_true_flag_marks_a_check_as_left_out(about, said, late):
     (one, *_rest) = it.of_probe(0, report(checks=[{**CHECK, **said}]), "", False, EXPECTED, ["totals"])
     assert one["left_out"] is late
 
 
-def test_what_was_run_or_could_not_be_is_not_left_out():
-    """Only want of time is told as such."""
+def test_checks_with_a_result_or_a_fault_are_not_left_out():
+    """Only a check without time counts as left out."""
     found = [it.equal("totals", 1, 1), it.of_mounts(None, ["/a"]), it.of_device_nodes([], 1), it.open_way("bypass-a")]
     assert [one["left_out"] for one in found] == [False] * 4
 
 
-def test_what_had_no_time_is_left_out():
+def test_check_without_time_is_left_out():
     assert it.left_out("bypass-a", 20)["left_out"] is True
 
 
@@ -334,22 +364,22 @@ def test_device_nodes(tmp_path, names, gpus, found, verdict):
     assert it.overall([CHECK, one]) == ("violated" if verdict == "violated" else "passed")
 
 
-# What a probe says on its stderr that was made before a check was; the last words are told of other faults.
+# The stderr of a probe older than a check. Its last words also occur for other faults.
 USAGE = (
     "usage: vgpu-probe [--json] [--checks NAME,NAME…]\n" + 40 * "--seconds: what has not begun " + "64 bad arguments.\n"
 )
 UNKNOWN = f"vgpu-probe: there is no check 'neighbours'\n{USAGE}"
 OLDER_PROBE = [
-    # about, exit status, stderr, the verdict, a part of the detail
-    ("a check it does not know", 64, UNKNOWN, "not-run", "no check 'neighbours'; its library is of another version"),
-    ("an option it does not know", 64, USAGE, "not-run", "no such option; its library is of another version"),
-    ("another fault with the same words", 1, UNKNOWN, "violated", "exit status 1: "),
-    ("other words", 64, "bad arguments", "violated", "exit status 64: bad arguments"),
+    # columns: label, exit status, stderr, the verdict, words of the detail
+    ("unknown check", 64, UNKNOWN, "not-run", "no check 'neighbours'; its library is of another version"),
+    ("unknown option", 64, USAGE, "not-run", "no such option; its library is of another version"),
+    ("other exit status with the same stderr", 1, UNKNOWN, "violated", "exit status 1: "),
+    ("same exit status with another stderr", 64, "bad arguments", "violated", "exit status 64: bad arguments"),
 ]
 
 
 @pytest.mark.parametrize(("about", "rc", "err", "verdict", "words"), OLDER_PROBE, ids=[one[0] for one in OLDER_PROBE])
-def test_node_with_an_older_library_is_not_proven_and_not_broken(about, rc, err, verdict, words):
+def test_older_probe_is_not_run_and_not_violated(about, rc, err, verdict, words):
     (one,) = it.of_probe(rc, "", err, False, EXPECTED, ["neighbours"])
     assert (one["name"], one["verdict"]) == ("probe", verdict)
     assert words in one["detail"]
@@ -359,33 +389,33 @@ def test_node_with_an_older_library_is_not_proven_and_not_broken(about, rc, err,
 
 KILLED = report().replace('"detail": ""', '"detail": null')
 DETAILS = [
-    # about, the check, the words of its detail
-    ("a mount that is not the host's", it.of_mounts(["/a"], ["/a", "/b"]), "not the host's file inside: /a"),
-    ("all mounts", it.of_mounts([], ["/a"]), ""),
+    # columns: label, the check, words of its detail
+    ("mount of another file", it.of_mounts(["/a"], ["/a", "/b"]), "not the host's file inside: /a"),
+    ("all mounts correct", it.of_mounts([], ["/a"]), ""),
     ("no device nodes", it.of_device_nodes([], 1), "this host has no device nodes of GPUs"),
-    ("no process", it.of_device_nodes(None, 1), "the process ended before the host could look"),
+    ("process ended", it.of_device_nodes(None, 1), "the process ended before the host could look"),
     ("no report", it.of_probe(3, "", "it said why", False, EXPECTED, [])[0], "exit status 3: it said why"),
-    ("no report, words on stdout", it.of_probe(3, "its words", "", False, EXPECTED, [])[0], "exit status 3: its words"),
+    ("no report, text on stdout", it.of_probe(3, "its words", "", False, EXPECTED, [])[0], "exit status 3: its words"),
     ("no report in time", it.of_probe(0, "", "", True, EXPECTED, [])[0], "it ran past its time"),
     ("killed after its report", it.of_probe(-9, KILLED, "", False, EXPECTED, [])[1], "it was ended by signal 9"),
     ("late with its report", it.of_probe(-9, KILLED, "", True, EXPECTED, [])[1], "it ran past its time"),
-    ("what the probe says", it.of_probe(0, KILLED.replace("null", '"why"'), "", False, EXPECTED, [])[0], "why"),
-    ("a detail that is null", it.of_probe(0, KILLED, "", False, EXPECTED, [])[0], ""),
-    ("NVML fails", it.of_outside(None, 0, "GPU is lost", EXPECTED, 1), "GPU is lost"),
-    ("NVML names nobody", it.of_outside(None, 4, "", EXPECTED, 1), "named no process of the slice in 4 polls"),
-    ("a reader that fails", it.of_reader("nvidia-smi", 9, "", "no driver", EXPECTED), "exit status 9: no driver"),
-    ("a reader that works", it.of_reader("nvidia-smi", 0, "GPU-1, 5386", "a warning", EXPECTED), ""),
+    ("detail of the probe", it.of_probe(0, KILLED.replace("null", '"why"'), "", False, EXPECTED, [])[0], "why"),
+    ("detail null", it.of_probe(0, KILLED, "", False, EXPECTED, [])[0], ""),
+    ("failing NVML", it.of_outside(None, 0, "GPU is lost", EXPECTED, 1), "GPU is lost"),
+    ("NVML lists no process", it.of_outside(None, 4, "", EXPECTED, 1), "named no process of the slice in 4 polls"),
+    ("failing reader", it.of_reader("nvidia-smi", 9, "", "no driver", EXPECTED), "exit status 9: no driver"),
+    ("working reader", it.of_reader("nvidia-smi", 0, "GPU-1, 5386", "a warning", EXPECTED), ""),
 ]
 
 
 @pytest.mark.parametrize(("about", "one", "words"), DETAILS, ids=[one[0] for one in DETAILS])
-def test_what_a_person_is_told(about, one, words):
+def test_detail_of_a_check_names_the_fault(about, one, words):
     assert words in one["detail"]
     assert bool(one["detail"]) == bool(words)
 
 
 @pytest.mark.parametrize(("count", "wanted"), [(1, "1 GPU"), (2, "2 GPUs")])
-def test_how_many_gpus_are_wanted(count, wanted):
+def test_expected_text_has_the_number_of_gpus(count, wanted):
     assert it.of_device_nodes(["nvidia0"], count)["expected"] == wanted
 
 
@@ -394,38 +424,56 @@ def beside(name, verdict, detail="") -> str:
 
 
 IMPORTS = [
-    # about, what the probes report: the one that takes, the one that made; the verdict, a part of the detail
+    # columns: label, report of the importing probe, report of the exporting probe, the verdict, words of the detail
     (
-        "refused",
+        "import refused",
         beside("import-beside", "passed", "answers 801"),
         beside("export-beside", "passed"),
         "passed",
         "answers 801",
     ),
     (
-        "had",
+        "import succeeded",
         beside("import-beside", "violated", "answers 0"),
         beside("export-beside", "passed"),
         "violated",
         "answers 0",
     ),
     (
-        "nobody came",
+        "probes did not meet",
         beside("import-beside", "not-run", "no x"),
         beside("export-beside", "not-run", "y"),
         "not-run",
         "x; in",
     ),
-    ("the other said nothing", beside("import-beside", "not-run", "nobody"), "", "not-run", "nobody"),
-    ("the other one alone reports", "", beside("export-beside", "passed"), "not-run", "no check 'import-beside'; its"),
-    ("another check", report(), beside("export-beside", "passed"), "not-run", "no check 'import-beside'; its"),
-    ("a word that is none", beside("import-beside", "fine"), beside("export-beside", "passed"), "violated", "'fine'"),
-    ("open, which it may not be", beside("import-beside", "open"), "", "violated", "must not be open"),
+    ("no report of the exporting probe", beside("import-beside", "not-run", "nobody"), "", "not-run", "nobody"),
+    (
+        "no report of the importing probe",
+        "",
+        beside("export-beside", "passed"),
+        "not-run",
+        "no check 'import-beside'; its",
+    ),
+    (
+        "report without the import check",
+        report(),
+        beside("export-beside", "passed"),
+        "not-run",
+        "no check 'import-beside'; its",
+    ),
+    (
+        "unknown verdict of the import",
+        beside("import-beside", "fine"),
+        beside("export-beside", "passed"),
+        "violated",
+        "'fine'",
+    ),
+    ("import reported as open", beside("import-beside", "open"), "", "violated", "must not be open"),
 ]
 
 
 @pytest.mark.parametrize(("about", "ours", "theirs", "verdict", "words"), IMPORTS, ids=[one[0] for one in IMPORTS])
-def test_what_another_slice_made(about, ours, theirs, verdict, words):
+def test_import_from_another_slice_must_be_refused(about, ours, theirs, verdict, words):
     found = it.of_import(ours, theirs, UNKNOWN.replace("neighbours", "import-beside"))
     assert (found["name"], found["verdict"]) == ("import-beside", verdict)
     assert words in found["detail"]

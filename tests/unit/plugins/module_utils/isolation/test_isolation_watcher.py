@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The watcher must name a bypass during the bypass's run: the responses of vgpuctl watch in order, and which count."""
+"""The watcher must name a bypass while the bypass runs: responses of vgpuctl watch in order, and the findings that
+count."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ def proc(tmp_path):
 
 
 class Asked:
-    """A clock, and the responses of ``vgpuctl watch`` in order."""
+    """A simulated clock, and a sequence of responses of ``vgpuctl watch``."""
 
     def __init__(self, *answers) -> None:
         self.now, self.answers, self.count = 1000.0, list(answers), 0
@@ -35,17 +36,17 @@ def watching(looks=0, pids=(), allocation="a1", interval=2.0, fault="") -> dict:
 
 ONE, BOTH = {"bypass-b": "way-11"}, {"bypass-a": "way-10", "bypass-b": "way-11"}
 FOUND = [
-    # columns: label, the bypasses in the run of process 10, the response, the bypasses that it names, whether these
-    # are all
-    ("the way's process", ONE, watching(1, [11]), ["bypass-b"], True),
-    ("both at once", BOTH, watching(1, [10, 11]), ["bypass-a", "bypass-b"], True),
-    ("one of two", BOTH, watching(1, [11]), ["bypass-b"], False),
-    ("another process of the run", ONE, watching(1, [10]), [], False),
-    ("nobody", ONE, watching(1), [], False),
-    ("a process of an earlier run in the same slice", {"bypass-c": "way-20"}, watching(1, [20]), [], False),
+    # columns: label, the bypasses in the run of process 10, the response, the named bypasses, whether all bypasses are
+    # named
+    ("process of the only bypass", ONE, watching(1, [11]), ["bypass-b"], True),
+    ("processes of both bypasses", BOTH, watching(1, [10, 11]), ["bypass-a", "bypass-b"], True),
+    ("process of one of two bypasses", BOTH, watching(1, [11]), ["bypass-b"], False),
+    ("other process of the run", ONE, watching(1, [10]), [], False),
+    ("no process", ONE, watching(1), [], False),
+    ("process of an earlier run in the same slice", {"bypass-c": "way-20"}, watching(1, [20]), [], False),
     ("another allocation", ONE, watching(1, [11], "b2"), [], False),
-    ("a process that is gone", ONE, watching(1, [99]), [], False),
-    ("no answer", ONE, None, [], False),
+    ("exited process", ONE, watching(1, [99]), [], False),
+    ("no response", ONE, None, [], False),
 ]
 
 
@@ -67,7 +68,7 @@ def test_watcher_names_the_bypasses_of_its_process(proc, about, names, answer, n
 
 
 @pytest.mark.parametrize(("reason", "named"), [("foreign-mount", ["bypass-b"]), ("more-memory", [])])
-def test_what_a_bypass_must_be_named_for(proc, reason, named):
+def test_bypass_counts_only_with_its_expected_reason(proc, reason, named):
     """The watcher reports a neighbour's tampering with the shared ledger for both processes, so only the expected
     reason counts."""
     found = watching(1, [10, 11])
@@ -84,17 +85,17 @@ def test_what_a_bypass_must_be_named_for(proc, reason, named):
 
 BELOW = [
     # columns: label, the parent of the process, whether its namespace is readable, whether it counts as the run's
-    ("a namespace of its own, started by the run", 10, True, True),
-    ("a first thread that has ended, started by the run", 10, False, True),
-    ("started by one that the run started", 12, True, True),
-    ("a namespace of its own, started on the host", 20, True, False),
-    ("a namespace of its own, of an earlier run", 1, True, False),
-    ("its own parent, as no process is", 40, True, False),
+    ("own namespace, started by the run", 10, True, True),
+    ("exited first thread, started by the run", 10, False, True),
+    ("own namespace, started by a child of the run", 12, True, True),
+    ("own namespace, started on the host", 20, True, False),
+    ("own namespace, started by an earlier run", 1, True, False),
+    ("process that is its own parent", 40, True, False),
 ]
 
 
 @pytest.mark.parametrize(("about", "parent", "shows", "counts"), BELOW, ids=[one[0] for one in BELOW])
-def test_whose_a_process_is_that_hides_its_namespace(proc, tmp_path, about, parent, shows, counts):
+def test_process_with_another_namespace_belongs_to_the_run_of_its_parent(proc, tmp_path, about, parent, shows, counts):
     tree = Proc.__new__(Proc)
     tree.root = tmp_path
     tree.add(12, mnt="mnt:[12]", parent=10)
@@ -108,7 +109,7 @@ def test_whose_a_process_is_that_hides_its_namespace(proc, tmp_path, about, pare
     assert list(observation.named) == (["bypass-a"] if counts else [])
 
 
-def test_name_is_as_long_as_the_kernel_keeps_it(proc, tmp_path):
+def test_name_is_compared_in_the_length_of_the_kernel(proc, tmp_path):
     (tmp_path / "11" / "comm").write_text("a-way-with-a-lo\n")
     asked = Asked(watching(), watching(1, [11]))
     observation = asked.observe(proc, {"bypass-x": "a-way-with-a-long-name"})
@@ -117,7 +118,7 @@ def test_name_is_as_long_as_the_kernel_keeps_it(proc, tmp_path):
         observation.poll(10)
 
 
-def test_way_round_is_named_when_it_was_named_first(proc):
+def test_time_of_a_bypass_is_its_first_report(proc):
     asked = Asked(watching(), watching(1, [11]))
     observation = asked.observe(proc, BOTH)
     for _look in range(2):
@@ -126,8 +127,8 @@ def test_way_round_is_named_when_it_was_named_first(proc):
     assert [seconds for seconds, _said in observation.named.values()] == [1.5]
 
 
-def test_process_whose_namespace_nobody_can_tell_is_not_of_this_run(proc, tmp_path):
-    """A process without a readable namespace is not counted, also if the run's own process has exited."""
+def test_process_without_a_readable_namespace_does_not_count(proc, tmp_path):
+    """A process without a readable namespace does not count, even if the run's own process has exited."""
     (tmp_path / "12").mkdir()
     (tmp_path / "12" / "comm").write_text("way-12\n")
     asked = Asked(watching(), watching(1, [12]))
@@ -139,7 +140,7 @@ def test_process_whose_namespace_nobody_can_tell_is_not_of_this_run(proc, tmp_pa
 
 
 @pytest.mark.parametrize("answers", [(None, watching(7)), (watching(7), None), (None, None)])
-def test_watcher_without_an_answer_counts_no_poll(proc, answers):
+def test_watcher_without_a_response_counts_no_poll(proc, answers):
     asked = Asked(*answers)
     observation = asked.observe(proc, ONE)
     asked.now += 1.5
@@ -159,5 +160,5 @@ def test_watcher_counts_the_polls_of_its_run(proc):
 
 
 @pytest.mark.parametrize(("answer", "said"), [(None, "no watcher"), (watching(interval=0.0), "switched off")])
-def test_check_without_a_watcher_says_so(proc, answer, said):
+def test_missing_watcher_is_reported(proc, answer, said):
     assert said in Asked(answer).observe(proc, ONE).absent

@@ -41,7 +41,7 @@ def test_check_apply_repeat_change_undo():
     assert api.objects == {} and kube_apply.remove(api, other) == []
 
 
-def test_no_key_is_shown():
+def test_secrets_are_not_shown():
     api, one = KubeClient(), {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s", "namespace": "n"}}
     kube_apply.apply(api, [dict(one, data={"tls.key": "c2VjcmV0"})])
     for check in (True, False):
@@ -50,7 +50,7 @@ def test_no_key_is_shown():
     assert api.objects == {}
 
 
-def test_what_others_wrote_stays():
+def test_keys_of_other_writers_stay():
     api = KubeClient()
     kube_apply.apply(api, [MAP])
     api.objects[kube_apply.path_of(MAP)]["data"]["theirs"] = "x"
@@ -67,6 +67,6 @@ def test_versions(text, numbers):
 
 
 @pytest.mark.parametrize("version", [{}, {"gitVersion": "1.2"}, {"gitVersion": None}, {"gitVersion": "vx.y.z"}])
-def test_versions_that_are_none(version):
+def test_text_that_is_no_version_is_an_error(version):
     with pytest.raises(ValueError, match="expected a version"):
         kube_apply.numbers(version)

@@ -68,7 +68,7 @@ def test_all_containers_have_one_image_and_no_gpu_of_a_runtime():
             assert not one["terminationMessagePath"].startswith("/dev")
 
 
-def test_arbiter_may_little():
+def test_arbiter_has_few_rights():
     """The arbiter reads tenant pages of every user and runs at a higher priority; mounts of new allocations must
     reach it."""
     arbiter = containers(pod())[ours.ARBITER]
@@ -79,7 +79,7 @@ def test_arbiter_may_little():
     assert arbiter["command"][-3:] == ["/usr/local/lib/vgpu/current/vgpu-arbiter", "--run", "/run/vgpu"]
 
 
-def test_two_daemon_sets_never_want_the_same_node():
+def test_two_daemon_sets_never_select_the_same_node():
     """Each DaemonSet excludes the nodes of the other, whatever node selector is configured."""
     spec = pod(carried=CARRIED._replace(node_selector={"zone": "a"}))
     assert spec["nodeSelector"] == {"zone": "a"}
@@ -90,7 +90,7 @@ def test_two_daemon_sets_never_want_the_same_node():
     assert selectors[0] != selectors[1]
 
 
-def test_removal_undoes_in_order():
+def test_removal_purges_before_it_removes_the_library():
     spec = pod(ours.REMOVAL)
     purge, remove = spec["initContainers"]
     assert purge["command"][-1] == "--purge" and "--kubeconfig=in-cluster" in purge["command"]
@@ -103,7 +103,7 @@ def test_removal_undoes_in_order():
     assert rest["securityContext"]["runAsNonRoot"] and "volumeMounts" not in rest and "ports" not in rest
 
 
-def test_other_variables_are_other_pods():
+def test_changed_variables_change_the_pod_template():
     def annotations(text: str) -> dict:
         spec = made(carried=ours.Carried(text))["DaemonSet", plugin.NAME]["spec"]
         return spec["template"]["metadata"]["annotations"]
@@ -118,13 +118,13 @@ def test_variables_are_the_only_configuration():
     assert [key for key in made() if key[0] == "ConfigMap"] == [("ConfigMap", ours.VARIABLES)]
 
 
-def test_the_policy_for_mounts_is_that_of_the_role():
+def test_mount_policy_equals_that_of_the_role():
     found = made(carried=CARRIED._replace(limited=["example.com/gpu"]))
     expected = mount_policy.manifests(mount_policy.OF_DEVICE_PLUGIN, ["example.com/gpu"])
     assert [found[one["kind"], one["metadata"]["name"]] for one in expected] == expected
 
 
-def test_secrets_of_images():
+def test_pods_name_the_image_pull_secrets():
     found = ours.node_manifests(DESIRED, CARRIED._replace(pull_secrets=["one"]))
     found += ours.scheduler_objects(scheduler_manifests.Desired("a", "b"), "{}", ["one"])
     specs = [one["spec"]["template"]["spec"] for one in found if one["kind"] in ("DaemonSet", "Deployment")]
@@ -132,7 +132,7 @@ def test_secrets_of_images():
     assert "imagePullSecrets" not in pod()
 
 
-def test_the_roles_objects_are_not_touched():
+def test_manifests_of_the_role_are_not_changed():
     """Role and chart share one DaemonSet definition; the chart must change a copy."""
     before = json.dumps(plugin.manifests(DESIRED))
     ours.node_manifests(DESIRED, CARRIED)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The nodes that are ready for the scheduler, and how each node loads an image."""
+"""The nodes that are ready for the scheduler, and the commands that load an image on each node."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_every_engine_has_commands():
         ({"n": node(notes={"vgpu.fleet/gpus": ""})}, ["h: node n has no annotation vgpu.fleet/gpus"]),
     ],
 )
-def test_a_node_that_site_did_not_make(nodes, words):
+def test_node_without_a_device_plugin_is_a_fault(nodes, words):
     found = cluster_nodes.faults(nodes, {"h": "n"})
     assert len(found) == len(words) and all(one.startswith(word) for one, word in zip(found, words))
 
@@ -101,7 +101,7 @@ def test_a_node_that_site_did_not_make(nodes, words):
         (None, "h: the cluster has no node n"),
     ],
 )
-def test_a_node_that_cannot_load(one, words):
+def test_node_that_cannot_load_an_image_is_a_fault(one, words):
     found, lines = cluster_nodes.loading({"n": one} if one else {}, {"h": "n"}, "x86_64", "r", ["r:1"])
     assert [words in line for line in lines] == ([True] if words else [])
     assert list(found) == ([] if words else ["h"]) and (words or found["h"]["node"] == "n")

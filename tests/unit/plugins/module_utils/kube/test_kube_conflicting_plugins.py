@@ -98,7 +98,7 @@ IMAGES = [
 
 
 @pytest.mark.parametrize(("image", "more", "owner", "resources"), IMAGES)
-def test_whose_it_is(image, more, owner, resources):
+def test_plugin_is_recognised_by_its_image(image, more, owner, resources):
     api = Api()
     api.pod(image, keeper="ds", **more)
     found = conflicting_plugins.find(api, ["n1"])
@@ -107,7 +107,7 @@ def test_whose_it_is(image, more, owner, resources):
 
 NVIDIA = "nvcr.io/nvidia/k8s-device-plugin:v0.17.1"
 KEEPERS = [
-    # columns: what keeps the pod running, title, whether it can be removed
+    # columns: the controller of the pod, its title, whether it can be removed
     ({"keeper": "nvidia-ds"}, "DaemonSet kube-system/nvidia-ds", True),
     ({"keeper": "nvidia-ds", "policy": True}, "ClusterPolicy cluster-policy", True),
     ({}, "Pod kube-system/p-n1", True),
@@ -116,7 +116,7 @@ KEEPERS = [
 
 
 @pytest.mark.parametrize(("how", "title", "removable"), KEEPERS)
-def test_it_is_named_refused_and_removed_with_consent_alone(how, title, removable):
+def test_conflicting_plugin_is_removed_only_with_consent(how, title, removable):
     api = Api()
     api.pod(NVIDIA, **how)
     api.pod("busybox", name="work", keeper="other")
@@ -151,7 +151,7 @@ JUDGED = [
 
 
 @pytest.mark.parametrize(("resources", "ignore", "faults", "notes"), JUDGED)
-def test_only_an_owner_of_our_resource_is_refused(resources, ignore, faults, notes):
+def test_only_a_plugin_of_our_resource_is_a_fault(resources, ignore, faults, notes):
     api = Api()
     api.pod(NVIDIA, keeper="ds")
     found = conflicting_plugins.judge(conflicting_plugins.find(api, ["n1"]), resources, [], ignore)
@@ -166,7 +166,7 @@ def test_one_daemon_set_on_many_nodes_is_reported_once():
     assert one.nodes == ("n1", "n2")
 
 
-def test_what_else_the_operator_runs_of_that_image_stays_and_is_not_waited_for():
+def test_other_pods_of_the_operators_image_stay():
     api = Api()
     api.pod(NVIDIA, keeper="nvidia-ds", policy=True)
     api.pod(NVIDIA, name="gfd", keeper="gpu-feature-discovery", policy=True, command=["gpu-feature-discovery"])
@@ -195,5 +195,5 @@ def test_pods_that_stay_are_reported():
     assert len(waited) == 3
 
 
-def test_consent_that_names_nothing_is_reported():
+def test_consent_without_a_matching_object_is_reported():
     assert "runs on none of these nodes" in conflicting_plugins.judge([], OURS, ["DaemonSet a/b"], False)[2][0]

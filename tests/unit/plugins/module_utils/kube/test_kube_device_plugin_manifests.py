@@ -31,7 +31,7 @@ def mounts(desired=DESIRED) -> dict:
     return found
 
 
-def test_every_object_has_its_place():
+def test_every_object_has_its_namespace_and_label():
     for kind, one in made().items():
         cluster = kind.startswith(("Cluster", "Validating"))
         assert ("namespace" in one["metadata"]) != cluster, kind
@@ -53,7 +53,7 @@ SAME_PATHS = [
 
 
 @pytest.mark.parametrize(("path", "writable"), SAME_PATHS)
-def test_paths_of_the_host_are_told_to_others(path, writable):
+def test_shared_paths_are_equal_inside_and_outside(path, writable):
     host, mount = mounts()[path]
     assert host == path
     assert mount.get("readOnly", False) is not writable
@@ -104,12 +104,12 @@ METRICS = [
 
 
 @pytest.mark.parametrize(("options", "ports"), METRICS)
-def test_port_of_the_metrics_is_named_for_those_who_scrape_pods(options, ports):
+def test_metrics_port_of_the_pod_is_named(options, ports):
     found = pod(DESIRED._replace(options=options))["containers"][0].get("ports", [])
     assert [(one["name"], one["containerPort"]) for one in found] == [("metrics", port) for port in ports]
 
 
-def test_rights_are_few():
+def test_plugin_has_few_write_rights():
     rules = made()["ClusterRole"]["rules"]
     rights = {(resource, verb) for one in rules for resource in one["resources"] for verb in one["verbs"]}
     assert {one for one in rights if one[1] not in ("get", "list", "watch")} == {
@@ -122,7 +122,7 @@ def test_rights_are_few():
 
 
 @pytest.mark.parametrize("restrict", [True, False])
-def test_before_1_30_no_policy_is_made(restrict):
+def test_policy_is_created_only_on_request(restrict):
     kinds = set(made(DESIRED._replace(restrict=restrict)))
     assert ({"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"} <= kinds) is restrict
 
@@ -159,11 +159,11 @@ UNHEALTHY, FULL = {"key": "vgpu.fleet/gpu-unhealthy", "effect": "NoSchedule"}, {
         ([FULL, UNHEALTHY], [("", {"spec": {"taints": [FULL]}})]),
     ],
 )
-def test_taint_that_is_taken_back_of_a_node(taints, patches):
+def test_trace_removes_our_taint(taints, patches):
     assert manifests.trace({"metadata": {}, "spec": {"taints": taints}}) == patches
 
 
-def test_the_plugin_stays_on_a_node_that_it_tainted():
+def test_plugin_tolerates_its_own_taint():
     assert {"key": manifests.TAINT, "operator": "Exists", "effect": "NoSchedule"} in pod()["tolerations"]
 
 
@@ -184,17 +184,17 @@ TRACES_OF_LABELS = [
 
 
 @pytest.mark.parametrize(("labels", "annotations", "gone"), TRACES_OF_LABELS)
-def test_labels_that_are_taken_back_of_a_node(labels, annotations, gone):
+def test_trace_removes_our_labels(labels, annotations, gone):
     ((path, body),) = manifests.trace({"metadata": {"labels": labels, "annotations": annotations}})
     assert (path, body["metadata"].get("labels"), body["metadata"]["annotations"]) == ("", gone, {OUR_LABELS: None})
 
 
-def test_labels_of_others_are_left_of_a_node():
+def test_trace_keeps_labels_of_others():
     assert manifests.trace({"metadata": {"labels": {COUNT: "2"}}}) == []
 
 
 @pytest.mark.parametrize(("annotations", "conditions", "patches"), TRACES)
-def test_what_is_taken_back_of_a_node(annotations, conditions, patches):
+def test_trace_removes_our_annotations_and_conditions(annotations, conditions, patches):
     found = {"metadata": {"annotations": annotations}, "status": {"conditions": conditions}}
     assert manifests.trace(found) == patches
 
@@ -225,7 +225,7 @@ def test_resources_that_are_taken_back_of_a_node(named, capacity, allocatable, g
     assert (taken.get("capacity", {}), taken.get("allocatable", {})) == tuple(dict.fromkeys(one) for one in gone)
 
 
-def test_the_drain_of_a_gpu_is_taken_back_of_a_node():
+def test_trace_removes_the_drain_of_a_gpu():
     ((path, body),) = manifests.trace({"metadata": {"annotations": {"vgpu.fleet/drained-gpus": "GPU-a"}}})
     assert (path, body) == ("", {"metadata": {"annotations": {"vgpu.fleet/drained-gpus": None}}})
 

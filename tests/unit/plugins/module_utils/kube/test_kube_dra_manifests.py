@@ -42,7 +42,7 @@ def test_objects(desired: Desired, objects: list) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "nvidia.com/gpu"])
-def test_a_class_has_an_extended_resource_where_it_is_asked_for(name: str) -> None:
+def test_class_has_an_extended_resource_only_on_request(name: str) -> None:
     shares, mig = dra_manifests.classes(name)
     assert shares["spec"].get("extendedResourceName", "") == name
     assert "extendedResourceName" not in mig["spec"]
@@ -84,7 +84,7 @@ def test_every_parameter_is_bounded() -> None:
     assert policy["spec"]["failurePolicy"] == "Fail" and binding["spec"]["validationActions"] == ["Deny"]
 
 
-def test_the_driver_as_a_daemonset_may_do_what_it_does_and_no_more() -> None:
+def test_driver_has_exactly_the_rights_that_it_uses() -> None:
     role, binding = dra_manifests.rights("kube-system", "vgpu")
     assert {(resource, verb) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]} == {
         ("resourceclaims", "get"),
@@ -94,7 +94,7 @@ def test_the_driver_as_a_daemonset_may_do_what_it_does_and_no_more() -> None:
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "vgpu", "namespace": "kube-system"}]
 
 
-def test_slices_are_held_to_the_node_of_the_token() -> None:
+def test_policy_limits_resource_slices_to_the_node_of_the_token() -> None:
     policy, _binding = dra_manifests.slices_policy("kube-system", "vgpu")
     (condition,) = policy["spec"]["matchConditions"]
     assert condition["expression"] == 'request.userInfo.username == "system:serviceaccount:kube-system:vgpu"'

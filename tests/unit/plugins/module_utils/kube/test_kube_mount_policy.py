@@ -18,7 +18,7 @@ def made():
     return policy, binding
 
 
-def test_binding_denies_by_the_policy_and_nothing_opens_it():
+def test_binding_denies_and_selects_no_labels():
     policy, binding = made()
     assert binding["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
     assert policy["spec"]["failurePolicy"] == "Fail"
@@ -31,7 +31,7 @@ def test_binding_denies_by_the_policy_and_nothing_opens_it():
     assert not any("namespace" in one["metadata"] for one in (policy, binding))
 
 
-def test_rule_is_said_of_every_container_path_and_name():
+def test_rule_covers_every_container_kind_path_and_resource():
     policy, _binding = made()
     variables = {one["name"]: one["expression"] for one in policy["spec"]["variables"]}
     (condition,) = policy["spec"]["matchConditions"]

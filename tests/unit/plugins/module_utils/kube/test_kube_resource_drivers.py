@@ -40,14 +40,14 @@ class Api(KubeClient):
     ("mapped", "words"),
     [("nvidia.com/gpu", "DeviceClass theirs maps nvidia.com/gpu"), ("amd.com/gpu", ""), (None, "")],
 )
-def test_class_that_maps_a_resource_of_ours_is_named(version, mapped, words):
+def test_class_that_maps_our_resource_is_named(version, mapped, words):
     api = Api(version)
     api.device_class("theirs", **({"extendedResourceName": mapped} if mapped else {}))
     found = resource_drivers.notes(api, ["n1"], OURS)
     assert len(found) == bool(words) and all(words in one for one in found)
 
 
-def test_our_own_class_and_driver_are_no_others():
+def test_our_class_and_driver_are_not_listed():
     api = Api("v1")
     api.device_class("vgpu", extendedResourceName="nvidia.com/gpu")
     api.slice("gpu.vgpu.fleet", "n1", uuid(UUID))
@@ -70,20 +70,20 @@ def uuid(text):
         ("nic.example", "n1", {"name": "eth0"}, False),
     ],
 )
-def test_driver_that_offers_gpus_of_our_nodes_is_named(driver, node, device, ours):
+def test_driver_that_publishes_gpus_of_our_nodes_is_named(driver, node, device, ours):
     api = Api("v1")
     api.slice(driver, node, device)
     found = resource_drivers.notes(api, ["n1", "n2"], OURS)
     assert len(found) == ours and all(f"{driver} offers NVIDIA GPUs on n1;" in one for one in found)
 
 
-def test_server_without_the_api_has_none():
+def test_server_without_the_api_has_no_notes():
     assert resource_drivers.notes(Api("v1alpha3"), ["n1"], OURS) == []
 
 
 @pytest.mark.parametrize(
     ("refused", "words"), [("deviceclasses", "DeviceClasses"), ("resourceslices", "ResourceSlices")]
 )
-def test_what_may_not_be_read_is_said(refused, words):
+def test_missing_read_rights_are_a_note(refused, words):
     (found,) = resource_drivers.notes(Api("v1", refused), ["n1"], OURS)
     assert found.startswith(words)

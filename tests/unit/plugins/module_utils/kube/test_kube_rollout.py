@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a Deployment counts as running, why it does not run, and whether the scheduler receives pods."""
+"""A Deployment counts as running or has a reason why not; a probe shows whether the scheduler receives pods."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def deployment(**status):
         ({"metadata": {"generation": 1}, "spec": {}, "status": {}}, False),
     ],
 )
-def test_when_it_is_done(found, done):
+def test_rollout_is_complete_by_its_status(found, done):
     assert rollout.is_done(found) == done
 
 
@@ -65,7 +65,7 @@ CRASH = {
         (pod(), ["pod p: Pending"]),
     ],
 )
-def test_why_it_is_not(one, lines):
+def test_reason_of_an_incomplete_rollout(one, lines):
     assert rollout.reasons([one]) == lines
 
 
@@ -111,7 +111,7 @@ class Api:
         ),
     ],
 )
-def test_how_long_it_waits(deployments, pods, said, waited):
+def test_rollout_waits_until_its_limit(deployments, pods, said, waited):
     api = Api(deployments, pods)
     assert rollout.wait(api, "d", "p", "s", 20, api.sleep, api.clock) == said
     assert api.now == waited
@@ -137,7 +137,7 @@ RIGHTS = (403, "pods is forbidden")
         ([QUOTA], "denied the request", "", 10),
     ],
 )
-def test_a_pod_is_given_to_the_scheduler(trials, fault, doubt, waited):
+def test_pods_reach_the_scheduler(trials, fault, doubt, waited):
     api = Api(trials=trials)
     found = rollout.admission(api, "x/mem", "ours", 10, api.sleep, api.clock)
     assert (fault in found[0], doubt in found[1]) == (True, True) and bool(found[0]) == bool(fault)

@@ -30,7 +30,7 @@ def made(desired=DESIRED):
     return {(one["kind"], one["metadata"]["name"]): one for one in scheduler_manifests.manifests(desired)}
 
 
-def test_every_object_has_its_place():
+def test_every_object_has_its_namespace_and_label():
     found = made()
     assert len(found) == len(scheduler_manifests.manifests(DESIRED))
     for (kind, _name), one in found.items():
@@ -39,7 +39,7 @@ def test_every_object_has_its_place():
     assert json.loads(json.dumps(list(found.values())))
 
 
-def test_every_name_of_every_dialect_is_known_to_both():
+def test_every_resource_of_every_dialect_is_in_both_configurations():
     config = pod_resources.Config()
     names = {config.gpu, config.shared, config.memory, config.memory_percentage, config.cores, config.cores_also}
     names |= {config.priority, pod_resources.GPU_MEM, pod_resources.GPU_CORE}
@@ -49,7 +49,7 @@ def test_every_name_of_every_dialect_is_known_to_both():
     assert set(scheduler_manifests.resource_names({})) == names
     managed = scheduler_manifests.extender({})["managedResources"]
     assert {one["name"] for one in managed} == names
-    # A node advertises only the GPU count; kube-scheduler would never find the other resources.
+    # A node advertises only the GPU count, so the kube-scheduler must ignore the other resources.
     assert [one["name"] for one in managed if not one["ignoredByScheduler"]] == [config.gpu]
     asking = (*fractions.ASKING, burst.REQUEST)
     assert asking == scheduler_manifests.ASKING and scheduler_manifests.NOT_OF == fractions.KAI_SCHEDULER
@@ -73,7 +73,7 @@ POLICIES = [(True, True, "Fail"), (True, False, "Ignore"), (False, True, "Ignore
 
 
 @pytest.mark.parametrize(("conditions", "closed", "policy"), POLICIES)
-def test_closed_only_where_gpu_pods_can_be_told_from_others(conditions, closed, policy):
+def test_webhooks_fail_closed_only_with_match_conditions(conditions, closed, policy):
     found = made(DESIRED._replace(match_conditions=conditions, fail_closed=closed, policies=False))
     for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"):
         for hook in found[kind, "vgpu-scheduler"]["webhooks"]:
@@ -86,7 +86,7 @@ def test_closed_only_where_gpu_pods_can_be_told_from_others(conditions, closed, 
                 assert hook["matchConditions"][0]["expression"].count("vgpu.fleet/resize'") == 4
                 continue
             if "plans." in hook["name"]:
-                # No label may exempt a pod that brings its own plan. A CREATE request has no oldObject.
+                # No label may exempt a pod that is created with its own plan. A CREATE request has no oldObject.
                 assert "objectSelector" not in hook and "namespaceSelector" not in hook
                 created = hook["rules"][0]["operations"] == ["CREATE"]
                 assert not conditions or ("oldObject" in hook["matchConditions"][0]["expression"]) != created
@@ -96,7 +96,7 @@ def test_closed_only_where_gpu_pods_can_be_told_from_others(conditions, closed, 
             assert keys == list(scheduler_manifests.IGNORE_LABELS)
 
 
-def test_plans_are_guarded_by_the_policy_or_by_the_webhook_and_never_by_neither():
+def test_plans_are_guarded_by_the_policy_or_else_by_the_webhook():
     for policies in (True, False):
         found = made(DESIRED._replace(policies=policies))
         hooks = [one["name"] for one in found["ValidatingWebhookConfiguration", "vgpu-scheduler"]["webhooks"]]
@@ -105,7 +105,7 @@ def test_plans_are_guarded_by_the_policy_or_by_the_webhook_and_never_by_neither(
         assert (("ValidatingAdmissionPolicyBinding", plan_policy.NAME) in found) == policies
 
 
-def test_policy_of_plans_names_its_writers_and_every_way_to_write():
+def test_policy_of_plans_names_its_writers_and_every_write_operation():
     desired = DESIRED._replace(namespace="gpu", may_give=("giver",))
     policy = made(desired)["ValidatingAdmissionPolicy", plan_policy.NAME]
     rules = policy["spec"]["matchConstraints"]["resourceRules"]
@@ -139,8 +139,8 @@ def test_policy_of_plans_names_its_writers_and_every_way_to_write():
 
 
 def test_no_other_file_gives_an_account_rights():
-    """Another account needs its own test_rights.py, as scheduler and device plugin have; claims have
-    test_dra_rights.py."""
+    """If this test finds a new account, add a test of its rights like test_rights.py (scheduler, device plugin) or
+    test_dra_rights.py (claims)."""
     root = Path(scheduler_manifests.__file__).parents[3]
     files = [path for folder in ("plugins", "roles", "playbooks") for path in (root / folder).rglob("*.*")]
     kinds = ("ClusterRole", "RoleBinding")
@@ -158,7 +158,7 @@ def test_rights_that_read_or_change_one_object_name_it():
             assert rule["resourceNames"], rule
 
 
-def test_it_may_take_and_leave_the_leases_of_both_elections_and_no_other():
+def test_scheduler_may_update_only_its_two_election_leases():
     rules = made()["Role", "vgpu-scheduler"]["rules"]
     named = [rule for rule in rules if rule["resources"] == ["leases"] and "update" in rule["verbs"]]
     assert [rule["resourceNames"] for rule in named] == [["vgpu-scheduler", "vgpu-scheduler-extender"]]
@@ -176,7 +176,7 @@ def test_log_format(log_format, option):
 
 
 @pytest.mark.parametrize("names", [(), ("monitoring",), ("b", "a")])
-def test_metrics_are_served_to_the_namespaces_that_are_named_and_on_no_port_without(names):
+def test_metrics_are_served_only_to_configured_namespaces(names):
     found = made(DESIRED._replace(metrics_namespaces=names))
     ours = found["Deployment", "vgpu-scheduler"]["spec"]["template"]["spec"]["containers"][0]
     assert ("--metrics=:9411" in ours["command"]) is bool(names)
@@ -207,7 +207,7 @@ def test_kube_scheduler_that_hangs_is_started_again():
     assert not [word for word in kube["command"] if word.startswith("--bind-address")]
 
 
-def test_users_that_may_write_what_the_kubelet_gave():
+def test_options_name_the_users_that_may_write_allocations():
     def options(desired):
         (ours, _kube) = made(desired)["Deployment", "vgpu-scheduler"]["spec"]["template"]["spec"]["containers"]
         return [one for one in ours["command"] if one.startswith(("--may", "--lease"))]
@@ -217,7 +217,7 @@ def test_users_that_may_write_what_the_kubelet_gave():
     assert options(DESIRED._replace(may_give=("a", "b")))[-1] == "--may-give=a,b"
 
 
-def test_pods_that_wait_are_woken_where_the_kube_scheduler_knows_how():
+def test_pending_pods_are_retried_if_the_kube_scheduler_has_the_option():
     def command(desired):
         (_ours, kube) = made(desired)["Deployment", "vgpu-scheduler"]["spec"]["template"]["spec"]["containers"]
         return kube["command"]
@@ -226,7 +226,7 @@ def test_pods_that_wait_are_woken_where_the_kube_scheduler_knows_how():
     assert option in command(DESIRED) and option not in command(DESIRED._replace(wakes=False))
 
 
-def test_another_configuration_is_another_pod():
+def test_changed_configuration_changes_the_pod_template():
     def digest(desired):
         return made(desired)["Deployment", "vgpu-scheduler"]["spec"]["template"]["metadata"]["annotations"]
 
@@ -234,7 +234,7 @@ def test_another_configuration_is_another_pod():
     assert digest(DESIRED) != digest(DESIRED._replace(config={"plain": "slice"}))
 
 
-def test_a_rolling_restart_leaves_nobody_unanswered():
+def test_rolling_restart_keeps_both_replicas_available():
     spec = made()["Deployment", "vgpu-scheduler"]["spec"]
     assert spec["replicas"] == 2 and spec["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
     for container in spec["template"]["spec"]["containers"]:
@@ -261,7 +261,7 @@ def selected(expressions, labels):
 
 
 @pytest.mark.parametrize(("label", "without", "with_claims"), NAMESPACES)
-def test_the_label_of_the_namespace_is_told_by_the_path(label, without, with_claims):
+def test_path_of_the_webhook_follows_the_label_of_the_namespace(label, without, with_claims):
     labels = {} if label is None else {"vgpu.fleet/allocation": label}
     for config, expected in (({}, without), ({"claims": True}, with_claims)):
         hooks = made(DESIRED._replace(config=config))["MutatingWebhookConfiguration", "vgpu-scheduler"]["webhooks"]

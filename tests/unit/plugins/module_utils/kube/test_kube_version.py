@@ -36,7 +36,7 @@ def test_version(text, numbers, refused):
 @pytest.mark.parametrize(
     ("folder", "said", "numbers"), [("usr/bin", "v1.9.3", (1, 9)), ("usr/local/bin", "v1.34.2", (1, 34))]
 )
-def test_kubelet_of_a_host_says_it(tmp_path, folder, said, numbers):
+def test_version_comes_from_the_kubelet_of_the_host(tmp_path, folder, said, numbers):
     assert kube_version.of_host(Host(str(tmp_path))) is None
     program = tmp_path / folder / "kubelet"
     program.parent.mkdir(parents=True)

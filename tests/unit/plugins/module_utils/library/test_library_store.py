@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Versions of the library on a node: check, apply, repeat, switch, kill, undo, in a folder in place of the node."""
+"""Versions of the library in a folder that replaces the node: check, apply, repeat, switch, interrupted run, undo."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def content(root, version="current", name="libvgpu.so"):
         return stream.read()
 
 
-def test_deploy_repeat_switch_and_back(root, tmp_path):
+def test_deploy_is_repeatable_and_switches_versions(root, tmp_path):
     one, two = pack(tmp_path / "1.tgz", "1", b"one"), pack(tmp_path / "2.tgz", "2", b"two")
     assert library_store.deploy(root, "1", one) == [f"deployed {root}/1", f"switched {root}/current to 1"]
     assert library_store.deploy(root, "1", one) == []
@@ -68,7 +68,7 @@ def test_a_running_container_keeps_its_file(root, tmp_path):
     assert content(root, "1") == b"one"
 
 
-def test_what_a_killed_run_left_is_swept_and_not_seen(root, tmp_path):
+def test_leftovers_of_a_killed_run_are_ignored_and_removed(root, tmp_path):
     os.makedirs(os.path.join(root, ".1.new"))
     os.symlink("1", os.path.join(root, ".current.77"))
     nothing = {
@@ -97,7 +97,7 @@ def test_remove_takes_all_versions_and_leaves_foreign_files(root, tmp_path):
     assert library_store.remove(root) == []
 
 
-def test_only_what_nothing_uses_is_collected(root, tmp_path):
+def test_only_unused_versions_are_removed(root, tmp_path):
     for version in ("1", "2", "3", "4"):
         library_store.deploy(root, version, pack(tmp_path / f"{version}.tgz", version, version.encode()))
     handle = os.open(os.path.join(root, "2", "libvgpu.so"), os.O_RDONLY)
@@ -106,7 +106,7 @@ def test_only_what_nothing_uses_is_collected(root, tmp_path):
         assert library_store.collect(root, "3") == [f"removed {root}/1"]
         assert library_store.collect(root, "3") == []
         assert held[:] == b"2"
-    # 3 is kept on request, 4 is current.
+    # Version 3 is kept on request, version 4 is current.
     assert library_store.collect(root, "3") == [f"removed {root}/2"]
     assert sorted(os.listdir(root)) == ["3", "4", "current"]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The users of a version of the library: from a simulated /proc, and from real mounts."""
+"""The processes that use a version of the library, found in a simulated /proc and in real mounts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def device(path):
     return {"device": f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}", "inode": status.st_ino}
 
 
-def test_nothing_uses_a_version_of_which_no_one_speaks(host, tmp_path):
+def test_version_without_a_user_is_unused(host, tmp_path):
     process(tmp_path, 7, MAPS.format(device="fd:01", inode=4711, path="/usr/lib/libc.so.6"))
     assert library_users.used(host, ROOT, ["1", "2"]) == []
 
@@ -54,13 +54,13 @@ def test_a_mapped_file_is_known_by_its_path(host, tmp_path):
 
 
 @pytest.mark.parametrize("place", [f"{ROOT}/1", "/lib/vgpu/1", "/1", f"{ROOT}/1/libvgpu.so", "/1/libvgpu.so"])
-def test_what_is_mounted_is_known_by_the_end_of_its_place(host, tmp_path, place):
-    """The mount is the folder of a version, or, from older releases, a single file."""
+def test_mount_is_recognised_by_the_end_of_its_path(host, tmp_path, place):
+    """A container mounts the folder of a version; older releases mounted a single file."""
     process(tmp_path, 7, mounts=MOUNT.format(place=place, point="/dev/vgpu/lib"))
     assert library_users.used(host, ROOT, ["1", "2"]) == ["1"]
 
 
-def test_a_mount_of_another_file_is_none_of_ours(host, tmp_path):
+def test_mount_of_another_file_does_not_count(host, tmp_path):
     process(tmp_path, 7, mounts=MOUNT.format(place=f"{ROOT}/11/libvgpu.so.old", point="/x"))
     assert library_users.used(host, ROOT, ["1", "2"]) == []
 
@@ -90,12 +90,12 @@ RECORDS = [
 
 
 @pytest.mark.parametrize("text, versions", RECORDS)
-def test_what_is_promised_stays(host, tmp_path, text, versions):
+def test_versions_in_the_records_of_the_plugin_are_used(host, tmp_path, text, versions):
     write(tmp_path, library_users.RECORDS, text)
     assert library_users.used(host, ROOT, ["1", "2"]) == versions
 
 
-def test_a_mount_in_a_namespace_of_its_own_is_found(tmp_path):
+def test_mount_in_another_mount_namespace_is_found(tmp_path):
     root = tmp_path / "lib"
     write(root, "1/libvgpu.so", "one")
     write(root, "2/libvgpu.so", "two")
@@ -105,7 +105,7 @@ def test_a_mount_in_a_namespace_of_its_own_is_found(tmp_path):
         ["unshare", "--mount", "sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as holder:
         if holder.stdout.readline() != "there\n":
-            pytest.skip("this machine lets nobody make a mount namespace")
+            pytest.skip("this machine refuses new mount namespaces")
         assert library_users.used(Host(), str(root), ["1", "2"]) == ["1"]
         holder.communicate("go\n")
     assert library_users.used(Host(), str(root), ["1", "2"]) == []

@@ -28,7 +28,7 @@ KEY = base64.b64decode(
 )
 KEY_ID = "BB80DF56D1156847"
 
-# The same key with one changed byte in its body counts as another key.
+# The key after one byte of its body changed counts as another key.
 OTHER = KEY[:20] + bytes([KEY[20] ^ 1]) + KEY[21:]
 ARMOUR = (
     b"-----BEGIN PGP PUBLIC KEY BLOCK-----\nComment: x\n\n"
@@ -59,7 +59,7 @@ STALE_KEYS = [
 
 
 @pytest.mark.parametrize("place, data, shared, ours, goes", STALE_KEYS)
-def test_keys_of_stale_sources_go_and_come_back(
+def test_keys_of_stale_sources_are_removed_and_restored(
     apt: Apt, tmp_path: Path, place: str, data: bytes, shared: bool, ours: bool, goes: bool
 ) -> None:
     ring = tmp_path / place / "stale.gpg"
@@ -89,7 +89,7 @@ def test_keys_of_stale_sources_go_and_come_back(
     assert ring.read_bytes() == data
 
 
-def test_a_source_that_still_needs_the_key_gets_it_back(apt: Apt, tmp_path: Path) -> None:
+def test_key_is_restored_for_a_source_that_still_needs_it(apt: Apt, tmp_path: Path) -> None:
     ring = tmp_path / "trusted" / "stale.gpg"
     ring.parent.mkdir()
     ring.write_bytes(KEY)
@@ -117,7 +117,7 @@ LEFT_OVER = [
 
 
 @pytest.mark.parametrize("name, text, source, goes", LEFT_OVER)
-def test_a_key_stays_that_a_copy_of_the_repository_may_be_signed_with(
+def test_key_stays_for_a_copy_of_the_repository(
     apt: Apt, tmp_path: Path, name: str, text: str, source: dict[str, Any], goes: bool
 ) -> None:
     ring = tmp_path / "trusted" / "stale.gpg"

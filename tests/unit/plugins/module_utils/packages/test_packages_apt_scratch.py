@@ -42,7 +42,7 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_repository_that_is_not_written_is_asked(scratch: Path, tmp_path: Path) -> None:
+def test_repository_can_be_queried_before_its_source_is_written(scratch: Path, tmp_path: Path) -> None:
     there = folder_of(tmp_path / "there", "one", "1.0")
     new = folder_of(tmp_path / "new", "two", "2.0")
     gone = folder_of(tmp_path / "gone", "three", "3.0")
@@ -64,7 +64,7 @@ def test_a_repository_that_is_not_written_is_asked(scratch: Path, tmp_path: Path
     assert not list((tmp_path / "hosts" / "lists").iterdir()), "the host's lists are its own"
 
 
-def test_an_index_of_package_files_that_is_not_written_is_asked(scratch: Path, tmp_path: Path) -> None:
+def test_package_folder_can_be_queried_before_its_source_is_written(scratch: Path, tmp_path: Path) -> None:
     (tmp_path / "file.deb").write_bytes(b"no package")
     control = CONTROL.format(name="file", version="4.0")
     uri, suite, index = apt_index.build("ours", [str(tmp_path / "file.deb")], lambda _path: control)
@@ -93,7 +93,7 @@ UNREAD = [
 
 
 @pytest.mark.parametrize(("text", "needed", "fatal"), UNREAD)
-def test_only_a_source_that_is_needed_stops_the_role(text: str, needed: list[str], fatal: bool) -> None:
+def test_only_an_unreadable_needed_source_stops_the_role(text: str, needed: list[str], fatal: bool) -> None:
     assert apt_text.is_fatal(text, needed) is fatal
 
 
@@ -107,5 +107,5 @@ OUTDATED = [
 
 
 @pytest.mark.parametrize(("text", "outdated"), OUTDATED)
-def test_a_file_that_the_archive_no_longer_has_is_known_by_what_apt_says(text: str, outdated: bool) -> None:
+def test_missing_file_of_the_archive_is_recognised_in_the_output_of_apt(text: str, outdated: bool) -> None:
     assert apt_text.is_outdated(text) is outdated

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A set of packages on a simulated apt: the calls, and that each rollback restores the host."""
+"""A set of packages on a simulated apt: the calls of apt, and the rollback, which must restore the host."""
 
 from __future__ import annotations
 
@@ -18,20 +18,24 @@ def apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Apt:
     return apt_double.host(tmp_path, monkeypatch)
 
 
-# columns: who installed the package that apt would remove, words of the refusal
-MAKES_WAY = [("us", ""), ("somebody", "apt would remove containerd"), ("another record", "apt would remove containerd")]
+# columns: the installer of the package that apt would remove, words of the refusal
+MAKES_WAY = [
+    ("our record", ""),
+    ("an administrator", "apt would remove containerd"),
+    ("another record", "apt would remove containerd"),
+]
 
 
 @pytest.mark.parametrize(("whose", "words"), MAKES_WAY)
-def test_what_the_set_brought_may_make_way_for_what_it_brings_now(
+def test_packages_of_the_set_may_be_replaced_by_its_new_packages(
     apt: Apt, tmp_path: Path, whose: str, words: str
 ) -> None:
     """Example: the packages of one driver branch replace those of another branch with other names."""
     record = str(tmp_path / "record.json")
-    if whose == "somebody":
+    if whose == "an administrator":
         apt.here["containerd"] = "1.0-1"
     else:
-        present(apt, packages=["containerd"], record=record if whose == "us" else str(tmp_path / "other.json"))
+        present(apt, packages=["containerd"], record=record if whose == "our record" else str(tmp_path / "other.json"))
     apt.would_remove = ["containerd"]
     if words:
         with pytest.raises(AptError, match=words):
@@ -40,11 +44,11 @@ def test_what_the_set_brought_may_make_way_for_what_it_brings_now(
     else:
         assert "remove containerd" in " ".join(present(apt, packages=["runc"], record=record).plan)
         assert "runc" in apt.here
-        assert apt.rests == {"containerd"}, "apt removes it and keeps its settings"
+        assert apt.rests == {"containerd"}, "apt removes the package and keeps its settings"
         apt.would_remove = []
         foretold = absent(apt, packages=[], record=record, check=True).plan
         assert absent(apt, packages=[], record=record).plan == foretold
-        assert (apt.here, apt.rests) == ({}, set()), "what made way has left nothing either"
+        assert (apt.here, apt.rests) == ({}, set()), "the replaced package left no settings"
 
 
 # columns: forbidden patterns, words of the refusal; docker.io depends on runc and containerd
@@ -57,7 +61,9 @@ COMPANIONS = [
 
 
 @pytest.mark.parametrize(("patterns", "words"), COMPANIONS)
-def test_what_must_not_come_along_stops_the_rest_too(apt: Apt, tmp_path: Path, patterns: list, words: str) -> None:
+def test_forbidden_dependency_stops_the_whole_installation(
+    apt: Apt, tmp_path: Path, patterns: list, words: str
+) -> None:
     desired = {"packages": ["docker.io"], "refuse": patterns, "record": str(tmp_path / "record.json")}
     before = state(apt)
     if words:
@@ -78,7 +84,9 @@ DESIRED: list[tuple[dict[str, Any], list[str], bool]] = [
 
 
 @pytest.mark.parametrize(("desired", "calls", "source"), DESIRED)
-def test_there_and_back(apt: Apt, tmp_path: Path, desired: dict, calls: list, source: bool) -> None:
+def test_installation_and_removal_restore_the_host(
+    apt: Apt, tmp_path: Path, desired: dict, calls: list, source: bool
+) -> None:
     before = state(apt)
     desired = {**desired, "record": str(tmp_path / "record.json")}
     predicted = present(apt, check=True, **desired)
@@ -101,19 +109,19 @@ def test_there_and_back(apt: Apt, tmp_path: Path, desired: dict, calls: list, so
     assert not absent(apt, **desired).changed
 
 
-def test_check_mode_names_every_package_that_would_come(apt: Apt) -> None:
+def test_check_mode_names_every_package_to_install(apt: Apt) -> None:
     assert present(apt, check=True, packages=["docker.io"]).plan == present(apt, packages=["docker.io"]).plan
     assert "install runc 1.0-1" in present(Apt(apt.root), check=True, packages=["docker.io"]).plan
 
 
-def test_what_came_is_reported_and_not_what_was_simulated(apt: Apt) -> None:
-    """This happens to a folder repository whose archive was rebuilt after apt read its lists."""
+def test_installed_packages_are_reported_instead_of_the_simulated(apt: Apt) -> None:
+    """A folder repository has such lists if its archive was rebuilt after apt read them."""
     apt.newer = "2.0-1"
     run = present(apt, packages=["nvidia-docker2"], source=LOCAL)
     assert run.transaction.install == {"nvidia-docker2": "2.0-1", "nvidia-container-toolkit": "2.0-1"}
 
 
-def test_what_was_there_before_stays(apt: Apt, tmp_path: Path) -> None:
+def test_packages_installed_before_stay(apt: Apt, tmp_path: Path) -> None:
     record = str(tmp_path / "record.json")
     apt.here = {"runc": "0.9-1"}
     present(apt, packages=["docker.io"], record=record)
@@ -138,7 +146,7 @@ FAULTS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fault", "desired", "words"), FAULTS)
-def test_a_refusal_leaves_the_host_as_it_was(apt: Apt, tmp_path: Path, fault: dict, desired: dict, words: str) -> None:
+def test_refusal_changes_nothing(apt: Apt, tmp_path: Path, fault: dict, desired: dict, words: str) -> None:
     for name, value in fault.items():
         setattr(apt, name, value)
     before = state(apt)
@@ -171,7 +179,7 @@ def test_old_package_lists_are_read_again(apt: Apt, age: float, gone: bool, pack
     assert apt.calls == calls
 
 
-def test_an_archive_without_the_files_of_its_own_lists_is_asked_twice_and_no_more(apt: Apt) -> None:
+def test_archive_that_misses_listed_files_is_tried_twice(apt: Apt) -> None:
     apt.gone, apt.unreachable = True, "m.test/debian"
     with pytest.raises(AptError, match="404"):
         present(apt, packages=["docker.io"])
@@ -179,7 +187,7 @@ def test_an_archive_without_the_files_of_its_own_lists_is_asked_twice_and_no_mor
 
 
 @pytest.mark.parametrize("source", [None, LOCAL])
-def test_a_source_that_nobody_needs_is_a_warning_where_it_cannot_be_read(apt: Apt, source: dict | None) -> None:
+def test_unreadable_unneeded_source_is_a_warning(apt: Apt, source: dict | None) -> None:
     (apt.root / "theirs.list").write_text("deb https://example.com/ stable main\n")
     apt.unreachable, apt.age = "example.com", math.inf
     name = "nvidia-docker2" if source else "docker.io"
@@ -206,7 +214,7 @@ UNPREDICTED: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("fault", "desired", "words", "warning"), UNPREDICTED)
-def test_check_mode_says_no_yes_to_what_does_not_exist(
+def test_check_mode_does_not_predict_a_missing_package(
     apt: Apt, fault: dict, desired: dict, words: str, warning: str
 ) -> None:
     for name, value in fault.items():
@@ -219,7 +227,7 @@ def test_check_mode_says_no_yes_to_what_does_not_exist(
         run = present(apt, check=True, **desired)
         assert warning in " ".join(run.warnings)
         assert not [line for line in run.plan if line.startswith("install")] and not run.transaction.install
-        assert run.changed is bool(desired.get("source")), "the source file alone is known to change"
+        assert run.changed is bool(desired.get("source")), "only the source file can be predicted"
     assert state(apt) == before and set(apt.calls) <= {"look"}
 
 
@@ -233,7 +241,7 @@ OPTIONAL: list[tuple[list[str], list[str], set[str]]] = [
 
 
 @pytest.mark.parametrize(("packages", "optional", "came"), OPTIONAL)
-def test_optional_packages_come_along_where_a_repository_has_them(
+def test_optional_packages_are_installed_if_available(
     apt: Apt, tmp_path: Path, packages: list, optional: list, came: set
 ) -> None:
     desired = {"packages": packages, "optional": optional, "source": LOCAL, "record": str(tmp_path / "record.json")}
@@ -242,7 +250,7 @@ def test_optional_packages_come_along_where_a_repository_has_them(
     assert (set(apt.here), predicted.plan) == (came, run.plan)
     assert not present(apt, **desired).changed
     apt.here.pop(next(iter(came - {*packages}), ""), None)
-    assert not present(apt, **desired).changed or came == {*packages}, "without them nothing is amiss"
+    assert not present(apt, **desired).changed or came == {*packages}, "missing optional packages are no fault"
     absent(apt, **desired)
     assert apt.here == {}
 
@@ -254,7 +262,7 @@ def test_an_interrupted_dpkg_is_finished_first(apt: Apt) -> None:
     assert apt.calls == ["configure", "install"]
 
 
-def test_forerunners_may_go_and_stale_sources_come_back(apt: Apt, tmp_path: Path) -> None:
+def test_predecessors_are_removed_and_stale_sources_restored(apt: Apt, tmp_path: Path) -> None:
     stale = apt.root / "nvidia-docker.list"
     stale.write_text("deb https://nvidia.github.io/nvidia-docker/ubuntu18.04/amd64 /\n")
     apt.would_remove = ["nvidia-container-runtime"]
@@ -274,7 +282,7 @@ def test_forerunners_may_go_and_stale_sources_come_back(apt: Apt, tmp_path: Path
     assert [path.name for path in apt.root.iterdir() if path.name.startswith("ours")] == []
 
 
-def test_a_removal_that_would_take_others_along_is_refused(apt: Apt, tmp_path: Path) -> None:
+def test_removal_that_removes_other_packages_is_refused(apt: Apt, tmp_path: Path) -> None:
     record = str(tmp_path / "record.json")
     present(apt, packages=["docker.io"], record=record)
     apt.would_remove = ["their-tool"]
@@ -283,7 +291,7 @@ def test_a_removal_that_would_take_others_along_is_refused(apt: Apt, tmp_path: P
     assert "docker.io" in apt.here
 
 
-def test_a_kept_file_survives_the_purge_of_its_owner(apt: Apt, tmp_path: Path) -> None:
+def test_preserved_file_survives_the_purge_of_its_package(apt: Apt, tmp_path: Path) -> None:
     kept = tmp_path / "daemon.json"
     kept.write_text('{"theirs": 1}')
     kept.chmod(0o640)
@@ -294,7 +302,7 @@ def test_a_kept_file_survives_the_purge_of_its_owner(apt: Apt, tmp_path: Path) -
     assert kept.stat().st_mode & 0o777 == 0o640
 
 
-def test_held_packages_there_and_back(apt: Apt, tmp_path: Path) -> None:
+def test_packages_are_held_and_released(apt: Apt, tmp_path: Path) -> None:
     desired: dict[str, Any] = {
         "packages": ["docker.io"],
         "hold": ["docker.io", "runc", "not-there"],
@@ -313,7 +321,7 @@ def test_held_packages_there_and_back(apt: Apt, tmp_path: Path) -> None:
     assert apt.holds & {*apt.here} == set()
 
 
-def test_a_package_that_was_there_before_is_released_and_stays(apt: Apt, tmp_path: Path) -> None:
+def test_package_installed_before_is_released_and_stays(apt: Apt, tmp_path: Path) -> None:
     desired: dict[str, Any] = {
         "packages": ["docker.io"],
         "hold": ["docker.io"],
@@ -326,7 +334,7 @@ def test_a_package_that_was_there_before_is_released_and_stays(apt: Apt, tmp_pat
     assert (apt.holds, apt.here) == ({"runc"}, {"docker.io": "1.0-1", "runc": "1"})
 
 
-def test_what_somebody_else_holds_is_not_changed(apt: Apt, tmp_path: Path) -> None:
+def test_package_held_by_others_is_not_changed(apt: Apt, tmp_path: Path) -> None:
     apt.holds, apt.would_remove = {"their-tool"}, ["their-tool"]
     before = state(apt)
     with pytest.raises(AptError, match="somebody holds it; release it with: apt-mark unhold their-tool"):

@@ -222,7 +222,7 @@ FOLLOWERS = [
 
 
 @pytest.mark.parametrize("packages, known, pin", FOLLOWERS)
-def test_a_follower_takes_the_version_of_its_leader(packages, known, pin):
+def test_follower_has_the_version_of_its_leader(packages, known, pin):
     assert apt_text.same_version(packages, {"utils": known} if known else {})[-1] == pin
 
 
@@ -235,7 +235,7 @@ E: Sub-process /usr/bin/dpkg returned an error code (1)
 """
 
 
-def test_the_reason_of_dpkg_stands_on_the_line_below_its_error():
+def test_reason_of_dpkg_is_the_line_below_its_error():
     said = faults_of(FULL)
     assert "No space left on device" in said
     assert "Unpacking" not in said
@@ -250,6 +250,6 @@ E: The repository 'http://mirror.test/nowhere ./ Release' does not have a Releas
 """
 
 
-def test_the_reason_of_a_source_that_cannot_be_fetched_stands_on_the_line_after_it():
+def test_reason_of_an_unreadable_source_is_the_next_line():
     assert faults_of(NOT_FOUND).splitlines()[1] == "  404  Not Found [IP: 192.0.2.1 80]"
     assert "Reading package lists" not in faults_of(NOT_FOUND)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How package managers are called, and their records."""
+"""The calls of package managers, and the records of their changes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_program_is_called_without_a_terminal_and_in_english(monkeypatch: pyte
         package_manager.run("no-such-tool", environment={})
 
 
-def test_files_come_and_go_with_every_byte(tmp_path: Path) -> None:
+def test_files_are_written_and_removed_exactly(tmp_path: Path) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
     one.write_bytes(b"\xff text\n")
     texts = {str(path): package_manager.read_text(str(path)) for path in (one, other)}
@@ -34,7 +34,7 @@ def test_files_come_and_go_with_every_byte(tmp_path: Path) -> None:
     package_manager.write_texts({str(other): None})
 
 
-def test_a_record_is_read_as_it_was_written_and_for_root_alone(tmp_path: Path) -> None:
+def test_record_is_readable_by_root_alone(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "record.json"
     assert package_manager.read_record(str(path)) == package_manager.read_record(None) == {}
     package_manager.write_record(str(path), {"packages": ["a"]})
@@ -43,7 +43,7 @@ def test_a_record_is_read_as_it_was_written_and_for_root_alone(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "7"])
-def test_what_is_no_record_is_named(tmp_path: Path, text: str) -> None:
+def test_invalid_record_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "record.json"
     path.write_text(text)
     with pytest.raises(PackageError, match=f"the record {path} cannot be read .*; restore it or remove it"):

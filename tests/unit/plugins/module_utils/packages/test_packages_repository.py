@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One spelling of a repository: its translation for each package manager, and that every role accepts this spelling."""
+"""The common format of a repository: its translation for each package manager, and the roles, which must all accept
+it."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ BOTH = {"uris": ["http://m/deb"], "suites": ["/"], "baseurl": "http://m/rpm", "k
         ({"baseurl": "http://m", "key_url": "http://m/k", "key_fingerprint": "F"}, {}, {"baseurl": "http://m"}),
     ],
 )
-def test_a_package_manager_gets_what_it_takes(given: dict[str, Any], apt: dict[str, Any], rpm: dict[str, Any]) -> None:
+def test_repository_is_translated_for_each_package_manager(
+    given: dict[str, Any], apt: dict[str, Any], rpm: dict[str, Any]
+) -> None:
     assert (repository.for_apt(given), repository.for_rpm(given)) == (apt, rpm)
 
 

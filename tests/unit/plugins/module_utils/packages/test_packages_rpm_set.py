@@ -106,14 +106,14 @@ def run(host: Host, *packages: str, check: bool = False, state: str = "present",
 SOURCE = {"baseurl": "https://m.example.com", "key": "https://m.example.com/k", "gpgcheck": True}
 
 
-def test_a_set_comes_stays_and_goes(host: Host) -> None:
+def test_set_is_installed_kept_and_removed(host: Host) -> None:
     foretold = run(host, "a=1-1", source=SOURCE, hold=["a"], check=True)
     assert foretold.changed and host.there == {"theirs": "9-1"} and not list(host.folder.iterdir())
     assert "cannot be predicted, for the host does not have their repository" in foretold.warnings[0]
     assert not [line for line in foretold.plan if line.startswith("install")]
     first = run(host, "a=1-1", source=SOURCE, hold=["a"])
     assert first.changed and host.there["a"] == "1-1" and host.locked == ["a"]
-    assert first.installed["liba"] == "1-1", "the dependency is told"
+    assert first.installed["liba"] == "1-1", "the plan names the dependency"
     host.calls = []
     again = run(host, "a=1-1", source=SOURCE, hold=["a"])
     # An installed key is not fetched again: a run without changes needs no network.
@@ -134,7 +134,7 @@ OPTIONAL = [
 
 
 @pytest.mark.parametrize(("optional", "came"), OPTIONAL)
-def test_optional_packages_come_along_where_a_repository_has_them(host: Host, optional: list[str], came: set) -> None:
+def test_optional_packages_are_installed_if_available(host: Host, optional: list[str], came: set) -> None:
     run(host, "a", optional=optional)
     assert {*host.there} == {"theirs", *came}
     assert not run(host, "a", optional=optional).changed
@@ -142,21 +142,21 @@ def test_optional_packages_come_along_where_a_repository_has_them(host: Host, op
     assert not run(host, "a", optional=["liba"]).changed, "an optional package is no reason for a change"
 
 
-def test_what_was_there_before_stays(host: Host) -> None:
+def test_packages_installed_before_stay(host: Host) -> None:
     host.there["a"] = host.there["liba"] = "1-1"
     run(host, "a")
     assert not run(host, state="absent").changed
     assert host.there["a"] == "1-1"
 
 
-def test_a_killed_transaction_is_settled_by_the_next_run(host: Host) -> None:
+def test_next_run_completes_a_killed_transaction(host: Host) -> None:
     host.killed = "yes"
     with pytest.raises(KeyboardInterrupt):
         run(host, "a=1-1")
     host.killed = ""
     assert not run(host, "a=1-1").changed
     run(host, state="absent")
-    assert host.there == {"theirs": "9-1"}, "the dependency stayed behind"
+    assert host.there == {"theirs": "9-1"}, "the dependency was not removed"
 
 
 def test_a_repository_that_cannot_be_read_leaves_no_trace(host: Host) -> None:
@@ -171,17 +171,17 @@ def test_a_repository_that_cannot_be_read_leaves_no_trace(host: Host) -> None:
     run(host, "a", source=SOURCE, stale_sources=["nvidia.github.io/nvidia-docker"])
     assert not old.exists()
     run(host, state="absent")
-    assert old.exists(), "a file that was moved away comes back"
+    assert old.exists(), "a moved file is restored"
 
 
-def test_a_version_that_nobody_has_is_looked_for_once_more(host: Host) -> None:
+def test_missing_version_is_searched_again_after_a_refresh(host: Host) -> None:
     with pytest.raises(RpmError, match=r"no version 3; there are 2-1, 1-1"):
         run(host, "a=3")
     assert host.calls == ["refresh"]
     assert host.there == {"theirs": "9-1"}
 
 
-def test_own_locks_follow_and_others_are_kept(host: Host) -> None:
+def test_own_locks_are_updated_and_locks_of_others_kept(host: Host) -> None:
     run(host, "a=1-1", hold=["a"])
     run(host, "a=2-1", hold=["a"])
     assert host.there["a"] == host.there["liba"] == "2-1" and host.locked == ["a"]
@@ -195,7 +195,7 @@ def test_own_locks_follow_and_others_are_kept(host: Host) -> None:
     assert host.there["a"] == "1-1" and host.locked == ["a"]
 
 
-def test_what_is_left_out_of_a_lock_can_be_changed_by_its_own_role(host: Host) -> None:
+def test_package_left_out_of_a_lock_can_be_changed_by_its_role(host: Host) -> None:
     """Both roles lock NVIDIA's packages; each role's lock would count as foreign to the other."""
     toolkit = str(host.folder.parent / "toolkit.json")
     run(host, "liba=1-1", record_at=toolkit)
@@ -205,7 +205,7 @@ def test_what_is_left_out_of_a_lock_can_be_changed_by_its_own_role(host: Host) -
     assert (host.there["liba"], host.locked) == ("2-1", ["liba", "theirs"])
 
 
-def test_a_dependency_that_somebody_locked_does_not_come_along(host: Host) -> None:
+def test_dependency_locked_by_others_is_not_changed(host: Host) -> None:
     host.there["liba"] = "1-1"
     host.locked = ["liba", "not-installed"]
     with pytest.raises(RpmError, match=r"a 2-1 requires liba 2-1\n.*as they were"):
@@ -214,10 +214,10 @@ def test_a_dependency_that_somebody_locked_does_not_come_along(host: Host) -> No
     host.locked = []
     run(host, "a=2-1", hold=["*a"])
     run(host, "a=1-1", hold=["*a"])
-    assert host.there["liba"] == "1-1", "our own lock keeps nothing of ours"
+    assert host.there["liba"] == "1-1", "our own lock does not block our packages"
 
 
-def test_a_pattern_that_somebody_locked_keeps_what_it_covers(host: Host) -> None:
+def test_pattern_locked_by_others_keeps_its_packages(host: Host) -> None:
     host.there["liba"] = "1-1"
     host.locked = ["lib*"]
     with pytest.raises(RpmError, match=r"a 2-1 requires liba 2-1\n.*as they were"):
@@ -234,7 +234,7 @@ def test_dnf_reads_entries_without_a_version(tmp_path: Path, monkeypatch: pytest
     said = "nvidia-driver 3:580-1\nours 1-1\n"
     monkeypatch.setattr(dnf, "run", lambda *words: asked.append(words) or (0, said, ""))
     entries.write_text("# theirs\nours-0:1-1.*\n")
-    assert dnf.locks() == ["ours"] and asked == [], "rpm is not asked for entries that tell it by themselves"
+    assert dnf.locks() == ["ours"] and asked == [], "rpm is not called for entries that name their package"
     entries.write_text("# theirs\nnvidia-driver\nours-0:1-1.*\n")
     assert dnf.locks() == ["nvidia-driver", "ours"]
     dnf.unlock(["ours"])
@@ -261,7 +261,7 @@ def test_a_full_disk_leaves_no_trace(host: Host, monkeypatch: pytest.MonkeyPatch
     assert not (host.folder.parent / "record.json").exists()
 
 
-def test_dnf_is_told_what_must_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dnf_gets_an_exclude_for_each_kept_package(monkeypatch: pytest.MonkeyPatch) -> None:
     dnf, asked = rpm_host.RpmHost("dnf"), []
     monkeypatch.setattr(dnf, "run", lambda *words: asked.append(words) or (0, "", ""))
     dnf.install({"a": "1-1"}, [], ["liba", "libb"])
@@ -272,7 +272,7 @@ def test_dnf_is_told_what_must_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_what_others_need_stays_with_its_lock(host: Host) -> None:
+def test_package_needed_by_others_stays_locked(host: Host) -> None:
     run(host, "a=1-1", hold=["a"])
     host.needed = "liba is needed by theirs"
     with pytest.raises(RpmError, match=r"nothing was removed.*\nliba is needed by theirs"):
@@ -280,7 +280,7 @@ def test_what_others_need_stays_with_its_lock(host: Host) -> None:
     assert host.there["a"] == "1-1" and host.locked == ["a"]
 
 
-def test_a_record_of_an_earlier_version_is_understood(host: Host) -> None:
+def test_record_of_an_earlier_version_is_read(host: Host) -> None:
     host.there.update({"nvidia-x": "1-1", "nvidia-mine": "1-1"})
     host.locked = ["nvidia-mine", "nvidia-x"]
     (host.folder / "ours.repo").write_text("[ours]\n")
@@ -308,7 +308,7 @@ def test_a_repository_of_an_earlier_version_goes_as_well(host: Host) -> None:
 
 
 class Zypper(rpm_host.RpmHost):
-    """A zypper that ends every command with one status."""
+    """A zypper whose every command has the same exit status."""
 
     def __init__(self, code: int) -> None:
         super().__init__("zypper")
@@ -331,7 +331,7 @@ ZYPPERS_ENDS = [
 
 
 @pytest.mark.parametrize("code, search, install, refresh", ZYPPERS_ENDS)
-def test_what_zypper_ends_with(code: int, search: bool, install: bool, refresh: bool) -> None:
+def test_exit_status_of_zypper_is_interpreted(code: int, search: bool, install: bool, refresh: bool) -> None:
     zypper = Zypper(code)
     for what, fine in (
         (lambda: zypper.available(["a"]), search),
@@ -347,7 +347,7 @@ def test_what_zypper_ends_with(code: int, search: bool, install: bool, refresh: 
 
 # Faults of a web server, and an invalid address.
 @pytest.mark.parametrize("fault", [http.client.IncompleteRead(b"-----BEG"), http.client.InvalidURL("a b"), OSError()])
-def test_a_key_that_does_not_come_whole_is_named(monkeypatch: pytest.MonkeyPatch, fault: Exception) -> None:
+def test_key_that_cannot_be_downloaded_is_named(monkeypatch: pytest.MonkeyPatch, fault: Exception) -> None:
     def fails(*_about: Any, **_options: Any) -> None:
         raise fault
 

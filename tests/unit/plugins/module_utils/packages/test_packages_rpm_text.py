@@ -31,7 +31,7 @@ def test_versions_are_ordered_as_rpm_orders_them(low: str, high: str) -> None:
 
 
 @pytest.mark.parametrize("one, other", EQUAL)
-def test_versions_that_are_the_same(one: str, other: str) -> None:
+def test_versions_that_are_equal(one: str, other: str) -> None:
     assert rpm_text.compare(one, other) == 0
 
 
@@ -54,7 +54,7 @@ def test_pins(version: str, pin: str, expected: bool) -> None:
     assert rpm_text.fits(version, pin) is expected
 
 
-def test_one_version_for_all_that_follow() -> None:
+def test_followers_get_one_version() -> None:
     known = {"a": ["1.1-1", "1.2-1"], "b": ["1.1-1", "1.2-1"]}
     assert rpm_text.follow(["a=*", "b=@a"], {}, known) == ["a=*", "b=1.2"]
     assert rpm_text.follow(["a=1.1*", "b=@a"], {}, known) == ["a=1.1*", "b=1.1"]
@@ -63,7 +63,7 @@ def test_one_version_for_all_that_follow() -> None:
     assert rpm_text.follow(["a=*", "b=@a"], {}, {}) == ["a=*", "b"]
 
 
-def test_what_is_lacking_and_what_cannot_be_had() -> None:
+def test_missing_and_unavailable_packages_are_named() -> None:
     there = {"a": "1.1-1", "b": "1.1-1"}
     assert rpm_text.missing(["a", "b=1.2", "c=*"], there) == ["b=1.2", "c=*"]
     known = {"b": ["1.1-1", "1.2-1", "1.10-1"]}
@@ -72,7 +72,7 @@ def test_what_is_lacking_and_what_cannot_be_had() -> None:
     assert rpm_text.resolve(["b=1.*"], known) == {"b": "1.10-1"}
 
 
-def test_headers_of_a_kernel_that_the_repositories_no_longer_have():
+def test_unavailable_kernel_headers_are_named():
     known = {"kernel-devel": ["5.14.0-570.12.1.el9_6", "5.14.0-570.17.1.el9_6"]}
     assert rpm_text.unavailable(["kernel-devel=5.14.0-570.12.1.el9_6"], known) == []
     said = rpm_text.unavailable(["kernel-devel=5.14.0-503.el9"], known)
@@ -85,7 +85,7 @@ def test_headers_of_a_kernel_that_the_repositories_no_longer_have():
     )
 
 
-def test_dependencies_of_the_same_version_go_along() -> None:
+def test_dependencies_of_the_same_version_change_with_the_package() -> None:
     there = {"main": "2:1.0-1", "part": "2:1.0-1", "other": "7-1", "alone": "2:1.0-1"}
     known = {
         "main": ["2:1.0-1", "2:0.9-1"],
@@ -106,7 +106,7 @@ SEARCH = """<?xml version='1.0'?>
 </stream>"""
 
 
-def test_answers_of_zypper_and_rpm_are_read() -> None:
+def test_output_of_zypper_and_rpm_is_parsed() -> None:
     assert rpm_text.parse_zypper_search(SEARCH) == {"a": ["1.1-1"]}
     # dnf 4 prints empty lines for the line ends that dnf 5 needs.
     assert rpm_text.parse_versions("a 0:1-1\n\nb 3:1-1\n\n") == {"a": ["1-1"], "b": ["3:1-1"]}
@@ -149,7 +149,7 @@ def test_the_repository_file_checks_only_with_a_key() -> None:
     assert "gpgcheck=0\n" in without and "repo_gpgcheck=0\n" in without and "gpgkey" not in without
 
 
-def test_the_stream_that_is_enabled() -> None:
+def test_enabled_stream_is_parsed() -> None:
     text = "[nvidia-driver]\nname=nvidia-driver\nstream=580-open\nprofiles=\nstate=enabled\n"
     assert rpm_text.stream_of(text, "nvidia-driver") == "580-open"
     assert rpm_text.stream_of(text.replace("enabled", "disabled"), "nvidia-driver") == ""
@@ -191,11 +191,11 @@ def test_locks_without_a_version(line: str, there: list[str], name: str) -> None
 
 
 @pytest.mark.parametrize("line", ["a-0:1-1.*", "a-b-3:580.95.05-1.el9.*", "a-1:2", "", "# a", "!a"])
-def test_locks_that_tell_their_package_by_themselves(line: str) -> None:
+def test_locks_that_name_their_package(line: str) -> None:
     assert not rpm_text.is_loose(line)
 
 
-def test_the_lines_that_say_what_is_wrong() -> None:
+def test_error_lines_are_extracted() -> None:
     text = "Retrieving x\nError: Failed to download metadata for repo 'x'\n  - Status code: 404 for http://m\nbye\n"
     assert rpm_text.faults_of(text).splitlines() == [
         "Error: Failed to download metadata for repo 'x'",

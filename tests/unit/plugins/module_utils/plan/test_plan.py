@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host state and desired state -> plan, as tables. Each row starts from a converged host and changes one thing."""
+"""Host state and desired state -> plan, as tables. Each row changes one fact of a converged host."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.plan import desired, pl
 from plan_samples import BARE, CONVERGED, DAEMON_JSON, DOCKER, NODE_YAML, SILENT, UNIT, VARIABLES, changed, made
 
 
-def test_a_host_that_is_as_wanted_has_an_empty_plan():
+def test_converged_host_has_an_empty_plan():
     why = "driver branch 535 has no memory limits of control groups; they came with 615"
     line = {"allocation": "", "memory_enforcement": f"memory is enforced by the library alone: {why}"}
     expected = {"steps": [], "roles": [], "warnings": [], "errors": [], "disturbs": False, "outside": []}
     assert made() == {**expected, **line}
 
 
-def test_a_bare_host_runs_every_role_in_order_and_proves_it():
+def test_bare_host_runs_every_role_in_order_and_verifies():
     whole = plan.make_plan(desired.collect(VARIABLES), {**CONVERGED, **BARE})
     assert whole["roles"] == [
         "nvidia_driver",
@@ -44,7 +44,7 @@ RECORD = "/var/lib/vgpu/baseline/nvidia_docker.json"
         ({"/var/lib/vgpu/baseline/mig.json": "line 1"}, {}, ""),
     ],
 )
-def test_a_spoiled_record_is_an_error_where_its_role_would_fail_and_else_a_warning(spoiled, state, level):
+def test_invalid_record_is_an_error_only_if_its_role_would_fail(spoiled, state, level):
     found = made(state={**state, "records": spoiled})
     expected = "nvidia_docker: line 1"
     for name in ("errors", "warnings"):
@@ -118,7 +118,7 @@ STATES = [
 
 
 @pytest.mark.parametrize("state, role, words", STATES)
-def test_one_difference_is_one_role_and_its_proof(state, role, words):
+def test_one_difference_runs_one_role_and_verifies(state, role, words):
     found = made(state=state)
     assert found["roles"] == [role, "verify", *(["collect"] if "switch current from 0" in words else [])]
     step = found["steps"][0]
@@ -151,7 +151,7 @@ DESIRED = [
 
 
 @pytest.mark.parametrize("variables, roles", DESIRED)
-def test_a_changed_desired_names_its_roles(variables, roles):
+def test_changed_variables_run_their_roles(variables, roles):
     assert made(variables)["roles"] == roles
 
 
@@ -169,7 +169,7 @@ COLLECTED = [
 
 
 @pytest.mark.parametrize("variables, state, changes", COLLECTED)
-def test_versions_of_the_library_are_cleared_away_last(variables, state, changes):
+def test_old_library_versions_are_removed_last(variables, state, changes):
     steps = made(variables, state)["steps"]
     assert [change for step in steps if step["role"] == "collect" for change in step["changes"]] == changes
     assert "collect" not in [step["role"] for step in steps[:-1]]
@@ -185,12 +185,12 @@ UNPROVEN = [
 
 
 @pytest.mark.parametrize("state", UNPROVEN)
-def test_isolation_is_proven_anew_when_the_proof_is_of_something_else(state):
+def test_isolation_is_verified_again_after_a_change(state):
     assert made(state=state)["roles"] == ["verify"]
     assert made({"vgpu_verify": "never"}, state)["roles"] == []
 
 
-def test_what_a_record_holds_is_taken_back():
+def test_absent_role_runs_if_it_has_a_record():
     record = {("files", "/var/lib/vgpu/baseline/nvidia_docker.json"): {"sha256": "x", "mtime": 1.0}}
     assert made({"nvidia_docker_state": "absent"}, record)["roles"] == ["nvidia_docker", "verify"]
     assert made({"nvidia_docker_state": "present"}, record)["roles"] == []
@@ -218,7 +218,7 @@ DISTURBING = [
 
 
 @pytest.mark.parametrize("variables, state, disturbs", DISTURBING)
-def test_what_disturbs_running_work_is_marked(variables, state, disturbs):
+def test_plan_marks_changes_that_disturb_running_work(variables, state, disturbs):
     assert made(variables, state)["disturbs"] is disturbs
 
 
@@ -239,7 +239,7 @@ KERNEL_MODULES = [
 
 
 @pytest.mark.parametrize("state, module, fault, note, runs", KERNEL_MODULES)
-def test_no_step_is_planned_that_no_role_carries_out(state, module, fault, note, runs):
+def test_driver_role_runs_only_if_it_can_load_the_module(state, module, fault, note, runs):
     found = made({"nvidia_driver_kernel_module": module}, state)
     assert ("nvidia_driver" in found["roles"]) is runs
     for words, told in ((fault, found["errors"]), (note, found["warnings"])):
@@ -261,11 +261,11 @@ def test_a_host_that_cannot_be_changed_is_refused(state, words):
 
 
 @pytest.mark.parametrize("like", [{"os.id": "ubuntu"}, {"os.id": "linuxmint", "os.id_like": "ubuntu debian"}])
-def test_relatives_of_debian_are_not_refused(like):
+def test_debian_derivatives_are_accepted(like):
     assert made(state=like)["errors"] == []
 
 
-# GPUs of the host, exceptions, levels and paths of what is found.
+# columns: the difference in the host's GPUs, exceptions, (level, path) of each finding
 GPU_ROWS = [
     ({}, [{"match": {"index": 5}, "split_count": 1}], [("error", "sharing.vcuda.devices[0].match")]),
     ({}, [{"match": {"model": "T4"}, "split_count": 1}], [("error", "sharing.vcuda.devices[0].match")]),
@@ -286,24 +286,24 @@ GPU_ROWS = [
 
 
 @pytest.mark.parametrize("state, devices, expected", GPU_ROWS)
-def test_what_the_gpus_say_of_the_desired(state, devices, expected):
+def test_exceptions_must_match_the_gpus(state, devices, expected):
     wanted = desired.collect({**VARIABLES, "vgpu_devices": devices})
     found = plan.check_gpus(wanted, changed(CONVERGED, state))
     assert [(finding.level, finding.path) for finding in found] == expected
 
 
 @pytest.mark.parametrize(("index", "expected"), [(1, []), (5, [("error", "vgpu_configs.big")])])
-def test_a_named_configuration_has_to_fit_the_gpus(index, expected):
+def test_named_configuration_must_match_the_gpus(index, expected):
     configs = {"big": {"devices": [{"match": {"index": index}, "split_count": 1}]}}
     found = plan.check_gpus(desired.collect({**VARIABLES, "vgpu_configs": configs}), CONVERGED)
     assert [(finding.level, finding.path) for finding in found] == expected
 
 
-def test_what_is_read_is_what_is_compared():
+def test_plan_reads_what_it_compares():
     options = desired.reads(desired.collect({**VARIABLES, "nvidia_driver_packages": ["nvidia-smi=535", "libcuda1"]}))
     named = ["docker.io", "libcuda1", "nvidia-docker2", "nvidia-smi"]
     assert options["packages"] == sorted([*named, *plugin_python.EVERY_PACKAGE])
-    # Which engine auto means depends on those that are there.
+    # For engine auto the plan needs the state of every engine.
     engines = ["containerd", "crio", "docker", "k3s-agent", "k3s", "kubelet", "rke2-agent", "rke2-server"]
     services = [*engines, "vgpu-arbiter", "vgpu-device-plugin"]
     assert options["units"] == [f"{name}.service" for name in services]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of a host whose pods get GPUs by claims: its requirements, and the GPUs that claims in use keep."""
+"""The plan of a host whose pods get GPUs by claims: the requirements, and the GPUs of claims in use."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("variables", "state", "words"), REFUSED)
-def test_what_claims_need_of_a_host(variables, state, words):
+def test_claims_name_an_unmet_requirement_of_the_host(variables, state, words):
     every = made({**CLAIMS, **variables}, {**NODE, **state})["errors"]
     found = [one for one in every if one.startswith("device_plugin: ")]
     assert [words in one and "vgpu_allocation is dra" in one for one in found] == [True] * bool(words), found
@@ -54,14 +54,14 @@ WARNED = [
 
 
 @pytest.mark.parametrize(("state", "words"), WARNED)
-def test_what_a_person_should_know(state, words):
+def test_claims_have_a_warning_for_limited_support(state, words):
     found = made(CLAIMS, {**NODE, **state})
     said = [one for one in found["warnings"] if one.startswith("device_plugin: ")]
     assert [words in one for one in said] == [True] * bool(words)
     assert found["errors"] == []
 
 
-def test_the_plan_names_the_way():
+def test_plan_names_the_allocation_by_claims():
     found = made(CLAIMS, NODE)
     lines = plan.describe(found, changed({"gpus": [], "nvml": {"ok": False}}, {}))
     assert any("by claims (Dynamic Resource Allocation)" in one for one in lines)
@@ -76,20 +76,20 @@ LEAVES = [
     ({}, {"node_config.text": WITH_CLAIMS}, True),
     ({"device_plugin_state": "absent"}, {"node_config.text": WITH_CLAIMS}, True),
     (CLAIMS, {"node_config.text": WITH_CLAIMS}, False),
-    ({}, {}, False),  # the node did not use claims before either
+    ({}, {}, False),  # the node did not use claims before
 ]
 
 
 @pytest.mark.parametrize(("variables", "state", "refused"), LEAVES)
-def test_claims_in_use_keep_a_node_on_its_way(variables, state, refused):
-    """Without the driver nothing unprepares the claims, and their pods hang."""
+def test_claims_in_use_keep_the_allocation_of_the_node(variables, state, refused):
+    """Without the driver the kubelet cannot unprepare the claims, and their pods hang."""
     found = made(variables, {**NODE, **LEFT, **state})["errors"]
     assert ["containers have claim default/a, claim default/b on this node" in one for one in found] == [True] * refused
 
 
-def test_a_node_without_claims_changes_its_way():
+def test_node_without_claims_returns_to_the_device_plugin():
     assert made({}, {**NODE, "node_config.text": WITH_CLAIMS})["errors"] == []
 
 
-def test_samples_have_the_default_way():
+def test_samples_use_the_default_allocation():
     assert "vgpu_allocation" not in VARIABLES

@@ -37,7 +37,7 @@ def test_another_owner_of_the_resource_stops_the_run_unless_it_is_ignored():
     assert (other["errors"], len(other["warnings"])) == ([], 1)
 
 
-def test_rivals_to_be_removed_are_the_roles_to_judge():
+def test_conflicting_plugin_with_consent_is_a_warning():
     found = made(
         {"device_plugin_conflicting_plugins_remove": ["DaemonSet a/b"]}, {"plugin.conflicting_plugins": [CONFLICTING]}
     )
@@ -81,14 +81,14 @@ def test_node_of_the_daemonset(different, words):
     assert not words or words in found["steps"][0]["changes"]
 
 
-def test_from_the_daemonset_back_to_a_service_is_two_steps():
+def test_daemonset_is_replaced_by_a_service_in_two_steps():
     (told,) = made({}, BY_POD)["errors"]
     assert "device_plugin_state: absent with device_plugin_deploy: daemonset" in told
     gone = made({**DAEMONSET, "device_plugin_state": "absent"}, BY_POD)
     assert "take this node from the DaemonSet" in gone["steps"][0]["changes"]
 
 
-def test_sizes_that_pods_ask_for_need_no_kubeconfig_of_the_host_in_a_pod():
+def test_requested_sizes_need_a_kubeconfig_only_outside_a_pod():
     asked = {"vgpu_slice_sizing": "requested"}
     assert any("device_plugin_kubeconfig" in one for one in made(asked)["errors"])
     assert made({**asked, **DAEMONSET}, BY_POD)["errors"] == []
@@ -140,7 +140,7 @@ HOLDERS = [
 
 
 @pytest.mark.parametrize("variables, held, words", HOLDERS)
-def test_who_holds_slices_is_disturbed_by_another_size(variables, held, words):
+def test_containers_are_disturbed_by_another_slice_size(variables, held, words):
     found = made(variables, {"plugin.status": {**running(3, *held), "resource": "nvidia.com/gpu"}})
     assert found["roles"] != []
     assert found["disturbs"] is bool(words)
@@ -157,7 +157,7 @@ OUTSIDE = [
 
 
 @pytest.mark.parametrize("held, outside", OUTSIDE)
-def test_who_is_moved_by_no_drain_is_named(held, outside):
+def test_containers_that_no_drain_moves_are_named(held, outside):
     state = {"plugin.status": {**running(3, *held), "resource": "nvidia.com/gpu"}}
     found = made({"nvidia_driver_packages": ["nvidia-smi=535.400*", "libcuda1=535.400*"]}, state)
     assert "nvidia_driver" in found["roles"]

@@ -123,7 +123,7 @@ KUBELET = [1, 34]
         ("26.1.5", {"kubelet": KUBELET}, False),
     ],
 )
-def test_docker_that_could_take_slices_by_their_cdi_names(version, more, said):
+def test_docker_that_can_enable_cdi_gets_a_hint(version, more, said):
     found = made(state={"docker.info.ServerVersion": version, **more})
     lines = [one for one in found["warnings"] if "--device vgpu.fleet/slice" in one]
     assert len(lines) == said and all("features: {cdi: true}" in one and "vgpuctl run" in one for one in lines)

@@ -127,7 +127,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize("state, wanted, changes, fault, disturbs", ROWS)
-def test_what_is_planned(state, wanted, changes, fault, disturbs):
+def test_changes_of_the_driver(state, wanted, changes, fault, disturbs):
     whole = {**desired.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present", **wanted}
     found = plan_driver.nvidia_driver(whole, changed(GOOD, state), {})
     assert list(found.changes) == changes
@@ -189,7 +189,7 @@ RECORDS = [
 
 
 @pytest.mark.parametrize("record, changes", RECORDS)
-def test_what_a_killed_reload_left_stopped_is_a_change(record, changes):
+def test_service_stopped_by_a_killed_reload_is_a_change(record, changes):
     wanted = {**desired.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present", "setup_record": "/r"}
     state = {**GOOD, "texts": {"/r": json.dumps(record)}}
     assert plan_driver.nvidia_driver(wanted, state, {}).changes == changes
@@ -228,7 +228,7 @@ BRANCHES = [
 
 
 @pytest.mark.parametrize("users, policy, last, fault", BRANCHES)
-def test_another_branch_disturbs_also_where_all_its_packages_have_other_names(users, policy, last, fault):
+def test_another_branch_disturbs_even_with_other_package_names(users, policy, last, fault):
     there = {"nvidia-utils-535-server": "535.261.03-0ubuntu1", "libnvidia-compute-535-server": "535.261.03-0ubuntu1"}
     state = changed(GOOD, {**UBUNTU, "packages": there, "driver.in_use": users})
     whole = {**desired.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present", "reboot": policy}
@@ -260,7 +260,7 @@ REPLACES = [
 
 
 @pytest.mark.parametrize("change, told", REPLACES)
-def test_which_changes_put_another_driver_under_what_runs(change, told):
+def test_changes_that_replace_the_running_driver(change, told):
     assert plan_driver.replaces(change) is told
 
 
@@ -278,7 +278,7 @@ OF_ANOTHER_BRANCH = [
 
 
 @pytest.mark.parametrize("state, wanted, changes", OF_ANOTHER_BRANCH)
-def test_what_comes_beside_a_driver_of_another_branch_disturbs_nothing(state, wanted, changes):
+def test_missing_packages_next_to_another_branch_disturb_nothing(state, wanted, changes):
     runs = dict.fromkeys(["driver.loaded_version", "driver.disk_version", "nvml.driver_version"], "550.90.07")
     whole = {**desired.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present", "hold": False, **wanted}
     found = plan_driver.nvidia_driver(whole, changed(GOOD, {**runs, "driver.in_use": ["python3 (41)"], **state}), {})
@@ -296,7 +296,7 @@ UNNAMED = [
 
 
 @pytest.mark.parametrize("runs, wanted, words", UNNAMED)
-def test_a_driver_whose_branch_nobody_named_is_told_with_the_way_to_keep_it(runs, wanted, words):
+def test_warning_for_an_unset_branch_names_the_variable(runs, wanted, words):
     packages = dict.fromkeys(["nvidia-driver-cuda", "nvidia-kernel-open-dkms", *HEADERS], f"{runs}-1")
     versions = dict.fromkeys(["driver.loaded_version", "driver.disk_version", "nvml.driver_version"], runs)
     state = changed(GOOD, {**versions, "packages": packages, "driver.in_use": ["python3 (41)"]})
@@ -306,7 +306,7 @@ def test_a_driver_whose_branch_nobody_named_is_told_with_the_way_to_keep_it(runs
     assert found.disturbs is (f"{wanted.get('branch', '580')}." not in runs)
 
 
-# Packages that are there on Ubuntu, what differs -> words of a warning
+# columns: installed packages on Ubuntu, other differences in the state, words of a warning
 CUDA_REPOSITORY = {"nvidia-utils-580": "580.95.05-0ubuntu1", "libnvidia-compute-580": "580.95.05-0ubuntu1"}
 OF_OTHERS = [
     (
@@ -314,15 +314,15 @@ OF_OTHERS = [
         {},
         "libnvidia-compute-580, nvidia-utils-580 brought it; to keep it set nvidia_driver_source: present",
     ),
-    (CUDA_REPOSITORY, {"nvml.ok": False}, ""),  # nothing runs that could be kept
-    (CUDA_REPOSITORY, {("files", "/record"): {"sha256": "x"}}, ""),  # a run of ours was cut off
+    (CUDA_REPOSITORY, {"nvml.ok": False}, ""),  # no running driver to keep
+    (CUDA_REPOSITORY, {("files", "/record"): {"sha256": "x"}}, ""),  # our own interrupted run installed it
     ({"nvidia-utils-580-server": "580.95.05-0ubuntu1"}, {}, ""),
     ({"nvidia-container-toolkit": "1.18.0-1", "nvidia-utils-580": None}, {}, ""),
 ]
 
 
 @pytest.mark.parametrize("packages, more, words", OF_OTHERS)
-def test_a_driver_that_somebody_else_brought_is_told_with_the_way_to_keep_it(packages, more, words):
+def test_warning_for_a_driver_of_others_names_the_variable_to_keep_it(packages, more, words):
     state = changed(GOOD, {**UBUNTU, "packages": packages, "nvml.driver_version": "580.95.05", **more})
     state = changed(state, {"driver.loaded_version": "580.95.05", "driver.disk_version": "580.95.05"})
     whole = {**desired.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present", "record": "/record"}
@@ -331,18 +331,19 @@ def test_a_driver_that_somebody_else_brought_is_told_with_the_way_to_keep_it(pac
     assert words in " ".join(found.warnings) and bool(found.warnings) is bool(words)
 
 
-# The driver that runs, what is lacking, the group's modules -> words of a warning, on Ubuntu with all of branch 535
+# Ubuntu with all packages of branch 535. columns: running driver, missing packages or files, desired kernel modules,
+# words of a warning
 RETIRED = [
     ("535.261.03", {}, "auto", ""),
     ("580.178.04", {}, "auto", "branch 535 is asked for and installed, and driver 580.178.04 runs"),
     ("580.178.04", {"packages.nvidia-utils-535-server": None}, "auto", ""),
     ("580.178.04", {("files", driver_choice.PERSISTENCE_FILE): None}, "auto", ""),
-    ("580.178.04", {}, "none", ""),  # somebody else's module
+    ("580.178.04", {}, "none", ""),  # the role does not manage the module
 ]
 
 
 @pytest.mark.parametrize("runs, lacking, kind, words", RETIRED)
-def test_a_branch_that_brought_another_one_is_told(runs, lacking, kind, words):
+def test_packages_that_installed_another_branch_are_a_warning(runs, lacking, kind, words):
     whole = {
         **desired.INPUTS["nvidia_driver"],
         "kernel_module": kind,
@@ -365,7 +366,7 @@ UBUNTU = {
     ("files", DROP_IN): {"sha256": sha256(driver_choice.PERSISTENCE_TEXT), "mtime": 1.0},
     ("units", PERSISTENCED): {"present": True, "enabled": True, "active": True, "started": 2.0},
 }
-# What differs on Ubuntu of the drop-in of nvidia-persistenced -> changes that name the service
+# columns: the difference in nvidia-persistenced's drop-in on Ubuntu, changes that name the service
 DROP_INS = [
     ({}, []),
     ({("files", DROP_IN): None}, [f"write {DROP_IN}"]),
@@ -373,7 +374,7 @@ DROP_INS = [
 ]
 
 
-def test_an_initramfs_that_is_old_is_told_beside_a_file_that_is_no_part_of_it():
+def test_old_initramfs_is_rebuilt_next_to_an_unrelated_change():
     whole = {**desired.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present"}
     state = changed(GOOD, {**UBUNTU, ("files", DROP_IN): None, "driver.initramfs_old": True})
     changes = plan_driver.nvidia_driver(whole, state, {}).changes
@@ -387,7 +388,7 @@ def test_persistence_mode_on_ubuntu(state, changes):
     assert [text for text in found.changes if "persistenced" in text] == changes
 
 
-def test_of_ubuntus_kernel_what_is_there_is_held():
+def test_hold_covers_only_installed_kernel_packages_of_ubuntu():
     there = {"linux-generic": "6.8.0-84.84", "linux-image-generic": "6.8.0-84.84", "linux-image-6.8.0-84-generic": "1"}
     state = changed(GOOD, {**UBUNTU, "packages": there})
     whole = {**desired.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present", "hold_kernel": True}
@@ -395,7 +396,7 @@ def test_of_ubuntus_kernel_what_is_there_is_held():
     assert [text for text in changes if text.startswith("hold ")] == ["hold linux-generic", "hold linux-image-generic"]
 
 
-def test_all_that_a_decision_may_name_is_read():
+def test_plan_reads_everything_that_the_driver_choice_may_name():
     roles = {"nvidia_driver_state": "present", "nvidia_driver_kernel_module": "auto"}
     roles["__nvidia_driver_setup_record"] = "/r"
     options = desired.reads(desired.collect(roles))
@@ -413,10 +414,10 @@ SMI_GONE = "nvidia-smi is missing, though its package nvidia-smi is installed; i
     [
         ({"driver.smi": True}, False),
         ({"driver.smi": False}, True),
-        ({"driver.smi": False, "packages.nvidia-smi": None}, False),  # it is to be installed
+        ({"driver.smi": False, "packages.nvidia-smi": None}, False),  # the plan installs the package
         ({"driver.smi": False, "packages": {"libcuda1": "535.261.03-1"}}, False),
     ],
 )
-def test_program_that_somebody_removed_is_said(state, said):
-    """The package database knows nothing of it."""
+def test_removed_nvidia_smi_is_a_warning(state, said):
+    """The package database still lists the deleted program."""
     assert any(SMI_GONE in one for one in made(state=state)["warnings"]) is said

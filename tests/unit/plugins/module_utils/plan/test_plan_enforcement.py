@@ -66,7 +66,7 @@ ROWS = [
 
 @pytest.mark.parametrize("wish", ["auto", "driver"])
 @pytest.mark.parametrize(("host", "said", "by_driver"), ROWS)
-def test_the_line_and_the_error(host, said, by_driver, wish):
+def test_enforcement_has_a_line_and_an_error(host, said, by_driver, wish):
     variables = {**VARIABLES, "vgpu_memory_enforcement": wish}
     state = changed(CAN, host)
     made = plan.make_plan(desired.collect(variables), state)
@@ -78,7 +78,7 @@ def test_the_line_and_the_error(host, said, by_driver, wish):
     assert [said in one for one in refused] == [True] * expected
 
 
-def test_the_branch_that_is_to_come_counts():
+def test_enforcement_follows_the_configured_branch():
     variables = {**VARIABLES, "vgpu_memory_enforcement": "driver", "nvidia_driver_branch": "580"}
     made = plan.make_plan(desired.collect(variables), CAN)
     assert "driver branch 580 has no memory limits" in made["memory_enforcement"]
@@ -95,12 +95,12 @@ def test_the_branch_that_is_to_come_counts():
         ),
     ],
 )
-def test_what_no_host_can_do_is_an_error_of_the_variables(variables, said):
+def test_impossible_enforcement_is_an_error_of_the_variables(variables, said):
     with pytest.raises(node_config.ConfigError, match=said):
         node_config.from_vars({"vgpu_memory_enforcement": "driver", **variables})
 
 
-def test_a_group_that_does_not_set_it_has_the_file_of_before():
+def test_unset_enforcement_is_not_written_to_the_file():
     assert "memoryEnforcement" not in str(node_config.from_vars({}))
     assert (
         node_config.from_vars({"vgpu_memory_enforcement": "library"})["flags"]["plugin"]["memoryEnforcement"]
@@ -108,7 +108,7 @@ def test_a_group_that_does_not_set_it_has_the_file_of_before():
     )
 
 
-def test_the_hook_comes_with_the_library_where_only_the_driver_limits():
+def test_enforcement_by_the_driver_installs_the_library_for_its_hook():
     shared = {**VARIABLES, "vgpu_sharing": "time-slicing"}
     assert "vcuda" not in desired.collect(shared)["roles"]
     found = desired.collect({**shared, "vgpu_memory_enforcement": "driver"})

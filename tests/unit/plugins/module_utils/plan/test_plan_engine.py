@@ -78,7 +78,7 @@ DROP_INS = [
 
 
 @pytest.mark.parametrize("files, unit, words", DROP_INS)
-def test_a_file_of_our_own(files, unit, words):
+def test_drop_in_file_is_planned(files, unit, words):
     found = {"files": files, "units": {"crio.service": unit}, "packages": {}}
     wanted = {**WANTED, "engine": "crio"}
     assert plan_engine.differences(wanted, found)[1] == ([words] if words else [])

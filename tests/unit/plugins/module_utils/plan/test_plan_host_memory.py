@@ -30,7 +30,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("gpus", "variables", "memory", "expected"), CASES)
-def test_what_no_memory_can_hold_is_said(gpus, variables, memory, expected):
+def test_slices_beyond_the_memory_of_the_host_have_a_finding(gpus, variables, memory, expected):
     variables = {**VARIABLES, "vgpu_split_count": 5, **variables}
     state = changed(CONVERGED, {"gpus": gpus, "memory_mib": memory})
     found = [one for one in plan.check_gpus(desired.collect(variables), state) if "memoryScaling" in one.path]

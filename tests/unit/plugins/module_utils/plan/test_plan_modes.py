@@ -133,7 +133,7 @@ def test_time_slice(wanted, state, changes):
     assert (list(part.changes), list(part.errors)) == (changes, [])
 
 
-def test_what_these_roles_read():
+def test_roles_read_only_their_inputs():
     options = desired.reads(
         desired.collect({"mig_state": "present", "mps_state": "present", "time_slicing_state": "present"})
     )
@@ -166,7 +166,7 @@ BOTH_WAYS = [
 
 
 @pytest.mark.parametrize("variables, gpu, record, refused", BOTH_WAYS)
-def test_a_group_may_change_to_mig_and_back(variables, gpu, record, refused):
+def test_group_can_change_to_mig_and_back(variables, gpu, record, refused):
     state = {**AS_WANTED, "gpus": [gpu], "pci_gpus": [], "files": {"/r": {}} if record else {}}
     found = plan.check_gpus(desired.collect(variables), state)
     assert any(one.level == "error" for one in found) is refused

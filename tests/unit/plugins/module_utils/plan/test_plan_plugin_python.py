@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python that the device plugin runs on: the table of systems, the configured interpreter, the refusals."""
+"""The Python that runs the device plugin: the table of systems, the configured interpreter, the refusals."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_every_system_that_gets_a_driver_is_in_the_table():
     assert set(plugin_python.TABLE) == known
 
 
-def test_the_versions_of_the_table_are_what_the_plugin_needs():
+def test_versions_of_the_table_meet_the_requirement_of_the_plugin():
     for (family, release), row in plugin_python.TABLE.items():
         choice = plugin_python.Choice(row.python, list(row.packages), row.version)
         refused = plugin_python.refusal(host(family, release), choice, row.version or None)
@@ -74,7 +74,7 @@ def test_the_versions_of_the_table_are_what_the_plugin_needs():
         ("/opt/python", ["my-python"], "/opt/python", ["my-python"]),
     ],
 )
-def test_what_a_person_names_is_taken(python, packages, chosen, names):
+def test_configured_interpreter_is_selected(python, packages, chosen, names):
     choice = plugin_python.choose(host("ubuntu", "22.04"), python, packages)
     assert (choice.python, choice.packages) == (chosen, names)
     # The table covers only its own Python.
@@ -98,7 +98,7 @@ def test_what_a_person_names_is_taken(python, packages, chosen, names):
         (host("debian", "99"), "auto", "4.0", ""),
     ],
 )
-def test_a_python_that_will_not_do_is_refused_with_the_way_out(system, python, version, said):
+def test_unsuitable_python_is_refused_with_a_remedy(system, python, version, said):
     text = plugin_python.refusal(system, plugin_python.choose(system, python), version)
     assert said in text
     assert bool(text) is bool(said)
@@ -137,7 +137,7 @@ EVERY = {SYSTEM: "3.10", OWN: "3.10", NEWER: "3.11"}
         ("auto", NEWER, {}, {SYSTEM: "3.6", NEWER: "3.11"}, ""),
     ],
 )
-def test_a_play_goes_on_with_a_python_that_stays(named, running, links, versions, goes_on):
+def test_play_continues_with_a_python_that_stays(named, running, links, versions, goes_on):
     choice = plugin_python.choose(host("ubuntu", "22.04"), named)
     assert plugin_python.to_go_on_with(choice, running, links, versions) == goes_on
 
@@ -151,7 +151,7 @@ RECORD = "/var/lib/vgpu/baseline/device_plugin.json"
     [
         (JAMMY, {}, {"plugin.versions": []}, ["install python3.11", "install python3.11-venv"], ""),
         (JAMMY, {"device_plugin_packages": []}, {"plugin.versions": []}, [], ""),
-        # An installed version runs, whatever the source of its Python.
+        # An installed version runs on any Python that it was installed with.
         (JAMMY, {}, {}, [], ""),
         (FOCAL, {}, {}, [], ""),
         (FOCAL, {}, {"plugin.versions": []}, [], "device_plugin_python"),
@@ -167,7 +167,7 @@ def test_the_plan_names_packages_and_refuses_before_a_host_is_changed(system, va
 
 
 @pytest.mark.parametrize(("there", "expected"), [({"sha256": "x", "mtime": 1.0}, True), (None, False)])
-def test_packages_that_were_installed_for_it_are_taken_back(there, expected):
+def test_absent_reverts_the_recorded_packages(there, expected):
     variables = {"device_plugin_state": "absent", "__device_plugin_packages_record": RECORD}
     whole = made(variables, {("files", RECORD): there})
     changes = [change for step in whole["steps"] if step["role"] == "device_plugin" for change in step["changes"]]
@@ -187,7 +187,7 @@ def test_the_unit_of_mig_runs_on_a_python_that_is_new_enough(system, python, cha
 
 
 @pytest.mark.parametrize(("mode", "words"), [(0o755, ""), (0o644, "is not there"), (None, "name a Python from 3.8 on")])
-def test_a_python_that_the_unit_of_mig_lacks_is_told_before_the_boot_that_needs_it(tmp_path, mode, words):
+def test_missing_python_of_the_mig_unit_is_reported_before_the_boot(tmp_path, mode, words):
     """On RHEL 8 and SLES 15 the program needs the plugin's Python, which a play without the role device_plugin does
     not install."""
     python = plugin_python.small_program({"id": "rhel", "version_id": "8.10", "name": "RHEL 8.10"})
@@ -202,7 +202,7 @@ def test_a_python_that_the_unit_of_mig_lacks_is_told_before_the_boot_that_needs_
 
 
 @pytest.mark.parametrize("minor", range(11, 15))
-def test_every_python_of_the_artefact_is_looked_for(minor):
+def test_every_python_of_the_artefact_is_searched(minor):
     assert f"/usr/bin/python3.{minor}" in plugin_python.CANDIDATES
     # The modules of a play run from 3.8 on.
     assert "/usr/bin/python3.8" in plugin_python.CANDIDATES

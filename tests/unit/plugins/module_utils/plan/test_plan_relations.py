@@ -15,7 +15,7 @@ DEFAULTS = {f"nvidia_driver_{name}": value for name, value in choice.DEFAULTS.it
 
 
 def test_the_driver_gets_every_variable_that_its_check_reads() -> None:
-    """A missing variable would be a bare KeyError for every playbook."""
+    """A variable missing here would fail every playbook with a KeyError."""
     tree = ast.parse(inspect.getsource(choice.inputs))
     read = {
         node.slice.value

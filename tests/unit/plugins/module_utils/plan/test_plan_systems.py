@@ -23,7 +23,7 @@ ROCKY = {
 }
 SLES = {**ROCKY, "id": "sles", "id_like": "suse", "version_id": "15.6", "name": "SUSE Linux Enterprise Server 15 SP6"}
 CENTOS_7 = {**ROCKY, "id": "centos", "id_like": "rhel fedora", "version_id": "7", "name": "CentOS Linux 7 (Core)"}
-# The roles' defaults where group vars say nothing of packages, but for what the CUDA repository would be asked.
+# No package variable is set, except those that select packages of the CUDA repository.
 ROLES = {
     **VARIABLES,
     "nvidia_driver_packages": [],
@@ -34,7 +34,7 @@ ROLES = {
 }
 MIRROR = {"container_runtime_repository": {"baseurl": "https://mirror.example.com/docker-ce", "key": "/k.asc"}}
 DOCKER = {"docker.service": dict(RUNNING)}
-# Only the packages named; their dependencies are the rest of a driver.
+# Only the named packages; a real driver also has their dependencies.
 PACKAGES = {
     "rocky": {"nvidia-driver-cuda": "580.95.05-1.el9"},
     "sles": {"nvidia-compute-G06": "580.95.05-1", "nvidia-compute-utils-G06": "580.95.05-1"},
@@ -65,7 +65,7 @@ def test_a_bare_host_gets_every_role(system, variables, engine):
     assert set(installs(made)) >= set(expected)
 
 
-def test_a_bare_host_without_a_way_to_an_engine_is_told_so():
+def test_bare_host_without_an_engine_package_is_an_error():
     made = planned(ROCKY, BARE)
     assert len(made["errors"]) == 1
     assert "container_runtime: Rocky Linux 9.4 (Blue Onyx) has no package of docker" in made["errors"][0]
@@ -86,7 +86,7 @@ def as_wanted(system):
 
 
 @pytest.mark.parametrize("system", [ROCKY, SLES])
-def test_a_host_that_is_as_wanted_has_an_empty_plan(system):
+def test_converged_host_has_an_empty_plan(system):
     """rpm reports versions with a release, which no pin contains."""
     made = planned(system, as_wanted(system))
     assert (made["steps"], made["errors"]) == ([], [])
@@ -134,13 +134,13 @@ def test_headers_beside_those_of_another_kernel_disturb_no_driver():
     )
 
 
-def test_a_release_that_nobody_tried_is_refused_with_what_is_supported():
+def test_unsupported_release_is_refused_with_the_supported_releases():
     errors = planned(CENTOS_7, BARE)["errors"]
     assert "CentOS Linux 7 (Core) is not supported; Debian 12 and 13" in errors[0]
     assert "RHEL and Rocky 8 to 10" in errors[0]
 
 
-def test_what_the_plan_compares_is_read():
+def test_plan_reads_every_package_that_it_compares():
     read = desired.reads(desired.collect(ROLES))["packages"]
     assert set(read) >= {"docker.io", "docker-ce", "containerd.io", "nvidia-docker2"}
     assert set(read) >= set(driver_choice.PACKAGE_PATTERNS)
@@ -148,7 +148,7 @@ def test_what_the_plan_compares_is_read():
 
 
 @pytest.mark.parametrize(("mode", "told"), [("enforcing", True), ("permissive", False), ("", False)])
-def test_what_nobody_tried_is_said(mode, told):
+def test_untested_selinux_mode_is_a_warning(mode, told):
     made = planned({**ROCKY, "selinux": mode}, as_wanted(ROCKY))
     assert [plan.CONFINED] * told == made["warnings"]
     assert made["errors"] == []

@@ -49,7 +49,7 @@ BROUGHT = [
 
 
 @pytest.mark.parametrize("package, engine, there, changes", BROUGHT)
-def test_nvidia_docker2_comes_where_docker_runs_and_is_no_step_of_its_own(package, engine, there, changes):
+def test_nvidia_docker2_is_installed_only_with_docker(package, engine, there, changes):
     variables = {**VARIABLES, **TOOLKIT, "nvidia_docker_package": package, "container_runtime_engine": engine}
     packages = {**CONVERGED["packages"], "nvidia-docker2": None, "nvidia-container-toolkit": "1.20" if there else None}
     made = plan.make_plan(desired.collect(variables), {**CONVERGED, "texts": {PATH: None}, "packages": packages})
@@ -107,7 +107,7 @@ WARNED = [
 
 
 @pytest.mark.parametrize("keys, text, variables, expected", WARNED)
-def test_whom_the_toolkit_lets_have_a_gpu(keys, text, variables, expected):
+def test_toolkit_settings_that_expose_gpus_are_warnings(keys, text, variables, expected):
     wanted = desired.collect({**VARIABLES, "nvidia_docker_config": keys, **variables})
     found = plan_toolkit.check(wanted, {**CONVERGED, "texts": {PATH: text}})
     assert [finding.path for finding in found] == [path for path, _words in expected]
@@ -122,6 +122,6 @@ READS = [({}, "vcuda", True), (KEYS, "vcuda", True), ({}, "none", False), (KEYS,
 
 
 @pytest.mark.parametrize("keys, mode, read", READS)
-def test_the_file_is_read_where_it_is_compared(keys, mode, read):
+def test_toolkit_file_is_read_only_if_compared(keys, mode, read):
     wanted = desired.collect({**VARIABLES, "nvidia_docker_config": keys, "vgpu_sharing": mode})
     assert (PATH in desired.reads(wanted)["texts"]) is read

@@ -26,7 +26,7 @@ GPUS = (
 )
 
 
-def test_there_and_back():
+def test_annotations_are_written_and_read_back():
     assert pod_annotations.read_plan(pod_annotations.write_plan(PLAN)) == PLAN
     assert pod_annotations.read_gpus(pod_annotations.write_gpus(GPUS)) == GPUS
     assert (
@@ -36,7 +36,7 @@ def test_there_and_back():
     )
 
 
-def test_the_written_form_is_a_contract():
+def test_written_form_is_fixed():
     assert json.loads(pod_annotations.write_plan(PLAN))["containers"][0] == {
         "name": "first",
         "kind": "init",
@@ -56,7 +56,7 @@ def test_the_written_form_is_a_contract():
     }
 
 
-def test_later_versions_may_say_more():
+def test_unknown_keys_of_later_versions_are_ignored():
     later = dict(json.loads(pod_annotations.write_gpus(GPUS)), version=2, more=1)
     later["gpus"][0]["colour"] = "green"
     assert pod_annotations.read_gpus(json.dumps(later)) == GPUS
@@ -78,7 +78,7 @@ TOPOLOGIES = [
 
 @pytest.mark.parametrize(("found", "expected"), TOPOLOGIES)
 def test_topology_of_a_node(found, expected):
-    """An older plugin reports no topology, and an older scheduler can still read a newer plugin's GPUs."""
+    """An older plugin reports no topology. An older scheduler can still read the GPUs of a newer plugin."""
     document = json.loads(pod_annotations.write_gpus(GPUS))
     assert "topology" not in document
     text = json.dumps(document if found is None else dict(document, topology=found))
@@ -86,7 +86,7 @@ def test_topology_of_a_node(found, expected):
     assert pod_annotations.read_topology(pod_annotations.write_gpus(GPUS, expected)) == expected
 
 
-def test_what_was_given_wins_over_what_was_planned():
+def test_allocated_devices_override_the_plan():
     given = pod_annotations.write_plan(PLAN[:1])
     assert pod_annotations.read_annotations({}) is None
     assert pod_annotations.read_annotations({pod_annotations.PLAN: pod_annotations.write_plan(PLAN)}) == PLAN
@@ -144,17 +144,17 @@ BAD_GPUS = [
 
 
 @pytest.mark.parametrize(("text", "words"), BAD_PLANS)
-def test_plans_that_cannot_be_read(text, words):
+def test_invalid_plan_is_an_error(text, words):
     with pytest.raises(PlanError, match=words):
         pod_annotations.read_plan(text)
 
 
 @pytest.mark.parametrize(("text", "words"), BAD_GPUS)
-def test_gpus_that_cannot_be_read(text, words):
+def test_invalid_gpus_are_an_error(text, words):
     with pytest.raises(PlanError, match=words):
         pod_annotations.read_gpus(text)
 
 
-def test_only_a_gpu_that_says_so_is_healthy():
+def test_gpu_is_healthy_only_if_reported_true():
     assert not pod_annotations.read_gpus(changed(G, "gpus", 0, "healthy", to="yes"))[0].healthy
     assert pod_annotations.read_gpus(changed(G, "gpus", 0, "links", to=["GPU-b"]))[0].links == ()

@@ -46,7 +46,7 @@ PODS = [
 
 
 @pytest.mark.parametrize(("made", "words"), PODS)
-def test_what_is_too_much_is_not_read(made, words):
+def test_oversized_pod_is_refused_with_one_short_message(made, words):
     if not words:
         assert bounds.excess(made) == [] and read_pod(made).wants_gpus
         return
@@ -56,7 +56,7 @@ def test_what_is_too_much_is_not_read(made, words):
     assert words in str(finding) and len(str(fault.value)) < 200
 
 
-def test_a_refusal_is_short_however_much_is_wrong():
+def test_refusal_of_many_faults_is_short():
     """The scheduler repeats the refusal in its response for each node of the cluster."""
     wrong = pod([asking(**{GPU: "1", MEM: "0", f"nvidia.com/gpum{n}": "x" * 2000}) for n in range(300)])
     with pytest.raises(DialectError) as fault:
@@ -67,5 +67,5 @@ def test_a_refusal_is_short_however_much_is_wrong():
 
 
 @pytest.mark.parametrize("spec", [None, [], "x", {"containers": None}, {"containers": "x"}, {"containers": {"a": 1}}])
-def test_what_is_no_pod_has_no_excess(spec):
+def test_invalid_pod_has_no_excess(spec):
     assert bounds.excess({"spec": spec, "metadata": {"annotations": "x"}}) == []

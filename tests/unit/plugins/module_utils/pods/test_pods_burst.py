@@ -50,19 +50,19 @@ def test_request_below_the_limit(value, containers, expected):
     assert sizes(read_pod(pod(value, **containers))) == expected
 
 
-def test_of_gpu_memory_by_annotation():
+def test_request_of_gpu_memory_by_annotation():
     found = read_pod(pod("400", {"gpu-memory": "1000"}, main={}))
     assert sizes(found) == {"main": (400, 1000)}
 
 
-def test_of_a_limit_of_kai():
+def test_request_with_a_limit_of_kai():
     limit = "nvidia.com/container.main.gpu-memory.limit"
     assert sizes(read_pod(pod("400", {limit: "1000Mi"}, main={}))) == {"main": (400, 1000)}
     with pytest.raises(DialectError, match=f"container main has a request beside {limit} already; name one of them"):
         read_pod(pod("400", {limit: "1000Mi", "nvidia.com/container.main.gpu-memory.request": "1Mi"}, main={}))
 
 
-def test_mib_whatever_the_unit_of_the_resource():
+def test_request_is_in_mib_with_any_unit_of_the_resource():
     found = read_pod(pod("300", main={GPU: 1, MEM: 2}), Config(memory_factor=256))
     assert sizes(found) == {"main": (300, 512)}
 
@@ -105,7 +105,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("value", "containers", "words"), REFUSED)
-def test_refused_with_the_annotation_and_the_reason(value, containers, words):
+def test_refusal_names_the_annotation_and_the_reason(value, containers, words):
     with pytest.raises(DialectError, match=words) as fault:
         read_pod(pod(value, **containers))
     assert [one.path for one in fault.value.findings] == [f'metadata.annotations["{REQUEST}"]'] * len(
@@ -113,7 +113,7 @@ def test_refused_with_the_annotation_and_the_reason(value, containers, words):
     )
 
 
-def test_a_person_reads_both():
+def test_description_names_request_and_limit():
     lines = asked(read_pod(pod("2000", main={GPU: 1, MEM: 8000, "nvidia.com/gpucores": 30})))
     assert lines[1] == (
         "container main: 1 GPU 2000 MiB (up to 8000 MiB while nobody was promised them) and 30 % of the compute"
@@ -123,7 +123,7 @@ def test_a_person_reads_both():
 BURST = (Part("first", INIT, (Device("GPU-a", 1000, 0),)), Part("main", APP, (Device("GPU-a", 2000, 30, 6000),)))
 
 
-def test_a_plan_keeps_both_and_older_programs_read_the_promise():
+def test_plan_keeps_request_and_limit_and_older_programs_read_the_request():
     text = pod_annotations.write_plan(BURST)
     assert pod_annotations.read_plan(text) == BURST
     assert pod_annotations.use_of(BURST)["GPU-a"].memory_mib == 2000
@@ -138,14 +138,14 @@ def test_a_plan_keeps_both_and_older_programs_read_the_promise():
 
 
 @pytest.mark.parametrize("burst", ["6000", [], [1, 2], [-1], [True], [1 << 25], [1.5], {}])
-def test_a_plan_with_nonsense_is_not_read(burst):
+def test_plan_with_an_invalid_burst_is_an_error(burst):
     document = json.loads(pod_annotations.write_plan(BURST))
     document["containers"][1]["burst"] = burst
     with pytest.raises(PlanError, match=r"containers\[1\].burst: expected 1 whole numbers of MiB"):
         pod_annotations.read_plan(json.dumps(document))
 
 
-def test_memory_between_request_and_limit_is_not_resized_and_cores_are():
+def test_burst_pod_resizes_cores_and_not_memory():
     with pytest.raises(PlanError, match="its memory is from 2000 to 8000 MiB by vgpu"):
         resizes.applied(BURST, {"main": resizes.Size(3000)})
     after = resizes.applied(BURST, {"main": resizes.Size(None, 50)})

@@ -44,7 +44,7 @@ SAID = [
 
 
 @pytest.mark.parametrize(("limits", "labels", "annotations", "count", "amounts"), SAID)
-def test_what_is_asked_for_becomes_a_claim(limits, labels, annotations, count, amounts):
+def test_request_of_each_dialect_becomes_a_claim(limits, labels, annotations, count, amounts):
     found, findings = read(pod(limits, labels, annotations), STRICT)
     assert findings == []
     exactly = {"deviceClassName": "vgpu", "allocationMode": "ExactCount", "count": count}
@@ -101,7 +101,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("limits", "annotations", "words"), REFUSED)
-def test_what_no_claim_says_is_refused_with_the_next_step(limits, annotations, words):
+def test_request_without_a_claim_form_is_refused_with_a_remedy(limits, annotations, words):
     _found, (finding,) = read(pod(limits, {}, annotations))
     assert words in finding and "label the pod vgpu.fleet/allocation: extender" in finding
 
@@ -147,12 +147,12 @@ FORGED = [
 
 
 @pytest.mark.parametrize("text", FORGED, ids=range(len(FORGED)))
-def test_an_annotation_that_admission_did_not_write_is_refused(text):
+def test_annotation_not_written_by_admission_is_refused(text):
     with pytest.raises(ValueError, match=r"vgpu\.fleet/claims: expected"):
         claim_requests.read_annotation(text)
 
 
-# columns: the pod's label, the namespace's label, the chosen way, words of the refusal
+# columns: the pod's label, the namespace's label, the chosen allocation, words of the refusal
 WAYS = [
     (None, "", "extender", ""),
     (None, "dra", "dra", ""),
@@ -165,21 +165,21 @@ WAYS = [
 
 
 @pytest.mark.parametrize(("label", "of_namespace", "way", "words"), WAYS)
-def test_the_label_of_the_pod_wins(label, of_namespace, way, words):
+def test_label_of_the_pod_overrides_the_namespace(label, of_namespace, way, words):
     findings = []
     labels = {} if label is None else {"vgpu.fleet/allocation": label}
     found = claim_requests.way_of(labels, of_namespace, findings)
     assert found == way if way else words in str(findings[0])
 
 
-def test_names_of_objects_are_of_one_review_and_container():
+def test_object_name_is_unique_for_review_and_container():
     names = [claim_requests.object_name(review, one) for review in ("7", "8") for one in ("main", "side")]
     assert len(set(names)) == 4 and names[0] == claim_requests.object_name("7", "main")
     assert all(name.startswith("vgpu-") and len(name) == 21 and int(name[5:], 16) >= 0 for name in names)
 
 
 @pytest.mark.parametrize(("container", "taken"), [("main", ()), ("main", ("vgpu-main",)), ("m" * 63, ())])
-def test_names_of_claims_are_free_labels(container, taken):
+def test_claim_name_is_an_unused_label(container, taken):
     found = claim_requests.claim_name(container, set(taken))
     assert found not in taken and len(found) <= 63 and found.startswith("vgpu-")
     assert found == "vgpu-main" or taken or container != "main"

@@ -17,7 +17,7 @@ def test_conflicts_of_a_pod(about, made, expected):
 
 
 def test_ephemeral_container_is_judged_like_the_others():
-    """This case is not a row of the table, because today's API server does not accept such resources."""
+    """The table has no row for these resources, because current API servers refuse them."""
     made = pod(container("main"), ephemeralContainers=[container("debug", {GPU: "1"}, "/dev/vgpu/0")])
     assert [tuple(one) for one in mounts.conflicting_mounts(made["spec"], NAMES)] == [
         ("debug", "/dev/vgpu/0", "/dev/vgpu")
@@ -35,13 +35,13 @@ def test_ephemeral_container_is_judged_like_the_others():
         (None, False),
     ],
 )
-def test_who_asks(resources, asks):
+def test_mounts_conflict_only_for_containers_that_request_gpus(resources, asks):
     made = pod({"name": "main", "resources": resources, "volumeMounts": [{"name": "data", "mountPath": "/dev"}]})
     assert bool(mounts.conflicting_mounts(made["spec"], [GPU, "example.com/own"])) is asks
 
 
 @pytest.mark.parametrize("spec", [{}, {"containers": None}, {"containers": ["x", {"resources": {"limits": {GPU: 1}}}]}])
-def test_what_is_no_pod_has_no_conflict(spec):
+def test_invalid_pod_has_no_conflict(spec):
     assert mounts.conflicting_mounts(spec, [GPU]) == []
 
 
@@ -53,5 +53,5 @@ def test_reason_names_both_paths_and_the_next_step():
     )
 
 
-def test_no_guarded_path_is_left_without_a_row():
+def test_every_guarded_path_has_a_row():
     assert {guarded for _path, guarded in PATHS} - {""} == set(mounts.GUARDED)

@@ -30,7 +30,7 @@ ACK_POLICY, ACK_SHARING = "ack.node.gpu.placement", "ack.node.gpu.schedule"
         ({SHARING: "any", ACK_SHARING: "default"}, ("", "")),
     ],
 )
-def test_what_labels_say(labels, expected):
+def test_labels_set_the_policies_of_a_node(labels, expected):
     findings = []
     assert read_labels(labels, findings) == NodeLabels(*expected)
     assert findings == []
@@ -46,7 +46,7 @@ def test_what_labels_say(labels, expected):
         ({ACK_SHARING: "gpu"}, ACK_SHARING, "as if the label were not there"),
     ],
 )
-def test_a_value_that_is_not_known_is_said_and_means_nothing(labels, where, words):
+def test_unknown_label_value_is_reported_and_ignored(labels, where, words):
     findings = []
     assert read_labels(labels, findings) == NodeLabels()
     (found,) = findings

@@ -72,24 +72,24 @@ ASKED = [
 
 
 @pytest.mark.parametrize(("limits", "labels", "variables", "dialect", "count", "size"), ASKED)
-def test_asked(limits, labels, variables, dialect, count, size):
+def test_size_of_each_dialect(limits, labels, variables, dialect, count, size):
     asked = requests.read_pod(pod(limits, labels), Config(**variables))
     (ask,) = asked.asks
     assert (asked.dialect, ask.dialect, ask.gpus, requests.size_on(ask, V100)) == (dialect, dialect, count, size)
     assert ask.compute == ("shared" if ask.cores == 0 else "limited")
 
 
-def test_the_same_from_requests():
+def test_size_is_also_read_from_requests():
     written = pod()
     written["spec"]["containers"][0]["resources"] = {"requests": {GPU: 1, MEM: 3000}}
     assert requests.size_on(requests.read_pod(written).asks[0], V100) == Size(3000, 0)
 
 
-def test_sizes_follow_the_card():
+def test_relative_sizes_follow_the_card():
     (half,) = requests.read_pod(pod({GPU: 1, PERCENT: 50})).asks
-    assert requests.size_on(half, DOUBLED) == Size(16160, 0), "percent of what may be given out"
+    assert requests.size_on(half, DOUBLED) == Size(16160, 0), "percent of the memory that may be allocated"
     (units,) = requests.read_pod(pod({ALI: 4})).asks
-    assert requests.size_on(units, DOUBLED) == Size(4309, 0), "a unit is of the card, whatever is sold of it"
+    assert requests.size_on(units, DOUBLED) == Size(4309, 0), "a unit is relative to the card, not to oversold memory"
     assert requests.size_on(units, SMALL) is None, "a card under 1 GiB has no unit"
 
 
@@ -149,13 +149,13 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("limits", "labels", "where", "words"), REFUSED)
-def test_refused_by_field_and_reason(limits, labels, where, words):
+def test_refusal_names_the_field_and_the_reason(limits, labels, where, words):
     with pytest.raises(DialectError) as fault:
         requests.read_pod(pod(limits, labels))
     assert [one for one in fault.value.findings if one.path == where and words in one.message], str(fault.value)
 
 
-def test_nvidias_own_name_beside_a_count_of_another_name_is_not_ours():
+def test_nvidias_resource_is_ignored_if_the_count_has_another_name():
     config = Config(gpu="example.com/gpu")
     assert not requests.read_pod(pod({"nvidia.com/gpu": "1"}), config).wants_gpus
     assert requests.read_pod(pod({"example.com/gpu": "1"}), config).wants_gpus
@@ -163,13 +163,13 @@ def test_nvidias_own_name_beside_a_count_of_another_name_is_not_ours():
         requests.read_pod(pod({"nvidia.com/gpumen": "1"}), config)
 
 
-def test_a_count_must_be_named_where_the_variable_says_so():
+def test_count_is_mandatory_if_configured():
     with pytest.raises(DialectError, match=r"gpumem.*without nvidia.com/gpu"):
         requests.read_pod(pod({MEM: 100}), Config(default_count=0))
 
 
 @pytest.mark.parametrize("limits", [{}, {"cpu": "2", "memory": "1Gi"}, {GPU: 0}, {"nvidia.com/mig-1g.5gb": 1}])
-def test_pods_that_are_none_of_our_business(limits):
+def test_pods_without_our_resources_are_ignored(limits):
     asked = requests.read_pod(pod(limits, {COUNT: "many"}, {"hami.io/gpu-scheduler-policy": "x"}))
     assert not asked.wants_gpus and asked.dialect == ""
 
@@ -182,13 +182,13 @@ def containers(*limits, **more):
     return made
 
 
-def test_several_containers_each_ask():
+def test_each_of_several_containers_has_its_request():
     asked = requests.read_pod(containers({GPU: 1, MEM: 100}, {}, {GPU: 1, CORES: 20}, {GPU: 1}))
     assert [(ask.container, ask.cores) for ask in asked.asks] == [("c0", 0), ("c2", 20), ("c3", 100)]
     assert asked.dialect == "hami"
 
 
-def test_init_containers_have_ended_and_sidecars_have_not():
+def test_sidecars_count_and_init_containers_have_ended():
     made = containers({GPU: 1})
     made["spec"]["initContainers"] = [
         {"name": "first", "resources": {"limits": {GPU: 1}}},
@@ -210,7 +210,7 @@ def test_init_containers_have_ended_and_sidecars_have_not():
         (containers({GPU: 1, "nvidia.com/priority": 0}, {GPU: 1, "nvidia.com/priority": 1}), "different priorities"),
     ],
 )
-def test_containers_that_disagree(made, words):
+def test_containers_of_different_dialects_are_refused(made, words):
     with pytest.raises(DialectError, match=words):
         requests.read_pod(made)
 
@@ -275,7 +275,7 @@ def test_preferences_refused(annotations, words):
 
 FRACTION, MEMORY = "gpu-fraction", "gpu-memory"
 DEVICES, NAMED = "gpu-fraction-num-devices", "gpu-fraction-container-name"
-# annotations of KAI, limits of the two containers → which asks, on how many GPUs, and for what of a V100.
+# columns: annotations of KAI, limits of both containers, (requesting container, GPUs, size on a V100)
 FRACTIONS = [
     ({FRACTION: "0.5"}, {}, {}, ("c0", 1, Size(8080, 0))),
     ({FRACTION: "0.27"}, {}, {}, ("c0", 1, Size(4363, 0))),
@@ -283,7 +283,7 @@ FRACTIONS = [
     ({MEMORY: "16161"}, {}, {}, ("c0", 1, None)),
     ({MEMORY: "2000", DEVICES: "3"}, {}, {}, ("c0", 3, Size(2000, 0))),
     ({FRACTION: ".25", DEVICES: "2", NAMED: "c1"}, {}, {}, ("c1", 2, Size(4040, 0))),
-    # As the webhook completes it.
+    # The webhook adds the limit.
     ({FRACTION: "0.5", DEVICES: "2"}, {GPU: "2"}, {}, ("c0", 2, Size(8080, 0))),
 ]
 
@@ -314,7 +314,7 @@ def test_annotations_of_kai(annotations, first, second, expected):
         ({MEMORY: "2000"}, {}, {MEM: "100"}, MEM, "one dialect in all containers"),
     ],
 )
-def test_annotations_of_kai_that_cannot_be(annotations, first, second, where, words):
+def test_invalid_annotations_of_kai_are_refused(annotations, first, second, where, words):
     with pytest.raises(DialectError) as fault:
         requests.read_pod(containers(first, second, annotations=annotations))
     assert [one for one in fault.value.findings if f'"{where}"' in one.path and words in one.message], str(fault.value)
@@ -326,7 +326,7 @@ def of(container, field):
 
 C0, C0_REQUEST = of("c0", "gpu-memory.limit"), of("c0", "gpu-memory.request")
 C1, C1_REQUEST = of("c1", "gpu-memory.limit"), of("c1", "gpu-memory.request")
-# annotations of KAI, limits of the first container → by container the MiB that are promised, and the limit.
+# columns: annotations of KAI, limits of the first container, (promised MiB, limit MiB) by container
 OF_CONTAINERS = [
     ({C0: "2000Mi"}, {}, {"c0": (2000, 2000)}),
     ({C0: "8Gi"}, {}, {"c0": (8192, 8192)}),
@@ -335,9 +335,9 @@ OF_CONTAINERS = [
     ({C0: "8Gi", C0_REQUEST: "8Gi"}, {}, {"c0": (8192, 8192)}),
     ({C0: "8Gi", C0_REQUEST: "2000Mi"}, {}, {"c0": (2000, 8192)}),
     ({C0: "8Gi", C1: "4Gi", C1_REQUEST: "1Gi"}, {}, {"c0": (8192, 8192), "c1": (1024, 4096)}),
-    # As the webhook completes it.
+    # The webhook adds the limit.
     ({C0: "8Gi"}, {GPU: "1"}, {"c0": (8192, 8192)}),
-    # KAI's other names that alone ask for nothing.
+    # Other names of KAI request nothing without a fraction or memory.
     ({C0: "8Gi", DEVICES: "2"}, {}, {"c0": (8192, 8192)}),
 ]
 
@@ -375,36 +375,36 @@ def test_limits_of_containers_by_kai(annotations, first, expected):
         ({C0: "1Gi"}, {}, {MEM: "100"}, MEM, "one dialect in all containers"),
     ],
 )
-def test_limits_of_containers_by_kai_that_cannot_be(annotations, first, second, where, words):
+def test_invalid_limits_of_containers_by_kai_are_refused(annotations, first, second, where, words):
     with pytest.raises(DialectError) as fault:
         requests.read_pod(containers(first, second, annotations=annotations))
     assert [one for one in fault.value.findings if f'"{where}"' in one.path and words in one.message], str(fault.value)
 
 
 @pytest.mark.parametrize("limit", ["0", "8G", "much", None])
-def test_a_limit_that_cannot_be_is_one_fault(limit):
-    """Nothing is said of the request beside it: it would be compared with a number that nobody wrote."""
+def test_invalid_limit_is_one_fault(limit):
+    """The request gets no second message, because without a valid limit there is nothing to compare it with."""
     with pytest.raises(DialectError) as fault:
         requests.read_pod(containers({}, {}, annotations={C0: limit, C0_REQUEST: "2Gi"}))
     assert [one.path for one in fault.value.findings] == [f'metadata.annotations["{C0}"]'], str(fault.value)
 
 
 LIMIT, REQUEST = "NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST"
-# limits, variables of the container → which of them a warning names.
+# columns: limits, environment variables of the container, the variables that a warning names
 VARIABLES = [
     ({GPU: "1", MEM: "2000"}, [{"name": LIMIT, "value": "15000"}], [LIMIT]),
     ({GPU: "1"}, [{"name": "A", "value": "b"}, {"name": REQUEST, "value": "many"}], [REQUEST]),
     ({GPU: "1"}, [{"name": LIMIT, "valueFrom": {"fieldRef": {}}}, {"name": REQUEST, "value": "1"}], [LIMIT, REQUEST]),
     ({GPU: "1"}, [LIMIT, None], []),
     ({GPU: "1"}, {LIMIT: "1"}, []),
-    # What asks for no GPU is none of our business.
+    # A pod without a GPU request gets no warning.
     ({}, [{"name": LIMIT, "value": "15000"}], []),
 ]
 
 
 @pytest.mark.parametrize(("limits", "env", "named"), VARIABLES)
-def test_variables_of_nvidias_limits_are_no_request(limits, env, named):
-    """Image and pod may set them: they give no container another size, and a person is told."""
+def test_variables_of_nvidias_limits_are_warnings_and_no_request(limits, env, named):
+    """Image and pod may set these variables. They change no size, and a warning names them."""
     plain = containers(limits)
     asked = containers(limits)
     asked["spec"]["containers"][0]["env"] = env
@@ -420,11 +420,11 @@ def test_variables_of_nvidias_limits_are_no_request(limits, env, named):
         ({FRACTION: "0.5"}, {"schedulerName": "kai-scheduler"}),
         ({FRACTION: "many"}, {"schedulerName": "kai-scheduler"}),
         ({C0: "much"}, {"schedulerName": "kai-scheduler"}),
-        # These alone ask for nothing.
+        # These annotations alone request nothing.
         ({DEVICES: "many", NAMED: "x"}, {}),
     ],
 )
-def test_what_is_kais_own_asks_for_nothing_here(annotations, spec):
+def test_pods_of_the_kai_scheduler_are_ignored(annotations, spec):
     assert not requests.read_pod(pod({}, {}, annotations, **spec)).wants_gpus
 
 
@@ -440,11 +440,11 @@ def test_what_is_kais_own_asks_for_nothing_here(annotations, spec):
         ({"avoid_models": ("tesla",)}, "GPU-a", "Tesla T4", False),
     ],
 )
-def test_which_gpu_a_preferences_takes(preferences, uuid, model, taken):
+def test_preferences_select_gpus_by_uuid_and_model(preferences, uuid, model, taken):
     assert requests.Preferences(**preferences).takes(uuid, model) is taken
 
 
-def test_what_leaves_nobody_a_say_is_refused():
+def test_pod_that_bypasses_the_scheduler_or_its_limit_is_refused():
     made = pod({GPU: 1}, nodeName="node-1")
     made["spec"]["containers"][0]["securityContext"] = {"privileged": True}
     found = requests.admission_findings(made, requests.read_pod(made))
@@ -453,7 +453,7 @@ def test_what_leaves_nobody_a_say_is_refused():
     assert requests.admission_findings(made, requests.read_pod(made)) == []
 
 
-def test_warnings_are_no_refusal():
+def test_pod_with_warnings_is_accepted():
     asked = requests.read_pod(pod({CORE: 100, UNITS: 3}, {COUNT: "2"}))
     assert len(asked.warnings) == 2 and asked.wants_gpus
 
@@ -471,8 +471,8 @@ def test_quantities(text, number):
         assert whole(text, 0, 10**9) == number == exact(text)
 
 
-def test_what_is_too_long_for_a_quantity_is_not_remembered():
-    """Labels come to the webhook before the API server has looked at their length."""
+def test_oversized_quantity_is_not_cached():
+    """The webhook gets labels before the API server checks their length."""
     longest = "-" + "1" * 40 + "." + "5" * 40 + "e-10"
     assert len(longest) == quantity.LONGEST and exact(longest) is not None
     before = quantity._exact.cache_info().currsize

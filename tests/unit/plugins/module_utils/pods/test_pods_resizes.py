@@ -38,7 +38,7 @@ GOOD = [
 
 
 @pytest.mark.parametrize(("text", "expected"), GOOD)
-def test_request_is_read_and_written(text, expected):
+def test_request_is_written_and_read_back(text, expected):
     found = read_request(text)
     assert found == expected
     assert json.loads(write_request(found)) == json.loads(text)
@@ -78,7 +78,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("text", "words"), BAD)
-def test_what_is_no_request_is_refused_with_its_place(text, words):
+def test_invalid_request_is_refused_with_its_position(text, words):
     with pytest.raises(PlanError) as fault:
         read_request(text)
     assert words in str(fault.value) and len(str(fault.value)) < 400
@@ -91,7 +91,7 @@ PLAN = (
 )
 
 
-def test_sizes_go_to_each_gpu_of_the_named_container():
+def test_new_size_applies_to_each_gpu_of_the_named_container():
     found = applied(PLAN, {"main": Size(3000, None), "first": Size(None, 10)})
     assert found == (
         Part("first", INIT, (Device("GPU-a", 500, 10),)),
@@ -132,18 +132,18 @@ COUNTED = [
 
 
 @pytest.mark.parametrize(("annotations", "expected"), COUNTED)
-def test_a_larger_size_counts_at_once_and_a_smaller_one_when_it_is_kept(annotations, expected):
+def test_larger_size_counts_at_once_and_smaller_size_when_applied(annotations, expected):
     ((_name, _kind, devices),) = counted(annotations)
     assert [tuple(one[:3]) for one in devices] == expected
 
 
-def test_without_a_plan_nothing_counts_and_nonsense_is_named():
+def test_pod_without_a_plan_counts_nothing_and_an_invalid_plan_is_an_error():
     assert counted({}) is None and counted(noted(former=[(A, 1, 1)])) is None
     with pytest.raises(PlanError, match=r"vgpu\.fleet/former"):
         counted({**noted(plan=[(A, 1, 1)]), FORMER: "{"})
 
 
-def test_containers_of_one_plan_alone_stay():
+def test_containers_of_either_plan_count():
     other = (Part("main", APP, (Device(A, 9, 9),)), Part("gone", SIDECAR, (Device(B, 5, 5),)))
     assert greater(PLAN, other) == (
         PLAN[0],
@@ -175,6 +175,6 @@ UNDER_WAY = [
 
 
 @pytest.mark.parametrize(("annotations", "expected"), UNDER_WAY)
-def test_people_are_told_what_is_not_done_yet(annotations, expected):
+def test_pending_resize_is_described(annotations, expected):
     found = under_way(annotations)
     assert len(found) == len(expected) and all(map(str.startswith, found, expected))

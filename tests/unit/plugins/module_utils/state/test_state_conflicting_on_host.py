@@ -23,7 +23,7 @@ spec:
 
 @pytest.fixture
 def host(tmp_path, monkeypatch):
-    """A host whose sockets are bound by a short path, because a socket's path has at most 107 characters."""
+    """Returns a host folder whose sockets have short paths, because a socket's path has at most 107 characters."""
     folder = tmp_path / "var/lib/kubelet/device-plugins"
     folder.mkdir(parents=True)
     monkeypatch.chdir(folder)
@@ -63,7 +63,7 @@ def test_socket_that_no_process_serves_does_not_conflict(host, serve):
     assert conflicting_on_host.find(Host(str(host))) == []
 
 
-def test_who_it_is(host, serve):
+def test_conflicting_plugin_is_found_by_socket_process_and_manifest(host, serve):
     serve("nvidia-gpu.sock")
     write(host, "proc/812/comm", "nvidia-device-p\n")
     write(host, "proc/812/cgroup", "0::/kubepods.slice/kubepods-pod1.slice/x.scope\n")
@@ -91,7 +91,7 @@ SAID = [
 
 
 @pytest.mark.parametrize("name, resources, errors, warnings", SAID)
-def test_what_is_said(host, serve, name, resources, errors, warnings):
+def test_errors_and_warnings_of_a_conflicting_socket(host, serve, name, resources, errors, warnings):
     serve(name)
     told = conflicting_on_host.findings(conflicting_on_host.find(Host(str(host))), resources)
     assert [len(one) for one in told] == [errors, warnings]

@@ -30,7 +30,7 @@ def version(root, name, spoiled=False):
     write(root, f"usr/local/lib/vgpu/{name}/manifest.json", json.dumps({"files": listed}))
 
 
-def test_a_bare_host_is_all_empty_and_no_failure(root):
+def test_bare_host_has_empty_facts_and_no_error(root):
     state = host_state.read(host(root), packages=["docker.io"], files=["/etc/x"], units=["docker.service"])
     assert state["packages"] == {"docker.io": None}
     assert state["files"] == {"/etc/x": None}
@@ -57,7 +57,7 @@ def test_a_bare_host_is_all_empty_and_no_failure(root):
     assert (state["gpus"], state["nvml"]["ok"]) == ([], False)
 
 
-def test_containers_are_named_where_docker_runs_some(root, monkeypatch):
+def test_running_containers_of_docker_are_named(root, monkeypatch):
     asked = []
     monkeypatch.setattr(docker_api, "containers", lambda path: asked.append(path) or ["c1", "c2"])
     for running, names in ((2, ["c1", "c2"]), (0, [])):
@@ -85,7 +85,7 @@ BASELINE = "/var/lib/vgpu/baseline"
         (None, "Is a directory"),
     ],
 )
-def test_a_record_that_cannot_be_read_says_why(root, content, words):
+def test_unreadable_record_has_a_reason(root, content, words):
     place = root / BASELINE[1:] / "daemon.json"
     place.parent.mkdir(parents=True)
     place.mkdir() if content is None else place.write_bytes(content)
@@ -124,7 +124,7 @@ def test_a_root_behind_a_link_is_resolved(root):
         (Answer(0, "[]", ""), None),
     ],
 )
-def test_what_the_device_plugin_says(root, answer, status):
+def test_status_of_the_device_plugin_is_read(root, answer, status):
     write(root, "usr/local/bin/vgpuctl", "program")
     assert running_plugin.status(host(root, answers={"vgpuctl": answer})) == status
 
@@ -132,7 +132,7 @@ def test_what_the_device_plugin_says(root, answer, status):
 @pytest.mark.parametrize(
     "text, proof", [('{"fingerprint": "abc"}', "abc"), ("{}", None), ("torn", None), ("[]", None), ("", None)]
 )
-def test_what_was_proven(root, text, proof):
+def test_proof_file_is_read(root, text, proof):
     write(root, "var/lib/vgpu/proof.json", text)
     assert running_plugin.proof(host(root)) == proof
 
@@ -153,9 +153,9 @@ GPUS = [{"uuid": "GPU-a"}, {"uuid": "GPU-b"}]
         (STATUS, GPUS, "550", False),
     ],
 )
-def test_a_proof_holds_for_what_ran(status, gpus, driver, same):
+def test_fingerprint_of_a_proof_follows_the_running_versions(status, gpus, driver, same):
     assert (digest.fingerprint(status, gpus, driver) == digest.fingerprint(STATUS, GPUS, "535")) is same
 
 
-def test_without_a_device_plugin_there_is_nothing_to_prove():
+def test_host_without_a_device_plugin_has_no_fingerprint():
     assert digest.fingerprint(None, GPUS, "535") is None

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rollback point of an upgrade, on a host simulated in a folder: also after an upgrade that was killed after its
-switch."""
+"""The rollback point of an upgrade on a host simulated in a folder, also if the upgrade was killed after its switch."""
 
 from __future__ import annotations
 
@@ -77,10 +76,10 @@ FIRST = {
 }
 
 
-def test_what_is_current_is_kept(machine):
+def test_current_versions_are_the_rollback_point(machine):
     machine.prove()
     assert machine.persist(check=True) == (FIRST, False)
-    assert rollback.kept(machine.host) is None, "check mode keeps nothing"
+    assert rollback.kept(machine.host) is None, "check mode records nothing"
     assert machine.persist() == (FIRST, False)
     assert rollback.kept(machine.host) == FIRST
     assert rollback.delete(machine.host, check_mode=True) is True
@@ -88,7 +87,7 @@ def test_what_is_current_is_kept(machine):
     assert rollback.delete(machine.host) is False
 
 
-def test_an_upgrade_that_was_killed_after_its_switch_is_not_taken_for_the_former_version(machine):
+def test_killed_upgrade_does_not_replace_the_rollback_point(machine):
     machine.prove()
     machine.persist()
     machine.switch("2")
@@ -110,7 +109,7 @@ AFTER = [
 
 
 @pytest.mark.parametrize("after, counts", AFTER)
-def test_how_long_it_counts(machine, after, counts):
+def test_rollback_point_counts_until_a_newer_proof_or_a_lost_version(machine, after, counts):
     machine.prove()
     machine.persist()
     machine.switch("2")
@@ -119,7 +118,7 @@ def test_how_long_it_counts(machine, after, counts):
     assert (point["plugin"], resumed) == (("1", True) if counts else ("2", False))
 
 
-def test_a_first_version_has_nothing_to_return_to(tmp_path, monkeypatch):
+def test_first_version_has_no_rollback_point(tmp_path, monkeypatch):
     monkeypatch.setattr(nvml, "read", lambda: {"gpus": [], "driver_version": None})
     bare = host(tmp_path)
     point, resumed = rollback.persist(bare, LIBRARY, PLUGIN, CONFIG, [UNIT], daemonset=DAEMON_SET)
@@ -128,14 +127,14 @@ def test_a_first_version_has_nothing_to_return_to(tmp_path, monkeypatch):
     assert resumed is False
 
 
-def test_only_what_a_node_label_may_name_is_a_named_configuration(machine):
+def test_rollback_point_keeps_only_valid_named_configurations(machine):
     machine.write("/etc/vgpu/configs/.half.yaml", "half")
     machine.write("/etc/vgpu/configs/notes.txt", "theirs")
     machine.write("/etc/vgpu/configs/small.yaml", "small")
     assert machine.persist()[0]["configs"] == {NAMED: "named 1", "/etc/vgpu/configs/small.yaml": "small"}
 
 
-def test_a_record_without_named_configurations_leaves_them_as_they_are(machine):
+def test_record_without_named_configurations_keeps_those_of_the_host(machine):
     machine.prove()
     machine.persist()
     older = {key: value for key, value in FIRST.items() if key not in ("configs", "daemonset")}

@@ -96,7 +96,7 @@ def strip(document, keys):
 
 
 @pytest.mark.parametrize("text, wanted, come, gone, changes", MERGES)
-def test_only_the_keys_change(text, wanted, come, gone, changes):
+def test_setting_keys_changes_no_other_line(text, wanted, come, gone, changes):
     after, told = toml_text.merge(text, wanted)
     assert len(told) == changes
     before_document, document = tomllib.loads(text or ""), tomllib.loads(after)
@@ -108,7 +108,7 @@ def test_only_the_keys_change(text, wanted, come, gone, changes):
     assert toml_text.merge(after, wanted) == (after, [])
 
 
-def test_a_key_comes_below_the_comment_that_shows_its_default():
+def test_new_key_follows_the_comment_with_its_default():
     lines = toml_text.merge(TOOLKIT, {VOLUMES: True})[0].split("\n")
     assert lines[:2] == [f"#{VOLUMES} = false", f"{VOLUMES} = true"]
 
@@ -124,13 +124,13 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("text, words", REFUSED)
-def test_what_cannot_be_read_is_refused(text, words):
+def test_invalid_text_is_refused(text, words):
     with pytest.raises(TomlError, match=words):
         toml_text.merge(text, {"t.y": 1})
 
 
 @pytest.mark.parametrize("key", [UNPRIVILEGED, "nvidia-container-cli.no-cgroups", "features.x"])
-def test_there_and_back(key):
+def test_setting_and_removing_keys_restores_the_text(key):
     after, _changes = toml_text.merge(TOOLKIT, {key: True})
     assert tomllib.loads(toml_text.remove(after, key)).get("disable-require") is False
     if not key.startswith("features"):
@@ -146,7 +146,7 @@ TABLES = st.dictionaries(NAMES, st.one_of(PLAIN, st.lists(st.integers(0, 9), max
 
 
 @given(top=TABLES, tables=st.dictionaries(NAMES, TABLES, max_size=3), name=NAMES, value=PLAIN)
-def test_any_file_keeps_the_rest(top, tables, name, value):
+def test_setting_a_key_keeps_the_rest_of_any_file(top, tables, name, value):
     lines = [f"{key} = {toml_text.literal(one)} # c" for key, one in top.items()]
     for table, entries in tables.items():
         if table not in top:
