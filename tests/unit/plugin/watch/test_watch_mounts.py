@@ -299,7 +299,7 @@ def test_list_of_mounts_that_is_too_long_is_named_and_not_read_whole(watched, mo
     assert len(watched.watch._processes.table(20).rows) < 2000
 
 
-def test_what_is_mounted_later_is_seen_and_what_is_taken_away_is_over(watched):
+def test_later_mount_is_found_and_removed_mount_ends_the_finding(watched):
     run(watched, 20, TOP + NEW)
     descriptor = watched.charge(20, 100 * MIB)
     listed = watched.proc.root / "20" / "mountinfo"
