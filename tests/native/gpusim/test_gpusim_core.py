@@ -70,7 +70,7 @@ def test_bad_profiles_are_named(make_host, profile):
     assert "T4" in host.ctl("devices").stdout
 
 
-def test_without_profile_there_is_no_driver(make_host):
+def test_driver_does_not_load_without_a_profile(make_host):
     host = make_host("")
     host.profile.unlink()
     assert "GPUSIM_PROFILE" in host.ctl("devices", check=False).stderr

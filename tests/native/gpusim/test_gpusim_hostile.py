@@ -111,7 +111,7 @@ def test_another_context_does_not_wait(hostile, holder):
 
 
 @pytest.mark.parametrize("holder", HOLDERS)
-def test_without_the_behaviour_other_calls_do_not_wait(hostile, holder):
+def test_other_calls_do_not_wait_without_context_lock(hostile, holder):
     a = holding(hostile(), holder)
     assert a.ask(f"cu.seconds(lambda: [{', '.join(sorted(OTHERS))}])") < 0.4
 
@@ -141,7 +141,7 @@ def test_tool_is_called_back_inside_a_driver_call(hostile, call):
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_without_the_behaviour_no_tool_is_called_back(hostile, call):
+def test_tool_is_not_called_back_without_callbacks(hostile, call):
     a = hostile().start()
     a.ask("cu.cuInit(0)")
     if CALLS[call] != CONTEXT:
@@ -152,7 +152,7 @@ def test_without_the_behaviour_no_tool_is_called_back(hostile, call):
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_tool_may_use_the_driver_meanwhile(hostile, call):
+def test_tool_can_use_the_driver_in_its_callback(hostile, call):
     """With all behaviours on, a tool loads a module in its callback and gets no callback for that load."""
     a = hostile("all").start()
     a.ask("cu.cuInit(0)")
@@ -185,7 +185,7 @@ def test_calls_after_the_teardown_began_end_the_process(hostile, late, what, how
     assert ("after its teardown had begun" in done.stderr) == dies
 
 
-def test_a_forked_child_that_exits_tears_nothing_down(hostile):
+def test_exit_of_a_forked_child_runs_no_teardown(hostile):
     """A forked child has no driver, so its calls are refused as before, and its exit runs no teardown."""
     a = hostile("teardown").start()
     a.ask("cu.context()")
@@ -253,7 +253,7 @@ def test_frees_wait_for_the_whole_device(hostile, what, waits, free):
 
 
 @pytest.mark.parametrize("what, slow", [("slow-nvml", True), ("", False)])
-def test_a_question_to_nvml_takes_five_milliseconds(hostile, what, slow):
+def test_slow_nvml_query_takes_five_milliseconds(hostile, what, slow):
     a = hostile(what).start()
     a.ask(f"nvml = ctypes.CDLL('{BUILD / 'libnvidia-ml.so.1'}'); nvml.nvmlInit_v2()")
     took = a.ask("cu.seconds(lambda: [nvml.nvmlDeviceGetCount_v2(ctypes.byref(U32())) for i in range(40)])")

@@ -170,7 +170,7 @@ def test_jitter_spreads_evenly_around_the_declared_cost(make_host):
     assert again.ask("[cu.elapsed(x, y) for x, y in zip(ev, ev[1:])]") == costs, "the seed decides"
 
 
-def test_a_kernel_may_draw_its_cost(make_host):
+def test_kernel_draws_its_duration_from_a_range(make_host):
     """Equally many launches have a duration from each octave of LOW..HIGH."""
     a = make_host("clock = auto\njitter_percent = 0\n[gpu]\nmodel = T4\n").start()
     a.ask("cu.context(); k = cu.kernel('20..5000'); marks = [cu.event()]")

@@ -118,7 +118,7 @@ def test_instances_are_placed(a100, profiles, placements):
 
 
 @pytest.mark.parametrize(("profiles", "more"), FULL, ids=[f"{row[0]}-{row[1]}" for row in FULL])
-def test_what_does_not_fit_is_refused(a100, profiles, more):
+def test_mig_instance_that_does_not_fit_is_refused(a100, profiles, more):
     *_unused, last = a100.nvml(*[f"make({p})" for p in profiles], f"make({more})", setup=SETUP)
     assert last == "NVML_ERROR_INSUFFICIENT_RESOURCES"
 

@@ -153,9 +153,9 @@ class Deaf:
         self._socket.close()
 
 
-@pytest.mark.parametrize(
-    "what", ["no socket", "regular file", "folder", "socket without a server", "server without a response"]
-)
+KUBELET_SOCKETS = ["no socket", "regular file", "folder", "socket without a server", "server without a response"]
+
+
 @pytest.mark.parametrize("what", KUBELET_SOCKETS)
 def test_plugin_waits_for_a_kubelet_behind_the_socket(node, running, capsys, monkeypatch, what):
     monkeypatch.setattr("vgpu_plugin.kubelet.registration.REGISTER_TIMEOUT_S", 0.3)

@@ -74,7 +74,7 @@ def test_correct_limit_has_no_fault(place: Place) -> None:
 @pytest.mark.parametrize(
     "found", [None, Limits(0, UNLIMITED, 7), Limits(0, 500 * MIB, 7), Limits(3 * MIB, 1000 * MIB, 7)]
 )
-def test_a_limit_that_was_lost_is_set_again(place: Place, found: Limits | None) -> None:
+def test_lost_driver_limit_is_set_again(place: Place, found: Limits | None) -> None:
     group = place.container("a")
     if found is None:
         del place.source.limits[place.uuid, group]
@@ -213,7 +213,7 @@ def enforced(node, requested: str, strategies: tuple[str, ...] = ("cdi-cri",)):
         ("auto", ("envvar",), False),
     ],
 )
-def test_a_pod_without_cdi_does_not_start_where_the_driver_must_enforce(node, requested, strategies, refused) -> None:
+def test_pod_without_cdi_does_not_start_if_the_driver_must_enforce_limits(node, requested, strategies, refused) -> None:
     """The kubelet may start after this program, so its CDI support is checked at each allocation."""
     pool, allocator = enforced(node, requested, strategies)
     if refused:
@@ -235,7 +235,7 @@ def test_a_pod_without_cdi_does_not_start_where_the_driver_must_enforce(node, re
         ("auto", Terms("exec", "x"), False),
     ],
 )
-def test_a_lease_without_cdi_is_refused_where_the_driver_must_enforce(node, requested, terms, refused) -> None:
+def test_lease_without_cdi_is_refused_if_the_driver_must_enforce_limits(node, requested, terms, refused) -> None:
     pool, allocator = enforced(node, requested)
     leases = Leases(allocator, pool, node.paths.checkpoint, lambda: False)
     if refused:
@@ -256,7 +256,7 @@ def test_a_lease_without_cdi_is_refused_where_the_driver_must_enforce(node, requ
         (False, True, "none", False),
     ],
 )
-def test_a_container_that_no_hook_ran_for_is_named(place: Place, by_driver, in_use, hook, named) -> None:
+def test_container_without_the_hook_is_reported(place: Place, by_driver, in_use, hook, named) -> None:
     """The container's library runs but its group has no limit: the container started without CDI or before the hook."""
     place.limits.in_use = lambda path: in_use and path == str(place.folder / "a/rw/ledger")
     verdict = place.limits._enforcement.verdict

@@ -96,7 +96,7 @@ def test_two_slices_of_a_container_are_on_two_gpus(kubelet, start):
     assert all(len({one["uuid"] for one in limits(pod)["devices"]}) == 4 for pod in pods)
 
 
-def test_without_the_option_two_slices_of_one_gpu_are_refused(kubelet, start):
+def test_two_slices_of_one_gpu_are_refused_without_the_option(kubelet, start):
     start()
     with pytest.raises(PodError, match="2 slices of one GPU"):
         kubelet.run_pod("one", count=2)

@@ -86,7 +86,7 @@ GONE = {
 
 
 @pytest.mark.parametrize("what", GONE)
-def test_what_is_gone_is_made_again(node, kubelet, daemon, capsys, what):
+def test_removed_files_are_restored_with_their_content(node, kubelet, daemon, capsys, what):
     pod = kubelet.run_pod("one")
     rc = ctl.main(["--socket", str(node.paths.admin_socket), "lease", "--json"])
     lease = json.loads(capsys.readouterr().out)

@@ -87,7 +87,7 @@ def test_replicas_share_one_secret_and_clients_trust_the_bundle():
 
 
 @pytest.mark.parametrize("broken", ["", "bm8gY2VydGlmaWNhdGU=", None])
-def test_a_secret_without_a_certificate_is_replaced(broken):
+def test_secret_without_a_certificate_is_replaced(broken):
     async def go():
         async with KubeApi() as double, Api(Access(double.url)) as api:
             data = {} if broken is None else dict.fromkeys(tls.FIELDS, broken)
@@ -100,7 +100,7 @@ def test_a_secret_without_a_certificate_is_replaced(broken):
 
 
 @pytest.mark.parametrize("field", ["ca.crt", "ca.key"])
-def test_a_secret_with_a_broken_authority_is_replaced(field):
+def test_secret_with_a_broken_authority_is_replaced(field):
     async def go():
         async with KubeApi() as double, Api(Access(double.url)) as api:
             await Tls(api, "kube-system/vgpu-scheduler-tls", NAMES, []).keep()

@@ -251,7 +251,7 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize(("meta", "spec", "words"), FOREIGN)
-def test_a_claim_of_another_is_left_alone(meta, spec, words):
+def test_existing_claim_of_another_owner_is_not_changed(meta, spec, words):
     async def go(double, claims, _clock):
         there = {"metadata": {"name": NAME, "namespace": "default", "uid": "u", **meta}, "spec": spec}
         double.put(f"{FOLDER}/{NAME}", there)
@@ -289,7 +289,7 @@ FORGED = [
 
 
 @pytest.mark.parametrize(("forged", "words"), FORGED)
-def test_what_admission_did_not_write_makes_nothing(forged, words):
+def test_forged_annotation_creates_no_claim(forged, words):
     async def go(double, claims, _clock):
         claims.pod(False, forged)
         await claims.round()
@@ -360,7 +360,7 @@ async def admission(one, made, path="/mutate", dry_run=False):
         return (await answer.json())["response"]
 
 
-def test_a_review_writes_nothing_and_the_stored_pod_has_its_claims():
+def test_admission_writes_nothing_and_the_stored_pod_gets_its_claims():
     async def go():
         async with world(nodes=1) as (double, one, _names):
             made = pod(ASKS)

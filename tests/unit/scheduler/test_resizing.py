@@ -310,7 +310,7 @@ def test_grant_does_not_overwrite_a_changed_pod():
     assert here.given("a") == [(A, 12000, 0)]
 
 
-def test_a_flood_of_requests_is_answered_a_few_at_a_time(monkeypatch):
+def test_many_resize_requests_are_granted_in_small_groups(monkeypatch):
     monkeypatch.setattr(resizing, "MAX_JUDGED", 30)
     here = World(*(gpu(f"GPU-n0-{n}", slots=1000) for n in range(2)))
     here.add("honest", (B, 100, 0))

@@ -328,7 +328,7 @@ CHANGED_PLANS = [
 
 
 @pytest.mark.parametrize("changed", [one for _name, one in CHANGED_PLANS], ids=[name for name, _one in CHANGED_PLANS])
-def test_a_plan_that_somebody_changed_is_not_believed_and_is_written_again(changed):
+def test_changed_plan_is_ignored_and_restored(changed):
     async def go():
         async with world() as (double, one, names):
             pod = double.put(pod_path("a"), pod_object("a"))
@@ -482,7 +482,7 @@ def test_invalid_pod_is_refused_on_every_node():
     asyncio.run(go())
 
 
-def test_what_people_see(capsys):
+def test_reasons_are_shown_in_metrics_and_commands(capsys):
     async def go():
         async with world(nodes=2, gpus=1) as (double, one, names):
             for name, where in (("a", "n0"), ("b", "n1")):
@@ -548,6 +548,6 @@ def test_service_is_not_ready_before_the_first_lists():
     asyncio.run(go())
 
 
-def test_the_timeout_of_a_call_is_shorter_than_a_lease_leaves():
+def test_call_timeout_is_shorter_than_the_remaining_lease():
     # kube-scheduler's lease lasts 15 s; the holder gives up 10 s after its last renewal.
     assert api_module.TIMEOUT < 15 - 10

@@ -105,7 +105,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("there", "asked", "expected"), TABLE)
-def test_who_has_to_go_where_memory_is_short(there, asked, expected):
+def test_victims_if_only_memory_is_short(there, asked, expected):
     @on_stage
     async def go(stage):
         stage.node("n", 2)
@@ -185,7 +185,7 @@ def refuses(*names):
     return lambda method, path: 429 if any(path.endswith(f"/{name}{EVICTION}") for name in names) else None
 
 
-def test_a_disruption_budget_is_kept():
+def test_disruption_budget_is_respected():
     @on_stage
     async def go(stage):
         stage.node("n", 2)

@@ -283,7 +283,7 @@ UPDATES = [
 
 
 @pytest.mark.parametrize(("user", "before", "after", "allowed"), UPDATES)
-def test_plans_are_changed_by_those_who_write_them(user, before, after, allowed):
+def test_only_permitted_users_change_plans(user, before, after, allowed):
     settings = Settings(may_write=("sched",), may_give=("giver",))
     old, new = ({"metadata": {"annotations": one}} for one in (before, after))
     assert review(new, settings, "UPDATE", old, user)["allowed"] == allowed

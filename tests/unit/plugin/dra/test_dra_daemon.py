@@ -99,7 +99,7 @@ def test_pod_gets_its_claims_allocation(node: Node, api: ClaimApi, manager: Clai
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["first start", "started again"])
-def test_a_container_gets_the_drivers_files(
+def test_container_gets_the_drivers_files(
     node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, libraries: list[str], again: bool
 ) -> None:
     """The container gets the driver's files from the start; no configuration change is needed."""
@@ -116,7 +116,7 @@ def test_a_container_gets_the_drivers_files(
     assert set(libraries) <= hosts
 
 
-def test_without_the_drivers_library_no_container_starts(
+def test_container_does_not_start_without_the_drivers_library(
     node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vgpu_plugin.inject import driver_files
@@ -393,7 +393,7 @@ UIDS = [
 
 
 @pytest.mark.parametrize(("uid", "reason"), [one[1:] for one in UIDS], ids=[one[0] for one in UIDS])
-def test_a_uid_that_is_not_the_claims_is_refused(
+def test_claim_with_another_uid_is_refused(
     node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, uid: str, reason: str
 ) -> None:
     begin()
@@ -407,7 +407,7 @@ FAULTS = [(404, "is gone"), (403, "cannot be read"), (500, "cannot be read")]
 
 
 @pytest.mark.parametrize(("status", "reason"), FAULTS)
-def test_a_claim_that_cannot_be_read_waits(
+def test_unreadable_claim_is_prepared_later(
     node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, status: int, reason: str
 ) -> None:
     begin()
@@ -430,7 +430,7 @@ def test_more_claims_than_slots_are_refused(node: Node, api: ClaimApi, manager: 
     assert manager.run_pod(pod("p4", api.allocate("c4", part(memory="1Gi", cores="1"))))["main"]
 
 
-def test_a_lease_and_claims_share_one_account(
+def test_lease_and_claims_share_a_gpus_memory(
     node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begin()
@@ -447,7 +447,7 @@ def test_a_lease_and_claims_share_one_account(
         manager.run_pod(pod("p2", api.allocate("c2", part(gpu=1, memory="14Gi"))))
 
 
-def test_a_claims_share_is_not_resized(
+def test_share_of_a_claim_is_not_resized(
     node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The scheduler would go on with the size that it gave."""
@@ -459,9 +459,7 @@ def test_a_claims_share_is_not_resized(
     assert records(node) == [record]
 
 
-def test_a_claim_that_is_allocated_again_gets_its_new_share(
-    node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin
-) -> None:
+def test_reallocated_claim_gets_its_new_share(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
     """One that a person made lives on. The kubelet may have been away when its pod ended, and never asked to end it."""
     begin()
     claim = api.allocate("c", part(gpu=0))
@@ -483,7 +481,7 @@ def test_unprepare_of_an_unknown_claim_is_success(manager: ClaimManager, begin: 
 # --- health and slices -----------------------------------------------------------------------------
 
 
-def test_a_drained_card_gets_no_more_claims(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
+def test_drained_gpu_gets_no_more_claims(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
     begin()
     with api.edit(NODE) as found:
         found["metadata"].setdefault("annotations", {})["vgpu.fleet/drained-gpus"] = GPUS[0]
@@ -496,7 +494,7 @@ def test_a_drained_card_gets_no_more_claims(node: Node, api: ClaimApi, manager: 
     until(lambda: "taints" not in api.slices().get("gpu-00000000", {"taints": ()}), "no taint")
 
 
-def test_a_fault_of_a_card_is_a_taint_and_unhealthy(
+def test_faulty_gpu_gets_a_taint_and_is_reported_as_unhealthy(
     node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon = begin()
@@ -528,7 +526,7 @@ def dropping(*fields: str) -> Any:
 
 
 @pytest.mark.parametrize("fields", [("allowMultipleAllocations", "requestPolicy"), ("requestPolicy",)])
-def test_where_the_server_drops_fields_nothing_is_published(
+def test_no_slices_are_published_if_the_api_server_drops_their_fields(
     node: Node, api: ClaimApi, begin: Begin, fields: tuple, capsys: pytest.CaptureFixture[str]
 ) -> None:
     api.keeps = dropping(*fields)
@@ -544,7 +542,7 @@ def test_where_the_server_drops_fields_nothing_is_published(
     assert not api.slices() and ("POST", SLICE.rpartition("/")[0]) not in api.writes
 
 
-def test_a_server_that_begins_to_drop_loses_the_slices(
+def test_slices_are_deleted_once_the_api_server_drops_their_fields(
     api: ClaimApi, begin: Begin, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon = begin()
@@ -561,13 +559,13 @@ def look(api: ClaimApi, times: int) -> None:
         until(lambda before=asked: api.count("GET", "resourceslices") > before, "a look at the slices")
 
 
-def test_a_look_at_what_is_right_writes_nothing(api: ClaimApi, begin: Begin) -> None:
+def test_correct_resource_slices_are_not_written_again(api: ClaimApi, begin: Begin) -> None:
     begin()
     look(api, 5)
     assert [one for one in api.writes if "resourceslices" in one[1]] == [("POST", SLICE.rpartition("/")[0])]
 
 
-def test_what_the_server_adds_is_no_change(api: ClaimApi, begin: Begin) -> None:
+def test_fields_that_the_api_server_adds_are_no_change(api: ClaimApi, begin: Begin) -> None:
     """Times of taints, quantities in its own words, the pool's generation."""
 
     def keeps(sent: dict[str, Any]) -> dict[str, Any]:
@@ -586,7 +584,7 @@ def test_what_the_server_adds_is_no_change(api: ClaimApi, begin: Begin) -> None:
     assert [one[0] for one in api.writes if "resourceslices" in one[1]] == ["POST", "PUT"]
 
 
-def test_a_claim_whose_driver_limits_gets_the_hook(
+def test_claim_gets_the_hook_if_the_driver_enforces_limits(
     node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a slice of the device plugin: the card's own size in the limits, and a hook for each device."""

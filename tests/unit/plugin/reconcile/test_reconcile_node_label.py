@@ -372,7 +372,7 @@ def listed(api) -> dict[str, str]:
     return api.node["status"].get("allocatable") or {}
 
 
-def test_the_node_lists_the_names_by_which_pods_request_parts(node, kubelet, api, start):
+def test_node_lists_the_resource_names_of_gpu_parts(node, kubelet, api, start):
     api.node["status"].update(capacity={"cpu": "8", "aliyun.com/gpu-mem": "3"}, allocatable={"cpu": "7"})
     # Each of the four slots counts the whole GPU, because limits of bursting pods may exceed their promise.
     memory = 4 * sum(gpu.memory_mib for gpu in node.gpus)
@@ -425,7 +425,7 @@ def test_percentages_are_of_what_pods_may_get(scaling, name):
     assert node_capacity.amounts([gpu], node_capacity.names_of({}), [])[name] >= 2 * 50
 
 
-def test_a_refused_list_of_resources_is_written_once_the_server_takes_it(node, kubelet, api, start):
+def test_refused_node_resources_are_written_again_until_accepted(node, kubelet, api, start):
     node.configure(splitCount=4, sliceSizing="requested")
     api.fault = refusing("PATCH", f"{NODE}/status", 403, "nodes/status is forbidden")
     start()
@@ -434,21 +434,21 @@ def test_a_refused_list_of_resources_is_written_once_the_server_takes_it(node, k
     until(lambda: "nvidia.com/gpumem" in listed(api), "the resources")
 
 
-def test_equal_slices_list_nothing(node, kubelet, api, start):
+def test_node_with_equal_slices_lists_no_part_resources(node, kubelet, api, start):
     start()
     until(lambda: api.condition().get("reason") == "Applied", "the condition")
     assert listed(api) == {}
 
 
 @pytest.mark.parametrize("said", ["41k", "41000", "41e3"])
-def test_an_amount_that_the_server_spells_otherwise_is_the_same(said):
+def test_equal_quantity_in_another_notation_is_no_change(said):
     status = {"capacity": {"nvidia.com/gpumem": said}, "allocatable": {"nvidia.com/gpumem": said}}
     found = {"metadata": {"annotations": {node_capacity.ADDED: "nvidia.com/gpumem"}}, "status": status}
     assert node_capacity.patch(found, {"nvidia.com/gpumem": 41000}) is None
     assert node_capacity.patch(found, {"nvidia.com/gpumem": 41001}) is not None
 
 
-def test_the_node_is_afterwards_as_it_was_before(node, kubelet, api, start, kubeconfig):
+def test_purge_restores_the_node_object(node, kubelet, api, start, kubeconfig):
     # Somebody else's, beside ours.
     api.node["metadata"]["annotations"] = {"mine": "1"}
     api.node["status"].update(capacity={"cpu": "8"}, allocatable={"cpu": "7"})
@@ -480,7 +480,7 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize("refused, words", ANSWERS, ids=[str(row[0][1][0]) for row in ANSWERS])
-def test_an_api_that_refuses_is_named_after_the_host_is_clean(node, api, kubeconfig, refused, words):
+def test_purge_cleans_the_host_and_then_reports_a_refusal_of_the_api(node, api, kubeconfig, refused, words):
     api.node["metadata"]["annotations"] = {"vgpu.fleet/gpus": "[]"}
     api.fault = refusing(refused[0], "/api/v1/nodes", *refused[1])
     node.paths.config_name.write_text("big\n")
