@@ -26,7 +26,7 @@ def hostile(make_host):
     return make
 
 
-def test_all_and_lists_are_understood(hostile):
+def test_key_hostile_accepts_all_and_lists(hostile):
     """`hostile` accepts `all` and a list of names with blanks."""
     assert hostile("all").start().ask("cu.context() and cu.subscribe()") == 0
     assert hostile("rounding , callbacks").start().ask("cu.context() and cu.subscribe()") == 0
@@ -50,7 +50,7 @@ def test_context_by_the_private_table(hostile):
 
 
 @pytest.mark.parametrize("table", [b"gpusim-private-2", b"\x6b\xd5\xfb\x6c" * 4, bytes(16)])
-def test_other_tables_stay_unanswered(hostile, table):
+def test_other_private_tables_are_not_supported(hostile, table):
     """Each function of any other private table, also of those of NVIDIA's runtime, returns NOT_SUPPORTED."""
     a = hostile("all").start()
     a.ask("cu.cuInit(0)")
@@ -213,7 +213,7 @@ MISUSE = {
 
 @pytest.mark.parametrize("misuse", MISUSE)
 @pytest.mark.parametrize("what", ["", "capture-query"])
-def test_misuse_of_a_capture_voids_it(hostile, what, misuse):
+def test_misuse_of_a_capture_invalidates_it(hostile, what, misuse):
     mode, polite, refused = MISUSE[misuse]
     a = hostile(what).start()
     for line in (*CAPTURE, "first = cu.out(PTR, 'cuCtxGetCurrent'); cu.context(1); foreign = cu.event()"):
@@ -270,14 +270,14 @@ def test_sizes_are_rounded_up(hostile, what, charged):
     assert host.usage()["used"] - before == charged
 
 
-# ---- what CUDA 13.5 has beyond ---------------------------------------------------------------------------------------
+# ---- new calls of CUDA 13.5 ------------------------------------------------------------------------------------------
 
 NEWER = BUILD.parent / "gpusim-615" / "libcuda.so.1"
 LOOK_UP = "f = PTR(); cu.cuGetProcAddress(b'{0}', ctypes.byref(f), {1}, 0)"
 CALL = "f = ctypes.CFUNCTYPE(ctypes.c_int, PTR, PTR, PTR, PTR, PTR)(f.value)"
 
 
-def test_recapture_runs_the_newer_work(hostile):
+def test_recaptured_graph_runs_the_new_kernels(hostile):
     a = hostile().start(library=NEWER)
     for line in (*CAPTURE, "long = cu.kernel(300000); graph = PTR(); cu.cuStreamBeginCapture_v2(stream, 2)"):
         a.ask(line)
@@ -289,12 +289,12 @@ def test_recapture_runs_the_newer_work(hostile):
     assert a.ask("graph.value == first") is True
     a.ask("run = cu.out(PTR, 'cuGraphInstantiateWithFlags', graph, 0); cu.cuGraphLaunch(run, stream)")
     assert a.ask("cu.seconds(cu.cuCtxSynchronize)") > 0.2
-    # One node more than the graph has.
+    # The new capture has one node more than the graph, so it is invalid.
     a.ask("f(stream, 2, graph, None, None); cu.launch(k, stream, 2)")
     assert a.ask("cu.raw('cuStreamEndCapture', stream, ctypes.byref(graph))") == INVALIDATED
 
 
-def test_capture_to_graphics_runs_nothing_here(hostile):
+def test_capture_to_graphics_runs_no_kernel(hostile):
     a = hostile().start(library=NEWER)
     for line in (*CAPTURE, LOOK_UP.format("cuStreamBeginCaptureToCig", 13010), CALL):
         a.ask(line)
@@ -308,7 +308,7 @@ def test_capture_to_graphics_runs_nothing_here(hostile):
 @pytest.mark.parametrize(
     "name, version", [("cuGraphAddNode", 13040), ("cuMulticastBindMem", 13010), ("cuLaunchHostFunc", 13010)]
 )
-def test_newer_forms_are_found(hostile, name, version):
+def test_new_versions_of_functions_are_found(hostile, name, version):
     a = hostile().start(library=NEWER)
     a.ask("cu.cuInit(0)")
     a.ask(LOOK_UP.format(name, version) + "; newer = f.value")

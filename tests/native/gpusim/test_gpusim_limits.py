@@ -368,7 +368,7 @@ print(json.dumps({"alive": int(answers[:1]), "dead": int(answers[1:])}))
 """
 
 
-# The child of a process that opened the driver asks by the driver API for 50 MiB while that lives, and after its end.
+# Two children of a process with a context allocate by the driver API: one while that process lives, one after its end.
 FORKED = """
 import json, os, sys, time
 sys.path.insert(0, sys.argv[2])
@@ -401,7 +401,7 @@ print(json.dumps([int(answers[:1]), int(answers[1:])]))
     [("off", "off", [3, 3]), ("off", "on", [3, 3]), ("on", "off", [0, 2]), ("on", "on", [0, 0])],
 )
 def test_forked_child_uses_the_driver_api(limited, group, forked, dead, answers):
-    """A real libcuda refuses it; with its own calls of the kernel a program could go on, and so it can here."""
+    """A real libcuda refuses calls of a forked child. A program with its own kernel calls could bypass this refusal."""
     on = limited()
     on.set(group("g"), 300 * MIB)
     on.host.ctl("forked-child", forked)
@@ -410,7 +410,7 @@ def test_forked_child_uses_the_driver_api(limited, group, forked, dead, answers)
     assert json.loads(on.host.run(*enter(group("g")), *program).stdout) == answers
 
 
-def test_older_drivers_lack_both_names():
+def test_older_drivers_do_not_export_both_functions():
     for folder, there in (("gpusim", False), ("gpusim-615", True)):
         library = ctypes.CDLL(str(BUILD.parent / folder / "libnvidia-ml.so.1"))
         for name in ("nvmlDeviceSetMemoryLimits_v1", "nvmlDeviceGetMemoryLimits_v1"):

@@ -202,7 +202,7 @@ def test_graph_and_capture_run_what_they_hold(host):
     assert a.ask("n.value") == 4
     a.ask("cu.cuGraphLaunch(x, s); cu.cuGraphLaunch(x, s); cu.cuStreamSynchronize(s)")
     assert host.log()["processes"][0]["kernels"] == 8
-    # What a capture forbids voids it.
+    # A call that is forbidden during a capture invalidates the capture.
     a.ask("cu.cuStreamBeginCapture_v2(s, 0); cu.launch(k, s)")
     assert a.ask("cu.raw('cuStreamSynchronize', s)") == 900
     assert a.ask("cu.raw('cuStreamEndCapture', s, ctypes.byref(g))") == 901
@@ -210,7 +210,7 @@ def test_graph_and_capture_run_what_they_hold(host):
     assert a.ask("cu.raw('cuStreamEndCapture', s, ctypes.byref(g))") == 904
 
 
-def test_manual_clock_moves_by_hand(make_host):
+def test_manual_clock_moves_only_by_command(make_host):
     host = make_host(PROFILE.replace("clock = auto", "clock = manual"))
     a = host.start()
     a.ask("cu.context(); k = cu.kernel(1000); cu.launch(k, times=5); e = cu.event()")

@@ -414,7 +414,7 @@ def test_nodes_cards_and_pods_of_claims(kubectl, capsys):
     assert main.main(["nodes", "-o", "json"]) == 0
     (found,) = [one for one in json.loads(capsys.readouterr().out)["nodes"] if one["node"] == "by-claims"]
     keys = ("gpus", "unhealthy", "model", "capacity_mib", "planned_mib", "pods", "resources")
-    # What two pods share is counted once.
+    # A claim that two pods share is counted once.
     assert [found[key] for key in keys] == [2, 1, "Tesla T4", 28672, 4096 + 2048 + 1536, 2, {}]
     assert main.main(["cards", "-o", "json"]) == 0
     cards = [one for one in json.loads(capsys.readouterr().out)["cards"] if one["node"] == "by-claims"]
@@ -439,7 +439,7 @@ def test_claims_are_not_queried_in_a_cluster_without_claims(kubectl, capsys):
 
 
 NO_DEVICE = "0/2 nodes are available: 2 cannot allocate all claims."
-# What a claim asks for, and whether a pod that waits for it is shown.
+# columns: the claim's requests (None: the claim does not exist), whether the waiting pod is shown
 WAITING = [
     (of_class("vgpu"), True),
     (of_class("vgpu-mig"), True),

@@ -226,7 +226,7 @@ def test_failed_housekeeping_does_not_end_the_program(node, kubelet, monkeypatch
     until(lambda: allocatable(kubelet) == 4, "4 slices at the kubelet")
     fails.set()
     for _time in range(20):
-        assert looks.acquire(timeout=60), "no further look"
+        assert looks.acquire(timeout=60), "no further poll"
     assert vgpuctl(node, capsys, "status")[0] == 0
 
 
@@ -237,7 +237,7 @@ def test_unusable_state_folder_is_reported(node, spoil):
     node.configure()
     node.paths.state_dir.rmdir()
     if spoil == "folder":
-        node.paths.state_dir.write_text("a file in its place")
+        node.paths.state_dir.write_text("file in place of the folder")
     else:
         node.paths.lock.mkdir(parents=True)
     with pytest.raises(Fatal, match=str(node.paths.state_dir)):

@@ -86,7 +86,7 @@ def test_lost_driver_limit_is_set_again(place: Place, found: Limits | None) -> N
     assert place.source.limits[place.uuid, group].hard == 1000 * MIB
     assert [(name, "it was set again" in text) for name, text in place.told] == [("a", True)]
     assert place.limits.repaired == 1
-    assert place.state()[0][-1] == "", "and the next poll finds it as promised"
+    assert place.state()[0][-1] == "", "the next poll finds the promised limit"
 
 
 def test_ineffective_set_stays_a_fault(place: Place) -> None:
@@ -96,7 +96,7 @@ def test_ineffective_set_stays_a_fault(place: Place) -> None:
     assert "and cannot be set: it is below what is in use, or the driver dropped it" in place.state()[0][-1]
     assert "no limit, expected 1000 MiB" in place.limits.notes()[0]
     place.state()
-    assert len(place.told) == 1, "one event, however many polls"
+    assert len(place.told) == 1, "one event for all polls"
 
 
 def test_resize_sets_the_drivers_limit(place: Place) -> None:
@@ -106,7 +106,7 @@ def test_resize_sets_the_drivers_limit(place: Place) -> None:
     assert place.source.limits[place.uuid, group].hard == 3000 * MIB
     place.promise("a", 20000, 15360)
     assert place.limits.apply("a") == ""
-    assert place.source.limits[place.uuid, group].hard == 15360 * MIB, "at most the card"
+    assert place.source.limits[place.uuid, group].hard == 15360 * MIB, "at most the GPU's memory"
     place.source.drops = True
     place.promise("a", 10, 15360)
     assert "cannot be set" in place.limits.apply("a")
@@ -121,9 +121,9 @@ def test_shared_group_keeps_the_sum_of_its_allocations(place: Place) -> None:
 
 
 ENDED = {
-    "its group is gone": lambda place, group: [one.unlink() for one in group.iterdir()] and group.rmdir(),
-    "its group is empty": lambda place, group: (group / "cgroup.events").write_text("populated 0\n"),
-    "its group is another": lambda place, group: (place.folder / "a/driver-limit").write_text(
+    "control group removed": lambda place, group: [one.unlink() for one in group.iterdir()] and group.rmdir(),
+    "control group empty": lambda place, group: (group / "cgroup.events").write_text("populated 0\n"),
+    "control group recreated": lambda place, group: (place.folder / "a/driver-limit").write_text(
         (place.folder / "a/driver-limit").read_text().replace(str(group.stat().st_ino), "1")
     ),
 }
@@ -134,7 +134,7 @@ def test_ended_container_is_not_polled(place: Place, case: str) -> None:
     group = Path(place.container("a"))
     ENDED[case](place, group)
     assert place.state() == []
-    if case == "its group is empty":
+    if case == "control group empty":
         assert place.source.limits[place.uuid, str(group)].hard == UNLIMITED, "cleared while the group is there"
 
 
@@ -271,4 +271,4 @@ def test_container_without_the_hook_is_reported(place: Place, by_driver, in_use,
     assert (list(place.limits.without) == ["a"]) is named
     notes = [one for one in place.limits.notes() if one.startswith("allocation a")]
     assert ["no hook of CDI" in one for one in notes] == [True] * named
-    assert ["no hook of CDI" in text for _name, text in place.told] == [True] * named, "one event, however many polls"
+    assert ["no hook of CDI" in text for _name, text in place.told] == [True] * named, "one event for all polls"

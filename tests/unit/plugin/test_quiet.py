@@ -39,7 +39,7 @@ def test_nothing_is_read_while_nothing_changes(node, looks):
         outside.refresh_if_changed()
     assert len(looks) == 1
     outside.refresh_if_changed()
-    assert len(looks) == 2, "all is looked at now and then, whatever shows"
+    assert len(looks) == 2, "everything is checked occasionally, even without a visible change"
 
 
 def folder_of(files, pool) -> Path:
@@ -47,22 +47,22 @@ def folder_of(files, pool) -> Path:
 
 
 CHANGES = {
-    "a CDI file is gone": lambda node, files, pool, allocator: (
+    "CDI file missing": lambda node, files, pool, allocator: (
         node.paths.cdi_dir / cdi.file_name(cdi.SLICE_KIND)
     ).unlink(),
-    "a CDI file says something else": lambda node, files, pool, allocator: (
+    "CDI file changed": lambda node, files, pool, allocator: (
         node.paths.cdi_dir / cdi.file_name(cdi.GPU_KIND)
     ).write_text("{}"),
-    "a folder is gone": lambda node, files, pool, allocator: files.remove(files.static_name(pool.slices[0].id)),
-    "a file is gone": lambda node, files, pool, allocator: (folder_of(files, pool) / "ld.so.preload").unlink(),
-    "limits were changed": lambda node, files, pool, allocator: abi_files.rewrite_limits(
+    "folder missing": lambda node, files, pool, allocator: files.remove(files.static_name(pool.slices[0].id)),
+    "file missing": lambda node, files, pool, allocator: (folder_of(files, pool) / "ld.so.preload").unlink(),
+    "limits changed": lambda node, files, pool, allocator: abi_files.rewrite_limits(
         str(folder_of(files, pool) / "limits"),
         {"allocation": "x", "devices": [{"uuid": pool.slices[0].uuid, "memory_bytes": 1, "sm_percent": 1}]},
     ),
-    "the ledger was spoilt": lambda node, files, pool, allocator: (folder_of(files, pool) / "rw/ledger").write_bytes(
+    "ledger damaged": lambda node, files, pool, allocator: (folder_of(files, pool) / "rw/ledger").write_bytes(
         b"spoilt"
     ),
-    "the ledger is gone": lambda node, files, pool, allocator: (folder_of(files, pool) / "rw/ledger").unlink(),
+    "ledger missing": lambda node, files, pool, allocator: (folder_of(files, pool) / "rw/ledger").unlink(),
 }
 
 
@@ -89,7 +89,7 @@ def test_changed_files_are_repaired_at_the_next_check(node, looks, change):
     assert found["devices"] == limits["devices"]
     assert abi_files.parse_ledger((folder / "rw/ledger").read_bytes())["devices"] == [pool.slices[0].uuid]
     outside.refresh_if_changed()
-    assert len(looks) == 1, "and it is quiet again"
+    assert len(looks) == 1, "no further file is read"
 
 
 def test_changed_library_or_user_is_noticed(node, looks):
@@ -340,7 +340,7 @@ def test_watcher_reads_ledgers_only_if_a_gpu_is_in_use(node):
     assert (source.asked, mounts) == (uuids, [])
     source.on = {uuid: {1: 1} for uuid in uuids}
     one.look()
-    assert len(mounts) == 1, "and once a look, however many GPUs are busy"
+    assert len(mounts) == 1, "one read per poll for any number of busy GPUs"
 
 
 def test_shared_gpus_follow_the_pool(node):

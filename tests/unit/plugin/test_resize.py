@@ -121,7 +121,7 @@ def test_memory_in_use_is_not_removed_and_reported_once(node, kubelet, api, star
         assert len(events(api, "VgpuResizeWaits")) == 1
     finally:
         end()
-    until(lambda: is_done(api, "one"), "the memory that is free again")
+    until(lambda: is_done(api, "one"), "the freed memory")
     assert sizes(pod) == [(first, 5999, 20)]
 
 
@@ -139,7 +139,7 @@ def test_grants_during_downtime_and_before_the_start(node, kubelet, api, start):
     plan(api, "early", (first, 1000, 10))
     grant(api, "early", (first, 2000, 10))
     assert sizes(run(kubelet, "early")) == [(first, 2000, 10)]
-    until(lambda: is_done(api, "early"), "what it began with")
+    until(lambda: is_done(api, "early"), "the size at the start")
 
 
 def test_second_grant_is_not_lost(node, kubelet, api, start, monkeypatch):  # noqa: F811

@@ -62,7 +62,7 @@ def test_replicas_share_one_secret_and_clients_trust_the_bundle():
             (bundle,) = bundles
             writes = len([call for call in double.calls if call[0] != "GET"])
             await replicas[0].keep()
-            assert len([call for call in double.calls if call[0] != "GET"]) == writes, "a second look writes nothing"
+            assert len([call for call in double.calls if call[0] != "GET"]) == writes, "a second check writes nothing"
 
             async def hello(_request):
                 return web.Response(text="hello")

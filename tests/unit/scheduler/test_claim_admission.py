@@ -77,7 +77,7 @@ def test_pod_gets_a_claim_for_its_request(labels, of_namespace):
     assert changed == expected
     for last in (False, True):
         response = review(changed, of_namespace, last=last)
-        assert response["allowed"] and "patch" not in response, "a second look changes nothing"
+        assert response["allowed"] and "patch" not in response, "a second review changes nothing"
 
 
 def test_existing_claims_of_a_pod_are_kept():
@@ -279,7 +279,7 @@ def test_no_claim_if_the_api_server_drops_share_fields():
     with_claims(go)
 
 
-# columns: a pod whose annotation a tenant forged, words of the expected event
+# columns: a forged annotation of a pod, words of the expected event
 FORGED = [
     (claiming("a", ONE, named=[]), "expected names of the pod's spec.resourceClaims"),
     (claiming("a", {"../../secrets": [1, 1, 1]}, named=["x"]), "expected names of the pod's spec.resourceClaims"),
@@ -312,7 +312,7 @@ def test_refused_claim_is_retried_with_growing_delay(code):
             clock.now += 1.0
         pauses = [after - before for before, after in zip(tried, tried[1:])]
         assert pauses == [FIRST_PAUSE * 2**n for n in range(len(pauses))] and len(pauses) == 8
-        assert len(told(double)) == 1 and "exceeded quota" in told(double)[0], "one reason is told once"
+        assert len(told(double)) == 1 and "exceeded quota" in told(double)[0], "one event for one reason"
         double.fault = None
         clock.now += LAST_PAUSE
         await claims.round()

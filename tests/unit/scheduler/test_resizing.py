@@ -204,7 +204,7 @@ NONSENSE += ['{"\\ud800": {"cores": 1}}', '{"\\udfff": 1}']
 
 
 @pytest.mark.parametrize("text", NONSENSE)
-def test_nonsense_is_answered_once_and_changes_nothing(text):
+def test_invalid_request_causes_one_event_and_no_change(text):
     """Without the webhook an invalid request is not refused at admission."""
     here = World()
     here.add("a")

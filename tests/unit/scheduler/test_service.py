@@ -97,7 +97,7 @@ class Replica:
     async def until(self, holds, seconds=60.0):
         end = time.monotonic() + seconds
         while not holds():
-            assert time.monotonic() < end, "it did not come to be"
+            assert time.monotonic() < end, "the condition did not become true"
             await asyncio.sleep(0.02)
 
 
@@ -515,7 +515,7 @@ def test_reasons_are_shown_in_metrics_and_commands(capsys):
             families = {one.name: one for one in text_string_to_metric_families(text)}
             assert families["vgpu_scheduler_request_duration_seconds"].type == "histogram"
             bounds = {each.labels.get("le") for each in families["vgpu_scheduler_request_duration_seconds"].samples}
-            assert {"10.0", "+Inf"} <= bounds, "as long as a kube-scheduler waits"
+            assert {"10.0", "+Inf"} <= bounds, "buckets up to the kube-scheduler's timeout"
             assert families["process_resident_memory_bytes"].samples[0].value > 0
             if shutil.which("promtool"):  # promtool is in Debian's package prometheus.
                 checked = await asyncio.to_thread(by_prometheus, text)

@@ -78,10 +78,10 @@ def test_changes_to_a_pod(limits, labels, after):
     assert changed["spec"]["containers"][0]["resources"]["limits"] == after
     assert changed["spec"]["schedulerName"] == "vgpu-scheduler"
     again = review(changed)
-    assert again["allowed"] and "patch" not in again, "a second look changes nothing"
+    assert again["allowed"] and "patch" not in again, "a second review changes nothing"
     assert [ask._replace(field="", where="") for ask in read_pod(made).asks] == [
         ask._replace(field="", where="") for ask in read_pod(changed).asks
-    ], "and the pod asks for the same as before"
+    ], "the pod still requests the same"
 
 
 @pytest.mark.parametrize(

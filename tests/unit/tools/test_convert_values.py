@@ -299,36 +299,36 @@ def test_values_of_nvidia_with_two_files():
 SLICED = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}"
 OPERATOR = {"operator": {"defaultRuntime": "docker"}, "driver": {"enabled": False}, "toolkit": {"enabled": True}}
 CHARTS_OF_NVIDIA = [
-    # about, the values, the variables, path and words of a note
-    # All of them, as ``helm get values --all`` prints; the name of one key is HAMi's too.
-    ("as shipped", {"config": {"name": "", "map": {}}, "migStrategy": None, "devicePlugin": {"enabled": True},
+    # columns: the case, the values, the expected variables, path and words of the expected note
+    # All values, as printed by ``helm get values --all``. HAMi uses one of these keys too.
+    ("default values", {"config": {"name": "", "map": {}}, "migStrategy": None, "devicePlugin": {"enabled": True},
                     "gfd": {"enabled": False}, "mps": {"root": "/run/nvidia/mps"}},
      {"vgpu_sharing": "none", "device_plugin_options": ["--mps-root=/run/nvidia/mps"]}, "devicePlugin.enabled", "role"),
     ("one file", {"config": {"map": {"any": SLICED}}, "devicePlugin": {"enabled": True}},
      {"vgpu_sharing": "time-slicing", "vgpu_split_count": 4}, "devicePlugin.enabled", "role"),
-    ("flags alone", {"migStrategy": "mixed", "failOnInitError": False},
+    ("flags only", {"migStrategy": "mixed", "failOnInitError": False},
      {"vgpu_sharing": "none", "vgpu_mig_strategy": "mixed", "vgpu_fail_on_init_error": False}, "", ""),
     ("labels", {"gfd": {"enabled": True, "noTimestamp": True, "sleepInterval": "30s"}},
      {"vgpu_sharing": "none", "device_plugin_options": ["--labels", "--no-timestamp=true", "--sleep-interval=30s"]},
      "", ""),
-    ("files elsewhere", {"config": {"name": "plugin-configs"}}, {}, "config.name",
+    ("ConfigMap outside the values", {"config": {"name": "plugin-configs"}}, {}, "config.name",
      "kubectl get configmap plugin-configs -o yaml | python tools/convert_values -"),
-    ("the operator", {**OPERATOR, "devicePlugin": {"enabled": True}, "mig": {"strategy": "single"}},
+    ("operator", {**OPERATOR, "devicePlugin": {"enabled": True}, "mig": {"strategy": "single"}},
      {"vgpu_sharing": "none", "vgpu_mig_strategy": "single"}, "driver", "nvidia_driver"),
-    ("the operator's file", {**OPERATOR, "devicePlugin": {"config": {"default": "any", "data": {"any": SLICED}}}},
+    ("operator with a file", {**OPERATOR, "devicePlugin": {"config": {"default": "any", "data": {"any": SLICED}}}},
      {"vgpu_sharing": "time-slicing", "vgpu_split_count": 4}, "toolkit", "nvidia_docker"),
-    ("the operator's ConfigMap", {**OPERATOR, "devicePlugin": {"config": {"name": "mine"}}}, {},
+    ("operator with a ConfigMap", {**OPERATOR, "devicePlugin": {"config": {"name": "mine"}}}, {},
      "devicePlugin.config.name", "kubectl get configmap mine -o yaml"),
-    ("the operator's environment",
+    ("operator with environment variables",
      {**OPERATOR, "devicePlugin": {"env": [{"name": "DEVICE_LIST_STRATEGY", "value": "cdi-cri"}]}},
      {"vgpu_sharing": "none", "vgpu_handover": "cdi-cri"}, "operator", "not carried over"),
-    # Only what somebody set, as ``helm get values`` prints it.
-    ("the operator's ConfigMap alone", {"devicePlugin": {"config": {"name": "mine", "default": "any"}}}, {},
+    # Only changed values, as printed by ``helm get values``.
+    ("only the operator's ConfigMap", {"devicePlugin": {"config": {"name": "mine", "default": "any"}}}, {},
      "devicePlugin.config.name", "kubectl get configmap mine -o yaml"),
-    ("the operator's MIG alone", {"mig": {"strategy": "single"}, "devicePlugin": {"env": []}},
+    ("only the operator's MIG strategy", {"mig": {"strategy": "single"}, "devicePlugin": {"env": []}},
      {"vgpu_sharing": "none", "vgpu_mig_strategy": "single"}, "devicePlugin", "role"),
-    # Beside HAMi, for one: then nothing is said of how the GPUs are shared.
-    ("the operator without its plugin",
+    # Another plugin, such as HAMi, may share the GPUs, so no sharing variable is set.
+    ("operator without its plugin",
      {**OPERATOR, "devicePlugin": {"enabled": False, "config": {"data": {"any": SLICED}}}}, {},
      "devicePlugin", "is off"),
     ("labels without the plugin", {"devicePlugin": {"enabled": False}, "gfd": {"enabled": True}},
@@ -360,7 +360,7 @@ def test_cluster_policy_of_the_operator_is_converted():
 
 @pytest.mark.parametrize("items", [None, [], 1, 2])
 def test_list_printed_by_kubectl_is_converted(items):
-    """Of any length, as of any kind."""
+    """The list may be missing, be empty, or have one or more items."""
     policy = {"kind": "ClusterPolicy", "spec": {**OPERATOR, "mig": {"strategy": "mixed"}}}
     given = [policy] * items if isinstance(items, int) else items
     found = convert.convert([{"kind": "List", "items": given}])
@@ -368,7 +368,7 @@ def test_list_printed_by_kubectl_is_converted(items):
 
 
 def test_unknown_key_of_nvidias_chart_causes_a_note():
-    """A key that means nothing here is named; how the chart puts its own pods up is no note."""
+    """An unknown key causes a note; settings of the chart's own pods do not."""
     found = convert.convert([{"migStrategy": "none", "brandNew": 1, "updateStrategy": {"type": "RollingUpdate"}}])
     assert [note.path for note in found.notes] == ["brandNew"]
 
@@ -387,7 +387,7 @@ def test_unknown_document_is_refused(documents, said):
 
 
 def test_config_map_after_the_values_decides_the_sharing():
-    """The ConfigMap after the values that name it decides what is shared."""
+    """The values name a ConfigMap; the ConfigMap after them sets the sharing."""
     found = convert.convert([{"config": {"name": "mine"}}, {"kind": "ConfigMap", "data": {"any": SLICED}}])
     assert found.variables == {"vgpu_sharing": "time-slicing", "vgpu_split_count": 4}
 
@@ -444,7 +444,7 @@ def test_environment_variables_of_a_pod_are_not_converted(name, words):
     assert words in found.notes[0].text
 
 
-# What pods of these kits ask for, and whether more than the count is needed for it here.
+# columns: a resource name of a pod's limits, whether it causes a note on slice sizes
 ASKED = [
     ("nvidia.com/gpu", False),
     ("nvidia.com/gpu.shared", False),
@@ -467,7 +467,7 @@ ASKED = [
 
 
 def around(kind, pod):
-    """The object that makes such pods."""
+    """Returns an object of this kind whose pods are like ``pod``."""
     if kind == "CronJob":
         return {"kind": kind, "spec": {"jobTemplate": {"spec": {"template": pod}}}}
     return {"kind": kind, **pod} if kind == "Pod" else {"kind": kind, "spec": {"template": pod}}
@@ -487,7 +487,7 @@ def test_resource_requests_of_a_pod_cause_notes(name, told, kind, list_of):
 
 @pytest.mark.parametrize("kind", ["Pod", "Job", "CronJob"])
 def test_gpu_count_label_of_ack_causes_a_note(kind):
-    """By a label, of the pod and not of the Job around it."""
+    """The label counts on the pod template, not on the Job."""
     labels = {"labels": {"app": "mnist", "aliyun.com/gpu-count": "2"}}
     pod = {"metadata": labels, "spec": {"containers": [{"image": "registry/train:1"}]}}
     found = convert.convert([around(kind, pod)])
@@ -498,7 +498,7 @@ def test_gpu_count_label_of_ack_causes_a_note(kind):
 
 
 def test_every_resource_and_annotation_of_a_request_has_a_note():
-    """All but the count, which is asked for everywhere."""
+    """Every name has a note, except the GPU count, which works without a change."""
     config = Config()
     assert {*resource_names(config), "aliyun.com/gpu-count"} - {config.gpu, config.shared} == set(tables.ASKED)
     known = {*fractions.NAMES, *preferences.NODE_POLICY, *preferences.GPU_POLICY, preferences.NUMA_BIND}
@@ -522,7 +522,7 @@ def test_request_annotations_of_a_pod_cause_notes(kind):
 
 
 def program(*arguments, **options):
-    """As a person starts it: from a folder of its own, with nothing of ours on the path."""
+    """Runs the program as a user does: from another folder and without this repository on PYTHONPATH."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     command = [sys.executable, str(PROGRAM), *map(str, arguments)]
     return subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, check=False, **options)

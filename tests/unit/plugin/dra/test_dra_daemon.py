@@ -218,7 +218,7 @@ def test_pods_of_one_claim_share_one_ledger(node: Node, api: ClaimApi, manager: 
     one, other = (injected(node, manager.run_pod(pod(name, claim))["main"]) for name in ("one", "other"))
     assert one == other
     manager.end_pod("one")
-    assert Path(other["/dev/vgpu/0/ledger"]["hostPath"]).is_file(), "the other pod still has it"
+    assert Path(other["/dev/vgpu/0/ledger"]["hostPath"]).is_file(), "the second pod still uses the claim"
     manager.end_pod("other")
     assert allocations(node) == []
 
@@ -241,9 +241,9 @@ def test_second_preparation_keeps_the_files(node: Node, api: ClaimApi, manager: 
     manager.restart()
     until(lambda: len(api.slices()) == 2, "slices after the kubelet has wiped them")
     ids = manager.run_pod(pod("two", claim))["main"]
-    assert set(ids) == {"vgpu.fleet/claim=uid-c.gpu"} and len(ids) == 2, "the kubelet adds what it is answered"
+    assert set(ids) == {"vgpu.fleet/claim=uid-c.gpu"} and len(ids) == 2, "the kubelet adds the ids of each response"
     assert inodes(injected(node, ids)) == before
-    assert manager.restart_container("one", "main") == ids, "and tells the first one's container, too"
+    assert manager.restart_container("one", "main") == ids, "the first pod's container gets them too"
 
 
 def test_files_are_restored_after_a_reboot(
@@ -309,8 +309,8 @@ def test_removed_files_are_restored(node: Node, api: ClaimApi, manager: ClaimMan
             one.unlink()
     else:
         _remove(node.paths.run_dir / gone)
-    until(lambda: all(Path(one["hostPath"]).exists() for one in mounts.values()), "all that the container mounts")
-    until((Path(mounts["/dev/vgpu"]["hostPath"]) / "255").is_dir, "the last place")
+    until(lambda: all(Path(one["hostPath"]).exists() for one in mounts.values()), "all files that the container mounts")
+    until((Path(mounts["/dev/vgpu"]["hostPath"]) / "255").is_dir, "the last mount")
     until((Path(mounts["/dev/vgpu/0"]["hostPath"]) / "limits").is_file, "its limits")
     assert limits(mounts, 0) == {GPUS[0]: (4096 * MIB, 30)}
 
@@ -361,7 +361,7 @@ def opaque(**parameters: Any) -> dict[str, Any]:
 REFUSED = [
     ("too much memory", (part(memory="20Gi"),), (), "20480 MiB are asked for, 4096 of 15360 are held by others"),
     ("too much time", (part(cores="71"),), (), "71 % of the SMs are asked for, 30 % are held by others"),
-    ("the second of two", (part("a", memory="1Gi", cores="1"), part("b", memory="20Gi")), (), "are asked for"),
+    ("second of two claims", (part("a", memory="1Gi", cores="1"), part("b", memory="20Gi")), (), "are asked for"),
     ("unknown parameter", (part(memory="1Gi"),), (opaque(memory="16Gi"),), "unknown parameter 'memory'"),
     ("another kind", (part(memory="1Gi"),), (opaque(kind="Gpu"),), "expected vgpu.fleet/v1 Share"),
     ("unknown device", (part(gpu=7),), (), "this node has no device gpu-00000007"),
@@ -437,7 +437,7 @@ def test_lease_and_claims_share_a_gpus_memory(
     for n in range(2):
         manager.run_pod(pod(f"p{n}", api.allocate(f"c{n}", part(gpu=n, memory="14Gi", cores="50"))))
     arguments = ["--socket", str(node.paths.admin_socket), "lease", "--json"]
-    assert ctl.main(arguments) == 3, "a slice of 3840 MiB is no more there"
+    assert ctl.main(arguments) == 3, "no free slice of 3840 MiB"
     manager.end_pod("p1")
     capsys.readouterr()
     assert ctl.main(arguments) == 0
@@ -485,7 +485,7 @@ def test_drained_gpu_gets_no_more_claims(node: Node, api: ClaimApi, manager: Cla
     begin()
     with api.edit(NODE) as found:
         found["metadata"].setdefault("annotations", {})["vgpu.fleet/drained-gpus"] = GPUS[0]
-    until(lambda: "taints" in api.slices().get("gpu-00000000", {}), "a taint")
+    until(lambda: "taints" in api.slices().get("gpu-00000000", {}), "the taint of the GPU")
     assert [one["effect"] for one in api.slices()["gpu-00000000"]["taints"]] == ["NoSchedule"]
     assert "taints" not in api.slices()["gpu-00000001"]
     assert manager.run_pod(pod("p", api.allocate("c", part())))["main"], "what was allocated there still begins"
@@ -500,10 +500,10 @@ def test_faulty_gpu_gets_a_taint_and_is_reported_as_unhealthy(
     daemon = begin()
     driver = manager.drivers["gpu.vgpu.fleet"]
     names = ["gpu-00000000", "gpu-00000001"]
-    until(lambda: driver.health == dict.fromkeys(names, "HEALTHY"), "both healthy")
+    until(lambda: driver.health == dict.fromkeys(names, "HEALTHY"), "the health of both GPUs")
     daemon.source.xids.put((GPUS[0], 79))  # type: ignore[attr-defined]
-    until(lambda: driver.health == {names[0]: "UNHEALTHY", names[1]: "HEALTHY"}, "the card is unhealthy")
-    until(lambda: "taints" in api.slices().get(names[0], {}), "a taint")
+    until(lambda: driver.health == {names[0]: "UNHEALTHY", names[1]: "HEALTHY"}, "the fault of the first GPU")
+    until(lambda: "taints" in api.slices().get(names[0], {}), "the taint of the GPU")
     assert [one["effect"] for one in api.slices()[names[0]]["taints"]] == ["NoSchedule"]
     assert "taints" not in api.slices()[names[1]]
     with pytest.raises(PodError, match="unhealthy: Xid 79"):
@@ -511,7 +511,7 @@ def test_faulty_gpu_gets_a_taint_and_is_reported_as_unhealthy(
 
 
 def dropping(*fields: str) -> Any:
-    """An API server without consumable capacity."""
+    """Returns a function that drops these fields, as an API server without consumable capacity does."""
 
     def keeps(sent: dict[str, Any]) -> dict[str, Any]:
         kept = json.loads(json.dumps(sent))
@@ -537,7 +537,7 @@ def test_no_slices_are_published_if_the_api_server_drops_their_fields(
         ctl.main(arguments)
         return capsys.readouterr().out
 
-    text = until(lambda: said() if "DRAConsumableCapacity" in said() else "", "why nothing is published")
+    text = until(lambda: said() if "DRAConsumableCapacity" in said() else "", "the reason why no slices are published")
     assert f".{fields[0]}" in text
     assert not api.slices() and ("POST", SLICE.rpartition("/")[0]) not in api.writes
 
@@ -548,15 +548,15 @@ def test_slices_are_deleted_once_the_api_server_drops_their_fields(
     daemon = begin()
     api.keeps = dropping("allowMultipleAllocations")
     daemon.source.xids.put((GPUS[0], 79))  # type: ignore[attr-defined]
-    until(lambda: not api.slices(), "no card is offered as one that has one owner")
+    until(lambda: not api.slices(), "the deletion of the slices")
 
 
 def look(api: ClaimApi, times: int) -> None:
-    """Events that change nothing have the program look."""
+    """Makes the program check its ResourceSlices this many times, by events without a change."""
     for _time in range(times):
         asked = api.count("GET", "resourceslices")
         api.put(SLICE, api.objects[SLICE])
-        until(lambda before=asked: api.count("GET", "resourceslices") > before, "a look at the slices")
+        until(lambda before=asked: api.count("GET", "resourceslices") > before, "a check of the slices")
 
 
 def test_correct_resource_slices_are_not_written_again(api: ClaimApi, begin: Begin) -> None:
@@ -566,7 +566,7 @@ def test_correct_resource_slices_are_not_written_again(api: ClaimApi, begin: Beg
 
 
 def test_fields_that_the_api_server_adds_are_no_change(api: ClaimApi, begin: Begin) -> None:
-    """Times of taints, quantities in its own words, the pool's generation."""
+    """The API server adds times to taints and rewrites quantities."""
 
     def keeps(sent: dict[str, Any]) -> dict[str, Any]:
         kept = json.loads(json.dumps(sent))
@@ -579,7 +579,7 @@ def test_fields_that_the_api_server_adds_are_no_change(api: ClaimApi, begin: Beg
     api.keeps = keeps
     daemon = begin()
     daemon.source.xids.put((GPUS[0], 79))  # type: ignore[attr-defined]
-    until(lambda: "taints" in api.slices().get("gpu-00000000", {}), "a taint")
+    until(lambda: "taints" in api.slices().get("gpu-00000000", {}), "the taint of the GPU")
     look(api, 5)
     assert [one[0] for one in api.writes if "resourceslices" in one[1]] == ["POST", "PUT"]
 
@@ -587,7 +587,7 @@ def test_fields_that_the_api_server_adds_are_no_change(api: ClaimApi, begin: Beg
 def test_claim_gets_the_hook_if_the_driver_enforces_limits(
     node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a slice of the device plugin: the card's own size in the limits, and a hook for each device."""
+    """The claim's limits have the GPU's real size, and each device has the hook, as with a slice."""
     from vgpu_plugin.allocation.enforcement import Enforcement
 
     hook = {"hookName": "createRuntime", "path": "/x", "args": ["x"], "timeout": 1}

@@ -161,7 +161,7 @@ def test_ended_driver_is_opened_again(watch, running, monkeypatch):
     until(lambda: len(opened) == 3, "the driver to be opened again")
     assert unhealthy(watch) == [True, True]  # the driver did not start meanwhile
     watch.ask()
-    until(lambda: unhealthy(watch) == [False, False], "both to come back")
+    until(lambda: unhealthy(watch) == [False, False], "both GPUs to be healthy again")
 
 
 # ---- in the daemon
@@ -238,5 +238,5 @@ def test_program_waits_for_the_driver(node, kubelet, running, monkeypatch):
     config = node.configure(splitCount=2).config
     node.paths.config.write_text(json.dumps({**config, "flags": {"failOnInitError": False}}))
     running(Daemon(node.setup(), open_gpus))
-    until(lambda: allocatable(kubelet) == 4, "the slices, once the driver is there")
+    until(lambda: allocatable(kubelet) == 4, "the slices after the start of the driver")
     assert len(tries) == 4

@@ -195,7 +195,7 @@ def test_removal_deletes_condition_and_taint(node, api, start):
     until(lambda: OURS in taints(api) and condition(api).get("status") == "False", "both")
     one.stop()
     one.thread.join(20)
-    assert OURS in taints(api), "a restart of the program is no cure"
+    assert OURS in taints(api), "a restart of the program does not clear the fault"
     purge(one._setup)
     assert (condition(api), taints(api)) == ({}, [OTHER])
 

@@ -284,11 +284,11 @@ def test_thousands_of_mounts_are_named_without_following_each(watched, monkeypat
     assert sorted(watched.look(2)) == [FOREIGN, NO_SLOT]
     found = next(one for one in watched.found if one.suspicion.reason == FOREIGN)
     assert said in found.text()
-    # Of each list the stack is climbed once, and each look has two lists.
+    # The stack of mounts is followed once for each mount list, and each poll reads two lists.
     assert len(followed) < 2 * 5006
 
 
-def test_list_of_mounts_that_is_too_long_is_named_and_not_read_whole(watched, monkeypatch):
+def test_too_long_mount_list_is_reported_and_read_in_part(watched, monkeypatch):
     monkeypatch.setattr(mounts, "LONGEST", 20_000)
     run(watched, 19, TOP + NEW)
     run(watched, 20, TOP + NEW + "".join(f"{n} 40 " + EVIL.format(f"/data/{n}") for n in range(100, 5100)))
@@ -341,25 +341,27 @@ def test_old_mounts_are_said_until_the_container_is_made_again(watched):
     watched.look()
     watched.card.running.clear()
     watched.look(3)
-    assert [one.allocation for one in watched.watch.state().old_mounts] == ["aaaa"], "it rests"
+    assert [one.allocation for one in watched.watch.state().old_mounts] == ["aaaa"], (
+        "the entry stays while no process uses the GPU"
+    )
     run(watched, 21, TOP + NEW)
     watched.look()
     assert watched.watch.state().old_mounts == ()
     watched.card.running[watched.uuid] = {20: 1}
     watched.look()
-    watched.kind = ""  # the record goes with the pod
+    watched.kind = ""  # the pod's record is removed
     watched.card.running.clear()
     watched.look()
     assert watched.watch.state().old_mounts == ()
 
 
-def test_node_that_shows_no_mounts_accuses_nobody(watched):
+def test_node_without_a_mount_list_reports_no_foreign_mount(watched):
     (watched.proc.root / "self" / "mountinfo").unlink()
     run(watched, 20, TOP + NEW + over(51, "/dev/vgpu/0/limits"))
     assert watched.look(3) == [NO_SLOT]
 
 
-# In a mount namespace of its own: ours as a container has them, and what a tenant puts over them.
+# Makes the product's mounts in a new mount namespace as in a container; with "foreign", also a tenant's mount over one.
 LAID_OUT = """
 set -e
 mount -t tmpfs t "$1/dev"; mkdir -p "$1/dev/vgpu/0" "$1/dev/vgpu/lib"
@@ -371,8 +373,8 @@ exec "$4" -c 'print("there", flush=True); import time; time.sleep(60)'
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a mount namespace needs root")
 @pytest.mark.parametrize("what", ["honest", "foreign"])
-def test_real_mounts(tmp_path, what):
-    """What the kernel says of a real bind mount is the node's own path, seen from another namespace."""
+def test_real_mounts_of_another_namespace_are_compared(tmp_path, what):
+    """The kernel's mount list of another namespace names the node's path as the source of a bind mount."""
     folder, inside = tmp_path / "a b", tmp_path / "root"
     for one in (folder / "ro", folder / "rw", inside / "dev"):
         one.mkdir(parents=True)

@@ -362,8 +362,8 @@ def test_no_process_is_killed_on_findings_from_before_the_driver_fell_silent(wat
     assert watched.ender.asked == [20]
 
 
-def test_pid_that_is_another_process_by_now_is_spared(watched):
-    """Between the look and the signal: the process is in no container of ours any more."""
+def test_process_with_a_reused_pid_is_not_terminated(watched):
+    """After the poll and before the signal, the pid belongs to a process of no known container."""
     watched.run(20, MIB)
     watched.mode = watch.END
     watched.look(2)
