@@ -49,7 +49,7 @@ def test_windows(intervals: list, shares: list) -> None:
     assert stamps.windows(intervals, 0, 2000, 1000) == pytest.approx(shares)
 
 
-def test_two_tenants_in_time_slices_share_what_their_stamps_both_cover() -> None:
+def test_two_tenants_in_time_slices_each_get_half() -> None:
     """A kernel takes 100 alone and 200 with another tenant: both tenants' stamps cover all the time, each gets half."""
     left = [(start, start + 200) for start in range(0, 2000, 200)]
     right = [(start + 7, start + 207) for start in range(0, 2000, 200)]

@@ -221,6 +221,6 @@ def test_uncorrectable_memory_error_breaks_contexts(host):
         (["what"], 'unknown command "what"'),
     ],
 )
-def test_gpusimctl_says_what_is_wrong(host, arguments, message):
+def test_gpusimctl_reports_wrong_arguments(host, arguments, message):
     done = host.ctl(*arguments, check=False)
     assert done.returncode == 2 and message in done.stderr

@@ -99,7 +99,7 @@ def holding(host, holder: str):
 
 @pytest.mark.parametrize("other", sorted(OTHERS))
 @pytest.mark.parametrize("holder", HOLDERS)
-def test_others_wait_while_a_call_holds_the_context(hostile, holder, other):
+def test_other_calls_wait_while_a_call_holds_the_context(hostile, holder, other):
     a = holding(hostile("context-lock"), holder)
     assert a.ask(f"cu.seconds(lambda: {other})") > 0.4
 

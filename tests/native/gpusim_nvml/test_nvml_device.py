@@ -149,7 +149,7 @@ def test_call(answers, call):
     assert answers[call] == CALLS[call]
 
 
-def test_calls_count_initialisations(mixed):
+def test_nvml_counts_initialisations(mixed):
     setup = "nvmlLib = ctypes.CDLL('libnvidia-ml.so.1')\nnvmlLib.nvmlInit_v2()\nnvmlLib.nvmlShutdown()"
     assert mixed.nvml("nvmlDeviceGetCount()", setup=setup) == [4]
     shut = setup + "\nnvmlLib.nvmlShutdown()"

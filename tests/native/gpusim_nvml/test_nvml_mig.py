@@ -145,7 +145,7 @@ def test_chosen_placement(a100):
     assert a100.nvml(*calls, setup=SETUP) == [[2, 1], full, full, wrong, [4, 4]]
 
 
-def test_nothing_is_made_while_mig_is_off(make_host):
+def test_no_mig_instance_is_created_while_mig_is_off(make_host):
     host = make_host("a100-40")
     assert host.nvml("make(19)", "left()", setup=SETUP) == ["NVML_ERROR_NOT_SUPPORTED", [0] * 7]
 

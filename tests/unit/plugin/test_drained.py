@@ -63,7 +63,7 @@ def test_drained_gpu_gets_no_more_pods(node, kubelet, api, start, capsys):
     assert [one for one in found["warnings"] if f"GPU 0 {node.gpus[0].uuid} is drained" in one]
     assert [gpu["healthy"] for gpu in found["gpus"]] == [True, True], "a drained GPU is not unhealthy"
     annotate(api, None)
-    until(lambda: allocatable(kubelet) == 8, "all again")
+    until(lambda: allocatable(kubelet) == 8, "all slices again")
 
 
 def test_scheduler_sees_the_drained_gpu(node, kubelet, api, start):
@@ -88,7 +88,7 @@ def test_recovered_gpu_stays_drained(node, kubelet, api, start):
     one._health.recover()
     assert allocatable(kubelet) == 4
     annotate(api, "")
-    until(lambda: allocatable(kubelet) == 8, "all again")
+    until(lambda: allocatable(kubelet) == 8, "all slices again")
 
 
 def test_gpu_stays_drained_over_a_restart(node, kubelet, api, start):
@@ -98,7 +98,7 @@ def test_gpu_stays_drained_over_a_restart(node, kubelet, api, start):
     one.stop()
     one.thread.join(20)
     start()
-    until(lambda: allocatable(kubelet) == 4, "the same")
+    until(lambda: allocatable(kubelet) == 4, "the slices of the other GPU after the restart")
 
 
 def test_removal_deletes_the_annotation(node, kubelet, api, start):

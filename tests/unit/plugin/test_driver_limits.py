@@ -135,7 +135,9 @@ def test_ended_container_is_not_polled(place: Place, case: str) -> None:
     ENDED[case](place, group)
     assert place.state() == []
     if case == "control group empty":
-        assert place.source.limits[place.uuid, str(group)].hard == UNLIMITED, "cleared while the group is there"
+        assert place.source.limits[place.uuid, str(group)].hard == UNLIMITED, (
+            "the limit is cleared while the group exists"
+        )
 
 
 def test_enforcement_by_the_library_only_is_reported(place: Place) -> None:

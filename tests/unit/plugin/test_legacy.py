@@ -198,7 +198,7 @@ ROWS = [
     ("option off, no records", [A0], [], False, [A0]),
     ("an empty node", [A1], [], True, [A0]),
     ("the least used GPU", [A1], [record(KUBELET, [A0])], True, [B0]),
-    ("a lease is not given out", [A1], [record(LEASE, [A0])], True, [B0]),
+    ("the slice of a lease is not allocated", [A1], [record(LEASE, [A0])], True, [B0]),
     ("the kubelet requests the same ids again", [A0], [record(KUBELET, [B1], [A0])], True, [B1]),
     ("option off, the slice replaced another id", [B0], [record(KUBELET, [B0], [A0])], False, [A0]),
     ("option off, another slice", [B1], [record(KUBELET, [B0], [A0])], False, [B1]),

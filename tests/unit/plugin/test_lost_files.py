@@ -129,7 +129,7 @@ def test_unrepairable_allocation_does_not_affect_others(node, kubelet, daemon, c
     until(lambda: any(str(bad) in one for one in status(node, capsys)["warnings"]), "the warning")
     monkeypatch.undo()
     # The ledger is the first file that is made.
-    until(lambda: all(os.path.exists(host) for pod in pods for host in hosts(pod["answer"])), "its files")
+    until(lambda: all(os.path.exists(host) for pod in pods for host in hosts(pod["answer"])), "the files of both pods")
 
 
 def test_existing_files_are_not_replaced(node, kubelet, daemon, capsys):
@@ -151,8 +151,8 @@ def _overwrite(path, data: bytes) -> None:
 
 SPOILT = {
     "zeros": lambda path: _overwrite(path, bytes(abi_files.LEDGER_FILE_SIZE)),
-    "nothing": lambda path: _overwrite(path, b""),
-    "another GPU's": lambda path: _overwrite(path, abi_files.pack_ledger(["GPU-" + "f" * 8], "another")),
+    "empty ledger": lambda path: _overwrite(path, b""),
+    "ledger of another GPU": lambda path: _overwrite(path, abi_files.pack_ledger(["GPU-" + "f" * 8], "another")),
 }
 
 

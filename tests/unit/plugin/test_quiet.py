@@ -256,12 +256,12 @@ def says(**fields: int) -> bytes:
 
 
 OTHERS = {
-    "another allocation's": abi_files.pack_ledger(["GPU-1"], "b"),
-    "another GPU's": abi_files.pack_ledger(["GPU-2"], "a"),
+    "ledger of another allocation": abi_files.pack_ledger(["GPU-1"], "b"),
+    "ledger of another GPU": abi_files.pack_ledger(["GPU-2"], "a"),
     "fewer slots": says(slot_count=abi_files.fields.LEDGER_SLOTS - 1),
     "slots elsewhere": says(slot_offset=abi_files.fields.LEDGER_SLOT_OFFSET - 8),
     "smaller slots": says(slot_size=264),
-    "another size": says(size=abi_files.fields.LEDGER_FILE_SIZE - 1),
+    "ledger of another size": says(size=abi_files.fields.LEDGER_FILE_SIZE - 1),
 }
 
 
@@ -275,9 +275,9 @@ def test_readable_ledger_of_another_program_is_replaced(node, kind):
     whole = ledger.read_bytes()
     uuid, allocation = abi_files.fields.LEDGER_FIELDS["devices"][0], abi_files.fields.LEDGER_FIELDS["allocation"][0]
     data = bytearray(OTHERS[kind])
-    if kind != "another GPU's":
+    if kind != "ledger of another GPU":
         data[uuid : uuid + abi_files.fields.UUID_SIZE] = whole[uuid : uuid + abi_files.fields.UUID_SIZE]
-    if kind != "another allocation's":
+    if kind != "ledger of another allocation":
         data[allocation : allocation + 64] = whole[allocation : allocation + 64]
     assert files.is_whole(record)
     ledger.write_bytes(data)
@@ -349,4 +349,4 @@ def test_shared_gpus_follow_the_pool(node):
     assert pool.shape().limited == uuids
     pool.update(node.gpus[:1], [one for one in pool.slices if one.uuid == uuids[0]], frozenset())
     assert pool.shape().limited == uuids[:1]
-    until(lambda: pool.shape() is pool.shape(), "one shape")
+    until(lambda: pool.shape() is pool.shape(), "a stable list of GPUs")

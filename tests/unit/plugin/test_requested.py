@@ -321,7 +321,7 @@ def test_node_annotation_lists_its_gpus(node, kubelet, api, start):
     until(lambda: [one.healthy for one in find()] == [True, False], "the unhealthy GPU")
     with api.edit(NODE) as seen:
         del seen["metadata"]["annotations"][pod_annotations.GPUS]
-    until(lambda: pod_annotations.GPUS in api.annotations, "written again")
+    until(lambda: pod_annotations.GPUS in api.annotations, "the restored annotation")
 
 
 def test_node_annotation_has_the_topology_policy(node, api, start):
@@ -381,7 +381,13 @@ X, Y, Z = samples.gpus("T4", "T4", "T4")
 
 ASSIGNED = [
     ("as planned", [(X.uuid, 1, 5), (Y.uuid, 2, 6)], [Y, X], {}, [(Y.uuid, 2, 6), (X.uuid, 1, 5)]),
-    ("one moved", [(X.uuid, 1, 5), (Y.uuid, 2, 6)], [Z, X], {}, [(Z.uuid, 2, 6), (X.uuid, 1, 5)]),
+    (
+        "one of two GPUs differs from the plan",
+        [(X.uuid, 1, 5), (Y.uuid, 2, 6)],
+        [Z, X],
+        {},
+        [(Z.uuid, 2, 6), (X.uuid, 1, 5)],
+    ),
     (
         "larger size, more free memory",
         [(X.uuid, 15000, 0), ("GPU-elsewhere", 2, 0)],

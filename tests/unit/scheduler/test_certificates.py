@@ -42,7 +42,7 @@ def test_certificate_is_renewed_after_two_thirds_of_its_lifetime(days, certifica
     new = certificates.renewed(old, NAMES, NOW + timedelta(days=days))
     assert (new.certificate != old.certificate, new.authority != old.authority) == (certificate, authority)
     if authority:
-        assert new.bundle == new.authority + old.authority, "what runs with the old one is still trusted"
+        assert new.bundle == new.authority + old.authority, "clients still trust the old authority"
 
 
 def test_changed_names_renew_the_certificate():

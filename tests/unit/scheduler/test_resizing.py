@@ -126,14 +126,16 @@ def test_growth_counts_at_once_and_shrinking_after_confirmation():
     assert here.held("a") == {A: (8000, 40)}
     here.ask("a", 1000)
     here.round()
-    assert here.given("a") == [(A, 1000, 40)] and here.held("a") == {A: (8000, 40)}, "its node has not done it"
+    assert here.given("a") == [(A, 1000, 40)] and here.held("a") == {A: (8000, 40)}, (
+        "the node has not confirmed the grant"
+    )
     here.tell("a")
     assert here.held("a") == {A: (8000, 40)}
     here.done("a")
     assert here.held("a") == {A: (1000, 40)}
     assert here.events == [] and len(here.writes) == 2
     here.round()
-    assert len(here.writes) == 2, "what was granted is asked for no more"
+    assert len(here.writes) == 2, "a granted request causes no further write"
 
 
 def test_later_changes_by_others_are_not_reverted():

@@ -321,7 +321,7 @@ def one_part(memory, uuid="GPU-n0-0"):
 
 CHANGED_PLANS = [
     ("smaller", {pod_annotations.PLAN: one_part(1)}),
-    ("larger than any card", {pod_annotations.PLAN: one_part(1 << 24)}),
+    ("larger than any GPU", {pod_annotations.PLAN: one_part(1 << 24)}),
     ("another GPU", {pod_annotations.PLAN: one_part(3000, "GPU-other")}),
     ("empty", {pod_annotations.PLAN: ""}),
 ]

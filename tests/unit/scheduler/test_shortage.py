@@ -144,7 +144,9 @@ def test_victim_gets_the_kube_schedulers_condition():
         assert condition["reason"] == "PreemptionByScheduler"
         (event,) = [one for one in stage.double.of("events") if one["reason"] == "Preempted"]
         assert event["involvedObject"]["name"] == "a" and "uid-p" in event["message"]
-        assert stage.double.objects[pod_path("p")]["status"]["phase"] == "Pending", "its status is kept otherwise"
+        assert stage.double.objects[pod_path("p")]["status"]["phase"] == "Pending", (
+            "the rest of the pod's status is unchanged"
+        )
 
     go()
 
@@ -265,7 +267,7 @@ def test_pods_per_round_are_limited(monkeypatch):
         for name in ("p", "q", "r"):
             stage.waits(name, 10001 if name == "r" else 9500, 0)
             stage.tries(name)
-        assert not stage.shortages._due, "nobody is lower"
+        assert not stage.shortages._due, "no pod has a lower priority"
         stage.bound("c", "n", 500, -1)
         for name in ("p", "q", "r"):
             stage.tries(name)

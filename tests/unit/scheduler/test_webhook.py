@@ -319,8 +319,8 @@ def test_invalid_resize_annotation_is_refused(text, words):
         response = review(new, Settings(may_write=("sched",)), "UPDATE", old, user)
         assert response["allowed"] is not bool(words), response
         assert words in response.get("status", {}).get("message", "")
-    assert review(new, Settings(), "UPDATE", new, "somebody")["allowed"], "a label is changed beside it"
-    assert review(old, Settings(), "UPDATE", new, "somebody")["allowed"], "it is taken back"
+    assert review(new, Settings(), "UPDATE", new, "somebody")["allowed"], "only a label changes"
+    assert review(old, Settings(), "UPDATE", new, "somebody")["allowed"], "the annotation is removed"
     created = {**made, "metadata": {"annotations": {resizes.RESIZE: text}}}
     if "with a GPU" not in words:
         assert review(created)["allowed"] is not bool(words)
@@ -328,7 +328,7 @@ def test_invalid_resize_annotation_is_refused(text, words):
 
 
 @pytest.mark.parametrize(("about", "made", "expected"), PODS, ids=[about for about, _made, _expected in PODS])
-def test_mounts_over_our_files_are_refused(about, made, expected):
+def test_mounts_over_the_products_files_are_refused(about, made, expected):
     response = review(made)
     assert response["allowed"] is not bool(expected)
     words = [f'container {name}: "{path}" lies at, above or below {ours}, ' for name, path, ours in expected]

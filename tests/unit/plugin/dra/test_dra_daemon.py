@@ -128,7 +128,7 @@ def test_container_does_not_start_without_the_drivers_library(
     assert allocations(node) == records(node) == []
 
 
-def test_no_resource_is_registered_beside_claims(
+def test_no_resource_is_registered_with_claims(
     node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, kubelet: Any
 ) -> None:
     """If the node advertised nvidia.com/gpu as well, pods could get its GPUs without a claim."""
@@ -311,7 +311,7 @@ def test_removed_files_are_restored(node: Node, api: ClaimApi, manager: ClaimMan
         _remove(node.paths.run_dir / gone)
     until(lambda: all(Path(one["hostPath"]).exists() for one in mounts.values()), "all files that the container mounts")
     until((Path(mounts["/dev/vgpu"]["hostPath"]) / "255").is_dir, "the last mount")
-    until((Path(mounts["/dev/vgpu/0"]["hostPath"]) / "limits").is_file, "its limits")
+    until((Path(mounts["/dev/vgpu/0"]["hostPath"]) / "limits").is_file, "the limits file")
     assert limits(mounts, 0) == {GPUS[0]: (4096 * MIB, 30)}
 
 
@@ -319,7 +319,7 @@ def test_deleted_resource_slices_are_restored(api: ClaimApi, begin: Begin) -> No
     begin()
     for _time in range(3):
         api.wipe(None)
-        until(lambda: len(api.slices()) == 2, "slices again")
+        until(lambda: len(api.slices()) == 2, "the restored slices")
 
 
 def test_extender_gets_no_gpus_with_claims(api: ClaimApi, begin: Begin) -> None:
@@ -359,11 +359,11 @@ def opaque(**parameters: Any) -> dict[str, Any]:
 
 
 REFUSED = [
-    ("too much memory", (part(memory="20Gi"),), (), "20480 MiB are asked for, 4096 of 15360 are held by others"),
-    ("too much time", (part(cores="71"),), (), "71 % of the SMs are asked for, 30 % are held by others"),
+    ("more memory than free", (part(memory="20Gi"),), (), "20480 MiB are asked for, 4096 of 15360 are held by others"),
+    ("more compute than free", (part(cores="71"),), (), "71 % of the SMs are asked for, 30 % are held by others"),
     ("second of two claims", (part("a", memory="1Gi", cores="1"), part("b", memory="20Gi")), (), "are asked for"),
     ("unknown parameter", (part(memory="1Gi"),), (opaque(memory="16Gi"),), "unknown parameter 'memory'"),
-    ("another kind", (part(memory="1Gi"),), (opaque(kind="Gpu"),), "expected vgpu.fleet/v1 Share"),
+    ("parameters of another kind", (part(memory="1Gi"),), (opaque(kind="Gpu"),), "expected vgpu.fleet/v1 Share"),
     ("unknown device", (part(gpu=7),), (), "this node has no device gpu-00000007"),
     ("another node", (part(pool="node-2"),), (), "of pool node-2"),
     ("no memory named", (part(consumedCapacity={"slots": "1"}),), (), "is shared in another way"),
@@ -388,7 +388,7 @@ def test_refused_claim_leaves_no_files(
 UIDS = [
     ("another uid", "uid-other", "is another one by now: its uid is uid-c, expected uid-other"),
     ("a path", "../../etc/passwd", "expected letters, digits and dashes"),
-    ("nothing", "", "expected letters, digits and dashes"),
+    ("empty uid", "", "expected letters, digits and dashes"),
 ]
 
 
@@ -488,7 +488,7 @@ def test_drained_gpu_gets_no_more_claims(node: Node, api: ClaimApi, manager: Cla
     until(lambda: "taints" in api.slices().get("gpu-00000000", {}), "the taint of the GPU")
     assert [one["effect"] for one in api.slices()["gpu-00000000"]["taints"]] == ["NoSchedule"]
     assert "taints" not in api.slices()["gpu-00000001"]
-    assert manager.run_pod(pod("p", api.allocate("c", part())))["main"], "what was allocated there still begins"
+    assert manager.run_pod(pod("p", api.allocate("c", part())))["main"], "an allocated claim still starts"
     with api.edit(NODE) as found:
         del found["metadata"]["annotations"]["vgpu.fleet/drained-gpus"]
     until(lambda: "taints" not in api.slices().get("gpu-00000000", {"taints": ()}), "no taint")
@@ -604,4 +604,4 @@ def test_claim_gets_the_hook_if_the_driver_enforces_limits(
     before = records(node)
     manager.restart()
     manager.run_pod(pod("q", claim))
-    assert records(node) == before, "the same share when it is prepared again"
+    assert records(node) == before, "an equal share at the second preparation"

@@ -51,14 +51,14 @@ class Nvml:
 
 
 REFUSED = {
-    "nothing": ((), {}),
+    "no unsupported gauge": ((), {}),
     "memory": (("nvmlDeviceGetMemoryInfo",), {"memory_used_mib": UNKNOWN}),
-    "utilisation, as of a MIG card": (("nvmlDeviceGetUtilizationRates",), {"utilisation": UNKNOWN}),
+    "utilisation, as of a GPU in MIG mode": (("nvmlDeviceGetUtilizationRates",), {"utilisation": UNKNOWN}),
     "temperature, as in a virtual machine": (("nvmlDeviceGetTemperature",), {"temperature": UNKNOWN}),
     "power": (("nvmlDeviceGetPowerUsage",), {"power_milliwatts": UNKNOWN}),
     "clocks": (("nvmlDeviceGetClockInfo",), {"sm_clock_mhz": UNKNOWN, "memory_clock_mhz": UNKNOWN}),
     "ECC": (("nvmlDeviceGetTotalEccErrors",), {"ecc_corrected": UNKNOWN, "ecc_uncorrected": UNKNOWN}),
-    "a lost card": (("nvmlDeviceGetHandleByUUID",), dict.fromkeys(ALL._fields, UNKNOWN)),
+    "lost GPU": (("nvmlDeviceGetHandleByUUID",), dict.fromkeys(ALL._fields, UNKNOWN)),
 }
 
 

@@ -69,7 +69,7 @@ ENTRIES = [
     ("no answer", entry({"0": ["a"]}), {"a"}, "", "", ()),
     ("invalid protobuf response", entry({"0": ["a"]}, "!!!"), {"a"}, "", "", ()),
     ("response of another program", entry({"0": ["a"]}, base64.b64encode(b"\xff\xff").decode()), {"a"}, "", "", ()),
-    ("nothing", entry(None), set(), "", "", ()),
+    ("entry without ids", entry(None), set(), "", "", ()),
 ]
 
 

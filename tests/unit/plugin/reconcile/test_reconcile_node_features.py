@@ -36,7 +36,7 @@ PATCHES: dict[str, tuple[dict[str, str], dict[str, str], dict[str, str], Any, An
     # patch ("-": none)
     "first": ({"a": "b"}, {}, {COUNT: "2", PRODUCT: "T4"}, {COUNT: "2", PRODUCT: "T4"}, "gpu.count,gpu.product"),
     "nothing changed": ({COUNT: "2"}, {NAMES: "gpu.count"}, {COUNT: "2"}, None, "-"),
-    "another value": ({COUNT: "2"}, {NAMES: "gpu.count"}, {COUNT: "1"}, {COUNT: "1"}, "-"),
+    "label with an old value": ({COUNT: "2"}, {NAMES: "gpu.count"}, {COUNT: "1"}, {COUNT: "1"}, "-"),
     "a user removed the label": ({}, {NAMES: "gpu.count"}, {COUNT: "1"}, {COUNT: "1"}, "-"),
     "no longer desired": (
         {COUNT: "2", PRODUCT: "T4"},
@@ -163,14 +163,14 @@ def test_labels_follow_the_configuration_and_manual_changes(node, api, start):
     with api.edit(NODE) as found:
         del found["metadata"]["labels"][COUNT]
         found["metadata"]["labels"][PRODUCT] = "mine"
-    until(lambda: ours(api).get(COUNT) == "2" and ours(api)[PRODUCT].endswith("-SHARED"), "both again")
+    until(lambda: ours(api).get(COUNT) == "2" and ours(api)[PRODUCT].endswith("-SHARED"), "the two restored labels")
 
 
 def test_labels_of_other_owners_are_kept(node, api, start):
     with api.edit(NODE) as found:
         found["metadata"]["labels"][COUNT] = "9"
     one = start()
-    until(lambda: PRODUCT in ours(api), "ours")
+    until(lambda: PRODUCT in ours(api), "the program's own labels")
     assert ours(api)[COUNT] == "9"
     one.stop()
     one.thread.join(20)

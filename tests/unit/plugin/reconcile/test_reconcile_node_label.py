@@ -201,7 +201,7 @@ def test_restart_without_the_api_server_keeps_the_configuration(node, kubelet, a
     assert "etcd is away" in told[0]
     api.fault = None
     api.label(None)
-    until(lambda: capacity(kubelet) == 8, "followed again")
+    until(lambda: capacity(kubelet) == 8, "the label's configuration again")
     until(lambda: not status(node, capsys)["warnings"], "the warning goes")
 
 
@@ -213,7 +213,7 @@ def test_refused_configuration_name_is_not_stored(node, kubelet, api, start, cap
     until(lambda: api.condition().get("reason") == "Refused", "the condition")
     end(one, thread)
     start()
-    until(lambda: capacity(kubelet) == 4, "the last that held")
+    until(lambda: capacity(kubelet) == 4, "the last valid configuration")
 
 
 def test_missing_remembered_file_selects_the_default(node, kubelet, api, start, capsys):
@@ -403,7 +403,9 @@ def test_node_lists_the_resource_names_of_gpu_parts(node, kubelet, api, start):
     with api.edit(NODE) as found:
         found["status"]["capacity"]["nvidia.com/gpumem"] = "0"
         del found["status"]["allocatable"]["x.io/cores"]
-    until(lambda: listed(api) == wanted and "0" not in api.node["status"]["capacity"].values(), "them again")
+    until(
+        lambda: listed(api) == wanted and "0" not in api.node["status"]["capacity"].values(), "the restored resources"
+    )
     # Without requested sizes the size resources are removed.
     node.configure(splitCount=4)
     until(lambda: listed(api) == {"cpu": "7"}, "the node's own configuration")

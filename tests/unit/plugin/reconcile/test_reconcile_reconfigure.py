@@ -102,7 +102,7 @@ def test_missing_file_changes_nothing(node, kubelet, daemon, capsys):
 def test_slices_in_use_are_kept(node, kubelet, daemon, capsys):
     held = kubelet.run_pod("one", ids=[f"{node.gpus[0].uuid}::3"])
     put(node, node_yaml(node.library_root, splitCount=2))
-    until(lambda: capacity(kubelet) == 6, "the free GPU's new split beside the old one of the other")
+    until(lambda: capacity(kubelet) == 6, "the free GPU's new split, the old split of the GPU in use")
     offered = {one.partition("::")[0]: 0 for one in kubelet.endpoints[RESOURCE].devices}
     for one in kubelet.endpoints[RESOURCE].devices:
         offered[one.partition("::")[0]] += 1
@@ -161,7 +161,7 @@ def test_file_replaced_during_the_start_is_applied(node, kubelet, running, monke
 
     monkeypatch.setattr(node_settings, "load", replaced)
     running(Daemon(node.setup(), lambda: source))
-    until(lambda: capacity(kubelet) == 6, "the slices of the file that is there")
+    until(lambda: capacity(kubelet) == 6, "the slices of the new file")
 
 
 def test_nothing_is_registered_after_shutdown():

@@ -238,12 +238,12 @@ def test_mounts_of_a_container(watched, about, listed, said, old):
 OWN = [
     ("as the node mounted them", TOP + OWN_ROOT, ""),
     ("the node's", TOP + NEW, "at /dev/vgpu "),
-    ("another allocation's", TOP + OWN_ROOT.replace("aaaa/root", "cccc/root"), "at /dev/vgpu "),
+    ("root of another allocation", TOP + OWN_ROOT.replace("aaaa/root", "cccc/root"), "at /dev/vgpu "),
 ]
 
 
 @pytest.mark.parametrize(("about", "listed", "said"), OWN, ids=[row[0] for row in OWN])
-def test_mounts_of_an_allocation_with_a_root_of_its_own(watched, about, listed, said):
+def test_mounts_of_an_allocation_with_its_own_root(watched, about, listed, said):
     """The container started before an upgrade."""
     root = watched.folder / "root"
     root.unlink()
@@ -313,7 +313,7 @@ def test_later_mount_is_found_and_removed_mount_ends_the_finding(watched):
     os.close(descriptor)
 
 
-def test_lists_that_stay_the_same_are_read_and_not_judged_again(watched, monkeypatch):
+def test_unchanged_mount_lists_are_not_parsed_or_judged_again(watched, monkeypatch):
     parsed, judged = [], []
     monkeypatch.setattr(mounts, "parse", lambda *given, parse=parse: parsed.append(1) or parse(*given))
     foreign = mounts.foreign
@@ -336,7 +336,7 @@ def test_foreign_mount_is_ended_and_old_mounts_never(watched):
     os.close(descriptor)
 
 
-def test_old_mounts_are_said_until_the_container_is_made_again(watched):
+def test_old_mounts_are_reported_until_the_container_restarts(watched):
     run(watched, 20, TOP + OLD)
     watched.look()
     watched.card.running.clear()

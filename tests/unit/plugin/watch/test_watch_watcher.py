@@ -342,8 +342,8 @@ def test_policy_end(watched):
 
 
 @pytest.mark.parametrize("kind, asked", [("lease", []), ("kubelet", [20]), ("", [])])
-def test_lease_and_what_nobody_has_a_record_of_are_never_ended(watched, kind, asked):
-    """A lease that is over has files without a record for a moment; longer, where they cannot be removed."""
+def test_leases_and_processes_without_a_record_are_never_terminated(watched, kind, asked):
+    """The files of an ended lease remain without a record for a moment, or longer if they cannot be removed."""
     watched.run(20, MIB)
     watched.mode, watched.kind = watch.END, kind
     assert watched.look(3) == [NO_SLOT]
@@ -373,7 +373,7 @@ def test_process_with_a_reused_pid_is_not_terminated(watched):
     assert not still(victim)
 
 
-def test_process_that_takes_anothers_place_gets_no_grace(watched):
+def test_process_that_replaces_a_terminated_process_gets_no_grace_period(watched):
     watched.mode = watch.END
     watched.run(20, MIB)
     watched.look(2)
