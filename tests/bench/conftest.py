@@ -151,8 +151,9 @@ def row():
     """Returns a function that enters a figure and asserts that the library passes its gate and the control fails it."""
 
     def enter(name: str, gate: str, holds: Callable, ours: object, measured: str, theirs: object, control: str) -> None:
-        """Applies the gate ``holds`` to ``ours`` (the library) and ``theirs`` (the control). ``measured`` and
-        ``control`` are these two results in words."""
+        """Applies the gate ``holds`` to the results of the library (``ours``) and of the control (``theirs``).
+        ``measured`` and ``control`` are these two results in words.
+        """
         figure = figures.FIGURES[name]
         figure.gate, figure.measured, figure.control = gate, measured, control
         figure.held = bool(holds(ours))

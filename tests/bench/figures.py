@@ -164,7 +164,7 @@ def save(folder: Path, form: str) -> Path:
 
 
 def table(names: list[str]) -> list[str]:
-    """Lines: a row's figures under its name, for a column of 300 characters helps nobody."""
+    """Returns the rows as lines: each figure on its own line, because a column of 300 characters is unreadable."""
     lines = []
     for name in names:
         figure = FIGURES[name]

@@ -82,7 +82,7 @@ def beside(bench: Bench, call: str, repeats: int, *functions: str) -> str:
     return said + (f"; a fence costs {fence:.0f} ns, one in {launches} launches" if launches else "")
 
 
-def test_a_pair_of_allocation_and_free(bench: Bench, sizes: dict, row) -> None:
+def test_cost_of_an_allocation_and_its_free(bench: Bench, sizes: dict, row) -> None:
     costs = {route: cost(bench, LIBRARY, route, "pair", sizes["calls"]) for route in ROUTES}
     theirs = cost(bench, bench.naive, "link", "pair", sizes["calls"])
     worst = max(costs.values(), key=lambda one: one.instructions)
@@ -123,7 +123,7 @@ LIMITERS = {"launch": (0, 12), "launch-limited": (90, 60)}
 
 
 @pytest.mark.parametrize("name", LIMITERS)
-def test_a_launch(bench: Bench, sizes: dict, row, name: str) -> None:
+def test_cost_of_a_kernel_launch(bench: Bench, sizes: dict, row, name: str) -> None:
     percent, most = LIMITERS[name]
     bench.write_limits(sm_percent=percent, core_policy="force" if percent else "default")
     for _unused in range(3):  # the engine only adds instructions: repeat until the minimum is within the gate
@@ -195,7 +195,7 @@ def test_cost_of_the_pair_does_not_grow_with_other_processes(bench: Bench, sizes
     )
 
 
-def test_a_free_takes_no_longer_among_a_million_blocks(bench: Bench, sizes: dict, row) -> None:
+def test_free_among_a_million_blocks_is_as_fast(bench: Bench, sizes: dict, row) -> None:
     few, many = 1000, sizes["blocks"]
     ours = [cost(bench, LIBRARY, "link", "free", sizes["calls"], blocks) for blocks in (few, many)]
     theirs = [cost(bench, bench.naive, "link", "free", sizes["calls"], blocks) for blocks in (few, 5 * few)]

@@ -44,7 +44,7 @@ def play(fleet: Fleet, tasks: list[dict]) -> float:
     return run.cpu
 
 
-def test_no_change(sizes: dict, row, table: Fleet, tmp_path: Path) -> None:
+def test_cpu_time_of_a_run_without_changes(sizes: dict, row, table: Fleet, tmp_path: Path) -> None:
     many = sizes["fleet"]
     if not many:
         left_out("fleet")

@@ -65,7 +65,7 @@ def test_random_kills(bench: Bench, sizes: dict, row, name: str) -> None:
     )
 
 
-def test_the_count_of_naps_finds_a_late_takeover(bench: Bench, tmp_path: Path) -> None:
+def test_count_of_naps_detects_a_late_takeover(bench: Bench, tmp_path: Path) -> None:
     """Negative control of the count: a library that checks only once a second whether a lock's holder lives."""
     native = ROOT / "native/vcuda"
     source = (native / "src/account/ledger_lock.c").read_text()
@@ -87,7 +87,7 @@ def test_the_count_of_naps_finds_a_late_takeover(bench: Bench, tmp_path: Path) -
     assert found.naps > NAPS
 
 
-def test_a_kill_at_each_instruction(bench: Bench, sizes: dict, row) -> None:
+def test_kill_at_each_instruction_loses_no_memory(bench: Bench, sizes: dict, row) -> None:
     if not sizes["each"]:
         figures.FIGURES[
             "each"

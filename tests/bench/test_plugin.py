@@ -137,7 +137,7 @@ def test_memory_and_idle(served, sizes):
     node = served(16, 100)
     process = node.process.pid
     # The first housekeeping raises the timer slack of gRPC's threads, so that they wake together; measure after that.
-    world.until(lambda: "500000000" in slacks(process), "gRPC's threads to be let wait longer")
+    world.until(lambda: "500000000" in slacks(process), "the larger timer slack of gRPC's threads")
     resident = next(
         int(line.split()[1]) for line in Path(f"/proc/{process}/status").read_text().splitlines() if "VmRSS" in line
     )
@@ -256,7 +256,7 @@ def test_preference(served, sizes):
 def test_registration_again(served, sizes):
     node = served(8, 10)
     process = node.process.pid
-    world.until(lambda: "500000000" in slacks(process), "gRPC's threads to be let wait longer")
+    world.until(lambda: "500000000" in slacks(process), "the larger timer slack of gRPC's threads")
     took = []
     for _time in range(3):
         node.kubelet.stop()

@@ -16,7 +16,7 @@ def none_over(found: dict) -> bool:
     return found["over"] == 0 and found["grants"] == found["rounds"]
 
 
-def test_two_processes(bench: Bench, sizes: dict, row) -> None:
+def test_two_processes_never_exceed_the_limit(bench: Bench, sizes: dict, row) -> None:
     piece = (LIMIT - 2 * CONTEXT) * 2 // 3
     ours = race(bench, LIBRARY, 2, sizes["race"], piece)
     theirs = race(bench, bench.naive, 2, 300, piece)

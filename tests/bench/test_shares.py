@@ -107,7 +107,7 @@ def settled(result: dict, before: int, after: int) -> bool:
     return abs(sum(series[65:75]) / 10 - after) <= 2.0 and abs(sum(series[50:60]) / 10 - before) <= 2.0
 
 
-def test_a_live_change(model, row) -> None:
+def test_live_change_of_a_share(model, row) -> None:
     changes = [(20, 70), (70, 20), (50, 5), (5, 95)]
 
     def all_settle(policy: str) -> bool:
@@ -141,7 +141,7 @@ def test_throughput(model, row) -> None:
     )
 
 
-def test_a_sparse_tenant_beside_a_busy_one(model) -> None:
+def test_sparse_tenant_next_to_a_busy_tenant(model) -> None:
     """Reports the trade-off without a gate."""
     sparse, said = "share=10,kernels=20,burst=50,rest=9000", []
     natural = model(sparse.replace("share=10", "share=100"))["tenants"][0]["mean"]

@@ -31,7 +31,7 @@ MEMORY = [
 ]
 
 
-def test_the_memory_stages(check: Check) -> None:
+def test_memory_stages_pass(check: Check) -> None:
     assert check.stages(*MEMORY) == 0, check.text
     measured = {name: "measured" if name == "granularity" else "passed" for name in MEMORY}
     assert check.status() == measured, check.text
@@ -43,14 +43,14 @@ def test_the_memory_stages(check: Check) -> None:
     assert check.stage("granularity")["figures"]["borrowed_256_MiB"] == 0
 
 
-def test_the_compute_stages(check: Check) -> None:
+def test_compute_stages_pass(check: Check) -> None:
     stages = ["alone", "together", "graphs", "device"]
     assert check.stages(*stages) == 0, check.text
     assert check.status() == dict(dict.fromkeys(stages, "passed"), device="measured"), check.text
     assert [gate["name"] for gate in check.stage("together")["gates"]][1:] == ["25 %: mean", "75 %: mean"]
 
 
-def test_without_a_limiter_the_shares_do_not_hold(check: Check, no_library: Path) -> None:
+def test_share_gates_fail_without_a_limiter(check: Check, no_library: Path) -> None:
     assert check.stages("graphs", library=no_library) == 1
     held = {gate["name"]: gate["held"] for gate in check.stage("graphs")["gates"]}
     assert held["control: graphs without the library have the GPU"] and not held["graphs at 25 %: mean"]
@@ -61,13 +61,13 @@ def test_stage_is_skipped_by_name_without_an_arbiter(check: Check, no_library: P
     assert "no vgpu-arbiter beside the library" in check.text
 
 
-def test_without_a_library_the_gates_do_not_hold(check: Check, no_library: Path) -> None:
+def test_gates_fail_without_the_library(check: Check, no_library: Path) -> None:
     stages = ["environment", "exact", "contexts", "shown", "kill", "cost"]
     assert check.stages(*stages, library=no_library) == 1
     assert check.status() == dict.fromkeys(stages, "failed"), check.text
 
 
-def test_a_driver_that_shows_no_processes(tmp_path: Path) -> None:
+def test_memory_is_measured_on_a_driver_that_lists_no_processes(tmp_path: Path) -> None:
     """As in some containers. A process's usage is then the growth of the GPU's usage, and the report says so."""
     folder = tmp_path / "driver"
     folder.mkdir()
@@ -120,12 +120,12 @@ def test_older_driver_without_limits_is_reported(check: Check) -> None:
     assert "driver 550.163.01 enforces no limits of control groups; they came with branch 615" in check.text
 
 
-def test_the_stages_are_named(check: Check) -> None:
+def test_stages_are_listed_by_name(check: Check) -> None:
     assert check.run("--list") == 0
     assert [line.split()[0] for line in check.text.splitlines()] == list(program.STAGES)
 
 
-def test_a_stage_that_does_not_end_is_stopped(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_stage_is_stopped(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LD_LIBRARY_PATH", "GPUSIM_STATE", "GPUSIM_PROFILE"):
         monkeypatch.setenv(name, check.env[name])
     for name in ("hand", "spin"):  # programs that never print anything
@@ -142,7 +142,7 @@ def test_stages_without_time_left_are_skipped_by_name(check: Check) -> None:
     assert "run it alone with --stage exact" in check.text
 
 
-def test_a_host_without_a_driver(check: Check) -> None:
+def test_host_without_a_driver_is_not_measured(check: Check) -> None:
     check.env["LD_LIBRARY_PATH"] = ""
     if any(Path(folder, "libcuda.so.1").exists() for folder in program.host.DRIVER_FOLDERS):
         pytest.skip("this host has a driver")
@@ -171,7 +171,7 @@ def test_result_is_written_to_out(check: Check) -> None:
     assert (check.folder / "elsewhere/result.json").exists() and (check.folder / "elsewhere/result.txt").exists()
 
 
-def test_a_driver_that_rounds_up(tmp_path: Path) -> None:
+def test_limit_holds_on_a_driver_that_rounds_up(tmp_path: Path) -> None:
     """Memory that the driver adds by rounding up is charged, so a slice uses no more than its limit."""
     check = Check(tmp_path, more="allocation_granularity = 2097152\n")
     assert check.stages("granularity", "exact", "rounding", "contexts", "load") == 0, check.text
@@ -183,7 +183,7 @@ ROUGH = ["private-context", "loader", "capture", "exit", "mixed-shares"]
 
 
 @pytest.mark.parametrize("stage", ROUGH)
-def test_the_rough_stages(tmp_path: Path, stage: str) -> None:
+def test_rough_stages_pass(tmp_path: Path, stage: str) -> None:
     """Runs them on a driver that tears down at exit and has CUDA 13.3's new call that begins a capture."""
     folder = tmp_path / "driver"
     folder.mkdir()
@@ -196,11 +196,11 @@ def test_the_rough_stages(tmp_path: Path, stage: str) -> None:
         assert "again: nodes" in check.text, "the recapture was tried"
 
 
-def test_the_rough_stages_fit_one_call_with_pytorch() -> None:
+def test_rough_stages_and_pytorch_fit_the_time_of_one_run() -> None:
     assert sum(program.STAGES[name][1] for name in [*ROUGH, "pytorch"]) <= 540
 
 
-def test_without_a_library_the_rough_gates_do_not_hold(check: Check, no_library: Path) -> None:
+def test_rough_gates_fail_without_the_library(check: Check, no_library: Path) -> None:
     """The stages `loader`, `capture` and `exit` pass without the library, because they then test only the driver."""
     assert check.stages(*ROUGH, library=no_library) == 1
     failed = {"private-context": "failed", "mixed-shares": "failed"}
@@ -208,7 +208,7 @@ def test_without_a_library_the_rough_gates_do_not_hold(check: Check, no_library:
 
 
 @pytest.mark.parametrize("compiler", ["gcc", "clang"])
-def test_the_programs_compile_without_a_warning(tmp_path: Path, compiler: str) -> None:
+def test_programs_compile_without_a_warning(tmp_path: Path, compiler: str) -> None:
     flags = ["-O2", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror"]
     flags += ["-I", str(ROOT / "native/vcuda/src"), "-I", str(ROOT / "native/vcuda/include")]
     for path in sorted((ROOT / "tests/gpu/programs").glob("*.c")):

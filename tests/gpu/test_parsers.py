@@ -49,7 +49,7 @@ def test_windows(intervals: list, shares: list) -> None:
     assert stamps.windows(intervals, 0, 2000, 1000) == pytest.approx(shares)
 
 
-def test_two_tenants_in_time_slices_share_what_their_stamps_both_cover() -> None:
+def test_two_tenants_in_time_slices_each_get_half() -> None:
     """A kernel takes 100 alone and 200 with another tenant: both tenants' stamps cover all the time, each gets half."""
     left = [(start, start + 200) for start in range(0, 2000, 200)]
     right = [(start + 7, start + 207) for start in range(0, 2000, 200)]
@@ -58,7 +58,7 @@ def test_two_tenants_in_time_slices_share_what_their_stamps_both_cover() -> None
         assert stamps.work(tenant, 100, 200, 1800, 800) == pytest.approx([0.5, 0.5])
 
 
-def test_the_period_has_the_gap_between_kernels() -> None:
+def test_period_includes_the_gap_between_kernels() -> None:
     assert stamps.period([(start, start + 20) for start in range(0, 2200, 22)]) == 22
     assert stamps.period([(0, 20)]) == 0
 
@@ -68,7 +68,7 @@ def test_turns_of_two_tenants() -> None:
     assert stamps.turns([left, right]) == [(0, 0, 19), (1, 30, 49), (0, 60, 69)]
 
 
-def test_the_tick_of_the_clock() -> None:
+def test_tick_is_the_smallest_step_of_the_clock() -> None:
     assert stamps.tick([(0, 1024), (2048, 4096)]) == 1024
     assert stamps.tick([]) == 0
 
@@ -96,13 +96,13 @@ def test_base_names() -> None:
         ([[2000, "!801/0"]], 0, 1, 0),
     ],
 )
-def test_what_a_library_changes(ours: list, refused: int, wrong: int, replaced: int) -> None:
+def test_addresses_that_a_library_changes(ours: list, refused: int, wrong: int, replaced: int) -> None:
     bare = {"cuOne": {"default": [[2000, "one"], [3020, "two_v2"]]}}
     found = processes.compare(bare, {"cuOne": {"default": ours}})
     assert [bool(part) for part in found] == [bool(refused), bool(wrong), bool(replaced)]
 
 
-def test_a_function_where_the_driver_has_none_is_wrong() -> None:
+def test_added_function_is_a_wrong_address() -> None:
     bare = {"cuNone": {"default": [[2000, "!500/1"]]}}
     assert processes.compare(bare, {"cuNone": {"default": [[2000, "elsewhere"]]}})[1]
 

@@ -30,7 +30,7 @@ def test_outcome_of_a_record(found: dict[str, Any], result: str) -> None:
     assert frameworks.outcome(found, 2194) == result
 
 
-def test_the_page_is_made_of_the_records() -> None:
+def test_page_is_generated_from_the_records() -> None:
     assert frameworks.PAGE.read_text() == frameworks.page(frameworks.records_in(frameworks.RUNS)), (
         "docs/frameworks.md has rows without a record, or is old: tests/gpu/workloads/frameworks.py --page"
     )

@@ -93,7 +93,7 @@ def test_invalid_job_is_found(place: list[Any], value: Any, words: str) -> None:
 
 
 @pytest.mark.parametrize("field", ["name", "mountPath"])
-def test_a_required_field_that_is_missing_is_found(field: str) -> None:
+def test_missing_required_field_is_found(field: str) -> None:
     wrong = copy.deepcopy(job())
     del wrong["spec"]["template"]["spec"]["containers"][0]["volumeMounts"][0][field]
     with pytest.raises(ValueError, match=rf"volumeMounts\[0\]: .*{field}.* Field required"):

@@ -51,7 +51,7 @@ def test_weights_are_those_of_the_papers(torch_env: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("row", table.ROWS, ids=[row.id for row in table.ROWS])
-def test_a_row_runs_small(torch_env: dict[str, str], row: table.Row) -> None:
+def test_row_runs_in_a_small_size(torch_env: dict[str, str], row: table.Row) -> None:
     command = [torch_env["TORCH_PYTHON"], str(HERE / "measure.py"), row.id, "--smoke", "--device=cpu", "--seconds=0"]
     done = subprocess.run(command, env=torch_env, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)

@@ -67,7 +67,7 @@ def test_missing_or_several_gpus_are_refused(
     assert not out.exists()
 
 
-def test_a_python_without_torch_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_python_without_torch_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     empty = tmp_path / "python3"
     empty.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'torch'\" >&2\nexit 1\n")
     empty.chmod(0o755)
@@ -99,7 +99,7 @@ def test_meaningless_arguments_are_refused(words: list[str], fault: str, capsys:
         ("chatter", "failed", 1),
     ],
 )
-def test_a_row_that_dies_is_a_failed_row(
+def test_row_whose_process_dies_is_failed(
     python: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, status: str, code: int
 ) -> None:
     (tmp_path / "measure.py").write_text(ENDS[end] + "\n")
@@ -112,7 +112,7 @@ def test_a_row_that_dies_is_a_failed_row(
     assert (found["device"], found["total_mib"], found["smoke"]) == ("Double", 2048, False)
 
 
-def test_a_pod_prints_its_result_last(
+def test_result_is_the_last_line_of_a_pods_log(
     python: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "measure.py").write_text(ENDS["done"] + "\n")
@@ -140,7 +140,7 @@ def test_results_are_compared(
     assert run.main(["--compare", files[0], str(tmp_path / "none.json"), f"--out={out}"]) == 2
 
 
-def test_the_job_runs_these_programs_in_a_slice() -> None:
+def test_job_runs_these_programs_in_a_slice() -> None:
     job = yaml.safe_load((HERE / "job.yaml").read_text())
     pod = job["spec"]["template"]["spec"]
     container = pod["containers"][0]

@@ -25,7 +25,7 @@ PUBLISHED = """\
 """
 
 
-def test_the_rows_are_the_published_ones() -> None:
+def test_rows_equal_the_published_table() -> None:
     ours = [f"{row.id} {row.title} {row.kind} {row.batch} {row.size[0]}*{row.size[1]}" for row in table.ROWS]
     assert [one.lower() for one in ours] == PUBLISHED.lower().splitlines()
 

@@ -70,7 +70,7 @@ def test_bad_profiles_are_named(make_host, profile):
     assert "T4" in host.ctl("devices").stdout
 
 
-def test_without_profile_there_is_no_driver(make_host):
+def test_driver_does_not_load_without_a_profile(make_host):
     host = make_host("")
     host.profile.unlink()
     assert "GPUSIM_PROFILE" in host.ctl("devices", check=False).stderr
@@ -157,7 +157,7 @@ def test_fallen_off_the_bus(host):
     a.ask("cu.context(); k = cu.kernel('inf'); cu.launch(k); e = cu.event()")
     a.send("cu.raw('cuEventSynchronize', e)")
     host.ctl("fall-off", "0")
-    assert a.receive() == 999, "a waiter must not wait for ever"
+    assert a.receive() == 999, "a waiting call must return"
     assert a.ask("cu.try_alloc(1)") == 999
     assert a.ask("cu.raw('cuCtxCreate_v2', ctypes.byref(PTR()), 0, 0)") == 46
     assert host.start().ask("cu.raw('cuInit', 0)") == 100
@@ -221,6 +221,6 @@ def test_uncorrectable_memory_error_breaks_contexts(host):
         (["what"], 'unknown command "what"'),
     ],
 )
-def test_gpusimctl_says_what_is_wrong(host, arguments, message):
+def test_gpusimctl_reports_wrong_arguments(host, arguments, message):
     done = host.ctl(*arguments, check=False)
     assert done.returncode == 2 and message in done.stderr

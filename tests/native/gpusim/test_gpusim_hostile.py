@@ -26,7 +26,7 @@ def hostile(make_host):
     return make
 
 
-def test_all_and_lists_are_understood(hostile):
+def test_key_hostile_accepts_all_and_lists(hostile):
     """`hostile` accepts `all` and a list of names with blanks."""
     assert hostile("all").start().ask("cu.context() and cu.subscribe()") == 0
     assert hostile("rounding , callbacks").start().ask("cu.context() and cu.subscribe()") == 0
@@ -50,7 +50,7 @@ def test_context_by_the_private_table(hostile):
 
 
 @pytest.mark.parametrize("table", [b"gpusim-private-2", b"\x6b\xd5\xfb\x6c" * 4, bytes(16)])
-def test_other_tables_stay_unanswered(hostile, table):
+def test_other_private_tables_are_not_supported(hostile, table):
     """Each function of any other private table, also of those of NVIDIA's runtime, returns NOT_SUPPORTED."""
     a = hostile("all").start()
     a.ask("cu.cuInit(0)")
@@ -99,7 +99,7 @@ def holding(host, holder: str):
 
 @pytest.mark.parametrize("other", sorted(OTHERS))
 @pytest.mark.parametrize("holder", HOLDERS)
-def test_others_wait_while_a_call_holds_the_context(hostile, holder, other):
+def test_other_calls_wait_while_a_call_holds_the_context(hostile, holder, other):
     a = holding(hostile("context-lock"), holder)
     assert a.ask(f"cu.seconds(lambda: {other})") > 0.4
 
@@ -111,7 +111,7 @@ def test_another_context_does_not_wait(hostile, holder):
 
 
 @pytest.mark.parametrize("holder", HOLDERS)
-def test_without_the_behaviour_other_calls_do_not_wait(hostile, holder):
+def test_other_calls_do_not_wait_without_context_lock(hostile, holder):
     a = holding(hostile(), holder)
     assert a.ask(f"cu.seconds(lambda: [{', '.join(sorted(OTHERS))}])") < 0.4
 
@@ -141,7 +141,7 @@ def test_tool_is_called_back_inside_a_driver_call(hostile, call):
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_without_the_behaviour_no_tool_is_called_back(hostile, call):
+def test_tool_is_not_called_back_without_callbacks(hostile, call):
     a = hostile().start()
     a.ask("cu.cuInit(0)")
     if CALLS[call] != CONTEXT:
@@ -152,7 +152,7 @@ def test_without_the_behaviour_no_tool_is_called_back(hostile, call):
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_tool_may_use_the_driver_meanwhile(hostile, call):
+def test_tool_can_use_the_driver_in_its_callback(hostile, call):
     """With all behaviours on, a tool loads a module in its callback and gets no callback for that load."""
     a = hostile("all").start()
     a.ask("cu.cuInit(0)")
@@ -185,7 +185,7 @@ def test_calls_after_the_teardown_began_end_the_process(hostile, late, what, how
     assert ("after its teardown had begun" in done.stderr) == dies
 
 
-def test_a_forked_child_that_exits_tears_nothing_down(hostile):
+def test_exit_of_a_forked_child_runs_no_teardown(hostile):
     """A forked child has no driver, so its calls are refused as before, and its exit runs no teardown."""
     a = hostile("teardown").start()
     a.ask("cu.context()")
@@ -213,7 +213,7 @@ MISUSE = {
 
 @pytest.mark.parametrize("misuse", MISUSE)
 @pytest.mark.parametrize("what", ["", "capture-query"])
-def test_misuse_of_a_capture_voids_it(hostile, what, misuse):
+def test_misuse_of_a_capture_invalidates_it(hostile, what, misuse):
     mode, polite, refused = MISUSE[misuse]
     a = hostile(what).start()
     for line in (*CAPTURE, "first = cu.out(PTR, 'cuCtxGetCurrent'); cu.context(1); foreign = cu.event()"):
@@ -253,7 +253,7 @@ def test_frees_wait_for_the_whole_device(hostile, what, waits, free):
 
 
 @pytest.mark.parametrize("what, slow", [("slow-nvml", True), ("", False)])
-def test_a_question_to_nvml_takes_five_milliseconds(hostile, what, slow):
+def test_slow_nvml_query_takes_five_milliseconds(hostile, what, slow):
     a = hostile(what).start()
     a.ask(f"nvml = ctypes.CDLL('{BUILD / 'libnvidia-ml.so.1'}'); nvml.nvmlInit_v2()")
     took = a.ask("cu.seconds(lambda: [nvml.nvmlDeviceGetCount_v2(ctypes.byref(U32())) for i in range(40)])")
@@ -270,14 +270,14 @@ def test_sizes_are_rounded_up(hostile, what, charged):
     assert host.usage()["used"] - before == charged
 
 
-# ---- what CUDA 13.5 has beyond ---------------------------------------------------------------------------------------
+# ---- new calls of CUDA 13.5 ------------------------------------------------------------------------------------------
 
 NEWER = BUILD.parent / "gpusim-615" / "libcuda.so.1"
 LOOK_UP = "f = PTR(); cu.cuGetProcAddress(b'{0}', ctypes.byref(f), {1}, 0)"
 CALL = "f = ctypes.CFUNCTYPE(ctypes.c_int, PTR, PTR, PTR, PTR, PTR)(f.value)"
 
 
-def test_recapture_runs_the_newer_work(hostile):
+def test_recaptured_graph_runs_the_new_kernels(hostile):
     a = hostile().start(library=NEWER)
     for line in (*CAPTURE, "long = cu.kernel(300000); graph = PTR(); cu.cuStreamBeginCapture_v2(stream, 2)"):
         a.ask(line)
@@ -289,12 +289,12 @@ def test_recapture_runs_the_newer_work(hostile):
     assert a.ask("graph.value == first") is True
     a.ask("run = cu.out(PTR, 'cuGraphInstantiateWithFlags', graph, 0); cu.cuGraphLaunch(run, stream)")
     assert a.ask("cu.seconds(cu.cuCtxSynchronize)") > 0.2
-    # One node more than the graph has.
+    # The new capture has one node more than the graph, so it is invalid.
     a.ask("f(stream, 2, graph, None, None); cu.launch(k, stream, 2)")
     assert a.ask("cu.raw('cuStreamEndCapture', stream, ctypes.byref(graph))") == INVALIDATED
 
 
-def test_capture_to_graphics_runs_nothing_here(hostile):
+def test_capture_to_graphics_runs_no_kernel(hostile):
     a = hostile().start(library=NEWER)
     for line in (*CAPTURE, LOOK_UP.format("cuStreamBeginCaptureToCig", 13010), CALL):
         a.ask(line)
@@ -308,7 +308,7 @@ def test_capture_to_graphics_runs_nothing_here(hostile):
 @pytest.mark.parametrize(
     "name, version", [("cuGraphAddNode", 13040), ("cuMulticastBindMem", 13010), ("cuLaunchHostFunc", 13010)]
 )
-def test_newer_forms_are_found(hostile, name, version):
+def test_new_versions_of_functions_are_found(hostile, name, version):
     a = hostile().start(library=NEWER)
     a.ask("cu.cuInit(0)")
     a.ask(LOOK_UP.format(name, version) + "; newer = f.value")

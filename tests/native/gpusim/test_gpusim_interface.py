@@ -104,7 +104,7 @@ def test_every_base_name_resolves(host):
         assert a.ask(f"p.value == ctypes.cast(cu.library.{symbol}, PTR).value") is True, symbol
 
 
-def test_unimplemented_names_say_so(host):
+def test_unimplemented_functions_return_not_supported(host):
     a = host.start()
     assert a.ask("cu.raw('cuGLGetDevices_v2')") == 801
     a.ask("t = PTR(); cu.cuGetExportTable(ctypes.byref(t), bytes(16))")

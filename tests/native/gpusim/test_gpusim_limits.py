@@ -79,7 +79,7 @@ BOTH = pytest.mark.parametrize("backend", ["misc", "dmem"])
 
 
 @BOTH
-def test_a_group_gets_what_its_limit_says_and_no_byte_more(limited, group, backend):
+def test_group_gets_exactly_its_limit(limited, group, backend):
     """The limit applies to contexts, modules and memory of all processes of the group, on one GPU. Other groups and
     GPUs have no limit."""
     on = limited(backend)
@@ -100,7 +100,7 @@ def test_a_group_gets_what_its_limit_says_and_no_byte_more(limited, group, backe
 
 
 @BOTH
-def test_a_context_and_code_are_charged_too(limited, group, backend):
+def test_contexts_and_modules_are_charged_to_the_group(limited, group, backend):
     on = limited(backend)
     on.set(group("g"), CONTEXT + 10 * MIB)
     a = on.start(group("g"))
@@ -110,7 +110,7 @@ def test_a_context_and_code_are_charged_too(limited, group, backend):
 
 
 @BOTH
-def test_managed_memory_is_charged_to_nobody(limited, group, backend):
+def test_managed_memory_is_charged_to_no_group(limited, group, backend):
     """Managed memory uses the GPU's memory and bypasses every limit, as NVIDIA documents."""
     on = limited(backend)
     on.set(group("g"), 200 * MIB)
@@ -207,7 +207,7 @@ def test_memory_allocated_before_the_limit(limited, group):
         ("dmem", "memacct_below_use = apply\n", None, 300),
     ],
 )
-def test_a_limit_below_what_is_in_use(limited, group, backend, more, answer, limit):
+def test_limit_below_the_used_memory(limited, group, backend, more, answer, limit):
     on = limited(backend, more)
     path = group("g")
     on.set(path, 1000 * MIB)
@@ -244,7 +244,7 @@ def test_return_codes(limited, group, backend, call, code):
     assert answer == code if code is not None else isinstance(answer, list)
 
 
-def test_no_device_and_no_structure(limited, group):
+def test_null_device_or_structure_is_an_error(limited, group):
     on = limited()
     calls = ["Set", "Get"]
     ask = (
@@ -256,7 +256,7 @@ def test_no_device_and_no_structure(limited, group):
     assert json.loads(done.stdout) == [pynvml.NVML_ERROR_INVALID_ARGUMENT] * 4
 
 
-def test_who_may(limited, group):
+def test_setting_a_limit_requires_cap_sys_admin(limited, group):
     """Root without CAP_SYS_ADMIN, as in an ordinary container, may read limits but not set them."""
     on = limited()
     path = group("g")
@@ -275,7 +275,7 @@ def test_driver_that_requires_no_capability(limited, group):
     assert on.ask(("set", 0, group("g"), 0, 300 * MIB), prefix=ordinary) == [[0, 300 * MIB, 0]]
 
 
-def test_a_card_in_mig_mode(limited, group):
+def test_gpu_in_mig_mode_supports_no_limits(limited, group):
     on = limited()
     on.host.write(PROFILE.format("misc", on.root) + "[gpu]\nmodel = A100-40GB\n")
     on.host.run(
@@ -287,7 +287,7 @@ def test_a_card_in_mig_mode(limited, group):
     assert on.ask(("set", 0, group("g"), 0, MIB)) == [pynvml.NVML_ERROR_NOT_SUPPORTED]
 
 
-def test_a_group_whose_controller_is_off(limited, group):
+def test_limit_of_a_group_whose_controller_is_off(limited, group):
     """The kernels of the test hosts have neither controller, so the controller is off in each group."""
     misc, dmem = limited("misc", "controllers = require\n"), limited("dmem", "controllers = require\n")
     path = group("g")
@@ -297,7 +297,7 @@ def test_a_group_whose_controller_is_off(limited, group):
     assert misc.start(path).ask("cu.try_alloc(1000 * MIB)") == 0
 
 
-def test_a_reload_loses_every_limit(limited, group):
+def test_driver_reload_loses_every_limit(limited, group):
     on = limited()
     on.set(group("g"), 300 * MIB)
     assert [(one["hard"], one["binds"]) for one in on.truth()["limits"]] == [(300 * MIB, True)]
@@ -328,7 +328,7 @@ def test_new_group_inherits_the_limit_of_a_removed_group(limited, group):
     assert a.ask("cu.try_alloc(400 * MIB)") == 0
 
 
-def test_a_child_asks_in_the_name_of_a_dead_creator(limited, group):
+def test_child_of_an_ended_process_may_bypass_the_limit(limited, group):
     on = limited()
     path = group("g")
     on.set(path, 300 * MIB)
@@ -368,7 +368,7 @@ print(json.dumps({"alive": int(answers[:1]), "dead": int(answers[1:])}))
 """
 
 
-# The child of a process that opened the driver asks by the driver API for 50 MiB while that lives, and after its end.
+# Two children of a process with a context allocate by the driver API: one while that process lives, one after its end.
 FORKED = """
 import json, os, sys, time
 sys.path.insert(0, sys.argv[2])
@@ -400,8 +400,8 @@ print(json.dumps([int(answers[:1]), int(answers[1:])]))
     ("forked", "dead", "answers"),
     [("off", "off", [3, 3]), ("off", "on", [3, 3]), ("on", "off", [0, 2]), ("on", "on", [0, 0])],
 )
-def test_a_forked_child_and_the_driver_api(limited, group, forked, dead, answers):
-    """A real libcuda refuses it; with its own calls of the kernel a program could go on, and so it can here."""
+def test_forked_child_uses_the_driver_api(limited, group, forked, dead, answers):
+    """A real libcuda refuses calls of a forked child. A program with its own kernel calls could bypass this refusal."""
     on = limited()
     on.set(group("g"), 300 * MIB)
     on.host.ctl("forked-child", forked)
@@ -410,7 +410,7 @@ def test_a_forked_child_and_the_driver_api(limited, group, forked, dead, answers
     assert json.loads(on.host.run(*enter(group("g")), *program).stdout) == answers
 
 
-def test_older_drivers_lack_both_names():
+def test_older_drivers_do_not_export_both_functions():
     for folder, there in (("gpusim", False), ("gpusim-615", True)):
         library = ctypes.CDLL(str(BUILD.parent / folder / "libnvidia-ml.so.1"))
         for name in ("nvmlDeviceSetMemoryLimits_v1", "nvmlDeviceGetMemoryLimits_v1"):

@@ -114,7 +114,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_ways_to_get_memory(host, way):
+def test_charge_of_each_allocating_call(host, way):
     get, bytes_, give = WAYS[way]
     a = host.start()
     a.ask("cu.context()")
@@ -148,7 +148,7 @@ def test_physical_memory_lives_until_unmapped_and_released(host):
     a.ask("cu.cuMemRelease(h)")
     assert held(host, a)["memory"] == 4 * MIB, "a live mapping keeps the memory"
     a.ask("data = bytes(range(256)) * 16")
-    assert a.ask("cu.raw('cuMemcpyHtoD_v2', v, data, len(data))") == 1, "not accessible yet"
+    assert a.ask("cu.raw('cuMemcpyHtoD_v2', v, data, len(data))") == 1, "no access before cuMemSetAccess"
     a.ask("acc = (ctypes.c_uint32 * 3)(1, 0, 3); cu.cuMemSetAccess(v, size, acc, 1); cu.write(v + 5, data)")
     assert a.ask("cu.read(v + 5, len(data)) == data.hex()") is True
     assert a.ask("cu.raw('cuMemFree_v2', v)") == 1
@@ -164,34 +164,34 @@ def test_external_memory_lives_until_destroyed_and_freed(host):
     a.ask("h = cu.out(U64, 'cuMemCreate', size, prop, 0)")
     a.ask("fd = cu.out(ctypes.c_int, 'cuMemExportToShareableHandle', h, 1, 0)")
     a.ask("what = (ctypes.c_uint64 * 13)(1, fd, 0, 2 * size)")
-    assert a.ask("cu.raw('cuImportExternalMemory', ctypes.byref(PTR()), what)") == 1, "larger than it is"
+    assert a.ask("cu.raw('cuImportExternalMemory', ctypes.byref(PTR()), what)") == 1, "larger than the exported memory"
     a.ask("what[3] = size; e = cu.out(PTR, 'cuImportExternalMemory', what)")
     a.ask(
         "part = (ctypes.c_uint64 * 11)(2 * MIB, 2 * MIB); v = cu.out(U64, 'cuExternalMemoryGetMappedBuffer', e, part)"
     )
     a.ask("cu.write(v, b'x' * 8); cu.cuMemRelease(h)")
-    assert host.usage()["used"] == CONTEXT + 4 * MIB, "the import keeps it, although its descriptor went with that"
+    assert host.usage()["used"] == CONTEXT + 4 * MIB, "the import keeps the memory after the handle's release"
     a.ask("cu.cuDestroyExternalMemory(e)")
-    assert (a.ask("cu.read(v, 8)"), host.usage()["used"]) == ("78" * 8, CONTEXT + 4 * MIB), "the buffer keeps it"
+    assert (a.ask("cu.read(v, 8)"), host.usage()["used"]) == ("78" * 8, CONTEXT + 4 * MIB), "kept by the buffer"
     a.ask("cu.cuMemFree_v2(v)")
     assert host.usage()["used"] == CONTEXT
-    assert a.ask("cu.raw('cuMemFree_v2', v)") == 1, "freed twice"
+    assert a.ask("cu.raw('cuMemFree_v2', v)") == 1, "second free"
 
 
-def test_pool_keeps_what_its_threshold_says(host):
+def test_pool_keeps_memory_up_to_its_threshold(host):
     a = host.start()
     a.ask("cu.context(); pool = cu.out(PTR, 'cuDeviceGetDefaultMemPool', 0)")
     a.ask("cu.cuMemPoolSetAttribute(pool, 4, ctypes.byref(U64(6 * MIB)))")
     a.ask("p = cu.out(U64, 'cuMemAllocAsync', 10 * MIB, 0); cu.cuMemFreeAsync(p, 0); k = cu.kernel(1); cu.launch(k)")
-    assert held(host, a)["memory"] == 10 * MIB, "nothing was synchronised"
+    assert held(host, a)["memory"] == 10 * MIB, "no synchronisation yet"
     a.ask("cu.cuCtxSynchronize()")
     assert held(host, a)["memory"] == 6 * MIB
     a.ask("cu.cuMemPoolTrimTo(pool, 0)")
     assert held(host, a)["memory"] == 0
 
 
-def test_pool_holds_no_more_than_its_maximum(host):
-    """CUmemPoolProps.maxSize, since CUDA 12.2; 0 is no maximum."""
+def test_pool_does_not_exceed_its_maximum(host):
+    """CUDA 12.2 added CUmemPoolProps.maxSize; 0 means no maximum."""
     a = host.start()
     a.ask("cu.context()")
     for most, answers in ((64, [0, 2]), (0, [0, 0])):
@@ -211,7 +211,7 @@ def test_range_of_mapped_host_memory(host, call):
     assert a.ask("cu.raw('cuMemGetAddressRange_v2', None, None, page + MIB)") == 500
 
 
-def test_pool_gives_way_to_plain_memory(host):
+def test_pool_frees_its_reserve_for_plain_allocations(host):
     a = host.start()
     a.ask("cu.context(); pool = cu.out(PTR, 'cuDeviceGetDefaultMemPool', 0)")
     a.ask("cu.cuMemPoolSetAttribute(pool, 4, ctypes.byref(U64(2**63)))")
@@ -233,7 +233,7 @@ def test_full_device_refuses_the_next_byte(host):
     assert host.usage()["free"] == 0
 
 
-def test_kill_frees(host):
+def test_killed_process_frees_its_memory(host):
     a, b = host.start(), host.start()
     a.ask("cu.context(); cu.alloc(10 << 30)")
     b.ask("cu.context()")
@@ -244,8 +244,8 @@ def test_kill_frees(host):
     assert host.usage()["used"] == CONTEXT + (10 << 30)
 
 
-def test_allocation_finds_what_a_killed_process_left(host):
-    """Nobody looks between the kill and the allocation."""
+def test_allocation_gets_the_memory_of_a_killed_process(host):
+    """No query comes between the kill and the allocation."""
     a, b = host.start(), host.start()
     a.ask("cu.context(); cu.alloc(12 << 30)")
     b.ask("cu.context()")
@@ -253,7 +253,7 @@ def test_allocation_finds_what_a_killed_process_left(host):
     assert b.ask("cu.try_alloc(12 << 30)") == 0
 
 
-def test_many_killed_processes_leave_nothing(host):
+def test_many_killed_processes_leave_no_memory_in_use(host):
     for _unused in range(12):
         programs = [host.start() for _unused in range(3)]
         for program in programs:
@@ -265,7 +265,7 @@ def test_many_killed_processes_leave_nothing(host):
     assert (usage["used"], usage["processes"]) == (0, [])
 
 
-def test_forked_child_has_no_driver_and_holds_nothing(host):
+def test_forked_child_has_no_driver_and_no_memory(host):
     a = host.start()
     a.ask("import os, time; cu.context(); cu.alloc(5 << 30)")
     child = a.ask(
@@ -284,7 +284,7 @@ def test_forked_child_has_no_driver_and_holds_nothing(host):
         os.kill(int(child), 9)
 
 
-def test_child_of_a_process_that_only_asked_the_version_may_start(host):
+def test_child_of_a_process_that_only_queried_the_version_uses_the_driver(host):
     a = host.start()
     a.ask("import os; cu.out(ctypes.c_int, 'cuDriverGetVersion')")
     a.ask("status = lambda: os.waitstatus_to_exitcode(os.waitpid(-1, 0)[1])")
@@ -295,18 +295,18 @@ def test_child_of_a_process_that_only_asked_the_version_may_start(host):
     assert host.usage()["used"] == 0
 
 
-def test_data_survives_and_bounds_hold(host):
+def test_data_is_kept_and_invalid_addresses_are_refused(host):
     a = host.start()
     a.ask("cu.context(); p = cu.alloc(1000); q = cu.alloc(3 * MIB); import random; r = random.Random(7)")
     a.ask("x = r.randbytes(1000); y = r.randbytes(3 * MIB); cu.write(p, x); cu.write(q, y)")
     assert a.ask("cu.read(p, 1000) == x.hex() and cu.read(q, 3 * MIB) == y.hex()") is True
     a.ask("cu.cuMemcpyDtoD_v2(q + 100, p, 1000); cu.cuMemsetD8_v2(p, 0xab, 500)")
     assert a.ask("cu.read(q + 100, 1000) == x.hex() and cu.read(p, 1000) == ('ab' * 500 + x[500:].hex())") is True
-    assert a.ask("cu.raw('cuMemcpyHtoD_v2', p, x + b'1', 1001)") == 1, "past the end"
-    assert a.ask("cu.raw('cuMemFree_v2', p + 512)") == 1, "not the start of a block"
+    assert a.ask("cu.raw('cuMemcpyHtoD_v2', p, x + b'1', 1001)") == 1, "copy beyond the end of the block"
+    assert a.ask("cu.raw('cuMemFree_v2', p + 512)") == 1, "free inside a block"
     a.ask("cu.cuMemFree_v2(p)")
-    assert a.ask("cu.raw('cuMemcpyHtoD_v2', p, x, 1000)") == 1, "freed"
-    assert a.ask("cu.raw('cuMemFree_v2', p)") == 1, "freed twice"
+    assert a.ask("cu.raw('cuMemcpyHtoD_v2', p, x, 1000)") == 1, "copy to freed memory"
+    assert a.ask("cu.raw('cuMemFree_v2', p)") == 1, "second free"
 
 
 def test_graph_memory(host):
@@ -342,14 +342,14 @@ def test_ipc_memory_is_shared_and_charged_once(host):
     assert b.ask("cu.raw('cuMemcpyHtoD_v2', q, b'x', 1)") == 1
 
 
-def test_ipc_event_is_seen_by_the_other_process(make_host):
+def test_ipc_event_works_in_the_importing_process(make_host):
     host = make_host("clock = manual\njitter_percent = 0\n[gpu]\nmodel = T4\n")
     a, b = host.start(), host.start()
     a.ask("cu.context(); k = cu.kernel(1000); e = cu.out(PTR, 'cuEventCreate', 6); h = (ctypes.c_char * 64)()")
     a.ask("cu.cuIpcGetEventHandle(h, e)")
     b.ask("cu.context(); H = type('H', (ctypes.Structure,), {'_fields_': [('b', ctypes.c_ubyte * 64)]})")
     b.ask(f"f = cu.out(PTR, 'cuIpcOpenEventHandle', H.from_buffer_copy(bytes.fromhex('{a.ask('bytes(h).hex()')}')))")
-    assert b.ask("cu.raw('cuEventQuery', f)") == 0, "never recorded"
+    assert b.ask("cu.raw('cuEventQuery', f)") == 0, "an event that was never recorded is complete"
     a.ask("cu.launch(k); cu.cuEventRecord(e, 0)")
     assert b.ask("cu.raw('cuEventQuery', f)") == 600
     b.ask("s = cu.stream(1); cu.cuStreamWaitEvent(s, f, 0); m = cu.kernel(10, 1); cu.launch(m, s)")
@@ -361,4 +361,4 @@ def test_ipc_event_is_seen_by_the_other_process(make_host):
     assert b.ask("cu.raw('cuEventQuery', f)") == 600
     a.kill()
     host.usage()
-    assert b.ask("cu.raw('cuEventQuery', f)") == 0, "who died records nothing any more"
+    assert b.ask("cu.raw('cuEventQuery', f)") == 0, "the event of a killed process is complete"

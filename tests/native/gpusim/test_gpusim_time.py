@@ -22,10 +22,10 @@ def host(make_host):
     return make_host(PROFILE)
 
 
-def test_kernels_take_what_they_declare(host):
+def test_kernels_take_their_declared_time(host):
     a = host.start()
     a.ask("cu.context(); k = cu.kernel(250); s = cu.event(); cu.launch(k, times=8); e = cu.event()")
-    assert a.ask("cu.raw('cuEventQuery', e)") == 600, "time stands still while nobody waits"
+    assert a.ask("cu.raw('cuEventQuery', e)") == 600, "the clock stops while no process waits"
     a.ask("cu.cuEventSynchronize(e)")
     assert a.ask("cu.elapsed(s, e)") == pytest.approx(2.0, abs=0.001)
     log = host.log()
@@ -65,7 +65,7 @@ def test_stream_waits_for_event(host):
     assert a.ask("cu.elapsed(begin, f)") == pytest.approx(4.0, abs=0.001)
 
 
-def test_copies_run_beside_kernels(host):
+def test_copies_run_concurrently_with_kernels(host):
     a = host.start()
     a.ask("cu.context(); p = cu.alloc(10 * MIB); b = bytes(10 * MIB); s, t = cu.stream(1), cu.stream(1)")
     a.ask("k = cu.kernel(5000); begin = cu.event(s); cu.launch(k, s); cu.cuMemcpyHtoDAsync_v2(p, b, 10 * MIB, t)")
@@ -126,7 +126,7 @@ def test_two_processes_share_by_time_slices(host, first, second):
         mine = [i for i in kernels if i["pid"] == program.pid]
         assert sum(i["end"] - i["start"] for i in mine) == cost * 1000 * times
     for one, two in zip(log["intervals"], log["intervals"][1:], strict=False):
-        assert one["end"] <= two["start"], "the GPU does one thing at a time"
+        assert one["end"] <= two["start"], "the GPU runs one kernel at a time"
 
 
 def test_idle_process_costs_its_neighbour_nothing(make_host):
@@ -151,7 +151,7 @@ def test_killed_process_stops_running(host):
     a.ask("cu.launch(k)")
     a.kill()
     b.ask("s = cu.event(); cu.launch(k, times=5); e = cu.event(); cu.cuEventSynchronize(e)")
-    assert b.ask("cu.elapsed(s, e)") < 17, "at most until the next look for dead processes"
+    assert b.ask("cu.elapsed(s, e)") < 17, "ended by the next check for dead processes"
 
 
 def test_jitter_spreads_evenly_around_the_declared_cost(make_host):
@@ -170,7 +170,7 @@ def test_jitter_spreads_evenly_around_the_declared_cost(make_host):
     assert again.ask("[cu.elapsed(x, y) for x, y in zip(ev, ev[1:])]") == costs, "the seed decides"
 
 
-def test_a_kernel_may_draw_its_cost(make_host):
+def test_kernel_draws_its_duration_from_a_range(make_host):
     """Equally many launches have a duration from each octave of LOW..HIGH."""
     a = make_host("clock = auto\njitter_percent = 0\n[gpu]\nmodel = T4\n").start()
     a.ask("cu.context(); k = cu.kernel('20..5000'); marks = [cu.event()]")
@@ -182,7 +182,7 @@ def test_a_kernel_may_draw_its_cost(make_host):
     assert [sum(low <= one < 2 * low for one in took) > 20 for low in (20, 80, 320, 1280)] == [True] * 4
 
 
-def test_host_function_holds_its_stream(host):
+def test_host_function_blocks_its_stream(host):
     a = host.start()
     a.ask("cu.context(); s = cu.stream(1); k = cu.kernel(10); seen = []")
     a.ask("call = ctypes.CFUNCTYPE(None, PTR)(lambda data: seen.append(cu.raw('cuEventQuery', after)))")
@@ -190,7 +190,7 @@ def test_host_function_holds_its_stream(host):
     assert a.ask("seen") == [600]
 
 
-def test_graph_and_capture_run_what_they_hold(host):
+def test_graphs_and_captures_run_their_kernels(host):
     a = host.start()
     a.ask("cu.context(); s, t = cu.stream(1), cu.stream(1); k = cu.kernel(100)")
     a.ask("cu.cuStreamBeginCapture_v2(s, 0); cu.launch(k, s); e = cu.event(s); cu.cuStreamWaitEvent(t, e, 0)")
@@ -202,7 +202,7 @@ def test_graph_and_capture_run_what_they_hold(host):
     assert a.ask("n.value") == 4
     a.ask("cu.cuGraphLaunch(x, s); cu.cuGraphLaunch(x, s); cu.cuStreamSynchronize(s)")
     assert host.log()["processes"][0]["kernels"] == 8
-    # What a capture forbids voids it.
+    # A call that is forbidden during a capture invalidates the capture.
     a.ask("cu.cuStreamBeginCapture_v2(s, 0); cu.launch(k, s)")
     assert a.ask("cu.raw('cuStreamSynchronize', s)") == 900
     assert a.ask("cu.raw('cuStreamEndCapture', s, ctypes.byref(g))") == 901
@@ -210,7 +210,7 @@ def test_graph_and_capture_run_what_they_hold(host):
     assert a.ask("cu.raw('cuStreamEndCapture', s, ctypes.byref(g))") == 904
 
 
-def test_manual_clock_moves_by_hand(make_host):
+def test_manual_clock_moves_only_by_command(make_host):
     host = make_host(PROFILE.replace("clock = auto", "clock = manual"))
     a = host.start()
     a.ask("cu.context(); k = cu.kernel(1000); cu.launch(k, times=5); e = cu.event()")

@@ -160,7 +160,7 @@ def test_processes(smi):
     assert "No running processes found" in smi()
 
 
-def test_an_unmeasured_branch_shows_no_processes(make_host, real_smi):
+def test_unmeasured_driver_branch_shows_no_processes(make_host, real_smi):
     """The layout of the process list differs by branch, so an unknown branch shows none rather than wrong processes."""
     real = real_smi("bookworm")
     host = make_host(real.driver((PROFILES / "mixed.profile").read_text()).replace(real.version, "999.10.01"))
@@ -230,7 +230,7 @@ def test_mig(smi):
 
 
 @needs_root
-def test_a_reset_makes_pending_modes_current(smi):
+def test_reset_applies_pending_modes(smi):
     """While a process uses the GPU, MIG mode stays pending and a reset is refused; after its end a reset makes both
     modes current."""
     modes = "mig.mode.current,mig.mode.pending,ecc.mode.current,ecc.mode.pending"

@@ -149,7 +149,7 @@ def test_call(answers, call):
     assert answers[call] == CALLS[call]
 
 
-def test_calls_count_initialisations(mixed):
+def test_nvml_counts_initialisations(mixed):
     setup = "nvmlLib = ctypes.CDLL('libnvidia-ml.so.1')\nnvmlLib.nvmlInit_v2()\nnvmlLib.nvmlShutdown()"
     assert mixed.nvml("nvmlDeviceGetCount()", setup=setup) == [4]
     shut = setup + "\nnvmlLib.nvmlShutdown()"
@@ -166,7 +166,7 @@ def test_memory_v2_checks_its_version(mixed, version, code):
     assert mixed.nvml("lib.nvmlDeviceGetMemoryInfo_v2(gpu(0), ctypes.byref(m))", setup=setup) == [code]
 
 
-def test_a_forked_child_can_ask_without_a_new_init(mixed):
+def test_forked_child_queries_nvml_without_a_new_init(mixed):
     setup = (
         "import os\nread, write = os.pipe()\npid = os.fork()\n"
         "if pid == 0:\n    os.write(write, nvmlDeviceGetName(gpu(0)).encode())\n    os._exit(0)\nos.waitpid(pid, 0)"

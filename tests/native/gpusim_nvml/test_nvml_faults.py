@@ -58,7 +58,7 @@ def watcher(mixed):
 
 
 @pytest.mark.parametrize(("command", "expected"), EVENTS, ids=[" ".join(row[0]) for row in EVENTS])
-def test_an_event_wakes_a_wait_in_another_process(mixed, watcher, command, expected):
+def test_event_wakes_a_waiting_process(mixed, watcher, command, expected):
     process = watcher("wait(15000)")
     mixed.ctl(*command)
     assert json.loads(process.stdout.readline()) == [[*expected, 0xFFFFFFFF]]
@@ -92,7 +92,7 @@ def test_unsupported_event_types_are_refused(mixed):
     assert mixed.nvml(*calls, setup=setup) == ["NVML_ERROR_NOT_SUPPORTED"] * 2 + [None] * 2
 
 
-def test_a_gpu_off_the_bus_is_lost_and_the_others_are_not(mixed):
+def test_only_the_gpu_off_the_bus_is_lost(mixed):
     hold = "held = gpu(1)\nimport subprocess"
     lost = {
         "gpu(1)": "NVML_ERROR_GPU_IS_LOST",
@@ -111,7 +111,7 @@ def test_a_gpu_off_the_bus_is_lost_and_the_others_are_not(mixed):
     assert mixed.nvml("nvmlDeviceGetName(gpu(1))") == ["Tesla V100-SXM2-16GB"]
 
 
-def test_a_driver_that_does_not_load(mixed):
+def test_nvml_reports_a_driver_that_is_not_loaded(mixed):
     mixed.ctl("nvml-fail", "on")
     code = "import pynvml\ntry:\n    pynvml.nvmlInit()\nexcept pynvml.NVMLError as error:\n    print(error.value)"
     assert mixed.run(sys.executable, "-c", code).stdout == "9\n"

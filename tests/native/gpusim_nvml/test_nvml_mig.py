@@ -118,7 +118,7 @@ def test_instances_are_placed(a100, profiles, placements):
 
 
 @pytest.mark.parametrize(("profiles", "more"), FULL, ids=[f"{row[0]}-{row[1]}" for row in FULL])
-def test_what_does_not_fit_is_refused(a100, profiles, more):
+def test_mig_instance_that_does_not_fit_is_refused(a100, profiles, more):
     *_unused, last = a100.nvml(*[f"make({p})" for p in profiles], f"make({more})", setup=SETUP)
     assert last == "NVML_ERROR_INSUFFICIENT_RESOURCES"
 
@@ -145,7 +145,7 @@ def test_chosen_placement(a100):
     assert a100.nvml(*calls, setup=SETUP) == [[2, 1], full, full, wrong, [4, 4]]
 
 
-def test_nothing_is_made_while_mig_is_off(make_host):
+def test_no_mig_instance_is_created_while_mig_is_off(make_host):
     host = make_host("a100-40")
     assert host.nvml("make(19)", "left()", setup=SETUP) == ["NVML_ERROR_NOT_SUPPORTED", [0] * 7]
 

@@ -87,7 +87,7 @@ def test_pids_are_those_of_the_observers_namespace(host):
         assert host.nvml(call, prefix=enter) == [[1]]
 
 
-def test_a_list_that_does_not_fit_tells_its_length(host):
+def test_process_list_that_does_not_fit_returns_its_length(host):
     setup = (
         "lib = ctypes.CDLL('libnvidia-ml.so.1')\narray = (c_nvmlProcessInfo_v2_t * 4)()\n"
         "def ask(name, room, buffer=array):\n    count = ctypes.c_uint(room)\n"
@@ -147,7 +147,7 @@ def test_two_processes_share_and_each_sample_names_one(host):
         assert all(20 <= entry["smUtil"] <= 80 for entry in samples)
 
 
-def test_a_short_kernel_leaves_no_trace_after_it_ended(host):
+def test_ended_short_kernel_has_no_sample(host):
     with host.client(0, kernel_ms=100):
         host.advance(1000)
         calls = ["nvmlDeviceGetUtilizationRates(gpu(0)).gpu", "nvmlDeviceGetSamples(gpu(0), 1, 0)[1]"]

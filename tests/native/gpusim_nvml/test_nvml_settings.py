@@ -45,7 +45,7 @@ def test_refused(mixed, setter, error):
     assert mixed.nvml(setter) == [error]
 
 
-def test_a_power_limit_is_scoped_by_one_byte(mixed):
+def test_scope_of_a_power_limit_is_one_byte(mixed):
     """nvidia-smi does not clear the padding after the scope's byte, so only the byte counts."""
     setup = (
         "lib = ctypes.CDLL('libnvidia-ml.so.1')\n"

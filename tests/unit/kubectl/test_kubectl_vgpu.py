@@ -328,7 +328,7 @@ def test_examples_of_the_help_are_commands_that_parse(command):
         assert main.parser().parse_args(line.split()[2:]).command == command
 
 
-def test_it_needs_no_grpc_and_no_nvml():
+def test_kubectl_vgpu_needs_no_grpc_and_no_nvml():
     """A workstation has them not; the wheel's other programs want them."""
     code = "import sys; from vgpu_kubectl import completion, main; "
     code += "print(sorted({'grpc', 'pynvml', 'google'} & set(sys.modules)))"
@@ -414,7 +414,7 @@ def test_nodes_cards_and_pods_of_claims(kubectl, capsys):
     assert main.main(["nodes", "-o", "json"]) == 0
     (found,) = [one for one in json.loads(capsys.readouterr().out)["nodes"] if one["node"] == "by-claims"]
     keys = ("gpus", "unhealthy", "model", "capacity_mib", "planned_mib", "pods", "resources")
-    # What two pods share is counted once.
+    # A claim that two pods share is counted once.
     assert [found[key] for key in keys] == [2, 1, "Tesla T4", 28672, 4096 + 2048 + 1536, 2, {}]
     assert main.main(["cards", "-o", "json"]) == 0
     cards = [one for one in json.loads(capsys.readouterr().out)["cards"] if one["node"] == "by-claims"]
@@ -432,14 +432,14 @@ def test_nodes_cards_and_pods_of_claims(kubectl, capsys):
     assert main.main(["cards", "-o", "wide"]) == 0 and "ml/one, ml/two" in capsys.readouterr().out
 
 
-def test_a_cluster_without_claims_is_asked_once(kubectl, capsys):
+def test_claims_are_not_queried_in_a_cluster_without_claims(kubectl, capsys):
     asked = kubectl(**{SLICES: {"items": [piece("gpu.nvidia.com", 3, device("gpu-0", B))]}})
     assert main.main(["nodes"]) == 0
     assert "resourceclaims" not in asked.read_text() and "by-claims" not in capsys.readouterr().out
 
 
 NO_DEVICE = "0/2 nodes are available: 2 cannot allocate all claims."
-# What a claim asks for, and whether a pod that waits for it is shown.
+# columns: the claim's requests (None: the claim does not exist), whether the waiting pod is shown
 WAITING = [
     (of_class("vgpu"), True),
     (of_class("vgpu-mig"), True),
@@ -451,7 +451,7 @@ WAITING = [
 
 @pytest.mark.parametrize("asks, shown", WAITING)
 @pytest.mark.parametrize("by_template", [False, True])
-def test_a_pod_whose_claim_has_no_device_yet(kubectl, capsys, asks, shown, by_template):
+def test_pod_whose_claim_has_no_device_is_shown(kubectl, capsys, asks, shown, by_template):
     late = pod("late", phase="Pending", limits={}, conditions=refused(NO_DEVICE))
     if by_template:
         late["spec"]["resourceClaims"] = [{"name": "g", "resourceClaimTemplateName": "any"}]
@@ -471,7 +471,7 @@ def test_a_pod_whose_claim_has_no_device_yet(kubectl, capsys, asks, shown, by_te
 
 
 @pytest.mark.parametrize("labels, shown", [({"vgpu.fleet/claims": "wanted"}, True), ({}, False)])
-def test_a_pod_whose_claim_the_scheduler_has_not_made_yet(kubectl, capsys, labels, shown):
+def test_pod_whose_claim_does_not_exist_is_shown(kubectl, capsys, labels, shown):
     late = pod("late", phase="Pending", limits={}, conditions=refused(NO_DEVICE))
     late["metadata"]["labels"] = labels
     late["spec"]["resourceClaims"] = [{"name": "g", "resourceClaimName": "none"}]

@@ -86,7 +86,7 @@ REQUESTS = [
     ("an empty id", allocate([""]), "INVALID_ARGUMENT", "was never offered"),
     ("a path", allocate(["../../../etc/passwd"]), "INVALID_ARGUMENT", "was never offered"),
     ("a very long id", allocate([LONG]), "INVALID_ARGUMENT", "was never offered"),
-    ("an id twice", allocate([f"{FIRST}::0", f"{FIRST}::0"]), "INVALID_ARGUMENT", "comes twice"),
+    ("one id twice", allocate([f"{FIRST}::0", f"{FIRST}::0"]), "INVALID_ARGUMENT", "comes twice"),
     ("two slices of one GPU", allocate([f"{FIRST}::0", f"{FIRST}::1"]), "FAILED_PRECONDITION", "distinct"),
     ("one invalid container of two", allocate([f"{FIRST}::0"], ["GPU-x::0"]), "INVALID_ARGUMENT", "was never offered"),
     ("more ids requested than available", prefer([f"{FIRST}::0"], [], 2), "INVALID_ARGUMENT", "out of 1 available"),
@@ -104,7 +104,7 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize(("about", "call", "code", "words"), REQUESTS, ids=[row[0] for row in REQUESTS])
-def test_requests(node, kubelet, stub, about, call, code, words):
+def test_invalid_request_has_an_error_status(node, kubelet, stub, about, call, code, words):
     method, request = call
     with pytest.raises(grpc.RpcError) as fault:
         getattr(stub, method)(request, timeout=30)
@@ -117,13 +117,13 @@ def test_requests(node, kubelet, stub, about, call, code, words):
 
 
 @pytest.mark.parametrize("how", ["sick", "vanished"])
-def test_allocate_while_the_gpu_is_gone(node, kubelet, daemon, stub, how):
+def test_allocate_fails_while_the_driver_does_not_find_the_gpu(node, kubelet, daemon, stub, how):
     if how == "sick":
         daemon.source.xids.put((FIRST, 79))
     else:
         daemon.source.faults[FIRST] = "the driver says: not found"
         daemon.source.listed = node.gpus[1:]
-    until(lambda: allocatable(kubelet) == 2, "the slices of the other GPU alone")
+    until(lambda: allocatable(kubelet) == 2, "only the slices of the second GPU")
     with pytest.raises(grpc.RpcError) as fault:
         stub.Allocate(allocate([f"{FIRST}::0"])[1], timeout=30)
     assert (fault.value.code().name, "is unhealthy" in fault.value.details()) == ("UNAVAILABLE", True)
@@ -153,28 +153,34 @@ class Deaf:
         self._socket.close()
 
 
-@pytest.mark.parametrize("what", ["nothing", "a file", "a folder", "a dead socket", "one that hangs"])
-def test_socket_of_the_kubelet(node, running, capsys, monkeypatch, what):
+KUBELET_SOCKETS = ["no socket", "regular file", "folder", "socket without a server", "server without a response"]
+
+
+@pytest.mark.parametrize("what", KUBELET_SOCKETS)
+def test_plugin_waits_for_a_kubelet_behind_the_socket(node, running, capsys, monkeypatch, what):
     monkeypatch.setattr("vgpu_plugin.kubelet.registration.REGISTER_TIMEOUT_S", 0.3)
     monkeypatch.setattr("vgpu_plugin.kubelet.registration.LAST_RETRY_S", 0.2)
     path = node.paths.kubelet_socket
     deaf = None
-    if what == "a file":
+    if what == "regular file":
         path.write_text("no socket")
-    elif what == "a folder":
+    elif what == "folder":
         path.mkdir()
-    elif what in ("a dead socket", "one that hangs"):
+    elif what in ("socket without a server", "server without a response"):
         deaf = Deaf(path)
-        if what == "a dead socket":
+        if what == "socket without a server":
             deaf.close()
     node.configure()
     running(Daemon(node.setup(), lambda: FakeGpus(node.gpus)))
     # A socket's file exists shortly before its program listens on it.
-    until(lambda: ctl.main(["--socket", str(node.paths.admin_socket), "status", "--json"]) == 0, "an answer")
+    until(
+        lambda: ctl.main(["--socket", str(node.paths.admin_socket), "status", "--json"]) == 0,
+        "a response to status",
+    )
     capsys.readouterr()
     found = status(node, capsys)
     assert found["registered"] is False
-    until(lambda: str(path) in status(node, capsys)["kubelet_error"], "the fault, with the socket's path")
+    until(lambda: str(path) in status(node, capsys)["kubelet_error"], "the fault with the socket's path")
     if deaf is not None:
         deaf.close()
     if path.is_dir():
@@ -183,7 +189,7 @@ def test_socket_of_the_kubelet(node, running, capsys, monkeypatch, what):
     manager = Manager(node.paths.kubelet_dir)
     manager.start()
     try:
-        until(lambda: allocatable(manager) == 4, "the slices, once a kubelet is there")
+        until(lambda: allocatable(manager) == 4, "the registration of the slices at the new kubelet")
     finally:
         manager.stop()
 
@@ -210,7 +216,7 @@ def test_invalid_configuration_file(node, what):
     assert len(str(fault.value)) < 2000
 
 
-def test_setting_the_clock_ends_nothing(node, monkeypatch):
+def test_clock_change_ends_no_lease_or_allocation(node, monkeypatch):
     """Leases and collection use monotonic clocks, which nobody can set."""
     monkeypatch.setattr("time.time", lambda: 0.0)
     first = Clock().now()
@@ -289,8 +295,8 @@ def test_second_plugin_is_refused_at_a_concurrent_start(node, kubelet, running):
 
     for one in daemons:
         running(Started(one))
-    until(lambda: faults, "one to be refused")
+    until(lambda: faults, "the end of one of the two plugins")
     # The first plugin may have the lock before it has written its pid.
     assert re.search(rf"another vgpu-device-plugin runs already \(pid ({os.getpid()}|unknown)\)", str(faults[0]))
-    until(lambda: allocatable(kubelet) == 4, "the other to serve")
+    until(lambda: allocatable(kubelet) == 4, "the remaining plugin to serve")
     assert len(faults) == 1

@@ -40,7 +40,7 @@ def named(unit: str, key: str) -> set[str]:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("unit", [plugin_unit, arbiter_unit])
-def test_unit_is_before_what_starts_containers(unit, engine):
+def test_unit_starts_before_units_that_start_containers(unit, engine):
     assert engine in named(unit(), "Before")
     # The unit only orders the start; neither unit starts or stops the other.
     for key in ("Requires", "Wants", "BindsTo", "PartOf", "After"):

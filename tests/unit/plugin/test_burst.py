@@ -51,7 +51,7 @@ def test_pod_bursts_and_returns_memory(node, kubelet, api, start):  # noqa: F811
     assert sizes(quiet) == [(first, 3000, 20)]
     kubelet.delete_pod("comes")
     api.remove(pod_path("comes"))
-    until(lambda: sizes(bursts) == [(first, CARD - 3000, 20)], "the room of a pod that is gone")
+    until(lambda: sizes(bursts) == [(first, CARD - 3000, 20)], "the memory of the ended pod")
 
 
 def test_cores_are_resized_by_grant_and_by_root_and_the_promise_stays(node, kubelet, api, start, capsys):  # noqa: F811
@@ -60,7 +60,7 @@ def test_cores_are_resized_by_grant_and_by_root_and_the_promise_stays(node, kube
     plan(api, "bursts", (first, 2000, 20, 4000))
     pod = run(kubelet, "bursts")
     grant(api, "bursts", (first, 2000, 50, 4000))
-    until(lambda: is_done(api, "bursts"), "the node to say that it is done")
+    until(lambda: is_done(api, "bursts"), "the node's confirmation")
     assert sizes(pod) == [(first, 6000, 50)]
     status, out = said(node, capsys, "resize", "default/bursts", "--cores", "30", "--json")
     assert status == 0, out

@@ -76,7 +76,7 @@ def test_kubelet_restart_registers_again_and_pods_stay(node, kubelet, daemon):
     for _time in range(3):
         kubelet.stop()
         kubelet.start()
-        until(lambda: allocatable(kubelet) == 14, "registered again")
+        until(lambda: allocatable(kubelet) == 14, "the registration at the kubelet")
     assert kubelet.state()["pods"][0]["ids"] == pod["ids"]
     assert kubelet.run_pod("two")["ids"] != pod["ids"]
 
@@ -90,7 +90,7 @@ def test_plugin_registers_again_after_its_stream_ends(node, kubelet, daemon, cap
     """A kubelet that lost its plugin does not ask for a new registration, and its socket stays the same."""
     for _time in range(3):
         end_streams(kubelet)
-        until(lambda: allocatable(kubelet) == 14, "registered again")
+        until(lambda: allocatable(kubelet) == 14, "the registration at the kubelet")
     until(lambda: vgpuctl(node, capsys, "status")[1]["registered"], "status")
 
 
@@ -104,7 +104,7 @@ def test_dead_kubelet_is_not_shown_as_registered(node, kubelet, daemon, capsys, 
     rc, lease, _err = vgpuctl(node, capsys, "lease")  # a kubelet without a stream cannot allocate devices
     assert (rc, len(lease["ids"])) == (0, 1)
     monkeypatch.undo()
-    until(lambda: allocatable(kubelet) == 13, "registered again")
+    until(lambda: allocatable(kubelet) == 13, "the registration at the kubelet")
     status = until(lambda: vgpuctl(node, capsys, "status")[1], "status")
     assert (status["registered"], status["kubelet_error"]) == (True, "")
 
@@ -131,7 +131,7 @@ def test_kubelet_that_never_calls_listandwatch(node, kubelet, running, capsys, m
     until(node.paths.admin_socket.exists, "the admin socket")
     until(lambda: asked, "a registration")
     until(lambda: len(asked) > 2 or "no stream" in unregistered(node, capsys).get("kubelet_error", ""), "the sentence")
-    until(lambda: allocatable(kubelet) == 14, "registered until it listens")
+    until(lambda: allocatable(kubelet) == 14, "registration attempts until the kubelet listens")
 
 
 def test_later_kubelet_is_found(node, running, tmp_path):
@@ -226,7 +226,7 @@ def test_failed_housekeeping_does_not_end_the_program(node, kubelet, monkeypatch
     until(lambda: allocatable(kubelet) == 4, "4 slices at the kubelet")
     fails.set()
     for _time in range(20):
-        assert looks.acquire(timeout=60), "no further look"
+        assert looks.acquire(timeout=60), "no further poll"
     assert vgpuctl(node, capsys, "status")[0] == 0
 
 
@@ -237,7 +237,7 @@ def test_unusable_state_folder_is_reported(node, spoil):
     node.configure()
     node.paths.state_dir.rmdir()
     if spoil == "folder":
-        node.paths.state_dir.write_text("a file in its place")
+        node.paths.state_dir.write_text("file in place of the folder")
     else:
         node.paths.lock.mkdir(parents=True)
     with pytest.raises(Fatal, match=str(node.paths.state_dir)):

@@ -57,5 +57,5 @@ def test_every_pinned_package_is_imported(package: str, file: str) -> None:
     assert {line for line in lines if line and line[0] not in "#-"} - imported_by(package) == set()
 
 
-def test_an_import_inside_a_function_is_found() -> None:
+def test_import_inside_a_function_is_found() -> None:
     assert imported("import os\ndef f():\n    import yaml\n    from grpc import aio\n") == {"pyyaml", "grpcio"}

@@ -57,13 +57,13 @@ def test_drained_gpu_gets_no_more_pods(node, kubelet, api, start, capsys):
     start()
     until(lambda: allocatable(kubelet) == 8, "all slices")
     annotate(api, node.gpus[0].uuid)
-    until(lambda: allocatable(kubelet) == 4, "those of the other GPU")
+    until(lambda: allocatable(kubelet) == 4, "the slices of the other GPU")
     assert ctl.main(["--socket", str(node.paths.admin_socket), "status", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [one for one in found["warnings"] if f"GPU 0 {node.gpus[0].uuid} is drained" in one]
-    assert [gpu["healthy"] for gpu in found["gpus"]] == [True, True], "it is not sick"
+    assert [gpu["healthy"] for gpu in found["gpus"]] == [True, True], "a drained GPU is not unhealthy"
     annotate(api, None)
-    until(lambda: allocatable(kubelet) == 8, "all again")
+    until(lambda: allocatable(kubelet) == 8, "all slices again")
 
 
 def test_scheduler_sees_the_drained_gpu(node, kubelet, api, start):
@@ -74,37 +74,37 @@ def test_scheduler_sees_the_drained_gpu(node, kubelet, api, start):
     start(sliceSizing="requested")
     until(lambda: healthy() == [True, True], "the GPUs")
     annotate(api, f"GPU-of-nobody, {node.gpus[1].uuid}")
-    until(lambda: healthy() == [True, False], "the drained one")
+    until(lambda: healthy() == [True, False], "the drained GPU")
 
 
 def test_recovered_gpu_stays_drained(node, kubelet, api, start):
     one = start()
     until(lambda: allocatable(kubelet) == 8, "all slices")
     annotate(api, node.gpus[0].uuid)
-    until(lambda: allocatable(kubelet) == 4, "those of the other GPU")
+    until(lambda: allocatable(kubelet) == 4, "the slices of the other GPU")
     one.source.faults[node.gpus[0].uuid] = "gone"
     one._health.lost(node.gpus[0].uuid, "gone")
     one.source.faults.clear()
     one._health.recover()
     assert allocatable(kubelet) == 4
     annotate(api, "")
-    until(lambda: allocatable(kubelet) == 8, "all again")
+    until(lambda: allocatable(kubelet) == 8, "all slices again")
 
 
 def test_gpu_stays_drained_over_a_restart(node, kubelet, api, start):
     one = start()
     annotate(api, node.gpus[0].uuid)
-    until(lambda: allocatable(kubelet) == 4, "those of the other GPU")
+    until(lambda: allocatable(kubelet) == 4, "the slices of the other GPU")
     one.stop()
     one.thread.join(20)
     start()
-    until(lambda: allocatable(kubelet) == 4, "the same")
+    until(lambda: allocatable(kubelet) == 4, "the slices of the other GPU after the restart")
 
 
 def test_removal_deletes_the_annotation(node, kubelet, api, start):
     one = start()
     annotate(api, node.gpus[0].uuid)
-    until(lambda: allocatable(kubelet) == 4, "those of the other GPU")
+    until(lambda: allocatable(kubelet) == 4, "the slices of the other GPU")
     one.stop()
     one.thread.join(20)
     purge(one._setup)

@@ -74,7 +74,7 @@ def test_correct_limit_has_no_fault(place: Place) -> None:
 @pytest.mark.parametrize(
     "found", [None, Limits(0, UNLIMITED, 7), Limits(0, 500 * MIB, 7), Limits(3 * MIB, 1000 * MIB, 7)]
 )
-def test_a_limit_that_was_lost_is_set_again(place: Place, found: Limits | None) -> None:
+def test_lost_driver_limit_is_set_again(place: Place, found: Limits | None) -> None:
     group = place.container("a")
     if found is None:
         del place.source.limits[place.uuid, group]
@@ -86,7 +86,7 @@ def test_a_limit_that_was_lost_is_set_again(place: Place, found: Limits | None) 
     assert place.source.limits[place.uuid, group].hard == 1000 * MIB
     assert [(name, "it was set again" in text) for name, text in place.told] == [("a", True)]
     assert place.limits.repaired == 1
-    assert place.state()[0][-1] == "", "and the next poll finds it as promised"
+    assert place.state()[0][-1] == "", "the next poll finds the promised limit"
 
 
 def test_ineffective_set_stays_a_fault(place: Place) -> None:
@@ -96,7 +96,7 @@ def test_ineffective_set_stays_a_fault(place: Place) -> None:
     assert "and cannot be set: it is below what is in use, or the driver dropped it" in place.state()[0][-1]
     assert "no limit, expected 1000 MiB" in place.limits.notes()[0]
     place.state()
-    assert len(place.told) == 1, "one event, however many polls"
+    assert len(place.told) == 1, "one event for all polls"
 
 
 def test_resize_sets_the_drivers_limit(place: Place) -> None:
@@ -106,7 +106,7 @@ def test_resize_sets_the_drivers_limit(place: Place) -> None:
     assert place.source.limits[place.uuid, group].hard == 3000 * MIB
     place.promise("a", 20000, 15360)
     assert place.limits.apply("a") == ""
-    assert place.source.limits[place.uuid, group].hard == 15360 * MIB, "at most the card"
+    assert place.source.limits[place.uuid, group].hard == 15360 * MIB, "at most the GPU's memory"
     place.source.drops = True
     place.promise("a", 10, 15360)
     assert "cannot be set" in place.limits.apply("a")
@@ -121,9 +121,9 @@ def test_shared_group_keeps_the_sum_of_its_allocations(place: Place) -> None:
 
 
 ENDED = {
-    "its group is gone": lambda place, group: [one.unlink() for one in group.iterdir()] and group.rmdir(),
-    "its group is empty": lambda place, group: (group / "cgroup.events").write_text("populated 0\n"),
-    "its group is another": lambda place, group: (place.folder / "a/driver-limit").write_text(
+    "control group removed": lambda place, group: [one.unlink() for one in group.iterdir()] and group.rmdir(),
+    "control group empty": lambda place, group: (group / "cgroup.events").write_text("populated 0\n"),
+    "control group recreated": lambda place, group: (place.folder / "a/driver-limit").write_text(
         (place.folder / "a/driver-limit").read_text().replace(str(group.stat().st_ino), "1")
     ),
 }
@@ -134,8 +134,10 @@ def test_ended_container_is_not_polled(place: Place, case: str) -> None:
     group = Path(place.container("a"))
     ENDED[case](place, group)
     assert place.state() == []
-    if case == "its group is empty":
-        assert place.source.limits[place.uuid, str(group)].hard == UNLIMITED, "cleared while the group is there"
+    if case == "control group empty":
+        assert place.source.limits[place.uuid, str(group)].hard == UNLIMITED, (
+            "the limit is cleared while the group exists"
+        )
 
 
 def test_enforcement_by_the_library_only_is_reported(place: Place) -> None:
@@ -213,7 +215,7 @@ def enforced(node, requested: str, strategies: tuple[str, ...] = ("cdi-cri",)):
         ("auto", ("envvar",), False),
     ],
 )
-def test_a_pod_without_cdi_does_not_start_where_the_driver_must_enforce(node, requested, strategies, refused) -> None:
+def test_pod_without_cdi_does_not_start_if_the_driver_must_enforce_limits(node, requested, strategies, refused) -> None:
     """The kubelet may start after this program, so its CDI support is checked at each allocation."""
     pool, allocator = enforced(node, requested, strategies)
     if refused:
@@ -235,7 +237,7 @@ def test_a_pod_without_cdi_does_not_start_where_the_driver_must_enforce(node, re
         ("auto", Terms("exec", "x"), False),
     ],
 )
-def test_a_lease_without_cdi_is_refused_where_the_driver_must_enforce(node, requested, terms, refused) -> None:
+def test_lease_without_cdi_is_refused_if_the_driver_must_enforce_limits(node, requested, terms, refused) -> None:
     pool, allocator = enforced(node, requested)
     leases = Leases(allocator, pool, node.paths.checkpoint, lambda: False)
     if refused:
@@ -256,7 +258,7 @@ def test_a_lease_without_cdi_is_refused_where_the_driver_must_enforce(node, requ
         (False, True, "none", False),
     ],
 )
-def test_a_container_that_no_hook_ran_for_is_named(place: Place, by_driver, in_use, hook, named) -> None:
+def test_container_without_the_hook_is_reported(place: Place, by_driver, in_use, hook, named) -> None:
     """The container's library runs but its group has no limit: the container started without CDI or before the hook."""
     place.limits.in_use = lambda path: in_use and path == str(place.folder / "a/rw/ledger")
     verdict = place.limits._enforcement.verdict
@@ -271,4 +273,4 @@ def test_a_container_that_no_hook_ran_for_is_named(place: Place, by_driver, in_u
     assert (list(place.limits.without) == ["a"]) is named
     notes = [one for one in place.limits.notes() if one.startswith("allocation a")]
     assert ["no hook of CDI" in one for one in notes] == [True] * named
-    assert ["no hook of CDI" in text for _name, text in place.told] == [True] * named, "one event, however many polls"
+    assert ["no hook of CDI" in text for _name, text in place.told] == [True] * named, "one event for all polls"

@@ -96,7 +96,7 @@ def test_two_slices_of_a_container_are_on_two_gpus(kubelet, start):
     assert all(len({one["uuid"] for one in limits(pod)["devices"]}) == 4 for pod in pods)
 
 
-def test_without_the_option_two_slices_of_one_gpu_are_refused(kubelet, start):
+def test_two_slices_of_one_gpu_are_refused_without_the_option(kubelet, start):
     start()
     with pytest.raises(PodError, match="2 slices of one GPU"):
         kubelet.run_pod("one", count=2)
@@ -198,7 +198,7 @@ ROWS = [
     ("option off, no records", [A0], [], False, [A0]),
     ("an empty node", [A1], [], True, [A0]),
     ("the least used GPU", [A1], [record(KUBELET, [A0])], True, [B0]),
-    ("a lease is not given out", [A1], [record(LEASE, [A0])], True, [B0]),
+    ("the slice of a lease is not allocated", [A1], [record(LEASE, [A0])], True, [B0]),
     ("the kubelet requests the same ids again", [A0], [record(KUBELET, [B1], [A0])], True, [B1]),
     ("option off, the slice replaced another id", [B0], [record(KUBELET, [B0], [A0])], False, [A0]),
     ("option off, another slice", [B1], [record(KUBELET, [B0], [A0])], False, [B1]),

@@ -73,20 +73,20 @@ def remove_all(path) -> None:
 GONE = {
     "all of /run/vgpu": lambda node: remove(node.paths.run_dir, node.mounter.mounted),
     "the socket": lambda node: node.paths.admin_socket.unlink(),
-    "another's file in its place": lambda node: (
+    "foreign file in place of the folder": lambda node: (
         node.paths.admin_socket.unlink(),
         node.paths.admin_socket.write_text(""),
     ),
-    "the record": lambda node: node.paths.records.unlink(),
+    "the records file": lambda node: node.paths.records.unlink(),
     "all of /var/lib/vgpu": lambda node: remove_all(node.paths.state_dir),
-    "limits of all": lambda node: [one.unlink() for one in node.paths.allocations.rglob("limits")],
-    "ledgers of all": lambda node: [one.unlink() for one in node.paths.allocations.glob("*/rw/ledger")],
-    "the root of the node": lambda node: remove_all(node.paths.run_dir / "root"),
+    "limits files of all allocations": lambda node: [one.unlink() for one in node.paths.allocations.rglob("limits")],
+    "ledgers of all allocations": lambda node: [one.unlink() for one in node.paths.allocations.glob("*/rw/ledger")],
+    "the node's root folder": lambda node: remove_all(node.paths.run_dir / "root"),
 }
 
 
 @pytest.mark.parametrize("what", GONE)
-def test_what_is_gone_is_made_again(node, kubelet, daemon, capsys, what):
+def test_removed_files_are_restored_with_their_content(node, kubelet, daemon, capsys, what):
     pod = kubelet.run_pod("one")
     rc = ctl.main(["--socket", str(node.paths.admin_socket), "lease", "--json"])
     lease = json.loads(capsys.readouterr().out)
@@ -95,9 +95,9 @@ def test_what_is_gone_is_made_again(node, kubelet, daemon, capsys, what):
     files = {host for one in (pod["answer"], lease) for host in hosts(one)}
     assert all(map(os.path.exists, files))
     GONE[what](node)
-    until(lambda: held(status(node, capsys)) == held(before), "the same allocations")
-    until(lambda: all(map(os.path.exists, files)), "the files of each")
-    until(node.paths.records.exists, "the record")
+    until(lambda: held(status(node, capsys)) == held(before), "the unchanged allocations")
+    until(lambda: all(map(os.path.exists, files)), "the files of each allocation")
+    until(node.paths.records.exists, "the records file")
     assert {one["id"] for one in json.loads(node.paths.records.read_text())["allocations"]} == {
         one["id"] for one in before["allocations"]
     }
@@ -125,11 +125,11 @@ def test_unrepairable_allocation_does_not_affect_others(node, kubelet, daemon, c
     monkeypatch.setattr(node.mounter, "is_mount", is_mount)
     for one in (bad, good):
         (one / "rw" / "ledger").unlink()
-    until((good / "rw" / "ledger").exists, "the other's ledger")
+    until((good / "rw" / "ledger").exists, "the second allocation's ledger")
     until(lambda: any(str(bad) in one for one in status(node, capsys)["warnings"]), "the warning")
     monkeypatch.undo()
     # The ledger is the first file that is made.
-    until(lambda: all(os.path.exists(host) for pod in pods for host in hosts(pod["answer"])), "its files")
+    until(lambda: all(os.path.exists(host) for pod in pods for host in hosts(pod["answer"])), "the files of both pods")
 
 
 def test_existing_files_are_not_replaced(node, kubelet, daemon, capsys):
@@ -151,8 +151,8 @@ def _overwrite(path, data: bytes) -> None:
 
 SPOILT = {
     "zeros": lambda path: _overwrite(path, bytes(abi_files.LEDGER_FILE_SIZE)),
-    "nothing": lambda path: _overwrite(path, b""),
-    "another GPU's": lambda path: _overwrite(path, abi_files.pack_ledger(["GPU-" + "f" * 8], "another")),
+    "empty ledger": lambda path: _overwrite(path, b""),
+    "ledger of another GPU": lambda path: _overwrite(path, abi_files.pack_ledger(["GPU-" + "f" * 8], "another")),
 }
 
 
@@ -172,7 +172,7 @@ def test_damaged_ledger_is_reported_and_repaired_when_unused(node, daemon, capsy
     until(lambda: lease in " ".join(status(node, capsys).get("warnings", [])), "a warning that names the allocation")
     assert path.read_bytes() == spoilt
     os.close(held)
-    until(lambda: path.read_bytes() == whole, "the ledger as it was")
+    until(lambda: path.read_bytes() == whole, "the repaired ledger")
     # A container may have the ledger mounted, so it is repaired in place.
     assert path.stat().st_ino == inode
     until(lambda: status(node, capsys).get("warnings") == [], "no warning")

@@ -241,6 +241,9 @@ def test_several_resources_are_registered(node, kubelet, running):
     limited = kubelet.run_pod("limited", resource="nvidia.com/gpu")
     assert limited["ids"][0].startswith(node.gpus[1].uuid)
     source.xids.put((node.gpus[0].uuid, 79))
-    until(lambda: allocatable(kubelet) == {"nvidia.com/gpu.light": 0, "nvidia.com/gpu": 3}, "the sick GPU's alone")
+    until(
+        lambda: allocatable(kubelet) == {"nvidia.com/gpu.light": 0, "nvidia.com/gpu": 3},
+        "only the slices of the healthy GPU",
+    )
     with pytest.raises(PodError, match="Insufficient"):
         kubelet.run_pod("late", resource="nvidia.com/gpu.light")

@@ -86,7 +86,7 @@ def test_new_version_is_installed_next_to_the_mapped_one(place, tmp_path):
         assert os.readlink(tmp_path / "lib" / "current") == "0.2.0-bbbbbbbbbbbb"
         process.stdin.close()
     assert place({}, "0.2.0-bbbbbbbbbbbb", "two") == 0
-    assert not held.exists(), "nothing uses it any more"
+    assert not held.exists(), "no program uses the file any more"
 
 
 FAULTS = [

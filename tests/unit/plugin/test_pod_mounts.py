@@ -97,7 +97,7 @@ def unchecked(node, capsys):
         (container("main", {"example.com/gpu": "1"}, OVER), OVER),
     ],
 )
-def test_pod_that_mounts_over_our_files_does_not_start(node, kubelet, api, start, sizing, made, words):
+def test_pod_that_mounts_over_the_products_files_does_not_start(node, kubelet, api, start, sizing, made, words):
     start(sizing)
     put(node, api, made)
     with pytest.raises(PodError, match=rf'pod default/one, container main: "{words}" lies at, above or below /'):

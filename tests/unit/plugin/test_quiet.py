@@ -39,7 +39,7 @@ def test_nothing_is_read_while_nothing_changes(node, looks):
         outside.refresh_if_changed()
     assert len(looks) == 1
     outside.refresh_if_changed()
-    assert len(looks) == 2, "all is looked at now and then, whatever shows"
+    assert len(looks) == 2, "everything is checked occasionally, even without a visible change"
 
 
 def folder_of(files, pool) -> Path:
@@ -47,22 +47,22 @@ def folder_of(files, pool) -> Path:
 
 
 CHANGES = {
-    "a CDI file is gone": lambda node, files, pool, allocator: (
+    "CDI file missing": lambda node, files, pool, allocator: (
         node.paths.cdi_dir / cdi.file_name(cdi.SLICE_KIND)
     ).unlink(),
-    "a CDI file says something else": lambda node, files, pool, allocator: (
+    "CDI file changed": lambda node, files, pool, allocator: (
         node.paths.cdi_dir / cdi.file_name(cdi.GPU_KIND)
     ).write_text("{}"),
-    "a folder is gone": lambda node, files, pool, allocator: files.remove(files.static_name(pool.slices[0].id)),
-    "a file is gone": lambda node, files, pool, allocator: (folder_of(files, pool) / "ld.so.preload").unlink(),
-    "limits were changed": lambda node, files, pool, allocator: abi_files.rewrite_limits(
+    "folder missing": lambda node, files, pool, allocator: files.remove(files.static_name(pool.slices[0].id)),
+    "file missing": lambda node, files, pool, allocator: (folder_of(files, pool) / "ld.so.preload").unlink(),
+    "limits changed": lambda node, files, pool, allocator: abi_files.rewrite_limits(
         str(folder_of(files, pool) / "limits"),
         {"allocation": "x", "devices": [{"uuid": pool.slices[0].uuid, "memory_bytes": 1, "sm_percent": 1}]},
     ),
-    "the ledger was spoilt": lambda node, files, pool, allocator: (folder_of(files, pool) / "rw/ledger").write_bytes(
+    "ledger damaged": lambda node, files, pool, allocator: (folder_of(files, pool) / "rw/ledger").write_bytes(
         b"spoilt"
     ),
-    "the ledger is gone": lambda node, files, pool, allocator: (folder_of(files, pool) / "rw/ledger").unlink(),
+    "ledger missing": lambda node, files, pool, allocator: (folder_of(files, pool) / "rw/ledger").unlink(),
 }
 
 
@@ -89,7 +89,7 @@ def test_changed_files_are_repaired_at_the_next_check(node, looks, change):
     assert found["devices"] == limits["devices"]
     assert abi_files.parse_ledger((folder / "rw/ledger").read_bytes())["devices"] == [pool.slices[0].uuid]
     outside.refresh_if_changed()
-    assert len(looks) == 1, "and it is quiet again"
+    assert len(looks) == 1, "no further file is read"
 
 
 def test_changed_library_or_user_is_noticed(node, looks):
@@ -256,12 +256,12 @@ def says(**fields: int) -> bytes:
 
 
 OTHERS = {
-    "another allocation's": abi_files.pack_ledger(["GPU-1"], "b"),
-    "another GPU's": abi_files.pack_ledger(["GPU-2"], "a"),
+    "ledger of another allocation": abi_files.pack_ledger(["GPU-1"], "b"),
+    "ledger of another GPU": abi_files.pack_ledger(["GPU-2"], "a"),
     "fewer slots": says(slot_count=abi_files.fields.LEDGER_SLOTS - 1),
     "slots elsewhere": says(slot_offset=abi_files.fields.LEDGER_SLOT_OFFSET - 8),
     "smaller slots": says(slot_size=264),
-    "another size": says(size=abi_files.fields.LEDGER_FILE_SIZE - 1),
+    "ledger of another size": says(size=abi_files.fields.LEDGER_FILE_SIZE - 1),
 }
 
 
@@ -275,9 +275,9 @@ def test_readable_ledger_of_another_program_is_replaced(node, kind):
     whole = ledger.read_bytes()
     uuid, allocation = abi_files.fields.LEDGER_FIELDS["devices"][0], abi_files.fields.LEDGER_FIELDS["allocation"][0]
     data = bytearray(OTHERS[kind])
-    if kind != "another GPU's":
+    if kind != "ledger of another GPU":
         data[uuid : uuid + abi_files.fields.UUID_SIZE] = whole[uuid : uuid + abi_files.fields.UUID_SIZE]
-    if kind != "another allocation's":
+    if kind != "ledger of another allocation":
         data[allocation : allocation + 64] = whole[allocation : allocation + 64]
     assert files.is_whole(record)
     ledger.write_bytes(data)
@@ -340,7 +340,7 @@ def test_watcher_reads_ledgers_only_if_a_gpu_is_in_use(node):
     assert (source.asked, mounts) == (uuids, [])
     source.on = {uuid: {1: 1} for uuid in uuids}
     one.look()
-    assert len(mounts) == 1, "and once a look, however many GPUs are busy"
+    assert len(mounts) == 1, "one read per poll for any number of busy GPUs"
 
 
 def test_shared_gpus_follow_the_pool(node):
@@ -349,4 +349,4 @@ def test_shared_gpus_follow_the_pool(node):
     assert pool.shape().limited == uuids
     pool.update(node.gpus[:1], [one for one in pool.slices if one.uuid == uuids[0]], frozenset())
     assert pool.shape().limited == uuids[:1]
-    until(lambda: pool.shape() is pool.shape(), "one shape")
+    until(lambda: pool.shape() is pool.shape(), "a stable list of GPUs")

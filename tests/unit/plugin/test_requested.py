@@ -140,7 +140,7 @@ def test_concurrent_pods_get_their_own_sizes(node, kubelet, api, start):
     assert wrong == []
 
 
-def test_other_gpu_than_planned_is_reported_and_wins(node, kubelet, api, start):
+def test_gpu_chosen_by_the_kubelet_replaces_the_planned_gpu(node, kubelet, api, start):
     start()
     first, second = (gpu.uuid for gpu in node.gpus)
     other = Part("side", pod_annotations.APP, (Device(first, 100, 1),))
@@ -159,7 +159,7 @@ def forgotten(kubelet, name) -> None:
     """Deletes a pod and waits until the kubelet's checkpoint omits it, which the plugin's housekeeping causes."""
     kubelet.delete_pod(name)
     file = kubelet.folder / "kubelet_internal_checkpoint"
-    until(lambda: f"uid-{name}" not in file.read_text(), "the kubelet to write its checkpoint")
+    until(lambda: f"uid-{name}" not in file.read_text(), "the kubelet's checkpoint without the pod")
 
 
 def test_pod_without_room_on_the_kubelets_gpu_gets_an_event(node, kubelet, api, start, monkeypatch):
@@ -174,7 +174,7 @@ def test_pod_without_room_on_the_kubelets_gpu_gets_an_event(node, kubelet, api, 
     events = [one for one in api.of("events") if one["involvedObject"]["kind"] == "Pod"]
     assert {(one["reason"], one["involvedObject"]["name"]) for one in events} == {("VgpuNoRoom", "two")}
     forgotten(kubelet, "one")
-    kubelet.restart_container("two")  # now there is enough memory
+    kubelet.restart_container("two")  # Enough memory is free now.
 
 
 def somebody_else_takes(lock) -> bool:
@@ -270,7 +270,7 @@ def test_missing_api_server_delays_first_starts_only(node, kubelet, api, start):
     assert sizes(kubelet.restart_container("two"))[0][1:] == (600, 30)
 
 
-def test_pod_of_the_same_name_with_another_uid_is_not_believed(node, kubelet, api, start):
+def test_pod_of_the_same_name_with_another_uid_is_ignored(node, kubelet, api, start):
     start()
     plan(api, "one", (node.gpus[0].uuid, 5000, 30), uid="somebody-else")
     with pytest.raises(PodError, match="so its size is not known"):
@@ -318,10 +318,10 @@ def test_node_annotation_lists_its_gpus(node, kubelet, api, start):
         (gpu.uuid, 15360, 23040, 4, 5760, True) for gpu in node.gpus
     ]
     daemon.source.xids.put((node.gpus[1].uuid, 79))
-    until(lambda: [one.healthy for one in find()] == [True, False], "the sick GPU")
+    until(lambda: [one.healthy for one in find()] == [True, False], "the unhealthy GPU")
     with api.edit(NODE) as seen:
         del seen["metadata"]["annotations"][pod_annotations.GPUS]
-    until(lambda: pod_annotations.GPUS in api.annotations, "written again")
+    until(lambda: pod_annotations.GPUS in api.annotations, "the restored annotation")
 
 
 def test_node_annotation_has_the_topology_policy(node, api, start):
@@ -381,15 +381,21 @@ X, Y, Z = samples.gpus("T4", "T4", "T4")
 
 ASSIGNED = [
     ("as planned", [(X.uuid, 1, 5), (Y.uuid, 2, 6)], [Y, X], {}, [(Y.uuid, 2, 6), (X.uuid, 1, 5)]),
-    ("one moved", [(X.uuid, 1, 5), (Y.uuid, 2, 6)], [Z, X], {}, [(Z.uuid, 2, 6), (X.uuid, 1, 5)]),
     (
-        "the larger where more is free",
+        "one of two GPUs differs from the plan",
+        [(X.uuid, 1, 5), (Y.uuid, 2, 6)],
+        [Z, X],
+        {},
+        [(Z.uuid, 2, 6), (X.uuid, 1, 5)],
+    ),
+    (
+        "larger size, more free memory",
         [(X.uuid, 15000, 0), ("GPU-elsewhere", 2, 0)],
         [Z, Y],
         {Z.uuid: Held(360, 0)},
         [(Z.uuid, 2, 0), (Y.uuid, 15000, 0)],
     ),
-    ("room to the last MiB", [(X.uuid, 360, 0)], [X], {X.uuid: Held(15000, 0)}, [(X.uuid, 360, 0)]),
+    ("all free memory", [(X.uuid, 360, 0)], [X], {X.uuid: Held(15000, 0)}, [(X.uuid, 360, 0)]),
 ]
 
 
@@ -400,8 +406,14 @@ def test_assignment_of_planned_sizes(about, planned, given, before, out):
 
 
 NOT_ASSIGNED = [
-    ("a MiB too much", [(X.uuid, 361, 0)], [X], {X.uuid: Held(15000, 0)}, "361 MiB are asked for"),
-    ("a percent too much", [(X.uuid, 1, 41)], [X], {X.uuid: Held(0, 60)}, "41 % of the SMs are asked for"),
+    ("one MiB over the free memory", [(X.uuid, 361, 0)], [X], {X.uuid: Held(15000, 0)}, "361 MiB are asked for"),
+    (
+        "one percent over the free compute",
+        [(X.uuid, 1, 41)],
+        [X],
+        {X.uuid: Held(0, 60)},
+        "41 % of the SMs are asked for",
+    ),
     ("an own GPU that others use", [(X.uuid, 1, 100)], [X], {X.uuid: Held(1, 1)}, "100 % of the SMs"),
     ("fewer GPUs", [(X.uuid, 1, 1), (Y.uuid, 1, 1)], [X], {}, "planned on 2 GPUs and the kubelet gave it 1"),
 ]

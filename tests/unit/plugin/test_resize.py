@@ -92,7 +92,7 @@ def test_granted_size_is_applied_and_neighbours_keep_theirs(node, kubelet, api, 
     pods = {name: run(kubelet, name, ids=[f"{first}::{n}"]) for n, name in enumerate(("one", "two"))}
     for wanted in ((9000, 50), (500, 50), (500, 0), (11360, 70)):
         grant(api, "one", (first, *wanted))
-        until(lambda: is_done(api, "one"), "the node to say that it is done")
+        until(lambda: is_done(api, "one"), "the node's confirmation")
         assert sizes(pods["one"]) == [(first, wanted[0], wanted[1] or 100)]
         assert sizes(pods["two"]) == [(first, 4000, 30)]
     until(lambda: len(events(api, "VgpuResized")) == 4, "an event of each")
@@ -116,12 +116,12 @@ def test_memory_in_use_is_not_removed_and_reported_once(node, kubelet, api, star
         before = len(api.calls)
         with api.edit(pod_path("one")) as stored:
             stored["metadata"]["labels"] = {"a": "b"}
-        until(lambda: len(api.calls) >= before, "more looks")
+        until(lambda: len(api.calls) >= before, "further API requests")
         assert sizes(pod) == [(first, 8000, 20)] and not is_done(api, "one")
         assert len(events(api, "VgpuResizeWaits")) == 1
     finally:
         end()
-    until(lambda: is_done(api, "one"), "the memory that is free again")
+    until(lambda: is_done(api, "one"), "the freed memory")
     assert sizes(pod) == [(first, 5999, 20)]
 
 
@@ -139,7 +139,7 @@ def test_grants_during_downtime_and_before_the_start(node, kubelet, api, start):
     plan(api, "early", (first, 1000, 10))
     grant(api, "early", (first, 2000, 10))
     assert sizes(run(kubelet, "early")) == [(first, 2000, 10)]
-    until(lambda: is_done(api, "early"), "what it began with")
+    until(lambda: is_done(api, "early"), "the size at the start")
 
 
 def test_second_grant_is_not_lost(node, kubelet, api, start, monkeypatch):  # noqa: F811
@@ -161,7 +161,7 @@ def test_second_grant_is_not_lost(node, kubelet, api, start, monkeypatch):  # no
 
     monkeypatch.setattr(pod_resizes.PodSizes, "write_done", late)
     grant(api, "one", (first, 4000, 20))
-    until(lambda: is_done(api, "one"), "both")
+    until(lambda: is_done(api, "one"), "the confirmation of the second grant")
     assert done == [[(first, 4000, 20)]] and sizes(pod) == [(first, 2000, 20)]
 
 

@@ -37,7 +37,7 @@ def asked(node, kubelet, api, start, tmp_path):  # noqa: F811
     with pytest.raises(PodError, match="5000 MiB are asked for"):
         run(kubelet, "two", ids=[f"{second}::2"])
     api.label("nowhere")
-    until(api.condition, "the outcome on the node")
+    until(api.condition, "the result on the node")
     until(lambda: Access("create", "", "events", "default") in api.accesses, "an event")
     until(lambda: Access("patch", "", "nodes", "", "node-1") in api.accesses, "the annotation")
     until(lambda: Access("watch", "", "nodes") in api.accesses, "the watch")
@@ -50,10 +50,10 @@ def asked(node, kubelet, api, start, tmp_path):  # noqa: F811
     return api.accesses
 
 
-def test_its_rights_are_what_it_asks_for(asked):
+def test_granted_rights_equal_used_rights_of_the_plugin(asked):
     assert missing(RIGHTS, asked) == set()
     assert unused(RIGHTS, asked) == set()
-    assert all(missing(RIGHTS - {one}, asked) for one in RIGHTS), "of these rights none could go"
+    assert all(missing(RIGHTS - {one}, asked) for one in RIGHTS), "each of these rights is used"
 
 
 def test_no_other_account_has_rights():
@@ -61,7 +61,7 @@ def test_no_other_account_has_rights():
     assert not any("*" in one for one in RIGHTS)
 
 
-def test_what_is_not_granted_is_refused(api):  # noqa: F811
+def test_request_without_a_granted_right_is_refused(api):  # noqa: F811
     """Control: the API server of these tests refuses a request without a right."""
     client = kube_api.Api(kube_access.Access(api.url))
     assert client.get(NODE)

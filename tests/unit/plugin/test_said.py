@@ -45,7 +45,7 @@ SPOILT = {
 @pytest.mark.parametrize("how", SPOILT)
 def test_configuration_damaged_at_run_time(node, daemon, capsys, how):
     path = node.paths.config
-    until(lambda: warnings(node, capsys) == [], "a plugin that is well")
+    until(lambda: warnings(node, capsys) == [], "a plugin without warnings")
     text = path.read_bytes()
     SPOILT[how](path)
     (said,) = until(lambda: warnings(node, capsys), "the warning")
@@ -59,7 +59,7 @@ def test_configuration_damaged_at_run_time(node, daemon, capsys, how):
 
 def test_full_run_folder_is_reported(node, daemon, capsys, monkeypatch):
     """The run folder is full, so a removed file cannot be made again."""
-    until(lambda: warnings(node, capsys) == [], "a plugin that is well")
+    until(lambda: warnings(node, capsys) == [], "a plugin without warnings")
 
     def full(path, *_rest, **_named):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -155,7 +155,7 @@ def test_throttled(node, kubelet, daemon, capsys, monkeypatch, balance, wanted, 
     assert [found[f"vgpu_container_{one}"][0].value for one in ("active", "throttled")] == [active, throttled]
 
 
-def test_each_crossing_of_the_limit_counts():
+def test_each_crossing_of_the_limit_is_counted():
     one = usage.Usage("a", "kubelet", usage.NOBODY, (), "GPU-a", 100, 0, 0, 1, 1.0, -1.0, 0.0)
     seen = usage.Violations()
     rows = [(100, 0), (101, 1), (150, 1), (100, 1), (101, 2)]

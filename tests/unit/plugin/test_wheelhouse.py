@@ -98,7 +98,7 @@ def archive(folder: Path, python: str = "3.11", version: str = "1.0-a", name: st
     return ""
 
 
-def test_a_folder_with_all_wheels_needs_neither_pip_nor_a_compiler(folder: Path) -> None:
+def test_archive_from_a_folder_with_all_wheels_needs_no_pip_or_compiler(folder: Path) -> None:
     assert archive(folder) == ""
 
 
@@ -121,7 +121,7 @@ def test_missing_wheels_are_downloaded_or_built(
     assert archive(folder, **options) == asked
 
 
-def test_the_schedulers_archive_is_made_of_a_folder_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schedulers_archive_is_made_from_a_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wheelhouse, "OF_SCHEDULER", wheelhouse.REQUIREMENTS)
     assert archive(folder, name="vgpu-scheduler") == ""
 
@@ -163,12 +163,12 @@ def test_markers_are_evaluated_for_the_hosts_python(
     assert "2.4" not in needed[1] or found[1][1].count("--hash") == 2
 
 
-def test_a_marker_of_another_kind_is_refused() -> None:
+def test_unsupported_marker_is_refused() -> None:
     with pytest.raises(wheelhouse.WheelhouseError, match="sys_platform"):
         wheelhouse.holds("sys_platform == 'win32'", "3.11")
 
 
-def test_the_locks_have_no_other_markers() -> None:
+def test_locks_have_supported_markers_only() -> None:
     for name in ("vgpu-plugin", "vgpu-scheduler"):
         assert wheelhouse.needed_blocks(wheelhouse.Wanted(name, "1.0-a", "3.11", "x86_64"))
 

@@ -42,7 +42,7 @@ def test_certificate_is_renewed_after_two_thirds_of_its_lifetime(days, certifica
     new = certificates.renewed(old, NAMES, NOW + timedelta(days=days))
     assert (new.certificate != old.certificate, new.authority != old.authority) == (certificate, authority)
     if authority:
-        assert new.bundle == new.authority + old.authority, "what runs with the old one is still trusted"
+        assert new.bundle == new.authority + old.authority, "clients still trust the old authority"
 
 
 def test_changed_names_renew_the_certificate():
@@ -62,7 +62,7 @@ def test_replicas_share_one_secret_and_clients_trust_the_bundle():
             (bundle,) = bundles
             writes = len([call for call in double.calls if call[0] != "GET"])
             await replicas[0].keep()
-            assert len([call for call in double.calls if call[0] != "GET"]) == writes, "a second look writes nothing"
+            assert len([call for call in double.calls if call[0] != "GET"]) == writes, "a second check writes nothing"
 
             async def hello(_request):
                 return web.Response(text="hello")
@@ -87,7 +87,7 @@ def test_replicas_share_one_secret_and_clients_trust_the_bundle():
 
 
 @pytest.mark.parametrize("broken", ["", "bm8gY2VydGlmaWNhdGU=", None])
-def test_a_secret_without_a_certificate_is_replaced(broken):
+def test_secret_without_a_certificate_is_replaced(broken):
     async def go():
         async with KubeApi() as double, Api(Access(double.url)) as api:
             data = {} if broken is None else dict.fromkeys(tls.FIELDS, broken)
@@ -100,7 +100,7 @@ def test_a_secret_without_a_certificate_is_replaced(broken):
 
 
 @pytest.mark.parametrize("field", ["ca.crt", "ca.key"])
-def test_a_secret_with_a_broken_authority_is_replaced(field):
+def test_secret_with_a_broken_authority_is_replaced(field):
     async def go():
         async with KubeApi() as double, Api(Access(double.url)) as api:
             await Tls(api, "kube-system/vgpu-scheduler-tls", NAMES, []).keep()

@@ -77,7 +77,7 @@ def test_pod_gets_a_claim_for_its_request(labels, of_namespace):
     assert changed == expected
     for last in (False, True):
         response = review(changed, of_namespace, last=last)
-        assert response["allowed"] and "patch" not in response, "a second look changes nothing"
+        assert response["allowed"] and "patch" not in response, "a second review changes nothing"
 
 
 def test_existing_claims_of_a_pod_are_kept():
@@ -251,7 +251,7 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize(("meta", "spec", "words"), FOREIGN)
-def test_a_claim_of_another_is_left_alone(meta, spec, words):
+def test_existing_claim_of_another_owner_is_not_changed(meta, spec, words):
     async def go(double, claims, _clock):
         there = {"metadata": {"name": NAME, "namespace": "default", "uid": "u", **meta}, "spec": spec}
         double.put(f"{FOLDER}/{NAME}", there)
@@ -279,7 +279,7 @@ def test_no_claim_if_the_api_server_drops_share_fields():
     with_claims(go)
 
 
-# columns: a pod whose annotation a tenant forged, words of the expected event
+# columns: a forged annotation of a pod, words of the expected event
 FORGED = [
     (claiming("a", ONE, named=[]), "expected names of the pod's spec.resourceClaims"),
     (claiming("a", {"../../secrets": [1, 1, 1]}, named=["x"]), "expected names of the pod's spec.resourceClaims"),
@@ -289,7 +289,7 @@ FORGED = [
 
 
 @pytest.mark.parametrize(("forged", "words"), FORGED)
-def test_what_admission_did_not_write_makes_nothing(forged, words):
+def test_forged_annotation_creates_no_claim(forged, words):
     async def go(double, claims, _clock):
         claims.pod(False, forged)
         await claims.round()
@@ -312,7 +312,7 @@ def test_refused_claim_is_retried_with_growing_delay(code):
             clock.now += 1.0
         pauses = [after - before for before, after in zip(tried, tried[1:])]
         assert pauses == [FIRST_PAUSE * 2**n for n in range(len(pauses))] and len(pauses) == 8
-        assert len(told(double)) == 1 and "exceeded quota" in told(double)[0], "one reason is told once"
+        assert len(told(double)) == 1 and "exceeded quota" in told(double)[0], "one event for one reason"
         double.fault = None
         clock.now += LAST_PAUSE
         await claims.round()
@@ -360,7 +360,7 @@ async def admission(one, made, path="/mutate", dry_run=False):
         return (await answer.json())["response"]
 
 
-def test_a_review_writes_nothing_and_the_stored_pod_has_its_claims():
+def test_admission_writes_nothing_and_the_stored_pod_gets_its_claims():
     async def go():
         async with world(nodes=1) as (double, one, _names):
             made = pod(ASKS)

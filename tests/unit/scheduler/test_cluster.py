@@ -171,7 +171,9 @@ def test_changed_pod_is_parsed_again():
     pod["metadata"]["resourceVersion"] = "1"
     assert extender.filter(wire.ExtenderArgs(pod, ["n0"])).NodeNames == ["n0"]
     pod["metadata"]["annotations"] = {"nvidia.com/use-gpuuuid": "GPU-elsewhere"}
-    assert extender.filter(wire.ExtenderArgs(pod, ["n0"])).NodeNames == ["n0"], "the same version is the same pod"
+    assert extender.filter(wire.ExtenderArgs(pod, ["n0"])).NodeNames == ["n0"], (
+        "a pod of an equal version is not parsed again"
+    )
     pod["metadata"]["resourceVersion"] = "2"
     assert extender.filter(wire.ExtenderArgs(pod, ["n0"])).NodeNames == []
 

@@ -406,6 +406,6 @@ def test_only_the_holder_restores_a_deleted_plan(monkeypatch):
     asyncio.run(go())
 
 
-def test_the_timeout_of_a_call_is_shorter_than_a_lease_leaves():
+def test_call_timeout_is_shorter_than_the_remaining_lease():
     # After two missed renewals there must still be time for one bind.
     assert api_module.TIMEOUT + 3 * leadership_module.RETRY < 15

@@ -169,7 +169,7 @@ def test_preemption_query_does_not_change_the_ledger():
     assert ledger.use("a") == before
 
 
-def test_init_containers_use_what_the_others_will():
+def test_init_containers_and_containers_share_their_gpus():
     ledger = ledger_of({"a": (gpu("GPU-a"),)})
     asked = pod_ask(ask(16000, init=True), ask(9000), ask(7000))
     plan = bind(ledger, "x", asked, "a")

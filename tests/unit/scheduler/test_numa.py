@@ -79,7 +79,7 @@ TABLE = [
 
 @pytest.mark.parametrize("policy", ["binpack", "spread", "topology"])
 @pytest.mark.parametrize(("numas", "topology", "full", "asks", "expected"), TABLE)
-def test_where_containers_go(numas, topology, full, asks, expected, policy):
+def test_gpus_of_each_container_by_numa_node(numas, topology, full, asks, expected, policy):
     ledger = ledger_of(numas, topology, full, gpu_policy=policy)
     asked = pod_ask(*asks)
     answer = ledger.filter(asked, ["a"])

@@ -179,7 +179,7 @@ class Server:
         await self._runner.cleanup()
 
 
-def test_a_token_file_of_a_kubeconfig_is_read_again_for_each_call(tmp_path):
+def test_token_file_of_a_kubeconfig_is_read_for_each_call(tmp_path):
     async def run():
         async with Server() as server:
             path = write_kubeconfig(tmp_path / "config", server.url, {"tokenFile": "token"})
@@ -192,7 +192,7 @@ def test_a_token_file_of_a_kubeconfig_is_read_again_for_each_call(tmp_path):
     assert asyncio.run(run()) == ["Bearer one", "Bearer two"]
 
 
-def test_the_certificate_is_checked_against_the_server_name_of_the_kubeconfig(tmp_path):
+def test_certificate_is_checked_against_the_kubeconfigs_server_name(tmp_path):
     certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
     command = [
         *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
@@ -214,7 +214,7 @@ def test_the_certificate_is_checked_against_the_server_name_of_the_kubeconfig(tm
         asyncio.run(ask())
 
 
-def test_a_kubeconfig_that_cannot_be_used_ends_the_program_with_its_place(tmp_path, monkeypatch, capsys):
+def test_program_ends_and_names_an_unusable_kubeconfig(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["vgpu-scheduler", "--kubeconfig", str(tmp_path / "nothing")])
     assert main.main() == 1
     assert f"{tmp_path / 'nothing'}: No such file" in capsys.readouterr().err

@@ -126,14 +126,16 @@ def test_growth_counts_at_once_and_shrinking_after_confirmation():
     assert here.held("a") == {A: (8000, 40)}
     here.ask("a", 1000)
     here.round()
-    assert here.given("a") == [(A, 1000, 40)] and here.held("a") == {A: (8000, 40)}, "its node has not done it"
+    assert here.given("a") == [(A, 1000, 40)] and here.held("a") == {A: (8000, 40)}, (
+        "the node has not confirmed the grant"
+    )
     here.tell("a")
     assert here.held("a") == {A: (8000, 40)}
     here.done("a")
     assert here.held("a") == {A: (1000, 40)}
     assert here.events == [] and len(here.writes) == 2
     here.round()
-    assert len(here.writes) == 2, "what was granted is asked for no more"
+    assert len(here.writes) == 2, "a granted request causes no further write"
 
 
 def test_later_changes_by_others_are_not_reverted():
@@ -204,7 +206,7 @@ NONSENSE += ['{"\\ud800": {"cores": 1}}', '{"\\udfff": 1}']
 
 
 @pytest.mark.parametrize("text", NONSENSE)
-def test_nonsense_is_answered_once_and_changes_nothing(text):
+def test_invalid_request_causes_one_event_and_no_change(text):
     """Without the webhook an invalid request is not refused at admission."""
     here = World()
     here.add("a")
@@ -310,7 +312,7 @@ def test_grant_does_not_overwrite_a_changed_pod():
     assert here.given("a") == [(A, 12000, 0)]
 
 
-def test_a_flood_of_requests_is_answered_a_few_at_a_time(monkeypatch):
+def test_many_resize_requests_are_granted_in_small_groups(monkeypatch):
     monkeypatch.setattr(resizing, "MAX_JUDGED", 30)
     here = World(*(gpu(f"GPU-n0-{n}", slots=1000) for n in range(2)))
     here.add("honest", (B, 100, 0))

@@ -107,7 +107,7 @@ def test_all_used_rights_are_granted(asked):
     assert missing(RIGHTS, asked) == set()
 
 
-def test_it_may_do_nothing_that_it_never_does(asked):
+def test_unused_rights_belong_to_the_kube_scheduler(asked):
     left = {(one.verb, one.group, one.resource, one.name) for one in unused(RIGHTS, asked)}
     assert left == OF_KUBE_SCHEDULER
 
@@ -124,7 +124,7 @@ def test_no_rights_on_claims_if_claims_are_disabled():
     assert {one.resource for one in RIGHTS - less} == {"resourceclaims"} and less < RIGHTS
 
 
-def test_what_is_not_granted_is_refused():
+def test_request_without_a_granted_right_is_refused():
     """The API servers of this folder's tests enforce the rights."""
 
     async def go():

@@ -58,7 +58,7 @@ def test_runtime_classes_follow_list_and_events():
     classes = of()
     kata = wire.RuntimeClass(wire.Meta("kata"), "runc")
     classes.enter(False, kata)
-    assert not classes.refusal("default/p", "kata"), "made again with another handler"
+    assert not classes.refusal("default/p", "kata"), "the class was recreated with another handler"
     classes.enter(True, kata)
     assert "is not known here" in classes.refusal("default/p", "kata")
     classes.enter_all([], 1.0)

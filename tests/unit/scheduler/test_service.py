@@ -97,7 +97,7 @@ class Replica:
     async def until(self, holds, seconds=60.0):
         end = time.monotonic() + seconds
         while not holds():
-            assert time.monotonic() < end, "it did not come to be"
+            assert time.monotonic() < end, "the condition did not become true"
             await asyncio.sleep(0.02)
 
 
@@ -321,14 +321,14 @@ def one_part(memory, uuid="GPU-n0-0"):
 
 CHANGED_PLANS = [
     ("smaller", {pod_annotations.PLAN: one_part(1)}),
-    ("larger than any card", {pod_annotations.PLAN: one_part(1 << 24)}),
+    ("larger than any GPU", {pod_annotations.PLAN: one_part(1 << 24)}),
     ("another GPU", {pod_annotations.PLAN: one_part(3000, "GPU-other")}),
     ("empty", {pod_annotations.PLAN: ""}),
 ]
 
 
 @pytest.mark.parametrize("changed", [one for _name, one in CHANGED_PLANS], ids=[name for name, _one in CHANGED_PLANS])
-def test_a_plan_that_somebody_changed_is_not_believed_and_is_written_again(changed):
+def test_changed_plan_is_ignored_and_restored(changed):
     async def go():
         async with world() as (double, one, names):
             pod = double.put(pod_path("a"), pod_object("a"))
@@ -482,7 +482,7 @@ def test_invalid_pod_is_refused_on_every_node():
     asyncio.run(go())
 
 
-def test_what_people_see(capsys):
+def test_reasons_are_shown_in_metrics_and_commands(capsys):
     async def go():
         async with world(nodes=2, gpus=1) as (double, one, names):
             for name, where in (("a", "n0"), ("b", "n1")):
@@ -515,7 +515,7 @@ def test_what_people_see(capsys):
             families = {one.name: one for one in text_string_to_metric_families(text)}
             assert families["vgpu_scheduler_request_duration_seconds"].type == "histogram"
             bounds = {each.labels.get("le") for each in families["vgpu_scheduler_request_duration_seconds"].samples}
-            assert {"10.0", "+Inf"} <= bounds, "as long as a kube-scheduler waits"
+            assert {"10.0", "+Inf"} <= bounds, "buckets up to the kube-scheduler's timeout"
             assert families["process_resident_memory_bytes"].samples[0].value > 0
             if shutil.which("promtool"):  # promtool is in Debian's package prometheus.
                 checked = await asyncio.to_thread(by_prometheus, text)
@@ -548,6 +548,6 @@ def test_service_is_not_ready_before_the_first_lists():
     asyncio.run(go())
 
 
-def test_the_timeout_of_a_call_is_shorter_than_a_lease_leaves():
+def test_call_timeout_is_shorter_than_the_remaining_lease():
     # kube-scheduler's lease lasts 15 s; the holder gives up 10 s after its last renewal.
     assert api_module.TIMEOUT < 15 - 10

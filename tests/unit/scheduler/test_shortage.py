@@ -105,7 +105,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("there", "asked", "expected"), TABLE)
-def test_who_has_to_go_where_memory_is_short(there, asked, expected):
+def test_victims_if_only_memory_is_short(there, asked, expected):
     @on_stage
     async def go(stage):
         stage.node("n", 2)
@@ -144,7 +144,9 @@ def test_victim_gets_the_kube_schedulers_condition():
         assert condition["reason"] == "PreemptionByScheduler"
         (event,) = [one for one in stage.double.of("events") if one["reason"] == "Preempted"]
         assert event["involvedObject"]["name"] == "a" and "uid-p" in event["message"]
-        assert stage.double.objects[pod_path("p")]["status"]["phase"] == "Pending", "its status is kept otherwise"
+        assert stage.double.objects[pod_path("p")]["status"]["phase"] == "Pending", (
+            "the rest of the pod's status is unchanged"
+        )
 
     go()
 
@@ -185,7 +187,7 @@ def refuses(*names):
     return lambda method, path: 429 if any(path.endswith(f"/{name}{EVICTION}") for name in names) else None
 
 
-def test_a_disruption_budget_is_kept():
+def test_disruption_budget_is_respected():
     @on_stage
     async def go(stage):
         stage.node("n", 2)
@@ -265,7 +267,7 @@ def test_pods_per_round_are_limited(monkeypatch):
         for name in ("p", "q", "r"):
             stage.waits(name, 10001 if name == "r" else 9500, 0)
             stage.tries(name)
-        assert not stage.shortages._due, "nobody is lower"
+        assert not stage.shortages._due, "no pod has a lower priority"
         stage.bound("c", "n", 500, -1)
         for name in ("p", "q", "r"):
             stage.tries(name)

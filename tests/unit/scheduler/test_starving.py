@@ -50,7 +50,7 @@ SLOW = [
 
 
 @pytest.mark.parametrize(("text", "begins"), SLOW)
-def test_who_is_slow_is_let_go(text, begins, monkeypatch):
+def test_slow_or_invalid_client_is_disconnected(text, begins, monkeypatch):
     monkeypatch.setattr(server_module, "BODY_SECONDS", 0.2)
     monkeypatch.setattr(main_module, "IDLE_SECONDS", 0.2)
 

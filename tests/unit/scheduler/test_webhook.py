@@ -78,10 +78,10 @@ def test_changes_to_a_pod(limits, labels, after):
     assert changed["spec"]["containers"][0]["resources"]["limits"] == after
     assert changed["spec"]["schedulerName"] == "vgpu-scheduler"
     again = review(changed)
-    assert again["allowed"] and "patch" not in again, "a second look changes nothing"
+    assert again["allowed"] and "patch" not in again, "a second review changes nothing"
     assert [ask._replace(field="", where="") for ask in read_pod(made).asks] == [
         ask._replace(field="", where="") for ask in read_pod(changed).asks
-    ], "and the pod asks for the same as before"
+    ], "the pod still requests the same"
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ UPDATES = [
 
 
 @pytest.mark.parametrize(("user", "before", "after", "allowed"), UPDATES)
-def test_plans_are_changed_by_those_who_write_them(user, before, after, allowed):
+def test_only_permitted_users_change_plans(user, before, after, allowed):
     settings = Settings(may_write=("sched",), may_give=("giver",))
     old, new = ({"metadata": {"annotations": one}} for one in (before, after))
     assert review(new, settings, "UPDATE", old, user)["allowed"] == allowed
@@ -319,8 +319,8 @@ def test_invalid_resize_annotation_is_refused(text, words):
         response = review(new, Settings(may_write=("sched",)), "UPDATE", old, user)
         assert response["allowed"] is not bool(words), response
         assert words in response.get("status", {}).get("message", "")
-    assert review(new, Settings(), "UPDATE", new, "somebody")["allowed"], "a label is changed beside it"
-    assert review(old, Settings(), "UPDATE", new, "somebody")["allowed"], "it is taken back"
+    assert review(new, Settings(), "UPDATE", new, "somebody")["allowed"], "only a label changes"
+    assert review(old, Settings(), "UPDATE", new, "somebody")["allowed"], "the annotation is removed"
     created = {**made, "metadata": {"annotations": {resizes.RESIZE: text}}}
     if "with a GPU" not in words:
         assert review(created)["allowed"] is not bool(words)
@@ -328,7 +328,7 @@ def test_invalid_resize_annotation_is_refused(text, words):
 
 
 @pytest.mark.parametrize(("about", "made", "expected"), PODS, ids=[about for about, _made, _expected in PODS])
-def test_mounts_over_our_files_are_refused(about, made, expected):
+def test_mounts_over_the_products_files_are_refused(about, made, expected):
     response = review(made)
     assert response["allowed"] is not bool(expected)
     words = [f'container {name}: "{path}" lies at, above or below {ours}, ' for name, path, ours in expected]

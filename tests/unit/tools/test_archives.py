@@ -22,7 +22,7 @@ def archives() -> ModuleType:
     return found
 
 
-def test_every_branch_engine_and_python_of_the_tables_is_asked(archives: ModuleType) -> None:
+def test_archives_are_queried_for_every_branch_engine_and_python(archives: ModuleType) -> None:
     for family, tables in (("debian", archives.names.DEBIAN), ("ubuntu", archives.names.UBUNTU_SERVER)):
         for host in archives.systems(family):
             asked = list(archives.questions(host))

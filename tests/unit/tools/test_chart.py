@@ -56,7 +56,7 @@ def test_registry_and_namespace(tmp_path: Path) -> None:
     assert {one["metadata"].get("namespace", "gpus") for one in objects} == {"gpus"}
 
 
-def test_a_version_follows_every_source(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_version_changes_with_every_source(monkeypatch: pytest.MonkeyPatch) -> None:
     """The image contains the library, so a change of the library changes the image's version."""
     plugin, scheduler = images.names()
     assert plugin.startswith("localhost/vgpu-device-plugin:") and scheduler.startswith("localhost/vgpu-scheduler:")
@@ -97,7 +97,7 @@ def test_default_resource_names_equal_the_schedulers() -> None:
     assert scheduler_manifests.extender(full) == scheduler_manifests.extender({})
 
 
-def test_every_variable_is_a_value_or_listed_as_left_out() -> None:
+def test_every_variable_is_a_chart_value_or_listed_as_excluded() -> None:
     known = set(chart.schema.variables()["properties"])
     assert known | set(values.NOT_IN_A_CHART) == set(table.VARIABLES)
     assert not known & set(values.NOT_IN_A_CHART)

@@ -163,7 +163,7 @@ def test_notes_name_additional_steps_for_hami(text, words):
     assert [one for one in converted(text).notes if words in one.text], converted(text).notes
 
 
-def test_no_note_on_a_default_that_is_set():
+def test_default_that_is_set_causes_no_note():
     assert not [one for one in converted("scheduler: {defaultMem: 0}").notes if "5000" in one.text]
 
 
@@ -207,7 +207,7 @@ def test_other_vendors_devices_give_one_note():
     assert one == ("mluResourceName", "is of other vendors' cards: this collection shares NVIDIA's alone")
 
 
-def test_a_setting_of_nvidia_cards_is_none_of_other_vendors():
+def test_unknown_setting_of_nvidia_gets_no_note_on_other_vendors():
     found = converted("schedulerName: hami\ndevices: {nvidia: {unheardOf: x}}")
     assert [note.text for note in found.notes if note.path == "devices.nvidia.unheardOf"] == [convert.tables.NO_MEANING]
 
@@ -221,7 +221,7 @@ def test_nodes_in_the_values_of_hami():
     assert "host_vars/node-1.yml: vgpu_split_count: 3" in note.text
 
 
-def test_how_a_chart_runs_itself_is_no_note():
+def test_image_settings_of_a_chart_cause_no_note():
     found = converted("devicePlugin: {image: {repository: x}}\nscheduler: {kubeScheduler: {imageTag: v1.27.4}}")
     assert [note.path for note in found.notes if note.path.startswith(("devicePlugin", "scheduler"))] == []
 
@@ -299,36 +299,36 @@ def test_values_of_nvidia_with_two_files():
 SLICED = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}"
 OPERATOR = {"operator": {"defaultRuntime": "docker"}, "driver": {"enabled": False}, "toolkit": {"enabled": True}}
 CHARTS_OF_NVIDIA = [
-    # about, the values, the variables, path and words of a note
-    # All of them, as ``helm get values --all`` prints; the name of one key is HAMi's too.
-    ("as shipped", {"config": {"name": "", "map": {}}, "migStrategy": None, "devicePlugin": {"enabled": True},
+    # columns: the case, the values, the expected variables, path and words of the expected note
+    # All values, as printed by ``helm get values --all``. HAMi uses one of these keys too.
+    ("default values", {"config": {"name": "", "map": {}}, "migStrategy": None, "devicePlugin": {"enabled": True},
                     "gfd": {"enabled": False}, "mps": {"root": "/run/nvidia/mps"}},
      {"vgpu_sharing": "none", "device_plugin_options": ["--mps-root=/run/nvidia/mps"]}, "devicePlugin.enabled", "role"),
     ("one file", {"config": {"map": {"any": SLICED}}, "devicePlugin": {"enabled": True}},
      {"vgpu_sharing": "time-slicing", "vgpu_split_count": 4}, "devicePlugin.enabled", "role"),
-    ("flags alone", {"migStrategy": "mixed", "failOnInitError": False},
+    ("flags only", {"migStrategy": "mixed", "failOnInitError": False},
      {"vgpu_sharing": "none", "vgpu_mig_strategy": "mixed", "vgpu_fail_on_init_error": False}, "", ""),
     ("labels", {"gfd": {"enabled": True, "noTimestamp": True, "sleepInterval": "30s"}},
      {"vgpu_sharing": "none", "device_plugin_options": ["--labels", "--no-timestamp=true", "--sleep-interval=30s"]},
      "", ""),
-    ("files elsewhere", {"config": {"name": "plugin-configs"}}, {}, "config.name",
+    ("ConfigMap outside the values", {"config": {"name": "plugin-configs"}}, {}, "config.name",
      "kubectl get configmap plugin-configs -o yaml | python tools/convert_values -"),
-    ("the operator", {**OPERATOR, "devicePlugin": {"enabled": True}, "mig": {"strategy": "single"}},
+    ("operator", {**OPERATOR, "devicePlugin": {"enabled": True}, "mig": {"strategy": "single"}},
      {"vgpu_sharing": "none", "vgpu_mig_strategy": "single"}, "driver", "nvidia_driver"),
-    ("the operator's file", {**OPERATOR, "devicePlugin": {"config": {"default": "any", "data": {"any": SLICED}}}},
+    ("operator with a file", {**OPERATOR, "devicePlugin": {"config": {"default": "any", "data": {"any": SLICED}}}},
      {"vgpu_sharing": "time-slicing", "vgpu_split_count": 4}, "toolkit", "nvidia_docker"),
-    ("the operator's ConfigMap", {**OPERATOR, "devicePlugin": {"config": {"name": "mine"}}}, {},
+    ("operator with a ConfigMap", {**OPERATOR, "devicePlugin": {"config": {"name": "mine"}}}, {},
      "devicePlugin.config.name", "kubectl get configmap mine -o yaml"),
-    ("the operator's environment",
+    ("operator with environment variables",
      {**OPERATOR, "devicePlugin": {"env": [{"name": "DEVICE_LIST_STRATEGY", "value": "cdi-cri"}]}},
      {"vgpu_sharing": "none", "vgpu_handover": "cdi-cri"}, "operator", "not carried over"),
-    # Only what somebody set, as ``helm get values`` prints it.
-    ("the operator's ConfigMap alone", {"devicePlugin": {"config": {"name": "mine", "default": "any"}}}, {},
+    # Only changed values, as printed by ``helm get values``.
+    ("only the operator's ConfigMap", {"devicePlugin": {"config": {"name": "mine", "default": "any"}}}, {},
      "devicePlugin.config.name", "kubectl get configmap mine -o yaml"),
-    ("the operator's MIG alone", {"mig": {"strategy": "single"}, "devicePlugin": {"env": []}},
+    ("only the operator's MIG strategy", {"mig": {"strategy": "single"}, "devicePlugin": {"env": []}},
      {"vgpu_sharing": "none", "vgpu_mig_strategy": "single"}, "devicePlugin", "role"),
-    # Beside HAMi, for one: then nothing is said of how the GPUs are shared.
-    ("the operator without its plugin",
+    # Another plugin, such as HAMi, may share the GPUs, so no sharing variable is set.
+    ("operator without its plugin",
      {**OPERATOR, "devicePlugin": {"enabled": False, "config": {"data": {"any": SLICED}}}}, {},
      "devicePlugin", "is off"),
     ("labels without the plugin", {"devicePlugin": {"enabled": False}, "gfd": {"enabled": True}},
@@ -347,28 +347,28 @@ def test_charts_of_nvidia(about, values, expected, path, words):
 
 
 @pytest.mark.parametrize("title", ["USER-SUPPLIED VALUES", "COMPUTED VALUES"])
-def test_title_that_helm_prints_is_no_value(title):
+def test_title_printed_by_helm_is_ignored(title):
     values = {"migStrategy": "mixed", "gfd": {"enabled": True}}
     found, plain = convert.convert([{title: None, **values}]), convert.convert([values])
     assert (found.variables, found.notes) == (plain.variables, plain.notes)
 
 
-def test_policy_of_the_operator_as_the_cluster_has_it():
+def test_cluster_policy_of_the_operator_is_converted():
     document = {"kind": "ClusterPolicy", "spec": {**OPERATOR, "devicePlugin": {}, "mig": {"strategy": "mixed"}}}
     assert convert.convert([document]).variables == {"vgpu_sharing": "none", "vgpu_mig_strategy": "mixed"}
 
 
 @pytest.mark.parametrize("items", [None, [], 1, 2])
-def test_list_as_kubectl_prints_it(items):
-    """Of any length, as of any kind."""
+def test_list_printed_by_kubectl_is_converted(items):
+    """The list may be missing, be empty, or have one or more items."""
     policy = {"kind": "ClusterPolicy", "spec": {**OPERATOR, "mig": {"strategy": "mixed"}}}
     given = [policy] * items if isinstance(items, int) else items
     found = convert.convert([{"kind": "List", "items": given}])
     assert found.variables == ({"vgpu_sharing": "none", "vgpu_mig_strategy": "mixed"} if given else {})
 
 
-def test_what_is_said_of_a_chart_of_nvidia():
-    """A key that means nothing here is named; how the chart puts its own pods up is no note."""
+def test_unknown_key_of_nvidias_chart_causes_a_note():
+    """An unknown key causes a note; settings of the chart's own pods do not."""
     found = convert.convert([{"migStrategy": "none", "brandNew": 1, "updateStrategy": {"type": "RollingUpdate"}}])
     assert [note.path for note in found.notes] == ["brandNew"]
 
@@ -381,18 +381,18 @@ def test_what_is_said_of_a_chart_of_nvidia():
         ([{"migStrategy": "none"}, {"colour": "green"}], "document 2 has the keys colour; expected"),
     ],
 )
-def test_which_document_is_nothing_of_it(documents, said):
+def test_unknown_document_is_refused(documents, said):
     with pytest.raises(convert.Unknown, match=said):
         convert.convert(documents)
 
 
-def test_files_elsewhere_that_are_given_too():
-    """The ConfigMap after the values that name it decides what is shared."""
+def test_config_map_after_the_values_decides_the_sharing():
+    """The values name a ConfigMap; the ConfigMap after them sets the sharing."""
     found = convert.convert([{"config": {"name": "mine"}}, {"kind": "ConfigMap", "data": {"any": SLICED}}])
     assert found.variables == {"vgpu_sharing": "time-slicing", "vgpu_split_count": 4}
 
 
-def test_a_config_map_holds_files():
+def test_files_in_a_config_map_are_converted():
     document = {"kind": "ConfigMap", "data": {"any": NVIDIA, "notes": "just words"}}
     found = convert.convert([document])
     assert found.variables == {**FLAGS, "vgpu_sharing": "none"}
@@ -408,18 +408,18 @@ def test_nodes_of_hami_are_host_variables():
     assert "host_vars/node-1.yml: vgpu_split_count: 3" in found.notes[0].text
 
 
-def test_two_files_that_disagree():
+def test_first_of_two_conflicting_files_is_used():
     found = converted(daemonset("--device-split-count=3") + "---" + daemonset("--device-split-count=4"))
     assert found.variables["vgpu_split_count"] == 3
     assert any("vgpu_split_count would be 4" in note.text for note in found.notes)
 
 
-def test_what_preflight_would_refuse_is_said():
+def test_value_that_preflight_refuses_causes_a_note():
     found = converted(daemonset("--device-split-count=0"))
     assert any(note.text.startswith("preflight says (error)") for note in found.notes)
 
 
-def test_the_plain_plugin_of_nvidia_shares_nothing():
+def test_plain_plugin_of_nvidia_has_no_sharing():
     text = daemonset("--device-split-count=3", image="nvcr.io/nvidia/k8s-device-plugin:v0.17.0")
     assert converted(text).variables["vgpu_sharing"] == "none"
 
@@ -435,7 +435,7 @@ def test_the_plain_plugin_of_nvidia_shares_nothing():
         ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "a pod may lower its own by it"),
     ],
 )
-def test_a_pod_keeps_its_own_variables(name, words):
+def test_environment_variables_of_a_pod_are_not_converted(name, words):
     env = [{"name": name, "value": "5"}, {"name": "MODEL", "value": "x"}]
     pod = {"kind": "Pod", "spec": {"containers": [{"image": "registry/train:1", "env": env}]}}
     found = convert.convert([pod])
@@ -444,7 +444,7 @@ def test_a_pod_keeps_its_own_variables(name, words):
     assert words in found.notes[0].text
 
 
-# What pods of these kits ask for, and whether more than the count is needed for it here.
+# columns: a resource name of a pod's limits, whether it causes a note on slice sizes
 ASKED = [
     ("nvidia.com/gpu", False),
     ("nvidia.com/gpu.shared", False),
@@ -467,7 +467,7 @@ ASKED = [
 
 
 def around(kind, pod):
-    """The object that makes such pods."""
+    """Returns an object of this kind whose pods are like ``pod``."""
     if kind == "CronJob":
         return {"kind": kind, "spec": {"jobTemplate": {"spec": {"template": pod}}}}
     return {"kind": kind, **pod} if kind == "Pod" else {"kind": kind, "spec": {"template": pod}}
@@ -476,7 +476,7 @@ def around(kind, pod):
 @pytest.mark.parametrize(("name", "told"), ASKED)
 @pytest.mark.parametrize("kind", ["Pod", "Job", "CronJob"])
 @pytest.mark.parametrize("list_of", ["containers", "initContainers"])
-def test_what_a_pod_asks_for(name, told, kind, list_of):
+def test_resource_requests_of_a_pod_cause_notes(name, told, kind, list_of):
     spec = {"containers": [{"image": "registry/other:1"}]}
     spec[list_of] = [{"image": "registry/train:1", "resources": {"limits": {name: 8}}}]
     found = convert.convert([around(kind, {"spec": spec})])
@@ -486,8 +486,8 @@ def test_what_a_pod_asks_for(name, told, kind, list_of):
 
 
 @pytest.mark.parametrize("kind", ["Pod", "Job", "CronJob"])
-def test_how_many_cards_a_pod_of_ack_asks_for(kind):
-    """By a label, of the pod and not of the Job around it."""
+def test_gpu_count_label_of_ack_causes_a_note(kind):
+    """The label counts on the pod template, not on the Job."""
     labels = {"labels": {"app": "mnist", "aliyun.com/gpu-count": "2"}}
     pod = {"metadata": labels, "spec": {"containers": [{"image": "registry/train:1"}]}}
     found = convert.convert([around(kind, pod)])
@@ -497,8 +497,8 @@ def test_how_many_cards_a_pod_of_ack_asks_for(kind):
     )
 
 
-def test_every_name_by_which_pods_ask_is_noted():
-    """All but the count, which is asked for everywhere."""
+def test_every_resource_and_annotation_of_a_request_has_a_note():
+    """Every name has a note, except the GPU count, which works without a change."""
     config = Config()
     assert {*resource_names(config), "aliyun.com/gpu-count"} - {config.gpu, config.shared} == set(tables.ASKED)
     known = {*fractions.NAMES, *preferences.NODE_POLICY, *preferences.GPU_POLICY, preferences.NUMA_BIND}
@@ -508,7 +508,7 @@ def test_every_name_by_which_pods_ask_is_noted():
 
 
 @pytest.mark.parametrize("kind", ["Pod", "Job", "CronJob"])
-def test_annotations_by_which_a_pod_asks_or_chooses(kind):
+def test_request_annotations_of_a_pod_cause_notes(kind):
     limit = "nvidia.com/container.train.gpu-memory.limit"
     notes = {"gpu-fraction": "0.5", "hami.io/gpu-scheduler-policy": "mutex", "example.com/other": "x", limit: "8Gi"}
     pod = {"metadata": {"annotations": notes}, "spec": {"containers": [{"image": "registry/train:1"}]}}
@@ -522,7 +522,7 @@ def test_annotations_by_which_a_pod_asks_or_chooses(kind):
 
 
 def program(*arguments, **options):
-    """As a person starts it: from a folder of its own, with nothing of ours on the path."""
+    """Runs the program as a user does: from another folder and without this repository on PYTHONPATH."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     command = [sys.executable, str(PROGRAM), *map(str, arguments)]
     return subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, check=False, **options)
@@ -539,7 +539,7 @@ def test_the_program(tmp_path, given):
 
 
 @pytest.mark.parametrize("text", ["- 1\n", "kind: Service\n", "a: [\n", "colour: green\n", '"just words"\n', "\udcff"])
-def test_what_is_nothing_of_it(tmp_path, text):
+def test_unusable_file_is_refused(tmp_path, text):
     path = tmp_path / "x.yaml"
     path.write_text(text, errors="surrogateescape")
     done = program(path)
@@ -547,7 +547,7 @@ def test_what_is_nothing_of_it(tmp_path, text):
     assert done.stderr.startswith(f"convert_values: {path}: ") and done.stderr.count("\n") == 1
 
 
-def test_a_file_that_is_not_there():
+def test_missing_file_is_refused():
     done = program("/nowhere.yaml")
     assert done.returncode == 2
     assert "/nowhere.yaml" in done.stderr

@@ -75,7 +75,7 @@ def test_incomplete_fault_tables_are_found(old: str, new: str, said: str) -> Non
         ("nvidia_docker_package", "auto"),
     ],
 )
-def test_a_default_is_what_was_agreed(name: str, value: object) -> None:
+def test_default_has_the_agreed_value(name: str, value: object) -> None:
     (found,) = [
         defaults[name]
         for path in ROOT.glob("roles/*/defaults/main.yml")
@@ -84,7 +84,7 @@ def test_a_default_is_what_was_agreed(name: str, value: object) -> None:
     assert found == value
 
 
-def test_an_ansible_core_without_origins_of_values_is_enough() -> None:
+def test_ansible_core_without_origins_of_values_is_supported() -> None:
     """ansible-core before 2.19 does not have this module. Then only file and line are missing in messages."""
     script = (
         # Imported first: in newer releases of ansible-core these modules need the hidden module themselves.

@@ -53,7 +53,7 @@ def test_every_contract_holds(copy: Path) -> None:
         ("vgpu_plugin/node/paths.py", "import vgpu_scheduler.wire", "vgpu_plugin is not allowed to import"),
     ],
 )
-def test_an_upward_import_is_refused(copy: Path, file: str, line: str, finding: str) -> None:
+def test_upward_import_is_refused(copy: Path, file: str, line: str, finding: str) -> None:
     path = copy / file
     before = path.read_text() if path.exists() else None
     path.parent.mkdir(exist_ok=True)

@@ -23,7 +23,7 @@ def test_sources_and_tests_exist(target: dict[str, Any]) -> None:
         assert (ROOT / tests).exists(), f"{tests}: expected tests, found none"
 
 
-def test_no_source_stands_in_two_rows() -> None:
+def test_no_source_file_is_in_two_rows() -> None:
     found = [path for target in TARGETS for pattern in target["sources"] for path in ROOT.glob(pattern)]
     assert len(found) == len(set(found))
 

@@ -37,14 +37,14 @@ def wrong(text: str) -> list[str]:
     return found
 
 
-def test_every_row_says_how_far_it_was_tried() -> None:
+def test_every_row_has_the_extent_of_its_test() -> None:
     text = PAGE.read_text()
     assert wrong(text) == []
     assert len(rows(text, HEAD)) >= 25
 
 
 @pytest.mark.parametrize("word", ASKED)
-def test_what_was_asked_about_is_there(word: str) -> None:
+def test_page_has_a_row_for_each_word(word: str) -> None:
     assert any(word in row[0] for row in rows(PAGE.read_text(), HEAD))
 
 

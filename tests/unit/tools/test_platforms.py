@@ -53,6 +53,6 @@ def test_all_tables_have_the_same_systems(family: str, release: str) -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_a_role_asks_for_the_ansible_of_the_collection(role: str) -> None:
+def test_role_requires_the_collections_ansible_version(role: str) -> None:
     needed = yaml.safe_load((ROOT / "meta/runtime.yml").read_text())["requires_ansible"]
     assert needed == f">={galaxy_info(role)['min_ansible_version']}.0"

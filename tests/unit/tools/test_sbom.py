@@ -63,7 +63,7 @@ LICENCES = [
 
 
 @pytest.mark.parametrize(("headers", "expected"), LICENCES)
-def test_a_wheel_states_its_licence(sbom: ModuleType, tmp_path: Path, headers: tuple[str, ...], expected: Any) -> None:
+def test_wheel_has_a_licence_entry(sbom: ModuleType, tmp_path: Path, headers: tuple[str, ...], expected: Any) -> None:
     wheel(tmp_path / "grpcio-1.85.1-py3-none-any.whl", *headers)
     (component,) = written(sbom, tmp_path)["components"]
     assert component.get("licenses") == expected
@@ -96,7 +96,7 @@ def test_every_file_has_its_digest_and_paths(sbom: ModuleType, tmp_path: Path) -
     assert (found["metadata"]["component"]["version"], found["specVersion"]) == ("1.2.3", "1.6")
 
 
-def test_the_same_files_give_the_same_bytes(sbom: ModuleType, tmp_path: Path) -> None:
+def test_equal_files_give_equal_archives(sbom: ModuleType, tmp_path: Path) -> None:
     wheel(tmp_path / "idna-3.20-py3-none-any.whl")
     first = sbom.write(tmp_path, "1.2.3", BUILT).read_bytes()
     assert sbom.write(tmp_path, "1.2.3", BUILT).read_bytes() == first

@@ -147,7 +147,7 @@ def test_bypass_table_by_container_kind_is_complete() -> None:
         (r"\| open: only the kernel", "| prevented: only the kernel", "claims something, and nothing tries it"),
         (r"\| nothing: no simulated driver", "| `freed` | x", "5 cells"),
         (
-            r"`tests/unit/plugin/watch/test_watch_shares.py::test_more_time_than[^`]*`, `[^`]*alone_may[^`]*`",
+            r"`tests/unit/plugin/watch/test_watch_shares.py::test_container_that_exceeds[^`]*`, `[^`]*alone_on[^`]*`",
             "`share`",
             "no test of the watcher is named",
         ),

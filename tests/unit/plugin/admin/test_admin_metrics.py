@@ -71,7 +71,7 @@ def values(written: str) -> dict[str, list[float]]:
     return {name: [one.value for one in rows] for name, rows in of_cards(written).items()}
 
 
-def test_figures_in_base_units(node, daemon, capsys):
+def test_gpu_values_are_in_base_units(node, daemon, capsys):
     """The second GPU reports no values, so it gets no samples, and no sample is 0."""
     daemon.source.shown = {node.gpus[0].uuid: FULL}
     written = text(node, capsys)
@@ -103,7 +103,7 @@ XIDS = [
 
 
 @pytest.mark.parametrize(("events", "total", "by_number", "last"), XIDS)
-def test_xids(node, daemon, capsys, events, total, by_number, last):
+def test_xid_events_are_counted_by_number(node, daemon, capsys, events, total, by_number, last):
     first, second = (gpu.uuid for gpu in node.gpus)
     for xid in events:
         daemon.source.xids.put((first, xid))
@@ -111,7 +111,7 @@ def test_xids(node, daemon, capsys, events, total, by_number, last):
     def found(name: str, uuid: str = first) -> list:
         return [one for one in of_cards(text(node, capsys)).get(name, []) if one.labels["uuid"] == uuid]
 
-    until(lambda: found("vgpu_gpu_xids_total")[0].value == total, "the events")
+    until(lambda: found("vgpu_gpu_xids_total")[0].value == total, "the count of Xid events")
     assert {one.labels["xid"]: one.value for one in found("vgpu_gpu_xids_by_number_total")} == by_number
     assert [one.value for one in found("vgpu_gpu_last_xid")] == ([] if last is None else [last])
     assert [one.value for one in found("vgpu_gpu_xids_total", second)] == [0]
@@ -122,7 +122,7 @@ def test_xids(node, daemon, capsys, events, total, by_number, last):
 
 def test_xid_without_a_gpu_counts_for_all_gpus(node, daemon, capsys):
     daemon.source.xids.put(("", 48))
-    until(lambda: values(text(node, capsys))["vgpu_gpu_xids_total"] == [1, 1], "the event")
+    until(lambda: values(text(node, capsys))["vgpu_gpu_xids_total"] == [1, 1], "the Xid event on each GPU")
 
 
 def test_metrics_of_a_plugin_of_a_former_version():
@@ -151,7 +151,7 @@ def test_names_by_prometheus_rules(node, daemon, capsys):
         assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
-def test_json_has_the_figures(node, daemon, capsys):
+def test_json_output_has_the_gpu_values(node, daemon, capsys):
     daemon.source.shown = {node.gpus[0].uuid: FULL}
     first, second = status(node, capsys)["gpus"]
     optional = ("power_milliwatts", "sm_clock_mhz", "memory_clock_mhz", "ecc_corrected", "ecc_uncorrected")

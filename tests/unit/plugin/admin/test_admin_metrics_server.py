@@ -88,15 +88,15 @@ def test_invalid_listen_address(address):
         Server(address, lambda: TEXT)
 
 
-def test_port_of_another_program_is_taken_once_it_is_free(serve, caplog):
-    """The plugin offers GPUs meanwhile: a metrics port in use must not prevent that."""
+def test_server_listens_once_another_program_frees_the_port(serve, caplog):
+    """A metrics port that is in use must not stop the plugin, so it starts without the port."""
     other = socket.create_server(("127.0.0.1", 0))
     port = other.getsockname()[1]
     with caplog.at_level(logging.WARNING):
         server = serve(f"127.0.0.1:{port}")
         for _time in range(3):
             server.renew()
-    assert len(caplog.records) == 1, "said once"
+    assert len(caplog.records) == 1, "one log record only"
     assert [str(port) in one and "in use" in one for one in server.notes()] == [True]
     other.close()
     server.renew()
@@ -115,7 +115,7 @@ def test_stop_frees_the_port():
     port = server.port
     assert get(port) == (200, TEXT)
     server.stop()
-    until(lambda: not any(one.name == "metrics" for one in threading.enumerate()), "the end of the thread")
+    until(lambda: not any(one.name == "metrics" for one in threading.enumerate()), "the end of the server thread")
     socket.create_server(("127.0.0.1", port)).close()
 
 

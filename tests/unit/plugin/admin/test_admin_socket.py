@@ -25,7 +25,7 @@ from ..samples import until
 
 
 class Service:
-    """A service that returns its version. It raises ``fault`` if set, and blocks every call until ``gate`` is set."""
+    """A service that returns its version. Each call raises ``fault`` if set, and waits until ``gate`` is set."""
 
     def __init__(self) -> None:
         self.fault: Exception | None = None
@@ -112,24 +112,24 @@ def test_every_error_has_a_code_and_a_message(server, service, path, fault, code
 
 
 SAID = {
-    "nothing": b"",
-    "a name without an end": b"Status",
-    "an endless name": b"x" * 1000,
+    "no request": b"",
+    "name without a line end": b"Status",
+    "name of 1000 bytes": b"x" * 1000,
     "not ASCII": b"\xff\xfe\n\0\0\0\0",
-    "half a length": b"Status\n\0\0",
-    "half a message": b"Status\n\0\0\0\x09abc",
-    "a message of 4 GiB": b"Status\n\xff\xff\xff\xff",
+    "truncated length": b"Status\n\0\0",
+    "truncated message": b"Status\n\0\0\0\x09abc",
+    "length of 4 GiB": b"Status\n\xff\xff\xff\xff",
     "another protocol": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
 }
 ANSWERED = {
-    "an unknown call": (b"Reboot\n\0\0\0\0", b"INVALID_ARGUMENT\n"),
-    "a private method": (b"__init__\n\0\0\0\0", b"INVALID_ARGUMENT\n"),
-    "no message": (b"Lease\n\0\0\0\x02\x0a\x7f", b"INVALID_ARGUMENT\n"),
+    "unknown method": (b"Reboot\n\0\0\0\0", b"INVALID_ARGUMENT\n"),
+    "private method": (b"__init__\n\0\0\0\0", b"INVALID_ARGUMENT\n"),
+    "invalid message": (b"Lease\n\0\0\0\x02\x0a\x7f", b"INVALID_ARGUMENT\n"),
 }
 
 
 @pytest.mark.parametrize("said", [*SAID, *ANSWERED])
-def test_invalid_callers(server, path, said):
+def test_invalid_requests_do_not_stop_the_server(server, path, said):
     with socket.socket(socket.AF_UNIX) as caller:
         caller.settimeout(30)
         caller.connect(str(path))
@@ -143,7 +143,7 @@ def test_invalid_callers(server, path, said):
             pass  # the server closed the connection before it read all input
     assert answer.startswith(ANSWERED[said][1] if said in ANSWERED else b"")
     assert bool(answer) is (said in ANSWERED)
-    assert ask(path).version, "and the next one is answered"
+    assert ask(path).version, "the server still responds to a valid request"
 
 
 def test_silent_callers_are_disconnected(path, service, monkeypatch):
@@ -169,8 +169,8 @@ def test_number_of_concurrent_calls_is_limited(server, service, path):
     ]
     for one in callers:
         one.start()
-    until(lambda: service.inside == admin_socket.MOST_CALLS, "as many calls as are taken")
-    # time for an extra call to be accepted; on a slow machine the test may miss a fault but never fails wrongly
+    until(lambda: service.inside == admin_socket.MOST_CALLS, "the maximum number of running calls")
+    # Leaves time for one call too many to start. A slow machine may hide a fault but never causes a wrong failure.
     time.sleep(0.2)
     assert service.inside == admin_socket.MOST_CALLS
     service.gate.set()
@@ -183,10 +183,10 @@ def test_stop_does_not_wait_for_running_calls(server, service, path):
     service.gate.clear()
     for _number in range(admin_socket.MOST_CALLS):
         threading.Thread(target=request_without_answer, args=(path,), daemon=True).start()
-    until(lambda: service.inside == admin_socket.MOST_CALLS, "as many calls as are taken")
+    until(lambda: service.inside == admin_socket.MOST_CALLS, "the maximum number of running calls")
     ending = threading.Thread(target=server.stop, daemon=True)
     ending.start()
-    ending.join(30)  # each call would block for 60 s
+    ending.join(30)  # Without the early stop, each call would block for 60 s.
     assert not ending.is_alive() and not path.exists()
 
 
@@ -195,42 +195,42 @@ def request_without_answer(path: Path) -> None:
         ask(path)
 
 
-@pytest.mark.parametrize("why", ["it was ended", "it waited for long enough"])
+@pytest.mark.parametrize("why", ["caller killed", "caller timed out"])
 def test_lease_ends_if_its_caller_is_gone(server, service, path, why):
     """The caller leaves while the service waits for the kubelet, so its lease is released. A caller that stays keeps
     its lease.
     """
     kept = Client(path, 30.0).call("Lease", api.LeaseRequest()).allocation
     service.gate.clear()
-    if why == "it was ended":
+    if why == "caller killed":
         with socket.socket(socket.AF_UNIX) as caller:
             caller.connect(str(path))
             caller.sendall(b"Lease\n\0\0\0\0")
-            until(lambda: service.inside == 2, "the call")
+            until(lambda: service.inside == 2, "the start of the Lease call")
     else:
         with pytest.raises(Fault, match="no answer to Lease"):
             Client(path, 0.1).call("Lease", api.LeaseRequest())
-        until(lambda: service.inside == 2, "the call")
+        until(lambda: service.inside == 2, "the start of the Lease call")
     service.gate.set()
-    until(lambda: service.released, "the end of the lease")
+    until(lambda: service.released, "the release of the lease")
     assert (kept, service.leased, service.released) == ("lease-0", ["lease-0", "lease-1"], ["lease-1"])
 
 
-@pytest.mark.parametrize("what", ["a descriptor", "a thread"])
-def test_calls_are_served_later_if_resources_are_scarce(path, service, monkeypatch, what):
+@pytest.mark.parametrize("what", ["no file descriptor", "no thread"])
+def test_calls_are_served_once_descriptors_or_threads_are_available(path, service, monkeypatch, what):
     monkeypatch.setattr(admin_socket, "AGAIN_S", 0.01)
     refused = []
 
     class Scarce(socket.socket):
         def accept(self):
-            if what == "a descriptor" and len(refused) < 2 * admin_socket.MOST_CALLS:
+            if what == "no file descriptor" and len(refused) < 2 * admin_socket.MOST_CALLS:
                 refused.append(what)
                 raise OSError(errno.EMFILE, "Too many open files")
             return super().accept()
 
     class Thread(threading.Thread):
         def start(self):
-            if what == "a thread" and self.name == "admin call" and len(refused) < 2 * admin_socket.MOST_CALLS:
+            if what == "no thread" and self.name == "admin call" and len(refused) < 2 * admin_socket.MOST_CALLS:
                 refused.append(what)
                 raise RuntimeError("can't start new thread")
             super().start()
@@ -251,23 +251,23 @@ def test_calls_are_served_later_if_resources_are_scarce(path, service, monkeypat
 @pytest.mark.parametrize(
     ("what", "text"),
     [
-        ("nothing", "does not exist: the plugin does not run"),
-        ("a dead socket", "does not answer: "),
-        ("a file", "does not answer: "),
-        ("one that hangs", "no answer to Status in 0 s"),
-        ("a plugin of gRPC", "does not answer: no line end"),
+        ("no socket", "does not exist: the plugin does not run"),
+        ("socket without a server", "does not answer: "),
+        ("regular file", "does not answer: "),
+        ("server without a response", "no answer to Status in 0 s"),
+        ("gRPC server", "does not answer: no line end"),
     ],
 )
-def test_vgpuctls_error_without_a_server(path, what, text):
+def test_vgpuctl_names_the_fault_of_the_socket(path, what, text):
     listening = socket.socket(socket.AF_UNIX)
     answered: threading.Thread | None = None
-    if what == "a file":
+    if what == "regular file":
         path.write_text("no socket")
-    elif what != "nothing":
+    elif what != "no socket":
         listening.bind(str(path))
-    if what in ("one that hangs", "a plugin of gRPC"):
+    if what in ("server without a response", "gRPC server"):
         listening.listen(1)
-    if what == "a plugin of gRPC":
+    if what == "gRPC server":
 
         def settings() -> None:
             caller = listening.accept()[0]
@@ -278,10 +278,10 @@ def test_vgpuctls_error_without_a_server(path, what, text):
 
         answered = threading.Thread(target=settings, daemon=True)
         answered.start()
-    if what == "a dead socket":
+    if what == "socket without a server":
         listening.close()
     with pytest.raises(Fault) as found:
-        ask(path, 0.3 if what == "one that hangs" else 30)
+        ask(path, 0.3 if what == "server without a response" else 30)
     assert found.value.code == "UNAVAILABLE"
     assert text in str(found.value)
     assert str(path) in str(found.value)
@@ -294,7 +294,7 @@ def test_socket_is_removed_at_stop_and_stale_socket_replaced(path, service):
     first = Server(path, service)
     first.stop()
     assert list(Path().iterdir()) == []
-    for left in ("plugin.sock", "new.sock"):  # a socket that a killed program left
+    for left in ("plugin.sock", "new.sock"):  # A killed program leaves its sockets.
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(left)
     second = Server(path, service)

@@ -430,8 +430,8 @@ def test_response_names_the_numa_node_of_the_gpu(node):
 
 
 @pytest.mark.parametrize("can", [True, False])
-def test_records_are_whole_at_every_moment(node, monkeypatch, can):
-    """However the file is replaced: who reads it finds what was written down last, longer or shorter than before."""
+def test_records_file_is_complete_at_every_moment(node, monkeypatch, can):
+    """A reader always finds the last complete records, whichever call replaces the file."""
     if not can:
         monkeypatch.setattr("vgpu_plugin.allocation.records._exchanged", lambda _one, _other: False)
     _pool, allocator, _files = node.parts(splitCount=4)

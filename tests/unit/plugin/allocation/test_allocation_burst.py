@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests how memory between promise and limit is distributed, by the limits on disk. Programs are ledger slots that a
-child process locks.
+"""Tests how a GPU's memory between the pods' promises and limits is distributed, by the limits files on disk. A child
+process that locks a ledger slot simulates a program.
 """
 
 from __future__ import annotations
@@ -30,14 +30,19 @@ SPREAD = [
     ("odd number of free MiB", 5, [(10, 100, 0), (10, 100, 0)], [12, 13]),
     ("one pod uses more than its part", 6000, [(2000, 8000, 7000), (2000, 8000, 0)], [7000, 3000]),
     ("one pod uses all free memory", 6000, [(2000, 8000, 8000), (2000, 8000, 0)], [8000, 2000]),
-    ("one pod uses memory that was promised later", -1000, [(2000, 8000, 6000), (2000, 8000, 1000)], [6000, 2000]),
+    (
+        "one pod uses memory promised later to another",
+        -1000,
+        [(2000, 8000, 6000), (2000, 8000, 1000)],
+        [6000, 2000],
+    ),
     (
         "three pods, two of them over their part",
         3000,
         [(100, 5000, 1900), (100, 5000, 1200), (100, 5000, 0)],
         [1900, 1200, 200],
     ),
-    ("nobody", 5000, [], []),
+    ("no pods", 5000, [], []),
 ]
 
 
@@ -51,7 +56,7 @@ def test_distribution_of_burst_memory(_about, room, holders, expected):
     st.integers(-5000, 20000),
     st.lists(st.tuples(st.integers(1, 4000), st.integers(0, 8000), st.integers(0, 12000)), max_size=6),
 )
-def test_nobody_gets_less_than_promised_or_in_use_and_nothing_is_given_out_twice(room, drawn):
+def test_each_pod_gets_its_promise_and_its_used_memory_and_no_memory_is_distributed_twice(room, drawn):
     holders = [Holder(Bounds(low, low + more), min(used, low + more)) for low, more, used in drawn]
     out = spread(room, holders)
     extra = [mib - one.bounds.promised for mib, one in zip(out, holders, strict=True)]
@@ -121,7 +126,7 @@ def ground(node):
 def test_burst_memory_is_used_and_returned(ground):
     here = ground()
     one = here.comes(0, 2000, 10000)
-    assert here.mib(one) == [12000], "at once, for a program may ask only once"
+    assert here.mib(one) == [12000], "a program may read the memory size only once, so the first limit is the highest"
     plain = here.comes(1, 3360)
     assert here.mib(one, plain) == [12000, 3360]
     # Only 1000 of the 12000 MiB are in use. The new pod gets its promised memory before it starts.
@@ -133,14 +138,14 @@ def test_burst_memory_is_used_and_returned(ground):
     assert here.mib(one, plain) == [12000, 3360]
 
 
-def test_what_is_in_use_makes_the_newcomer_wait_with_a_reason(ground):
+def test_new_pod_waits_with_a_reason_while_other_pods_use_its_promised_memory(ground):
     here = ground()
     one, plain = here.comes(0, 2000, 10000), here.comes(1, 3360)
     pid = here.holds(one, 9000)
     words = "3000 MiB of GPU .* are promised to it and still in use by containers that use more than they were promised"
     with pytest.raises(NotNow, match=words):
         here.comes(2, 6000)
-    assert here.mib(one, plain) == [9000, 3360], "no less than in use, and no more"
+    assert here.mib(one, plain) == [9000, 3360], "the bursting pod's limit is exactly its used memory"
     # While a pod waits, freed memory is not distributed to bursting pods.
     here.end(pid)
     here.holds(one, 4000)
@@ -151,7 +156,7 @@ def test_what_is_in_use_makes_the_newcomer_wait_with_a_reason(ground):
     assert here.mib(one) == [6000]
 
 
-def test_waiting_and_reserved_memory_count_once(ground):
+def test_memory_reserved_for_a_starting_pod_counts_once(ground):
     """A poll runs between the reservation for a new pod and the pod's record; the memory must count only once."""
     here = ground()
     one, plain = here.comes(0, 2000, 10000), here.comes(1, 3360)
@@ -159,7 +164,7 @@ def test_waiting_and_reserved_memory_count_once(ground):
     sizer._reserve_promised(here.records.get(newcomer), [Device(here.first.uuid, 6000, 0)], 1)
     here.burst.poll()
     assert here.mib(one, plain) == [6000, 3360]
-    # The same for a growing pod: a poll runs during its call to the API server.
+    # A pod that grows: a poll runs during its call to the API server, and the memory must count only once.
     with here.records.lock:
         here.records.put(sizer._reserved.pop(newcomer))
     here.files.make(here.records.get(newcomer))
@@ -173,7 +178,7 @@ def test_waiting_and_reserved_memory_count_once(ground):
     assert seen == [[4360]] and here.mib(one, plain, newcomer) == [4360, 5000, 6000]
 
 
-def test_ended_wait_releases_its_memory(ground):
+def test_memory_of_a_pod_that_stopped_waiting_is_distributed(ground):
     here = ground()
     one = here.comes(0, 2000, 10000)
     pid = here.holds(one, 12000)
@@ -195,9 +200,9 @@ def test_promise_larger_than_the_free_memory_is_refused(ground):
     assert here.mib(one) == [12000]
 
 
-def test_oom_killer_setting_applies_per_slice(ground):
-    """A pod with the OOM killer may be lowered below its use, but only as far as other pods need; its neighbour never
-    is.
+def test_oom_killer_setting_of_a_pod_does_not_apply_to_its_neighbour(ground):
+    """The limit of a pod with the OOM killer may fall below its used memory, but only as far as other pods need. The
+    limit of its neighbour never does.
     """
     here = ground()
     kills = here.pod(0, 2000, 9000, 9000, oom_killer=True)
@@ -258,7 +263,7 @@ def test_promise_and_limit_survive_a_restart(ground):
     assert here.mib(here.comes(1, 9360), one) == [9360, 6000]
 
 
-def test_grown_pod_keeps_its_limit_until_the_next_poll(ground):
+def test_limit_is_not_lowered_below_memory_allocated_during_the_start_of_a_pod(ground):
     here = ground()
     one = here.comes(0, 2000, 10000)
     here.while_waiting = lambda: here.holds(one, 11000) if not here.children else None
@@ -268,7 +273,7 @@ def test_grown_pod_keeps_its_limit_until_the_next_poll(ground):
 
 
 def test_lease_gets_free_memory_only(ground):
-    """A lease has no promise: with the OOM killer, a slice still keeps the memory that it uses."""
+    """A lease has no promise, so it never takes memory that a pod uses, even if the OOM killer is on for the pod."""
     here = ground()
     leases = Leases(here.allocator, here.pool, here.node.paths.checkpoint, lambda: False, here.node.clock)
     one = here.pod(0, 2000, 20000, 15360, oom_killer=True)
@@ -286,7 +291,7 @@ def test_lease_gets_free_memory_only(ground):
 
 
 def test_init_container_and_container_share_a_slice(ground):
-    """The two are of one pod and never run at once, so only the greater use counts."""
+    """Both containers belong to one pod and never run at once, so only the greater of their promises counts."""
     here = ground()
     first = here.comes(0, 2000, 10000)
     (answer,) = here.allocator.allocate([[f"{here.first.uuid}::0"]])
@@ -299,7 +304,7 @@ def test_init_container_and_container_share_a_slice(ground):
     assert here.mib(here.comes(1, 10360), first, second) == [10360, 5000, 5000]
 
 
-def test_pods_on_a_gpu_without_a_split_do_not_change(ground):
+def test_limits_stay_after_sharing_is_disabled(ground):
     here = ground()
     one = here.comes(0, 2000, 10000)
     assert here.records.get(one).limits["devices"][0]["memory_bytes"] == 12000 * MIB

@@ -14,11 +14,11 @@ from vgpu_plugin.allocation.repair import Repair
 from vgpu_plugin.errors import NoFreeSlice
 
 LOST = {
-    "gone": lambda path: path.unlink(),
-    "torn": lambda path: path.write_bytes(path.read_bytes()[:40]),
-    "empty": lambda path: path.write_bytes(b""),
-    "of another format": lambda path: path.write_text('{"version": 99, "allocations": []}'),
-    "not UTF-8": lambda path: path.write_bytes(b"\xff\xfe"),
+    "records file missing": lambda path: path.unlink(),
+    "records file truncated": lambda path: path.write_bytes(path.read_bytes()[:40]),
+    "records file empty": lambda path: path.write_bytes(b""),
+    "records file of another format": lambda path: path.write_text('{"version": 99, "allocations": []}'),
+    "records file not UTF-8": lambda path: path.write_bytes(b"\xff\xfe"),
 }
 
 
@@ -30,7 +30,7 @@ def leases_of(node, parts) -> Leases:
 
 
 def begun(node, split: int = 2):
-    """Assembles the parts as the daemon does."""
+    """Builds the pool, allocator and files and recovers the records, as the daemon does at its start."""
     parts = node.parts(splitCount=split)
     parts[2].prepare()
     recovery.recover(parts[1].records, parts[2])
@@ -38,7 +38,7 @@ def begun(node, split: int = 2):
 
 
 @pytest.mark.parametrize("how", LOST)
-def test_no_slice_is_sold_twice(node, how):
+def test_recovered_slices_are_not_allocated_twice(node, how):
     parts = begun(node, 1)
     leases = leases_of(node, parts)
     lease = leases.lease(ttl_s=100)
@@ -81,13 +81,13 @@ def test_intact_records_take_precedence(node):
 
 
 SPOILT = {
-    "no record in it": lambda folder: (folder / "record").unlink(),
-    "half a record": lambda folder: (folder / "record").write_text('{"id": '),
-    "a record of another": lambda folder: (folder / "record").write_text(
+    "record copy missing": lambda folder: (folder / "record").unlink(),
+    "record copy truncated": lambda folder: (folder / "record").write_text('{"id": '),
+    "record copy of another allocation": lambda folder: (folder / "record").write_text(
         (folder / "record").read_text().replace(folder.name, "0" * 16)
     ),
-    "a directory": lambda folder: ((folder / "record").unlink(), (folder / "record").mkdir()),
-    "a list": lambda folder: (folder / "record").write_text("[]"),
+    "directory in place of the record copy": lambda folder: ((folder / "record").unlink(), (folder / "record").mkdir()),
+    "JSON list in place of an object": lambda folder: (folder / "record").write_text("[]"),
 }
 
 
@@ -103,7 +103,7 @@ def test_unreadable_folder_does_not_stop_the_recovery(node, how):
 
 
 def test_current_limits_are_recovered(node):
-    """The recovered limits are the current ones, not the ones at the container's start."""
+    """A recovered record has the container's current limits, not its limits at the start."""
     parts = begun(node)
     (one,) = parts[1].allocate([[parts[0].slices[0].id]])
     path = parts[2].folder(one.allocation) / "limits"
@@ -134,13 +134,13 @@ def test_old_allocations_get_a_record_copy_at_the_start(node):
 
 
 REPLICAS = {"timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 2}]}}
-# Users of whole GPUs: a check's lease, a container's lease, a pod.
+# Users of whole GPUs: a lease without a container, a docker container's lease, a pod.
 OF_WHOLE = {
-    "a lease": lambda node, parts: leases_of(node, parts).lease(ttl_s=100),
-    "a container of docker": lambda node, parts: leases_of(node, parts).lease(
+    "lease": lambda node, parts: leases_of(node, parts).lease(ttl_s=100),
+    "docker container": lambda node, parts: leases_of(node, parts).lease(
         terms=Terms("container", "docker web", "docker", gpus=2)
     ),
-    "a pod": lambda node, parts: parts[1].allocate([[parts[0].slices[0].id]])[0],
+    "pod": lambda node, parts: parts[1].allocate([[parts[0].slices[0].id]])[0],
 }
 
 
@@ -150,7 +150,7 @@ def whole(node) -> None:
 
 @pytest.mark.parametrize("who", OF_WHOLE)
 @pytest.mark.parametrize("how", LOST)
-def test_gpus_that_nothing_limits_are_recovered(node, how, who):
+def test_allocations_of_unlimited_gpus_are_recovered(node, how, who):
     whole(node)
     parts = begun(node)
     given = OF_WHOLE[who](node, parts)
@@ -162,7 +162,7 @@ def test_gpus_that_nothing_limits_are_recovered(node, how, who):
     assert parts[1].records.all() == before
     assert leases.in_use() == frozenset(given.slice_ids)
     assert "1 allocation was recovered" in " ".join(parts[1].records.warnings)
-    # After its end, nothing remains that could be recovered.
+    # After the allocation's end, no record copy remains that could be recovered.
     parts[1].forget(given.allocation)
     node.paths.records.unlink()
     assert begun(node)[1].records.all() == []
@@ -170,7 +170,7 @@ def test_gpus_that_nothing_limits_are_recovered(node, how, who):
 
 
 def test_removed_record_copy_is_made_again(node):
-    """/run may be emptied while the program runs; after that a loss of the records must still be recoverable."""
+    """/run may be emptied while the program runs. Lost records must be recoverable afterwards too."""
     whole(node)
     parts = begun(node)
     lease = leases_of(node, parts).lease()
@@ -192,7 +192,7 @@ ROOMS = [
 
 
 @pytest.mark.parametrize(("left", "files", "all_files", "said"), ROOMS)
-def test_folder_that_is_full_is_a_warning_before_a_container_fails(node, monkeypatch, left, files, all_files, said):
+def test_full_folder_causes_a_warning_before_a_container_fails(node, monkeypatch, left, files, all_files, said):
     full = {str(node.paths.state_dir)}
     real = os.statvfs
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests size changes of running allocations, by limits and ledger on disk. Programs are ledger slots that a child
-process locks.
+"""Tests size changes of running allocations, by the limits and ledger files on disk. A child process that locks a
+ledger slot simulates a program.
 """
 
 from __future__ import annotations
@@ -152,18 +152,25 @@ TABLE = [
     ("only memory changes", [], (4000, 20), 0, (8000, None), (8000, 20)),
     ("only cores change", [], (4000, 20), 0, (None, 100), (4000, 100)),
     ("cores without a limit", [], (4000, 20), 0, (None, 0), (4000, 100)),
-    ("down", [], (4000, 20), 0, (1, 1), (1, 1)),
-    ("down to what is in use", [], (4000, 20), 1500, (1500, None), (1500, 20)),
-    ("below what is in use", [], (4000, 20), 1500, (1499, None), "1499 MiB are asked for, and its programs hold 1500"),
-    ("the same", [(11360, 80)], (4000, 20), 4000, (4000, 20), (4000, 20)),
-    ("nothing", [], (4000, 20), 0, (None, None), (4000, 20)),
-    ("up while it is full", [], (4000, 20), 4000, (4001, None), (4001, 20)),
-    ("cores up, memory down", [(11360, 0)], (4000, 20), 100, (100, 90), (100, 90)),
-    ("less than a MiB", [], (4000, 20), 0, (0, None), "expected 1 MiB or more"),
-    ("a negative size", [], (4000, 20), 0, (-5, None), "expected 1 MiB or more"),
-    ("a huge size", [], (4000, 20), 0, (1 << 40, None), "are asked for, 0 of 15360 are held"),
-    ("cores below", [], (4000, 20), 0, (None, -1), "0 to 100 %"),
-    ("cores above", [], (4000, 20), 0, (None, 101), "0 to 100 %"),
+    ("smallest size", [], (4000, 20), 0, (1, 1), (1, 1)),
+    ("down to the used memory", [], (4000, 20), 1500, (1500, None), (1500, 20)),
+    (
+        "below the used memory",
+        [],
+        (4000, 20),
+        1500,
+        (1499, None),
+        "1499 MiB are asked for, and its programs hold 1500",
+    ),
+    ("unchanged size", [(11360, 80)], (4000, 20), 4000, (4000, 20), (4000, 20)),
+    ("empty request", [], (4000, 20), 0, (None, None), (4000, 20)),
+    ("more memory for a pod that uses all of its memory", [], (4000, 20), 4000, (4001, None), (4001, 20)),
+    ("more cores and less memory", [(11360, 0)], (4000, 20), 100, (100, 90), (100, 90)),
+    ("memory of 0 MiB", [], (4000, 20), 0, (0, None), "expected 1 MiB or more"),
+    ("negative memory", [], (4000, 20), 0, (-5, None), "expected 1 MiB or more"),
+    ("memory of 2^40 MiB", [], (4000, 20), 0, (1 << 40, None), "are asked for, 0 of 15360 are held"),
+    ("negative cores", [], (4000, 20), 0, (None, -1), "0 to 100 %"),
+    ("cores above 100 %", [], (4000, 20), 0, (None, 101), "0 to 100 %"),
     # The GPU was oversold meanwhile: a smaller size always fits.
     ("smaller size on a full GPU", [(15000, 90)], (4000, 20), 0, (3000, 10), (3000, 10)),
     ("fewer cores and more memory", [(15000, 90)], (4000, 20), 0, (4001, 10), "4001 MiB are asked for"),
@@ -257,7 +264,7 @@ def test_allocation_during_a_resize_restores_the_old_size(ground):
     assert seen == [[(1500, 20)]] and here.sizes(allocation) == here.kept(allocation) == [(4000, 20)]
 
 
-def test_what_is_given_up_counts_until_it_is_kept(ground):
+def test_released_memory_counts_until_the_resize_ends(ground):
     here = ground(**REQUESTED)
     one, other = here.take(here.first, 0), here.take(here.first, 1)
     here.sized(one, (10000, 60))
@@ -293,7 +300,7 @@ def test_requested_memory_counts_before_it_is_written(ground):
         found.append(here.kept(one))
 
     here.resize(one, 10000, publish=publish)
-    assert found == [[(5000, 40)]], "the cluster hears of more before there is more"
+    assert found == [[(5000, 40)]], "a larger size is published before it is applied"
 
 
 def test_no_resize_without_the_api_server(ground):
@@ -314,21 +321,21 @@ def test_no_resize_without_the_api_server(ground):
     assert heard == [
         ([Device(uuid, 9000, 40)], False, [(5000, 40)]),
         ([Device(uuid, 1000, 40)], False, [(1000, 40)]),
-    ], "of less it hears after it is kept"
+    ], "a smaller size is published after it is applied"
 
 
-@pytest.mark.parametrize("by", ["the group", "the command"])
+@pytest.mark.parametrize("by", ["group setting", "command option"])
 def test_oom_killer_allows_a_size_below_the_use(ground, by):
     """The processes are killed at their next call; until then their memory stays reserved, also over a restart."""
-    here = ground(**REQUESTED, **({"oomKiller": True} if by == "the group" else {}))
+    here = ground(**REQUESTED, **({"oomKiller": True} if by == "group setting" else {}))
     allocation, other = here.take(here.first, 0), here.take(here.first, 1)
     here.sized(allocation, (10000, 20))
     here.sized(other, (1000, 20))
     pid = here.holds(allocation, 9000)
-    if by == "the command":
+    if by == "command option":
         with pytest.raises(Refused, match="its programs hold 9000 MiB"):
             here.resize(allocation, 2000)
-    done = here.resize(allocation, 2000, kill=by == "the command")
+    done = here.resize(allocation, 2000, kill=by == "command option")
     assert done.leaving and here.limits(allocation)["oom_killer"] and here.sizes(allocation) == [(2000, 20)]
     for _start in range(2):
         with pytest.raises(Refused, match=r"(9000|10000) of 15360 are held"):
@@ -366,8 +373,8 @@ def test_resize_completes_after_the_oom_killer(ground):
 
 
 REFUSED = [
-    ("nobody", lambda here: "feedfeedfeedfeed", Unknown, "there is no allocation feedfeedfeedfeed"),
-    ("not started", lambda here: here.take(here.first), NotNow, "has no size yet"),
+    ("unknown allocation", lambda here: "feedfeedfeedfeed", Unknown, "there is no allocation feedfeedfeedfeed"),
+    ("container not started", lambda here: here.take(here.first), NotNow, "has no size yet"),
 ]
 
 
@@ -389,7 +396,7 @@ def test_claims_cannot_be_resized_on_the_node(ground):
     assert here.sizes(allocation) == here.kept(allocation) == [(4000, 20)]
 
 
-def test_of_a_spoilt_ledger_only_less_cannot_be_known(ground):
+def test_invalid_ledger_refuses_only_less_memory(ground):
     here = ground(**REQUESTED)
     allocation = here.take(here.first)
     here.sized(allocation, (4000, 20))
@@ -401,9 +408,7 @@ def test_of_a_spoilt_ledger_only_less_cannot_be_known(ground):
 
 
 def test_restart_restores_limits_from_the_record(ground):
-    """The program was killed after it wrote a smaller share to the record. A tenant may also have
-    damaged the ledger.
-    """
+    """The program was killed after it wrote a smaller share to the record, and a tenant damaged the ledger."""
     here = ground(**REQUESTED)
     allocation = here.take(here.first)
     here.sized(allocation, (4000, 80))
@@ -417,8 +422,8 @@ def test_restart_restores_limits_from_the_record(ground):
     assert here.sizes(allocation) == [(4000, 10)]
 
 
-def test_after_a_restart_a_ledger_takes_no_room_of_others(ground):
-    """A ledger is what a tenant says of himself, so it takes no more than its container ever could have."""
+def test_forged_ledger_reserves_no_memory_of_other_containers_after_a_restart(ground):
+    """A tenant can write any value into its ledger, so a ledger never reserves more than the container's own size."""
     here = ground(**REQUESTED)
     one, other = here.take(here.first, 0), here.take(here.first, 1)
     here.sized(one, (1000, 10))
@@ -438,8 +443,8 @@ def offered(here, gpu) -> list[str]:
     ]
 
 
-def test_an_equal_slice_grows_into_slices_that_nobody_has(ground):
-    """15360 MiB in four of 3840: what one has more, the kubelet is not offered."""
+def test_equal_slice_grows_into_unused_slices(ground):
+    """15360 MiB are split into four slices of 3840 MiB. If a slice grows, fewer slices are offered to the kubelet."""
     here = ground()
     one, other = here.take(here.first, 0), here.take(here.first, 1)
     assert offered(here, here.first) == ["0", "1", "2", "3"]
@@ -450,7 +455,7 @@ def test_an_equal_slice_grows_into_slices_that_nobody_has(ground):
     assert offered(here, here.first) == ["0", "1"]
     with pytest.raises(Refused, match="11521 MiB are asked for, 3840 of 15360 are held"):
         here.resize(one, 11521)
-    # One that the kubelet had given out in the same moment is refused, and nobody is oversold.
+    # The kubelet may allocate slice 2 at the same moment: the allocation is refused, and no memory is sold twice.
     with pytest.raises(Taken, match="3840 MiB are asked for, 15360 of 15360 are held"):
         here.take(here.first, 2)
     here.begin()
@@ -462,7 +467,7 @@ def test_an_equal_slice_grows_into_slices_that_nobody_has(ground):
     assert here.sizes(other) == [(3840, 100)]
 
 
-def test_the_slice_of_a_smaller_neighbour_is_not_offered_again_while_its_room_is_gone(ground):
+def test_ended_slice_is_not_offered_while_a_larger_slice_uses_its_memory(ground):
     here = ground()
     took = [here.take(here.first, n) for n in range(4)]
     with pytest.raises(Refused, match="3841 MiB are asked for, 11520 of 15360"):
@@ -480,7 +485,7 @@ def test_the_slice_of_a_smaller_neighbour_is_not_offered_again_while_its_room_is
 
 
 SHARES = [
-    # C, what one of four has, whether it may have 60 %.
+    # columns: cores scaling, SM % of each of four slices, words of the refusal of 60 % (empty: allowed)
     ("1", 25, "60 % of the SMs are asked for, 75 of 100 % are held"),
     ("2", 50, "60 % of the SMs are asked for, 150 of 200 % are held"),
     ("4", 100, ""),
@@ -488,7 +493,7 @@ SHARES = [
 
 
 @pytest.mark.parametrize(("scaling", "has", "words"), SHARES)
-def test_shares_of_equal_slices(ground, scaling, has, words):
+def test_compute_share_of_an_equal_slice_is_resized(ground, scaling, has, words):
     here = ground(coresScaling=scaling)
     took = [here.take(here.first, n) for n in range(4)]
     assert here.sizes(took[0]) == [(3840, has)]
@@ -501,7 +506,7 @@ def test_shares_of_equal_slices(ground, scaling, has, words):
     assert here.sizes(took[0]) == [(3840, 60)]
 
 
-def test_a_lease_is_resized_too_and_ends_as_before(ground):
+def test_resized_lease_survives_a_restart_and_frees_its_slices_at_its_end(ground):
     here = ground()
     leases = Leases(here.allocator, here.pool, here.node.paths.checkpoint, lambda: False, here.node.clock)
     lease = leases.lease(here.first.uuid)
@@ -520,8 +525,8 @@ def test_a_lease_is_resized_too_and_ends_as_before(ground):
     assert offered(here, here.first) == ["0", "1", "2", "3"]
 
 
-def test_a_leased_slice_whose_room_is_gone_is_not_offered_after_the_lease(ground):
-    """A container takes the slice of a smaller lease; at its end there is no room for the whole slice."""
+def test_leased_slice_is_not_offered_after_the_lease_while_a_container_uses_its_memory(ground):
+    """A container grows into the memory that a reduced lease released, so the lease's whole slice no longer fits."""
     here = ground()
     one = here.take(here.first, 0)
     leases = Leases(here.allocator, here.pool, here.node.paths.checkpoint, lambda: False, here.node.clock)
@@ -534,7 +539,7 @@ def test_a_leased_slice_whose_room_is_gone_is_not_offered_after_the_lease(ground
     assert lease.slice_ids[0][-1] not in offered(here, here.first)
 
 
-def test_contexts_count(ground):
+def test_context_memory_counts_as_used_memory(ground):
     here = ground(**REQUESTED)
     allocation = here.take(here.first)
     here.sized(allocation, (4000, 20))
@@ -545,8 +550,8 @@ def test_contexts_count(ground):
     assert here.resize(allocation, 2000).gpus[0].used == 2000 * MIB
 
 
-def test_a_ledger_that_says_less_than_the_driver_shows_frees_no_room(ground):
-    """The driver is looked at every two seconds: what was freed a moment ago is waited for, a lie is not believed."""
+def test_ledger_below_the_drivers_value_releases_no_memory(ground):
+    """The driver is polled every two seconds. The resizer waits for just freed memory and ignores a forged ledger."""
     here = ground(**REQUESTED)
     allocation, other = here.take(here.first, 0), here.take(here.first, 1)
     here.sized(allocation, (10000, 20))
@@ -558,7 +563,7 @@ def test_a_ledger_that_says_less_than_the_driver_shows_frees_no_room(ground):
     assert here.sizes(allocation) == here.kept(allocation) == [(10000, 20)]
     with pytest.raises(Refused, match="10000 of 15360 are held"):
         here.resize(other, 6000)
-    # Who asks again anyway is told at once, and nothing was lowered meanwhile.
+    # A request that does not wait is refused at once, and the limit did not fall meanwhile.
     here.while_waiting = lambda: pytest.fail("waits")
     with pytest.raises(NotNow, match="it keeps its size"):
         here.resize(allocation, 2000, waits=False)
@@ -578,7 +583,7 @@ def test_a_ledger_that_says_less_than_the_driver_shows_frees_no_room(ground):
     assert here.resize(allocation, 1000, waits=False).changed
 
 
-def test_one_gpu_of_two(ground):
+def test_resize_of_one_gpu_leaves_the_other_gpu_unchanged(ground):
     here = ground(**REQUESTED)
     (answer,) = here.allocator.allocate([[f"{here.first.uuid}::0", f"{here.second.uuid}::0"]])
     here.sized(answer.allocation, (4000, 20), (2000, 0))

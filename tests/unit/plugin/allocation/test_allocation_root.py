@@ -16,7 +16,7 @@ def slice_id(gpu) -> str:
 
 
 def whole(root: Path) -> bool:
-    """Returns whether the folders exist, belong to this user, are open to all, and contain nothing else."""
+    """Returns whether the root has only lib/ and 0/, and all three folders belong to this user and have mode 0755."""
     folders = [root, root / "lib", root / "0"]
     return (
         all(one.is_dir() and not one.is_symlink() for one in folders)
@@ -27,7 +27,7 @@ def whole(root: Path) -> bool:
 
 
 def instead(path: Path) -> None:
-    """Replaces the folder by a link to a folder that another user may write."""
+    """Replaces the folder by a link to a folder with the same content."""
     shutil.rmtree(path)
     elsewhere = path.parent / "elsewhere"
     for name in ("lib", "0"):
@@ -41,24 +41,24 @@ def a_file(path: Path) -> None:
 
 
 SPOILT = [
-    ("nothing", lambda _root: None),
-    ("gone", shutil.rmtree),
-    ("a file", a_file),
-    ("a link", instead),
-    ("no place for the library", lambda root: (root / "lib").rmdir()),
-    ("no place for the share", lambda root: (root / "0").rmdir()),
-    ("a place that is a file", lambda root: a_file(root / "0")),
-    ("a place that is a link", lambda root: instead(root / "lib")),
-    ("closed to users of containers", lambda root: root.chmod(0o700)),
-    ("open to all users of the node", lambda root: root.chmod(0o777)),
-    ("a place that all may write", lambda root: (root / "lib").chmod(0o1777)),
-    ("something else there", lambda root: (root / "limits").touch()),
-    ("something in a place", lambda root: (root / "lib/libvgpu.so").touch()),
+    ("intact root", lambda _root: None),
+    ("root missing", shutil.rmtree),
+    ("file in place of the root", a_file),
+    ("link in place of the root", instead),
+    ("lib folder missing", lambda root: (root / "lib").rmdir()),
+    ("share folder 0 missing", lambda root: (root / "0").rmdir()),
+    ("file in place of the share folder", lambda root: a_file(root / "0")),
+    ("link in place of the lib folder", lambda root: instead(root / "lib")),
+    ("root closed to container users", lambda root: root.chmod(0o700)),
+    ("root writable for all users", lambda root: root.chmod(0o777)),
+    ("lib folder writable for all users", lambda root: (root / "lib").chmod(0o1777)),
+    ("foreign file in the root", lambda root: (root / "limits").touch()),
+    ("foreign file in the lib folder", lambda root: (root / "lib/libvgpu.so").touch()),
 ]
 if os.geteuid() == 0:
     SPOILT += [
-        ("of another user", lambda root: os.chown(root, 1000, 0)),
-        ("a place of another user", lambda root: os.chown(root / "0", 1000, 0)),
+        ("root of another user", lambda root: os.chown(root, 1000, 0)),
+        ("share folder of another user", lambda root: os.chown(root / "0", 1000, 0)),
     ]
 
 
@@ -73,13 +73,13 @@ def test_root_of_the_node_is_repaired(node, about, spoil, umask):
         assert whole(made)
         inode = made.stat().st_ino
         spoil(made)
-        assert whole(made) == (about == "nothing")
+        assert whole(made) == (about == "intact root")
         files.prepare()
     finally:
         os.umask(before)
     assert whole(made)
-    # Containers have the folder mounted, so it is not made again without need.
-    assert about != "nothing" or made.stat().st_ino == inode
+    # Running containers have the root mounted, so an intact root must keep its inode.
+    assert about != "intact root" or made.stat().st_ino == inode
     assert oct(node.paths.allocations.stat().st_mode) == "0o40700"
 
 
@@ -90,7 +90,7 @@ def test_allocations_folder_is_root_only(node):
 
 
 def allocation(node, folder_of_its_own: str):
-    """Makes an allocation as this version does, or with its own root folder as an older version did."""
+    """Makes an allocation that links to the node's root, or has its own ``whole`` or ``half`` root as before."""
     _pool, allocator, files = node.parts()
     (answer,) = allocator.allocate([[slice_id(node.gpus[0])]])
     (record,) = allocator.records.all()
@@ -106,7 +106,7 @@ def allocation(node, folder_of_its_own: str):
 def test_allocations_use_the_nodes_root(node):
     _allocator, files, record, source = allocation(node, "")
     assert source == files.folder(record.id) / "root"
-    # After a rollback, the old version would make a root here only if none exists; it finds this link.
+    # After a rollback, the old version finds this link and makes no root of the allocation's own.
     assert os.readlink(source) == "../../root"
     assert source.samefile(node.paths.run_dir / "root")
     assert [(source / name).is_dir() for name in ("lib", "0")] == [True, True]
@@ -115,10 +115,10 @@ def test_allocations_use_the_nodes_root(node):
 AGAIN = [(how, own) for how in ("make", "make_share") for own in ("", "whole", "half")]
 
 
-@pytest.mark.parametrize(("how", "own"), AGAIN, ids=[f"{how}, {own or 'of the node'}" for how, own in AGAIN])
+@pytest.mark.parametrize(("how", "own"), AGAIN, ids=[f"{how}, {own or 'node'} root" for how, own in AGAIN])
 def test_root_of_an_older_allocation_stays(node, how, own):
-    """A container has the root mounted, and the watcher follows this path, so it stays. An incomplete root is
-    replaced.
+    """A container has the allocation's root mounted, and the watcher follows its path, so the root stays. An incomplete
+    root is replaced.
     """
     _allocator, files, record, source = allocation(node, own)
     before = os.stat(source).st_ino
@@ -131,7 +131,7 @@ def test_root_of_an_older_allocation_stays(node, how, own):
 
 @pytest.mark.parametrize("own", ["", "whole"])
 def test_root_is_restored_after_a_reboot(node, own):
-    """The kubelet also keeps responses of an older version, and /run is empty after a reboot."""
+    """After a reboot /run is empty, and the kubelet still mounts the paths that any version returned earlier."""
     allocator, _files, _record, source = allocation(node, own)
     shutil.rmtree(node.paths.run_dir)
     node.mounter.mounted.clear()
@@ -146,7 +146,7 @@ def test_root_remains_after_an_allocation_ends(node):
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_removal_deletes_the_root(node, there):
+def test_uninstall_deletes_the_root(node, there):
     files = AllocationFiles(node.paths.allocations, node.mounter)
     if there:
         files.prepare()

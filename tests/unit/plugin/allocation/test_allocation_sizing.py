@@ -43,7 +43,7 @@ NUMA = [(0, 0), (1, 1), (NO_NUMA, -1)]
 
 
 @pytest.mark.parametrize(("reported", "published"), NUMA)
-def test_the_numa_node_of_a_gpu_is_published(reported: int, published: int) -> None:
+def test_numa_node_of_a_gpu_is_published(reported: int, published: int) -> None:
     (gpu,) = samples.gpus("T4")
     (found,) = node_gpus([replace(gpu, numa_node=reported)], {"sharing": {"vcuda": {"splitCount": 4}}}, {})
     assert json.dumps(found.numa) == str(published)
@@ -54,6 +54,6 @@ def record(name: str, mib: int, **limits: object) -> Record:
     return Record(name, KUBELET, (f"{GPU}::{name}",), {"devices": [device], **limits}, cores={GPU: 10})
 
 
-def test_a_container_without_a_size_hides_no_other() -> None:
+def test_container_without_a_size_does_not_hide_other_containers() -> None:
     records = [record("0", 100), record("1", 5000, deny=True), record("2", 300)]
     assert held(records) == {GPU: Held(400, 20)}

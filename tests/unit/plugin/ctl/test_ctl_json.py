@@ -90,7 +90,7 @@ def asked(node, capsys, *words: str) -> tuple[int, Any]:
     return status, json.loads(capsys.readouterr().out)
 
 
-def test_every_command_with_json_is_in_the_page():
+def test_page_lists_every_command_with_json_output():
     assert set(documented()) == set(COMMANDS) - set(WITHOUT_JSON)
 
 

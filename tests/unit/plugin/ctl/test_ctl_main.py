@@ -176,7 +176,7 @@ def hangups_end_programs():
 
 
 def in_slice(vgpuctl, node, script: str) -> list[str]:
-    """An exec whose second half, which wants root and mounts, is a shell script; its id is in the file pid."""
+    """Returns an exec command whose part that needs root is this shell script, which writes its pid to a file."""
     folder = node.paths.state_dir
     stand_in = folder / "second-half"
     stand_in.write_text(f"#!/bin/sh\necho $$ > {folder}/pid.new\nmv {folder}/pid.new {folder}/pid\n{script}\n")
@@ -214,10 +214,10 @@ def test_exec_returns_its_slice_at_sigterm(vgpuctl, node, daemon, numbers):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signal_in_the_moment_before_the_release_keeps_no_slice(
+def test_signal_just_before_the_release_leaves_no_lease(
     vgpuctl, node, daemon, number, monkeypatch, own_signals, capsys
 ):
-    """The program has ended, or a signal ended it, before; its exit status is what counts."""
+    """A signal arrives after the program's end: exec still returns the program's exit status and releases the slice."""
     call, told = ctl.Client.call, []
 
     def late(plugin, method, request):
@@ -235,24 +235,29 @@ def test_signal_in_the_moment_before_the_release_keeps_no_slice(
     assert allocations(vgpuctl) == []
 
 
-# How a program goes and leaves another behind, which has a session of its own.
+# columns: the case, the program, which leaves a process in a new session, the signal to exec, the exit status
 LEFT = [
-    ("by itself", "setsid sleep 1000 & echo $! > {0}/left; exit 7", None, 7),
-    ("told to end", "setsid sleep 1000 & echo $! > {0}/left; wait", signal.SIGTERM, 143),
-    ("behind two parents", "(setsid sh -c 'sleep 1000 & echo $! > {0}/left; wait' &); sleep 1000", signal.SIGHUP, 129),
+    ("program exits", "setsid sleep 1000 & echo $! > {0}/left; exit 7", None, 7),
+    ("SIGTERM to exec", "setsid sleep 1000 & echo $! > {0}/left; wait", signal.SIGTERM, 143),
+    (
+        "SIGHUP to exec",
+        "(setsid sh -c 'sleep 1000 & echo $! > {0}/left; wait' &); sleep 1000",
+        signal.SIGHUP,
+        129,
+    ),
 ]
 
 
 @pytest.mark.parametrize(("_name", "script", "number", "status"), LEFT, ids=[row[0] for row in LEFT])
-def test_exec_ends_what_its_program_left_in_the_slice(vgpuctl, node, daemon, _name, script, number, status):
+def test_exec_ends_processes_that_its_program_left(vgpuctl, node, daemon, _name, script, number, status):
     folder = node.paths.state_dir
     left = folder / "left"
     words = in_slice(vgpuctl, node, script.format(folder))
     with subprocess.Popen(words, stderr=subprocess.PIPE) as one:
-        until(lambda: left.exists() and left.read_text().strip(), "what is left behind")
+        until(lambda: left.exists() and left.read_text().strip(), "the process that the program leaves")
         pid = int(left.read_text())
         if number is not None:
-            # The program that waits, or that has ended already.
+            # The program still waits or has already ended.
             one.send_signal(number)
         try:
             one.wait(60)
@@ -266,7 +271,7 @@ def test_exec_ends_what_its_program_left_in_the_slice(vgpuctl, node, daemon, _na
 
 
 def test_exec_below_nohup_outlives_its_terminal(vgpuctl, node, daemon):
-    """What ignores a signal since before goes on, and the program in the slice with it."""
+    """An exec that was started with SIGHUP ignored continues at SIGHUP, and so does its program."""
     folder = node.paths.state_dir
     words = in_slice(vgpuctl, node, f"while ! test -e {folder}/go; do sleep 0.05; done; exit 7")
     with subprocess.Popen(["/bin/sh", "-c", "trap '' HUP; exec \"$@\"", "sh", *words], stderr=subprocess.PIPE) as one:
@@ -284,8 +289,8 @@ def test_exec_below_nohup_outlives_its_terminal(vgpuctl, node, daemon):
 
 
 @pytest.mark.parametrize("place", ["the working directory", "PYTHONPATH"])
-def test_exec_imports_nothing_from_where_it_is_called(vgpuctl, daemon, tmp_path, place):
-    """Root runs it in folders of others: a file json.py there would be theirs and run as root."""
+def test_exec_imports_no_module_of_the_callers_folder(vgpuctl, daemon, tmp_path, place):
+    """Root may call exec in another user's folder: a file json.py in this folder would run as root."""
     ran = tmp_path / "ran"
     (tmp_path / "json.py").write_text(f"open({str(ran)!r}, 'w').close()\nraise SystemExit(3)\n")
     there = (
@@ -293,11 +298,11 @@ def test_exec_imports_nothing_from_where_it_is_called(vgpuctl, daemon, tmp_path,
     )
     done = subprocess.run([*vgpuctl, "exec", "--", "true"], capture_output=True, timeout=60, check=False, **there)
     assert not ran.exists(), done.stderr
-    # The second half began: without root it can lay out nothing.
+    # The second part of exec has started; without root it cannot make mounts.
     assert done.returncode in (0, 126), done.stderr
 
 
-def test_exec_whose_lease_is_over_returns_what_the_program_did(vgpuctl, node, daemon):
+def test_exec_with_an_expired_lease_returns_the_programs_status(vgpuctl, node, daemon):
     stand_in = node.paths.state_dir / "releases"
     status = [vgpuctl[0], "-c", vgpuctl[2], *vgpuctl[3:]]
     stand_in.write_text(

@@ -171,7 +171,7 @@ def begin(node: Node, api: ClaimApi, manager: ClaimManager, start: Begin) -> Beg
         out = start()
         until(manager.find_drivers, "the driver at the kubelet")
         if publishes:
-            until(lambda: len(api.slices()) == 2, "slices of both cards")
+            until(lambda: len(api.slices()) == 2, "the slices of both GPUs")
         return out
 
     return begin

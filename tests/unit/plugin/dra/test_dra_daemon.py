@@ -99,7 +99,7 @@ def test_pod_gets_its_claims_allocation(node: Node, api: ClaimApi, manager: Clai
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["first start", "started again"])
-def test_a_container_gets_the_drivers_files(
+def test_container_gets_the_drivers_files(
     node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, libraries: list[str], again: bool
 ) -> None:
     """The container gets the driver's files from the start; no configuration change is needed."""
@@ -116,7 +116,7 @@ def test_a_container_gets_the_drivers_files(
     assert set(libraries) <= hosts
 
 
-def test_without_the_drivers_library_no_container_starts(
+def test_container_does_not_start_without_the_drivers_library(
     node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vgpu_plugin.inject import driver_files
@@ -128,7 +128,7 @@ def test_without_the_drivers_library_no_container_starts(
     assert allocations(node) == records(node) == []
 
 
-def test_no_resource_is_registered_beside_claims(
+def test_no_resource_is_registered_with_claims(
     node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, kubelet: Any
 ) -> None:
     """If the node advertised nvidia.com/gpu as well, pods could get its GPUs without a claim."""
@@ -218,7 +218,7 @@ def test_pods_of_one_claim_share_one_ledger(node: Node, api: ClaimApi, manager: 
     one, other = (injected(node, manager.run_pod(pod(name, claim))["main"]) for name in ("one", "other"))
     assert one == other
     manager.end_pod("one")
-    assert Path(other["/dev/vgpu/0/ledger"]["hostPath"]).is_file(), "the other pod still has it"
+    assert Path(other["/dev/vgpu/0/ledger"]["hostPath"]).is_file(), "the second pod still uses the claim"
     manager.end_pod("other")
     assert allocations(node) == []
 
@@ -241,9 +241,9 @@ def test_second_preparation_keeps_the_files(node: Node, api: ClaimApi, manager: 
     manager.restart()
     until(lambda: len(api.slices()) == 2, "slices after the kubelet has wiped them")
     ids = manager.run_pod(pod("two", claim))["main"]
-    assert set(ids) == {"vgpu.fleet/claim=uid-c.gpu"} and len(ids) == 2, "the kubelet adds what it is answered"
+    assert set(ids) == {"vgpu.fleet/claim=uid-c.gpu"} and len(ids) == 2, "the kubelet adds the ids of each response"
     assert inodes(injected(node, ids)) == before
-    assert manager.restart_container("one", "main") == ids, "and tells the first one's container, too"
+    assert manager.restart_container("one", "main") == ids, "the first pod's container gets them too"
 
 
 def test_files_are_restored_after_a_reboot(
@@ -309,9 +309,9 @@ def test_removed_files_are_restored(node: Node, api: ClaimApi, manager: ClaimMan
             one.unlink()
     else:
         _remove(node.paths.run_dir / gone)
-    until(lambda: all(Path(one["hostPath"]).exists() for one in mounts.values()), "all that the container mounts")
-    until((Path(mounts["/dev/vgpu"]["hostPath"]) / "255").is_dir, "the last place")
-    until((Path(mounts["/dev/vgpu/0"]["hostPath"]) / "limits").is_file, "its limits")
+    until(lambda: all(Path(one["hostPath"]).exists() for one in mounts.values()), "all files that the container mounts")
+    until((Path(mounts["/dev/vgpu"]["hostPath"]) / "255").is_dir, "the last mount")
+    until((Path(mounts["/dev/vgpu/0"]["hostPath"]) / "limits").is_file, "the limits file")
     assert limits(mounts, 0) == {GPUS[0]: (4096 * MIB, 30)}
 
 
@@ -319,7 +319,7 @@ def test_deleted_resource_slices_are_restored(api: ClaimApi, begin: Begin) -> No
     begin()
     for _time in range(3):
         api.wipe(None)
-        until(lambda: len(api.slices()) == 2, "slices again")
+        until(lambda: len(api.slices()) == 2, "the restored slices")
 
 
 def test_extender_gets_no_gpus_with_claims(api: ClaimApi, begin: Begin) -> None:
@@ -359,11 +359,11 @@ def opaque(**parameters: Any) -> dict[str, Any]:
 
 
 REFUSED = [
-    ("too much memory", (part(memory="20Gi"),), (), "20480 MiB are asked for, 4096 of 15360 are held by others"),
-    ("too much time", (part(cores="71"),), (), "71 % of the SMs are asked for, 30 % are held by others"),
-    ("the second of two", (part("a", memory="1Gi", cores="1"), part("b", memory="20Gi")), (), "are asked for"),
+    ("more memory than free", (part(memory="20Gi"),), (), "20480 MiB are asked for, 4096 of 15360 are held by others"),
+    ("more compute than free", (part(cores="71"),), (), "71 % of the SMs are asked for, 30 % are held by others"),
+    ("second of two claims", (part("a", memory="1Gi", cores="1"), part("b", memory="20Gi")), (), "are asked for"),
     ("unknown parameter", (part(memory="1Gi"),), (opaque(memory="16Gi"),), "unknown parameter 'memory'"),
-    ("another kind", (part(memory="1Gi"),), (opaque(kind="Gpu"),), "expected vgpu.fleet/v1 Share"),
+    ("parameters of another kind", (part(memory="1Gi"),), (opaque(kind="Gpu"),), "expected vgpu.fleet/v1 Share"),
     ("unknown device", (part(gpu=7),), (), "this node has no device gpu-00000007"),
     ("another node", (part(pool="node-2"),), (), "of pool node-2"),
     ("no memory named", (part(consumedCapacity={"slots": "1"}),), (), "is shared in another way"),
@@ -388,12 +388,12 @@ def test_refused_claim_leaves_no_files(
 UIDS = [
     ("another uid", "uid-other", "is another one by now: its uid is uid-c, expected uid-other"),
     ("a path", "../../etc/passwd", "expected letters, digits and dashes"),
-    ("nothing", "", "expected letters, digits and dashes"),
+    ("empty uid", "", "expected letters, digits and dashes"),
 ]
 
 
 @pytest.mark.parametrize(("uid", "reason"), [one[1:] for one in UIDS], ids=[one[0] for one in UIDS])
-def test_a_uid_that_is_not_the_claims_is_refused(
+def test_claim_with_another_uid_is_refused(
     node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, uid: str, reason: str
 ) -> None:
     begin()
@@ -407,7 +407,7 @@ FAULTS = [(404, "is gone"), (403, "cannot be read"), (500, "cannot be read")]
 
 
 @pytest.mark.parametrize(("status", "reason"), FAULTS)
-def test_a_claim_that_cannot_be_read_waits(
+def test_unreadable_claim_is_prepared_later(
     node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, status: int, reason: str
 ) -> None:
     begin()
@@ -430,14 +430,14 @@ def test_more_claims_than_slots_are_refused(node: Node, api: ClaimApi, manager: 
     assert manager.run_pod(pod("p4", api.allocate("c4", part(memory="1Gi", cores="1"))))["main"]
 
 
-def test_a_lease_and_claims_share_one_account(
+def test_lease_and_claims_share_a_gpus_memory(
     node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begin()
     for n in range(2):
         manager.run_pod(pod(f"p{n}", api.allocate(f"c{n}", part(gpu=n, memory="14Gi", cores="50"))))
     arguments = ["--socket", str(node.paths.admin_socket), "lease", "--json"]
-    assert ctl.main(arguments) == 3, "a slice of 3840 MiB is no more there"
+    assert ctl.main(arguments) == 3, "no free slice of 3840 MiB"
     manager.end_pod("p1")
     capsys.readouterr()
     assert ctl.main(arguments) == 0
@@ -447,7 +447,7 @@ def test_a_lease_and_claims_share_one_account(
         manager.run_pod(pod("p2", api.allocate("c2", part(gpu=1, memory="14Gi"))))
 
 
-def test_a_claims_share_is_not_resized(
+def test_share_of_a_claim_is_not_resized(
     node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The scheduler would go on with the size that it gave."""
@@ -459,9 +459,7 @@ def test_a_claims_share_is_not_resized(
     assert records(node) == [record]
 
 
-def test_a_claim_that_is_allocated_again_gets_its_new_share(
-    node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin
-) -> None:
+def test_reallocated_claim_gets_its_new_share(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
     """One that a person made lives on. The kubelet may have been away when its pod ended, and never asked to end it."""
     begin()
     claim = api.allocate("c", part(gpu=0))
@@ -483,29 +481,29 @@ def test_unprepare_of_an_unknown_claim_is_success(manager: ClaimManager, begin: 
 # --- health and slices -----------------------------------------------------------------------------
 
 
-def test_a_drained_card_gets_no_more_claims(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
+def test_drained_gpu_gets_no_more_claims(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
     begin()
     with api.edit(NODE) as found:
         found["metadata"].setdefault("annotations", {})["vgpu.fleet/drained-gpus"] = GPUS[0]
-    until(lambda: "taints" in api.slices().get("gpu-00000000", {}), "a taint")
+    until(lambda: "taints" in api.slices().get("gpu-00000000", {}), "the taint of the GPU")
     assert [one["effect"] for one in api.slices()["gpu-00000000"]["taints"]] == ["NoSchedule"]
     assert "taints" not in api.slices()["gpu-00000001"]
-    assert manager.run_pod(pod("p", api.allocate("c", part())))["main"], "what was allocated there still begins"
+    assert manager.run_pod(pod("p", api.allocate("c", part())))["main"], "an allocated claim still starts"
     with api.edit(NODE) as found:
         del found["metadata"]["annotations"]["vgpu.fleet/drained-gpus"]
     until(lambda: "taints" not in api.slices().get("gpu-00000000", {"taints": ()}), "no taint")
 
 
-def test_a_fault_of_a_card_is_a_taint_and_unhealthy(
+def test_faulty_gpu_gets_a_taint_and_is_reported_as_unhealthy(
     node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon = begin()
     driver = manager.drivers["gpu.vgpu.fleet"]
     names = ["gpu-00000000", "gpu-00000001"]
-    until(lambda: driver.health == dict.fromkeys(names, "HEALTHY"), "both healthy")
+    until(lambda: driver.health == dict.fromkeys(names, "HEALTHY"), "the health of both GPUs")
     daemon.source.xids.put((GPUS[0], 79))  # type: ignore[attr-defined]
-    until(lambda: driver.health == {names[0]: "UNHEALTHY", names[1]: "HEALTHY"}, "the card is unhealthy")
-    until(lambda: "taints" in api.slices().get(names[0], {}), "a taint")
+    until(lambda: driver.health == {names[0]: "UNHEALTHY", names[1]: "HEALTHY"}, "the fault of the first GPU")
+    until(lambda: "taints" in api.slices().get(names[0], {}), "the taint of the GPU")
     assert [one["effect"] for one in api.slices()[names[0]]["taints"]] == ["NoSchedule"]
     assert "taints" not in api.slices()[names[1]]
     with pytest.raises(PodError, match="unhealthy: Xid 79"):
@@ -513,7 +511,7 @@ def test_a_fault_of_a_card_is_a_taint_and_unhealthy(
 
 
 def dropping(*fields: str) -> Any:
-    """An API server without consumable capacity."""
+    """Returns a function that drops these fields, as an API server without consumable capacity does."""
 
     def keeps(sent: dict[str, Any]) -> dict[str, Any]:
         kept = json.loads(json.dumps(sent))
@@ -528,7 +526,7 @@ def dropping(*fields: str) -> Any:
 
 
 @pytest.mark.parametrize("fields", [("allowMultipleAllocations", "requestPolicy"), ("requestPolicy",)])
-def test_where_the_server_drops_fields_nothing_is_published(
+def test_no_slices_are_published_if_the_api_server_drops_their_fields(
     node: Node, api: ClaimApi, begin: Begin, fields: tuple, capsys: pytest.CaptureFixture[str]
 ) -> None:
     api.keeps = dropping(*fields)
@@ -539,36 +537,36 @@ def test_where_the_server_drops_fields_nothing_is_published(
         ctl.main(arguments)
         return capsys.readouterr().out
 
-    text = until(lambda: said() if "DRAConsumableCapacity" in said() else "", "why nothing is published")
+    text = until(lambda: said() if "DRAConsumableCapacity" in said() else "", "the reason why no slices are published")
     assert f".{fields[0]}" in text
     assert not api.slices() and ("POST", SLICE.rpartition("/")[0]) not in api.writes
 
 
-def test_a_server_that_begins_to_drop_loses_the_slices(
+def test_slices_are_deleted_once_the_api_server_drops_their_fields(
     api: ClaimApi, begin: Begin, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon = begin()
     api.keeps = dropping("allowMultipleAllocations")
     daemon.source.xids.put((GPUS[0], 79))  # type: ignore[attr-defined]
-    until(lambda: not api.slices(), "no card is offered as one that has one owner")
+    until(lambda: not api.slices(), "the deletion of the slices")
 
 
 def look(api: ClaimApi, times: int) -> None:
-    """Events that change nothing have the program look."""
+    """Makes the program check its ResourceSlices this many times, by events without a change."""
     for _time in range(times):
         asked = api.count("GET", "resourceslices")
         api.put(SLICE, api.objects[SLICE])
-        until(lambda before=asked: api.count("GET", "resourceslices") > before, "a look at the slices")
+        until(lambda before=asked: api.count("GET", "resourceslices") > before, "a check of the slices")
 
 
-def test_a_look_at_what_is_right_writes_nothing(api: ClaimApi, begin: Begin) -> None:
+def test_correct_resource_slices_are_not_written_again(api: ClaimApi, begin: Begin) -> None:
     begin()
     look(api, 5)
     assert [one for one in api.writes if "resourceslices" in one[1]] == [("POST", SLICE.rpartition("/")[0])]
 
 
-def test_what_the_server_adds_is_no_change(api: ClaimApi, begin: Begin) -> None:
-    """Times of taints, quantities in its own words, the pool's generation."""
+def test_fields_that_the_api_server_adds_are_no_change(api: ClaimApi, begin: Begin) -> None:
+    """The API server adds times to taints and rewrites quantities."""
 
     def keeps(sent: dict[str, Any]) -> dict[str, Any]:
         kept = json.loads(json.dumps(sent))
@@ -581,15 +579,15 @@ def test_what_the_server_adds_is_no_change(api: ClaimApi, begin: Begin) -> None:
     api.keeps = keeps
     daemon = begin()
     daemon.source.xids.put((GPUS[0], 79))  # type: ignore[attr-defined]
-    until(lambda: "taints" in api.slices().get("gpu-00000000", {}), "a taint")
+    until(lambda: "taints" in api.slices().get("gpu-00000000", {}), "the taint of the GPU")
     look(api, 5)
     assert [one[0] for one in api.writes if "resourceslices" in one[1]] == ["POST", "PUT"]
 
 
-def test_a_claim_whose_driver_limits_gets_the_hook(
+def test_claim_gets_the_hook_if_the_driver_enforces_limits(
     node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a slice of the device plugin: the card's own size in the limits, and a hook for each device."""
+    """The claim's limits have the GPU's real size, and each device has the hook, as with a slice."""
     from vgpu_plugin.allocation.enforcement import Enforcement
 
     hook = {"hookName": "createRuntime", "path": "/x", "args": ["x"], "timeout": 1}
@@ -606,4 +604,4 @@ def test_a_claim_whose_driver_limits_gets_the_hook(
     before = records(node)
     manager.restart()
     manager.run_pod(pod("q", claim))
-    assert records(node) == before, "the same share when it is prepared again"
+    assert records(node) == before, "an equal share at the second preparation"

@@ -22,7 +22,7 @@ def test_change_causes_one_dry_run_and_one_write(api: ClaimApi, begin: Begin, po
     assert of_slices(api) == ["POST", "POST"]
     api.calls.clear()
     daemon.source.xids.put((GPUS[0], 79))  # type: ignore[attr-defined]
-    until(lambda: "taints" in api.slices().get("gpu-00000000", {}), "a taint")
+    until(lambda: "taints" in api.slices().get("gpu-00000000", {}), "the taint of the GPU")
     polls(5)
     assert of_slices(api) == ["PUT", "PUT"]
     # One list finds the change and one follows the write's event. Other events may add one more to each.
@@ -46,7 +46,7 @@ def test_preparation_reads_the_claim_once(api: ClaimApi, manager: ClaimManager, 
     claim = api.allocate("c", part())
     for name in ("one", "two"):
         manager.run_pod(pod(name, claim))
-    assert api.count("GET", "resourceclaims") == 1, "the kubelet asks once for both pods"
+    assert api.count("GET", "resourceclaims") == 1, "the kubelet prepares the claim once for both pods"
     for name in ("one", "two"):
         manager.end_pod(name)
-    assert api.count("GET", "resourceclaims") == 1, "the end needs no object"
+    assert api.count("GET", "resourceclaims") == 1, "the end of a claim reads no object"

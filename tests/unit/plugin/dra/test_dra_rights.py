@@ -17,7 +17,7 @@ def test_granted_rights_equal_used_rights(api: ClaimApi, manager: ClaimManager, 
     manager.run_pod(pod("p", api.allocate("c", part())))
     manager.end_pod("p")
     daemon.source.xids.put((GPUS[0], 79))  # type: ignore[attr-defined]
-    until(lambda: "taints" in api.slices().get("gpu-00000000", {}), "a taint")
+    until(lambda: "taints" in api.slices().get("gpu-00000000", {}), "the taint of the GPU")
     api.keeps = dropping("allowMultipleAllocations")
     daemon.source.xids.put((GPUS[1], 79))  # type: ignore[attr-defined]
     until(lambda: not api.slices(), "no slices where the server drops fields")

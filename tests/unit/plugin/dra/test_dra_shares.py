@@ -56,7 +56,11 @@ SHARES = [
         [{**result(), "shareID": None, "consumedCapacity": None}],
         [Share("gpu", (Part("gpu-00000000"),))],
     ),
-    ("slots alone", [result(consumedCapacity={"slots": "1"})], [Share("gpu", (Part("gpu-00000000", "s1"),))]),
+    (
+        "slots without memory and cores",
+        [result(consumedCapacity={"slots": "1"})],
+        [Share("gpu", (Part("gpu-00000000", "s1"),))],
+    ),
     (
         "names with a domain",
         [result(consumedCapacity={"gpu.vgpu.fleet/memory": "4Gi", "gpu.vgpu.fleet/cores": "30"})],
@@ -79,7 +83,7 @@ def test_shares_follow_consumed_capacity(results: list, expected: list) -> None:
 REFUSED = [
     ("another uid", claim(result(), uid="uid-2"), "another one by now: its uid is uid-2, expected uid-1"),
     ("not allocated", {"metadata": {"uid": "uid-1"}, "status": {}}, "is not allocated"),
-    ("of another node", claim(result(pool="n2")), "of pool n2, this node's is n1"),
+    ("claim of another node", claim(result(pool="n2")), "of pool n2, this node's is n1"),
     ("half a MiB", claim(result(consumedCapacity={"memory": "1500k"})), "expected a whole number of MiB"),
     ("no memory", claim(result(consumedCapacity={"memory": "0"})), "expected a whole number of MiB"),
     ("part of a percent", claim(result(consumedCapacity={"memory": "1Mi", "cores": "1500m"})), "of cores, expected a"),

@@ -62,7 +62,7 @@ def test_changed_allocation_mode_ends_the_program(
     assert after not in seen
     again = start()
     until(lambda: offered(api, kubelet, manager) == [after], f"{after} alone at the kubelet")
-    assert again.thread.is_alive(), "it ends once"  # type: ignore[attr-defined]
+    assert again.thread.is_alive(), "the program ends once"  # type: ignore[attr-defined]
 
 
 def test_claims_in_use_keep_the_allocation_mode(
@@ -82,7 +82,7 @@ def test_claims_in_use_keep_the_allocation_mode(
         assert ctl.main(["--socket", str(node.paths.admin_socket), "status", "--json"]) == 0
         return [one for one in json.loads(capsys.readouterr().out)["warnings"] if "default/c" in one]
 
-    (warning,) = until(said, "why nothing changes")
+    (warning,) = until(said, "the reason of the unchanged mode")
     assert "flags.allocation" in warning and "drain" in warning
     manager.run_pod(pod("q", api.allocate("d", part(gpu=1))))
     manager.end_pod("q")

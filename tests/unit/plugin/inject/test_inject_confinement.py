@@ -47,7 +47,7 @@ def test_label_allows_all_containers():
     assert calls == [(7, "security.selinux", b"system_u:object_r:container_file_t:s0\0")]
 
 
-def test_a_refusal_is_reported_once_and_stops_nothing(caplog):
+def test_refused_label_is_reported_once_and_stops_no_allocation(caplog):
     def refuse(descriptor: int, name: str, value: bytes) -> None:
         raise OSError(22, "Invalid argument")
 

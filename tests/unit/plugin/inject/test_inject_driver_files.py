@@ -90,7 +90,7 @@ def test_driver_below_a_folder_of_the_host(host, tmp_path):
     assert ("libcuda.so.1", "/run/nvidia/driver/usr/lib/nvidia/libcuda.so.535") in found.libraries
 
 
-def test_pipe_of_mps_is_looked_for_on_the_host(tmp_path):
+def test_pipe_of_mps_is_searched_on_the_host(tmp_path):
     root = Path("/run/nvidia/mps")
     with pytest.raises(Refused, match="does not run on this node"):
         handover.mps_mounts(root, "nvidia.com/gpu", tmp_path)

@@ -308,7 +308,7 @@ def test_nvidia_cdi_kind_is_written_only_without_another_owner(node, name, text,
     assert ("nvidia.com/gpu" in specs(node)) is ours
 
 
-def test_without_a_driver_no_file_is_left(node):
+def test_missing_driver_leaves_no_cdi_file(node):
     outside, _pool, _allocator, _files = static_slices(node)
     outside.refresh()
     outside.configure(node.configure(), DriverFiles())
@@ -324,7 +324,7 @@ def hold(files, slice_id: str, slot: int = 3) -> int:
     return descriptor
 
 
-def test_with_claims_only_used_slices_are_offered(node):
+def test_only_used_slices_are_offered_with_claims(node):
     """With claims, the scheduler assigns whole GPUs to claims, so no new slices are offered."""
     outside, pool, _allocator, files = static_slices(node)
     outside.refresh()

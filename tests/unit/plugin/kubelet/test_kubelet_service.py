@@ -49,7 +49,7 @@ def test_all_streams_get_all_changes_and_calls_are_served(served):
     assert {tuple(healths(next(stream))) for stream in streams} == {("Unhealthy",) * 2 + ("Healthy",) * 2}
     for stream in streams[:-1]:
         stream.cancel()
-    until(lambda: one.streams == 1, "the end of all but one")
+    until(lambda: one.streams == 1, "the end of all streams but one")
     pool.mark_healthy(pool.gpus[0].uuid)
     assert healths(next(streams[-1])) == ["Healthy"] * 4
 
@@ -68,7 +68,7 @@ def test_too_many_streams_are_refused(served, monkeypatch):
     for stream in streams:
         next(stream)
     streams[0].cancel()
-    until(lambda: one.streams == 2, "the end of one")
+    until(lambda: one.streams == 2, "the end of one stream")
     assert next(stub.ListAndWatch(api.Empty()))
 
 

@@ -51,14 +51,14 @@ class Nvml:
 
 
 REFUSED = {
-    "nothing": ((), {}),
+    "no unsupported gauge": ((), {}),
     "memory": (("nvmlDeviceGetMemoryInfo",), {"memory_used_mib": UNKNOWN}),
-    "utilisation, as of a MIG card": (("nvmlDeviceGetUtilizationRates",), {"utilisation": UNKNOWN}),
+    "utilisation, as of a GPU in MIG mode": (("nvmlDeviceGetUtilizationRates",), {"utilisation": UNKNOWN}),
     "temperature, as in a virtual machine": (("nvmlDeviceGetTemperature",), {"temperature": UNKNOWN}),
     "power": (("nvmlDeviceGetPowerUsage",), {"power_milliwatts": UNKNOWN}),
     "clocks": (("nvmlDeviceGetClockInfo",), {"sm_clock_mhz": UNKNOWN, "memory_clock_mhz": UNKNOWN}),
     "ECC": (("nvmlDeviceGetTotalEccErrors",), {"ecc_corrected": UNKNOWN, "ecc_uncorrected": UNKNOWN}),
-    "a lost card": (("nvmlDeviceGetHandleByUUID",), dict.fromkeys(ALL._fields, UNKNOWN)),
+    "lost GPU": (("nvmlDeviceGetHandleByUUID",), dict.fromkeys(ALL._fields, UNKNOWN)),
 }
 
 
@@ -115,7 +115,7 @@ def test_hanging_driver_delays_reads_only_briefly(source, later, shown):
     now[0] += later
     for _time in range(3):
         assert cached.of(["GPU-a"])["GPU-a"] == (Gauges(temperature=1) if shown else Gauges())
-    assert source.reads == ["GPU-a"] * 2, "one read waits in the driver, not one for each scrape"
+    assert source.reads == ["GPU-a"] * 2, "one blocked read in the driver for all scrapes"
     assert cached.of(["GPU-a", "GPU-b"])["GPU-b"].temperature == 3, "another GPU is read meanwhile"
     source.release.set()
     cached.settle()
@@ -126,7 +126,7 @@ def test_hanging_gpus_are_waited_for_in_parallel(source):
     source.stuck = {f"GPU-{number}" for number in range(16)}
     begun = time.monotonic()
     assert Cached(source.gauges, wait_s=0.2).of(sorted(source.stuck)) == dict.fromkeys(source.stuck, Gauges())
-    assert time.monotonic() - begun < 1.6, "the wait of one, and not of sixteen"
+    assert time.monotonic() - begun < 1.6, "the wait for one GPU, not for sixteen"
 
 
 def test_read_error_does_not_fail_the_scrape():

@@ -69,7 +69,7 @@ ENTRIES = [
     ("no answer", entry({"0": ["a"]}), {"a"}, "", "", ()),
     ("invalid protobuf response", entry({"0": ["a"]}, "!!!"), {"a"}, "", "", ()),
     ("response of another program", entry({"0": ["a"]}, base64.b64encode(b"\xff\xff").decode()), {"a"}, "", "", ()),
-    ("nothing", entry(None), set(), "", "", ()),
+    ("entry without ids", entry(None), set(), "", "", ()),
 ]
 
 
@@ -175,7 +175,7 @@ def test_health_marks_only_the_gpu_and_not_for_faults_of_applications(running):
         source.xids.put((found[0].uuid, xid))
     source.xids.put(("GPU-of-another-host", 79))
     source.xids.put((found[1].uuid, 48))
-    until(lambda: pool.unhealthy_reason(found[1].uuid), "the sick GPU")
+    until(lambda: pool.unhealthy_reason(found[1].uuid), "the unhealthy GPU")
     assert (pool.unhealthy_reason(found[0].uuid), pool.unhealthy_reason(found[1].uuid)) == ("", "Xid 48")
 
 
@@ -186,7 +186,7 @@ def test_health_watch_continues_after_a_driver_error(running, monkeypatch):
     running(HealthWatch(source, pool))
     source.xids.put(GpuError("NVML does not deliver events: GPU is lost"))
     source.xids.put((found[0].uuid, 79))
-    until(lambda: pool.unhealthy_reason(found[0].uuid), "the sick GPU")
+    until(lambda: pool.unhealthy_reason(found[0].uuid), "the unhealthy GPU")
 
 
 # ---- systemd and folders

@@ -118,7 +118,7 @@ def test_loss_does_not_end_the_clean_period_of_an_xid(watch):
 
 
 @pytest.mark.parametrize("first", ["the Xid", "the loss"])
-def test_gpu_that_falls_off_the_bus_is_lost_whatever_xid_says_so(watch, first):
+def test_gpu_off_the_bus_is_lost_for_any_xid(watch, first):
     """The driver also reports Xid 79. The GPU is lost: no clean period applies, and the plugin must not query the GPU
     further.
     """
@@ -161,7 +161,7 @@ def test_ended_driver_is_opened_again(watch, running, monkeypatch):
     until(lambda: len(opened) == 3, "the driver to be opened again")
     assert unhealthy(watch) == [True, True]  # the driver did not start meanwhile
     watch.ask()
-    until(lambda: unhealthy(watch) == [False, False], "both to come back")
+    until(lambda: unhealthy(watch) == [False, False], "both GPUs to be healthy again")
 
 
 # ---- in the daemon
@@ -187,7 +187,7 @@ def test_xid_and_recovery_reach_the_kubelet(node, kubelet, daemon):
     first = node.gpus[0].uuid
     daemon.source.faults[first] = "the driver says: reset needed"
     daemon.source.xids.put((first, 79))
-    until(lambda: allocatable(kubelet) == 7, "the slices of one GPU to go")
+    until(lambda: allocatable(kubelet) == 7, "unhealthy slices of one GPU")
     assert {one.partition("::")[0] for one in kubelet.endpoints[RESOURCE].healthy()} == {node.gpus[1].uuid}
     daemon.source.faults.clear()
     until(lambda: allocatable(kubelet) == 14, "the slices to come back")
@@ -219,7 +219,7 @@ def test_unresponsive_driver_makes_all_gpus_unhealthy(node, kubelet, daemon, mon
     for gpu in node.gpus:
         daemon.source.faults[gpu.uuid] = "the driver says: driver not loaded"
     daemon.source.gpus = fail
-    until(lambda: allocatable(kubelet) == 0, "all slices to go")
+    until(lambda: allocatable(kubelet) == 0, "unhealthy slices of all GPUs")
     daemon.source.gpus = listed
     daemon.source.faults.clear()
     until(lambda: allocatable(kubelet) == 14, "all slices to come back")
@@ -238,5 +238,5 @@ def test_program_waits_for_the_driver(node, kubelet, running, monkeypatch):
     config = node.configure(splitCount=2).config
     node.paths.config.write_text(json.dumps({**config, "flags": {"failOnInitError": False}}))
     running(Daemon(node.setup(), open_gpus))
-    until(lambda: allocatable(kubelet) == 4, "the slices, once the driver is there")
+    until(lambda: allocatable(kubelet) == 4, "the slices after the start of the driver")
     assert len(tries) == 4

@@ -61,7 +61,7 @@ def test_gpu_in_use_keeps_its_split_over_a_restart(node, kubelet, begin, capsys,
     first = node.gpus[0].uuid
     promised = [bytes_of(kubelet.run_pod("holds", ids=[f"{first}::0"])["answer"])]
     begin(splitCount=after)
-    until(lambda: offered(kubelet, node) == [before, after], "the free GPU's new split alone")
+    until(lambda: offered(kubelet, node) == [before, after], "only the free GPU's new split")
     status = read_status(node, capsys)
     assert status["waiting"] == [first]
     assert [first in one for one in status["warnings"]] == [True]
@@ -81,16 +81,16 @@ def test_new_split_waits_for_the_pod_over_restarts(node, kubelet, begin, capsys,
     kubelet.run_pod("holds", ids=[f"{node.gpus[0].uuid}::3"])
     for _time in range(2):
         begin(splitCount=2)
-        until(lambda: offered(kubelet, node) == [4, 2], "the free GPU's new split alone")
+        until(lambda: offered(kubelet, node) == [4, 2], "only the free GPU's new split")
     kubelet.delete_pod("holds")
     server = podresources.serve(kubelet, node.paths.pod_resources)
     try:
-        until(lambda: offered(kubelet, node) == [2, 2], "the other GPU's too")
+        until(lambda: offered(kubelet, node) == [2, 2], "the new split of the second GPU")
     finally:
         server.stop(grace=0).wait()
     assert read_status(node, capsys)["waiting"] == []
     begin(splitCount=3)
-    until(lambda: offered(kubelet, node) == [3, 3], "nothing is held: the next split at once")
+    until(lambda: offered(kubelet, node) == [3, 3], "no slice in use: the new split at once")
 
 
 @pytest.mark.parametrize(
@@ -113,10 +113,10 @@ def test_removed_gpu_stays_until_the_user_forgets_it(node, kubelet, begin):
     until(lambda: offered(kubelet, node) == [4, 4], "the first split")
     gone = node.gpus.pop()
     begin(splitCount=2)
-    until(lambda: offered(kubelet, node) == [2], "the GPU that is there")
+    until(lambda: offered(kubelet, node) == [2], "the slices of the remaining GPU")
     assert gone.uuid in node.paths.last_offer.read_text()
     assert ctl.main(["--socket", str(node.paths.admin_socket), "forget", gone.uuid]) == 0
-    until(lambda: gone.uuid not in node.paths.last_offer.read_text(), "the file without it")
+    until(lambda: gone.uuid not in node.paths.last_offer.read_text(), "the file without the removed GPU")
 
 
 def test_purge_removes_the_remembered_offer(node):

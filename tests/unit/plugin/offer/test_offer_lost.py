@@ -139,10 +139,10 @@ def test_user_can_forget_a_removed_gpu(node, begin, capsys):
     assert (len(status["gpus"]), len(status["slices"]), status["warnings"]) == (2, 4, [])
 
 
-@pytest.mark.parametrize("which", ["one that is well", "none"])
+@pytest.mark.parametrize("which", ["healthy GPU", "none"])
 def test_only_a_lost_gpu_is_forgotten(node, begin, capsys, which):
     begin(node.gpus)
-    uuid = node.gpus[0].uuid if which == "one that is well" else "GPU-none"
+    uuid = node.gpus[0].uuid if which == "healthy GPU" else "GPU-none"
     assert ctl.main(["--socket", str(node.paths.admin_socket), "forget", uuid]) == 1
     assert "is not lost" in capsys.readouterr().err
     assert len(ask(node, capsys, "status")["gpus"]) == 3
@@ -153,7 +153,7 @@ def test_lost_while_the_program_runs_and_restarted(node, kubelet, begin, capsys)
     source = begin(node.gpus)
     source.listed = node.gpus[:2]
     lose(source, node.gpus, [2])
-    until(lambda: allocatable(kubelet) == 4, "the slices of the others")
+    until(lambda: allocatable(kubelet) == 4, "the slices of the other GPUs")
     before = ask(node, capsys, "status")
     begin(node.gpus[:2], unreadable=[2])
     after = ask(node, capsys, "status")

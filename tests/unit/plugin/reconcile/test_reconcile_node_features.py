@@ -36,7 +36,7 @@ PATCHES: dict[str, tuple[dict[str, str], dict[str, str], dict[str, str], Any, An
     # patch ("-": none)
     "first": ({"a": "b"}, {}, {COUNT: "2", PRODUCT: "T4"}, {COUNT: "2", PRODUCT: "T4"}, "gpu.count,gpu.product"),
     "nothing changed": ({COUNT: "2"}, {NAMES: "gpu.count"}, {COUNT: "2"}, None, "-"),
-    "another value": ({COUNT: "2"}, {NAMES: "gpu.count"}, {COUNT: "1"}, {COUNT: "1"}, "-"),
+    "label with an old value": ({COUNT: "2"}, {NAMES: "gpu.count"}, {COUNT: "1"}, {COUNT: "1"}, "-"),
     "a user removed the label": ({}, {NAMES: "gpu.count"}, {COUNT: "1"}, {COUNT: "1"}, "-"),
     "no longer desired": (
         {COUNT: "2", PRODUCT: "T4"},
@@ -148,7 +148,7 @@ def test_labels_are_added_and_removed(node, api, start):
     assert api.node["metadata"]["labels"]["kubernetes.io/os"] == "linux"
     one.stop()
     one.thread.join(20)
-    assert ours(api) == found, "a restart of the program takes no label away"
+    assert ours(api) == found, "a restart of the program removes no label"
     setup = one._setup
     purge(setup)
     assert ours(api) == {} and NAMES not in api.annotations
@@ -159,18 +159,18 @@ def test_labels_follow_the_configuration_and_manual_changes(node, api, start):
     start()
     until(lambda: ours(api).get(P + "gpu.replicas") == "4", "the labels")
     node.configure(splitCount=3)
-    until(lambda: ours(api).get(P + "gpu.replicas") == "3", "the other number")
+    until(lambda: ours(api).get(P + "gpu.replicas") == "3", "the label with the new number")
     with api.edit(NODE) as found:
         del found["metadata"]["labels"][COUNT]
         found["metadata"]["labels"][PRODUCT] = "mine"
-    until(lambda: ours(api).get(COUNT) == "2" and ours(api)[PRODUCT].endswith("-SHARED"), "both again")
+    until(lambda: ours(api).get(COUNT) == "2" and ours(api)[PRODUCT].endswith("-SHARED"), "the two restored labels")
 
 
 def test_labels_of_other_owners_are_kept(node, api, start):
     with api.edit(NODE) as found:
         found["metadata"]["labels"][COUNT] = "9"
     one = start()
-    until(lambda: PRODUCT in ours(api), "ours")
+    until(lambda: PRODUCT in ours(api), "the program's own labels")
     assert ours(api)[COUNT] == "9"
     one.stop()
     one.thread.join(20)
@@ -197,7 +197,10 @@ def test_oneshot_writes_once(node, kubelet, api, start):
     config["sharing"]["vcuda"]["splitCount"] = 3
     node.paths.config.write_text(json.dumps(config))
     resources = kubelet.state
-    until(lambda: resources()["resources"].get("nvidia.com/gpu", {}).get("allocatable") == 6, "the other configuration")
+    until(
+        lambda: resources()["resources"].get("nvidia.com/gpu", {}).get("allocatable") == 6,
+        "the other configuration's label",
+    )
     # The condition that the program reports next shows that it has processed both changes.
     node.paths.config.write_text("{")
     until(lambda: api.condition().get("status") == "False", "the condition of a spoilt file")

@@ -168,7 +168,7 @@ def test_manual_changes_are_reverted(node, api, start):
     with api.edit(NODE) as found:
         found["spec"]["taints"] = []
         found["status"]["conditions"] = [one for one in found["status"]["conditions"] if one["type"] != CONDITION]
-    until(lambda: taints(api) == [OURS] and condition(api).get("status") == "False", "both again")
+    until(lambda: taints(api) == [OURS] and condition(api).get("status") == "False", "the restored taint and condition")
 
 
 def test_condition_is_written_if_the_taint_is_forbidden(node, api, start, capsys):
@@ -192,10 +192,10 @@ def test_condition_is_written_if_the_taint_is_forbidden(node, api, start, capsys
 def test_removal_deletes_condition_and_taint(node, api, start):
     one = start(ANY)
     one.source.xids.put((node.gpus[0].uuid, 79))
-    until(lambda: OURS in taints(api) and condition(api).get("status") == "False", "both")
+    until(lambda: OURS in taints(api) and condition(api).get("status") == "False", "the taint and the condition")
     one.stop()
     one.thread.join(20)
-    assert OURS in taints(api), "a restart of the program is no cure"
+    assert OURS in taints(api), "a restart of the program does not clear the fault"
     purge(one._setup)
     assert (condition(api), taints(api)) == ({}, [OTHER])
 

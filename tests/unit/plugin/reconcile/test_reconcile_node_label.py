@@ -88,7 +88,7 @@ def test_label_selects_a_configuration_and_its_removal_restores_the_default(node
     start()
     until(lambda: capacity(kubelet) == 8, "the node's own configuration")
     api.label("big")
-    until(lambda: capacity(kubelet) == 4, "the named one")
+    until(lambda: capacity(kubelet) == 4, "the configuration that the label names")
     found = status(node, capsys)
     assert (found["config_name"], found["config_fault"]) == ("big", "")
     assert found["config_path"] == str(node.paths.configs / "big.yaml")
@@ -97,7 +97,7 @@ def test_label_selects_a_configuration_and_its_removal_restores_the_default(node
     put(node, "big", splitCount=3)
     until(lambda: capacity(kubelet) == 6, "an edited file, without a change of the label")
     api.label(None)
-    until(lambda: capacity(kubelet) == 8, "the node's own again")
+    until(lambda: capacity(kubelet) == 8, "the node's own configuration again")
     assert status(node, capsys)["config_name"] == ""
 
 
@@ -121,7 +121,7 @@ def test_invalid_configuration_keeps_the_old_one_and_is_reported(
         (node.paths.configs / "bad.yaml").write_text(text)
     start()
     api.label("big")
-    until(lambda: capacity(kubelet) == 4, "the named one")
+    until(lambda: capacity(kubelet) == 4, "the configuration that the label names")
     until(lambda: api.condition().get("reason") == "Applied", "the condition")
     assert metric(node, capsys, "vgpu_plugin_config_refused") == "0"
     api.label(name)
@@ -186,44 +186,44 @@ def test_unreadable_configuration_folder(node, kubelet, api, start, capsys, monk
     if not node.paths.configs.is_dir():
         node.paths.configs.unlink()
         node.paths.configs.with_name("away").rename(node.paths.configs)
-    until(lambda: capacity(kubelet) == 4, "the named one, once the folder can be read")
+    until(lambda: capacity(kubelet) == 4, "the label's configuration after the folder is readable")
 
 
 def test_restart_without_the_api_server_keeps_the_configuration(node, kubelet, api, start, capsys):
     one, thread = start()
     api.label("big")
-    until(lambda: capacity(kubelet) == 4, "the named one")
+    until(lambda: capacity(kubelet) == 4, "the configuration that the label names")
     end(one, thread)
     api.fault = refusing("GET", "/api", 503, "etcd is away")
     start()
-    until(lambda: capacity(kubelet) == 4, "the named one, remembered")
+    until(lambda: capacity(kubelet) == 4, "the remembered configuration of the label")
     told = until(lambda: [one for one in status(node, capsys)["warnings"] if "is not followed" in one], "the warning")
     assert "etcd is away" in told[0]
     api.fault = None
     api.label(None)
-    until(lambda: capacity(kubelet) == 8, "followed again")
+    until(lambda: capacity(kubelet) == 8, "the label's configuration again")
     until(lambda: not status(node, capsys)["warnings"], "the warning goes")
 
 
 def test_refused_configuration_name_is_not_stored(node, kubelet, api, start, capsys):
     one, thread = start()
     api.label("big")
-    until(lambda: capacity(kubelet) == 4, "the named one")
+    until(lambda: capacity(kubelet) == 4, "the configuration that the label names")
     api.label("nowhere")
     until(lambda: api.condition().get("reason") == "Refused", "the condition")
     end(one, thread)
     start()
-    until(lambda: capacity(kubelet) == 4, "the last that held")
+    until(lambda: capacity(kubelet) == 4, "the last valid configuration")
 
 
 def test_missing_remembered_file_selects_the_default(node, kubelet, api, start, capsys):
     one, thread = start()
     api.label("big")
-    until(lambda: capacity(kubelet) == 4, "the named one")
+    until(lambda: capacity(kubelet) == 4, "the configuration that the label names")
     end(one, thread)
     (node.paths.configs / "big.yaml").unlink()
     start()
-    until(lambda: capacity(kubelet) == 8, "the node's own")
+    until(lambda: capacity(kubelet) == 8, "the node's own configuration")
     until(lambda: "it holds none" in status(node, capsys)["config_fault"], "the fault")
 
 
@@ -253,14 +253,14 @@ def test_waiting_slices_are_reported_on_the_node(node, kubelet, api, start):
     api.label("big")
     until(lambda: api.condition().get("reason") == "Waiting", "the condition")
     assert (api.condition()["status"], node.gpus[0].uuid in api.condition()["message"]) == ("True", True)
-    until(lambda: capacity(kubelet) == 6, "the kubelet's sight of it")
+    until(lambda: capacity(kubelet) == 6, "the change at the kubelet")
 
 
 def test_refused_report_does_not_delay_the_label(node, kubelet, api, start, capsys):
     api.fault = refusing("PATCH", "/api", 403, 'nodes "node-1" is forbidden')
     start()
     api.label("big")
-    until(lambda: capacity(kubelet) == 4, "the named one")
+    until(lambda: capacity(kubelet) == 4, "the configuration that the label names")
     until(lambda: [one for one in status(node, capsys)["warnings"] if "is forbidden" in one], "the warning")
     api.fault = None
     until(lambda: api.condition().get("reason") == "Applied", "the condition")
@@ -372,7 +372,7 @@ def listed(api) -> dict[str, str]:
     return api.node["status"].get("allocatable") or {}
 
 
-def test_the_node_lists_the_names_by_which_pods_request_parts(node, kubelet, api, start):
+def test_node_lists_the_resource_names_of_gpu_parts(node, kubelet, api, start):
     api.node["status"].update(capacity={"cpu": "8", "aliyun.com/gpu-mem": "3"}, allocatable={"cpu": "7"})
     # Each of the four slots counts the whole GPU, because limits of bursting pods may exceed their promise.
     memory = 4 * sum(gpu.memory_mib for gpu in node.gpus)
@@ -403,18 +403,20 @@ def test_the_node_lists_the_names_by_which_pods_request_parts(node, kubelet, api
     with api.edit(NODE) as found:
         found["status"]["capacity"]["nvidia.com/gpumem"] = "0"
         del found["status"]["allocatable"]["x.io/cores"]
-    until(lambda: listed(api) == wanted and "0" not in api.node["status"]["capacity"].values(), "them again")
+    until(
+        lambda: listed(api) == wanted and "0" not in api.node["status"]["capacity"].values(), "the restored resources"
+    )
     # Without requested sizes the size resources are removed.
     node.configure(splitCount=4)
-    until(lambda: listed(api) == {"cpu": "7"}, "the node's own")
+    until(lambda: listed(api) == {"cpu": "7"}, "the node's own configuration")
     assert api.node["status"]["capacity"] == {"cpu": "8", "aliyun.com/gpu-mem": "3"}
     assert "vgpu.fleet/capacity" not in api.annotations
 
 
 @pytest.mark.parametrize("scaling", ["0.5", "1.0", "2"])
 @pytest.mark.parametrize("name", ["nvidia.com/gpumem-percentage", "volcano.sh/vgpu-memory-percentage"])
-def test_percentages_are_of_what_pods_may_get(scaling, name):
-    """As placement counts them: two pods of 50 % fill a GPU, and the kubelet must not refuse the second one."""
+def test_percentages_refer_to_the_capacity_for_pods(scaling, name):
+    """Two pods of 50 % fill a GPU in the scheduler's placement, so the kubelet must not refuse the second pod."""
     capacity = int(16160 * float(scaling))
     gpu = NodeGpu("GPU-1", "T4", 16160, capacity, 4, capacity // 4, 25)
     half = {"name": "a", "resources": {"limits": {"volcano.sh/vgpu-number": "1"} if "volcano" in name else {}}}
@@ -425,31 +427,31 @@ def test_percentages_are_of_what_pods_may_get(scaling, name):
     assert node_capacity.amounts([gpu], node_capacity.names_of({}), [])[name] >= 2 * 50
 
 
-def test_a_refused_list_of_resources_is_written_once_the_server_takes_it(node, kubelet, api, start):
+def test_refused_node_resources_are_written_again_until_accepted(node, kubelet, api, start):
     node.configure(splitCount=4, sliceSizing="requested")
     api.fault = refusing("PATCH", f"{NODE}/status", 403, "nodes/status is forbidden")
     start()
-    until(lambda: api.count("PATCH", "/status") > 2, "attempts")
+    until(lambda: api.count("PATCH", "/status") > 2, "repeated writes of the resources")
     api.fault = None
     until(lambda: "nvidia.com/gpumem" in listed(api), "the resources")
 
 
-def test_equal_slices_list_nothing(node, kubelet, api, start):
+def test_node_with_equal_slices_lists_no_part_resources(node, kubelet, api, start):
     start()
     until(lambda: api.condition().get("reason") == "Applied", "the condition")
     assert listed(api) == {}
 
 
 @pytest.mark.parametrize("said", ["41k", "41000", "41e3"])
-def test_an_amount_that_the_server_spells_otherwise_is_the_same(said):
+def test_equal_quantity_in_another_notation_is_no_change(said):
     status = {"capacity": {"nvidia.com/gpumem": said}, "allocatable": {"nvidia.com/gpumem": said}}
     found = {"metadata": {"annotations": {node_capacity.ADDED: "nvidia.com/gpumem"}}, "status": status}
     assert node_capacity.patch(found, {"nvidia.com/gpumem": 41000}) is None
     assert node_capacity.patch(found, {"nvidia.com/gpumem": 41001}) is not None
 
 
-def test_the_node_is_afterwards_as_it_was_before(node, kubelet, api, start, kubeconfig):
-    # Somebody else's, beside ours.
+def test_purge_restores_the_node_object(node, kubelet, api, start, kubeconfig):
+    # These fields belong to other programs.
     api.node["metadata"]["annotations"] = {"mine": "1"}
     api.node["status"].update(capacity={"cpu": "8"}, allocatable={"cpu": "7"})
     before = settled(api)
@@ -459,16 +461,16 @@ def test_the_node_is_afterwards_as_it_was_before(node, kubelet, api, start, kube
     until(lambda: api.condition().get("reason") == "Applied", "the condition")
     until(lambda: "nvidia.com/gpumem" in listed(api), "the resources")
     end(program, thread)
-    assert settled(api) != before, "the look sees what the program brings"
+    assert settled(api) != before, "the program changed the node object"
     purge_with(node, kubeconfig=str(kubeconfig), node_name="node-1")
     assert settled(api) == before
-    # Again: nothing is written.
+    # A second purge writes nothing.
     writes = [call for call in api.calls if call[0] == "PATCH"]
     purge_with(node, kubeconfig=str(kubeconfig), node_name="node-1")
     assert (settled(api), [call for call in api.calls if call[0] == "PATCH"]) == (before, writes)
 
 
-# What the server answers, what purge says of it: empty, nothing.
+# columns: the refused verb and the API server's response, words of purge's error (empty: no error)
 ANSWERS = [
     (("GET", (404, 'nodes "node-1" not found')), ""),
     (
@@ -480,7 +482,7 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize("refused, words", ANSWERS, ids=[str(row[0][1][0]) for row in ANSWERS])
-def test_an_api_that_refuses_is_named_after_the_host_is_clean(node, api, kubeconfig, refused, words):
+def test_purge_cleans_the_host_and_then_reports_a_refusal_of_the_api(node, api, kubeconfig, refused, words):
     api.node["metadata"]["annotations"] = {"vgpu.fleet/gpus": "[]"}
     api.fault = refusing(refused[0], "/api/v1/nodes", *refused[1])
     node.paths.config_name.write_text("big\n")
@@ -490,7 +492,7 @@ def test_an_api_that_refuses_is_named_after_the_host_is_clean(node, api, kubecon
         with pytest.raises(Fatal, match=words):
             purge_with(node, kubeconfig=str(kubeconfig), node_name="node-1")
     assert not node.paths.config_name.exists()
-    # Without --kubeconfig the API is nobody's business.
+    # Without --kubeconfig, purge sends no API request.
     calls = len(api.calls)
     purge_with(node)
     assert len(api.calls) == calls

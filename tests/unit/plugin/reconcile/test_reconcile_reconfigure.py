@@ -89,7 +89,7 @@ def test_invalid_file_changes_nothing_and_is_reported(node, kubelet, daemon, cap
     assert "was not applied, the one before stays" in found[0]
     assert (capacity(kubelet), status(node, capsys)["config_sha256"]) == (8, before)
     put(node, node_yaml(node.library_root, splitCount=3))
-    until(lambda: capacity(kubelet) == 6, "the next file, without a fault")
+    until(lambda: capacity(kubelet) == 6, "the next valid file")
     assert status(node, capsys)["warnings"] == []
 
 
@@ -102,7 +102,7 @@ def test_missing_file_changes_nothing(node, kubelet, daemon, capsys):
 def test_slices_in_use_are_kept(node, kubelet, daemon, capsys):
     held = kubelet.run_pod("one", ids=[f"{node.gpus[0].uuid}::3"])
     put(node, node_yaml(node.library_root, splitCount=2))
-    until(lambda: capacity(kubelet) == 6, "the free GPU's new split beside the old one of the other")
+    until(lambda: capacity(kubelet) == 6, "the free GPU's new split, the old split of the GPU in use")
     offered = {one.partition("::")[0]: 0 for one in kubelet.endpoints[RESOURCE].devices}
     for one in kubelet.endpoints[RESOURCE].devices:
         offered[one.partition("::")[0]] += 1
@@ -127,7 +127,7 @@ def test_new_split_waits_for_the_last_slice(node, kubelet, daemon, capsys, monke
     # The kubelet's checkpoint still names the pod; PodResources shows that the pod has ended.
     server = podresources.serve(kubelet, node.paths.pod_resources)
     try:
-        until(lambda: capacity(kubelet) == 4, "the other GPU's too")
+        until(lambda: capacity(kubelet) == 4, "the new split of the second GPU")
     finally:
         server.stop(grace=0).wait()
     assert status(node, capsys)["warnings"] == []
@@ -144,7 +144,7 @@ def test_running_container_keeps_its_files_after_a_mode_change(node, kubelet, da
 def test_new_resource_name_is_registered_before_the_old_one_ends(node, kubelet, daemon):
     put(node, node_yaml(node.library_root, splitCount=4, resourceName="example.com/gpu"))
     until(lambda: capacity(kubelet, "example.com/gpu") == 8, "the slices under the new name")
-    until(lambda: capacity(kubelet) == -1, "the end of the old one")
+    until(lambda: capacity(kubelet) == -1, "the end of the old resource name")
 
 
 def test_file_replaced_during_the_start_is_applied(node, kubelet, running, monkeypatch):
@@ -161,7 +161,7 @@ def test_file_replaced_during_the_start_is_applied(node, kubelet, running, monke
 
     monkeypatch.setattr(node_settings, "load", replaced)
     running(Daemon(node.setup(), lambda: source))
-    until(lambda: capacity(kubelet) == 6, "the slices of the file that is there")
+    until(lambda: capacity(kubelet) == 6, "the slices of the new file")
 
 
 def test_nothing_is_registered_after_shutdown():

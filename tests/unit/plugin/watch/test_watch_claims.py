@@ -34,7 +34,7 @@ def test_shares_are_grouped_by_container(owners: dict, expected: dict) -> None:
     assert together(owners) == expected
 
 
-def test_the_sum_of_accounts() -> None:
+def test_accounts_of_several_shares_are_added() -> None:
     one, other = Account({(77, 10): 5, (77, 11): 1}, 100, True, 2), Account({(77, 10): 7}, 50, False, 3)
     assert sum_of([one, other]) == Account({(77, 10): 12, (77, 11): 1}, 150, False, 5)
 
@@ -99,7 +99,7 @@ def test_process_is_judged_by_the_sum_of_its_shares(
     assert sorted(set(node.look(2))) == reasons
 
 
-def test_a_share_of_two_containers(node: Watched) -> None:
+def test_share_used_by_two_containers(node: Watched) -> None:
     run(node, 20, 1500 * MIB, FIRST, SECOND)
     run(node, 21, 400 * MIB, SECOND)
     charge(node, FIRST, 20, 1000 * MIB)
@@ -111,7 +111,7 @@ def test_a_share_of_two_containers(node: Watched) -> None:
 
 
 @pytest.mark.parametrize(("percent", "reasons"), [(58, []), (95, [MORE_TIME])])
-def test_compute_is_the_sum_too(node: Watched, percent: int, reasons: list) -> None:
+def test_compute_share_of_a_container_is_the_sum_of_its_shares(node: Watched, percent: int, reasons: list) -> None:
     run(node, 20, 100 * MIB, FIRST, SECOND)
     for name in (FIRST, SECOND):
         charge(node, name, 20, 100 * MIB)
@@ -121,7 +121,7 @@ def test_compute_is_the_sum_too(node: Watched, percent: int, reasons: list) -> N
     found = []
     for _time in range(10):
         found = node.look()
-        for name in (FIRST, SECOND):  # the arbiter is alive and let the container run for none of the time
+        for name in (FIRST, SECOND):  # The arbiter runs and never opened the container's gate.
             _heartbeat(node.files.folder(name) / f"gpu-{UUID}", int(node.now * 1e9))
     assert sorted(set(found)) == reasons
 
@@ -138,15 +138,15 @@ OTHERS = {"/dev/vgpu/7": Place("/dev/vgpu/7", "8:1", "/dddd/ro")}
 ROOT = Mount(1, 0, "8:1", "/", "/")
 BASE = (ROOT, Mount(2, 1, "8:1", "/claims", "/dev/vgpu"), Mount(3, 2, "8:1", "/cccc/ro", "/dev/vgpu/0"))
 MOUNTS = [
-    ("as it should be", (), []),
-    ("another share of the node's", (Mount(4, 2, "8:1", "/dddd/ro", "/dev/vgpu/7"),), []),
-    ("a volume in its place", (Mount(4, 2, "8:9", "/evil", "/dev/vgpu/7"),), ["/dev/vgpu/7"]),
-    ("a number that no claim has", (Mount(4, 2, "8:1", "/dddd/ro", "/dev/vgpu/8"),), ["/dev/vgpu/8"]),
-    ("over its own", (Mount(4, 3, "8:9", "/evil", "/dev/vgpu/0"),), ["/dev/vgpu/0"]),
+    ("mounts of the node only", (), []),
+    ("additional share of the node", (Mount(4, 2, "8:1", "/dddd/ro", "/dev/vgpu/7"),), []),
+    ("volume at the path of another share", (Mount(4, 2, "8:9", "/evil", "/dev/vgpu/7"),), ["/dev/vgpu/7"]),
+    ("share number without a claim", (Mount(4, 2, "8:1", "/dddd/ro", "/dev/vgpu/8"),), ["/dev/vgpu/8"]),
+    ("volume over the container's share", (Mount(4, 3, "8:9", "/evil", "/dev/vgpu/0"),), ["/dev/vgpu/0"]),
 ]
 
 
 @pytest.mark.parametrize(("more", "named"), [one[1:] for one in MOUNTS], ids=[one[0] for one in MOUNTS])
-def test_mounts_of_other_shares_are_the_nodes_or_foreign(more: tuple, named: list) -> None:
+def test_only_mounts_that_the_node_made_are_accepted_as_shares(more: tuple, named: list) -> None:
     found = mounts.foreign(Table((*BASE, *more)), PLACES, mounts.GUARDED, True, OTHERS)
     assert [one.split()[1] for one in found] == named

@@ -52,7 +52,7 @@ def test_process_with_a_reused_pid_is_spared(victim):
     assert victim.poll() is None
 
 
-def test_one_grace_for_all_processes_of_a_finding(victim):
+def test_all_processes_of_a_finding_share_one_grace_period(victim):
     """With a grace period per process, a container could survive by a new process every few seconds."""
     processes = Processes()
     found = processes.process(victim.pid)

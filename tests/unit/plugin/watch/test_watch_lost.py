@@ -31,13 +31,13 @@ def run(watched: Watched, pid: int, used: int, mounts: str = DELETED) -> None:
     watched.card.running.setdefault(watched.uuid, {})[pid] = used
 
 
-# Which of the node's files are removed, and whether the plugin has made new ones.
+# Each state: the change to the files of the container's allocation on the node.
 STATES = {
-    "all are gone": lambda watched: (
+    "all files removed": lambda watched: (
         shutil.rmtree(watched.folder / "ro") or [one.unlink() for one in watched.folder.rglob("*") if one.is_file()]
     ),
-    "the ledger is gone": lambda watched: (watched.folder / "rw" / "ledger").unlink(),
-    "others were made since": lambda watched: watched.files.make(watched.record),
+    "ledger removed": lambda watched: (watched.folder / "rw" / "ledger").unlink(),
+    "files replaced by new files": lambda watched: watched.files.make(watched.record),
 }
 
 
@@ -72,10 +72,10 @@ def test_restarted_container_is_judged_normally(watched):
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_memory_that_nobody_accounts_for(watched, known):
+def test_unaccounted_memory_is_a_metric_and_a_note(watched, known):
     """Memory of foreign processes and of folders without a record becomes a metric by GPU and a note."""
     if known:
-        watched.kind = ""  # a folder without a record
+        watched.kind = ""  # This folder has no record.
         watched.run(20, 900 * MIB)
     else:
         watched.proc.add(20, group="/docker/other")
@@ -114,9 +114,9 @@ def test_memory_of_host_programs_is_reported(watched):
     assert watched.watch.state().host_bytes == {watched.uuid: 0}
 
 
-def test_blind_watcher_is_reported(watched):
+def test_missing_file_check_of_the_watcher_is_reported(watched):
     run(watched, 20, 900 * MIB)
-    STATES["all are gone"](watched)
+    STATES["all files removed"](watched)
     watched.look()
     (note,) = watch_setup.notes(watched.watch.state())
     assert watched.allocation in note
@@ -128,7 +128,7 @@ def test_status_shows_findings_of_the_watcher(watched):
     watched.look(2)
     (note,) = watch_setup.notes(watched.watch.state())
     assert "1 container" in note and "vgpuctl watch" in note
-    watched.kind = "lease"  # an isolation check bypasses on purpose
+    watched.kind = "lease"  # An isolation check bypasses the limits on purpose.
     watched.look(2)
     assert watch_setup.notes(watched.watch.state()) == []
 

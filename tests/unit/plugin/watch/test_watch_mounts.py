@@ -238,12 +238,12 @@ def test_mounts_of_a_container(watched, about, listed, said, old):
 OWN = [
     ("as the node mounted them", TOP + OWN_ROOT, ""),
     ("the node's", TOP + NEW, "at /dev/vgpu "),
-    ("another allocation's", TOP + OWN_ROOT.replace("aaaa/root", "cccc/root"), "at /dev/vgpu "),
+    ("root of another allocation", TOP + OWN_ROOT.replace("aaaa/root", "cccc/root"), "at /dev/vgpu "),
 ]
 
 
 @pytest.mark.parametrize(("about", "listed", "said"), OWN, ids=[row[0] for row in OWN])
-def test_mounts_of_an_allocation_with_a_root_of_its_own(watched, about, listed, said):
+def test_mounts_of_an_allocation_with_its_own_root(watched, about, listed, said):
     """The container started before an upgrade."""
     root = watched.folder / "root"
     root.unlink()
@@ -284,11 +284,11 @@ def test_thousands_of_mounts_are_named_without_following_each(watched, monkeypat
     assert sorted(watched.look(2)) == [FOREIGN, NO_SLOT]
     found = next(one for one in watched.found if one.suspicion.reason == FOREIGN)
     assert said in found.text()
-    # Of each list the stack is climbed once, and each look has two lists.
+    # The stack of mounts is followed once for each mount list, and each poll reads two lists.
     assert len(followed) < 2 * 5006
 
 
-def test_list_of_mounts_that_is_too_long_is_named_and_not_read_whole(watched, monkeypatch):
+def test_too_long_mount_list_is_reported_and_read_in_part(watched, monkeypatch):
     monkeypatch.setattr(mounts, "LONGEST", 20_000)
     run(watched, 19, TOP + NEW)
     run(watched, 20, TOP + NEW + "".join(f"{n} 40 " + EVIL.format(f"/data/{n}") for n in range(100, 5100)))
@@ -299,7 +299,7 @@ def test_list_of_mounts_that_is_too_long_is_named_and_not_read_whole(watched, mo
     assert len(watched.watch._processes.table(20).rows) < 2000
 
 
-def test_what_is_mounted_later_is_seen_and_what_is_taken_away_is_over(watched):
+def test_later_mount_is_found_and_removed_mount_ends_the_finding(watched):
     run(watched, 20, TOP + NEW)
     descriptor = watched.charge(20, 100 * MIB)
     listed = watched.proc.root / "20" / "mountinfo"
@@ -313,7 +313,7 @@ def test_what_is_mounted_later_is_seen_and_what_is_taken_away_is_over(watched):
     os.close(descriptor)
 
 
-def test_lists_that_stay_the_same_are_read_and_not_judged_again(watched, monkeypatch):
+def test_unchanged_mount_lists_are_not_parsed_or_judged_again(watched, monkeypatch):
     parsed, judged = [], []
     monkeypatch.setattr(mounts, "parse", lambda *given, parse=parse: parsed.append(1) or parse(*given))
     foreign = mounts.foreign
@@ -336,30 +336,32 @@ def test_foreign_mount_is_ended_and_old_mounts_never(watched):
     os.close(descriptor)
 
 
-def test_old_mounts_are_said_until_the_container_is_made_again(watched):
+def test_old_mounts_are_reported_until_the_container_restarts(watched):
     run(watched, 20, TOP + OLD)
     watched.look()
     watched.card.running.clear()
     watched.look(3)
-    assert [one.allocation for one in watched.watch.state().old_mounts] == ["aaaa"], "it rests"
+    assert [one.allocation for one in watched.watch.state().old_mounts] == ["aaaa"], (
+        "the entry stays while no process uses the GPU"
+    )
     run(watched, 21, TOP + NEW)
     watched.look()
     assert watched.watch.state().old_mounts == ()
     watched.card.running[watched.uuid] = {20: 1}
     watched.look()
-    watched.kind = ""  # the record goes with the pod
+    watched.kind = ""  # the pod's record is removed
     watched.card.running.clear()
     watched.look()
     assert watched.watch.state().old_mounts == ()
 
 
-def test_node_that_shows_no_mounts_accuses_nobody(watched):
+def test_node_without_a_mount_list_reports_no_foreign_mount(watched):
     (watched.proc.root / "self" / "mountinfo").unlink()
     run(watched, 20, TOP + NEW + over(51, "/dev/vgpu/0/limits"))
     assert watched.look(3) == [NO_SLOT]
 
 
-# In a mount namespace of its own: ours as a container has them, and what a tenant puts over them.
+# Makes the product's mounts in a new mount namespace as in a container; with "foreign", also a tenant's mount over one.
 LAID_OUT = """
 set -e
 mount -t tmpfs t "$1/dev"; mkdir -p "$1/dev/vgpu/0" "$1/dev/vgpu/lib"
@@ -371,8 +373,8 @@ exec "$4" -c 'print("there", flush=True); import time; time.sleep(60)'
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a mount namespace needs root")
 @pytest.mark.parametrize("what", ["honest", "foreign"])
-def test_real_mounts(tmp_path, what):
-    """What the kernel says of a real bind mount is the node's own path, seen from another namespace."""
+def test_real_mounts_of_another_namespace_are_compared(tmp_path, what):
+    """The kernel's mount list of another namespace names the node's path as the source of a bind mount."""
     folder, inside = tmp_path / "a b", tmp_path / "root"
     for one in (folder / "ro", folder / "rw", inside / "dev"):
         one.mkdir(parents=True)

@@ -23,37 +23,37 @@ from ..samples import until
 
 POD_UID = "11111111-2222-3333-4444-555555555555"
 DEVICES = {"0:50": "aaaa", "0:51": "bbbb"}
-# Changes to a /proc in which process 20 belongs to allocation aaaa, and the allocation of process 30 then.
+# columns: the case, the /proc entry of process 30, its allocation (None: none). Process 20 belongs to allocation aaaa.
 OWNERS: list[tuple[str, dict[str, Any], set[str] | None]] = [
-    ("the ledger is mounted", {"mounts": "0:50=/ledger"}, {"aaaa"}),
-    ("the mounted ledger was replaced meanwhile", {"mounts": "0:50=/ledger//deleted"}, {"aaaa"}),
-    ("in the host's pid namespace, the ledger mounted", {"pid": HOST_PID, "mounts": "0:51=/ledger"}, {"bbbb"}),
-    ("a process of the host", {"mnt": HOST_MNT, "pid": HOST_PID, "mounts": "0:50=/ledger", "group": CONTAINER}, None),
-    ("a service with mounts of its own", {"pid": HOST_PID, "mounts": "0:50=/ 0:51=/", "group": CONTAINER}, None),
-    ("a container without a slice", {"group": "/docker/other"}, None),
-    ("the node's folders in a container (a monitor)", {"mounts": "0:50=/ 0:51=/", "group": "/docker/m"}, None),
-    ("chroot in the container", {"group": CONTAINER}, {"aaaa"}),
-    ("chroot and a group below the container's", {"group": CONTAINER + "/own", "pid": "pid:[99]"}, {"aaaa"}),
-    ("a group whose name only begins so", {"group": CONTAINER + "2"}, None),
-    ("all processes of a pod hide", {"group": f"/kubepods/burstable/pod{POD_UID}/77"}, {"bbbb"}),
+    ("ledger mounted", {"mounts": "0:50=/ledger"}, {"aaaa"}),
+    ("ledger mounted and replaced on the host", {"mounts": "0:50=/ledger//deleted"}, {"aaaa"}),
+    ("ledger mounted, host's pid namespace", {"pid": HOST_PID, "mounts": "0:51=/ledger"}, {"bbbb"}),
+    ("process of the host", {"mnt": HOST_MNT, "pid": HOST_PID, "mounts": "0:50=/ledger", "group": CONTAINER}, None),
+    ("host service with its own mounts", {"pid": HOST_PID, "mounts": "0:50=/ 0:51=/", "group": CONTAINER}, None),
+    ("container without a slice", {"group": "/docker/other"}, None),
+    ("monitor container with the node's folders mounted", {"mounts": "0:50=/ 0:51=/", "group": "/docker/m"}, None),
+    ("chroot, container's control group", {"group": CONTAINER}, {"aaaa"}),
+    ("chroot, control group below the container's", {"group": CONTAINER + "/own", "pid": "pid:[99]"}, {"aaaa"}),
+    ("control group with the container's name as a prefix", {"group": CONTAINER + "2"}, None),
+    ("chroot in all processes of a pod", {"group": f"/kubepods/burstable/pod{POD_UID}/77"}, {"bbbb"}),
     (
-        "all processes of a pod hide, systemd cgroup driver",
+        "chroot in all processes of a pod, systemd cgroup driver",
         {"group": f"/x.slice/kubepods-pod{POD_UID.replace('-', '_')}.slice/c.scope"},
         {"bbbb"},
     ),
-    ("a pod with two slices", {"group": "/kubepods/pod99999999-2222-3333-4444-555555555555/1"}, None),
-    ("no group", {"group": "/"}, None),
-    ("a pod on the host's pids, below chroot", {"pid": HOST_PID, "group": f"/kubepods/pod{POD_UID}/77"}, {"bbbb"}),
-    ("a container on the host's pids, unknown", {"pid": HOST_PID, "group": "/docker/" + "0a" * 32}, None),
+    ("chroot, pod with two slices", {"group": "/kubepods/pod99999999-2222-3333-4444-555555555555/1"}, None),
+    ("root control group", {"group": "/"}, None),
+    ("chroot, pod in the host's pid namespace", {"pid": HOST_PID, "group": f"/kubepods/pod{POD_UID}/77"}, {"bbbb"}),
+    ("unknown container in the host's pid namespace", {"pid": HOST_PID, "group": "/docker/" + "0a" * 32}, None),
 ]
 # Cases in which process 30 belongs neither to a known container nor to the host.
 STRANGERS = (
-    "a container without a slice",
-    "the node's folders in a container (a monitor)",
-    "a group whose name only begins so",
-    "a pod with two slices",
-    "no group",
-    "a container on the host's pids, unknown",
+    "container without a slice",
+    "monitor container with the node's folders mounted",
+    "control group with the container's name as a prefix",
+    "chroot, pod with two slices",
+    "root control group",
+    "unknown container in the host's pid namespace",
 )
 PODS = {
     POD_UID: frozenset({"bbbb"}),
@@ -62,7 +62,7 @@ PODS = {
 
 
 @pytest.mark.parametrize(("about", "what", "owner"), OWNERS, ids=[row[0] for row in OWNERS])
-def test_whose_a_process_is(tmp_path, about, what, owner):
+def test_allocation_of_a_process(tmp_path, about, what, owner):
     proc = Proc(tmp_path)
     proc.add(20, mounts="0:50=/ledger", group=CONTAINER)
     proc.add(30, **what)
@@ -78,7 +78,7 @@ def test_group_is_remembered_while_the_allocation_exists(tmp_path):
     proc.add(30, group=CONTAINER)
     processes = Processes(tmp_path)
     assert processes.of([20], DEVICES) == {20: frozenset({"aaaa"})}
-    proc.end(20)  # the process that showed its mounts
+    proc.end(20)  # ends the process that showed the ledger mount
     assert processes.of([30], DEVICES) == {30: frozenset({"aaaa"})}
     assert processes.of([30], {"0:51": "bbbb"}) == {}
     assert processes.of([30], DEVICES) == {}
@@ -103,7 +103,7 @@ def test_programs_own_namespaces_count_as_the_host(tmp_path):
     assert Processes(tmp_path).of([30, 40], DEVICES) == {30: frozenset({"aaaa"})}
 
 
-def test_all_processes_are_scanned_occasionally_for_a_stranger(tmp_path):
+def test_unknown_process_causes_an_occasional_scan_of_all_processes(tmp_path):
     proc, now, looks = Proc(tmp_path), [100.0], []
     proc.add(30, group="/docker/other")
     processes = Processes(tmp_path, lambda: now[0])
@@ -119,13 +119,13 @@ def test_all_processes_are_scanned_occasionally_for_a_stranger(tmp_path):
 
 
 CROWD = 200
-# Control groups of a container's processes: one for all, or one below it for each.
+# Control groups of two processes of one container: the same group for both, or a subgroup for each.
 CROWDED = [
     ("one group", "/docker/" + "0a" * 32, lambda n: "", 1),
-    ("a group each", "/docker/" + "0a" * 32, lambda n: f"/{n}", 1),
-    ("a group each, in a pod", f"/kubepods/pod{POD_UID}/" + "0a" * 32, lambda n: f"/{n}", 1),
-    ("containers in a container", "/docker/" + "0a" * 32, lambda n: f"/docker/{n:064x}", 1),
-    ("containers of a pod, named in no known way", f"/kubepods/pod{POD_UID}", lambda n: f"/{n}", 1),
+    ("a subgroup for each process", "/docker/" + "0a" * 32, lambda n: f"/{n}", 1),
+    ("a subgroup for each process of a pod", f"/kubepods/pod{POD_UID}/" + "0a" * 32, lambda n: f"/{n}", 1),
+    ("nested containers", "/docker/" + "0a" * 32, lambda n: f"/docker/{n:064x}", 1),
+    ("containers of a pod with unknown names", f"/kubepods/pod{POD_UID}", lambda n: f"/{n}", 1),
 ]
 
 
@@ -201,10 +201,10 @@ def ended_leader(proc: Proc, number: int, *tasks: dict[str, Any]) -> None:
 
 # columns: the remaining threads, whether the process is found
 LEADERS: list[tuple[str, list[dict[str, Any]], bool]] = [
-    ("a second thread goes on", [GONE, {"mounts": "0:50=/ledger"}], True),
-    ("only the third thread goes on", [GONE, GONE, {"mounts": "0:50=/ledger"}], True),
-    ("no other thread", [GONE], False),
-    ("no thread can be read", [], False),
+    ("second thread runs", [GONE, {"mounts": "0:50=/ledger"}], True),
+    ("only third thread runs", [GONE, GONE, {"mounts": "0:50=/ledger"}], True),
+    ("no second thread", [GONE], False),
+    ("threads unreadable", [], False),
 ]
 
 
@@ -239,7 +239,7 @@ def test_real_process_whose_first_thread_has_ended(tmp_path):
             assert one.stdout is not None
             device = one.stdout.readline().strip()
             status = Path(f"/proc/{one.pid}/status")
-            until(lambda: "zombie" in status.read_text(), "the end of the first thread")
+            until(lambda: "zombie" in status.read_text(), "the first thread's end")
             found = Processes().process(one.pid)
             mine = Processes().process(os.getpid())
             assert found is not None
@@ -281,21 +281,21 @@ UNSUPPORTED = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 LOST = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
 LISTED = [
     # columns: the case, compute processes, graphics processes, the resulting list (None: an error)
-    ("compute alone", [(7, 100)], [], {7: 100}),
-    ("Vulkan alone, which goes round the library", [], [(8, 300)], {8: 300}),
-    ("both at once, which the driver lists twice with one figure", [(7, 500)], [(7, 500)], {7: 500}),
-    ("its figure grew between the lists", [(7, 500)], [(7, 600)], {7: 600}),
-    ("told in one list alone", [(7, None)], [(7, 500)], {7: 500}),
-    ("told in none", [(7, None)], [(7, None)], {7: None}),
-    ("two instances of a card", [(7, 100), (7, 50)], [], {7: 150}),
-    ("a driver without graphics", [(7, 100)], UNSUPPORTED, {7: 100}),
-    ("a card that is lost meanwhile", [(7, 100)], LOST, None),
-    ("a card that is lost", LOST, [], None),
+    ("compute only", [(7, 100)], [], {7: 100}),
+    ("Vulkan only, which bypasses the library", [], [(8, 300)], {8: 300}),
+    ("compute and graphics, listed twice with the same memory", [(7, 500)], [(7, 500)], {7: 500}),
+    ("memory grew between the two lists", [(7, 500)], [(7, 600)], {7: 600}),
+    ("memory known in one list only", [(7, None)], [(7, 500)], {7: 500}),
+    ("memory known in neither list", [(7, None)], [(7, None)], {7: None}),
+    ("two instances of one GPU", [(7, 100), (7, 50)], [], {7: 150}),
+    ("driver without graphics lists", [(7, 100)], UNSUPPORTED, {7: 100}),
+    ("GPU lost between the two lists", [(7, 100)], LOST, None),
+    ("GPU lost", LOST, [], None),
 ]
 
 
 @pytest.mark.parametrize(("about", "compute", "graphics", "wanted"), LISTED, ids=[one[0] for one in LISTED])
-def test_processes_of_graphics_are_looked_at_too(about, compute, graphics, wanted):
+def test_graphics_processes_are_listed(about, compute, graphics, wanted):
     source = Nvml.__new__(Nvml)
     source._nvml = Pynvml(compute, graphics)
     if wanted is None:

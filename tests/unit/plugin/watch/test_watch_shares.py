@@ -43,20 +43,20 @@ def took(*parts: tuple[float, float, float], share: float = 0.2) -> Took | None:
 
 # columns: (seconds, used time, time alone) of each interval, the found and the allowed share, whether it is a violation
 WINDOWS: list[tuple[str, list[tuple[float, float, float]], tuple[float, float, bool] | None]] = [
-    ("window not full yet", [(2, 2, 0)] * 4, None),
-    ("all of the time, GPU shared", [(2, 2, 0)] * 5, (1, 0.2, True)),
-    ("all of the time, GPU not shared", [(2, 2, 2)] * 5, (1, 1, False)),
-    ("its share, GPU shared", [(2, 0.4, 0)] * 5, (0.2, 0.2, False)),
-    ("the tolerated maximum", [(2, 0.6, 0)] * 5, (0.3, 0.2, False)),
-    ("one point over the tolerated maximum", [(2, 0.62, 0)] * 5, (0.31, 0.2, True)),
-    ("not shared for half of the time, else its share", [(2, 2, 2), (2, 0.4, 0)] * 3, (0.52, 0.52, False)),
-    ("not shared for a tenth of the time, all of the time used", [(2, 2, 0.2)] * 5, (1, 0.28, True)),
-    ("old intervals do not count", [(2, 2, 0)] * 9 + [(2, 0, 0)] * 5, (0, 0.2, False)),
+    ("window not full", [(2, 2, 0)] * 4, None),
+    ("uses all time, GPU shared", [(2, 2, 0)] * 5, (1, 0.2, True)),
+    ("uses all time, GPU not shared", [(2, 2, 2)] * 5, (1, 1, False)),
+    ("uses its share, GPU shared", [(2, 0.4, 0)] * 5, (0.2, 0.2, False)),
+    ("uses the tolerated maximum", [(2, 0.6, 0)] * 5, (0.3, 0.2, False)),
+    ("uses one point over the tolerated maximum", [(2, 0.62, 0)] * 5, (0.31, 0.2, True)),
+    ("uses all time while alone, then its share", [(2, 2, 2), (2, 0.4, 0)] * 3, (0.52, 0.52, False)),
+    ("uses all time, alone for a tenth of the time", [(2, 2, 0.2)] * 5, (1, 0.28, True)),
+    ("excess only in intervals before the window", [(2, 2, 0)] * 9 + [(2, 0, 0)] * 5, (0, 0.2, False)),
 ]
 
 
 @pytest.mark.parametrize(("about", "parts", "found"), WINDOWS, ids=[row[0] for row in WINDOWS])
-def test_window(about, parts, found):
+def test_share_in_a_window_of_ten_seconds(about, parts, found):
     one = took(*parts)
     if found is None:
         assert one is None
@@ -114,7 +114,7 @@ def watched(tmp_path) -> Watched:
 
 
 @pytest.mark.parametrize(("percent", "found"), [(50, []), (67, []), (68, [MORE_TIME]), (100, [MORE_TIME])])
-def test_more_time_than_the_share_is_named(watched, percent, found):
+def test_container_that_exceeds_its_share_is_reported(watched, percent, found):
     """The threshold is 67.5 %: 50 % plus a quarter plus five points."""
     watched.card.taken = {20: percent}
     assert watched.look(6) == []
@@ -124,7 +124,7 @@ def test_more_time_than_the_share_is_named(watched, percent, found):
         assert f"the driver says {percent} % of the time of the GPU over 10 s, its share was 50 %" in finding.text()
 
 
-def test_all_processes_of_a_container_count_and_no_others(watched):
+def test_only_the_containers_own_processes_count(watched):
     watched.add_neighbour()
     for pid in (21, 22):
         watched.run(pid, 0)
@@ -135,7 +135,7 @@ def test_all_processes_of_a_container_count_and_no_others(watched):
     assert [one.allocation for one in more] == ["aaaa"]
 
 
-def test_who_is_alone_may_use_all(watched):
+def test_container_alone_on_the_gpu_may_use_all_time(watched):
     watched.card.taken = {20: 100}
     for turn in range(12):
         page(watched, "open", int(turn * 2e9))
@@ -195,16 +195,16 @@ class Sampled:
 
 
 SAMPLES: list[tuple[str, Any, Any]] = [
-    ("one each", [(7, 30), (8, 70)], {7: 30, 8: 70}),
-    ("several of one", [(7, 30), (7, 60)], {7: 45}),
-    ("nobody", pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND), {}),
-    ("no such figures", pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED), None),
-    ("a card that is lost", pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST), GpuError),
+    ("one sample of each process", [(7, 30), (8, 70)], {7: 30, 8: 70}),
+    ("several samples of one process", [(7, 30), (7, 60)], {7: 45}),
+    ("no process", pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND), {}),
+    ("driver without samples", pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED), None),
+    ("GPU lost", pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST), GpuError),
 ]
 
 
 @pytest.mark.parametrize(("about", "answer", "wanted"), SAMPLES, ids=[row[0] for row in SAMPLES])
-def test_samples_of_the_driver(about, answer, wanted):
+def test_samples_are_averaged_by_process(about, answer, wanted):
     source = Nvml.__new__(Nvml)
     source._nvml = Sampled(answer)
     if wanted is GpuError:

@@ -30,12 +30,12 @@ def process(pid: int = 10, space: int = 77) -> Process:
 RULE: list[tuple[str, dict[int, int | None], dict[tuple[int, int], int], bool, list[str]]] = [
     ("ledger equals the driver's value", {10: 900 * MIB}, {(77, 10): 900 * MIB}, True, []),
     ("ledger has more than the driver", {10: 300 * MIB}, {(77, 10): 900 * MIB}, True, []),
-    ("no slot at all", {10: 1}, {}, True, [NO_SLOT]),
-    ("no slot, memory unknown to the driver", {10: None}, {}, True, [NO_SLOT]),
-    ("the slot of the same pid in another pid namespace", {10: 1}, {(78, 10): 5}, True, [NO_SLOT]),
+    ("process without a slot", {10: 1}, {}, True, [NO_SLOT]),
+    ("process without a slot, memory unknown to the driver", {10: None}, {}, True, [NO_SLOT]),
+    ("slot of an equal pid in another pid namespace", {10: 1}, {(78, 10): 5}, True, [NO_SLOT]),
     ("slot without a namespace", {10: 1}, {(0, 10): 5}, True, []),
-    ("within the tolerance", {10: 164 * MIB}, {(77, 10): 100 * MIB}, True, []),
-    ("one byte over the tolerance", {10: 164 * MIB + 1}, {(77, 10): 100 * MIB}, True, [MEMORY]),
+    ("driver's value at the tolerance", {10: 164 * MIB}, {(77, 10): 100 * MIB}, True, []),
+    ("driver's value one byte over the tolerance", {10: 164 * MIB + 1}, {(77, 10): 100 * MIB}, True, [MEMORY]),
     ("large process within the relative tolerance", {10: 16000 * MIB}, {(77, 10): 15000 * MIB}, True, []),
     (
         "large process one byte over the relative tolerance",
@@ -46,7 +46,13 @@ RULE: list[tuple[str, dict[int, int | None], dict[tuple[int, int], int], bool, l
     ),
     ("contexts are not counted", {10: 1164 * MIB}, {(77, 10): 100 * MIB}, False, []),
     ("more memory than any context needs", {10: 1200 * MIB}, {(77, 10): 100 * MIB}, False, [MEMORY]),
-    ("charged to another process of the container", {10: 500 * MIB}, {(77, 10): 0, (77, 11): 500 * MIB}, True, []),
+    (
+        "charged to another process of the container",
+        {10: 500 * MIB},
+        {(77, 10): 0, (77, 11): 500 * MIB},
+        True,
+        [],
+    ),
     ("slot with 0 bytes", {10: 500 * MIB}, {(77, 10): 0}, True, [MEMORY]),
     ("one honest process, one without a slot", {10: 500 * MIB, 11: 70 * MIB}, {(77, 10): 500 * MIB}, True, [NO_SLOT]),
     ("memory unknown to the driver", {10: None}, {(77, 10): 0}, True, []),
@@ -54,7 +60,7 @@ RULE: list[tuple[str, dict[int, int | None], dict[tuple[int, int], int], bool, l
 
 
 @pytest.mark.parametrize(("about", "seen", "slots", "counted", "reasons"), RULE, ids=[row[0] for row in RULE])
-def test_rule(about, seen, slots, counted, reasons):
+def test_finding_of_each_process(about, seen, slots, counted, reasons):
     listed = [(process(pid), used) for pid, used in seen.items()]
     found = judge(listed, Account(slots, 20000 * MIB, counted))
     assert [one.reason for one in found] == reasons
@@ -62,19 +68,19 @@ def test_rule(about, seen, slots, counted, reasons):
 
 # columns: the limit, driver memory, the ledger's values of slots and exported memory, the findings
 LIMITED: list[tuple[str, int, dict[int, int | None], dict[tuple[int, int], int], int, list[str]]] = [
-    ("true ledger over the limit", 2048, {10: 10228}, {(77, 10): 10228}, 0, [MEMORY]),
+    ("live slot with the true sum", 2048, {10: 10228}, {(77, 10): 10228}, 0, [MEMORY]),
     (
-        "true ledger over the limit, two processes",
+        "live slots of two processes with the true sum",
         2048,
         {10: 5000, 11: 5228},
         {(77, 10): 5000, (77, 11): 5228},
         0,
         [MEMORY],
     ),
-    ("a live slot with any value", 2048, {10: 10228}, {(77, 10): 1 << 42}, 0, [MEMORY]),
-    ("a dead slot with any value", 2048, {10: 10228}, {(77, 10): 0, (77, 99): 1 << 42}, 0, [MEMORY]),
-    ("exported memory of any size", 2048, {10: 10228}, {(77, 10): 0}, 1 << 42, [MEMORY]),
-    ("memory up to the limit", 2048, {10: 2048}, {(77, 10): 2048}, 0, []),
+    ("live slot with a forged value", 2048, {10: 10228}, {(77, 10): 1 << 42}, 0, [MEMORY]),
+    ("dead slot with a forged value", 2048, {10: 10228}, {(77, 10): 0, (77, 99): 1 << 42}, 0, [MEMORY]),
+    ("forged exported memory", 2048, {10: 10228}, {(77, 10): 0}, 1 << 42, [MEMORY]),
+    ("driver's value at the limit", 2048, {10: 2048}, {(77, 10): 2048}, 0, []),
     ("memory over the limit within the tolerance", 2048, {10: 2176}, {(77, 10): 2176}, 0, []),
     ("memory just below the limit", 2048, {10: 2036}, {(77, 10): 2036}, 0, []),
     ("memory below the limit and above the ledger", 2048, {10: 1000}, {(77, 10): 100}, 0, [MEMORY]),
@@ -83,7 +89,7 @@ LIMITED_IDS = [row[0] for row in LIMITED]
 
 
 @pytest.mark.parametrize(("about", "limit", "seen", "slots", "exported", "reasons"), LIMITED, ids=LIMITED_IDS)
-def test_the_limit_binds_whatever_the_ledger_says(about, limit, seen, slots, exported, reasons):
+def test_memory_over_the_limit_is_a_finding_for_any_ledger(about, limit, seen, slots, exported, reasons):
     listed = [(process(pid), used * MIB) for pid, used in seen.items()]
     account = Account({key: used * MIB for key, used in slots.items()}, limit * MIB, exported=exported * MIB)
     assert [one.reason for one in judge(listed, account)] == reasons
@@ -109,7 +115,7 @@ def watched(tmp_path) -> Watched:
     return Watched(tmp_path)
 
 
-def test_second_poll_names_the_process_and_reports_it_once(watched):
+def test_process_is_reported_once_at_the_second_poll(watched):
     watched.run(20, 70 * MIB)
     assert watched.look() == []
     assert watched.look() == [NO_SLOT]
@@ -119,7 +125,7 @@ def test_second_poll_names_the_process_and_reports_it_once(watched):
     assert watched.watch.state().totals == {(NO_SLOT, "kubelet"): 1}
 
 
-def test_another_process_each_look_does_not_escape(watched):
+def test_container_with_a_new_process_at_each_poll_is_reported(watched):
     """A process that restarts all the time has a new pid at each poll, so the container is named instead."""
     watched.run(20, MIB)
     watched.look()
@@ -147,7 +153,7 @@ def test_recurring_finding_is_reported_once_a_minute(watched):
     assert len(watched.found) == 2
 
 
-def test_stranger_on_the_gpu_is_a_figure_and_a_finding(watched):
+def test_process_of_an_unknown_container_is_a_metric_and_a_finding(watched):
     """A process of an unknown container becomes a metric and a finding; a process of the host does not."""
     watched.mode = watch.END
     watched.proc.add(40, group="/docker/other")
@@ -191,7 +197,7 @@ def test_file_lease_on_the_ledger_does_not_block_the_poll(watched):
         signal.signal(signal.SIGIO, signal.SIG_DFL)
 
 
-def test_dead_processs_slot_covers_no_process(watched):
+def test_slot_of_a_dead_process_covers_no_live_process(watched):
     watched.run(20, 70 * MIB)
     os.close(watched.charge(20, 70 * MIB, alive=False))
     assert watched.look(2) == [NO_SLOT]
@@ -228,7 +234,7 @@ def test_exported_memory_without_importers_covers_no_process(watched, slot, held
 
 
 @pytest.mark.parametrize("charged", [10228 * MIB, 1 << 62])
-def test_use_over_the_limit_is_reported_whatever_the_ledger_says(watched, charged):
+def test_use_over_the_limit_is_reported_for_any_ledger(watched, charged):
     """The tenant writes a true sum over the limit, or any other value, into its own live slot."""
     watched.run(20, 10228 * MIB)
     descriptor = watched.charge(20, charged)
@@ -262,7 +268,7 @@ def test_honest_process_that_frees_memory_is_not_reported(watched):
     os.close(descriptor)
 
 
-def test_lie_of_a_live_slot_is_named(watched):
+def test_forged_live_slot_is_reported(watched):
     watched.run(20, 900 * MIB)
     descriptor = watched.charge(20, 0)
     assert watched.look(2) == [MEMORY]
@@ -336,8 +342,8 @@ def test_policy_end(watched):
 
 
 @pytest.mark.parametrize("kind, asked", [("lease", []), ("kubelet", [20]), ("", [])])
-def test_lease_and_what_nobody_has_a_record_of_are_never_ended(watched, kind, asked):
-    """A lease that is over has files without a record for a moment; longer, where they cannot be removed."""
+def test_leases_and_processes_without_a_record_are_never_terminated(watched, kind, asked):
+    """The files of an ended lease remain without a record for a moment, or longer if they cannot be removed."""
     watched.run(20, MIB)
     watched.mode, watched.kind = watch.END, kind
     assert watched.look(3) == [NO_SLOT]
@@ -356,8 +362,8 @@ def test_no_process_is_killed_on_findings_from_before_the_driver_fell_silent(wat
     assert watched.ender.asked == [20]
 
 
-def test_pid_that_is_another_process_by_now_is_spared(watched):
-    """Between the look and the signal: the process is in no container of ours any more."""
+def test_process_with_a_reused_pid_is_not_terminated(watched):
+    """After the poll and before the signal, the pid belongs to a process of no known container."""
     watched.run(20, MIB)
     watched.mode = watch.END
     watched.look(2)
@@ -367,7 +373,7 @@ def test_pid_that_is_another_process_by_now_is_spared(watched):
     assert not still(victim)
 
 
-def test_process_that_takes_anothers_place_gets_no_grace(watched):
+def test_process_that_replaces_a_terminated_process_gets_no_grace_period(watched):
     watched.mode = watch.END
     watched.run(20, MIB)
     watched.look(2)
@@ -377,19 +383,19 @@ def test_process_that_takes_anothers_place_gets_no_grace(watched):
     assert watched.ender.begun == {20: None, 21: 104.0}
 
 
-# Bytes by the driver of each process, in MiB; what each is charged; who is ended.
+# columns: the case, MiB of each process by the driver, MiB that the ledger charges to it, the terminated processes
 VICTIMS: list[tuple[str, dict[int, int], dict[int, int], list[int]]] = [
-    ("one without a slot beside an honest one", {10: 7000, 11: 3000}, {10: 7000}, [11]),
-    ("two without", {10: 7000, 11: 3000, 12: 2000}, {10: 7000}, [11, 12]),
-    ("a true ledger over the limit: the largest, till the others fit", {10: 3000, 11: 9000, 12: 500}, {}, [11]),
-    ("all are needed", {10: 9000, 11: 9000}, {10: 9000, 11: 9000}, [10, 11]),
-    ("a lie in one's own favour changes the order alone", {10: 9000, 11: 500}, {10: 1 << 40, 11: 500}, [11, 10]),
+    ("one process without a slot", {10: 7000, 11: 3000}, {10: 7000}, [11]),
+    ("two processes without a slot", {10: 7000, 11: 3000, 12: 2000}, {10: 7000}, [11, 12]),
+    ("true ledger over the limit: the largest process", {10: 3000, 11: 9000, 12: 500}, {}, [11]),
+    ("each process alone over the limit", {10: 9000, 11: 9000}, {10: 9000, 11: 9000}, [10, 11]),
+    ("forged slot changes only the order", {10: 9000, 11: 500}, {10: 1 << 40, 11: 500}, [11, 10]),
 ]
 
 
 @pytest.mark.parametrize(("about", "used", "charged", "ended"), VICTIMS, ids=[row[0] for row in VICTIMS])
-def test_who_is_ended_for_memory(about, used, charged, ended):
-    """As many as it takes, in one look: the container is below its limit afterwards."""
+def test_processes_terminated_for_their_memory(about, used, charged, ended):
+    """One poll terminates as many processes as needed to bring the container below its limit."""
     slots = {(77, pid): size * MIB for pid, size in (charged or used).items()}
     found = judge([(process(pid), size * MIB) for pid, size in used.items()], Account(slots, LIMIT))
     (memory,) = [one for one in found if one.reason == MEMORY]
@@ -442,8 +448,8 @@ def test_metrics_are_bounded_by_containers_and_reasons():
     assert "vgpu_watch" not in metrics.text(status, [])
 
 
-def test_what_it_surely_holds_is_the_drivers_figure_without_what_is_tolerated(tmp_path):
-    """For a slice that is made smaller, whatever its ledger says."""
+def test_certain_memory_is_the_drivers_value_minus_the_tolerance(tmp_path):
+    """The resizer compares a smaller size with this value, because a tenant can forge the ledger."""
     node = Watched(tmp_path)
     assert node.watch.surely_holds(node.record, node.record.limits["devices"][0]["uuid"]) == 0
     node.run(20, 3200 * MIB)
