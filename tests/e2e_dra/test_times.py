@@ -237,7 +237,7 @@ def bound_a_second(cluster: Cluster, way: str, requests: int | None) -> float:
 
 
 def clear(cluster: Cluster) -> None:
-    """Deletes all pods and claims. Removes the claims' finalizers itself: their controller is limited to 20 requests/s."""
+    """Deletes all pods and claims, and removes the claims' finalizers: their controller is limited to 20 requests/s."""
     cluster.api.delete(PODS, 0)
     cluster.api.delete(CLAIMS)
     for one in cluster.api.get(CLAIMS)["items"]:
