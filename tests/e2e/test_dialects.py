@@ -157,7 +157,7 @@ NOTES = {"hami.io/vgpu-devices-allocated": "x,NVIDIA,15000,100:;", "tencent.com/
 
 
 def test_what_a_pod_says_of_itself_raises_no_limit(machine, pod):
-    """A pod sets variables of the library and annotations of other GPU schedulers; its resources alone set its limits."""
+    """A pod's limits follow its resources only, not its variables for the library or other schedulers' annotations."""
     env = [{"name": name, "value": value} for name, value in MORE.items()]
     one = pod("boasts", {GPU: 1, MEM: 3000, CORES: 30}, notes=NOTES, env=env).wait_running()
     runs_in(machine[1], one, [3000], 30)
@@ -239,7 +239,7 @@ def test_pods_bound_in_the_same_moment_get_their_own_sizes(machine, fleet, pod):
         for name, one in made.items():
             (pid,) = one.pids()
             assert used(node)[pid] == asked[name] * MIB, name
-            # The kubelet may have chosen another GPU than planned; the effective plan must then name the kubelet's choice.
+            # The kubelet may have chosen another GPU than planned; the effective plan must name the kubelet's GPU.
             assert held_gpus(node, name) == planned_gpus(one), name
             moved += pod_annotations.GIVEN in one.object()["metadata"]["annotations"]
         assert over(fleet) == []

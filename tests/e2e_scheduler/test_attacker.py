@@ -257,7 +257,7 @@ def test_pods_that_never_bind_lock_no_quota_and_no_card(fleet, tenant, neighbour
 
 
 def test_a_pod_that_is_written_to_hold_up_its_readers_does_not(fleet, tenant, neighbour):
-    """A pod has hundreds of invalid containers and bypasses the webhook by a label; the scheduler rejects it in time."""
+    """A pod with hundreds of invalid containers bypasses the webhook by a label; the scheduler rejects the pod."""
     fleet.node("a", 1)
     ours = {"schedulerName": "vgpu-scheduler"}
     many = [container(f"c{n}", {MEM: 0}) for n in range(5000)]
