@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The chart on a node that no playbook has prepared: Helm renders it, kubectl applies it, and nothing else is done. A
-limited pod runs, other values arrive, a label empties the node, and nothing of it is left."""
+"""Installs the chart with Helm and kubectl alone on a node that no playbook has prepared.
+
+A pod with a limit runs, changed values reach the node, and a label removes everything from the node again.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ VALUES = {
     "variables": {"vgpu_split_count": SPLIT, "vgpu_unhealthy_taint": "any"},
     "options": ["--health-clean-period=3"],
 }
-# Places on a host in which our programs might leave files.
+# Folders of a host in which the project's programs might leave files.
 PLACES = ("/etc", "/usr/local", "/opt", "/var/lib/vgpu", "/run/vgpu", "/run/cdi", "/etc/ld.so.preload")
 
 
@@ -132,7 +134,7 @@ def installed(cluster, chart, bare, before):
 
 @pytest.fixture
 def pod(cluster, installed):
-    """As that of conftest, on the node that the chart has installed; all are deleted after the test."""
+    """Creates pods on the node that the chart has installed, and deletes them after the test."""
 
     def make(name: str, command: list[str]) -> pods.Pod:
         return pods.create(cluster, pods.manifest(name, pods.container(command)))
@@ -189,11 +191,11 @@ def test_pod_is_limited_on_a_node_that_had_a_driver_alone(cluster, installed, po
         for each in gpu["processes"]
     }
     assert used[pid] == SLICE
-    # The arbiter in the plugin's pod writes the pages that the container reads.
+    # The arbiter in the plugin's pod writes the shared pages that the library in the container reads.
     status = [str(LIBRARIES / "current" / "vgpu-arbiter"), "--json-status"]
-    until(lambda: json.loads(subprocess.check_output(status))["arbiter"] is True, "the arbiter's pages")
+    until(lambda: json.loads(subprocess.check_output(status))["arbiter"] is True, "arbiter to write its shared pages")
     # Those of slices that containers outside Kubernetes may take, too.
-    tenants = until(lambda: every_tenant(status), "every tenant's page")
+    tenants = until(lambda: every_tenant(status), "page of every tenant")
     assert all(each["arbiter"] for each in tenants)
 
 
@@ -247,7 +249,7 @@ def test_fatal_xid_is_a_condition_and_a_taint_and_is_cleared(cluster, installed)
     until(lambda: condition()["status"] == "False" and tainted(), "the condition and the taint")
     assert condition()["message"].endswith("Xid 79")
     until(lambda: cluster.allocatable() == 0, "no slice")
-    until(lambda: condition()["status"] == "True" and not tainted(), "the end of both", 60)
+    until(lambda: condition()["status"] == "True" and not tainted(), "condition True and no taint", 60)
     serves(cluster, SLICES)
     (after,) = plugin_pods(cluster)
     assert after["metadata"]["uid"] == before["metadata"]["uid"]
@@ -256,7 +258,7 @@ def test_fatal_xid_is_a_condition_and_a_taint_and_is_cleared(cluster, installed)
 def test_other_values_reach_the_node(cluster, chart, installed, pod):
     """A pod that runs keeps its slice and its library; the library's files are the same ones."""
     pods.delete_all(cluster)
-    until(lambda: not installed.held(), "kubelet that holds nothing")
+    until(lambda: not installed.held(), "kubelet without allocated devices")
     library = (LIBRARIES / "current" / "libvgpu.so").resolve()
     inode = library.stat().st_ino
     (former,) = plugin_pods(cluster)
@@ -282,16 +284,16 @@ def wait_until_clean(cluster) -> None:
 
 def test_labelled_node_is_emptied(cluster, installed, before):
     pods.delete_all(cluster)
-    until(lambda: not installed.held(), "kubelet that holds nothing")
+    until(lambda: not installed.held(), "kubelet without allocated devices")
     wanted = {"VgpuConfiguration", "VgpuGpusHealthy", "nvidia.com/gpu.product", "vgpu.fleet/labels"}
-    until(lambda: wanted <= set(traces(cluster)), "what the plugin writes on its node")
+    until(lambda: wanted <= set(traces(cluster)), "annotations, labels and conditions of the plugin on its node")
     assert files() - before
     kubectl(cluster, "label", "node", cluster.node, f"{LABEL}=absent", "--overwrite")
     wait_until_clean(cluster)
-    until(lambda: plugin_pods(cluster) == [], "the end of the plugin's pod")
+    until(lambda: plugin_pods(cluster) == [], "deletion of the plugin's pod")
     assert files() - before == set()
     assert mounts() == [] and traces(cluster) == []
-    until(lambda: cluster.allocatable() == 0, "a node that offers nothing")
+    until(lambda: cluster.allocatable() == 0, "node without allocatable slices")
 
 
 def test_label_of_a_slice_brings_it_back_and_away(cluster, installed, before):
@@ -318,4 +320,4 @@ def end_pods(cluster) -> None:
     for name in (NAME, REMOVAL):
         for one in plugin_pods(cluster, name):
             cluster.api.delete(f"{SYSTEM}/pods/{one['metadata']['name']}", grace_s=1)
-        until(lambda name=name: plugin_pods(cluster, name) == [], f"the end of the pods of {name}")
+        until(lambda name=name: plugin_pods(cluster, name) == [], f"deletion of the pods of {name}")

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device plugin as a DaemonSet: the module as a process at the real API server, our image without a registry, pods
-that get their slices from a plugin that is a pod itself, and its rights."""
+"""Runs the device plugin as a DaemonSet, deployed by the module at the real API server.
+
+The image is loaded without a registry. Pods get their slices from the plugin's pod, and the plugin's account has only
+the needed rights.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +85,7 @@ def deployed(cluster, node):
     try:
         found = call(cluster)
         assert found.get("changed"), found
-        wait_until_it_serves(cluster, node, SLICES, "slices of a plugin that is a pod")
+        wait_until_it_serves(cluster, node, SLICES, "slices offered by the plugin's pod")
         yield node
     finally:
         call(cluster, state="absent")
@@ -153,7 +156,7 @@ def test_pod_of_the_plugin_that_is_deleted_comes_back_and_loses_nothing(cluster,
 
 
 def test_label_names_a_key_of_the_config_map(cluster, deployed):
-    """The program's own client at a real API server: watch, condition and event."""
+    """A node's label selects a configuration; the plugin's client watches it and writes a condition and an event."""
     path = f"/api/v1/nodes/{cluster.node}"
 
     def condition() -> dict:
@@ -162,12 +165,12 @@ def test_label_names_a_key_of_the_config_map(cluster, deployed):
 
     try:
         cluster.api.patch(path, {"metadata": {"labels": {LABEL: "big"}}})
-        until(lambda: cluster.capacity() == 2, "the named configuration")
+        until(lambda: cluster.capacity() == 2, "capacity of the named configuration")
         until(lambda: "big" in condition().get("message", ""), "the condition")
-        # While a pod that was deleted still holds its slice, the node says that it waits.
+        # The condition reports waiting as long as a deleted pod still uses its slice.
         until(
             lambda: (condition()["status"], condition()["reason"]) == ("True", "Applied"),
-            "the whole of it",
+            "condition with the reason Applied",
             limit_s=180,
         )
         assert status(deployed)["config_path"] == "/etc/vgpu/configs/big.yaml"
@@ -179,16 +182,19 @@ def test_label_names_a_key_of_the_config_map(cluster, deployed):
         assert cluster.capacity() == 2
     finally:
         cluster.api.patch(path, {"metadata": {"labels": {LABEL: None}}})
-    until(lambda: (cluster.capacity(), cluster.allocatable()) == (SLICES, SLICES), "the node's own again")
+    until(
+        lambda: (cluster.capacity(), cluster.allocatable()) == (SLICES, SLICES),
+        "capacity of the node's own configuration",
+    )
 
 
 def test_a_changed_template_reaches_the_named_nodes_alone(cluster, deployed):
-    """The real DaemonSet controller replaces no pod by itself (OnDelete)."""
+    """With OnDelete the DaemonSet controller replaces no pod by itself; the module deletes pods of the named nodes."""
     more = {"environment": {**ENVIRONMENT, "VGPU_TRIED": "1"}, "rollout": "OnDelete"}
     (before,) = plugin_pods(cluster)
     found = call(cluster, nodes=[], **more)
     assert "DaemonSet kube-system/vgpu-device-plugin" in found["objects"], found
-    until(lambda: seen(cluster), "the controller's look at the template")
+    until(lambda: seen(cluster), "controller to observe the changed template")
     (still,) = plugin_pods(cluster)
     assert still["metadata"]["uid"] == before["metadata"]["uid"] and "deletionTimestamp" not in still["metadata"]
     found = call(cluster, **more)
@@ -279,7 +285,7 @@ def end_pods(cluster) -> None:
     """Deletes the plugin's pods, because no garbage collector runs here."""
     for one in plugin_pods(cluster):
         cluster.api.delete(f"{SYSTEM}/pods/{one['metadata']['name']}", grace_s=1)
-    until(lambda: plugin_pods(cluster) == [], "the end of the plugin's pod")
+    until(lambda: plugin_pods(cluster) == [], "deletion of the plugin's pod")
 
 
 # ---- another plugin on the node

@@ -56,7 +56,7 @@ def fleet(machine: Any) -> Iterator[Fleet]:
     try:
         node.start()
         slices = len(GPUS) * SLOTS
-        until(lambda: cluster.allocatable() == slices, f"{slices} allocatable slices at the node")
+        until(lambda: cluster.allocatable() == slices, f"{slices} allocatable allocatable slices")
         made.start()
         until(made.admits, "webhook to listen")
         until(
@@ -65,7 +65,7 @@ def fleet(machine: Any) -> Iterator[Fleet]:
         )
         yield made
         pods.delete_all(cluster)
-        until(lambda: not node.held(), "kubelet that holds nothing")
+        until(lambda: not node.held(), "kubelet without allocated devices")
     finally:
         made.withdraw()
         node.stop()
@@ -91,7 +91,7 @@ def pod(fleet: Fleet, machine: Any) -> Iterator[Callable[..., pods.Pod]]:
 
     yield make
     pods.delete_all(cluster)
-    until(lambda: not node.held(), "kubelet that holds nothing")
+    until(lambda: not node.held(), "kubelet without allocated devices")
 
 
 def limits_of(pid: int) -> list[tuple[int, int]]:
@@ -369,7 +369,7 @@ def test_pods_that_a_boot_ended_hold_no_memory(machine, fleet, pod):
     for one in before:
         assert GPU in until(lambda one=one: ended(one), f"refusal of {one.name} by the kubelet")
     node.start()
-    until(lambda: cluster.allocatable() == len(GPUS) * SLOTS, "all slices at the node")
+    until(lambda: cluster.allocatable() == len(GPUS) * SLOTS, "all allocatable slices")
 
     for n in range(len(GPUS)):
         runs_in(node, pod(f"after-{n}", {GPU: 1, MEM: 14000}).wait_running(), [14000], 100)

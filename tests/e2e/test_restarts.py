@@ -45,7 +45,7 @@ def test_killed_and_back(cluster, node, pod, victims):
         service.start()
     until(node.registered, "registration")
     until(lambda: cluster.node_ready() and cluster.allocatable() == SPLIT, "all slices at the node again")
-    # A kubelet that has just started lists no pod until it has heard from the API server which ones are its own.
+    # After its start the kubelet lists no pod until the API server has sent it the pods of its node.
     until(lambda: node.held() == held, "same slices at the kubelet")
     assert (node.held(), allocations(node), used(node)) == (held, known, memory)
     assert all(one.restarts() == 0 for one in before)

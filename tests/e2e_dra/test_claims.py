@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a claim to a container's limit, on real programs of Kubernetes; judged by the simulated driver's own account."""
+"""Tests with real Kubernetes programs that claims limit containers, as the simulated driver's memory usage shows."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_pods_with_one_claim_have_one_budget(cluster: Cluster, node: GpuNode, cl
     other.wait_log(r"^took 1: 2$")
     assert sum(used(node).values()) == 4 * GIB
     one.delete()
-    assert [one["claim"] for one in records()], "the other pod still has it"
+    assert [one["claim"] for one in records()], "the other pod still uses the claim"
     other.delete()
     until(lambda: records() == [], "the end of the allocation")
 
@@ -102,7 +102,7 @@ def test_a_container_that_starts_again_keeps_its_share(cluster: Cluster, claim: 
 def test_full_cards_make_the_next_pod_wait(cluster: Cluster, node: GpuNode, claim: Claim) -> None:
     """Claims fill two GPUs to the MiB and the next pod waits, until one pod ends."""
     if minor(Programs.from_environment()) < 36:
-        pytest.skip("the alpha of 1.34 gives out no share of a second card once the first is full")
+        pytest.skip("the alpha version in 1.34 allocates no share of a second GPU once the first is full")
     full = [
         pod(cluster, f"p{n}", claim(f"c{n}", gpu={"memory": "7200Mi", "cores": "50"}), command=FILL) for n in range(4)
     ]
@@ -110,24 +110,24 @@ def test_full_cards_make_the_next_pod_wait(cluster: Cluster, node: GpuNode, clai
         one.wait_running().wait_log(r"^took 1: 2$")
     assert sorted(used(node).values()) == [7200 * MIB] * 4
     late = pod(cluster, "late", claim("late", gpu={"memory": "1Gi"}), command=("take", "0"))
-    until(late.why_not_scheduled, "word of the scheduler")
+    until(late.why_not_scheduled, "message of the scheduler why the pod waits")
     full[0].delete()
     late.wait_running()
 
 
 def test_a_kubelet_that_starts_again_finds_all_as_it_was(cluster: Cluster, node: GpuNode, claim: Claim) -> None:
     name = claim("c", gpu={"memory": "2Gi", "cores": "10"})
-    # Room is left for a context of the other pod, and not for as much again.
+    # The claim has memory left for the other pod's context, but not for its allocation of 1000 MiB.
     pod(cluster, "one", name, command=("take", "1000")).wait_running().wait_log(r"^took 1000: 0$")
     before = cluster.api.get(SLICES)["items"][0]["metadata"]["uid"]
     cluster.kubelet.stop(kill=True)
     cluster.kubelet.start()
     until(
         lambda: len(devices(cluster)) == 2 and cluster.api.get(SLICES)["items"][0]["metadata"]["uid"] != before,
-        "slices that were wiped, and are back",
+        "ResourceSlices published again after the kubelet deleted them",
     )
     other = pod(cluster, "other", name, command=("take", "1000")).wait_running()
-    assert other.wait_log(r"^took 1000: (\d+)$")[1] == "2", "one budget with the pod from before"
+    assert other.wait_log(r"^took 1000: (\d+)$")[1] == "2", "both pods must share the claim's memory"
     assert len(used(node)) == 2 and sum(used(node).values()) < 2 * GIB
 
 
@@ -135,7 +135,10 @@ def test_a_plugin_that_was_killed_serves_again(cluster: Cluster, node: GpuNode, 
     one = pod(cluster, "one", claim("c", gpu={"memory": "2Gi", "cores": "10"}), command=FILL).wait_running()
     node.plugin.stop(kill=True)
     waits = pod(cluster, "waits", claim("d", gpu={"memory": "1Gi", "cores": "10"}), command=FILL)
-    until(lambda: cluster.api.get(f"{CLAIMS}/d").get("status", {}).get("allocation"), "allocation of its claim")
+    until(
+        lambda: cluster.api.get(f"{CLAIMS}/d").get("status", {}).get("allocation"),
+        "allocation of the waiting pod's claim",
+    )
     assert waits.phase == "Pending"
     node.start()
     assert int(waits.wait_running().wait_log(r"^total (\d+)$")[1]) == GIB
@@ -151,5 +154,5 @@ def test_parameters_that_nobody_knows_hold_the_pod_up(cluster: Cluster, claim: C
         events = cluster.api.get("/api/v1/namespaces/default/events")["items"]
         return any("unknown parameter 'memory'" in event.get("message", "") for event in events)
 
-    until(said, "the event that says why")
+    until(said, "event that names the unknown parameter")
     assert one.phase == "Pending" and records() == []

@@ -174,7 +174,7 @@ def test_a_node_of_each_path(cluster: Cluster, node: GpuNode, by_number: Any, by
 
     def asks(name: str, **spec: Any) -> pods.Pod:
         container = pods.container([pods.WORKER, "fill"], slices=1)
-        # The node without a kubelet gets a not-ready taint, because nothing renews its lease.
+        # Nothing renews the lease of the node without a kubelet, so the pods tolerate every taint of the node.
         return pods.create(cluster, pods.manifest(name, container, tolerations=[{"operator": "Exists"}], **spec))
 
     def rides_on(one: pods.Pod) -> str:

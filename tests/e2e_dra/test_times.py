@@ -90,7 +90,7 @@ def test_the_time_to_a_running_container(cluster: Cluster, node: GpuNode, sliced
     for way, count in (("claim", COUNT // 2), ("slice", COUNT), ("claim", COUNT // 2)):
         if took["claim"]:
             change(cluster, node, way)
-        # The first pod after a change reads images and files that later pods find cached, so its time is dropped.
+        # The first pod after a change also pays for data that is read only once, so its time is dropped.
         took[way] += [seconds_to_running(cluster, way, n) for n in range(count + 1)][1:]
     (stored,) = cluster.api.get(SLICES)["items"]
     middle = {way: statistics.median(found) for way, found in took.items()}

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kubectl vgpu`` as people run it: a real kubectl finds it on the PATH, and a real API server answers somebody who
-may read and do nothing else."""
+"""Runs ``kubectl vgpu`` as users do: a real kubectl finds the plugin on the PATH and talks to a real API server.
+
+Most tests run it as a user with only read rights.
+"""
 
 from __future__ import annotations
 

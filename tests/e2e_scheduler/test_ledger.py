@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ledger is rebuilt from what the API server has: programs that die, a node that goes and comes back, annotations
-that somebody deletes. What is held is added up from the objects, and compared with what the programs say."""
+"""The scheduler rebuilds its ledger from the objects at the API server.
+
+The tests kill both programs, delete and re-create a node, and delete annotations. They sum the used memory from the
+objects and compare the sum with the programs' metrics.
+"""
 
 from __future__ import annotations
 

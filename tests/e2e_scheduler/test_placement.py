@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where pods are placed, and with what: policies, choice of GPUs, several containers, init containers, equal slices.
+"""Tests on which GPUs pods are placed and with which sizes.
 
-Plans are judged by the test's own arithmetic: the highest moment of each pod, added up.
+The cases: policies, annotations that choose GPUs, several containers, init containers, and equal slices. The tests
+compute the peak usage of each pod themselves and compare it with the pod's plan.
 """
 
 from __future__ import annotations
@@ -236,7 +237,7 @@ def test_init_containers_use_what_the_others_will(fleet):
 def test_a_sidecar_runs_beside_init_containers(fleet):
     fleet.node("a", 1)
     sidecar = container("side", {GPU: 1, MEM: 6000}, restartPolicy="Always")
-    # Negative control: the init container would fit without the sidecar's 6000 MiB, and with it exceeds the GPU by 1 MiB.
+    # The init container alone would fit; together with the sidecar's 6000 MiB it exceeds the GPU by 1 MiB.
     create(fleet, "over", [container("c0", {GPU: 1, MEM: 1000})], [sidecar, container("i0", {GPU: 1, MEM: 10161})])
     assert "not all containers fit at once" in fleet.waits("over")
     create(fleet, "fits", [container("c0", {GPU: 1, MEM: 1000})], [sidecar, container("i0", {GPU: 1, MEM: 10160})])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 TYPE = "application/vnd.oci.image."
-# Exits at once on SIGTERM and reaps children: the image also serves as the pod's first container.
+# The program exits at once on SIGTERM and reaps children, because the image is also the pods' pause image.
 PAUSE = ["/bin/sh", "-c", 'trap "exit 0" TERM INT; while :; do sleep 3600 & wait $!; done']
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A power cut of the node and its next boot. The control plane keeps running, as if on another machine.
+"""Simulates a power cut of the node and its next boot. The control plane keeps running, as if on another machine.
 
-What a boot ends is gone: every process of the node, its mounts, all of /run/vgpu and /run/containerd, control groups
-of pods, the driver's memory. What lies on the disk stays: images and records of the container runtime, the kubelet's
-checkpoints. The boot has an id of its own.
+The power cut ends every process of the node and removes its mounts, /run/vgpu, /run/containerd, the pods' control
+groups and the driver's memory. Files on disk remain: images and records of the container runtime, and the kubelet's
+checkpoints. Each boot has a new boot id.
 """
 
 from __future__ import annotations
@@ -92,14 +92,14 @@ def new_boot() -> None:
 def boot_runtime(cluster: Cluster) -> None:
     """Starts the container runtime, which still has its images."""
     cluster.containerd.start()
-    until(lambda: cluster.ctr("version", check=False).returncode == 0, "containerd that answers")
+    until(lambda: cluster.ctr("version", check=False).returncode == 0, "containerd to answer")
 
 
 def boot_programs(node: GpuNode) -> None:
     """Starts our programs and waits until the plugin serves, as systemd does before it starts dependent units."""
     node.arbiter.start()
     node.plugin.start()
-    until(lambda: serves(node), f"plugin that serves; its log:\n{node.plugin.tail(5)}")
+    until(lambda: serves(node), f"plugin to serve; its log:\n{node.plugin.tail(5)}")
 
 
 def serves(node: GpuNode) -> bool:
