@@ -36,7 +36,7 @@ DEBIAN, WITH_CDI = "containerd", "containerd-with-cdi"
 
 
 class Cluster:
-    """A cluster of one node. Its programs are attributes (``etcd``, ``kubelet``, …); ``api``: an administrator's client."""
+    """A cluster of one node. Its programs are attributes, such as ``etcd``; ``api`` is an administrator's client."""
 
     def __init__(
         self,

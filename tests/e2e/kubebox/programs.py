@@ -64,7 +64,7 @@ def _said_by(command: list[str]) -> Path:
 
 
 def _our_image(name: str, tag: str, *options: str, with_library: bool = False) -> Path:
-    """Builds the project's image as the role does, or with the library for the chart; rebuilds it if sources changed."""
+    """Builds an image of the project as the role does, or with the library for the chart; again if sources changed."""
     # The tool prints resolved paths, and .build may contain links into another checkout.
     tools, out = ROOT / "native" / "plugin" / "tools", (ROOT / ".build" / name).resolve()
     made = json.loads(_printed([sys.executable, str(tools / "wheelhouse.py"), "--out", str(out), *options]))
