@@ -29,7 +29,7 @@ SYSTEM = "/api/v1/namespaces/kube-system"
 CONTROLLERS = ("daemonset-controller", "root-ca-certificate-publisher-controller")
 LABEL = "vgpu.fleet/device-plugin"
 NAME, REMOVAL = "vgpu-device-plugin", "vgpu-device-plugin-removal"
-# The simulated driver is a file of the host's, which the plugin sees below /host.
+# The simulated driver is a file on the host, which the plugin's container sees below /host.
 VALUES = {
     "image": PLUGIN_IMAGE,
     "imagePullPolicy": "Never",
@@ -194,7 +194,7 @@ def test_pod_is_limited_on_a_node_that_had_a_driver_alone(cluster, installed, po
     # The arbiter in the plugin's pod writes the shared pages that the library in the container reads.
     status = [str(LIBRARIES / "current" / "vgpu-arbiter"), "--json-status"]
     until(lambda: json.loads(subprocess.check_output(status))["arbiter"] is True, "arbiter to write its shared pages")
-    # Those of slices that containers outside Kubernetes may take, too.
+    # The arbiter also writes the pages of slices for containers outside Kubernetes.
     tenants = until(lambda: every_tenant(status), "page of every tenant")
     assert all(each["arbiter"] for each in tenants)
 
@@ -233,7 +233,7 @@ def test_killed_arbiter_comes_back_alone(cluster, installed, pod):
 
 
 def test_fatal_xid_is_a_condition_and_a_taint_and_is_cleared(cluster, installed):
-    """The chart's account has the needed rights. The plugin's pod stays, because it tolerates the taint."""
+    """The chart gives the plugin the rights to set both. The plugin's pod stays, because it tolerates the taint."""
 
     def condition() -> dict:
         found = cluster.node_object()["status"]["conditions"]
@@ -256,7 +256,7 @@ def test_fatal_xid_is_a_condition_and_a_taint_and_is_cleared(cluster, installed)
 
 
 def test_other_values_reach_the_node(cluster, chart, installed, pod):
-    """A pod that runs keeps its slice and its library; the library's files are the same ones."""
+    """After a change of values, a running pod keeps its slice, and the library's file on the node is not replaced."""
     pods.delete_all(cluster)
     until(lambda: not installed.held(), "kubelet without allocated devices")
     library = (LIBRARIES / "current" / "libvgpu.so").resolve()

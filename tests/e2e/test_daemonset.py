@@ -37,7 +37,7 @@ DAEMON_SET = "/apis/apps/v1/namespaces/kube-system/daemonsets/vgpu-device-plugin
 MOUNT_POLICY = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/vgpu-device-plugin-mounts"
 OTHER = "/api/v1/nodes/other-1"
 LABEL = "nvidia.com/device-plugin.config"
-# The simulated driver is a file of the host's, which the plugin sees below /host.
+# The simulated driver is a file on the host, which the plugin's container sees below /host.
 ENVIRONMENT = {"GPUSIM_STATE": f"/host{STATE}", "GPUSIM_PROFILE": f"/host{PROFILE}"}
 
 
@@ -327,7 +327,7 @@ def test_another_plugin_is_named_refused_and_removed_with_consent(cluster, confl
     assert conflicts(cluster, remove=["DaemonSet kube-system/other"])["failed"]
     assert conflicts(cluster, check=True, remove=[conflict])["removed"] == [conflict]
     assert cluster.api.get_or_none(CONFLICTING_SET)
-    # Its pod is collected by a controller that is not started here.
+    # The garbage collector, which would delete the DaemonSet's pod, does not run here.
     selector = "labelSelector=name%3Dnvidia-device-plugin"
     ending = [one["metadata"]["name"] for one in cluster.api.get(f"{SYSTEM}/pods?{selector}")["items"]]
     with ThreadPoolExecutor(1) as other:
@@ -381,7 +381,7 @@ def play(cluster, version: str, *words: str) -> tuple[str, int]:
 
 
 def test_role_check_apply_repeat_undo(cluster, deployed):
-    """The whole role on this node: from nothing to slices by a pod, and back to nothing."""
+    """Runs the role in check mode, to install, again without changes, and to remove everything from this node."""
     (archive,) = (ROOT / ".build" / "plugin-image").glob("vgpu-plugin-*.pyz")
     version = archive.name.removeprefix("vgpu-plugin-").rpartition("-cp")[0]
     # Install the program first from a local archive, because the role would download packages.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kubelet and plugin die and come back; containers die and come back. No allocation is lost or given out twice."""
+"""Kubelet, plugin and containers are killed and restarted. No allocation is lost or made twice."""
 
 from __future__ import annotations
 

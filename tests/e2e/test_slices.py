@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slices of a node as pods get them, checked by the simulated driver's account and the kubelet's checkpoint."""
+"""Pods get slices of a node's GPUs; the tests check the simulated driver's usage and the kubelet's checkpoint."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_four_pods_share_a_gpu_and_the_fifth_waits(cluster, node, pod):
         one.wait_running()
         assert one.wait_log(r"^took 1000: (\d+)$").group(1) == "0"
     pids = sorted(pid for one in four for pid in one.pids())
-    assert sorted(node.memory_by_pid()) == pids  # NVIDIA's own program, on the host
+    assert sorted(node.memory_by_pid()) == pids  # nvidia-smi is NVIDIA's real program and runs on the host
     assert len(ids_of(node)) == len(set(ids_of(node))) == SPLIT
     fifth = pod("share-4", WAIT)
     assert "1 Insufficient nvidia.com/gpu" in until(

@@ -107,7 +107,7 @@ def admin(fleet, kubectl, monkeypatch):
 
 
 def test_drain_writes_the_node_and_evicts_who_is_on_the_gpu(fleet, kubectl, admin):
-    """The real API server judges annotation and eviction; no kubelet is there to end the pod."""
+    """The real API server accepts the node's annotation and the eviction. No kubelet runs that would end the pod."""
     fleet.node("a", 2)
     fleet.pod("has", {GPU: 1, MEM: 12000})
     _node, parts = fleet.bound("has")

@@ -104,7 +104,7 @@ def remove_cgroups(group: str) -> None:
 
 
 def sweep() -> None:
-    """Removes groups of boxes whose outer half was killed."""
+    """Removes control groups of boxes whose starting process was killed before it could remove them."""
     for place in everywhere():
         for one in place.glob(f"{CGROUP_PREFIX}*"):
             number = one.name[len(CGROUP_PREFIX) :]
@@ -112,7 +112,7 @@ def sweep() -> None:
                 remove_cgroups(one.name)
 
 
-# ---- inside
+# ---- inside the box
 
 
 def mount(*words: str) -> None:
@@ -152,7 +152,7 @@ def furnish() -> None:
 
 
 def furnish_dev() -> None:
-    """A /dev of our own, so that the nodes of simulated GPUs are seen in the box alone."""
+    """Mounts a separate /dev, so that the device nodes of simulated GPUs exist only in the box."""
     fresh = RUN / "dev"
     fresh.mkdir()
     mount("-t", "tmpfs", "-o", "mode=755", "dev", str(fresh))

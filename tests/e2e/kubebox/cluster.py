@@ -323,7 +323,7 @@ class Cluster:
         }
 
     def _write_containerd(self) -> None:
-        """Version 2 of the file for Debian's containerd; version 3, where CDI is the default, for the newer one."""
+        """Writes containerd's configuration: version 2 for Debian's; version 3 for the newer one, which enables CDI."""
         with_cdi = self.runtime == WITH_CDI
         runtime = Path("/usr/local/bin/nvidia-container-runtime")
         nvidia = runtime.exists() and not with_cdi  # with CDI no runtime of NVIDIA's is needed

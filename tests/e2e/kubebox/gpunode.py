@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a GPU node has besides Kubernetes: a simulated driver, libvgpu, the arbiter, the device plugin.
+"""Prepares a GPU node: a simulated driver, libvgpu, the arbiter and the device plugin.
 
-Everything lies where it lies on a real node, so all programs run with their own defaults.
+All files have the same paths as on a real node, so all programs run with their defaults.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A container image of one layer from a root file system, without any registry."""
+"""Makes a container image of one layer from a root file system, without any registry."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that run for a while, each with its log."""
+"""Starts and stops the programs of the cluster, each with a log, and waits for conditions."""
 
 from __future__ import annotations
 
