@@ -137,7 +137,7 @@ def runs_in(node, one, sizes, percent):
     assert int(one.wait_log(r"^total (\d+)$").group(1)) == sizes[0] * MIB
     one.wait_log(r"^filled \d+$")
     (pid,) = one.pids()
-    assert used(node)[pid] == sizes[0] * MIB, "the driver's usage differs from the whole limit"
+    assert used(node)[pid] == sizes[0] * MIB, "all that it can have, to the byte, by the driver's own account"
     assert limits_of(pid) == [(size, percent) for size in sizes]
     assert len(held_gpus(node, one.name)) == len(sizes) and held_gpus(node, one.name) == planned_gpus(one)
     spec = one.object()["spec"]
@@ -304,16 +304,14 @@ def test_watcher_tells_at_the_pod_who_goes_round_the_library(machine, pod):
     probe = ["/usr/local/bin/vgpu-probe", "--json", "--checks", "bypass-symbol-table", "--hold", "60000"]
     rogue = pod("rogue", {GPU: 1, MEM: 2000}, command=probe)
     (event, *more) = until(lambda: events(cluster, rogue, "VgpuWatch"), f"event at the pod:\n{node.plugin.tail(5)}")
-    assert more == [], "the watcher must report at most one event per minute"
+    assert more == [], "once a minute at most"
     assert (event["type"], event["source"]["component"]) == ("Warning", "vgpu-device-plugin")
     (found,) = [one for one in node.vgpuctl("watch")["findings"] if one["pod"] == "rogue"]
     assert (found["namespace"], found["container"], found["reason"]) == ("default", "main", "no-slot")
     assert event["message"] == found["text"]
-    assert {one["pid"] for one in found["processes"]} <= set(rogue.pids()), (
-        "the finding must name the processes by their pids on the host"
-    )
+    assert {one["pid"] for one in found["processes"]} <= set(rogue.pids()), "named by the host's numbers"
     assert [found["uuid"]] == held_gpus(node, "rogue")
-    assert events(cluster, honest, "VgpuWatch") == [], "negative control: the pod that only fills its own slice"
+    assert events(cluster, honest, "VgpuWatch") == [], "the negative control: it fills its slice beside"
     assert rogue.running(), "this node's policy is to report"
 
 
@@ -373,7 +371,7 @@ def test_pods_that_a_boot_ended_hold_no_memory(machine, fleet, pod):
 
     for n in range(len(GPUS)):
         runs_in(node, pod(f"after-{n}", {GPU: 1, MEM: 14000}).wait_running(), [14000], 100)
-    assert all(ended(one) for one in before), "failed pods must stay until a user deletes them"
+    assert all(ended(one) for one in before), "named until somebody deletes them"
 
 
 def ended(one: pods.Pod) -> str:

@@ -84,7 +84,7 @@ def test_a_pod_of_an_old_answer(upgrade, node, pod):
     fill = [WORKER, "fill", "take", "1"]
     one = pod("old", fill, restart="Always").wait_running()
     is_limited(node, one)
-    assert ledgers(one) == {OLD_LEDGER}, "this pod's mounts are not those of the former release"
+    assert ledgers(one) == {OLD_LEDGER}, "this is none of the former release"
 
     upgrade()
 

@@ -85,7 +85,7 @@ def test_pods_with_one_claim_have_one_budget(cluster: Cluster, node: GpuNode, cl
     other.wait_log(r"^took 1: 2$")
     assert sum(used(node).values()) == 4 * GIB
     one.delete()
-    assert [one["claim"] for one in records()], "the other pod still uses the claim"
+    assert [one["claim"] for one in records()], "the other pod still has it"
     other.delete()
     until(lambda: records() == [], "the end of the allocation")
 
@@ -102,7 +102,7 @@ def test_a_container_that_starts_again_keeps_its_share(cluster: Cluster, claim: 
 def test_full_cards_make_the_next_pod_wait(cluster: Cluster, node: GpuNode, claim: Claim) -> None:
     """Claims fill two GPUs to the MiB and the next pod waits, until one pod ends."""
     if minor(Programs.from_environment()) < 36:
-        pytest.skip("the alpha version in 1.34 allocates no share of a second GPU once the first is full")
+        pytest.skip("the alpha of 1.34 gives out no share of a second card once the first is full")
     full = [
         pod(cluster, f"p{n}", claim(f"c{n}", gpu={"memory": "7200Mi", "cores": "50"}), command=FILL) for n in range(4)
     ]
@@ -127,7 +127,7 @@ def test_a_kubelet_that_starts_again_finds_all_as_it_was(cluster: Cluster, node:
         "ResourceSlices published again after the kubelet deleted them",
     )
     other = pod(cluster, "other", name, command=("take", "1000")).wait_running()
-    assert other.wait_log(r"^took 1000: (\d+)$")[1] == "2", "both pods must share the claim's memory"
+    assert other.wait_log(r"^took 1000: (\d+)$")[1] == "2", "one budget with the pod from before"
     assert len(used(node)) == 2 and sum(used(node).values()) < 2 * GIB
 
 

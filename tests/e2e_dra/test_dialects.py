@@ -197,7 +197,7 @@ def test_a_claim_that_a_tenant_wrote_is_not_used(
     """If an annotation names another owner's claim, the pod waits with that reason and the claim stays unchanged."""
     labelled("dra")
     dry = cluster.api.create(f"{NAMESPACE}/pods?dryRun=All", asking("one", gpumem="2000", gpucores="20"))
-    assert cluster.api.get(CLAIMS)["items"] == [], "a dry run must create no claim"
+    assert cluster.api.get(CLAIMS)["items"] == [], "a dry run makes none"
     spec = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "none"}}]}}
     body = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "own"}, "spec": spec}
     before = cluster.api.create(CLAIMS, body)

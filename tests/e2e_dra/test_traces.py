@@ -150,7 +150,7 @@ class RealKubelet:
 def story(cluster: Cluster) -> Iterator[scenario.Story]:
     """Creates a DeviceClass for the recorder's devices and yields the story; deletes all its objects afterwards."""
     if minor(Programs.from_environment()) < 36:
-        pytest.skip("the trace was recorded with a kubelet 1.36")
+        pytest.skip("the trace is of a kubelet 1.36")
     selectors = [{"cel": {"expression": f"device.driver == '{scenario.DRIVER}'"}}]
     body = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": CLASS}}
     cluster.api.create(CLASSES, {**body, "spec": {"selectors": selectors}})
