@@ -100,7 +100,7 @@ def serves(cluster, slices: int, limit_s: float = 180) -> None:
 def bare(cluster, machine, request):
     """Returns a node with a driver and an engine, without any of our files, and starts the module's ``CONTROLLERS``.
 
-    Restores the box's files of ours afterwards.
+    Installs the project's files in the box again afterwards.
     """
     node = machine[1]
     node.exchange(GPUS)
@@ -193,7 +193,7 @@ def test_pod_is_limited_on_a_node_that_had_a_driver_alone(cluster, installed, po
     assert used[pid] == SLICE
     # The arbiter in the plugin's pod writes the shared pages that the library in the container reads.
     status = [str(LIBRARIES / "current" / "vgpu-arbiter"), "--json-status"]
-    until(lambda: json.loads(subprocess.check_output(status))["arbiter"] is True, "arbiter to write its shared pages")
+    until(lambda: json.loads(subprocess.check_output(status))["arbiter"] is True, "shared pages written by the arbiter")
     # The arbiter also writes the pages of slices for containers outside Kubernetes.
     tenants = until(lambda: every_tenant(status), "page of every tenant")
     assert all(each["arbiter"] for each in tenants)
@@ -205,7 +205,7 @@ def every_tenant(status: list[str]) -> list[dict]:
 
 
 def test_library_lies_in_a_folder_of_its_version(cluster, installed):
-    """By the kernel's mapping, the library's files are in a folder per version, and nothing is in the host's /etc."""
+    """The library's files are in a folder of their version with a manifest, and nothing is in the host's /etc."""
     version = os.readlink(LIBRARIES / "current")
     assert sorted(one.name for one in LIBRARIES.iterdir()) == sorted([version, "current"])
     listed = json.loads((LIBRARIES / version / "manifest.json").read_text())
@@ -228,7 +228,7 @@ def test_killed_arbiter_comes_back_alone(cluster, installed, pod):
     pid = subprocess.check_output(["pgrep", "-f", "vgpu-arbiter --run /run/vgpu"], text=True).split()
     for each in pid:
         os.kill(int(each), 9)
-    until(lambda: restarts()["vgpu-arbiter"] == before["vgpu-arbiter"] + 1, "the arbiter's restart")
+    until(lambda: restarts()["vgpu-arbiter"] == before["vgpu-arbiter"] + 1, "restart of the arbiter")
     assert restarts()[NAME] == before[NAME] and one.running() and one.restarts() == 0
 
 
@@ -242,11 +242,11 @@ def test_fatal_xid_is_a_condition_and_a_taint_and_is_cleared(cluster, installed)
     def tainted() -> bool:
         return "vgpu.fleet/gpu-unhealthy" in traces(cluster)
 
-    until(lambda: condition().get("status") == "True", "the condition")
+    until(lambda: condition().get("status") == "True", "condition True")
     assert not tainted()
     (before,) = plugin_pods(cluster)
     installed.gpusimctl("xid", "0", "79")
-    until(lambda: condition()["status"] == "False" and tainted(), "the condition and the taint")
+    until(lambda: condition()["status"] == "False" and tainted(), "condition False and the taint")
     assert condition()["message"].endswith("Xid 79")
     until(lambda: cluster.allocatable() == 0, "no slice")
     until(lambda: condition()["status"] == "True" and not tainted(), "condition True and no taint", 60)

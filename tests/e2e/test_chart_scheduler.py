@@ -71,7 +71,7 @@ def installed(cluster, chart, bare, before) -> Iterator[Any]:  # noqa: F811
         kubectl(cluster, "apply", "--server-side", "--filename=-", text=text)
         kubectl(cluster, "label", "node", cluster.node, f"{LABEL}=daemonset")
         serves(cluster, SLOTS)
-        wait_until_ready(cluster, "two replicas that are ready")
+        wait_until_ready(cluster, "two ready replicas")
         until(lambda: not refused(cluster, gpu_pod("try", {MEM: 1000})), "admission through the Service", 120)
         yield bare
     finally:
@@ -120,10 +120,10 @@ def test_a_running_pod_is_resized_and_its_neighbour_keeps_what_it_has(cluster, i
     neighbour.wait_log(r"^filled \d+$")
     one = pod("resized", {MEM: 3000}, word="follow").wait_running()
     (pid,), (other,) = one.pids(), neighbour.pids()
-    until(lambda: used(installed)[pid] == 3000 * MIB, "pod to fill its first size")
+    until(lambda: used(installed)[pid] == 3000 * MIB, "pod that fills its first size")
     size = json.dumps({"main": {"memory_mib": 9000}})
     kubectl(cluster, "annotate", "pod", "resized", "--overwrite", f"vgpu.fleet/resize={size}")
-    until(lambda: used(installed)[pid] == 9000 * MIB, "same process to use 9000 MiB")
+    until(lambda: used(installed)[pid] == 9000 * MIB, "usage of 9000 MiB by the same process")
     assert used(installed)[other] == 4000 * MIB and [one.restarts(), neighbour.restarts()] == [0, 0]
 
 
@@ -132,15 +132,15 @@ def test_a_pod_bursts_and_gives_back(cluster, installed, pod):
     neighbour.wait_log(r"^filled \d+$")
     one = pod("bursts", {MEM: CARD}, {"vgpu.fleet/memory-request": "2000"}, word="follow").wait_running()
     (pid,), (other,) = one.pids(), neighbour.pids()
-    until(lambda: used(installed)[pid] == (CARD - 4000) * MIB, "pod to use all free memory of the GPU")
+    until(lambda: used(installed)[pid] == (CARD - 4000) * MIB, "pod that uses all free memory of the GPU")
     os.kill(pid, signal.SIGUSR1)
-    until(lambda: used(installed)[pid] < 2000 * MIB, "process to free memory")
+    until(lambda: used(installed)[pid] < 2000 * MIB, "process that has freed its memory")
     comes = pod("comes", {MEM: 6000}).wait_running()
     comes.wait_log(r"^filled \d+$")
     (newcomer,) = comes.pids()
     assert used(installed)[newcomer] == 6000 * MIB
     os.kill(pid, signal.SIGUSR2)
-    until(lambda: used(installed)[pid] == (CARD - 10000) * MIB, "same process to use the remaining memory")
+    until(lambda: used(installed)[pid] == (CARD - 10000) * MIB, "usage of the remaining memory by the same process")
     assert used(installed)[other] == 4000 * MIB and [one.restarts(), neighbour.restarts()] == [0, 0]
 
 

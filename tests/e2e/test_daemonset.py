@@ -90,7 +90,7 @@ def deployed(cluster, node):
     finally:
         call(cluster, state="absent")
         end_pods(cluster)
-        call(cluster, state="absent")  # what the program wrote at its node, once no pod of it runs
+        call(cluster, state="absent")  # removes the plugin's node data, now that no pod runs
         controllers.stop()
 
 
@@ -147,7 +147,7 @@ def test_pod_of_the_plugin_that_is_deleted_comes_back_and_loses_nothing(cluster,
     until(
         lambda: [p["metadata"]["uid"] for p in plugin_pods(cluster)] not in ([], [before["metadata"]["uid"]]), "new pod"
     )
-    wait_until_it_serves(cluster, deployed, SLICES, "the new pod of the plugin")
+    wait_until_it_serves(cluster, deployed, SLICES, "new pod of the plugin that serves")
     assert deployed.held() == held
     assert one.running() and one.restarts() == 0
     again = pod("second", [WORKER, "take", "500"]).wait_running()
@@ -166,7 +166,7 @@ def test_label_names_a_key_of_the_config_map(cluster, deployed):
     try:
         cluster.api.patch(path, {"metadata": {"labels": {LABEL: "big"}}})
         until(lambda: cluster.capacity() == 2, "capacity of the named configuration")
-        until(lambda: "big" in condition().get("message", ""), "the condition")
+        until(lambda: "big" in condition().get("message", ""), "condition that names the configuration")
         # The condition reports waiting as long as a deleted pod still uses its slice.
         until(
             lambda: (condition()["status"], condition()["reason"]) == ("True", "Applied"),
@@ -175,9 +175,11 @@ def test_label_names_a_key_of_the_config_map(cluster, deployed):
         )
         assert status(deployed)["config_path"] == "/etc/vgpu/configs/big.yaml"
         cluster.api.patch(path, {"metadata": {"labels": {LABEL: "nowhere"}}})
-        until(lambda: condition().get("reason") == "Refused", "the refusal")
+        until(lambda: condition().get("reason") == "Refused", "condition with the reason Refused")
         selector = "fieldSelector=reason%3DVgpuConfigurationRefused"
-        events = until(lambda: cluster.api.get(f"/api/v1/namespaces/default/events?{selector}")["items"], "the event")
+        events = until(
+            lambda: cluster.api.get(f"/api/v1/namespaces/default/events?{selector}")["items"], "event of the refusal"
+        )
         assert (events[-1]["involvedObject"]["name"], events[-1]["type"]) == (cluster.node, "Warning")
         assert cluster.capacity() == 2
     finally:
@@ -194,7 +196,7 @@ def test_a_changed_template_reaches_the_named_nodes_alone(cluster, deployed):
     (before,) = plugin_pods(cluster)
     found = call(cluster, nodes=[], **more)
     assert "DaemonSet kube-system/vgpu-device-plugin" in found["objects"], found
-    until(lambda: seen(cluster), "controller to observe the changed template")
+    until(lambda: seen(cluster), "controller that has observed the changed template")
     (still,) = plugin_pods(cluster)
     assert still["metadata"]["uid"] == before["metadata"]["uid"] and "deletionTimestamp" not in still["metadata"]
     found = call(cluster, **more)
@@ -206,7 +208,7 @@ def test_a_changed_template_reaches_the_named_nodes_alone(cluster, deployed):
         ),
         "new pod",
     )
-    wait_until_it_serves(cluster, deployed, SLICES, "the pod of the changed template")
+    wait_until_it_serves(cluster, deployed, SLICES, "pod of the changed template that serves")
     (after,) = plugin_pods(cluster)
     assert {"name": "VGPU_TRIED", "value": "1"} in after["spec"]["containers"][0]["env"]
     assert not call(cluster, **more)["changed"]
@@ -244,7 +246,7 @@ def test_plugin_writes_its_own_node_and_no_other(cluster, deployed):
         word, mine = token(cluster), f"/api/v1/nodes/{cluster.node}"
         change = {"metadata": {"annotations": {"vgpu.fleet/tried": "1"}}}
         # A policy becomes active some seconds after its creation.
-        until(lambda: as_plugin(cluster, word, "PATCH", OTHER, change)[0] != 200, "the policy")
+        until(lambda: as_plugin(cluster, word, "PATCH", OTHER, change)[0] != 200, "active policy")
         code, said = as_plugin(cluster, word, "PATCH", OTHER, change)
         assert code in (403, 422) and "and no other" in said, (code, said)
         assert as_plugin(cluster, word, "PATCH", f"{OTHER}/status", change)[0] in (403, 422)
@@ -307,9 +309,9 @@ def conflict(cluster, deployed):
         "metadata": {"name": "nvidia-device-plugin", "namespace": "kube-system"},
         "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": spec}},
     }
-    until(lambda: cluster._created(f"{SYSTEM}/serviceaccounts", {"metadata": {"name": "default"}}), "the account")
+    until(lambda: cluster._created(f"{SYSTEM}/serviceaccounts", {"metadata": {"name": "default"}}), "service account")
     cluster.api.create(CONFLICTING_SET.rpartition("/")[0], body)
-    until(lambda: conflicts(cluster)["conflicting_plugins"], "the other plugin's pod")
+    until(lambda: conflicts(cluster)["conflicting_plugins"], "pod of the other plugin")
     yield "DaemonSet kube-system/nvidia-device-plugin"
     if cluster.api.get_or_none(CONFLICTING_SET):
         cluster.api.delete(CONFLICTING_SET)
@@ -332,7 +334,7 @@ def test_another_plugin_is_named_refused_and_removed_with_consent(cluster, confl
     ending = [one["metadata"]["name"] for one in cluster.api.get(f"{SYSTEM}/pods?{selector}")["items"]]
     with ThreadPoolExecutor(1) as other:
         removal = other.submit(conflicts, cluster, remove=[conflict])
-        until(lambda: not cluster.api.get_or_none(CONFLICTING_SET), "the removal")
+        until(lambda: not cluster.api.get_or_none(CONFLICTING_SET), "deletion of the other DaemonSet")
         for name in ending:
             cluster.api.delete(f"{SYSTEM}/pods/{name}", grace_s=1)
         assert removal.result()["removed"] == [conflict]
@@ -398,7 +400,7 @@ def test_role_check_apply_repeat_undo(cluster, deployed):
     assert changed == 0, said
     with ThreadPoolExecutor(1) as other:
         removal = other.submit(play, cluster, version, "-e", "device_plugin_state=absent")
-        until(lambda: not cluster.api.get_or_none(DAEMON_SET), "the removal")
+        until(lambda: not cluster.api.get_or_none(DAEMON_SET), "deletion of the DaemonSet")
         end_pods(cluster)
         removal.result()
     for one in ("/etc/vgpu/daemonset.json", "/opt/vgpu/plugin", "/usr/local/bin/vgpuctl"):

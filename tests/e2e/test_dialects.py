@@ -58,7 +58,7 @@ def fleet(machine: Any) -> Iterator[Fleet]:
         slices = len(GPUS) * SLOTS
         until(lambda: cluster.allocatable() == slices, f"{slices} allocatable allocatable slices")
         made.start()
-        until(made.admits, "webhook to listen")
+        until(made.admits, "webhook that listens")
         until(
             lambda: pod_annotations.GPUS in annotations(cluster),
             f"annotation with the node's GPUs:\n{node.plugin.tail(5)}",
@@ -341,15 +341,15 @@ def test_everything_is_restarted_in_turn_and_pods_run_on(machine, fleet, pod):
         print(f"restarting {service.name}")
         service.stop()
         service.start()
-        until(cluster._api_ready, f"API server to be ready after the restart of {service.name}")
+        until(cluster._api_ready, f"ready API server after the restart of {service.name}")
         # Running pods are not affected, and new pods start eventually without manual steps.
         assert used(node) == memory, service.name
         name = f"new-{n}"
-        one = until(lambda name=name: runs(cluster, pod, name), f"new pod to run after the restart of {service.name}")
+        one = until(lambda name=name: runs(cluster, pod, name), f"new running pod after the restart of {service.name}")
         assert int(one.wait_log(r"^total (\d+)$").group(1)) == 500 * MIB, service.name
         until(lambda one=one: gone(one), f"end of {name} after {service.name}")
         until(lambda: set(listed(cluster)) == set(NAMES), f"{NAMES} in the node's capacity after {service.name}")
-    until(lambda: node.held() == held, "the same slices at the kubelet")
+    until(lambda: node.held() == held, "report of the kubelet with the same slices")
     assert used(node) == memory and all(one.restarts() == 0 for one in before)
     assert over(fleet) == []
 

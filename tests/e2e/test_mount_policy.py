@@ -23,7 +23,7 @@ from kubebox.gpunode import LIBRARIES
 from kubebox.modules import run_module
 from kubebox.process import until
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))  # for the table in doubles
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # for doubles.mount_cases
 
 from doubles.mount_cases import ASKS, GPU, container
 from doubles.mount_cases import PODS as TABLE
@@ -73,7 +73,7 @@ def refusing(cluster: Any) -> Any:
     """Creates the policy, for resource names of several dialects, and waits until the API server applies it."""
     if cluster.api.get_or_none(POLICY) is None:
         write_policy(cluster, [GPU, "nvidia.com/gpumem", "aliyun.com/gpu-mem"])
-    until(lambda: refusal(cluster, of_table(OVER)), "API server to apply the policy")
+    until(lambda: refusal(cluster, of_table(OVER)), "enforcement of the policy by the API server")
     return cluster
 
 
@@ -82,7 +82,7 @@ def open_cluster(cluster: Any) -> Any:
     """Removes the policy and waits until the API server no longer applies it."""
     if cluster.api.get_or_none(POLICY) is not None:
         write_policy(cluster, [])
-    until(lambda: not refusal(cluster, of_table(OVER)), "API server to apply the policy no more")
+    until(lambda: not refusal(cluster, of_table(OVER)), "end of the policy's enforcement by the API server")
     return cluster
 
 

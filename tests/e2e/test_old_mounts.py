@@ -65,7 +65,7 @@ def ledgers(one: Pod) -> set[str]:
 
 def is_limited(node: GpuNode, one: Pod, start: int = 0) -> None:
     """Asserts that this start of the container got exactly its slice, by the container's log and the driver."""
-    until(lambda: "took 1: 2\n" in one.logs().get(start, ""), f"container start {start} to allocate its whole slice")
+    until(lambda: "took 1: 2\n" in one.logs().get(start, ""), f"container start {start} that allocates its whole slice")
     assert f"total {SLICE}\n" in one.logs()[start]
     usage = node.gpusimctl("usage", "--json")["gpus"]
     (used,) = [process["total"] for gpu in usage for process in gpu["processes"]]

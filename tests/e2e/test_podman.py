@@ -47,7 +47,7 @@ def free_slice(node) -> str:
 def test_a_slice_for_podman_beside_a_pod(cluster, node, pod):
     beside = pod("beside", [WORKER, "fill"]).wait_running()
     beside.wait_log(r"^filled ")
-    until(lambda: any(one["in_use"] for one in node.status()["slices"]), "a slice that is in use")
+    until(lambda: any(one["in_use"] for one in node.status()["slices"]), "slice in use")
     mine = free_slice(node)
     started = run(f"vgpu.fleet/slice={mine}", WORKER, "fill", "take", "1", options=("--detach", "--name", "outside"))
     assert started.returncode == 0, started.stderr

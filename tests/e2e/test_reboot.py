@@ -56,11 +56,11 @@ def test_plugin_first(cluster, node, work):
     power.boot_runtime(cluster)
     cluster.kubelet.start()
 
-    until(lambda: cluster.node_ready() and boot_of(cluster) != boot, "node to be ready with the new boot id")
+    until(lambda: cluster.node_ready() and boot_of(cluster) != boot, "ready node with the new boot id")
     until(node.registered, "registration")
     until(lambda: used(node) == [SLICE] * 2, f"both slices filled again: {[one.object()['status'] for one in ones]}")
     assert [one.uid for one in ones] == uids and all(one.restarts() >= 1 for one in ones)
-    until(lambda: node.held() == held, "the same slices at the kubelet")
+    until(lambda: node.held() == held, "report of the kubelet with the same slices")
     until(lambda: cluster.allocatable() == SLICES, "all allocatable slices")
 
 
@@ -103,7 +103,7 @@ def test_kubelet_first(cluster, node, work, replicas, pod):
     power.boot_runtime(cluster)
     cluster.kubelet.start()
 
-    until(lambda: cluster.node_ready() and boot_of(cluster) != boot, "node to be ready with the new boot id")
+    until(lambda: cluster.node_ready() and boot_of(cluster) != boot, "ready node with the new boot id")
     for one in (*ones, former):
         text = until(lambda one=one: refused(one), f"refusal of {one.name} by the kubelet")
         assert RESOURCE in text
@@ -114,7 +114,7 @@ def test_kubelet_first(cluster, node, work, replicas, pod):
     node.start()
 
     until(lambda: (cluster.capacity(), cluster.allocatable()) == (SLICES, SLICES), "all allocatable slices")
-    until(lambda: any(one.running() for one in replicas()), "pod of the ReplicaSet to run")
+    until(lambda: any(one.running() for one in replicas()), "running pod of the ReplicaSet")
     # Together with the ReplicaSet's pod these pods use all slices, so no refused pod keeps a slice.
     later = [pod(f"later-{n}", FILL).wait_running() for n in range(SLICES - 1)]
     until(lambda: used(node) == [SLICE] * SLICES, "every slice filled exactly")

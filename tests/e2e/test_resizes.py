@@ -66,7 +66,7 @@ def pair(machine, pod):  # noqa: F811
     neighbour = pod("neighbour", {GPU: 1, MEM: 4000, CORES: 30}, notes=beside).wait_running()
     neighbour.wait_log(r"^filled \d+$")
     (pid,), (other,) = one.pids(), neighbour.pids()
-    until(lambda: used(node)[pid] == 3000 * MIB, "pod to fill its first size")
+    until(lambda: used(node)[pid] == 3000 * MIB, "pod that fills its first size")
     yield one, pid, neighbour, other
     assert used(node)[other] == 4000 * MIB and limits_of(other) == [(4000, 30)], "the neighbour has what it had"
     assert [each.restarts() for each in (one, neighbour)] == [0, 0]
@@ -94,7 +94,7 @@ def test_its_owner_makes_a_pod_larger_and_smaller(machine, fleet, pair):  # noqa
     assert limits_of(pid) == [(11360, 70)] and used(node)[pid] == 11360 * MIB
     assert [each["memory_mib"] for each in leaders_view(fleet, node, one)] == [11360 + 4000], "it counts until then"
     os.kill(pid, signal.SIGUSR1)
-    until(lambda: used(node)[pid] < 2000 * MIB, "process to free memory")
+    until(lambda: used(node)[pid] < 2000 * MIB, "process that has freed its memory")
     begun = time.monotonic()
     until(lambda: limits_of(pid) == [(2000, 10)], "smaller limit in the limits file")
     print(f"from free memory to the smaller limit: {time.monotonic() - begun:.1f} s")
@@ -103,7 +103,7 @@ def test_its_owner_makes_a_pod_larger_and_smaller(machine, fleet, pair):  # noqa
     until(lambda: used(node)[pid] == 2000 * MIB, "usage equal to the smaller limit")
     until(
         lambda: [each["memory_mib"] for each in leaders_view(fleet, node, one)] == [6000],
-        "leader to count the smaller size",
+        "metric of the leader with the smaller size",
     )
     said(cluster, one, "VgpuResized", "2000 MiB, 10 %")
 
@@ -138,20 +138,20 @@ def test_a_size_that_is_granted_while_the_plugin_is_away_and_one_by_root(machine
     one, pid, _neighbour, _other = pair
     node.plugin.stop()
     ask(cluster, one, {"memory_mib": 5000})
-    until(lambda: resizes.FORMER in notes(one), "scheduler to grant the size")
+    until(lambda: resizes.FORMER in notes(one), "grant of the size by the scheduler")
     assert limits_of(pid) == [(3000, 20)]
     node.plugin.start()
-    until(lambda: is_done(one, 5000), f"the size:\n{node.plugin.tail(5)}")
-    until(lambda: used(node)[pid] == 5000 * MIB, "the memory")
+    until(lambda: is_done(one, 5000), f"resize to 5000 MiB by the plugin:\n{node.plugin.tail(5)}")
+    until(lambda: used(node)[pid] == 5000 * MIB, "usage of 5000 MiB")
     try:
         answer = node.vgpuctl("resize", f"default/{one.name}/main", "--memory", "6000Mi")
     except subprocess.CalledProcessError as fault:
         raise AssertionError(f"{fault.stdout}\n{fault.stderr}\n{node.plugin.tail(20)}") from None
     assert answer["changed"] and is_done(one, 6000)
-    until(lambda: used(node)[pid] == 6000 * MIB, "the memory")
+    until(lambda: used(node)[pid] == 6000 * MIB, "usage of 6000 MiB")
     until(
         lambda: [each["memory_mib"] for each in leaders_view(fleet, node, one)] == [10000],
-        "leader to count the size set by root",
+        "metric of the leader with the size set by root",
     )
     assert resizes.RESIZED in notes(one), "what its owner asked for was granted, and is not asked for again"
 
@@ -166,14 +166,14 @@ def test_a_pod_that_bursts_gives_back_what_another_was_promised(machine, fleet, 
     notes_of_one = {**here, burst.REQUEST: "2000"}
     one = pod("bursts", {GPU: 1, MEM: 15360, CORES: 20}, notes=notes_of_one, command=FOLLOW).wait_running()
     (pid,), (other,) = one.pids(), neighbour.pids()
-    until(lambda: used(node)[pid] == (15360 - 4000) * MIB, "pod to use all free memory of the GPU")
+    until(lambda: used(node)[pid] == (15360 - 4000) * MIB, "pod that uses all free memory of the GPU")
     assert [each["memory_mib"] for each in leaders_view(fleet, node, one)] == [4000 + 2000], "what was promised counts"
     comes = pod("comes", {GPU: 1, MEM: 6000}, notes=here)
     said(cluster, comes, "Failed", "are promised to it and still in use by containers that use more")
     assert comes.object()["spec"]["nodeName"] and not comes.running()
     assert used(node)[pid] == (15360 - 4000) * MIB and one.restarts() == 0
     os.kill(pid, signal.SIGUSR1)
-    until(lambda: used(node)[pid] < 2000 * MIB, "process to free memory")
+    until(lambda: used(node)[pid] < 2000 * MIB, "process that has freed its memory")
     begun = time.monotonic()
     comes.wait_running()
     print(f"from free memory to the start of the pod that was promised it: {time.monotonic() - begun:.1f} s")
@@ -181,11 +181,11 @@ def test_a_pod_that_bursts_gives_back_what_another_was_promised(machine, fleet, 
     (newcomer,) = comes.pids()
     assert used(node)[newcomer] == 6000 * MIB
     os.kill(pid, signal.SIGUSR2)
-    until(lambda: used(node)[pid] == (15360 - 4000 - 6000) * MIB, "same process to use the remaining memory")
+    until(lambda: used(node)[pid] == (15360 - 4000 - 6000) * MIB, "usage of the remaining memory by the same process")
     with pytest.raises(ApiError, match="stays as it was admitted"):
         cluster.api.patch(one.path, {"metadata": {"annotations": {burst.REQUEST: "9000"}}})
     comes.ask_to_end()
     comes.delete()
-    until(lambda: used(node)[pid] == (15360 - 4000) * MIB, "pod to use the deleted pod's memory", 120)
+    until(lambda: used(node)[pid] == (15360 - 4000) * MIB, "pod that uses the deleted pod's memory", 120)
     assert used(node)[other] == 4000 * MIB and limits_of(other) == [(4000, 30)], "the neighbour has what it had"
     assert [each.restarts() for each in (one, neighbour)] == [0, 0]

@@ -46,7 +46,7 @@ def test_killed_and_back(cluster, node, pod, victims):
     until(node.registered, "registration")
     until(lambda: cluster.node_ready() and cluster.allocatable() == SPLIT, "all slices at the node again")
     # After its start the kubelet lists no pod until the API server has sent it the pods of its node.
-    until(lambda: node.held() == held, "same slices at the kubelet")
+    until(lambda: node.held() == held, "report of the kubelet with the same slices")
     assert (node.held(), allocations(node), used(node)) == (held, known, memory)
     assert all(one.restarts() == 0 for one in before)
     # Only the two free slices are allocated.

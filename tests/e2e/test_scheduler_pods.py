@@ -133,7 +133,7 @@ def deployed(machine: Any) -> Iterator[Any]:
         node.start()
         until(lambda: cluster.allocatable() == SLOTS, f"{SLOTS} allocatable slices")
         assert call(cluster)["changed"]
-        wait_until_ready(cluster, "two replicas that are ready")
+        wait_until_ready(cluster, "two ready replicas")
         until(lambda: not refused(cluster, gpu_pod("try", {MEM: 1000})), "admission through the Service", 120)
         yield cluster
     finally:

@@ -84,7 +84,7 @@ def test_deleted_pod_frees_its_slice(node, pod):
     one.wait_log(r"^took 500: 0$")
     (taken,) = ids_of(node)
     one.delete()
-    until(lambda: not used(node), "driver to report no used memory")
+    until(lambda: not used(node), "report of the driver that no memory is used")
     # Four pods run at the same time, so the deleted pod keeps no slice.
     again = [pod(f"after-{n}", WAIT) for n in range(SPLIT)]
     for each in again:

@@ -39,7 +39,7 @@ class RealKubelet:
         for one in [main, *more.get("initContainers", [])]:
             one["volumeMounts"] = []
         pod = pods.create(self.cluster, body)
-        until(lambda: pod.running() or pod.phase == "Failed", f"pod {name} to run or fail")
+        until(lambda: pod.running() or pod.phase == "Failed", f"pod {name} that runs or has failed")
         if pod.running():
             return "Running"
         status = pod.object()["status"]
@@ -62,7 +62,7 @@ class RealKubelet:
         self.cluster.kubelet.start()
         until(lambda: socket.exists() and socket.stat().st_ino != before, "new socket of the kubelet")
         until(self.pod_resources.exists, "PodResources of the kubelet")
-        until(self.cluster.node_ready, "node to be ready again")
+        until(self.cluster.node_ready, "node that is ready again")
 
     def allocatable(self) -> int:
         return self.cluster.allocatable(scenario.RESOURCE)

@@ -47,7 +47,7 @@ def test_a_pod_gets_what_it_claimed(cluster: Cluster, node: GpuNode, claim: Clai
         30,
     )
     one.delete()
-    until(lambda: records() == [], "the end of the allocation")
+    until(lambda: records() == [], "deletion of the allocation")
 
 
 def test_what_is_not_asked_for_is_the_equal_slice(cluster: Cluster, claim: Claim) -> None:
@@ -87,7 +87,7 @@ def test_pods_with_one_claim_have_one_budget(cluster: Cluster, node: GpuNode, cl
     one.delete()
     assert [one["claim"] for one in records()], "the other pod still has it"
     other.delete()
-    until(lambda: records() == [], "the end of the allocation")
+    until(lambda: records() == [], "deletion of the allocation")
 
 
 def test_a_container_that_starts_again_keeps_its_share(cluster: Cluster, claim: Claim) -> None:

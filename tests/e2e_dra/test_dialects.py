@@ -84,7 +84,7 @@ def labelled(cluster: Cluster, webhook: Service) -> Iterator[Callable[[str | Non
     def label(value: str | None) -> None:
         cluster.api.patch(NAMESPACE, {"metadata": {"labels": {"vgpu.fleet/allocation": value}}})
         # The API server learns labels of namespaces by a watch, so admission uses the new label a moment later.
-        until(lambda: seen(cluster) == value, f"admission to use the label {value}")
+        until(lambda: seen(cluster) == value, f"admission that uses the label {value}")
 
     yield label
     label(None)

@@ -72,11 +72,11 @@ def test_pods_start_again_after_a_boot(cluster: Cluster, node: GpuNode, claim: C
         cluster.kubelet.start()
     else:
         cluster.kubelet.start()
-        until(cluster.node_ready, "node to be ready")
+        until(cluster.node_ready, "node that is ready")
         assert one.phase in ("Running", "Pending") and used(node) == {}
         node.start()
 
-    until(lambda: list(used(node).values()) == [2 * GIB], f"pod to fill its share again: {one.object()['status']}")
+    until(lambda: list(used(node).values()) == [2 * GIB], f"pod that fills its share again: {one.object()['status']}")
     assert one.uid == uid and one.restarts() >= 1
     assert [record["id"] for record in records()] == [record["id"] for record in before]
 

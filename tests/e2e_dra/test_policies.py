@@ -64,7 +64,7 @@ def judged(started: Any) -> Iterator[Cluster]:
     made = [*dra_manifests.parameters_policy(), *mount_policy.of_claims()]
     for one in made:
         cluster.api.create(FOLDERS[one["kind"]], one)
-    until(lambda: refusal(cluster, CLAIMS, claim_with({"anything": 1})), "API server to apply the policy")
+    until(lambda: refusal(cluster, CLAIMS, claim_with({"anything": 1})), "enforcement of the policy by the API server")
     yield cluster
     for one in reversed(made):
         cluster.api.delete(f"{FOLDERS[one['kind']]}/{one['metadata']['name']}")

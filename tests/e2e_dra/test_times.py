@@ -56,7 +56,7 @@ def seconds_to_running(cluster: Cluster, way: str, n: int) -> float:
         cluster.api.create(CLAIMS, claim_of(f"c{n}", "1Gi", "10"))
         with_claim(body, f"c{n}")
     pod = pods.create(cluster, body)
-    until(pod.running, f"pod {pod.name} to run", pause_s=0.02)
+    until(pod.running, f"running pod {pod.name}", pause_s=0.02)
     took = time.monotonic() - began
     pod.delete()
     if way == "claim":

@@ -124,7 +124,7 @@ class RealKubelet:
         self.cluster.kubelet.stop(kill=True)
         self.cluster.api.delete(pods.Pod(self.cluster, removed).path, grace_s=0)
         self.cluster.kubelet.start()
-        until(self.cluster.node_ready, "node to be ready again")
+        until(self.cluster.node_ready, "node that is ready again")
 
     def pods(self) -> dict[str, str]:
         return self._pods

@@ -154,14 +154,14 @@ class Fleet:
                 one.ours.stop()
                 one.ours.command = [*one.ours.command, f"--config={path}"]
                 one.ours.start()
-            until(self.serves, "extenders and webhook to listen")
+            until(self.serves, "extenders and webhook that listen")
             yield
         finally:
             for one, command in zip(self.replicas, plain, strict=True):
                 one.ours.stop()
                 one.ours.command = command
                 one.ours.start()
-            until(self.serves, "extenders and webhook to listen")
+            until(self.serves, "extenders and webhook that listen")
 
     # ---- nodes and pods
 
@@ -175,7 +175,7 @@ class Fleet:
 
     def clean(self) -> None:
         if self.replicas[0].ours.running:
-            until(self.admits, "webhook to listen")
+            until(self.admits, "webhook that listens")
         for pod in self.api.get(PODS)["items"]:
             self.delete(pod["metadata"]["name"])
         for name in self.names:

@@ -127,7 +127,7 @@ def test_a_label_that_keeps_a_pod_from_the_webhook_lifts_no_limit(fleet, tenant)
     labels = {"namespace": "default", "quota": "own", "resource": f"limits.{MEM}"}
     until(
         lambda: all(fleet.metric(one, "quota_hard", **labels) for one in fleet.replicas),
-        "both programs to read the quota",
+        "quota known to both programs",
     )
     ours = {"schedulerName": "vgpu-scheduler"}
     tenant.create(PODS, gpu_pod("over", {GPU: 1, MEM: 5000}, IGNORE, **ours))
@@ -147,7 +147,7 @@ def test_an_annotation_that_changes_after_admission_lifts_no_limit(fleet, tenant
     labels = {"namespace": "default", "quota": "own", "resource": f"limits.{MEM}"}
     until(
         lambda: all(fleet.metric(one, "quota_hard", **labels) for one in fleet.replicas),
-        "both programs to read the quota",
+        "quota known to both programs",
     )
 
     def says(pod, size):
@@ -157,7 +157,7 @@ def test_an_annotation_that_changes_after_admission_lifts_no_limit(fleet, tenant
     tenant.create(PODS, gpu_pod("grows", {}, notes={name: f"2000{unit}"}, **gates))
     says("grows", 9000)
     tenant.patch(f"{PODS}/grows", {"spec": {"schedulingGates": []}})
-    until(lambda: "4000" in fleet.waits("grows"), "scheduler to refuse the pod because of the quota", 60)
+    until(lambda: "4000" in fleet.waits("grows"), "refusal by the scheduler because of the quota", 60)
     assert not fleet.node_of("grows")
     says("grows", 3000)
     fleet.bound("grows", 180)
@@ -201,7 +201,7 @@ def test_no_forged_plan_fills_a_gpu(fleet, tenant, neighbour):
     judged(tenant, [Try("PATCH", f"{PODS}/named", body, words, MERGE) for body in bodies])
     until(
         lambda: all(fleet.metric(one, "unplanned_pods") == 1 for one in fleet.replicas),
-        "both programs to count one pod without a plan",
+        "count of one pod without a plan in both programs",
     )
     assert neighbour.bound("all", {GPU: 1, MEM: CARD}) == [("GPU-a-0", CARD)]
 
@@ -298,7 +298,7 @@ def test_a_priority_that_anybody_may_name_takes_a_neighbours_place(fleet, tenant
     again = Try("POST", PODS, gpu_pod("again", {GPU: 1, MEM: 3000}, **critical), "exceeded quota: none")
     until(
         lambda: again.words in said(tenant, Try("POST", f"{PODS}?dryRun=All", again.body, "")),
-        "API server to apply the quota",
+        "enforcement of the quota by the API server",
     )
     judged(tenant, [again])
 
@@ -378,7 +378,7 @@ def test_folders_of_the_node_are_closed_by_pod_security(fleet, tenant):
     space = "/api/v1/namespaces/default"
     fleet.api.patch(space, {"metadata": {"labels": {BASELINE: "baseline"}}})
     try:
-        until(lambda: said(tenant, Try("POST", dry, on[0], "")), "API server to apply PodSecurity")
+        until(lambda: said(tenant, Try("POST", dry, on[0], "")), "enforcement of PodSecurity by the API server")
         judged(tenant, [Try("POST", dry, made, 'violates PodSecurity "baseline') for made in on])
         # Negative control: a plain pod is allowed. The tenant cannot remove the label.
         judged(tenant, [Try("POST", dry, gpu_pod("p"), "")])
@@ -438,7 +438,7 @@ def test_a_runtime_that_nobody_tried_gets_no_slice(fleet, tenant):
     try:
         # Both programs learn of the class by their watch.
         first = Try("POST", f"{PODS}?dryRun=All", gpu_pod("p", runtimeClassName="kata"), "")
-        until(lambda: words in said(tenant, first), "webhook to know the RuntimeClass")
+        until(lambda: words in said(tenant, first), "webhook that knows the RuntimeClass")
         tries = [
             Try("POST", PODS, gpu_pod("p", runtimeClassName="kata"), words),
             Try("POST", PODS, gpu_pod("p", runtimeClassName="kata"), "scheduler_runtime_handlers"),

@@ -140,7 +140,7 @@ def test_nobody_gets_more_than_quota_and_card_have(fleet, tenant, neighbour):
     labels = {"namespace": "default", "quota": "own", "resource": f"limits.{MEM}"}
     until(
         lambda: all(fleet.metric(one, "quota_hard", **labels) for one in fleet.replicas),
-        "both programs to read the quota",
+        "quota known to both programs",
     )
     for name in ("mine", "other"):
         tenant.create(PODS, gpu_pod(name, {GPU: 1, MEM: 2000}))
@@ -172,14 +172,14 @@ def test_what_is_given_back_is_nobodys_before_the_node_has_taken_it(fleet, tenan
     )
     kubelet.patch(f"{PODS}/mine", annotated(former=None))
     tenant.patch(f"{PODS}/mine", asks(1000))
-    until(lambda: given(fleet, "mine") == [("GPU-a-0", 1000)], "the grant")
+    until(lambda: given(fleet, "mine") == [("GPU-a-0", 1000)], "grant of 1000 MiB")
     assert OURS in said(tenant, Try("PATCH", f"{PODS}/mine", annotated(former=None), "", MERGE))
     neighbour.make("large", {GPU: 1, MEM: 10000})
     fleet.pause(3)
     for one in fleet.replicas:
         one.ours.stop()
         one.ours.start()
-    until(lambda: counted(fleet) == [15000] * 2, "restarted programs to count 15000 MiB again")
+    until(lambda: counted(fleet) == [15000] * 2, "count of 15000 MiB in both restarted programs")
     assert "nodeName" not in neighbour.get("large")["spec"]
     kubelet.patch(f"{PODS}/mine", annotated(former=None))
     until(
@@ -278,7 +278,7 @@ def test_a_quota_counts_what_was_promised(fleet, tenant):
     labels = {"namespace": "default", "quota": "own", "resource": f"limits.{MEM}"}
     until(
         lambda: all(fleet.metric(one, "quota_hard", **labels) for one in fleet.replicas),
-        "both programs to read the quota",
+        "quota known to both programs",
     )
     tenant.create(PODS, gpu_pod("mine", {GPU: 1, MEM: 15000}, notes={REQUEST: "3000"}))
     fleet.bound("mine")

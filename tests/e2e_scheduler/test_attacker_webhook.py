@@ -165,4 +165,4 @@ def test_the_webhook_answers_the_api_server_meanwhile(fleet, tenant, attack):
             assert resident(fleet) - before < 200 << 10
         for n in range(10):
             fleet.bound(f"p{n}")
-    until(lambda: asked(port, "GET", "/healthz")[0] == 200, "webhook to answer after the attack")
+    until(lambda: asked(port, "GET", "/healthz")[0] == 200, "webhook that answers after the attack")

@@ -57,9 +57,9 @@ def test_both_programs_are_killed_in_the_middle_of_binds_and_know_everything_aga
     seen = bound(fleet)
     for one in fleet.replicas:
         one.ours.start()
-    until(fleet.serves, "extenders and webhook to listen")
+    until(fleet.serves, "extenders and webhook that listen")
     # Forty pods fit and fifty are created: the programs must find all free memory and use none of it twice.
-    until(lambda: made(fleet, "first"), "webhook to answer")
+    until(lambda: made(fleet, "first"), "webhook that answers")
     fill(fleet, 30, 19)
     until(lambda: bound(fleet) == 40, f"40 pods with a node; {bound(fleet)}, {seen} when they were killed", 120)
     fleet.pause(2)
@@ -80,7 +80,7 @@ def test_a_node_that_goes_and_comes_back_holds_what_its_pods_hold(fleet):
     until(lambda: bound(fleet) == 3, "3 pods with a node", 60)
     before = fleet.api.get(f"{NODES}/a")["metadata"]["uid"]
     fleet.api.delete(f"{NODES}/a")
-    until(lambda: says(fleet, "a") == {0}, "both programs to report no memory on the deleted node", 60)
+    until(lambda: says(fleet, "a") == {0}, "report of both programs that the deleted node has no used memory", 60)
     fleet.pod("waits", {GPU: 1, MEM: SIZE})
     fleet.waits("waits")
     fleet.node("a", 1)
@@ -104,7 +104,7 @@ def test_a_node_s_annotation_that_is_deleted_changes_nothing_and_is_counted(flee
             [fleet.metric(one, "drift_total", kind="gpus_deleted") for one in fleet.replicas]
             == [count + 1 for count in before]
         ),
-        "both programs to count the deleted annotation",
+        "count of the deleted annotation in both programs",
         60,
     )
     fill(fleet, 2, 4)

@@ -37,7 +37,7 @@ def without(fleet):
     yield
     for one in fleet.replicas:
         one.start()
-    until(fleet.serves, "extenders and webhook to listen", 60)
+    until(fleet.serves, "extenders and webhook that listen", 60)
 
 
 # columns: user, suffix of the pod's path, patch, words of the refusal ("": accepted)

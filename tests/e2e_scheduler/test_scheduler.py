@@ -175,7 +175,7 @@ def test_without_the_webhook_gpu_pods_are_refused_and_others_are_not(fleet):
         except ApiError:
             return None
 
-    until(admitted, "webhook to answer again", 60)
+    until(admitted, "webhook that answers again", 60)
     fleet.bound("gpu")
 
 
@@ -200,7 +200,7 @@ def test_the_leader_is_killed_in_the_middle_and_nothing_is_oversold(fleet):
         assert other is not leader
         # If all pods were bound before the kill, the dead program's Lease must expire first. The waiting pods then make
         # the other program ask for the Lease.
-        until(lambda: fleet.writer() is other, "other program to hold the Lease", 120)
+        until(lambda: fleet.writer() is other, "other program that holds the Lease", 120)
     finally:
         leader.start()
     fleet.pause(2)

@@ -154,7 +154,7 @@ def test_an_api_server_that_stands_still_in_the_middle_of_binds(fleet):
     assert fleet.faults() == []
     until(
         lambda: all(fleet.metric(replica, "uncertain_binds") == 0 for replica in fleet.replicas),
-        "programs to learn the outcome of each bind",
+        "known outcome of each bind in both programs",
         120,
     )
     assert fleet.metric(fleet.writer(), "node_memory_held_bytes", node="a") == count * 1600 << 20

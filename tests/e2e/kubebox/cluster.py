@@ -152,11 +152,11 @@ class Cluster:
         self._write_containerd()
         self._start_containerd()
         self.kubelet.start()
-        until(self.node_ready, f"node to be ready with {name}")
+        until(self.node_ready, f"ready node with the runtime {name}")
 
     def _start_containerd(self) -> None:
         self.containerd.start()
-        until(lambda: self.ctr("version", check=False).returncode == 0, "containerd to answer")
+        until(lambda: self.ctr("version", check=False).returncode == 0, "containerd that answers")
         packed = self.folder / "image.tar"
         images.archive(self.programs.image, IMAGE, packed)
         self.ctr("images", "import", str(packed))

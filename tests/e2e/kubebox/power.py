@@ -92,14 +92,14 @@ def new_boot() -> None:
 def boot_runtime(cluster: Cluster) -> None:
     """Starts the container runtime, which still has its images."""
     cluster.containerd.start()
-    until(lambda: cluster.ctr("version", check=False).returncode == 0, "containerd to answer")
+    until(lambda: cluster.ctr("version", check=False).returncode == 0, "containerd that answers")
 
 
 def boot_programs(node: GpuNode) -> None:
     """Starts our programs and waits until the plugin serves, as systemd does before it starts dependent units."""
     node.arbiter.start()
     node.plugin.start()
-    until(lambda: serves(node), f"plugin to serve; its log:\n{node.plugin.tail(5)}")
+    until(lambda: serves(node), f"plugin that serves; its log:\n{node.plugin.tail(5)}")
 
 
 def serves(node: GpuNode) -> bool:

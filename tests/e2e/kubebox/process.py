@@ -19,7 +19,10 @@ class NeverCame(AssertionError):
 
 
 def until(what: Callable[[], Any], about: str, limit_s: float = LIMIT_S, pause_s: float = 0.2) -> Any:
-    """Polls ``what`` until it returns a true value, and returns that value. Raises NeverCame after ``limit_s``."""
+    """Polls ``what`` until it returns a true value, and returns that value. Raises NeverCame after ``limit_s``.
+
+    ``about``: a noun phrase, because the error reads "there was no …".
+    """
     limit = time.monotonic() + limit_s
     while True:
         found = what()

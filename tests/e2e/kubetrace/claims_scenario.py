@@ -141,7 +141,7 @@ class Story:
 
     def registered(self, state: bool = True) -> None:
         self.kubelet.look()
-        until(lambda: self.plugin.registered is state, f"registration to end with registered={state}")
+        until(lambda: self.plugin.registered is state, f"registration that ends with registered={state}")
 
     def tell(self) -> list[dict[str, Any]]:
         self._registration()
