@@ -16,7 +16,7 @@ E2E = Path(__file__).resolve().parent
 PLUGIN = E2E.parents[1] / "native" / "plugin"
 sys.path[:0] = [str(E2E), str(PLUGIN / "src")]
 sys.path.append(str(E2E.parent))  # for the module former
-# The gRPC code of the kubelet's interfaces, for the recorder of traces.
+# for kubetrace: the gRPC code of the kubelet's interfaces
 subprocess.run(["make", "-s", "-C", str(PLUGIN), "proto", f"PYTHON={sys.executable}"], check=True)
 
 from kubebox import pods, state  # noqa: E402
@@ -60,7 +60,7 @@ def cluster(machine: tuple[Cluster, GpuNode]) -> Cluster:
 def offer(cluster: Cluster, node: GpuNode, count: int) -> None:
     """Starts our programs and waits until the API server reports ``count`` slices."""
     node.start()
-    until(lambda: (cluster.capacity(), cluster.allocatable()) == (count, count), f"{count} slices at the node")
+    until(lambda: (cluster.capacity(), cluster.allocatable()) == (count, count), f"{count} allocatable slices")
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def node(machine: tuple[Cluster, GpuNode], request: pytest.FixtureRequest) -> It
     offer(cluster, node, request.module.SLICES)
     yield node
     pods.delete_all(cluster)
-    until(lambda: not node.held(), "kubelet that holds nothing")
+    until(lambda: not node.held(), "kubelet without allocated devices")
 
 
 @pytest.fixture

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The chart on a node that no playbook has prepared: Helm renders it, kubectl applies it, and nothing else is done. A
-limited pod runs, other values arrive, a label empties the node, and nothing of it is left."""
+"""Installs the chart with Helm and kubectl alone on a node that no playbook has prepared.
+
+A pod with a limit runs, changed values reach the node, and a label removes everything from the node again.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ SYSTEM = "/api/v1/namespaces/kube-system"
 CONTROLLERS = ("daemonset-controller", "root-ca-certificate-publisher-controller")
 LABEL = "vgpu.fleet/device-plugin"
 NAME, REMOVAL = "vgpu-device-plugin", "vgpu-device-plugin-removal"
-# The simulated driver is a file of the host's, which the plugin sees below /host.
+# The simulated driver is a file on the host, which the plugin's container sees below /host.
 VALUES = {
     "image": PLUGIN_IMAGE,
     "imagePullPolicy": "Never",
@@ -35,7 +37,7 @@ VALUES = {
     "variables": {"vgpu_split_count": SPLIT, "vgpu_unhealthy_taint": "any"},
     "options": ["--health-clean-period=3"],
 }
-# Places on a host in which our programs might leave files.
+# Folders of a host in which the project's programs might leave files.
 PLACES = ("/etc", "/usr/local", "/opt", "/var/lib/vgpu", "/run/vgpu", "/run/cdi", "/etc/ld.so.preload")
 
 
@@ -98,7 +100,7 @@ def serves(cluster, slices: int, limit_s: float = 180) -> None:
 def bare(cluster, machine, request):
     """Returns a node with a driver and an engine, without any of our files, and starts the module's ``CONTROLLERS``.
 
-    Restores the box's files of ours afterwards.
+    Installs the project's files in the box again afterwards.
     """
     node = machine[1]
     node.exchange(GPUS)
@@ -132,7 +134,7 @@ def installed(cluster, chart, bare, before):
 
 @pytest.fixture
 def pod(cluster, installed):
-    """As that of conftest, on the node that the chart has installed; all are deleted after the test."""
+    """Creates pods on the node that the chart has installed, and deletes them after the test."""
 
     def make(name: str, command: list[str]) -> pods.Pod:
         return pods.create(cluster, pods.manifest(name, pods.container(command)))
@@ -189,11 +191,11 @@ def test_pod_is_limited_on_a_node_that_had_a_driver_alone(cluster, installed, po
         for each in gpu["processes"]
     }
     assert used[pid] == SLICE
-    # The arbiter in the plugin's pod writes the pages that the container reads.
+    # The arbiter in the plugin's pod writes the shared pages that the library in the container reads.
     status = [str(LIBRARIES / "current" / "vgpu-arbiter"), "--json-status"]
-    until(lambda: json.loads(subprocess.check_output(status))["arbiter"] is True, "the arbiter's pages")
-    # Those of slices that containers outside Kubernetes may take, too.
-    tenants = until(lambda: every_tenant(status), "every tenant's page")
+    until(lambda: json.loads(subprocess.check_output(status))["arbiter"] is True, "shared pages written by the arbiter")
+    # The arbiter also writes the pages of slices for containers outside Kubernetes.
+    tenants = until(lambda: every_tenant(status), "page of every tenant")
     assert all(each["arbiter"] for each in tenants)
 
 
@@ -203,7 +205,7 @@ def every_tenant(status: list[str]) -> list[dict]:
 
 
 def test_library_lies_in_a_folder_of_its_version(cluster, installed):
-    """By the kernel's mapping, the library's files are in a folder per version, and nothing is in the host's /etc."""
+    """The library's files are in a folder of their version with a manifest, and nothing is in the host's /etc."""
     version = os.readlink(LIBRARIES / "current")
     assert sorted(one.name for one in LIBRARIES.iterdir()) == sorted([version, "current"])
     listed = json.loads((LIBRARIES / version / "manifest.json").read_text())
@@ -226,12 +228,12 @@ def test_killed_arbiter_comes_back_alone(cluster, installed, pod):
     pid = subprocess.check_output(["pgrep", "-f", "vgpu-arbiter --run /run/vgpu"], text=True).split()
     for each in pid:
         os.kill(int(each), 9)
-    until(lambda: restarts()["vgpu-arbiter"] == before["vgpu-arbiter"] + 1, "the arbiter's restart")
+    until(lambda: restarts()["vgpu-arbiter"] == before["vgpu-arbiter"] + 1, "restart of the arbiter")
     assert restarts()[NAME] == before[NAME] and one.running() and one.restarts() == 0
 
 
 def test_fatal_xid_is_a_condition_and_a_taint_and_is_cleared(cluster, installed):
-    """The chart's account has the needed rights. The plugin's pod stays, because it tolerates the taint."""
+    """The chart gives the plugin the rights to set both. The plugin's pod stays, because it tolerates the taint."""
 
     def condition() -> dict:
         found = cluster.node_object()["status"]["conditions"]
@@ -240,23 +242,23 @@ def test_fatal_xid_is_a_condition_and_a_taint_and_is_cleared(cluster, installed)
     def tainted() -> bool:
         return "vgpu.fleet/gpu-unhealthy" in traces(cluster)
 
-    until(lambda: condition().get("status") == "True", "the condition")
+    until(lambda: condition().get("status") == "True", "condition True")
     assert not tainted()
     (before,) = plugin_pods(cluster)
     installed.gpusimctl("xid", "0", "79")
-    until(lambda: condition()["status"] == "False" and tainted(), "the condition and the taint")
+    until(lambda: condition()["status"] == "False" and tainted(), "condition False and the taint")
     assert condition()["message"].endswith("Xid 79")
     until(lambda: cluster.allocatable() == 0, "no slice")
-    until(lambda: condition()["status"] == "True" and not tainted(), "the end of both", 60)
+    until(lambda: condition()["status"] == "True" and not tainted(), "condition True and no taint", 60)
     serves(cluster, SLICES)
     (after,) = plugin_pods(cluster)
     assert after["metadata"]["uid"] == before["metadata"]["uid"]
 
 
 def test_other_values_reach_the_node(cluster, chart, installed, pod):
-    """A pod that runs keeps its slice and its library; the library's files are the same ones."""
+    """After a change of values, a running pod keeps its slice, and the library's file on the node is not replaced."""
     pods.delete_all(cluster)
-    until(lambda: not installed.held(), "kubelet that holds nothing")
+    until(lambda: not installed.held(), "kubelet without allocated devices")
     library = (LIBRARIES / "current" / "libvgpu.so").resolve()
     inode = library.stat().st_ino
     (former,) = plugin_pods(cluster)
@@ -282,16 +284,16 @@ def wait_until_clean(cluster) -> None:
 
 def test_labelled_node_is_emptied(cluster, installed, before):
     pods.delete_all(cluster)
-    until(lambda: not installed.held(), "kubelet that holds nothing")
+    until(lambda: not installed.held(), "kubelet without allocated devices")
     wanted = {"VgpuConfiguration", "VgpuGpusHealthy", "nvidia.com/gpu.product", "vgpu.fleet/labels"}
-    until(lambda: wanted <= set(traces(cluster)), "what the plugin writes on its node")
+    until(lambda: wanted <= set(traces(cluster)), "annotations, labels and conditions of the plugin on its node")
     assert files() - before
     kubectl(cluster, "label", "node", cluster.node, f"{LABEL}=absent", "--overwrite")
     wait_until_clean(cluster)
-    until(lambda: plugin_pods(cluster) == [], "the end of the plugin's pod")
+    until(lambda: plugin_pods(cluster) == [], "deletion of the plugin's pod")
     assert files() - before == set()
     assert mounts() == [] and traces(cluster) == []
-    until(lambda: cluster.allocatable() == 0, "a node that offers nothing")
+    until(lambda: cluster.allocatable() == 0, "node without allocatable slices")
 
 
 def test_label_of_a_slice_brings_it_back_and_away(cluster, installed, before):
@@ -318,4 +320,4 @@ def end_pods(cluster) -> None:
     for name in (NAME, REMOVAL):
         for one in plugin_pods(cluster, name):
             cluster.api.delete(f"{SYSTEM}/pods/{one['metadata']['name']}", grace_s=1)
-        until(lambda name=name: plugin_pods(cluster, name) == [], f"the end of the pods of {name}")
+        until(lambda name=name: plugin_pods(cluster, name) == [], f"deletion of the pods of {name}")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The chart with its scheduler, on a node that no playbook has prepared: Helm renders it, kubectl applies it, and pods
-that ask for memory are admitted, placed, limited, resized and burst, by what the chart installs alone.
+"""Installs the chart with its scheduler, with Helm and kubectl alone, on a node that no playbook has prepared.
 
-The kube-scheduler beside ours is the real one, in an image that is made of its binary alone.
+Pods that request memory are admitted, placed, limited and resized, and they burst beyond their guaranteed memory. The
+stock kube-scheduler runs next to vgpu-scheduler in an image that contains only its binary.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ def installed(cluster, chart, bare, before) -> Iterator[Any]:  # noqa: F811
         kubectl(cluster, "apply", "--server-side", "--filename=-", text=text)
         kubectl(cluster, "label", "node", cluster.node, f"{LABEL}=daemonset")
         serves(cluster, SLOTS)
-        wait_until_ready(cluster, "two replicas that are ready")
+        wait_until_ready(cluster, "two ready replicas")
         until(lambda: not refused(cluster, gpu_pod("try", {MEM: 1000})), "admission through the Service", 120)
         yield bare
     finally:
         pods.delete_all(cluster)
         kubectl(cluster, "delete", "--wait=false", "--ignore-not-found", "--filename=-", text=text)
-        until(lambda: our_pods(cluster) == [], "the end of the scheduler's pods")
+        until(lambda: our_pods(cluster) == [], "deletion of the scheduler's pods")
         remove_images(cluster)
         deployments.network_file(cluster).unlink()
 
@@ -94,7 +94,7 @@ def gpu_pod(name: str, limits: dict[str, Any], notes: dict[str, str] | None = No
 def pod(cluster, installed) -> Iterator[Callable[..., pods.Pod]]:
     yield lambda *words, **more: pods.create(cluster, gpu_pod(*words, **more))
     pods.delete_all(cluster)
-    until(lambda: not installed.held(), "kubelet that holds nothing")
+    until(lambda: not installed.held(), "kubelet without allocated devices")
 
 
 def used(node: Any) -> dict[int, int]:
@@ -120,10 +120,10 @@ def test_a_running_pod_is_resized_and_its_neighbour_keeps_what_it_has(cluster, i
     neighbour.wait_log(r"^filled \d+$")
     one = pod("resized", {MEM: 3000}, word="follow").wait_running()
     (pid,), (other,) = one.pids(), neighbour.pids()
-    until(lambda: used(installed)[pid] == 3000 * MIB, "the first size")
+    until(lambda: used(installed)[pid] == 3000 * MIB, "pod that fills its first size")
     size = json.dumps({"main": {"memory_mib": 9000}})
     kubectl(cluster, "annotate", "pod", "resized", "--overwrite", f"vgpu.fleet/resize={size}")
-    until(lambda: used(installed)[pid] == 9000 * MIB, "more in the same process")
+    until(lambda: used(installed)[pid] == 9000 * MIB, "usage of 9000 MiB by the same process")
     assert used(installed)[other] == 4000 * MIB and [one.restarts(), neighbour.restarts()] == [0, 0]
 
 
@@ -132,21 +132,21 @@ def test_a_pod_bursts_and_gives_back(cluster, installed, pod):
     neighbour.wait_log(r"^filled \d+$")
     one = pod("bursts", {MEM: CARD}, {"vgpu.fleet/memory-request": "2000"}, word="follow").wait_running()
     (pid,), (other,) = one.pids(), neighbour.pids()
-    until(lambda: used(installed)[pid] == (CARD - 4000) * MIB, "all that is free")
+    until(lambda: used(installed)[pid] == (CARD - 4000) * MIB, "pod that uses all free memory of the GPU")
     os.kill(pid, signal.SIGUSR1)
-    until(lambda: used(installed)[pid] < 2000 * MIB, "memory that is free")
+    until(lambda: used(installed)[pid] < 2000 * MIB, "process that has freed its memory")
     comes = pod("comes", {MEM: 6000}).wait_running()
     comes.wait_log(r"^filled \d+$")
     (newcomer,) = comes.pids()
     assert used(installed)[newcomer] == 6000 * MIB
     os.kill(pid, signal.SIGUSR2)
-    until(lambda: used(installed)[pid] == (CARD - 10000) * MIB, "what is left, in the same process")
+    until(lambda: used(installed)[pid] == (CARD - 10000) * MIB, "usage of the remaining memory by the same process")
     assert used(installed)[other] == 4000 * MIB and [one.restarts(), neighbour.restarts()] == [0, 0]
 
 
 def test_node_and_cluster_are_emptied(cluster, chart, installed, before):  # noqa: F811
     """Removing the label empties the node and its listed resources; deleting the objects empties the cluster."""
-    until(lambda: "vgpu.fleet/capacity" in traces(cluster), "what the plugin writes on its node")
+    until(lambda: "vgpu.fleet/capacity" in traces(cluster), "annotations of the plugin on its node")
     kubectl(cluster, "label", "node", cluster.node, f"{LABEL}=absent", "--overwrite")
     wait_until_clean(cluster)
     assert files() - before == set() and traces(cluster) == []
@@ -155,7 +155,7 @@ def test_node_and_cluster_are_emptied(cluster, chart, installed, before):  # noq
     text = rendered(cluster, chart, **values(cluster))
     kubectl(cluster, "delete", "--wait=false", "--filename=-", text=text)
     end_pods(cluster)
-    until(lambda: our_pods(cluster) == [], "the end of the scheduler's pods")
+    until(lambda: our_pods(cluster) == [], "deletion of the scheduler's pods")
     left = kubectl(cluster, "get", "--ignore-not-found", "--filename=-", "--output=name", text=text, check=False)
     assert left == "" and cluster.api.get_or_none(DEPLOYMENT) is None
     # No webhook is called any more.

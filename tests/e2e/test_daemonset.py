@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device plugin as a DaemonSet: the module as a process at the real API server, our image without a registry, pods
-that get their slices from a plugin that is a pod itself, and its rights."""
+"""Runs the device plugin as a DaemonSet, deployed by the module at the real API server.
+
+The image is loaded without a registry. Pods get their slices from the plugin's pod, and the plugin's account has only
+the needed rights.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ DAEMON_SET = "/apis/apps/v1/namespaces/kube-system/daemonsets/vgpu-device-plugin
 MOUNT_POLICY = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/vgpu-device-plugin-mounts"
 OTHER = "/api/v1/nodes/other-1"
 LABEL = "nvidia.com/device-plugin.config"
-# The simulated driver is a file of the host's, which the plugin sees below /host.
+# The simulated driver is a file on the host, which the plugin's container sees below /host.
 ENVIRONMENT = {"GPUSIM_STATE": f"/host{STATE}", "GPUSIM_PROFILE": f"/host{PROFILE}"}
 
 
@@ -82,12 +85,12 @@ def deployed(cluster, node):
     try:
         found = call(cluster)
         assert found.get("changed"), found
-        wait_until_it_serves(cluster, node, SLICES, "slices of a plugin that is a pod")
+        wait_until_it_serves(cluster, node, SLICES, "slices offered by the plugin's pod")
         yield node
     finally:
         call(cluster, state="absent")
         end_pods(cluster)
-        call(cluster, state="absent")  # what the program wrote at its node, once no pod of it runs
+        call(cluster, state="absent")  # removes the plugin's node data, now that no pod runs
         controllers.stop()
 
 
@@ -144,7 +147,7 @@ def test_pod_of_the_plugin_that_is_deleted_comes_back_and_loses_nothing(cluster,
     until(
         lambda: [p["metadata"]["uid"] for p in plugin_pods(cluster)] not in ([], [before["metadata"]["uid"]]), "new pod"
     )
-    wait_until_it_serves(cluster, deployed, SLICES, "the new pod of the plugin")
+    wait_until_it_serves(cluster, deployed, SLICES, "new pod of the plugin that serves")
     assert deployed.held() == held
     assert one.running() and one.restarts() == 0
     again = pod("second", [WORKER, "take", "500"]).wait_running()
@@ -153,7 +156,7 @@ def test_pod_of_the_plugin_that_is_deleted_comes_back_and_loses_nothing(cluster,
 
 
 def test_label_names_a_key_of_the_config_map(cluster, deployed):
-    """The program's own client at a real API server: watch, condition and event."""
+    """A node's label selects a configuration; the plugin's client watches it and writes a condition and an event."""
     path = f"/api/v1/nodes/{cluster.node}"
 
     def condition() -> dict:
@@ -162,33 +165,38 @@ def test_label_names_a_key_of_the_config_map(cluster, deployed):
 
     try:
         cluster.api.patch(path, {"metadata": {"labels": {LABEL: "big"}}})
-        until(lambda: cluster.capacity() == 2, "the named configuration")
-        until(lambda: "big" in condition().get("message", ""), "the condition")
-        # While a pod that was deleted still holds its slice, the node says that it waits.
+        until(lambda: cluster.capacity() == 2, "capacity of the named configuration")
+        until(lambda: "big" in condition().get("message", ""), "condition that names the configuration")
+        # The condition reports waiting as long as a deleted pod still uses its slice.
         until(
             lambda: (condition()["status"], condition()["reason"]) == ("True", "Applied"),
-            "the whole of it",
+            "condition with the reason Applied",
             limit_s=180,
         )
         assert status(deployed)["config_path"] == "/etc/vgpu/configs/big.yaml"
         cluster.api.patch(path, {"metadata": {"labels": {LABEL: "nowhere"}}})
-        until(lambda: condition().get("reason") == "Refused", "the refusal")
+        until(lambda: condition().get("reason") == "Refused", "condition with the reason Refused")
         selector = "fieldSelector=reason%3DVgpuConfigurationRefused"
-        events = until(lambda: cluster.api.get(f"/api/v1/namespaces/default/events?{selector}")["items"], "the event")
+        events = until(
+            lambda: cluster.api.get(f"/api/v1/namespaces/default/events?{selector}")["items"], "event of the refusal"
+        )
         assert (events[-1]["involvedObject"]["name"], events[-1]["type"]) == (cluster.node, "Warning")
         assert cluster.capacity() == 2
     finally:
         cluster.api.patch(path, {"metadata": {"labels": {LABEL: None}}})
-    until(lambda: (cluster.capacity(), cluster.allocatable()) == (SLICES, SLICES), "the node's own again")
+    until(
+        lambda: (cluster.capacity(), cluster.allocatable()) == (SLICES, SLICES),
+        "capacity of the node's own configuration",
+    )
 
 
 def test_a_changed_template_reaches_the_named_nodes_alone(cluster, deployed):
-    """The real DaemonSet controller replaces no pod by itself (OnDelete)."""
+    """With OnDelete the DaemonSet controller replaces no pod by itself; the module deletes pods of the named nodes."""
     more = {"environment": {**ENVIRONMENT, "VGPU_TRIED": "1"}, "rollout": "OnDelete"}
     (before,) = plugin_pods(cluster)
     found = call(cluster, nodes=[], **more)
     assert "DaemonSet kube-system/vgpu-device-plugin" in found["objects"], found
-    until(lambda: seen(cluster), "the controller's look at the template")
+    until(lambda: seen(cluster), "controller that has observed the changed template")
     (still,) = plugin_pods(cluster)
     assert still["metadata"]["uid"] == before["metadata"]["uid"] and "deletionTimestamp" not in still["metadata"]
     found = call(cluster, **more)
@@ -200,7 +208,7 @@ def test_a_changed_template_reaches_the_named_nodes_alone(cluster, deployed):
         ),
         "new pod",
     )
-    wait_until_it_serves(cluster, deployed, SLICES, "the pod of the changed template")
+    wait_until_it_serves(cluster, deployed, SLICES, "pod of the changed template that serves")
     (after,) = plugin_pods(cluster)
     assert {"name": "VGPU_TRIED", "value": "1"} in after["spec"]["containers"][0]["env"]
     assert not call(cluster, **more)["changed"]
@@ -238,7 +246,7 @@ def test_plugin_writes_its_own_node_and_no_other(cluster, deployed):
         word, mine = token(cluster), f"/api/v1/nodes/{cluster.node}"
         change = {"metadata": {"annotations": {"vgpu.fleet/tried": "1"}}}
         # A policy becomes active some seconds after its creation.
-        until(lambda: as_plugin(cluster, word, "PATCH", OTHER, change)[0] != 200, "the policy")
+        until(lambda: as_plugin(cluster, word, "PATCH", OTHER, change)[0] != 200, "active policy")
         code, said = as_plugin(cluster, word, "PATCH", OTHER, change)
         assert code in (403, 422) and "and no other" in said, (code, said)
         assert as_plugin(cluster, word, "PATCH", f"{OTHER}/status", change)[0] in (403, 422)
@@ -279,7 +287,7 @@ def end_pods(cluster) -> None:
     """Deletes the plugin's pods, because no garbage collector runs here."""
     for one in plugin_pods(cluster):
         cluster.api.delete(f"{SYSTEM}/pods/{one['metadata']['name']}", grace_s=1)
-    until(lambda: plugin_pods(cluster) == [], "the end of the plugin's pod")
+    until(lambda: plugin_pods(cluster) == [], "deletion of the plugin's pod")
 
 
 # ---- another plugin on the node
@@ -301,9 +309,9 @@ def conflict(cluster, deployed):
         "metadata": {"name": "nvidia-device-plugin", "namespace": "kube-system"},
         "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": spec}},
     }
-    until(lambda: cluster._created(f"{SYSTEM}/serviceaccounts", {"metadata": {"name": "default"}}), "the account")
+    until(lambda: cluster._created(f"{SYSTEM}/serviceaccounts", {"metadata": {"name": "default"}}), "service account")
     cluster.api.create(CONFLICTING_SET.rpartition("/")[0], body)
-    until(lambda: conflicts(cluster)["conflicting_plugins"], "the other plugin's pod")
+    until(lambda: conflicts(cluster)["conflicting_plugins"], "pod of the other plugin")
     yield "DaemonSet kube-system/nvidia-device-plugin"
     if cluster.api.get_or_none(CONFLICTING_SET):
         cluster.api.delete(CONFLICTING_SET)
@@ -321,12 +329,12 @@ def test_another_plugin_is_named_refused_and_removed_with_consent(cluster, confl
     assert conflicts(cluster, remove=["DaemonSet kube-system/other"])["failed"]
     assert conflicts(cluster, check=True, remove=[conflict])["removed"] == [conflict]
     assert cluster.api.get_or_none(CONFLICTING_SET)
-    # Its pod is collected by a controller that is not started here.
+    # The garbage collector, which would delete the DaemonSet's pod, does not run here.
     selector = "labelSelector=name%3Dnvidia-device-plugin"
     ending = [one["metadata"]["name"] for one in cluster.api.get(f"{SYSTEM}/pods?{selector}")["items"]]
     with ThreadPoolExecutor(1) as other:
         removal = other.submit(conflicts, cluster, remove=[conflict])
-        until(lambda: not cluster.api.get_or_none(CONFLICTING_SET), "the removal")
+        until(lambda: not cluster.api.get_or_none(CONFLICTING_SET), "deletion of the other DaemonSet")
         for name in ending:
             cluster.api.delete(f"{SYSTEM}/pods/{name}", grace_s=1)
         assert removal.result()["removed"] == [conflict]
@@ -375,7 +383,7 @@ def play(cluster, version: str, *words: str) -> tuple[str, int]:
 
 
 def test_role_check_apply_repeat_undo(cluster, deployed):
-    """The whole role on this node: from nothing to slices by a pod, and back to nothing."""
+    """Runs the role in check mode, to install, again without changes, and to remove everything from this node."""
     (archive,) = (ROOT / ".build" / "plugin-image").glob("vgpu-plugin-*.pyz")
     version = archive.name.removeprefix("vgpu-plugin-").rpartition("-cp")[0]
     # Install the program first from a local archive, because the role would download packages.
@@ -392,7 +400,7 @@ def test_role_check_apply_repeat_undo(cluster, deployed):
     assert changed == 0, said
     with ThreadPoolExecutor(1) as other:
         removal = other.submit(play, cluster, version, "-e", "device_plugin_state=absent")
-        until(lambda: not cluster.api.get_or_none(DAEMON_SET), "the removal")
+        until(lambda: not cluster.api.get_or_none(DAEMON_SET), "deletion of the DaemonSet")
         end_pods(cluster)
         removal.result()
     for one in ("/etc/vgpu/daemonset.json", "/opt/vgpu/plugin", "/usr/local/bin/vgpuctl"):

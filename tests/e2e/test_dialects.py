@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Both halves of ``requested`` sizing on a real kubelet: pods are admitted by our webhook, placed by the kube-scheduler
-with our extender, started by the kubelet with our device plugin, and limited by our library.
+"""Tests ``requested`` sizing end to end on a real kubelet, for each dialect of resource names.
 
-What a pod got is judged by what it says itself (all that it can allocate, to the byte), by the driver's account, and
-by the kubelet's own list of devices.
+The project's webhook admits each pod, the kube-scheduler with the extender places it, the kubelet starts it with the
+device plugin, and the library limits it. The tests compare three sources: the bytes that the pod itself could
+allocate, the driver's memory usage, and the kubelet's list of devices.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ TRIALS, AT_ONCE = 52, 4
 
 @pytest.fixture(scope="module")
 def fleet(machine: Any) -> Iterator[Fleet]:
-    """Two replicas of the scheduler at this cluster, and the node's plugin with the node's own rights."""
+    """Starts two replicas of the scheduler, and the device plugin with the credentials of its node."""
     cluster, node = machine
     made = Fleet(cluster, ROOT / ".build" / "scheduler" / "bin" / "python", ROOT)
     node.exchange(GPUS)
@@ -56,13 +56,16 @@ def fleet(machine: Any) -> Iterator[Fleet]:
     try:
         node.start()
         slices = len(GPUS) * SLOTS
-        until(lambda: cluster.allocatable() == slices, f"{slices} slices at the node")
+        until(lambda: cluster.allocatable() == slices, f"{slices} allocatable allocatable slices")
         made.start()
         until(made.admits, "webhook that listens")
-        until(lambda: pod_annotations.GPUS in annotations(cluster), f"GPUs that the node tells:\n{node.plugin.tail(5)}")
+        until(
+            lambda: pod_annotations.GPUS in annotations(cluster),
+            f"annotation with the node's GPUs:\n{node.plugin.tail(5)}",
+        )
         yield made
         pods.delete_all(cluster)
-        until(lambda: not node.held(), "kubelet that holds nothing")
+        until(lambda: not node.held(), "kubelet without allocated devices")
     finally:
         made.withdraw()
         node.stop()
@@ -88,7 +91,7 @@ def pod(fleet: Fleet, machine: Any) -> Iterator[Callable[..., pods.Pod]]:
 
     yield make
     pods.delete_all(cluster)
-    until(lambda: not node.held(), "kubelet that holds nothing")
+    until(lambda: not node.held(), "kubelet without allocated devices")
 
 
 def limits_of(pid: int) -> list[tuple[int, int]]:
@@ -154,8 +157,7 @@ NOTES = {"hami.io/vgpu-devices-allocated": "x,NVIDIA,15000,100:;", "tencent.com/
 
 
 def test_what_a_pod_says_of_itself_raises_no_limit(machine, pod):
-    """Variables of the library and annotations of other programs; the limits file and the driver's account are those of
-    the resources."""
+    """A pod's limits follow its resources only, not its variables for the library or other schedulers' annotations."""
     env = [{"name": name, "value": value} for name, value in MORE.items()]
     one = pod("boasts", {GPU: 1, MEM: 3000, CORES: 30}, notes=NOTES, env=env).wait_running()
     runs_in(machine[1], one, [3000], 30)
@@ -169,7 +171,10 @@ def listed(cluster: Any) -> dict[str, tuple[str, str]]:
 
 
 def test_node_lists_the_names_that_pods_request(machine, fleet):
-    """From Kubernetes 1.36 on a pod fits no node without them, once somebody's DeviceClass maps the count."""
+    """From Kubernetes 1.36 on, pods fit only nodes that list all resource names of the pod.
+
+    This holds as soon as any DeviceClass in the cluster maps the GPU count's resource name.
+    """
     cluster, _node = machine
     until(lambda: set(listed(cluster)) == set(NAMES), f"{NAMES} in the node's capacity")
     found = listed(cluster)
@@ -179,8 +184,10 @@ def test_node_lists_the_names_that_pods_request(machine, fleet):
 
 
 def test_4paradigm_counts_equal_slices(machine, fleet, pod):
-    """The count alone, where the scheduler's configuration says that it counts slices. The control is ``nvidia`` above:
-    the same pod as the programs are shipped has both GPUs whole."""
+    """A pod that requests only a count gets this number of equal slices if the scheduler is configured for it.
+
+    The negative control is the row ``nvidia`` above: by default, the same pod gets two whole GPUs.
+    """
     with fleet.configured({"plain": "slice"}):
         ones = [pod(f"slices-{n}", {GPU: 2}).wait_running() for n in range(2)]
         for one in ones:
@@ -232,7 +239,7 @@ def test_pods_bound_in_the_same_moment_get_their_own_sizes(machine, fleet, pod):
         for name, one in made.items():
             (pid,) = one.pids()
             assert used(node)[pid] == asked[name] * MIB, name
-            # The scheduler's ledger follows the kubelet, which may have chosen another GPU than planned.
+            # The kubelet may have chosen another GPU than planned; the effective plan must name the kubelet's GPU.
             assert held_gpus(node, name) == planned_gpus(one), name
             moved += pod_annotations.GIVEN in one.object()["metadata"]["annotations"]
         assert over(fleet) == []
@@ -256,7 +263,10 @@ def leased(node: Any, uuid: str) -> str:
 
 
 def test_given_says_where_the_kubelet_gave_another_gpu_than_planned(machine, pod):
-    """Checks on the host lease every slice of the planned GPU; the scheduler does not know these leases."""
+    """The pod's annotation names the GPU that the kubelet allocated, which differs from the planned GPU.
+
+    The test leases every slice of the planned GPU on the host; the scheduler does not know these leases.
+    """
     cluster, node = machine
     planned, other = (gpu["uuid"] for gpu in sorted(node.status()["gpus"], key=lambda gpu: gpu["index"]))
     wanted = {GPU: 1, MEM: 9000}, {}, {"nvidia.com/use-gpuuuid": planned}
@@ -264,7 +274,7 @@ def test_given_says_where_the_kubelet_gave_another_gpu_than_planned(machine, pod
     try:
         for _number in range(SLOTS):
             leases.append(until(lambda: leased(node, planned), "free slice of the planned GPU"))
-        until(lambda: cluster.allocatable() == SLOTS, "leased slices that pods cannot have")
+        until(lambda: cluster.allocatable() == SLOTS, "allocatable slices without the leased ones")
         one = pod("moved", *wanted).wait_running()
         assert int(one.wait_log(r"^total (\d+)$").group(1)) == 9000 * MIB
         notes = one.object()["metadata"]["annotations"]
@@ -275,7 +285,7 @@ def test_given_says_where_the_kubelet_gave_another_gpu_than_planned(machine, pod
         ]
         assert held_gpus(node, "moved") == [other]
         assert events(cluster, one, "VgpuNoRoom") == []
-        # A second pod of this size does not fit on the only GPU that the kubelet has left; a message says so.
+        # A second pod of this size does not fit on the other GPU, the only one with free slices; an event reports that.
         refused = pod("no-room", *wanted)
         (event, *_more) = until(lambda: events(cluster, refused, "VgpuNoRoom"), "event at the pod")
         assert "9000 MiB are asked for, 9000 of 15360 are held by others" in event["message"]
@@ -284,7 +294,7 @@ def test_given_says_where_the_kubelet_gave_another_gpu_than_planned(machine, pod
     finally:
         for allocation in leases:
             node.vgpuctl("release", allocation)
-        until(lambda: cluster.allocatable() == len(GPUS) * SLOTS, "all slices for pods again")
+        until(lambda: cluster.allocatable() == len(GPUS) * SLOTS, "all slices allocatable again")
 
 
 def test_watcher_tells_at_the_pod_who_goes_round_the_library(machine, pod):
@@ -331,15 +341,15 @@ def test_everything_is_restarted_in_turn_and_pods_run_on(machine, fleet, pod):
         print(f"restarting {service.name}")
         service.stop()
         service.start()
-        until(cluster._api_ready, f"API server after {service.name}")
+        until(cluster._api_ready, f"ready API server after the restart of {service.name}")
         # Running pods are not affected, and new pods start eventually without manual steps.
         assert used(node) == memory, service.name
         name = f"new-{n}"
-        one = until(lambda name=name: runs(cluster, pod, name), f"new pod after {service.name}")
+        one = until(lambda name=name: runs(cluster, pod, name), f"new running pod after the restart of {service.name}")
         assert int(one.wait_log(r"^total (\d+)$").group(1)) == 500 * MIB, service.name
         until(lambda one=one: gone(one), f"end of {name} after {service.name}")
         until(lambda: set(listed(cluster)) == set(NAMES), f"{NAMES} in the node's capacity after {service.name}")
-    until(lambda: node.held() == held, "the same slices at the kubelet")
+    until(lambda: node.held() == held, "report of the kubelet with the same slices")
     assert used(node) == memory and all(one.restarts() == 0 for one in before)
     assert over(fleet) == []
 
@@ -357,7 +367,7 @@ def test_pods_that_a_boot_ended_hold_no_memory(machine, fleet, pod):
     for one in before:
         assert GPU in until(lambda one=one: ended(one), f"refusal of {one.name} by the kubelet")
     node.start()
-    until(lambda: cluster.allocatable() == len(GPUS) * SLOTS, "all slices at the node")
+    until(lambda: cluster.allocatable() == len(GPUS) * SLOTS, "all allocatable slices")
 
     for n in range(len(GPUS)):
         runs_in(node, pod(f"after-{n}", {GPU: 1, MEM: 14000}).wait_running(), [14000], 100)

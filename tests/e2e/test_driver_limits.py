@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory limits that the driver itself enforces (615), in pods of a kubelet: containerd runs the hook of our CDI
-file as it starts a container. The driver is simulated, its control groups are the kernel's own.
+"""Memory limits that the driver itself enforces (from release 615 on), in pods of a real kubelet.
+
+At the start of a container, containerd runs the hook that the project's CDI file names; the hook sets the limit. The
+driver is simulated, but the control groups are real.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods that mount a volume over our files: refused by the real API server, by the table that also tests the rule in
-Python, and by the device plugin at a real kubelet where nothing refused them before.
+"""Pods that mount a volume over the library's files are refused.
 
-The policies are applied by the modules, as processes. Pods of the table are put to the server as a dry run.
+With the policy, the real API server refuses them; the cases are the table that also tests the rule in Python. Without
+the policy, the device plugin refuses them at a real kubelet. The modules run as processes and apply the policies. The
+pods of the table are sent to the API server as a dry run.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from kubebox.gpunode import LIBRARIES
 from kubebox.modules import run_module
 from kubebox.process import until
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))  # for the table in doubles
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # for doubles.mount_cases
 
 from doubles.mount_cases import ASKS, GPU, container
 from doubles.mount_cases import PODS as TABLE
@@ -44,7 +45,7 @@ def write_policy(cluster: Any, names: list[str], check: bool = False) -> dict[st
 
 
 def refusal(cluster: Any, made: dict[str, Any]) -> str:
-    """ "" where the API server would store the pod, else why not. Nothing is stored."""
+    """Returns why the API server refuses the pod in a dry run, or "" if it accepts the pod."""
     try:
         cluster.api.create(f"{PODS}?dryRun=All", made)
     except ApiError as fault:
@@ -61,7 +62,7 @@ def node(machine: Any) -> Iterator[Any]:
     kubeconfig = str(cluster.authority.folder / "kubelet.conf")
     node.plugin.command = [*node.plugin.command, "--kubeconfig", kubeconfig, "--node-name", cluster.node]
     node.start()
-    until(lambda: cluster.allocatable() == SPLIT, f"{SPLIT} slices at the node")
+    until(lambda: cluster.allocatable() == SPLIT, f"{SPLIT} allocatable slices")
     yield node
     pods.delete_all(cluster)
     node.stop()
@@ -72,7 +73,7 @@ def refusing(cluster: Any) -> Any:
     """Creates the policy, for resource names of several dialects, and waits until the API server applies it."""
     if cluster.api.get_or_none(POLICY) is None:
         write_policy(cluster, [GPU, "nvidia.com/gpumem", "aliyun.com/gpu-mem"])
-    until(lambda: refusal(cluster, of_table(OVER)), "policy in force")
+    until(lambda: refusal(cluster, of_table(OVER)), "enforcement of the policy by the API server")
     return cluster
 
 
@@ -81,7 +82,7 @@ def open_cluster(cluster: Any) -> Any:
     """Removes the policy and waits until the API server no longer applies it."""
     if cluster.api.get_or_none(POLICY) is not None:
         write_policy(cluster, [])
-    until(lambda: not refusal(cluster, of_table(OVER)), "end of the policy")
+    until(lambda: not refusal(cluster, of_table(OVER)), "end of the policy's enforcement by the API server")
     return cluster
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An upgrade from the release that mounted single files, under a pod of a real kubelet, which keeps that release's
-answer for every start of the pod's container.
+"""Tests an upgrade from the release that mounted single files into containers, while a pod of a real kubelet runs.
+
+The kubelet stores the old device plugin's Allocate response and uses it at every restart of the pod's container.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SPLIT = SLICES = 4
 SLICE = 15360 // SPLIT * MIB
 CONFIGURATION = {"vcuda": {"libraryRoot": str(LIBRARIES), "splitCount": SPLIT}}
 OLD_LEDGER, LEDGER = "/run/vgpu/ledger", "/dev/vgpu/0/ledger"
-# Time until the plugin deletes what ended: a minute of grace and the interval of its housekeeping.
+# Seconds in which the plugin must delete the files of an ended container: one minute of grace and its cleanup interval.
 FORGOTTEN_S = 240
 
 
@@ -35,7 +36,7 @@ def use(cluster: Cluster, node: GpuNode, version: str, environment: dict[str, st
     fresh.replace(LIBRARIES / "current")
     node.plugin.environment = environment
     node.start()
-    until(lambda: cluster.allocatable() == SLICES, f"all slices of {version}")
+    until(lambda: cluster.allocatable() == SLICES, f"all slices offered by release {version}")
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def ledgers(one: Pod) -> set[str]:
 
 def is_limited(node: GpuNode, one: Pod, start: int = 0) -> None:
     """Asserts that this start of the container got exactly its slice, by the container's log and the driver."""
-    until(lambda: "took 1: 2\n" in one.logs().get(start, ""), f"start {start} with a full slice")
+    until(lambda: "took 1: 2\n" in one.logs().get(start, ""), f"container start {start} that allocates its whole slice")
     assert f"total {SLICE}\n" in one.logs()[start]
     usage = node.gpusimctl("usage", "--json")["gpus"]
     (used,) = [process["total"] for gpu in usage for process in gpu["processes"]]
@@ -74,7 +75,7 @@ def is_limited(node: GpuNode, one: Pod, start: int = 0) -> None:
 def named(node: GpuNode) -> list[str]:
     """Waits for three polls of the watcher, asserts that it has no findings, and returns its pods with old mounts."""
     goal = node.vgpuctl("watch")["looks"] + 3
-    found = until(lambda: (now := node.vgpuctl("watch"))["looks"] >= goal and now, "three looks of the watcher")
+    found = until(lambda: (now := node.vgpuctl("watch"))["looks"] >= goal and now, "three polls of the watcher")
     assert (found["findings"], found["fault"]) == ([], "")
     return [one["pod"] for one in found["old_mounts"]]
 
@@ -100,4 +101,4 @@ def test_a_pod_of_an_old_answer(upgrade, node, pod):
     again = pod("again", fill, restart="Always").wait_running()
     is_limited(node, again)
     assert ledgers(again) == {LEDGER}
-    until(lambda: named(node) == [], "an end of old mounts", limit_s=FORGOTTEN_S)
+    until(lambda: named(node) == [], "no pod with old mounts in the watcher's report", limit_s=FORGOTTEN_S)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two playbooks as a person runs them on a cluster: site.yml makes the node, cluster.yml the scheduler, and a pod
-that asks for ``nvidia.com/gpumem: 3000`` runs in its size. No module is called here, and nothing is loaded by hand.
+"""Runs the two playbooks as a user does: site.yml prepares the node, and cluster.yml installs the scheduler.
 
-The host is the box: it has a driver, a kubelet and a containerd, and its ``systemctl`` starts what unit files say
-(kubebox/systemctl.py). The stock kube-scheduler comes as an archive, for there is no registry.
+Then a pod that requests ``nvidia.com/gpumem: 3000`` runs with this limit. The tests call no module directly and load no
+image themselves. The host is the box: it has a driver, a kubelet and containerd, and its ``systemctl`` runs unit files
+(kubebox/systemctl.py). The stock kube-scheduler comes from an archive, because no registry exists.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def person(machine: Any) -> Iterator[Controller]:
         Path(f"/etc/systemd/system/{name}.service").write_text(f"[Service]\nX-Pid={pid}\n")
     ctr = Path("/usr/local/bin/ctr")
     ctr.symlink_to(cluster.programs.system / "ctr")
-    # Where kubeadm has it.
+    # kubeadm installs the file at this path.
     own = Path("/etc/kubernetes/kubelet.conf")
     own.parent.mkdir(exist_ok=True)
     shutil.copy2(cluster.authority.folder / "kubelet.conf", own)
@@ -158,7 +158,7 @@ def test_cluster_before_site_names_what_is_missing(person):
 def test_site_makes_a_node_of_requested_sizes(person):
     person.must("site", "--check")
     person.must("site")
-    until(lambda: person.cluster.allocatable() == SLOTS, f"{SLOTS} slices at the node")
+    until(lambda: person.cluster.allocatable() == SLOTS, f"{SLOTS} allocatable slices")
     again = person.must("site")
     assert again.changed == 0, again.said
 
@@ -187,8 +187,10 @@ def test_a_pod_has_what_it_asks_for(person, limits, mib):
 
 
 def test_another_setting_is_an_upgrade(person):
-    """Running it again is the upgrade: the new configuration runs when the playbook ends, and an image of a former
-    version is gone then."""
+    """A second run of cluster.yml with a changed variable is an upgrade.
+
+    When the playbook ends, the new configuration is active and the image of a former version is removed.
+    """
     images = scheduler_images(person.cluster)
     (ours,) = (one for one in images if NAME in one)
     person.cluster.ctr("images", "tag", ours, f"localhost/{NAME}:former")
@@ -212,7 +214,7 @@ def test_an_image_that_nobody_has_is_named(person):
 
 
 RIGHTS = [
-    # what the person gives, words of the message
+    # columns: variables of the user, text of the message
     ("/nowhere/kubeconfig", "/nowhere/kubeconfig: no such file here; set vgpu_kubeconfig"),
     ("closed", "cannot be reached"),
     ("reader", "Nothing was changed: the API server would refuse; use the kubeconfig of a cluster administrator"),
@@ -257,7 +259,7 @@ def test_cluster_is_removed_without_a_trace(person):
     assert cluster.api.get_or_none(DEPLOYMENT)
     person.must("cluster", scheduler_state="absent")
     assert cluster.api.get_or_none(DEPLOYMENT) is None and scheduler_images(cluster) == []
-    until(lambda: cluster.api.get(SYSTEM_PODS)["items"] == [], "the end of the scheduler's pods")
+    until(lambda: cluster.api.get(SYSTEM_PODS)["items"] == [], "deletion of the scheduler's pods")
     left = [
         one["metadata"]["name"] for one in cluster.api.get("/apis/rbac.authorization.k8s.io/v1/clusterroles")["items"]
     ]

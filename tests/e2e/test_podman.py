@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slices outside Kubernetes, beside pods on the same node: podman and the device plugin's CDI files."""
+"""A podman container gets a slice by the device plugin's CDI files, next to pods on the same node."""
 
 from __future__ import annotations
 
@@ -47,21 +47,23 @@ def free_slice(node) -> str:
 def test_a_slice_for_podman_beside_a_pod(cluster, node, pod):
     beside = pod("beside", [WORKER, "fill"]).wait_running()
     beside.wait_log(r"^filled ")
-    until(lambda: any(one["in_use"] for one in node.status()["slices"]), "a slice that is in use")
+    until(lambda: any(one["in_use"] for one in node.status()["slices"]), "slice in use")
     mine = free_slice(node)
     started = run(f"vgpu.fleet/slice={mine}", WORKER, "fill", "take", "1", options=("--detach", "--name", "outside"))
     assert started.returncode == 0, started.stderr
     try:
-        until(lambda: "took 1" in podman("logs", "outside").stdout, "line of the container")
+        until(lambda: "took 1" in podman("logs", "outside").stdout, "allocation result in the container's log")
         said = podman("logs", "outside").stdout
         assert f"total {SLICE}\n" in said
         assert "took 1: 2\n" in said
         totals = [one["total"] for gpu in node.gpusimctl("usage", "--json")["gpus"] for one in gpu["processes"]]
         assert totals == [SLICE, SLICE]
         # The slice of the podman container is not offered to the kubelet.
-        until(lambda: cluster.allocatable() == SPLIT - 1, "slice that is withdrawn from the kubelet")
+        until(lambda: cluster.allocatable() == SPLIT - 1, "one allocatable slice less at the node")
         late = pod("late", [WORKER])
-        assert "1 Insufficient nvidia.com/gpu" in until(late.why_not_scheduled, "sentence of the scheduler")
+        assert "1 Insufficient nvidia.com/gpu" in until(
+            late.why_not_scheduled, "message of the scheduler why the pod waits"
+        )
     finally:
         podman("rm", "--force", "--time=0", "outside", check=False)
     late.wait_running()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node loses its power and boots: with the device plugin first, as its unit asks of systemd, and with the kubelet
-first, as after a kubelet of another unit or a plugin that waits for the driver.
+"""Cuts the node's power and boots it, with the device plugin or with the kubelet starting first.
 
-A kubelet that admits a pod while nobody offers its devices ends that pod for good (kubernetes/kubernetes#125579). Such
-pods must be named and hold nothing, the node must offer nothing until the plugin is there, and what a controller makes
-in their place must run.
+The plugin's unit makes systemd start the plugin first. The kubelet starts first if it has another unit, or if the
+plugin waits for the driver. A kubelet that admits a pod while no plugin offers its devices fails the pod permanently
+(kubernetes/kubernetes#125579). Such pods must be reported and use no slice, the node must offer no slice until the
+plugin runs, and replacement pods of a controller must run.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ def test_plugin_first(cluster, node, work):
     power.boot_runtime(cluster)
     cluster.kubelet.start()
 
-    until(lambda: cluster.node_ready() and boot_of(cluster) != boot, "node of another boot")
+    until(lambda: cluster.node_ready() and boot_of(cluster) != boot, "ready node with the new boot id")
     until(node.registered, "registration")
     until(lambda: used(node) == [SLICE] * 2, f"both slices filled again: {[one.object()['status'] for one in ones]}")
     assert [one.uid for one in ones] == uids and all(one.restarts() >= 1 for one in ones)
-    until(lambda: node.held() == held, "the same slices at the kubelet")
-    until(lambda: cluster.allocatable() == SLICES, "all slices at the node")
+    until(lambda: node.held() == held, "report of the kubelet with the same slices")
+    until(lambda: cluster.allocatable() == SLICES, "all allocatable slices")
 
 
 @pytest.fixture
@@ -103,21 +103,21 @@ def test_kubelet_first(cluster, node, work, replicas, pod):
     power.boot_runtime(cluster)
     cluster.kubelet.start()
 
-    until(lambda: cluster.node_ready() and boot_of(cluster) != boot, "node of another boot")
+    until(lambda: cluster.node_ready() and boot_of(cluster) != boot, "ready node with the new boot id")
     for one in (*ones, former):
         text = until(lambda one=one: refused(one), f"refusal of {one.name} by the kubelet")
         assert RESOURCE in text
         assert not one.running()
-    until(lambda: cluster.allocatable() == 0, "node that offers nothing without its plugin")
-    until(lambda: any(one.why_not_scheduled() for one in replicas()), "new pod of the ReplicaSet that waits")
+    until(lambda: cluster.allocatable() == 0, "node without allocatable slices while no plugin runs")
+    until(lambda: any(one.why_not_scheduled() for one in replicas()), "pending new pod of the ReplicaSet")
 
     node.start()
 
-    until(lambda: (cluster.capacity(), cluster.allocatable()) == (SLICES, SLICES), "all slices at the node")
-    until(lambda: any(one.running() for one in replicas()), "pod of the ReplicaSet that runs")
+    until(lambda: (cluster.capacity(), cluster.allocatable()) == (SLICES, SLICES), "all allocatable slices")
+    until(lambda: any(one.running() for one in replicas()), "running pod of the ReplicaSet")
     # Together with the ReplicaSet's pod these pods use all slices, so no refused pod keeps a slice.
     later = [pod(f"later-{n}", FILL).wait_running() for n in range(SLICES - 1)]
-    until(lambda: used(node) == [SLICE] * SLICES, "every slice filled, and none by more than its size")
+    until(lambda: used(node) == [SLICE] * SLICES, "every slice filled exactly")
     names = {name for name, _container in node.held()}
     assert names.isdisjoint({one.name for one in (*ones, former)})
     assert names > {one.name for one in later}

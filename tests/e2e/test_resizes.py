@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A running pod gets another size by its owner's annotation. Scheduler, kubelet, plugin and library are real. The
-tests read from the driver how much memory the program gets, and check that its neighbour's memory never changes. The
-same for a pod whose promised memory is below its limit.
+"""Resizes a running pod by its owner's annotation, with the real scheduler, kubelet, plugin and library.
+
+The tests read from the driver how much memory the program gets, and check that its neighbour's memory never changes.
+One test does so with a pod that bursts, which means that its guaranteed memory is below its limit.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def pair(machine, pod):  # noqa: F811
     neighbour = pod("neighbour", {GPU: 1, MEM: 4000, CORES: 30}, notes=beside).wait_running()
     neighbour.wait_log(r"^filled \d+$")
     (pid,), (other,) = one.pids(), neighbour.pids()
-    until(lambda: used(node)[pid] == 3000 * MIB, "the first size")
+    until(lambda: used(node)[pid] == 3000 * MIB, "pod that fills its first size")
     yield one, pid, neighbour, other
     assert used(node)[other] == 4000 * MIB and limits_of(other) == [(4000, 30)], "the neighbour has what it had"
     assert [each.restarts() for each in (one, neighbour)] == [0, 0]
@@ -81,9 +82,9 @@ def test_its_owner_makes_a_pod_larger_and_smaller(machine, fleet, pair):  # noqa
         until(lambda memory=memory: used(node)[pid] == memory * MIB, f"{memory} MiB in the same process")
         times.append(time.monotonic() - begun)
         assert limits_of(pid) == [(memory, cores)]
-        until(lambda memory=memory: is_done(one, memory), "the word that it is done")
+        until(lambda memory=memory: is_done(one, memory), "annotation that the resize is done")
     print(f"from annotation to memory: {', '.join(f'{each:.1f}' for each in times)} s")
-    # One MiB more than the GPU has beside the neighbour.
+    # The size exceeds what the neighbour leaves of the GPU by one MiB.
     ask(cluster, one, {"memory_mib": 11361})
     said(cluster, one, "GpuResizeWaits", "11361 MiB are asked for, 4000 of 15360 are held by others; at most 11360")
     assert limits_of(pid) == [(11360, 70)]
@@ -93,14 +94,17 @@ def test_its_owner_makes_a_pod_larger_and_smaller(machine, fleet, pair):  # noqa
     assert limits_of(pid) == [(11360, 70)] and used(node)[pid] == 11360 * MIB
     assert [each["memory_mib"] for each in leaders_view(fleet, node, one)] == [11360 + 4000], "it counts until then"
     os.kill(pid, signal.SIGUSR1)
-    until(lambda: used(node)[pid] < 2000 * MIB, "memory that is free")
+    until(lambda: used(node)[pid] < 2000 * MIB, "process that has freed its memory")
     begun = time.monotonic()
-    until(lambda: limits_of(pid) == [(2000, 10)], "the smaller size")
+    until(lambda: limits_of(pid) == [(2000, 10)], "smaller limit in the limits file")
     print(f"from free memory to the smaller limit: {time.monotonic() - begun:.1f} s")
-    until(lambda: is_done(one, 2000), "the word that it is done")
+    until(lambda: is_done(one, 2000), "annotation that the resize is done")
     os.kill(pid, signal.SIGUSR2)
-    until(lambda: used(node)[pid] == 2000 * MIB, "what it may have, to the byte")
-    until(lambda: [each["memory_mib"] for each in leaders_view(fleet, node, one)] == [6000], "the room for others")
+    until(lambda: used(node)[pid] == 2000 * MIB, "usage equal to the smaller limit")
+    until(
+        lambda: [each["memory_mib"] for each in leaders_view(fleet, node, one)] == [6000],
+        "metric of the leader with the smaller size",
+    )
     said(cluster, one, "VgpuResized", "2000 MiB, 10 %")
 
 
@@ -134,18 +138,21 @@ def test_a_size_that_is_granted_while_the_plugin_is_away_and_one_by_root(machine
     one, pid, _neighbour, _other = pair
     node.plugin.stop()
     ask(cluster, one, {"memory_mib": 5000})
-    until(lambda: resizes.FORMER in notes(one), "the grant")
+    until(lambda: resizes.FORMER in notes(one), "grant of the size by the scheduler")
     assert limits_of(pid) == [(3000, 20)]
     node.plugin.start()
-    until(lambda: is_done(one, 5000), f"the size:\n{node.plugin.tail(5)}")
-    until(lambda: used(node)[pid] == 5000 * MIB, "the memory")
+    until(lambda: is_done(one, 5000), f"resize to 5000 MiB by the plugin:\n{node.plugin.tail(5)}")
+    until(lambda: used(node)[pid] == 5000 * MIB, "usage of 5000 MiB")
     try:
         answer = node.vgpuctl("resize", f"default/{one.name}/main", "--memory", "6000Mi")
     except subprocess.CalledProcessError as fault:
         raise AssertionError(f"{fault.stdout}\n{fault.stderr}\n{node.plugin.tail(20)}") from None
     assert answer["changed"] and is_done(one, 6000)
-    until(lambda: used(node)[pid] == 6000 * MIB, "the memory")
-    until(lambda: [each["memory_mib"] for each in leaders_view(fleet, node, one)] == [10000], "the scheduler's account")
+    until(lambda: used(node)[pid] == 6000 * MIB, "usage of 6000 MiB")
+    until(
+        lambda: [each["memory_mib"] for each in leaders_view(fleet, node, one)] == [10000],
+        "metric of the leader with the size set by root",
+    )
     assert resizes.RESIZED in notes(one), "what its owner asked for was granted, and is not asked for again"
 
 
@@ -155,18 +162,18 @@ def test_a_pod_that_bursts_gives_back_what_another_was_promised(machine, fleet, 
     neighbour.wait_log(r"^filled \d+$")
     (uuid,) = held_gpus(node, "neighbour")
     here = {"nvidia.com/use-gpuuuid": uuid}
-    # Its limit is the card; what is free of it is its own from the start.
+    # The pod's limit is the whole GPU, so it can use all free memory from its start.
     notes_of_one = {**here, burst.REQUEST: "2000"}
     one = pod("bursts", {GPU: 1, MEM: 15360, CORES: 20}, notes=notes_of_one, command=FOLLOW).wait_running()
     (pid,), (other,) = one.pids(), neighbour.pids()
-    until(lambda: used(node)[pid] == (15360 - 4000) * MIB, "all that is free")
+    until(lambda: used(node)[pid] == (15360 - 4000) * MIB, "pod that uses all free memory of the GPU")
     assert [each["memory_mib"] for each in leaders_view(fleet, node, one)] == [4000 + 2000], "what was promised counts"
     comes = pod("comes", {GPU: 1, MEM: 6000}, notes=here)
     said(cluster, comes, "Failed", "are promised to it and still in use by containers that use more")
     assert comes.object()["spec"]["nodeName"] and not comes.running()
     assert used(node)[pid] == (15360 - 4000) * MIB and one.restarts() == 0
     os.kill(pid, signal.SIGUSR1)
-    until(lambda: used(node)[pid] < 2000 * MIB, "memory that is free")
+    until(lambda: used(node)[pid] < 2000 * MIB, "process that has freed its memory")
     begun = time.monotonic()
     comes.wait_running()
     print(f"from free memory to the start of the pod that was promised it: {time.monotonic() - begun:.1f} s")
@@ -174,11 +181,11 @@ def test_a_pod_that_bursts_gives_back_what_another_was_promised(machine, fleet, 
     (newcomer,) = comes.pids()
     assert used(node)[newcomer] == 6000 * MIB
     os.kill(pid, signal.SIGUSR2)
-    until(lambda: used(node)[pid] == (15360 - 4000 - 6000) * MIB, "what is left, in the same process")
+    until(lambda: used(node)[pid] == (15360 - 4000 - 6000) * MIB, "usage of the remaining memory by the same process")
     with pytest.raises(ApiError, match="stays as it was admitted"):
         cluster.api.patch(one.path, {"metadata": {"annotations": {burst.REQUEST: "9000"}}})
     comes.ask_to_end()
     comes.delete()
-    until(lambda: used(node)[pid] == (15360 - 4000) * MIB, "the room of the pod that is gone", 120)
+    until(lambda: used(node)[pid] == (15360 - 4000) * MIB, "pod that uses the deleted pod's memory", 120)
     assert used(node)[other] == 4000 * MIB and limits_of(other) == [(4000, 30)], "the neighbour has what it had"
     assert [each.restarts() for each in (one, neighbour)] == [0, 0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kubelet and plugin die and come back; containers die and come back. No allocation is lost or given out twice."""
+"""Kubelet, plugin and containers are killed and restarted. No allocation is lost or made twice."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def test_killed_and_back(cluster, node, pod, victims):
         service.start()
     until(node.registered, "registration")
     until(lambda: cluster.node_ready() and cluster.allocatable() == SPLIT, "all slices at the node again")
-    # A kubelet that has just started lists no pod until it has heard from the API server which ones are its own.
-    until(lambda: node.held() == held, "same slices at the kubelet")
+    # After its start the kubelet lists no pod until the API server has sent it the pods of its node.
+    until(lambda: node.held() == held, "report of the kubelet with the same slices")
     assert (node.held(), allocations(node), used(node)) == (held, known, memory)
     assert all(one.restarts() == 0 for one in before)
     # Only the two free slices are allocated.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler as it is deployed: the module's Deployment run by the kubelet from our image, in a network of pods; the
-webhook called through its Service, without a kube-proxy; a pod that it admits, places and binds, and that runs.
+"""Runs the scheduler as the module deploys it: as a Deployment whose pods the kubelet starts in a pod network.
 
-The kube-scheduler beside it is the real one, in an image that is made of its binary alone.
+The API server calls the webhook through its Service, without a kube-proxy. Pods are admitted, placed, bound and run.
+The stock kube-scheduler runs next to vgpu-scheduler in an image that contains only its binary.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def load_images(cluster: Any) -> None:
 
 
 def remove_images(cluster: Any) -> None:
-    """The cluster lives for the whole run, and another file's tests load the images themselves."""
+    """Removes the images, because the cluster is shared and the tests of another file load the images themselves."""
     cluster.ctr("images", "rm", f"{REPOSITORY}:{deployments.version(cluster)}", SCHEDULER_IMAGE)
 
 
@@ -111,7 +111,7 @@ def gpu_pod(name: str, limits: dict[str, Any]) -> dict[str, Any]:
 
 
 def refused(cluster: Any, body: dict[str, Any]) -> str:
-    """ "" where the API server would store the pod, else why not. Nothing is stored."""
+    """Returns why the API server refuses the pod in a dry run, or "" if it accepts the pod."""
     try:
         cluster.api.create(f"{PODS}?dryRun=All", body)
     except ApiError as fault:
@@ -131,14 +131,14 @@ def deployed(machine: Any) -> Iterator[Any]:
     controllers = cluster.start_controllers(*deployments.CONTROLLERS)
     try:
         node.start()
-        until(lambda: cluster.allocatable() == SLOTS, f"{SLOTS} slices at the node")
+        until(lambda: cluster.allocatable() == SLOTS, f"{SLOTS} allocatable slices")
         assert call(cluster)["changed"]
-        wait_until_ready(cluster, "two replicas that are ready")
+        wait_until_ready(cluster, "two ready replicas")
         until(lambda: not refused(cluster, gpu_pod("try", {MEM: 1000})), "admission through the Service", 120)
         yield cluster
     finally:
         call(cluster, state="absent")
-        until(lambda: our_pods(cluster) == [], "the end of the scheduler's pods")
+        until(lambda: our_pods(cluster) == [], "deletion of the scheduler's pods")
         remove_images(cluster)
         controllers.stop()
         deployments.network_file(cluster).unlink()
@@ -159,7 +159,7 @@ def pod(deployed: Any, machine: Any) -> Iterator[Callable[..., pods.Pod]]:
         one.ask_to_end()
     for one in made:
         one.delete()
-    until(lambda: not node.held(), "kubelet that holds nothing")
+    until(lambda: not node.held(), "kubelet without allocated devices")
 
 
 def holder(cluster: Any) -> str:
@@ -273,7 +273,7 @@ def test_admission_has_no_gap_while_another_configuration_rolls_out(deployed, po
         assert call(deployed, config={"defaultMemoryMiB": 700})["changed"]
         wait_until_ready(deployed, "two replicas of the new configuration")
         # A terminating pod may still hold the Lease and bind with the former configuration.
-        until(lambda: not before & names(deployed), "the end of the old ones", 120)
+        until(lambda: not before & names(deployed), "deletion of the former pods", 120)
     finally:
         stop.set()
         asks.join(60)
@@ -286,7 +286,7 @@ def test_admission_has_no_gap_while_another_configuration_rolls_out(deployed, po
 def test_without_pods_of_it_gpu_pods_are_refused_and_others_are_not(deployed):
     deployed.api.patch(DEPLOYMENT, {"spec": {"replicas": 0}})
     try:
-        until(lambda: our_pods(deployed) == [], "the end of both")
+        until(lambda: our_pods(deployed) == [], "deletion of both pods")
         until(lambda: refused(deployed, gpu_pod("gpu", {MEM: 1000})), "refusal")
         assert NAME in refused(deployed, gpu_pod("gpu", {MEM: 1000}))
         assert refused(deployed, pods.manifest("plain", pods.container(["true"], slices=0))) == ""
@@ -298,7 +298,7 @@ def test_without_pods_of_it_gpu_pods_are_refused_and_others_are_not(deployed):
 
 def test_it_is_removed_and_its_pods_end(deployed):
     assert call(deployed, state="absent")["changed"]
-    until(lambda: our_pods(deployed) == [], "the end of the scheduler's pods")
+    until(lambda: our_pods(deployed) == [], "deletion of the scheduler's pods")
     assert deployed.api.get_or_none(DEPLOYMENT) is None
     assert refused(deployed, gpu_pod("gpu", {MEM: 1000})) == ""
     assert not call(deployed, state="absent")["changed"]

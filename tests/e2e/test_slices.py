@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slices of a node as pods get them, checked by the simulated driver's account and the kubelet's checkpoint."""
+"""Pods get slices of a node's GPUs; the tests check the simulated driver's usage and the kubelet's checkpoint."""
 
 from __future__ import annotations
 
@@ -68,10 +68,12 @@ def test_four_pods_share_a_gpu_and_the_fifth_waits(cluster, node, pod):
         one.wait_running()
         assert one.wait_log(r"^took 1000: (\d+)$").group(1) == "0"
     pids = sorted(pid for one in four for pid in one.pids())
-    assert sorted(node.memory_by_pid()) == pids  # NVIDIA's own program, on the host
+    assert sorted(node.memory_by_pid()) == pids  # nvidia-smi is NVIDIA's real program and runs on the host
     assert len(ids_of(node)) == len(set(ids_of(node))) == SPLIT
     fifth = pod("share-4", WAIT)
-    assert "1 Insufficient nvidia.com/gpu" in until(fifth.why_not_scheduled, "sentence of the scheduler")
+    assert "1 Insufficient nvidia.com/gpu" in until(
+        fifth.why_not_scheduled, "message of the scheduler why the pod waits"
+    )
     four[1].delete()
     fifth.wait_running()
     assert len(set(ids_of(node))) == SPLIT
@@ -82,7 +84,7 @@ def test_deleted_pod_frees_its_slice(node, pod):
     one.wait_log(r"^took 500: 0$")
     (taken,) = ids_of(node)
     one.delete()
-    until(lambda: not used(node), "memory that is free again")
+    until(lambda: not used(node), "report of the driver that no memory is used")
     # Four pods run at the same time, so the deleted pod keeps no slice.
     again = [pod(f"after-{n}", WAIT) for n in range(SPLIT)]
     for each in again:
@@ -173,7 +175,7 @@ def test_capacity_names_the_slice_that_is_one_too_many(cluster, node, look):
     node.plugin.command = [sys.executable, "-c", GREEDY, *plain[plain.index("vgpu_plugin.main") + 1 :]]
     try:
         node.plugin.start()
-        until(lambda: cluster.capacity() == SPLIT + 1, "the slice that is too many at the API server")
+        until(lambda: cluster.capacity() == SPLIT + 1, "one slice too many in the node's capacity")
         host, kube = look(timeout=0, usage=False)
         assert host["ok"] is False
         assert {one["what"] for one in host["drift"]} == {"slice", "advertised"}
@@ -185,6 +187,9 @@ def test_capacity_names_the_slice_that_is_one_too_many(cluster, node, look):
         node.plugin.stop()
         node.plugin.command = plain
         node.plugin.start()
-        until(lambda: (cluster.capacity(), cluster.allocatable()) == (SPLIT, SPLIT), "the slices that there are")
+        until(
+            lambda: (cluster.capacity(), cluster.allocatable()) == (SPLIT, SPLIT),
+            "correct number of slices in the node's capacity",
+        )
     host, kube = look(usage=False)
     assert (host["drift"], kube["drift"]) == ([], [])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA's published example of time-slicing: replicas of a whole GPU, two pods that run side by side on one card."""
+"""Tests NVIDIA's published example of time-slicing: two pods share one GPU, which is offered as two replicas."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ def test_two_pods_share_one_card_in_time(node, pod):
     assert all(f" {pid} " in shown for pid in pids), shown
 
     third = pod("busy-2", [WORKER, "busy"])
-    assert "1 Insufficient nvidia.com/gpu" in until(third.why_not_scheduled, "sentence of the scheduler")
+    assert "1 Insufficient nvidia.com/gpu" in until(
+        third.why_not_scheduled, "message of the scheduler why the pod waits"
+    )
 
 
 def node_ids(node) -> list[str]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls of this kubelet are those of the recorded trace, to which tests/unit/plugin holds the double.
+"""The real kubelet's calls to a device plugin match the recorded trace; tests/unit/plugin checks the double by it.
 
-``VGPU_E2E_RECORD=1`` writes the trace anew instead.
+``VGPU_E2E_RECORD=1`` writes a new trace instead.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RealKubelet:
         for one in [main, *more.get("initContainers", [])]:
             one["volumeMounts"] = []
         pod = pods.create(self.cluster, body)
-        until(lambda: pod.running() or pod.phase == "Failed", f"end of the start of pod {name}")
+        until(lambda: pod.running() or pod.phase == "Failed", f"pod {name} that runs or has failed")
         if pod.running():
             return "Running"
         status = pod.object()["status"]
@@ -69,7 +69,7 @@ class RealKubelet:
 
 
 def test_kubelet_behaves_as_recorded(cluster):
-    """Our plugin does not run: its list would make the kubelet write its checkpoint at other moments."""
+    """The project's plugin does not run, as its device list would make the kubelet write its checkpoint more often."""
     version = cluster.node_object()["status"]["nodeInfo"]["kubeletVersion"]
     steps = scenario.Story(RealKubelet(cluster)).tell()
     if os.environ.get("VGPU_E2E_RECORD"):

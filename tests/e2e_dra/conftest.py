@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real cluster whose pods get GPUs by claims: the stock scheduler places, the kubelet asks our program.
+"""Fixtures: a cluster whose pods get GPUs by claims, with the stock scheduler, the kubelet and the project's driver.
 
-From 1.36 on with everything at its default. In 1.34 consumable capacity is alpha: it is switched on there, so that the
-way from a claim to a container can be run on that version too.
+From Kubernetes 1.36 on, all feature gates have their defaults. In 1.34 consumable capacity is alpha; the fixtures
+switch it on, so that most tests run on that version too.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def started() -> Iterator[tuple[Cluster, GpuNode]]:
         made = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "vgpu"}}
         cluster.api.create(CLASSES, {**made, "spec": {"selectors": selectors}})
         account = "/api/v1/namespaces/default/serviceaccounts/default"
-        until(lambda: cluster.api.get_or_none(account), "service account, which a controller makes")
-        until(lambda: len(devices(cluster)) == 2, f"slices of both cards; the log:\n{node.plugin.tail(20)}")
+        until(lambda: cluster.api.get_or_none(account), "default service account, created by a controller")
+        until(lambda: len(devices(cluster)) == 2, f"ResourceSlices with both GPUs; the log:\n{node.plugin.tail(20)}")
         yield cluster, node
         node.stop()
 
@@ -95,7 +95,7 @@ def remove(cluster: Cluster, name: str) -> None:
     except ApiError as fault:
         if fault.code != 404:
             raise
-    until(lambda: cluster.api.get_or_none(f"{CLAIMS}/{name}") is None, f"end of claim {name}")
+    until(lambda: cluster.api.get_or_none(f"{CLAIMS}/{name}") is None, f"deletion of claim {name}")
 
 
 Claim = Callable[..., str]

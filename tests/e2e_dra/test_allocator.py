@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our slices and classes as Kubernetes 1.36 itself judges them: its API server's validation, and its scheduler's own
-allocator, which says which card a claim gets. No cluster and no box; Go builds the program once.
+"""Checks the driver's ResourceSlices and DeviceClasses with the code of Kubernetes 1.36.
+
+A Go program runs the API server's validation and the scheduler's allocator, which reports the GPU that a claim gets.
+The tests need neither a cluster nor the box; Go builds the program once.
 """
 
 from __future__ import annotations
@@ -139,7 +141,7 @@ def test_the_validation_would_tell(program: Path) -> None:
 
 
 HALF = {"memory": "7200Mi", "cores": "50"}
-# configuration, claims → the device of each part; None: the claim does not fit.
+# columns: case, configuration, claims, devices of each claim (None: the claim does not fit)
 CHOICES: list[tuple[str, dict[str, Any], list[dict[str, Any]], list[list[str] | None]]] = [
     ("the first card fills first", REQUESTED, [claim(HALF)] * 5, [[FIRST], [FIRST], [SECOND], [SECOND], None]),
     (
@@ -178,7 +180,7 @@ def test_instances_of_mig(program: Path) -> None:
     assert [one and len(one) for one in found["allocations"]] == [1, 1, None, None]
 
 
-# What is asked for of a card of seven → what is consumed: memory in MiB, percent.
+# columns: requested capacity of a GPU that is split in seven, consumed (memory in MiB, percent of the SMs)
 CONSUMED = [
     ({}, (2194, 14)),
     ({"memory": "4Gi", "cores": "30"}, (4096, 30)),
@@ -190,7 +192,7 @@ CONSUMED = [
 
 @pytest.mark.parametrize(("asked", "consumed"), CONSUMED)
 def test_what_is_consumed_is_what_the_driver_reads(program: Path, asked: dict, consumed: tuple) -> None:
-    """From the allocator's answer to the share that a container gets."""
+    """The driver reads from the allocator's result exactly the memory and percent that the claim consumed."""
     ((part,),) = ask(program, objects(REQUESTED), claim(asked))["allocations"]
     result = {
         "driver": "gpu.vgpu.fleet",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a claim to a container's limit, on real programs of Kubernetes; judged by the simulated driver's own account."""
+"""Tests with real Kubernetes programs that claims limit containers, as the simulated driver's memory usage shows."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_pod_gets_what_it_claimed(cluster: Cluster, node: GpuNode, claim: Clai
         30,
     )
     one.delete()
-    until(lambda: records() == [], "the end of the allocation")
+    until(lambda: records() == [], "deletion of the allocation")
 
 
 def test_what_is_not_asked_for_is_the_equal_slice(cluster: Cluster, claim: Claim) -> None:
@@ -87,7 +87,7 @@ def test_pods_with_one_claim_have_one_budget(cluster: Cluster, node: GpuNode, cl
     one.delete()
     assert [one["claim"] for one in records()], "the other pod still has it"
     other.delete()
-    until(lambda: records() == [], "the end of the allocation")
+    until(lambda: records() == [], "deletion of the allocation")
 
 
 def test_a_container_that_starts_again_keeps_its_share(cluster: Cluster, claim: Claim) -> None:
@@ -110,21 +110,21 @@ def test_full_cards_make_the_next_pod_wait(cluster: Cluster, node: GpuNode, clai
         one.wait_running().wait_log(r"^took 1: 2$")
     assert sorted(used(node).values()) == [7200 * MIB] * 4
     late = pod(cluster, "late", claim("late", gpu={"memory": "1Gi"}), command=("take", "0"))
-    until(late.why_not_scheduled, "word of the scheduler")
+    until(late.why_not_scheduled, "message of the scheduler why the pod waits")
     full[0].delete()
     late.wait_running()
 
 
 def test_a_kubelet_that_starts_again_finds_all_as_it_was(cluster: Cluster, node: GpuNode, claim: Claim) -> None:
     name = claim("c", gpu={"memory": "2Gi", "cores": "10"})
-    # Room is left for a context of the other pod, and not for as much again.
+    # The claim has memory left for the other pod's context, but not for its allocation of 1000 MiB.
     pod(cluster, "one", name, command=("take", "1000")).wait_running().wait_log(r"^took 1000: 0$")
     before = cluster.api.get(SLICES)["items"][0]["metadata"]["uid"]
     cluster.kubelet.stop(kill=True)
     cluster.kubelet.start()
     until(
         lambda: len(devices(cluster)) == 2 and cluster.api.get(SLICES)["items"][0]["metadata"]["uid"] != before,
-        "slices that were wiped, and are back",
+        "ResourceSlices published again after the kubelet deleted them",
     )
     other = pod(cluster, "other", name, command=("take", "1000")).wait_running()
     assert other.wait_log(r"^took 1000: (\d+)$")[1] == "2", "one budget with the pod from before"
@@ -135,7 +135,10 @@ def test_a_plugin_that_was_killed_serves_again(cluster: Cluster, node: GpuNode, 
     one = pod(cluster, "one", claim("c", gpu={"memory": "2Gi", "cores": "10"}), command=FILL).wait_running()
     node.plugin.stop(kill=True)
     waits = pod(cluster, "waits", claim("d", gpu={"memory": "1Gi", "cores": "10"}), command=FILL)
-    until(lambda: cluster.api.get(f"{CLAIMS}/d").get("status", {}).get("allocation"), "allocation of its claim")
+    until(
+        lambda: cluster.api.get(f"{CLAIMS}/d").get("status", {}).get("allocation"),
+        "allocation of the waiting pod's claim",
+    )
     assert waits.phase == "Pending"
     node.start()
     assert int(waits.wait_running().wait_log(r"^total (\d+)$")[1]) == GIB
@@ -151,5 +154,5 @@ def test_parameters_that_nobody_knows_hold_the_pod_up(cluster: Cluster, claim: C
         events = cluster.api.get("/api/v1/namespaces/default/events")["items"]
         return any("unknown parameter 'memory'" in event.get("message", "") for event in events)
 
-    until(said, "the event that says why")
+    until(said, "event that names the unknown parameter")
     assert one.phase == "Pending" and records() == []

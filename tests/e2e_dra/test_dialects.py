@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods that ask in the names of the extender and get claims, on real programs of Kubernetes: our webhook with the
-rights of its account, the stock scheduler, the kubelet and our driver. The extender's own kube-scheduler does not run:
-nothing of such a pod may need it.
+"""Pods that request the extender's resource names get claims, on real Kubernetes programs.
+
+The project's webhook runs with the rights of its service account, next to the stock scheduler, the kubelet and the
+project's driver. The extender's kube-scheduler does not run, because such pods must not need it.
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ def labelled(cluster: Cluster, webhook: Service) -> Iterator[Callable[[str | Non
 
     def label(value: str | None) -> None:
         cluster.api.patch(NAMESPACE, {"metadata": {"labels": {"vgpu.fleet/allocation": value}}})
-        # Admission has labels of namespaces from a watch, a moment later.
-        until(lambda: seen(cluster) == value, f"admission that knows the label {value}")
+        # The API server learns labels of namespaces by a watch, so admission uses the new label a moment later.
+        until(lambda: seen(cluster) == value, f"admission that uses the label {value}")
 
     yield label
     label(None)
@@ -120,14 +121,14 @@ def test_what_a_pod_asks_for_in_a_labelled_namespace_is_a_claim(
     assert spec["resourceClaims"] == [{"name": "vgpu-main", "resourceClaimName": claim["metadata"]["name"]}]
     (result,) = claim["status"]["allocation"]["devices"]["results"]
     assert result["consumedCapacity"] == {"memory": "3000Mi", "cores": "30", "slots": "1"}
-    # Another that asks for the same has a claim of its own; the pod's label says it here.
+    # A second pod with the same request gets its own claim; this pod has the label instead of the namespace.
     labelled(None)
     other = pods.create(cluster, asking("other", {"vgpu.fleet/allocation": "dra"}, gpumem="3000", gpucores="30"))
     other.wait_running()
     assert int(other.wait_log(r"^total (\d+)$")[1]) == 3000 * MIB
     assert len(cluster.api.get(CLAIMS)["items"]) == 2
     one.delete()
-    until(lambda: len(cluster.api.get(CLAIMS)["items"]) == 1, "end of the claim of a pod that is gone")
+    until(lambda: len(cluster.api.get(CLAIMS)["items"]) == 1, "deletion of the deleted pod's claim")
 
 
 def test_the_claim_of_a_pod_that_ended_is_given_back(
@@ -140,7 +141,7 @@ def test_the_claim_of_a_pod_that_ended_is_given_back(
     made["spec"]["restartPolicy"] = "Never"
     pods.create(cluster, made)
     until(lambda: phase(cluster, "one") in ("Succeeded", "Failed"), "end of the pod")
-    until(lambda: not cluster.api.get(CLAIMS)["items"], "end of its claim")
+    until(lambda: not cluster.api.get(CLAIMS)["items"], "deletion of the ended pod's claim")
     assert phase(cluster, "one")
 
 
@@ -151,7 +152,7 @@ def phase(cluster: Cluster, name: str) -> str:
 def test_a_card_is_chosen_by_uuid_and_model(
     cluster: Cluster, node: GpuNode, labelled: Callable[[str | None], None]
 ) -> None:
-    """The API server compiles the expressions, the scheduler evaluates them on what the driver publishes."""
+    """The API server accepts the claim's CEL expressions, and the scheduler evaluates them on the published devices."""
     labelled("dra")
     slices = cluster.api.get(f"{API}/resourceslices")["items"]
     found = [one for part in slices for one in part["spec"]["devices"]]
@@ -169,7 +170,7 @@ def test_a_card_is_chosen_by_uuid_and_model(
     assert result["device"] == last["name"]
 
 
-# Limits, the label of the namespace, and words of the refusal.
+# columns: limits, label of the namespace, text of the refusal
 REFUSED = [
     ({"gpumem-percentage": "50"}, "dra", WORDS),
     ({"gpu": "1"}, "dra", WORDS),

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claims while something fails: a GPU with an Xid, a boot in either order, an API server that is killed or drops the
-fields of shares, pods that ask by a number alone, and a node of each path."""
+"""Tests pods with claims while something fails, and pods that request a GPU by an extended resource.
+
+The faults: a GPU with an Xid error, a boot in which the kubelet or the driver starts first, a killed API server, and an
+API server that drops the fields of shared devices. The last test has one node with claims and one with slices of the
+device plugin.
+"""
 
 from __future__ import annotations
 
@@ -38,21 +42,24 @@ def test_a_gpu_with_an_xid_gets_no_claim_until_it_is_clean(cluster: Cluster, nod
     index = [gpu["uuid"][:12] for gpu in node.status()["gpus"]].index(f"GPU-{ill.removeprefix('gpu-')}")
     node.gpusimctl("xid", str(index), "79")
     until(lambda: tainted(cluster) == {ill: "xid-79"}, "taint of the device")
-    # The other card has no room for both.
+    # The healthy GPU has memory for only one of the two claims.
     for n in (1, 2):
         pod(cluster, f"p{n}", claim(f"c{n}", gpu={"memory": "8Gi", "cores": "10"}), command=FILL)
     until(lambda: len(allocated(cluster, "c1") + allocated(cluster, "c2")) == 1, "one claim with a device")
     assert ill not in allocated(cluster, "c1") + allocated(cluster, "c2")
     waits = pods.Pod(cluster, "p2" if allocated(cluster, "c1") else "p1")
-    until(waits.why_not_scheduled, "word of the scheduler")
-    until(lambda: not tainted(cluster), "device that is clean again")
+    until(waits.why_not_scheduled, "message of the scheduler why the pod waits")
+    until(lambda: not tainted(cluster), "device without a taint")
     waits.wait_running()
     assert first.phase in ("Running", "Failed")
 
 
 @pytest.mark.parametrize("order", ["plugin", "kubelet"])
 def test_pods_start_again_after_a_boot(cluster: Cluster, node: GpuNode, claim: Claim, order: str) -> None:
-    """With the kubelet first they wait for the program, and do not fail as pods of a device plugin do."""
+    """Pods with claims start again whether the driver or the kubelet starts first (``order``).
+
+    If the kubelet starts first, the pods wait for the driver; pods with slices of a device plugin would fail.
+    """
     name = claim("c", gpu={"memory": "2Gi", "cores": "10"})
     one = pod(cluster, "one", name, command=FILL, restart="Always").wait_running()
     one.wait_log(r"^took 1: 2$")
@@ -69,18 +76,18 @@ def test_pods_start_again_after_a_boot(cluster: Cluster, node: GpuNode, claim: C
         assert one.phase in ("Running", "Pending") and used(node) == {}
         node.start()
 
-    until(lambda: list(used(node).values()) == [2 * GIB], f"share that is filled again: {one.object()['status']}")
+    until(lambda: list(used(node).values()) == [2 * GIB], f"pod that fills its share again: {one.object()['status']}")
     assert one.uid == uid and one.restarts() >= 1
     assert [record["id"] for record in records()] == [record["id"] for record in before]
 
 
 def test_an_api_server_that_is_killed(cluster: Cluster, node: GpuNode, claim: Claim) -> None:
-    """What runs runs on, and what was being prepared is."""
+    """A running pod keeps running, and a pod whose claim was being prepared starts after the server is back."""
     one = pod(cluster, "one", claim("c", gpu={"memory": "2Gi", "cores": "10"}), command=FILL).wait_running()
     one.wait_log(r"^took 1: 2$")
     (pid,) = one.pids()
     pod(cluster, "late", claim("d", gpu={"memory": "1Gi", "cores": "10"}), command=FILL)
-    until(lambda: allocated(cluster, "d"), "device of the claim")
+    until(lambda: allocated(cluster, "d"), "allocated device of the claim")
     cluster.apiserver.stop(kill=True)
     assert used(node)[pid] == 2 * GIB
     cluster.apiserver.start()
@@ -91,7 +98,7 @@ def test_an_api_server_that_is_killed(cluster: Cluster, node: GpuNode, claim: Cl
 
 @pytest.fixture
 def without_shares(cluster: Cluster, node: GpuNode) -> Iterator[None]:
-    """An API server that drops the fields of shares, as 1.34 and 1.35 do."""
+    """Restarts the API server so that it drops the fields of shared devices, as versions 1.34 and 1.35 do."""
     command = list(cluster.apiserver.command)
 
     def again(words: list[str]) -> None:
@@ -109,7 +116,7 @@ def without_shares(cluster: Cluster, node: GpuNode) -> Iterator[None]:
     again([*command, "--feature-gates", "DRAConsumableCapacity=false"])
     yield
     again(command)
-    until(lambda: len(devices(cluster)) == 2, "both cards")
+    until(lambda: len(devices(cluster)) == 2, "both GPUs published again")
 
 
 def devices_path(cluster: Cluster) -> list[str]:
@@ -121,13 +128,13 @@ def test_nothing_is_published_where_the_fields_are_dropped(cluster: Cluster, nod
     def said() -> list[str]:
         return [one for one in node.status()["warnings"] if "DRAConsumableCapacity" in one]
 
-    until(said, "the warning that names the gate")
+    until(said, "warning that names the feature gate")
     assert devices(cluster) == {}
 
 
 @pytest.fixture
 def by_number(cluster: Cluster) -> Iterator[None]:
-    """Pods that say `nvidia.com/gpu: 1` ride on claims."""
+    """Creates a DeviceClass by which Kubernetes makes a claim for each pod that requests `nvidia.com/gpu: 1`."""
     if minor(Programs.from_environment()) < 36:
         pytest.skip("extended resources by classes are off in this version")
     spec = {"selectors": [{"cel": {"expression": ON}}], "extendedResourceName": NUMBER}
@@ -148,7 +155,7 @@ def test_a_pod_that_asks_by_a_number_gets_the_equal_part(cluster: Cluster, node:
 
 @pytest.fixture
 def by_plugin(cluster: Cluster) -> Iterator[str]:
-    """A node, an object alone, whose device plugin would offer two slices; its name."""
+    """Creates a node that exists only as an API object with a capacity of two slices; yields its name."""
     name = "by-plugin"
     amounts = {"cpu": "8", "memory": "64Gi", "pods": "110", NUMBER: "2"}
     status = {"capacity": amounts, "allocatable": amounts}
@@ -157,17 +164,17 @@ def by_plugin(cluster: Cluster) -> Iterator[str]:
     yield name
     for one in cluster.api.get(PODS)["items"]:
         if one["spec"].get("nodeName", name) == name:
-            # No kubelet runs there that would end them.
+            # No kubelet runs on this node, so the fixture deletes the pods itself.
             cluster.api.delete(f"{PODS}/{one['metadata']['name']}", 0)
     cluster.api.delete(f"/api/v1/nodes/{name}")
 
 
 def test_a_node_of_each_path(cluster: Cluster, node: GpuNode, by_number: Any, by_plugin: str) -> None:
-    """The same pods fit both: slices of the device plugin on one node, claims on the other."""
+    """The same pod gets a slice of the device plugin on one node and a claim on the other node."""
 
     def asks(name: str, **spec: Any) -> pods.Pod:
         container = pods.container([pods.WORKER, "fill"], slices=1)
-        # Nothing renews the lease of the node without a kubelet.
+        # Nothing renews the lease of the node without a kubelet, so the pods tolerate every taint of the node.
         return pods.create(cluster, pods.manifest(name, container, tolerations=[{"operator": "Exists"}], **spec))
 
     def rides_on(one: pods.Pod) -> str:
@@ -180,7 +187,10 @@ def test_a_node_of_each_path(cluster: Cluster, node: GpuNode, by_number: Any, by
         until(lambda one=one: one.object()["spec"].get("nodeName") == by_plugin, f"{one.name} on {by_plugin}")
     assert [rides_on(one) for one in sliced] == ["", ""] and cluster.api.get(CLAIMS)["items"] == []
     full = asks("full", **there)
-    until(lambda: f"Insufficient {NUMBER}" in full.why_not_scheduled(), "the reason of a pod that no slice is left for")
+    until(
+        lambda: f"Insufficient {NUMBER}" in full.why_not_scheduled(),
+        "message that the node has no free slice for the pod",
+    )
     claimed = asks("claimed").wait_running()
     assert int(claimed.wait_log(r"^total (\d+)$")[1]) == 3840 * MIB
     assert [one["metadata"]["name"] for one in cluster.api.get(CLAIMS)["items"]] == [rides_on(claimed)]

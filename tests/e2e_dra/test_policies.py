@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a real API server refuses by our policies, and that what it takes is what the driver takes."""
+"""A real API server with the project's admission policies accepts and refuses the same objects as the driver."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def judged(started: Any) -> Iterator[Cluster]:
     made = [*dra_manifests.parameters_policy(), *mount_policy.of_claims()]
     for one in made:
         cluster.api.create(FOLDERS[one["kind"]], one)
-    until(lambda: refusal(cluster, CLAIMS, claim_with({"anything": 1})), "a policy that is in force")
+    until(lambda: refusal(cluster, CLAIMS, claim_with({"anything": 1})), "enforcement of the policy by the API server")
     yield cluster
     for one in reversed(made):
         cluster.api.delete(f"{FOLDERS[one['kind']]}/{one['metadata']['name']}")
@@ -97,14 +97,14 @@ def test_parameters_of_another_driver_are_its_own(judged: Cluster) -> None:
     assert refusal(judged, CLAIMS, claim_with({"anything": ["goes"]}, "gpu.example.com")) == ""
 
 
-# Where a pod's volume is mounted → whether a container with a claim may have it there.
+# mount path of a pod's volume → whether a container with a claim may have the mount
 MOUNTS = [("/data", True), ("/dev/vgpu/9", False), ("/dev/vgpu", False), ("/dev", False), ("/etc/ld.so.preload", False)]
 
 
 @pytest.mark.parametrize(("path", "allowed"), MOUNTS)
 @pytest.mark.parametrize("claimed", [True, False])
 def test_volumes_of_a_container_with_a_claim(judged: Cluster, path: str, allowed: bool, claimed: bool) -> None:
-    """A share that a pod brought itself would count as one more."""
+    """The policy refuses mounts that could add a forged share: the library would count that share as one more."""
     container = {"name": "main", "image": IMAGE, "volumeMounts": [{"name": "own", "mountPath": path}]}
     spec: dict[str, Any] = {"containers": [container], "volumes": [{"name": "own", "emptyDir": {}}]}
     if claimed:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long pods with claims take: to a running container, next to pods with a slice of the device plugin on the same
-node in the same run; and how many a second the stock kube-scheduler binds, next to pods of an extended resource.
+"""Measures how long a pod with a claim takes to start and how many such pods the kube-scheduler binds per second.
 
-Times are reported. The gates are ratios within one run. VGPU_CLAIM_TIMES="pods,nodes,bound" for other sizes.
+The start is compared with pods that get a slice from the device plugin on the same node. The bind rate of the stock
+kube-scheduler is compared with pods that request an extended resource. Both comparisons use one run; the tests print
+the times and assert only the ratios. VGPU_CLAIM_TIMES="pods,nodes,bound" sets other sizes.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from kubebox.gpunode import LIBRARIES, GpuNode
 from kubebox.process import NeverCame, until
 
 COUNT, NODES, BOUND = (int(word) for word in os.environ.get("VGPU_CLAIM_TIMES", "8,50,200").split(","))
-# LONGER: the start of a container with a claim takes at most this many times as long as with a slice.
-# SHARE: pods with claims are bound at least at this part of the rate of pods with an extended resource.
+# LONGER: highest allowed ratio of the start time of a container with a claim to that of a container with a slice.
+# SHARE: lowest allowed ratio of the bind rate of pods with claims to that of pods with an extended resource.
 LONGER, SHARE = 2.0, 0.1
 CLAIMED = (CONFIGURATION, {"allocation": "dra"})
 SLICED = ({"vcuda": {"libraryRoot": str(LIBRARIES), "splitCount": 4}},)
@@ -47,7 +48,7 @@ def with_claim(body: dict[str, Any], claim: str) -> dict[str, Any]:
 
 
 def seconds_to_running(cluster: Cluster, way: str, n: int) -> float:
-    """From the first object that is created to a container that runs, as the API server has it."""
+    """Returns the seconds from the creation of the first object until the API server reports the container running."""
     container = pods.container([pods.WORKER, "take", "0"], slices=int(way == "slice"))
     body = pods.manifest(f"{way}-{n}", container)
     began = time.monotonic()
@@ -55,7 +56,7 @@ def seconds_to_running(cluster: Cluster, way: str, n: int) -> float:
         cluster.api.create(CLAIMS, claim_of(f"c{n}", "1Gi", "10"))
         with_claim(body, f"c{n}")
     pod = pods.create(cluster, body)
-    until(pod.running, f"pod {pod.name} that is running", pause_s=0.02)
+    until(pod.running, f"running pod {pod.name}", pause_s=0.02)
     took = time.monotonic() - began
     pod.delete()
     if way == "claim":
@@ -64,12 +65,15 @@ def seconds_to_running(cluster: Cluster, way: str, n: int) -> float:
 
 
 def change(cluster: Cluster, node: GpuNode, way: str) -> None:
-    """Has the node offer its cards by the other way; the program ends by itself, and its unit starts it again."""
+    """Makes the node offer its GPUs by claims (``way`` "claim") or by the device plugin ("slice").
+
+    The device plugin's program exits when its configuration changes so; the function starts it again.
+    """
     node.configure(*(CLAIMED if way == "claim" else SLICED))
-    until(lambda: not node.plugin.running, "end of the program, which was told another way")
+    until(lambda: not node.plugin.running, "exit of the device plugin after the change of its configuration")
     node.start()
     offered = {"claim": (2, 0), "slice": (0, 8)}[way]
-    until(lambda: (len(devices(cluster)), cluster.allocatable()) == offered, f"cards by {way} alone")
+    until(lambda: (len(devices(cluster)), cluster.allocatable()) == offered, f"GPUs offered by {way} only")
 
 
 @pytest.fixture
@@ -81,12 +85,12 @@ def sliced(cluster: Cluster, node: GpuNode) -> Iterator[None]:
 
 
 def test_the_time_to_a_running_container(cluster: Cluster, node: GpuNode, sliced: None) -> None:
-    """Pods one after the other, half of the claims before the slices and half after them."""
+    """Starts one pod at a time: half of the pods with claims, then all pods with slices, then the other half."""
     took: dict[str, list[float]] = {"claim": [], "slice": []}
     for way, count in (("claim", COUNT // 2), ("slice", COUNT), ("claim", COUNT // 2)):
         if took["claim"]:
             change(cluster, node, way)
-        # The first of a way pays for what is read once.
+        # The first pod after a change also pays for data that is read only once, so its time is dropped.
         took[way] += [seconds_to_running(cluster, way, n) for n in range(count + 1)][1:]
     (stored,) = cluster.api.get(SLICES)["items"]
     middle = {way: statistics.median(found) for way, found in took.items()}
@@ -100,7 +104,7 @@ def test_the_time_to_a_running_container(cluster: Cluster, node: GpuNode, sliced
 
 
 class Bound(threading.Thread):
-    """When each pod got its node, by a watch, which the server may end at any time."""
+    """Watches pods and records when each pod got its node; starts a new watch whenever the API server ends one."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(daemon=True)
@@ -127,8 +131,10 @@ class Bound(threading.Thread):
                         self.at.setdefault(pod["metadata"]["name"], time.monotonic())
 
     def rate(self, count: int) -> float:
-        """Pods a second, from the first that is bound to the last. Requests of one kind wait for one another in the
-        scheduler's client, so the last steps of many pods come together.
+        """Waits for ``count`` bound pods and returns the pods bound per second, from the first bind to the last.
+
+        The interval covers all pods, because the scheduler's client queues requests of one kind, and so many pods are
+        bound together at the end.
         """
         try:
             until(lambda: len(self.at) >= count or not self.is_alive(), f"{count} pods with a node", 60, 0.05)
@@ -140,7 +146,7 @@ class Bound(threading.Thread):
 
 
 def device(n: int) -> dict[str, Any]:
-    """A card as a node publishes it, with room for eight."""
+    """Returns a GPU as a node publishes it in a ResourceSlice; eight pods can share it."""
     amounts = {"memory": "16000Mi", "cores": "100", "slots": "8"}
     return {
         "name": f"gpu-{n}",
@@ -165,7 +171,10 @@ def device(n: int) -> dict[str, Any]:
 
 @pytest.fixture
 def many(cluster: Cluster) -> Iterator[Cluster]:
-    """Nodes of objects alone, each with two cards by a ResourceSlice and eight of a number."""
+    """Creates nodes that exist only as API objects.
+
+    Each node has two GPUs in a ResourceSlice and a capacity of eight of the extended resource NUMBER.
+    """
     names = [f"made-{n:03d}" for n in range(NODES)]
     for name in names:
         labels = {"kubernetes.io/hostname": name, "example.com/made": "yes"}
@@ -180,7 +189,7 @@ def many(cluster: Cluster) -> Iterator[Cluster]:
             {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": name}, "spec": spec},
         )
     yield cluster
-    # Nobody ends pods of nodes without a kubelet.
+    # No kubelet runs on these nodes, so the fixture deletes the pods itself.
     clear(cluster)
     cluster.scheduler.stop()
     cluster.write_scheduler_configuration([])
@@ -191,7 +200,7 @@ def many(cluster: Cluster) -> Iterator[Cluster]:
 
 
 def limit(cluster: Cluster, requests: int | None) -> None:
-    """How many requests a second the scheduler's client does; None: as it is shipped, 50."""
+    """Sets how many requests per second the scheduler's client may send; None keeps the default of 50. Stops it."""
     cluster.scheduler.stop()
     cluster.write_scheduler_configuration([])
     path = cluster.folder / "scheduler.yaml"
@@ -214,7 +223,10 @@ def store(cluster: Cluster, way: str) -> None:
 
 
 def bound_a_second(cluster: Cluster, way: str, requests: int | None) -> float:
-    """Pods that are stored while no scheduler runs."""
+    """Returns the pods bound per second; all pods are created while no scheduler runs.
+
+    ``requests``: limit of the scheduler's client in requests per second, None for the default.
+    """
     limit(cluster, requests)
     store(cluster, way)
     watch = Bound(cluster)
@@ -225,7 +237,7 @@ def bound_a_second(cluster: Cluster, way: str, requests: int | None) -> float:
 
 
 def clear(cluster: Cluster) -> None:
-    """The claims' finalizer is taken by a controller that does 20 requests a second; here it need not."""
+    """Deletes all pods and claims, and removes the claims' finalizers: their controller is limited to 20 requests/s."""
     cluster.api.delete(PODS, 0)
     cluster.api.delete(CLAIMS)
     for one in cluster.api.get(CLAIMS)["items"]:
@@ -234,7 +246,10 @@ def clear(cluster: Cluster) -> None:
         except ApiError as fault:
             if fault.code != 404:
                 raise
-    until(lambda: not cluster.api.get(PODS)["items"] and not cluster.api.get(CLAIMS)["items"], "an empty cluster")
+    until(
+        lambda: not cluster.api.get(PODS)["items"] and not cluster.api.get(CLAIMS)["items"],
+        "all pods and claims deleted",
+    )
 
 
 def test_claims_bound_a_second(many: Cluster) -> None:

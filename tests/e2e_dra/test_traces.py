@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this kubelet asks a driver for claims is what the recorded trace says, to which tests/unit/plugin holds the
-double. The driver is none of ours; our program runs next to it.
+"""The real kubelet's calls to a claims driver match the recorded trace; tests/unit/plugin checks the double by it.
 
-``VGPU_E2E_RECORD=1`` writes the trace anew instead.
+The driver is the recorder of kubetrace, which shares no code with the project's driver; the latter runs next to it.
+``VGPU_E2E_RECORD=1`` writes a new trace instead.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ WAIT = ["/bin/sh", "-c", "while :; do sleep 1; done"]
 CLASS = "traced"
 SLICE = f"{SLICES}/0-{scenario.DRIVER}"
 CDI = Path("/var/run/cdi")
-# More than the story's claims: what is allocated is not given out again before its claim is deleted.
+# The number exceeds the story's claims: a device is allocated again only after its former claim is deleted.
 DEVICES = 32
-# The kubelet looks for sockets that came or went once a second.
+# The kubelet checks once a second for new and removed sockets.
 NOTICED_S = 3.0
 WIPED_S = 30.0
 
 
 class RealKubelet:
-    """The cluster's kubelet as the story asks for it."""
+    """The cluster's kubelet, with the interface that claims_scenario.py expects."""
 
     root = CHECKPOINT.parent.parent
 
@@ -88,10 +88,10 @@ class RealKubelet:
                     return one["message"]
             return ""
 
-        return until(said, f"event of why pod {name} is not started")
+        return until(said, f"event with the reason why pod {name} does not start")
 
     def injected(self, name: str) -> dict[str, list[str]]:
-        """By the container runtime's record of what the kubelet told it."""
+        """Returns container → CDI device names, from the container runtime's stored configuration."""
         found = {}
         for one in pods.Pod(self.cluster, name).statuses():
             identity = one["containerID"].rpartition("/")[2]
@@ -105,7 +105,7 @@ class RealKubelet:
         pod = pods.Pod(self.cluster, name)
         before = pod.restarts()
         for pid in pod.pids():
-            # The first one killed may take the others with it.
+            # The other processes may end with the first one that is killed.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         until(lambda: pod.restarts() > before and pod.running(), f"restart of pod {name}")
@@ -148,7 +148,7 @@ class RealKubelet:
 
 @pytest.fixture
 def story(cluster: Cluster) -> Iterator[scenario.Story]:
-    """A class for the recorder's devices; nothing is left of it."""
+    """Creates a DeviceClass for the recorder's devices and yields the story; deletes all its objects afterwards."""
     if minor(Programs.from_environment()) < 36:
         pytest.skip("the trace is of a kubelet 1.36")
     selectors = [{"cel": {"expression": f"device.driver == '{scenario.DRIVER}'"}}]
@@ -157,7 +157,7 @@ def story(cluster: Cluster) -> Iterator[scenario.Story]:
     kubelet = RealKubelet(cluster)
     out = scenario.Story(kubelet)
     yield out
-    # No pod goes while nobody lets its claims go.
+    # A pod ends only if its driver unprepares its claims, so the recorder must serve meanwhile.
     out.plugin.stop()
     out.plugin.take(mend=True)
     out.plugin.serve()
@@ -170,7 +170,10 @@ def story(cluster: Cluster) -> Iterator[scenario.Story]:
         cluster.api.delete(SLICE)
     for one in CDI.glob("traced-*.json"):
         one.unlink()
-    until(lambda: len(devices(cluster)) == 2, "slices of our program, which the kubelet's restart deleted")
+    until(
+        lambda: len(devices(cluster)) == 2,
+        "ResourceSlices of the project's driver, which the kubelet deleted at its restart",
+    )
 
 
 def test_kubelet_asks_for_claims_as_recorded(story: scenario.Story, cluster: Cluster) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of the attacker's tests: requests with the expected refusal, pods, and a neighbour that stays unaffected."""
+"""Helpers of the attack tests: requests with the expected refusal, pods, and a neighbour that must stay unaffected."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real API server, etcd and kube-scheduler in the box of tests/e2e, with nodes that are objects alone."""
+"""Fixtures: a real API server, etcd and kube-scheduler in the box of tests/e2e. The nodes are only API objects."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tenant(fleet):
     """Returns a client of a user with only the rights of `edit`, in the namespace of the pods."""
     authority, group = fleet.cluster.authority, "rbac.authorization.k8s.io"
     subject = {"apiGroup": group, "kind": "User", "name": "tenant"}
-    # `edit` is put together out of these two by a controller that does not run here.
+    # The controller that builds `edit` from these two roles does not run here.
     for role in ("system:aggregate-to-edit", "system:aggregate-to-view"):
         reference = {"apiGroup": group, "kind": "ClusterRole", "name": role}
         binding = {"metadata": {"name": role}, "roleRef": reference, "subjects": [subject]}

@@ -86,7 +86,7 @@ class Replica:
 class Fleet:
     def __init__(self, cluster: Cluster, python: Path, root: Path) -> None:
         self.cluster, self.python, self.root, self.api = cluster, python, root, cluster.api
-        # The account of the Deployment, with its very rights.
+        # The programs use the service account of the Deployment, and so exactly its rights.
         user = f"/O=system:serviceaccounts/CN=system:serviceaccount:kube-system:{NAME}"
         self.kubeconfig = cluster.authority.kubeconfig("vgpu-scheduler", SERVER, user)
         self.desired = Desired("image", "image", webhook_url="https://127.0.0.1:18440")
@@ -94,10 +94,10 @@ class Fleet:
         self.names: list[str] = []
 
     def start(self) -> None:
-        """Applies the objects, whichever of them exist, and runs the replicas until one binds."""
+        """Applies the objects, even if some exist; runs the replicas and waits until one of them is the leader."""
         for one in scheduler_manifests.manifests(self.desired):
             if one["kind"] in ("Deployment", "Service"):
-                # Nobody runs it here; that the API server takes it is what can be seen.
+                # No controller runs Deployment and Service here; the test only sees that the API server accepts them.
                 self.api.call("POST", self.path(one) + "?dryRun=All", one)
             else:
                 path = f"{self.path(one)}/{one['metadata']['name']}?fieldManager=fleet&force=true"

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tenant with the rights of `edit` in one namespace tries what can be tried against his limits, his neighbours and
-the scheduler, on a real API server. A row is an attempt and what refuses it; one that is taken is looked at afterwards:
-in the plan that the API server has, in the ledger, and by a neighbour's pod that gets all it asks for.
+"""Attacks by a tenant with the role `edit` in one namespace on limits, other tenants and the scheduler.
 
-docs/threat-model.md has each function here on a row with its verdict. What a container tries is tests/native and
-vgpu-probe; what reaches the webhook's port is test_attacker_webhook.py.
+The tests use a real API server. Each row is a request and the text of its refusal. If the API server accepts a request,
+the test checks that it had no effect: by the pod's plan, by the ledger, and by a neighbour's pod that still gets all
+memory it requests.
+
+docs/threat-model.md lists each test function with its verdict. tests/native and vgpu-probe test attacks from inside a
+container; test_attacker_webhook.py tests attacks on the webhook's port.
 """
 
 from __future__ import annotations
@@ -44,11 +46,11 @@ HOOKS = "/apis/admissionregistration.k8s.io/v1"
 JSON_PATCH, APPLY = "application/json-patch+json", "application/apply-patch+yaml"
 
 
-# ---- one's own limits
+# ---- the tenant's own limits
 
 
 def test_a_bound_pod_asks_for_no_more(fleet, tenant):
-    """By its spec, by resize, by an ephemeral container, by every way to write an annotation."""
+    """The tenant tries the pod's spec, resize, an ephemeral container, and each kind of patch of an annotation."""
     fleet.node("a", 1)
     fleet.pod("mine", {GPU: 1, MEM: 3000})
     fleet.bound("mine")
@@ -74,23 +76,25 @@ def test_a_bound_pod_asks_for_no_more(fleet, tenant):
         Try("PATCH", path, [{"op": "remove", "path": item}], ours, JSON_PATCH),
         Try("PATCH", f"{path}?fieldManager=me&force=true", {"apiVersion": "v1", "kind": "Pod", **noted}, ours, APPLY),
         Try("PATCH", f"{path}/status", noted, "forbidden", STRATEGIC),
-        # What may be changed changes nothing of ours.
+        # The API server accepts these patches; they must not change the plan.
         Try("PATCH", path, {"metadata": {"labels": IGNORE}}, "", STRATEGIC),
         Try("PATCH", path, {"metadata": {"ownerReferences": owner, "finalizers": ["a.example/held"]}}, "", STRATEGIC),
         Try("PATCH", path, spec_of({"name": "main", "image": "another"}), "", STRATEGIC),
         Try("PATCH", path, {"metadata": {"finalizers": None}}, "", MERGE),
     ]
     judged(tenant, tries)
-    # `edit` has no right to these in every version; who has it gets no further. A container that asks for nothing has
-    # no card.
+    # Not every version gives `edit` the right to these requests, so an administrator sends them as well. The last
+    # request is accepted: an ephemeral container that requests no GPU gets none.
     judged(fleet.api, [*below, Try("PATCH", ephemeral, spec_of(extra, "ephemeralContainers"), "", STRATEGIC)])
     assert all(said(tenant, one) for one in below)
     holds(fleet, "mine", 3000)
 
 
 def test_what_a_new_pod_says_of_itself_raises_no_limit(fleet, tenant):
-    """Variables, annotations and labels that some program of the field believes: taken, and the plan is what the
-    resources ask for."""
+    """The pod sets variables, annotations and labels that some GPU software trusts.
+
+    The API server accepts the pod, and its plan contains only the amounts of its resources.
+    """
     fleet.node("a", 1)
     variables = {
         "CUDA_DEVICE_MEMORY_LIMIT": "15g",
@@ -116,12 +120,15 @@ def test_what_a_new_pod_says_of_itself_raises_no_limit(fleet, tenant):
 
 
 def test_a_label_that_keeps_a_pod_from_the_webhook_lifts_no_limit(fleet, tenant):
-    """The bind judges what admission was not asked: the quota of the namespace, what the pod asks for, its runtime."""
+    """If a pod bypasses the webhook, the scheduler checks its quota, its request and its runtime at the bind."""
     fleet.node("a", 1)
     quota = {"metadata": {"name": "own"}, "spec": {"hard": {f"limits.{MEM}": "4000"}}}
     fleet.api.create("/api/v1/namespaces/default/resourcequotas", quota)
     labels = {"namespace": "default", "quota": "own", "resource": f"limits.{MEM}"}
-    until(lambda: all(fleet.metric(one, "quota_hard", **labels) for one in fleet.replicas), "quota that is read")
+    until(
+        lambda: all(fleet.metric(one, "quota_hard", **labels) for one in fleet.replicas),
+        "quota known to both programs",
+    )
     ours = {"schedulerName": "vgpu-scheduler"}
     tenant.create(PODS, gpu_pod("over", {GPU: 1, MEM: 5000}, IGNORE, **ours))
     tenant.create(PODS, gpu_pod("odd", {GPU: 1, MEM: 10**9}, IGNORE, **ours))
@@ -133,12 +140,15 @@ def test_a_label_that_keeps_a_pod_from_the_webhook_lifts_no_limit(fleet, tenant)
 
 @pytest.mark.parametrize(("name", "unit"), [("gpu-memory", ""), ("nvidia.com/container.main.gpu-memory.limit", "Mi")])
 def test_an_annotation_that_changes_after_admission_lifts_no_limit(fleet, tenant, name, unit):
-    """Sizes by annotations may be written until the bind, and count as they are then: for the quota too."""
+    """A size annotation may change until the bind; the value at the bind counts, for the quota too."""
     fleet.node("a", 1)
     quota = {"metadata": {"name": "own"}, "spec": {"hard": {f"limits.{MEM}": "4000"}}}
     fleet.api.create("/api/v1/namespaces/default/resourcequotas", quota)
     labels = {"namespace": "default", "quota": "own", "resource": f"limits.{MEM}"}
-    until(lambda: all(fleet.metric(one, "quota_hard", **labels) for one in fleet.replicas), "quota that is read")
+    until(
+        lambda: all(fleet.metric(one, "quota_hard", **labels) for one in fleet.replicas),
+        "quota known to both programs",
+    )
 
     def says(pod, size):
         tenant.patch(f"{PODS}/{pod}", {"metadata": {"annotations": {name: f"{size}{unit}"}}})
@@ -147,23 +157,23 @@ def test_an_annotation_that_changes_after_admission_lifts_no_limit(fleet, tenant
     tenant.create(PODS, gpu_pod("grows", {}, notes={name: f"2000{unit}"}, **gates))
     says("grows", 9000)
     tenant.patch(f"{PODS}/grows", {"spec": {"schedulingGates": []}})
-    until(lambda: "4000" in fleet.waits("grows"), "quota that stops it", 60)
+    until(lambda: "4000" in fleet.waits("grows"), "refusal by the scheduler because of the quota", 60)
     assert not fleet.node_of("grows")
     says("grows", 3000)
     fleet.bound("grows", 180)
     holds(fleet, "grows", 3000)
     says("grows", 15000)
     holds(fleet, "grows", 3000)
-    # On a pod that was admitted without any: no device, no plan.
+    # A pod admitted without a size annotation gets no GPU and no plan, even if an annotation is added later.
     tenant.create(PODS, gpu_pod("late", {}, schedulerName="vgpu-scheduler", **gates))
     says("late", 1000)
     tenant.patch(f"{PODS}/late", {"spec": {"schedulingGates": []}})
-    until(lambda: fleet.node_of("late"), "node of a pod that asks for no device")
+    until(lambda: fleet.node_of("late"), "node of the pod that requests no GPU")
     assert pod_annotations.PLAN not in (fleet.get("late")["metadata"].get("annotations") or {})
     holds(fleet, "grows", 3000)
 
 
-# ---- plans and figures of others
+# ---- forged plans, and objects of other tenants
 
 
 def test_no_forged_plan_fills_a_gpu(fleet, tenant, neighbour):
@@ -189,7 +199,10 @@ def test_no_forged_plan_fills_a_gpu(fleet, tenant, neighbour):
     tenant.create(PODS, gpu_pod("named", {GPU: 1, MEM: CARD}, IGNORE, schedulerName="vgpu-scheduler", nodeName="a"))
     bodies = [{"metadata": {"annotations": {name: part(CARD)}}} for name in (plan, given)]
     judged(tenant, [Try("PATCH", f"{PODS}/named", body, words, MERGE) for body in bodies])
-    until(lambda: all(fleet.metric(one, "unplanned_pods") == 1 for one in fleet.replicas), "pod without a plan")
+    until(
+        lambda: all(fleet.metric(one, "unplanned_pods") == 1 for one in fleet.replicas),
+        "count of one pod without a plan in both programs",
+    )
     assert neighbour.bound("all", {GPU: 1, MEM: CARD}) == [("GPU-a-0", CARD)]
 
 
@@ -233,7 +246,7 @@ def test_what_is_of_others_is_neither_read_nor_written(fleet, tenant, neighbour)
 
 
 def test_pods_that_never_bind_lock_no_quota_and_no_card(fleet, tenant, neighbour):
-    """They count for the namespace that made them alone."""
+    """The pending pods count only for their own namespace; the neighbour can still use the whole GPU and quota."""
     fleet.node("a", 1)
     quota = {"metadata": {"name": "theirs"}, "spec": {"hard": {f"limits.{MEM}": str(CARD)}}}
     fleet.api.create(f"{NEIGHBOUR}/resourcequotas", quota)
@@ -244,7 +257,7 @@ def test_pods_that_never_bind_lock_no_quota_and_no_card(fleet, tenant, neighbour
 
 
 def test_a_pod_that_is_written_to_hold_up_its_readers_does_not(fleet, tenant, neighbour):
-    """Every container of it wrong, and by its label past the webhook: the bind reads it."""
+    """A pod with hundreds of invalid containers bypasses the webhook by a label; the scheduler rejects the pod."""
     fleet.node("a", 1)
     ours = {"schedulerName": "vgpu-scheduler"}
     many = [container(f"c{n}", {MEM: 0}) for n in range(5000)]
@@ -252,7 +265,7 @@ def test_a_pod_that_is_written_to_hold_up_its_readers_does_not(fleet, tenant, ne
     body["spec"]["containers"] = many
     judged(tenant, [Try("POST", PODS, body, "expected at most 500 of all kinds, found 5000")])
     body["metadata"]["labels"] = IGNORE
-    # The policy's own bound: what costs the API server too much to judge is refused.
+    # The admission policy refuses a pod whose evaluation exceeds the API server's cost limit.
     judged(tenant, [Try("POST", PODS, body, "cost limit exceeded")])
     body["spec"]["containers"] = many[:501]
     tenant.create(PODS, body)
@@ -266,22 +279,27 @@ def test_a_pod_that_is_written_to_hold_up_its_readers_does_not(fleet, tenant, ne
 
 @pytest.mark.parametrize("slots", [1, 10])
 def test_a_priority_that_anybody_may_name_takes_a_neighbours_place(fleet, tenant, neighbour, slots):
-    """Open in Kubernetes itself: any pod may name a built-in PriorityClass. A quota on the class closes it. Where
-    slots are short, and where memory alone is."""
+    """Any pod may name a built-in PriorityClass and so preempt a neighbour's pod; Kubernetes itself allows that.
+
+    A quota on the class prevents it. ``slots``: with 1 slot the pods compete for slots, with 10 only for memory.
+    """
     fleet.node("a", 1, slots=slots)
     neighbour.bound("first", {GPU: 1, MEM: 9000})
     critical = {"priorityClassName": "system-cluster-critical"}
     tenant.create(PODS, gpu_pod("mine", {GPU: 1, MEM: 9000}, **critical))
-    until(lambda: neighbour.get("first")["metadata"].get("deletionTimestamp"), "end of the neighbour's pod")
+    until(lambda: neighbour.get("first")["metadata"].get("deletionTimestamp"), "preemption of the neighbour's pod")
     selector = {"scopeName": "PriorityClass", "operator": "In", "values": [critical["priorityClassName"]]}
     spec = {"hard": {"pods": "0"}, "scopeSelector": {"matchExpressions": [selector]}}
     quotas = "/api/v1/namespaces/default/resourcequotas"
     fleet.api.create(quotas, {"metadata": {"name": "none"}, "spec": spec})
-    # Written by a controller that does not run here.
+    # The quota controller, which normally writes this status, does not run here.
     status = {"status": {"hard": {"pods": "0"}, "used": {"pods": "0"}}}
     fleet.api.patch(f"{quotas}/none/status", status)
     again = Try("POST", PODS, gpu_pod("again", {GPU: 1, MEM: 3000}, **critical), "exceeded quota: none")
-    until(lambda: again.words in said(tenant, Try("POST", f"{PODS}?dryRun=All", again.body, "")), "quota that is kept")
+    until(
+        lambda: again.words in said(tenant, Try("POST", f"{PODS}?dryRun=All", again.body, "")),
+        "enforcement of the quota by the API server",
+    )
     judged(tenant, [again])
 
 
@@ -303,7 +321,7 @@ def test_no_pod_with_a_slice_names_its_node(fleet, tenant, neighbour):
             Try("PATCH", f"{PODS}/waits", {"spec": {"schedulerName": "x"}}, "may not change fields", STRATEGIC),
         ],
     )
-    # Neither the label nor another scheduler's name: it gets there without a plan, and room of nobody's.
+    # By the label or by another scheduler's name, a pod reaches the node, but has no plan and reserves no memory.
     tenant.create(PODS, gpu_pod("labelled", {GPU: 1, MEM: CARD}, IGNORE, schedulerName="vgpu-scheduler", nodeName="a"))
     tenant.create(PODS, gpu_pod("other", {GPU: 1, MEM: CARD}, schedulerName="other", nodeName="a"))
     for name in ("labelled", "other"):
@@ -311,7 +329,7 @@ def test_no_pod_with_a_slice_names_its_node(fleet, tenant, neighbour):
     assert neighbour.bound("all", {GPU: 1, MEM: CARD}) == [("GPU-a-0", CARD)]
 
 
-# A volume of each kind that a tenant fills himself.
+# One volume of each kind whose content a tenant controls.
 VOLUMES = {
     "emptyDir": {"emptyDir": {}},
     "configMap": {"configMap": {"name": "mine", "optional": True}},
@@ -332,7 +350,7 @@ def test_no_volume_lies_over_our_paths(fleet, tenant, labels):
                 made = gpu_pod("over", None, labels, volumes=[{"name": "v", **volume}])
                 made["spec"]["containers"][0]["volumeMounts"] = [{"name": "v", "mountPath": path, **more}]
                 try:
-                    # A kind that the API server does not know yet it leaves out, with its mounts.
+                    # The API server drops volumes of a kind that its version does not know, and their mounts.
                     found = "" if mounts_of(tenant.create(PODS, made)) else "left out"
                     fleet.delete("over")
                 except ApiError as fault:
@@ -347,7 +365,7 @@ BASELINE = "pod-security.kubernetes.io/enforce"
 
 
 def test_folders_of_the_node_are_closed_by_pod_security(fleet, tenant):
-    """Open without it: a pod that asks for no GPU may do the same, and no rule about GPUs sees it."""
+    """Without PodSecurity a pod can mount these folders; GPU rules cannot stop it, as the pod may request no GPU."""
     on = [gpu_pod("p", hostPID=True), gpu_pod("p", None, IGNORE)]
     on[1]["spec"]["containers"][0]["securityContext"] = {"privileged": True}
     for path in FOLDERS:
@@ -360,9 +378,9 @@ def test_folders_of_the_node_are_closed_by_pod_security(fleet, tenant):
     space = "/api/v1/namespaces/default"
     fleet.api.patch(space, {"metadata": {"labels": {BASELINE: "baseline"}}})
     try:
-        until(lambda: said(tenant, Try("POST", dry, on[0], "")), "PodSecurity that is in force")
+        until(lambda: said(tenant, Try("POST", dry, on[0], "")), "enforcement of PodSecurity by the API server")
         judged(tenant, [Try("POST", dry, made, 'violates PodSecurity "baseline') for made in on])
-        # The control, and the label is not the tenant's to take away.
+        # Negative control: a plain pod is allowed. The tenant cannot remove the label.
         judged(tenant, [Try("POST", dry, gpu_pod("p"), "")])
         judged(tenant, [Try("PATCH", space, {"metadata": {"labels": {BASELINE: None}}}, "forbidden", MERGE)])
     finally:
@@ -370,17 +388,17 @@ def test_folders_of_the_node_are_closed_by_pod_security(fleet, tenant):
 
 
 def test_no_other_identity_is_had(fleet, tenant, neighbour):
-    """Names, uids, accounts and tokens of others."""
+    """A tenant cannot use another pod's name or uid, nor another service account or its token."""
     fleet.node("a", 1)
     (theirs,) = neighbour.bound("train", {GPU: 1, MEM: 9000})
     uid = neighbour.get("train")["metadata"]["uid"]
-    # The same name and uid in the namespace of the tenant: another pod with a uid of its own, and room of its own.
+    # A pod with the same name and uid in the tenant's namespace gets a uid and memory of its own.
     made = gpu_pod("train", {GPU: 1, MEM: 1000})
     made["metadata"]["uid"] = uid
     assert tenant.create(PODS, made)["metadata"]["uid"] != uid
     fleet.bound("train")
     holds(fleet, "train", 1000)
-    # A pod of the name of one that is gone has the plan that it asks for, and not that of its predecessor.
+    # A new pod with the name of a deleted pod gets its own plan, not the plan of the deleted pod.
     fleet.delete("train")
     tenant.create(PODS, gpu_pod("train", {GPU: 1, MEM: 7000}))
     fleet.bound("train")
@@ -404,7 +422,7 @@ def test_no_other_identity_is_had(fleet, tenant, neighbour):
         (f"{space}:kube-system:vgpu-device-plugin", "cannot impersonate"),
         ("system:node:a", "cannot impersonate"),
         ("system:admin", "cannot impersonate"),
-        # This one is his; it is not the account of the same name elsewhere.
+        # The tenant owns this account; it only has the same name as the scheduler's account in kube-system.
         (f"{space}:default:vgpu-scheduler", "cannot patch"),
     ):
         found = impersonated(tenant, user, Try("PATCH", f"{PODS}/train", forged, words, MERGE))
@@ -418,9 +436,9 @@ def test_a_runtime_that_nobody_tried_gets_no_slice(fleet, tenant):
         fleet.api.create(CLASSES, {"metadata": {"name": name}, "handler": handler})
     words = 'RuntimeClass "kata" has the handler "kata-qemu"'
     try:
-        # Known to both programs once the watch has told it.
+        # Both programs learn of the class by their watch.
         first = Try("POST", f"{PODS}?dryRun=All", gpu_pod("p", runtimeClassName="kata"), "")
-        until(lambda: words in said(tenant, first), "class that is known")
+        until(lambda: words in said(tenant, first), "webhook that knows the RuntimeClass")
         tries = [
             Try("POST", PODS, gpu_pod("p", runtimeClassName="kata"), words),
             Try("POST", PODS, gpu_pod("p", runtimeClassName="kata"), "scheduler_runtime_handlers"),

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tenant with the rights of `edit` asks for other sizes of pods that run: of his own, of others, with nonsense,
-beyond his quota and the card, and very often; and to be promised other memory than a pod of his was admitted with.
-Looked at afterwards: what the API server has, what the program that
-binds holds, and a neighbour's pod that gets what is left. No node runs here; the test writes what one writes.
+"""Attacks by a tenant with the role `edit` through resize requests and memory requests of pods.
 
-docs/threat-model.md has each function here on a row with its verdict.
+The tenant resizes own and other tenants' running pods, with invalid values, beyond the quota or the GPU, and very
+often. The tenant also tries to change the guaranteed memory of an admitted pod. Afterwards the tests check the objects
+at the API server, the memory that the scheduler counts, and that a neighbour's pod gets the remaining memory. No node
+runs here; the tests write the annotations of its device plugin themselves.
+
+docs/threat-model.md lists each test function with its verdict.
 """
 
 from __future__ import annotations
@@ -136,14 +138,17 @@ def test_nobody_gets_more_than_quota_and_card_have(fleet, tenant, neighbour):
     quota = {"metadata": {"name": "own"}, "spec": {"hard": {f"limits.{MEM}": "5000"}}}
     fleet.api.create("/api/v1/namespaces/default/resourcequotas", quota)
     labels = {"namespace": "default", "quota": "own", "resource": f"limits.{MEM}"}
-    until(lambda: all(fleet.metric(one, "quota_hard", **labels) for one in fleet.replicas), "quota that is read")
+    until(
+        lambda: all(fleet.metric(one, "quota_hard", **labels) for one in fleet.replicas),
+        "quota known to both programs",
+    )
     for name in ("mine", "other"):
         tenant.create(PODS, gpu_pod(name, {GPU: 1, MEM: 2000}))
         fleet.bound(name)
     tenant.patch(f"{PODS}/mine", asks(3001))
     told(fleet, "mine", "3001 asked for on all GPUs of the pod together, 2000 of 5000 in use; ask for at most 3000")
     tenant.patch(f"{PODS}/mine", asks(3000))
-    until(lambda: given(fleet, "mine") == [("GPU-a-0", 3000)], "what the quota has")
+    until(lambda: given(fleet, "mine") == [("GPU-a-0", 3000)], "resize to the rest of the quota")
     fleet.api.delete("/api/v1/namespaces/default/resourcequotas/own")
     for huge in (CARD, 1 << 24):
         tenant.patch(f"{PODS}/other", asks(huge))
@@ -153,26 +158,33 @@ def test_nobody_gets_more_than_quota_and_card_have(fleet, tenant, neighbour):
 
 
 def test_what_is_given_back_is_nobodys_before_the_node_has_taken_it(fleet, tenant, neighbour, kubelet):
-    """A pod says that it needs less, and its programs keep what they hold: its room stays its own, in a program that
-    begins anew too."""
+    """Memory that a resize frees stays reserved for the pod until the node has confirmed the lower limit.
+
+    The processes in the pod may still use that memory. A restart of the scheduler does not change the reservation.
+    """
     fleet.node("a", 1)
     tenant.create(PODS, gpu_pod("mine", {GPU: 1, MEM: 3000}))
     fleet.bound("mine")
     tenant.patch(f"{PODS}/mine", asks(15000))
-    until(lambda: given(fleet, "mine") == [("GPU-a-0", 15000)] and counted(fleet) == [15000] * 2, "more, at once")
+    until(
+        lambda: given(fleet, "mine") == [("GPU-a-0", 15000)] and counted(fleet) == [15000] * 2,
+        "resize to 15000 MiB, counted by both programs",
+    )
     kubelet.patch(f"{PODS}/mine", annotated(former=None))
     tenant.patch(f"{PODS}/mine", asks(1000))
-    until(lambda: given(fleet, "mine") == [("GPU-a-0", 1000)], "the grant")
+    until(lambda: given(fleet, "mine") == [("GPU-a-0", 1000)], "grant of 1000 MiB")
     assert OURS in said(tenant, Try("PATCH", f"{PODS}/mine", annotated(former=None), "", MERGE))
     neighbour.make("large", {GPU: 1, MEM: 10000})
     fleet.pause(3)
     for one in fleet.replicas:
         one.ours.stop()
         one.ours.start()
-    until(lambda: counted(fleet) == [15000] * 2, "the account of programs that began anew")
+    until(lambda: counted(fleet) == [15000] * 2, "count of 15000 MiB in both restarted programs")
     assert "nodeName" not in neighbour.get("large")["spec"]
     kubelet.patch(f"{PODS}/mine", annotated(former=None))
-    until(lambda: neighbour.get("large")["spec"].get("nodeName"), "room that is free now", 120)
+    until(
+        lambda: neighbour.get("large")["spec"].get("nodeName"), "bind of the neighbour's pod to the freed memory", 120
+    )
     assert oversold(fleet) == {}
 
 
@@ -190,7 +202,7 @@ def test_a_flood_of_changes_holds_up_nobody_and_oversells_nothing(fleet, tenant,
             tenant.patch(f"{PODS}/{name}", asks(1 << 24 if (turn + n) % 2 else 100 + turn))
         if turn == 7:
             assert neighbour.bound("honest", {GPU: 1, MEM: 8000}) == [("GPU-a-0", 8000)]
-    until(lambda: all(resizes.RESIZE in notes(fleet, name) for name in names), "the last of them")
+    until(lambda: all(resizes.RESIZE in notes(fleet, name) for name in names), "resize annotation on every pod")
     fleet.pause(5)
     assert oversold(fleet) == {} and max(counted(fleet)) <= CARD
     events = len(fleet.api.get(EVENTS)["items"]) - before
@@ -200,7 +212,7 @@ def test_a_flood_of_changes_holds_up_nobody_and_oversells_nothing(fleet, tenant,
 
 
 REQUEST = "vgpu.fleet/memory-request"
-# What a new pod with a limit of 8000 MiB says that it is promised, and the refusal.
+# columns: memory request of a new pod with a limit of 8000 MiB, text of the refusal
 PROMISES = [
     ("0", "expected whole MiB from 1"),
     ("-5", "found -5"),
@@ -214,8 +226,10 @@ PROMISES = [
 
 
 def test_a_promise_is_made_at_admission_and_by_its_owner_alone(fleet, tenant, neighbour):
-    """Raised, lowered, taken away or brought later, of a pod that waits or runs, his own or another's: refused. What
-    counts is what the pod was admitted with, and the neighbour gets the rest of the card."""
+    """No change to the memory request of an admitted pod is accepted, whether the pod waits or runs.
+
+    The value at admission counts, and the neighbour gets the rest of the GPU.
+    """
     fleet.node("a", 1)
     size = {GPU: 1, MEM: 8000}
     judged(tenant, [Try("POST", PODS, gpu_pod("new", size, notes={REQUEST: text}), words) for text, words in PROMISES])
@@ -242,7 +256,7 @@ def test_a_promise_is_made_at_admission_and_by_its_owner_alone(fleet, tenant, ne
 
 
 def test_no_label_and_no_binding_brings_a_promise(fleet, tenant):
-    """Whom the webhook leaves alone, the scheduler judges by the same rules; a Binding's annotations are refused."""
+    """The scheduler applies the webhook's rules to a pod that bypasses it; annotations of a Binding are refused."""
     fleet.node("a", 1)
     tenant.create(PODS, gpu_pod("none", {GPU: 1, MEM: 8000}, IGNORE, {REQUEST: "0"}, schedulerName="vgpu-scheduler"))
     tenant.create(PODS, gpu_pod("less", {GPU: 1, MEM: 8000}, IGNORE, {REQUEST: "2000"}, schedulerName="vgpu-scheduler"))
@@ -262,7 +276,10 @@ def test_a_quota_counts_what_was_promised(fleet, tenant):
     quota = {"metadata": {"name": "own"}, "spec": {"hard": {f"limits.{MEM}": "5000"}}}
     fleet.api.create("/api/v1/namespaces/default/resourcequotas", quota)
     labels = {"namespace": "default", "quota": "own", "resource": f"limits.{MEM}"}
-    until(lambda: all(fleet.metric(one, "quota_hard", **labels) for one in fleet.replicas), "quota that is read")
+    until(
+        lambda: all(fleet.metric(one, "quota_hard", **labels) for one in fleet.replicas),
+        "quota known to both programs",
+    )
     tenant.create(PODS, gpu_pod("mine", {GPU: 1, MEM: 15000}, notes={REQUEST: "3000"}))
     fleet.bound("mine")
     words = "2001 asked for on all GPUs of the pod together, 3000 of 5000 in use"

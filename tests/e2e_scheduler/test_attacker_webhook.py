@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Somebody who reaches the webhook's port, as a pod of any tenant does where no NetworkPolicy is kept: he speaks to it
-himself, from an address of his own, and the API server's calls are answered meanwhile.
+"""Attacks through the webhook's port, which a pod of any tenant can reach if the cluster enforces no NetworkPolicy.
 
-docs/threat-model.md has each function here on a row with its verdict.
+The attacker sends requests from an own address; meanwhile the webhook must still answer the API server.
+
+docs/threat-model.md lists each test function with its verdict.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def slow_and_large(port: int, held: contextlib.ExitStack) -> None:
     """Sends bodies of 7 MiB without their last byte; together they exceed the memory limit of the Deployment."""
     size = 7 << 20
     head = f"POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n".encode()
-    # Those that are not read any further stay where they are.
+    # The webhook may stop reading a body, so each body has a thread of its own that ends after a timeout.
     threads = [threading.Thread(target=sent, args=(port, head + b" " * (size - 1), held)) for _n in range(100)]
     for one in threads:
         one.start()
@@ -160,8 +161,8 @@ def test_the_webhook_answers_the_api_server_meanwhile(fleet, tenant, attack):
         for n in range(10):
             tenant.create(PODS, gpu_pod(f"p{n}", {GPU: 1, MEM: 1000}))
             time.sleep(0.2)
-            # A replica in a pod may have 512 MiB.
+            # The Deployment limits a replica to 512 MiB.
             assert resident(fleet) - before < 200 << 10
         for n in range(10):
             fleet.bound(f"p{n}")
-    until(lambda: asked(port, "GET", "/healthz")[0] == 200, "webhook that answers its caller")
+    until(lambda: asked(port, "GET", "/healthz")[0] == 200, "webhook that answers after the attack")

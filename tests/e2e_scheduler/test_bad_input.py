@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What cannot be, at a real API server: each is refused with field and reason or told why it waits, and afterwards the
-very same processes admit and place the next pod."""
+"""Sends invalid pods and requests to a real API server and to the programs.
+
+Each is refused with its field and a reason, or the pod waits with a reason. Afterwards the same processes must still
+admit and place a valid pod.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +36,8 @@ def stays_up(fleet):
     assert [one.ours.pid for one in fleet.replicas] == before and all(one.ours.running for one in fleet.replicas)
 
 
-# Limits, labels, annotations, and what the refusal says. One that the API server itself cannot read as a quantity never
-# reaches us: its own words.
+# columns: limits, labels, annotations, text of the refusal. The API server itself refuses a value that is no quantity,
+# so that text is the server's own.
 REFUSED = [
     ({GPU: 1, MEM: -1}, {}, {}, 'limits["nvidia.com/gpumem"]: expected a whole number from 1'),
     ({GPU: -1}, {}, {}, 'limits["nvidia.com/gpu"]: expected a whole number from 0'),
@@ -85,7 +88,7 @@ def test_a_pod_that_names_its_node_and_a_privileged_one_are_refused(fleet):
     mixed = {"containers": [container("c0", {ALI: 1}), container("c1", {VCORE: 100})]}
     with pytest.raises(ApiError, match=r"tencent\.com/vcuda-core.*one dialect in all containers"):
         fleet.api.create(PODS, {"metadata": {"name": "mixed"}, "spec": mixed})
-    # The control: both are allowed to a pod that asks for no GPU.
+    # Negative control: a pod that requests no GPU may set nodeName and may be privileged.
     spec["containers"][1]["resources"] = {}
     fleet.api.create(PODS, {"metadata": {"name": "plain"}, "spec": {**spec, "nodeName": "a"}})
     assert fleet.node_of("plain") == "a"
@@ -149,7 +152,7 @@ def test_what_is_in_order_is_answered(fleet):
 
 def post(url, body):
     context = ssl.create_default_context()
-    # Who it is does not matter here; the API server checks it by the bundle of the webhook's configuration.
+    # The test need not verify the server; the API server does so by the CA bundle of the webhook's configuration.
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     handlers = (urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"}, method="POST")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The webhook's certificate in a cluster that runs: renewed by the programs, and admission has no gap meanwhile."""
+"""The programs renew the webhook's certificate in a running cluster, and admission continues meanwhile."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def test_a_certificate_whose_time_is_nearly_over_is_renewed_without_a_gap(fleet)
         now = shown(fleet)
         return now if now[0] == now[1] != before[0] else None
 
-    # Every program looks after them once a minute.
-    (_serial, end), _other = until(new, "other certificate at both programs", 180, 1.0)
+    # Each program checks the certificate once a minute.
+    (_serial, end), _other = until(new, "new certificate served by both programs", 180, 1.0)
     assert end - datetime.now(UTC) > timedelta(days=85)
     assert refused == [] and tried > 1
     with pytest.raises(ApiError, match="expected a whole number"):

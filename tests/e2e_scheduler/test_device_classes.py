@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Next to the chart of a DRA driver: its DeviceClass maps ``nvidia.com/gpu``, as NVIDIA's and HAMi's do.
+"""The scheduler works next to another driver whose DeviceClass maps ``nvidia.com/gpu``, as NVIDIA's and HAMi's do.
 
-From Kubernetes 1.36 on the kube-scheduler then wants every extended resource of a pod on the node or in a class. The
-names on our nodes are those that the device plugin adds to a node's capacity.
+From Kubernetes 1.36 on, the kube-scheduler then requires that the node or a DeviceClass lists every extended resource
+of a pod. The device plugin therefore adds its resource names to the node's capacity; the tests do so themselves.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ def test_each_dialect_is_placed_on_a_node_that_lists_its_names(fleet, mapped, na
     fleet.pod(name, limits, labels=labels)
     node, plan = fleet.bound(name)
     assert (node, [(one.memory_mib, one.cores) for one in plan[0].devices]) == ("a", sizes)
-    # Ours serve it: the kube-scheduler has made no claim of that class for it.
+    # The device plugin's slices serve the pod: the kube-scheduler has created no claim of the other driver's class.
     assert not fleet.get(name)["status"].get("extendedResourceClaimStatus")
 
 
 def test_a_node_that_lists_no_names_fits_no_pod_next_to_such_a_class(fleet, version, mapped):
-    """The control of the tests above: what the names are there for, and since when."""
+    """Negative control: from Kubernetes 1.36 on, a pod does not fit a node that does not list its resource names."""
     fleet.node("bare")
     fleet.pod("hami", {GPU: 1, MEM: 3000})
     if version < SINCE:

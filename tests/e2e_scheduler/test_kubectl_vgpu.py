@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kubectl vgpu`` as people run it: a real kubectl finds it on the PATH, and a real API server answers somebody who
-may read and do nothing else."""
+"""Runs ``kubectl vgpu`` as users do: a real kubectl finds the plugin on the PATH and talks to a real API server.
+
+Most tests run it as a user with only read rights.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +107,7 @@ def admin(fleet, kubectl, monkeypatch):
 
 
 def test_drain_writes_the_node_and_evicts_who_is_on_the_gpu(fleet, kubectl, admin):
-    """The real API server judges annotation and eviction; no kubelet is there to end the pod."""
+    """The real API server accepts the node's annotation and the eviction. No kubelet runs that would end the pod."""
     fleet.node("a", 2)
     fleet.pod("has", {GPU: 1, MEM: 12000})
     _node, parts = fleet.bound("has")

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ledger is rebuilt from what the API server has: programs that die, a node that goes and comes back, annotations
-that somebody deletes. What is held is added up from the objects, and compared with what the programs say."""
+"""The scheduler rebuilds its ledger from the objects at the API server.
+
+The tests kill both programs, delete and re-create a node, and delete annotations. They sum the used memory from the
+objects and compare the sum with the programs' metrics.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,7 @@ def test_both_programs_are_killed_in_the_middle_of_binds_and_know_everything_aga
     for one in fleet.replicas:
         one.ours.start()
     until(fleet.serves, "extenders and webhook that listen")
-    # Forty fit; with ten more than that all that is free is found, and nothing twice.
+    # Forty pods fit and fifty are created: the programs must find all free memory and use none of it twice.
     until(lambda: made(fleet, "first"), "webhook that answers")
     fill(fleet, 30, 19)
     until(lambda: bound(fleet) == 40, f"40 pods with a node; {bound(fleet)}, {seen} when they were killed", 120)
@@ -77,12 +80,12 @@ def test_a_node_that_goes_and_comes_back_holds_what_its_pods_hold(fleet):
     until(lambda: bound(fleet) == 3, "3 pods with a node", 60)
     before = fleet.api.get(f"{NODES}/a")["metadata"]["uid"]
     fleet.api.delete(f"{NODES}/a")
-    until(lambda: says(fleet, "a") == {0}, "programs that know the node no more", 60)
+    until(lambda: says(fleet, "a") == {0}, "report of both programs that the deleted node has no used memory", 60)
     fleet.pod("waits", {GPU: 1, MEM: SIZE})
     fleet.waits("waits")
     fleet.node("a", 1)
     assert fleet.api.get(f"{NODES}/a")["metadata"]["uid"] != before
-    # Five fit, of which three are there: two more, and no third.
+    # Five pods fit. Three are already bound, so two of the three pending pods get bound.
     fill(fleet, 3, 2)
     until(lambda: bound(fleet) == 5, "5 pods with a node", 120)
     fleet.pause(2)
@@ -101,7 +104,7 @@ def test_a_node_s_annotation_that_is_deleted_changes_nothing_and_is_counted(flee
             [fleet.metric(one, "drift_total", kind="gpus_deleted") for one in fleet.replicas]
             == [count + 1 for count in before]
         ),
-        "drift that both count",
+        "count of the deleted annotation in both programs",
         60,
     )
     fill(fleet, 2, 4)
@@ -113,7 +116,7 @@ def test_a_node_s_annotation_that_is_deleted_changes_nothing_and_is_counted(flee
 
 @pytest.fixture(scope="module")
 def trusted(fleet):
-    """A user with all rights whom the webhook takes for a kubelet, so that it lets everything pass."""
+    """Returns a client with all rights; the webhook takes its user for a kubelet and allows each of its requests."""
     authority = fleet.cluster.authority
     pair = authority.pair("trusted", "/O=system:masters/CN=system:node:trusted")
     return Api(SERVER, authority.certificate, *pair)
@@ -124,12 +127,12 @@ def test_a_plan_that_is_deleted_is_written_again_and_counted(fleet, trusted):
     fill(fleet, 0, 5)
     until(lambda: bound(fleet) == 5, "5 pods with a node", 60)
     plan = fleet.get("p0")["metadata"]["annotations"][pod_annotations.PLAN]
-    writer = until(fleet.writer, "program that binds")
+    writer = until(fleet.writer, "program that holds the Lease to bind pods")
     before = fleet.metric(writer, "drift_total", kind="plan_deleted")
     trusted.patch(f"{PODS}/p0", {"metadata": {"annotations": {pod_annotations.PLAN: None}}})
     until(
         lambda: (fleet.get("p0")["metadata"].get("annotations") or {}).get(pod_annotations.PLAN) == plan,
-        "plan that is written again",
+        "restored plan annotation",
         60,
     )
     assert fleet.metric(writer, "drift_total", kind="plan_deleted") == before + 1
@@ -140,7 +143,10 @@ def test_a_plan_that_is_deleted_is_written_again_and_counted(fleet, trusted):
 
 
 def test_what_a_kubelet_gave_wins_and_what_is_oversold_is_told(fleet, trusted):
-    """Both pods on one GPU, where each was planned on one of its own: too much is the truth, and nothing joins them."""
+    """If the kubelet allocated another GPU than planned, the ledger follows the kubelet and reports an oversold GPU.
+
+    Two pods planned on different GPUs are both on GPU 0. No further pod is placed on it.
+    """
     fleet.node("a", 2)
     for n in range(2):
         fleet.pod(f"p{n}", {GPU: 1, MEM: 9000}, {"nvidia.com/use-gpuuuid": f"GPU-a-{n}"})

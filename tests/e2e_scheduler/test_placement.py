@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where pods are placed, and with what: policies, choice of GPUs, several containers, init containers, equal slices.
+"""Tests on which GPUs pods are placed and with which sizes.
 
-Plans are judged by the test's own arithmetic: the highest moment of each pod, added up.
+The cases: policies, annotations that choose GPUs, several containers, init containers, and equal slices. The tests
+compute the peak usage of each pod themselves and compare it with the pod's plan.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def highest(plan):
     return found
 
 
-# GPUs 0 and 2 are linked, and so are 1 and 3; 0 and 1 are of one NUMA node.
+# GPUs 0 and 2 are linked, and GPUs 1 and 3 are linked. GPUs 0 and 1 are on one NUMA node, GPUs 2 and 3 on another.
 PAIRS = {0: 2, 2: 0, 1: 3, 3: 1}
 LINKED = {n: {"numa": n // 2, "links": ((f"GPU-a-{other}", 100),)} for n, other in PAIRS.items()}
 
@@ -62,7 +63,7 @@ def test_topology_takes_linked_gpus_together_and_binpack_does_not(fleet, name):
     fleet.node("a", 4, told=LINKED)
     fleet.pod("first", {GPU: 1, MEM: 3000}, {USE_UUID: "GPU-a-0"})
     assert uuids(fleet, "first") == ("a", {"GPU-a-0"})
-    # The control: the fullest two, which no link joins.
+    # Negative control: binpack chooses the two fullest GPUs, which are not linked.
     fleet.pod("packed", {GPU: 2, MEM: 2000}, {GPU_POLICY: "binpack"})
     assert uuids(fleet, "packed") == ("a", {"GPU-a-0", "GPU-a-1"})
     word = "topology-aware" if name.startswith("hami") else "topology"
@@ -74,7 +75,7 @@ def test_topology_takes_linked_gpus_together_and_binpack_does_not(fleet, name):
 
 
 def test_topology_of_nodes_takes_one_on_which_the_gpus_are_near(fleet):
-    """binpack takes the fuller node, where one GPU of each NUMA node is left."""
+    """topology chooses the node whose GPUs share a NUMA node; binpack chooses the fuller node, whose GPUs do not."""
     fleet.node("apart", 2, told={0: {"numa": 0}, 1: {"numa": 1}})
     fleet.node("near", 2, told={0: {"numa": 0}, 1: {"numa": 0}})
     fleet.pod("first", {GPU: 2, MEM: 3000}, nodeSelector=None, affinity=only("apart"))
@@ -86,7 +87,7 @@ def test_topology_of_nodes_takes_one_on_which_the_gpus_are_near(fleet):
 
 
 def only(name):
-    """A node by its name, as a pod may ask for it without naming it itself."""
+    """Returns a node affinity for one node; a pod with GPUs may use it, but may not set spec.nodeName."""
     field = {"key": "metadata.name", "operator": "In", "values": [name]}
     required = {"nodeSelectorTerms": [{"matchFields": [field]}]}
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
@@ -94,7 +95,7 @@ def only(name):
 
 V100, A100 = "Tesla V100-SXM2-16GB", "NVIDIA A100-SXM4-40GB"
 CHOICES = [
-    # annotations, GPUs that may be taken; none: it waits
+    # columns: annotations, allowed GPUs (empty set: the pod waits)
     ({USE_UUID: "GPU-b-1"}, {"GPU-b-1"}),
     ({USE_UUID: "gpu-b-1,GPU-b-0", AVOID_UUID: "GPU-b-0"}, {"GPU-b-1"}),
     ({AVOID_UUID: "GPU-a-0,GPU-a-1,GPU-b-0"}, {"GPU-b-1"}),
@@ -117,14 +118,14 @@ def test_gpus_are_chosen_by_uuid_and_by_model(fleet):
             assert found <= allowed, (notes, found)
         else:
             assert "2 not a GPU that the pod's annotations take" in fleet.waits(f"p{n}"), notes
-    # Two of one model, of which only one is allowed.
+    # The pod requests two GPUs of a model, but its annotations allow only one.
     with pytest.raises(ApiError, match=r"asks for 2 different GPUs, and .* b, has 1 that the pod's annotations take"):
         fleet.pod("two", {GPU: 2, MEM: 1000}, {USE_MODEL: "A100", AVOID_UUID: "GPU-b-0"})
     assert fleet.faults() == []
 
 
 def test_policies_of_hami_2_10(fleet):
-    """An empty card, GPUs of one NUMA node, and a chain: each with a control that has the same pod otherwise."""
+    """Tests the policies mutex (an unused GPU), numa, and chains of two; "packed" is the control with only binpack."""
     policy, fullest = "hami.io/gpu-scheduler-policy", {GPU_POLICY: "binpack"}
     fleet.node("a", 4, told={n: {"numa": n // 2} for n in range(4)})
     for n, size in ((0, 5000), (2, 4000)):
@@ -151,7 +152,7 @@ def test_labels_of_nodes_order_their_gpus_and_say_whose_they_are(fleet):
     for n in range(2):
         fleet.pod(f"p{n}", {GPU: 1, MEM: 1000})
         assert uuids(fleet, f"p{n}") == ("part", {"GPU-part-0"})
-    # What the pod says wins.
+    # The pod's annotation overrides the node's label.
     fleet.pod("apart", {GPU: 1, MEM: 1000}, {GPU_POLICY: "spread"})
     assert uuids(fleet, "apart") == ("part", {"GPU-part-1"})
     fleet.pod("none", {GPU: 1})
@@ -164,7 +165,10 @@ def test_labels_of_nodes_order_their_gpus_and_say_whose_they_are(fleet):
 
 
 def test_gpus_of_one_numa_node_where_the_kubelet_wants_that(fleet):
-    """The control: on a node without the policy the same pod is bound."""
+    """On a node with the kubelet's policy single-numa-node, a pod's GPUs must be on one NUMA node.
+
+    Negative control: a node without the policy accepts the pod that the first node refuses.
+    """
     single = Topology("single-numa-node")
     fleet.node("a", 4, told={"topology": single, **{n: {"numa": n // 2} for n in range(4)}})
     for n, expected in enumerate(({"GPU-a-0", "GPU-a-1"}, {"GPU-a-2", "GPU-a-3"})):
@@ -178,7 +182,7 @@ def test_gpus_of_one_numa_node_where_the_kubelet_wants_that(fleet):
 
 
 def test_more_gpus_than_any_node_has_wait_where_so_configured(fleet):
-    """The refusal is in test_bad_input."""
+    """With tooManyGpus "wait" the pod waits for a larger node; test_bad_input tests the default, a refusal."""
     fleet.node("a")
     with fleet.configured({"tooManyGpus": "wait"}):
         fleet.pod("many", {GPU: 3, MEM: 1000})
@@ -197,11 +201,11 @@ def test_several_containers_each_have_their_own_size(fleet):
         "c1": ("app", [(8000, 0)]),
         "c2": ("app", [(3000, 10), (3000, 10)]),
     }
-    # 9000 and 8000 are more than one GPU has, and c2 is on both.
+    # c0 and c1 together exceed one GPU, so they are on different GPUs; c2 uses both GPUs.
     assert highest(plan) in ({"GPU-a-0": 12000, "GPU-a-1": 11000}, {"GPU-a-0": 11000, "GPU-a-1": 12000})
     stored = {one["name"]: one["resources"]["limits"] for one in fleet.get("many")["spec"]["containers"]}
     assert [stored[f"c{n}"].get(GPU) for n in range(4)] == ["1", "1", "2", None]
-    # The rest, to the MiB: 4160 and 5160.
+    # 4160 MiB are left on one GPU and 5160 MiB on the other.
     fleet.pod("rest", {GPU: 1, MEM: 5160})
     fleet.pod("over", {GPU: 1, MEM: 4161})
     assert {device.uuid for device in fleet.bound("rest")[1][0].devices} == {
@@ -211,7 +215,7 @@ def test_several_containers_each_have_their_own_size(fleet):
 
 
 def test_init_containers_use_what_the_others_will(fleet):
-    """The highest moment counts and not the sum: 16000 once, then 9000 and 7000."""
+    """A pod's peak usage counts, not its sum: an init container needs 16000 MiB, later two containers 9000 and 7000."""
     fleet.node("a", 1)
     init = [container("i0", {GPU: 1, MEM: 16000}), container("i1", {GPU: 1, MEM: 4000, CORES: 50})]
     create(fleet, "max", [container("c0", {GPU: 1, MEM: 9000}), container("c1", {GPU: 1, MEM: 7000})], init)
@@ -223,7 +227,7 @@ def test_init_containers_use_what_the_others_will(fleet):
         "c1": ("app", [(7000, 0)]),
     }
     assert highest(plan) == {"GPU-a-0": 16000}
-    # 160 MiB are left.
+    # The pod leaves 160 MiB on the GPU.
     fleet.pod("rest", {GPU: 1, MEM: 160})
     assert highest(fleet.bound("rest")[1]) == {"GPU-a-0": 160}
     fleet.pod("over", {GPU: 1, MEM: 1})
@@ -233,7 +237,7 @@ def test_init_containers_use_what_the_others_will(fleet):
 def test_a_sidecar_runs_beside_init_containers(fleet):
     fleet.node("a", 1)
     sidecar = container("side", {GPU: 1, MEM: 6000}, restartPolicy="Always")
-    # The control: without the sidecar's 6000 it would fit.
+    # The init container alone would fit; together with the sidecar's 6000 MiB it exceeds the GPU by 1 MiB.
     create(fleet, "over", [container("c0", {GPU: 1, MEM: 1000})], [sidecar, container("i0", {GPU: 1, MEM: 10161})])
     assert "not all containers fit at once" in fleet.waits("over")
     create(fleet, "fits", [container("c0", {GPU: 1, MEM: 1000})], [sidecar, container("i0", {GPU: 1, MEM: 10160})])
@@ -242,7 +246,10 @@ def test_a_sidecar_runs_beside_init_containers(fleet):
 
 
 def test_the_count_alone_asks_for_equal_slices_where_the_configuration_says_so(fleet):
-    """4paradigm's dialect. The control is the same pod as the programs are shipped: a GPU of its own."""
+    """In 4paradigm's dialect (configuration plain: slice) a GPU count requests this number of equal slices.
+
+    Negative control: by default the same pod gets a whole GPU.
+    """
     fleet.node("a", 3, slots=4)
     fleet.pod("whole", {GPU: 1})
     assert sizes(fleet.bound("whole")[1]) == {"main": ("app", [(CARD, 100)])}
@@ -253,7 +260,7 @@ def test_the_count_alone_asks_for_equal_slices_where_the_configuration_says_so(f
             assert sizes(plan) == {"main": ("app", [(CARD // 4, 10)] * 2)} and len(highest(plan)) == 2
         fleet.pod("over", {GPU: 1})
         assert "not a GPU with" in fleet.waits("over")
-        # Slices of one container are of different GPUs.
+        # The slices of one container must be on different GPUs, and node b has only one GPU.
         fleet.node("b", 1, slots=4)
         fleet.pod("two", {GPU: 2}, affinity=only("b"))
         assert "fewer than 2 GPUs" in fleet.waits("two")
@@ -261,7 +268,7 @@ def test_the_count_alone_asks_for_equal_slices_where_the_configuration_says_so(f
 
 
 def test_a_unit_of_gpu_mem_is_a_gib_where_the_configuration_says_so(fleet):
-    """Alibaba's ``strict``; as the programs are shipped, 4 units of this card are 4309 MiB."""
+    """With Alibaba's gpuMemUnit ``strict`` one unit is 1024 MiB; by default 4 units of this GPU are 4309 MiB."""
     fleet.node("a")
     with fleet.configured({"gpuMemUnit": "strict"}):
         fleet.pod("p", {"aliyun.com/gpu-mem": 8}, labels={"aliyun.com/gpu-count": "2"})
@@ -269,7 +276,7 @@ def test_a_unit_of_gpu_mem_is_a_gib_where_the_configuration_says_so(fleet):
 
 
 def test_what_the_webhook_adds_to_a_pod(fleet):
-    """Priority for the library; runtime class and memory as the configuration says. What a pod names stays."""
+    """The webhook adds the priority variable, and the configured runtime class and memory if the pod sets none."""
     fleet.node("a")
     classes = "/apis/node.k8s.io/v1/runtimeclasses"
     for name, handler in (("nvidia", "nvidia"), ("own", "runc")):
@@ -297,7 +304,7 @@ def test_a_namespace_that_is_to_be_left_alone_is(fleet):
     labels = {"alone": {"vgpu.fleet/webhook": "ignore"}, "hami": {"hami.io/webhook": "ignore"}, "control": {}}
     for name, marks in labels.items():
         fleet.api.create("/api/v1/namespaces", {"metadata": {"name": name, "labels": marks}})
-        # Made by a controller elsewhere; there is none here.
+        # The controller that normally creates the default service account does not run here.
         account = {"metadata": {"name": "default"}}
         fleet.api.create(f"/api/v1/namespaces/{name}/serviceaccounts", account)
         body = {"metadata": {"name": "p"}, "spec": {"containers": [container("c", {GPU: 1, MEM: 5})]}}

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was promised to a pod and what it was given, on a real API server: nobody but scheduler and device plugins
-writes it, with the webhook and without."""
+"""Only the scheduler and the device plugins can write a pod's plan and given annotations, on a real API server.
+
+The tests run with and without the webhook; without it, only the admission policy protects the annotations.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,7 @@ def test_nobody_brings_one(fleet, tenant, name):
 
 
 def test_no_binding_brings_one(fleet):
-    """Who may bind pods, such as another scheduler, writes annotations by it."""
+    """A Binding may carry annotations for the pod, but not a plan, even from a user who may bind pods."""
     fleet.node("a", 1)
     fleet.api.create(PODS, {"metadata": {"name": "free"}, "spec": dict(SPEC, schedulerName="another")})
     target = {"apiVersion": "v1", "kind": "Node", "name": "a"}

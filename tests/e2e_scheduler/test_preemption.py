@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pod of higher priority that fits nowhere, at a real kube-scheduler: who is deleted for it, and who is not.
+"""Tests which pods a real kube-scheduler with the extender evicts for a pod of higher priority that fits no node.
 
-The test is the kubelet: what the API server marks for deletion stays until the test lets it go.
+No kubelet runs: a pod that the API server marks for deletion exists until the test deletes it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def nobody_goes(fleet, name):
 
 def test_exactly_those_leave_whose_slices_are_needed_and_the_room_is_kept(fleet):
     full(fleet)
-    # 160 MiB are free on GPU 0. The kube-scheduler alone would delete p0, whose slot is enough for it: 9160 MiB then.
+    # 160 MiB are free on GPU 0. The kube-scheduler alone counts only slots, so it would delete only p0. That would
+    # leave 9160 MiB, which is not enough.
     fleet.pod("important", {GPU: 1, MEM: 12000}, priorityClassName="high")
     until(lambda: len(ending(fleet)) >= 2, f"victims; {fleet.says('important')}", 60)
     assert ending(fleet) == {"p0", "p1"}
@@ -80,13 +81,16 @@ def test_exactly_those_leave_whose_slices_are_needed_and_the_room_is_kept(fleet)
 
 
 def test_what_becomes_free_is_kept_while_the_last_victim_is_there(fleet):
-    """All three of GPU 0 have to go. Two have gone: the kube-scheduler sees a slot for another pod, whose MiB
-    would be in the way of the one that waits."""
+    """Memory freed by the first victims stays reserved for the preempting pod until the last victim has ended.
+
+    All three pods of GPU 0 are victims. After two have ended, the kube-scheduler sees a free slot for another pod, but
+    that pod's memory would leave too little for the preempting pod.
+    """
     full(fleet, [("p0", 0, 9000, "low"), ("p1", 0, 4000, "low"), ("p2", 0, 3000, "low")])
     fleet.pod("important", {GPU: 1, MEM: 15000}, priorityClassName="high")
     until(lambda: ending(fleet) == {"p0", "p1", "p2"}, "victims", 60)
     until(lambda: nominated(fleet, "important"), "nomination")
-    # For the watch of a busy program to tell it.
+    # On a busy machine the nomination reaches vgpu-scheduler's watch late.
     fleet.pause(2)
     for name in ("p0", "p1"):
         fleet.delete(name)
@@ -99,12 +103,12 @@ def test_what_becomes_free_is_kept_while_the_last_victim_is_there(fleet):
 
 
 NOBODY = {
-    # Pods of its own priority, or a class that says never.
+    # The bound pods have the same priority as the new pod, or its class has the preemption policy Never.
     "equal": (THERE, 3, "middle", 12000),
     "never": (THERE, 3, "polite", 12000),
-    # p0 would free a slot; with everyone of a lower priority gone it would still not fit.
+    # Evicting p0 would free a slot, but the new pod would not fit even without all pods of lower priority.
     "useless": ([("p0", 0, 5000, "low"), ("h0", 0, 9000, "high"), ("h1", 0, 1000, "high")], 3, "high", 12000),
-    # With slots free, where the extender begins the preemption: the same rules.
+    # Slots are free, so the extender's program starts the preemption; the same rules apply.
     "memory, equal": ([("p0", 0, 9000, "middle"), ("p1", 0, 4000, "middle")], 10, "middle", 12000),
     "memory, never": ([("p0", 0, 9000, "low"), ("p1", 0, 4000, "low")], 10, "polite", 12000),
     "memory, useless": ([("p0", 0, 5000, "low"), ("h0", 0, 9000, "high")], 10, "high", 12000),
@@ -120,8 +124,11 @@ def test_nobody_has_to_go(fleet, case):
 
 
 def test_memory_alone_is_short_and_slots_are_free(fleet):
-    """The kube-scheduler counts slots, knows of no victim and asks nobody; the leader evicts, and the kube-scheduler
-    keeps the nomination as if the preemption were its own."""
+    """If only memory is short, the kube-scheduler finds no victim, because it counts slots.
+
+    The leading vgpu-scheduler then evicts pods itself. The kube-scheduler keeps the nomination as after its own
+    preemption.
+    """
     full(fleet, [("p0", 0, 9000, "low"), ("p1", 0, 4000, "middle"), ("q0", 1, 13000, "middle")], slots=10)
     fleet.pod("important", {GPU: 1, MEM: 12000}, priorityClassName="high")
     until(lambda: ending(fleet), f"victims; {fleet.says('important')}", 60)
@@ -130,7 +137,7 @@ def test_memory_alone_is_short_and_slots_are_free(fleet):
     kept = "what becomes free is kept for a pod whose victims are leaving"
     until(lambda: kept in fleet.waits("late"), f"reason; {fleet.says('late')}", 120)
     fleet.pause(4)
-    # p0 alone: 16160 - 4000 are enough.
+    # Evicting p0 alone is enough: 16160 - 4000 MiB are then free.
     assert ending(fleet) == {"p0"} and nominated(fleet, "important") == "a" and not fleet.node_of("important")
     (condition,) = [one for one in fleet.get("p0")["status"]["conditions"] if one["type"] == "DisruptionTarget"]
     assert condition["reason"] == "PreemptionByScheduler"
@@ -142,7 +149,7 @@ def test_memory_alone_is_short_and_slots_are_free(fleet):
 
 
 def test_memory_is_short_on_one_card_of_a_node_that_has_enough_in_sum(fleet):
-    """Each card has 4000 MiB free, 8000 together; whom it costs least."""
+    """Each GPU has 4000 MiB free, but the pod needs 8000 MiB on one GPU; the pod of lowest priority is evicted."""
     full(fleet, [("a0", 0, 12000, "middle"), ("b0", 1, 12000, "low")], slots=10)
     fleet.pod("important", {GPU: 1, MEM: 8000}, priorityClassName="high")
     until(lambda: ending(fleet) == {"b0"}, f"victim; {fleet.says('important')}", 60)
@@ -153,11 +160,14 @@ def test_memory_is_short_on_one_card_of_a_node_that_has_enough_in_sum(fleet):
 
 
 def test_a_disruption_budget_keeps_a_pod_where_memory_is_short(fleet):
-    """No controller runs that would count the pods of a budget, so its status is the test's."""
+    """A pod protected by a PodDisruptionBudget is not evicted when only memory is short.
+
+    No disruption controller runs here, so the test writes the budget's status itself.
+    """
     budgets = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
     full(fleet, [("p0", 0, 9000, "low"), ("p1", 0, 4000, "low")], slots=10)
     fleet.api.patch(f"{PODS}/p0", {"metadata": {"labels": {"app": "guarded"}}})
-    # A budget holds for pods that run.
+    # A budget protects only running pods.
     now = fleet.get("p0")["metadata"]["creationTimestamp"]
     ready = [{"type": "Ready", "status": "True", "lastTransitionTime": now}]
     fleet.api.patch(f"{PODS}/p0/status", {"status": {"phase": "Running", "conditions": ready}})
@@ -170,7 +180,7 @@ def test_a_disruption_budget_keeps_a_pod_where_memory_is_short(fleet):
     try:
         fleet.pod("important", {GPU: 1, MEM: 12000}, priorityClassName="high")
         nobody_goes(fleet, "important")
-        # Without p0's 9000 MiB it fits nowhere, and beside them a smaller one does.
+        # The large pod fits only if p0 is evicted. A smaller pod fits next to p0 if p1 is evicted.
         fleet.pod("smaller", {GPU: 1, MEM: 7000}, priorityClassName="high")
         until(lambda: ending(fleet) == {"p1"}, f"victim; {fleet.says('smaller')}", 60)
     finally:
@@ -179,7 +189,7 @@ def test_a_disruption_budget_keeps_a_pod_where_memory_is_short(fleet):
 
 @pytest.fixture
 def verbless(fleet):
-    """A kube-scheduler whose extender has no verb for preemption, instead of the others."""
+    """Runs a kube-scheduler whose extender has no preemptVerb; stops all other kube-schedulers meanwhile."""
     for one in fleet.replicas:
         one.kube.stop()
     address = f"127.0.0.1:{fleet.replicas[0].extender}"
@@ -202,15 +212,17 @@ def verbless(fleet):
 
 
 def test_without_the_verb_the_kube_scheduler_picks_too_few(fleet, verbless):
-    """The control: the same node and pods; what the kube-scheduler counts is one slot. Once that is free, memory alone
-    is short, and the rest leaves by the other way."""
+    """Negative control: without the extender's preempt verb, the kube-scheduler evicts only p0 to free one slot.
+
+    After that only memory is short, and vgpu-scheduler evicts the remaining victim itself.
+    """
     full(fleet)
     fleet.pod("important", {GPU: 1, MEM: 12000}, priorityClassName="high")
     until(lambda: ending(fleet), "victim", 60)
     fleet.pause(2)
     assert ending(fleet) == {"p0"}
     fleet.delete("p0")
-    until(lambda: ending(fleet), f"victim where memory is short; {fleet.says('important')}", 90)
+    until(lambda: ending(fleet), f"second victim, evicted for its memory; {fleet.says('important')}", 90)
     assert ending(fleet) == {"p1"} and not fleet.node_of("important")
     fleet.delete("p1")
     assert fleet.bound("important", 90)[0] == "a"

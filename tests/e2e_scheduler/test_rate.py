@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many pods a second are bound: the stock kube-scheduler with our extender against the same program alone, in
-turns, on the same API server and the same simulated nodes.
+"""Compares how many pods per second the stock kube-scheduler binds with and without the project's extender.
 
-Pods are stored while no scheduler runs, so their creation is in neither rate. A rate is that of the middle 80 % of the
-pods, by a watch. The gate is a ratio within one run; VGPU_RATE="nodes,pods,rounds" for other sizes.
+The two run alternately on the same API server and the same simulated nodes. Pods are created while no scheduler runs,
+so neither rate includes their creation. A watch records the binds, and a rate counts the middle 80 % of the pods. The
+test asserts ratios within one run. VGPU_RATE="nodes,pods,rounds" sets other sizes.
 """
 
 from __future__ import annotations
@@ -26,10 +26,14 @@ from kubebox.process import NeverCame, Service, until
 from vgpu_plugin._shared.kube import scheduler_manifests
 
 NODES, COUNT, ROUNDS = (int(word) for word in os.environ.get("VGPU_RATE", "200,300,3").split(","))
-# SHARE: least ratio of the rates with and without our extender, with the kube-scheduler's default of 50 requests/s.
-# SHARE_UNLIMITED: the same without this limit. The goal of 0.8 is missed there; the gate only prevents a regression.
+# SHARE: lowest allowed ratio of the rates with and without the extender, at the default limit of 50 requests/s of the
+# kube-scheduler's client.
+# SHARE_UNLIMITED: lowest allowed ratio without this limit. The goal of 0.8 is missed there, so this value only prevents
+# a regression.
+# REQUESTS: most requests to the API server per pod that the extender's program may send.
 SHARE, SHARE_UNLIMITED, REQUESTS = 0.8, 0.2, 3.0
 UNLIMITED = {"qps": 5000, "burst": 10000}
+# Seconds by which the relay of the negative control delays each response of the extender.
 DELAY = 0.15
 
 
@@ -74,7 +78,7 @@ class Bound:
 
 
 def relay(port):
-    """The control: relays to our extender and delays each answer by DELAY seconds."""
+    """Starts the negative control: an HTTP server that relays to the extender and delays each response by DELAY s."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -101,8 +105,10 @@ def relay(port):
 
 @pytest.fixture
 def schedulers(fleet):
-    """Kube-schedulers that differ in their extender and their client's limit alone; none runs yet. All others are
-    stopped."""
+    """Returns name → stopped kube-scheduler. They differ only in the extender and in the request limit of their client.
+
+    Stops all other schedulers of the fleet during the test.
+    """
     program = fleet.replicas[0]
     for one in fleet.replicas:
         one.kube.stop()
@@ -139,27 +145,30 @@ def schedulers(fleet):
 
 
 def requests(fleet):
-    """Of our program to the API server, by its own count."""
+    """Returns how many requests vgpu-scheduler has sent to the API server, by its metrics."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     text = opener.open(f"http://127.0.0.1:{fleet.replicas[0].extender}/metrics", timeout=20).read().decode()
     return sum(int(one) for one in re.findall(r"^vgpu_scheduler_api_requests_total\{.*\} (\d+)$", text, re.MULTILINE))
 
 
 def processor(fleet, kube):
-    """Seconds of processor time that each program has used, all of its threads."""
+    """Returns name → seconds of processor time that the program has used in all of its threads."""
     services = {"API server": fleet.cluster.apiserver, "etcd": fleet.cluster.etcd, "kube-scheduler": kube}
     services["ours"] = fleet.replicas[0].ours
     return {name: seconds(service.pid) for name, service in services.items()}
 
 
 def seconds(pid):
-    """utime and stime, fields 14 and 15 of proc(5); the name before them may hold blanks."""
+    """Returns a process's processor seconds: utime and stime, fields 14 and 15 of proc(5); its name may hold blanks."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def measured(fleet, service, stock, count):
-    """(pods a second, requests of ours a pod, milliseconds of processor time a pod by program)."""
+    """Runs one kube-scheduler on ``count`` new pods.
+
+    Returns (pods bound per second, vgpu-scheduler's requests per pod, program → ms of processor time per pod).
+    """
     more = {"labels": {"vgpu.fleet/webhook": "ignore"}, "schedulerName": "stock"} if stock else {}
     for n in range(count):
         fleet.pod(f"p{n}", {"nvidia.com/gpu": 1} if stock else {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1000}, **more)

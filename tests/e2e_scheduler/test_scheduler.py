@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods of each dialect through a real API server and kube-scheduler, our extender and our webhook."""
+"""Schedules pods of each dialect with a real API server and kube-scheduler, and the project's extender and webhook."""
 
 from __future__ import annotations
 
@@ -96,14 +96,14 @@ def test_a_pod_that_waits_says_why_and_comes_when_there_is_room(fleet):
     text = fleet.explain("second")
     assert "it would fit on a once default/first (12000 MiB) ends" in text
     fleet.delete("first")
-    # The kube-scheduler asks again after an event or, at the latest, after five minutes.
+    # The kube-scheduler retries the pod after an event or, at the latest, after five minutes.
     assert fleet.bound("second", 330)[0] == "a"
 
 
 def test_many_pods_at_once_fill_the_nodes_exactly(fleet):
     for name in ("a", "b", "c"):
         fleet.node(name)
-    # Five to each of six GPUs.
+    # Each of the six GPUs has memory for five of these pods.
     for n in range(36):
         fleet.pod(f"p{n}", {GPU: 1, MEM: 3000})
     until(lambda: sum(bool(fleet.node_of(f"p{n}")) for n in range(36)) >= 30, "30 pods with a node", 120)
@@ -132,13 +132,13 @@ def test_a_quota_is_kept_at_admission_and_by_many_at_once(fleet):
         try:
             fleet.pod(f"p{n}", {GPU: 1, MEM: 2000})
             admitted += 1
-            # Admission counts what is stored, as soon as a watch has brought it.
+            # Admission counts a stored pod only after the program's watch has received it.
             fleet.pause(1)
         except ApiError as fault:
             assert "in use" in str(fault)
     assert admitted == 3
     until(lambda: sum(bool(one["spec"].get("nodeName")) for one in fleet.api.get(PODS)["items"]) == 4, "4 pods bound")
-    # What ends is free for others.
+    # A pod that ends frees its part of the quota.
     fleet.delete("first")
     until(lambda: made(fleet, "later", {GPU: 1, MEM: 6000}), "room in the quota", 30)
     fleet.bound("later")
@@ -191,15 +191,16 @@ def test_the_leader_is_killed_in_the_middle_and_nothing_is_oversold(fleet):
 
     until(bound, "first pod with a node")
     leader = until(fleet.leader, "leader")
-    assert until(fleet.writer, "program that binds") is leader
+    assert until(fleet.writer, "program that holds the Lease to bind pods") is leader
     leader.stop(kill=True)
     try:
         until(lambda: bound() == fit, f"{fit} pods with a node", 120)
         assert fleet.faults() == []
         other = until(fleet.leader, "new leader")
         assert other is not leader
-        # Where all were bound before, the lease of the dead one runs out first; who waits makes the other ask for it.
-        until(lambda: fleet.writer() is other, "another program that binds", 120)
+        # If all pods were bound before the kill, the dead program's Lease must expire first. The waiting pods then make
+        # the other program ask for the Lease.
+        until(lambda: fleet.writer() is other, "other program that holds the Lease", 120)
     finally:
         leader.start()
     fleet.pause(2)
@@ -212,7 +213,7 @@ def test_the_kube_scheduler_alone_moves_and_the_program_beside_the_new_one_binds
     fleet.pod("before", {GPU: 1, MEM: 3000})
     fleet.bound("before")
     leader = until(fleet.leader, "leader")
-    # Killed, it would not give its lease back: the other takes over when it has run out.
+    # A killed kube-scheduler does not release its lease, so the other one takes over after the lease expires.
     leader.kube.stop(kill=True)
     fleet.pod("after", {GPU: 1, MEM: 3000})
     fleet.bound("after", 90)

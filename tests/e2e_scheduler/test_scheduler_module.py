@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The module kube_scheduler at a real API server: check, apply, repeat, undo, with the module as a process."""
+"""Runs the module kube_scheduler as a process at a real API server: check mode, apply, repeat, remove."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vgpu_plugin._shared.kube.scheduler_manifests import Desired
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMESPACE = "other"
-# In the namespace; the module makes no other.
+# Kinds of the objects that the module creates in its namespace; all other objects are cluster-wide.
 HERE = [
     *("ServiceAccount", "Role", "RoleBinding", "ConfigMap", "Service", "Deployment"),
     *("PodDisruptionBudget", "NetworkPolicy"),
@@ -130,7 +130,7 @@ def test_the_role(fleet, tmp_path):
     desired = {"scheduler_image": "x:1", "scheduler_rollout": 0}
     desired["vgpu_resource_names"] = {"count": "example.com/gpu", "memory_percentage": "example.com/part"}
     desired["scheduler_default_memory"] = 700
-    # Only written: nothing is in the cluster afterwards, and each object is one that the API server would take.
+    # With scheduler_apply=False the role only writes a file, and the API server would accept each object in it.
     out = tmp_path / "objects.json"
     code, said = play(fleet, tmp_path, **desired, scheduler_apply=False, scheduler_manifests_out=str(out))
     assert code == 0 and there(fleet) == [], said
@@ -151,7 +151,7 @@ def test_the_role(fleet, tmp_path):
     config = fleet.api.get(f"/api/v1/namespaces/{NAMESPACE}/configmaps/vgpu-scheduler")["data"]["config.yaml"]
     found = json.loads(config)
     assert found["resourceNames"] == {"count": "example.com/gpu", "memoryPercentage": "example.com/part"}
-    # The program reads what the role writes.
+    # vgpu-scheduler must understand the configuration that the role has written.
     sys.path.append(str(next((ROOT / ".build/scheduler/lib").iterdir()) / "site-packages"))
     from vgpu_scheduler import settings
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods that wait: what people are told, and what wakes them when the kube-scheduler knows of no change."""
+"""Pending pods report their reasons, and they are retried after changes that the kube-scheduler does not notice."""
 
 from __future__ import annotations
 
@@ -82,24 +82,27 @@ def test_a_pod_s_events_and_vgpuctl_say_which_nodes_which_limit_and_what_would_h
     assert "8000 MiB" in said and re.search(r"once default/on-[ab] \(12000 MiB\) ends", said), said
     (said,) = until(lambda: events(fleet, "huge", "GpusNotFree"), "event of ours", 60)
     assert "90000 MiB" in said and "once" not in said, said
-    # Told by the API server alone: request, condition of the kube-scheduler, our event.
+    # Without the program, vgpuctl shows what the API server has: request, condition of the kube-scheduler, and event.
     text = vgpuctl(fleet, "waits", NOBODY)
     assert "Pending, on no node" in text and "1 GPU 8000 MiB" in text, text
     assert "PodScheduled: 0/2 nodes" in text and "once default/on-" in text, text
-    # And by the program, where it listens.
+    # With the address of the program, vgpuctl shows the program's explanation too.
     text = vgpuctl(fleet, "waits", f"127.0.0.1:{fleet.leader().extender}")
     assert "0 of 2 nodes have room" in text and "(a, b)" in text and "it would fit on" in text, text
     text = vgpuctl(fleet, "huge", f"127.0.0.1:{fleet.leader().extender}")
     assert "not a GPU large enough for 90000 MiB" in text and "add a node" in text, text
-    # One that has its GPUs: where, and which.
+    # For a bound pod, vgpuctl shows its node and GPUs.
     held = vgpuctl(fleet, "on-a", NOBODY)
     assert "12000 MiB" in held and f"on {fleet.node_of('on-a')}" in held and "GPU-" in held, held
     assert "exit 1" in vgpuctl(fleet, "nobody", NOBODY)
 
 
 def test_what_only_we_know_wakes_a_pod_within_the_minute(fleet):
-    """More memory of a GPU in the node's annotation, and a quota that is raised, are no reason to wake a pod for the
-    kube-scheduler. It tries again after the minute that the Deployment's option says; as shipped it waits for five."""
+    """After a change that the kube-scheduler does not notice, a pending pod is retried within about a minute.
+
+    Such changes are more GPU memory in the node's annotation and a raised quota. The Deployment sets the retry interval
+    to one minute; the kube-scheduler's default is five.
+    """
     fleet.node("a", 1, 8000)
     hard = "limits.nvidia.com/gpumem"
     fleet.api.create(QUOTAS, {"metadata": {"name": "team"}, "spec": {"hard": {hard: "20000"}}})
@@ -115,7 +118,7 @@ def test_what_only_we_know_wakes_a_pod_within_the_minute(fleet):
     fleet.api.patch(
         f"{NODES}/a", {"metadata": {"annotations": {pod_annotations.GPUS: pod_annotations.write_gpus(gpus)}}}
     )
-    # A minute, and the half of one in which the kube-scheduler looks who is due; a busy machine needs longer.
+    # The interval is one minute, and the kube-scheduler checks it every 30 s; a busy machine needs longer.
     for name, where in (("memory", "a"), ("quota", "b")):
         node, (part,) = fleet.bound(name, 200)
         assert (node, part.devices[0].uuid) == (where, f"GPU-{where}-0")
@@ -123,8 +126,10 @@ def test_what_only_we_know_wakes_a_pod_within_the_minute(fleet):
 
 
 def test_an_api_server_that_stands_still_in_the_middle_of_binds(fleet):
-    """Binds without an answer: done or not, nobody knows until the server says. Their GPUs stay held, nothing is
-    oversold, and in the end every pod that fits has its GPUs."""
+    """The API server hangs while pods are being bound, so the outcome of some binds is unknown.
+
+    The GPUs of these pods stay reserved, nothing is oversold, and in the end every pod is bound.
+    """
     fleet.node("a", 8)
     count = 60
     server = fleet.cluster.apiserver
@@ -133,11 +138,11 @@ def test_an_api_server_that_stands_still_in_the_middle_of_binds(fleet):
     until(lambda: fleet.node_of("p0") or fleet.node_of("p1"), "first pod with a node", 60, 0.02)
     os.kill(server.pid, signal.SIGSTOP)
     try:
-        # Longer than a call of ours waits.
+        # The pause exceeds the program's timeout of a call.
         fleet.pause(6)
     finally:
         os.kill(server.pid, signal.SIGCONT)
-    # A kube-scheduler that could not renew its lease ends; the kubelet would start it again.
+    # A kube-scheduler that cannot renew its lease exits. No kubelet restarts it here, so the test does.
     fleet.pause(3)
     for replica in fleet.replicas:
         replica.kube.start()
@@ -149,7 +154,7 @@ def test_an_api_server_that_stands_still_in_the_middle_of_binds(fleet):
     assert fleet.faults() == []
     until(
         lambda: all(fleet.metric(replica, "uncertain_binds") == 0 for replica in fleet.replicas),
-        "outcome of each bind",
+        "known outcome of each bind in both programs",
         120,
     )
     assert fleet.metric(fleet.writer(), "node_memory_held_bytes", node="a") == count * 1600 << 20

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The API server by plain REST: JSON in, JSON out."""
+"""A client of the API server that sends and returns plain JSON."""
 
 from __future__ import annotations
 

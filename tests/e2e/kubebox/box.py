@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The box: this machine once more, in mount, PID, network and IPC namespaces of its own.
+"""Runs a command in the box: mount, PID, network and IPC namespaces in which a node can run on this machine.
 
-Whatever a node writes (/etc, /run, /var/lib, /usr/local, /dev, kernel settings) stays in the box, and all processes end
-with its first one. Only control groups outlive it; the outer half removes those.
+Everything that a node writes (/etc, /run, /var/lib, /usr/local, /dev, kernel settings) stays in the box. All processes
+end with the box's first process. Only control groups outlive the box; the process outside removes them.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def run_in(command: list[str], environment: dict[str, str]) -> int:
 
 
 def hierarchies() -> list[Path]:
-    """The mount points where a control group is made: one with version 2, one for each controller with version 1."""
+    """Returns the mount points in which the box makes a control group: one for version 2, or one per v1 controller."""
     if (CGROUPS / "cgroup.controllers").exists():
         return [CGROUPS]
     found = [one for one in sorted(CGROUPS.iterdir()) if one.is_dir() and not one.is_symlink()]
@@ -104,7 +104,7 @@ def remove_cgroups(group: str) -> None:
 
 
 def sweep() -> None:
-    """Removes groups of boxes whose outer half was killed."""
+    """Removes control groups of boxes whose starting process was killed before it could remove them."""
     for place in everywhere():
         for one in place.glob(f"{CGROUP_PREFIX}*"):
             number = one.name[len(CGROUP_PREFIX) :]
@@ -112,7 +112,7 @@ def sweep() -> None:
                 remove_cgroups(one.name)
 
 
-# ---- inside
+# ---- inside the box
 
 
 def mount(*words: str) -> None:
@@ -152,7 +152,7 @@ def furnish() -> None:
 
 
 def furnish_dev() -> None:
-    """A /dev of our own, so that the nodes of simulated GPUs are seen in the box alone."""
+    """Mounts a separate /dev, so that the device nodes of simulated GPUs exist only in the box."""
     fresh = RUN / "dev"
     fresh.mkdir()
     mount("-t", "tmpfs", "-o", "mode=755", "dev", str(fresh))

@@ -31,12 +31,12 @@ SERVER = f"https://{API_ADDRESS}:443"
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 IMAGE = "localhost/kubebox:1"
 PODS = "/api/v1/namespaces/default/pods"
-# The container runtimes: Debian's containerd, and a newer one that knows CDI, with nothing of NVIDIA's.
+# The container runtimes: Debian's containerd, and a newer containerd with CDI and without NVIDIA's runtime.
 DEBIAN, WITH_CDI = "containerd", "containerd-with-cdi"
 
 
 class Cluster:
-    """``etcd``, ``apiserver``, ``scheduler``, ``containerd`` and ``kubelet``; ``api`` is the administrator's."""
+    """A cluster of one node. Its programs are attributes, such as ``etcd``; ``api`` is an administrator's client."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Cluster:
         self.cgroup = cgroup
 
     def _service(self, name: str, command: list[str], folder: Path | None = None) -> Service:
-        """``folder``: whose programs it finds first; those of etcd and Debian's containerd where none is given."""
+        """Returns a service. ``folder``: first folder of its PATH; default: that of etcd and Debian's containerd."""
         path = f"{folder or self.programs.system}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         return Service(name, ["nice", "-n", "5", *command], self.logs, {"PATH": path})
 
@@ -128,7 +128,7 @@ class Cluster:
         if self.controllers is not None:
             self.controllers.start()
         else:
-            # What the service account controller does; a pod is refused without one.
+            # Without controllers the default service account is missing, and the API server would refuse pods.
             account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
             until(lambda: self._created("/api/v1/namespaces/default/serviceaccounts", account), "service account")
 
@@ -139,8 +139,10 @@ class Cluster:
         until(self.node_ready, f"node that is ready; the kubelet's log:\n{self.kubelet.tail(5)}")
 
     def use_runtime(self, name: str) -> None:
-        """``DEBIAN`` or ``WITH_CDI``, each with images and containers of its own; nothing is done where it runs
-        already. No pod may be there."""
+        """Switches to the container runtime ``name`` (``DEBIAN`` or ``WITH_CDI``) unless it is already in use.
+
+        Each runtime has its own images and containers. No pod may exist at the switch.
+        """
         if name == self.runtime:
             return
         self.kubelet.stop()
@@ -150,7 +152,7 @@ class Cluster:
         self._write_containerd()
         self._start_containerd()
         self.kubelet.start()
-        until(self.node_ready, f"node that is ready with {name}")
+        until(self.node_ready, f"ready node with the runtime {name}")
 
     def _start_containerd(self) -> None:
         self.containerd.start()
@@ -158,7 +160,7 @@ class Cluster:
         packed = self.folder / "image.tar"
         images.archive(self.programs.image, IMAGE, packed)
         self.ctr("images", "import", str(packed))
-        # The kubelet must never collect the image: there is no other place to have it from.
+        # The kubelet must never garbage-collect the image, because no registry exists to pull it from again.
         self.ctr("images", "label", IMAGE, "io.cri-containerd.pinned=pinned")
 
     def stop(self) -> None:
@@ -224,7 +226,7 @@ class Cluster:
         tokens = str(self.authority.token_key)
         return [
             *("--etcd-servers", ETCD, "--bind-address", API_ADDRESS, "--advertise-address", API_ADDRESS),
-            # The address of the service `kubernetes` itself: with it programs in pods need no kube-proxy.
+            # The server listens on the address of the Service `kubernetes`, so programs in pods need no kube-proxy.
             *("--secure-port", "443", "--service-cluster-ip-range", "10.96.0.0/16"),
             *("--authorization-mode", "Node,RBAC", "--client-ca-file", str(self.authority.certificate)),
             *("--tls-cert-file", str(certificate), "--tls-private-key-file", str(key)),
@@ -233,7 +235,7 @@ class Cluster:
             *("--kubelet-preferred-address-types", "InternalIP"),
             *("--service-account-key-file", tokens, "--service-account-signing-key-file", tokens),
             *("--service-account-issuer", "https://kubernetes.default.svc", "--allow-privileged=true"),
-            # Its taint of a new node would be lifted by the controller manager, which need not be there.
+            # This plugin taints new nodes until the controller manager removes the taint, which may not run here.
             *("--enable-admission-plugins", "NodeRestriction"),
             *("--disable-admission-plugins", "TaintNodesByCondition"),
             *("--enable-aggregator-routing=true", "--profiling=false"),
@@ -250,7 +252,7 @@ class Cluster:
         ]
 
     def start_controllers(self, *names: str) -> Service:
-        """The controller manager with these controllers alone; a Cluster(controllers=True) has all."""
+        """Starts the controller manager with only these controllers. Cluster(controllers=True) runs all controllers."""
         command = [str(self.programs.kubernetes / "kube-controller-manager"), *self._controller_options()]
         service = self._service("kube-controller-manager", [*command, "--controllers", ",".join(names)])
         service.start()
@@ -273,7 +275,7 @@ class Cluster:
         # The path of the program on a real node; the device plugin runs it to read its version.
         shutil.copy2(self.programs.kubernetes / "kubelet", "/usr/local/bin/kubelet")
         self._write_containerd()
-        # The runtime calls itself ready once it has read a network; pods on the host's network never call it.
+        # The runtime needs a network configuration to report ready; pods on the host's network do not use it.
         network = {"cniVersion": "0.4.0", "name": "none", "plugins": [{"type": "loopback"}]}
         folder = self.folder / "cni"
         folder.mkdir(parents=True, exist_ok=True)
@@ -321,13 +323,13 @@ class Cluster:
         }
 
     def _write_containerd(self) -> None:
-        """Version 2 of the file for Debian's containerd; version 3, where CDI is the default, for the newer one."""
+        """Writes containerd's configuration: version 2 for Debian's; version 3 for the newer one, which enables CDI."""
         with_cdi = self.runtime == WITH_CDI
         runtime = Path("/usr/local/bin/nvidia-container-runtime")
         nvidia = runtime.exists() and not with_cdi  # with CDI no runtime of NVIDIA's is needed
         runtimes = {"runc": self.programs.runc, **({"nvidia": runtime} if nvidia else {})}
         cri = "io.containerd.cri.v1.runtime" if with_cdi else "io.containerd.grpc.v1.cri"
-        # Lowering an oom_score_adj needs CAP_SYS_RESOURCE, and runc ends where it may not.
+        # Lowering an oom_score_adj needs CAP_SYS_RESOURCE; without it runc would fail.
         tables: dict[str, dict[str, Any]] = {
             f'plugins."{cri}"': {"restrict_oom_score_adj": True, "disable_apparmor": True},
             f'plugins."{cri}".cni': {"conf_dir": str(self.folder / "cni")},

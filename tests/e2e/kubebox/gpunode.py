@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a GPU node has besides Kubernetes: a simulated driver, libvgpu, the arbiter, the device plugin.
+"""Prepares a GPU node: a simulated driver, libvgpu, the arbiter and the device plugin.
 
-Everything lies where it lies on a real node, so all programs run with their own defaults.
+All files have the same paths as on a real node, so all programs run with their defaults.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class GpuNode:
     # ---- the machine
 
     def furnish(self) -> None:
-        """Driver, device nodes, NVIDIA's container runtime (its stand-in) and libvgpu; before containerd starts."""
+        """Installs driver, device nodes, a substitute for NVIDIA's runtime, and libvgpu, before containerd starts."""
         gpusim = Path("/usr/local/lib/gpusim")
         gpusim.mkdir()
         for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
@@ -68,11 +68,11 @@ class GpuNode:
         worker = Path("/usr/local/bin/gpu-worker")
         source = Path(__file__).resolve().parent.parent / "worker.c"
         subprocess.run(["cc", "-std=c11", "-O1", "-o", str(worker), str(source), "-ldl"], check=True)
-        self.gpusimctl("devices")  # makes the state, which pods mount
+        self.gpusimctl("devices")  # creates the state file, which pods mount
 
     @staticmethod
     def furnish_library() -> None:
-        """libvgpu, also after a playbook that put another in its place or removed it."""
+        """Installs libvgpu, also after a playbook has replaced or removed it."""
         library, current = LIBRARIES / LIBRARY_VERSION, LIBRARIES / "current"
         library.mkdir(parents=True, exist_ok=True)
         for name in ("libvgpu.so", "vgpu-probe", "vgpu-arbiter"):
@@ -171,13 +171,14 @@ class GpuNode:
     def status(self) -> Any:
         return self.vgpuctl("status")
 
-    # ---- what others say
+    # ---- what the kubelet and nvidia-smi report
 
     @staticmethod
     def held() -> dict[tuple[str, str], list[str]]:
-        """(pod, container) → device ids, by the kubelet's PodResources.
+        """Returns (pod, container) → allocated device ids, by the kubelet's PodResources API.
 
-        Its checkpoint names a deleted pod until the next pod is admitted; asked here, the kubelet looks first.
+        The kubelet's checkpoint would name a deleted pod until the next pod is admitted; for this call the kubelet
+        first removes deleted pods.
         """
         import grpc
         from vgpu_plugin._proto import podresources_pb2 as api
@@ -194,6 +195,6 @@ class GpuNode:
         return found
 
     def memory_by_pid(self) -> dict[int, int]:
-        """Bytes in use of each process that NVIDIA's nvidia-smi lists on the host, in MiB steps."""
+        """Returns pid → used bytes as NVIDIA's nvidia-smi lists them on the host, in steps of 1 MiB."""
         text = self.nvidia_smi("--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
         return {int(pid): int(used) * MIB for pid, used in re.findall(r"^(\d+), (\d+)$", text, re.MULTILINE)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A container image of one layer from a root file system, without any registry."""
+"""Makes a container image of one layer from a root file system, without any registry."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 TYPE = "application/vnd.oci.image."
-# Exits at once on SIGTERM and reaps children: the image also serves as the pod's first container.
+# The program exits at once on SIGTERM and reaps children, because the image is also the pods' pause image.
 PAUSE = ["/bin/sh", "-c", 'trap "exit 0" TERM INT; while :; do sleep 3600 & wait $!; done']
 
 

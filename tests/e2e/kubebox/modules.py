@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our Ansible modules as Ansible runs them: a process each, arguments on stdin, one JSON object as the answer."""
+"""Runs the project's Ansible modules as Ansible does: one process, arguments on stdin, one JSON object as result."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A power cut of the node and its next boot. The control plane keeps running, as if on another machine.
+"""Simulates a power cut of the node and its next boot. The control plane keeps running, as if on another machine.
 
-What a boot ends is gone: every process of the node, its mounts, all of /run/vgpu and /run/containerd, control groups
-of pods, the driver's memory. What lies on the disk stays: images and records of the container runtime, the kubelet's
-checkpoints. The boot has an id of its own.
+The power cut ends every process of the node and removes its mounts, /run/vgpu, /run/containerd, the pods' control
+groups and the driver's memory. Files on disk remain: images and records of the container runtime, and the kubelet's
+checkpoints. Each boot has a new boot id.
 """
 
 from __future__ import annotations

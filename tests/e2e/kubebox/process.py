@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that run for a while, each with its log."""
+"""Starts and stops the programs of the cluster, each with a log, and waits for conditions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ class NeverCame(AssertionError):
 
 
 def until(what: Callable[[], Any], about: str, limit_s: float = LIMIT_S, pause_s: float = 0.2) -> Any:
-    """Polls ``what`` until it returns a true value, and returns that value. Raises NeverCame after ``limit_s``."""
+    """Polls ``what`` until it returns a true value, and returns that value. Raises NeverCame after ``limit_s``.
+
+    ``about``: a noun phrase, because the error reads "there was no …".
+    """
     limit = time.monotonic() + limit_s
     while True:
         found = what()

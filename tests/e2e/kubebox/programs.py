@@ -31,7 +31,7 @@ class MissingProgram(Exception):
 
 @dataclass(frozen=True)
 class Programs:
-    """Paths of the programs: a folder of programs each, or a single file for an image."""
+    """Paths of the cluster's programs; each is a folder of programs or a single file."""
 
     kubernetes: Path  # kube-apiserver kubelet kube-scheduler kube-controller-manager kubectl
     system: Path  # etcd containerd containerd-shim-runc-v2 ctr
@@ -39,10 +39,10 @@ class Programs:
     nvidia_smi: Path  # the folder of NVIDIA's own nvidia-smi and the file `version`
     image: Path  # a tar of a small Debian root
     runc: Path
-    plugin_image: Path  # a tar of the image of our device plugin, as PLUGIN_IMAGE
+    plugin_image: Path  # image archive of the device plugin, named PLUGIN_IMAGE
     helm: Path
-    scheduler_image: Path  # the same of our scheduler, as SCHEDULER_IMAGE
-    cache: Path  # what the playbooks build and keep on a controller, for inside there is no network; as XDG_CACHE_HOME
+    scheduler_image: Path  # image archive of vgpu-scheduler, named SCHEDULER_IMAGE
+    cache: Path  # XDG_CACHE_HOME with what playbooks would build and download, as the box has no network
 
     def to_json(self) -> str:
         return json.dumps({name: str(path) for name, path in asdict(self).items()})
@@ -64,7 +64,7 @@ def _said_by(command: list[str]) -> Path:
 
 
 def _our_image(name: str, tag: str, *options: str, with_library: bool = False) -> Path:
-    """Builds our image as the role does, or with the library as the chart needs it; again if the sources changed."""
+    """Builds an image of the project as the role does, or with the library for the chart; again if sources changed."""
     # The tool prints resolved paths, and .build may contain links into another checkout.
     tools, out = ROOT / "native" / "plugin" / "tools", (ROOT / ".build" / name).resolve()
     made = json.loads(_printed([sys.executable, str(tools / "wheelhouse.py"), "--out", str(out), *options]))

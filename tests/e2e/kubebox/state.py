@@ -20,14 +20,16 @@ def runtime_of(module: Any) -> str:
 
 
 def by_runtime(items: list[Any]) -> None:
-    """Sorts pytest's items in place: those of one runtime together, Debian's first, else as they were. A change of
-    the runtime takes a minute."""
+    """Sorts pytest's items in place by container runtime, Debian's first, and keeps the order within each runtime.
+
+    A change of the runtime takes a minute, so tests of one runtime run together.
+    """
     items.sort(key=lambda item: (runtime_of(item.module) != DEBIAN, runtime_of(item.module)))
 
 
 def reset(cluster: Cluster, node: GpuNode, runtime: str) -> None:
     """Deletes all pods of the namespace default, stops our programs, and switches to this runtime."""
     if pods.delete_all(cluster):
-        until(lambda: not node.held(), "kubelet that holds nothing")
+        until(lambda: not node.held(), "kubelet without allocated devices")
     node.reset()
     cluster.use_runtime(runtime)

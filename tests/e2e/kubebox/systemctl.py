@@ -83,7 +83,7 @@ def start(unit: str) -> None:
             stdout=log,
             stderr=log,
             start_new_session=True,
-            # systemd's own, not that of the play.
+            # systemd passes its own PATH to a service, not the environment of the play.
             env={"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
         )
     (STATE / path_of(unit).name).write_text(str(process.pid))
@@ -120,7 +120,7 @@ def reload() -> None:
 
 
 def properties(words: list[str]) -> tuple[list[str], list[str]]:
-    """(names asked for, units) of the words behind ``show``."""
+    """Splits the arguments of ``show`` into (names of properties, names of units)."""
     names: list[str] = []
     units: list[str] = []
     rest = iter(words)

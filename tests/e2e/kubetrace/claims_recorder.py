@@ -40,8 +40,11 @@ def device_name(claim: str, request: str) -> str:
 
 
 class ClaimRecorder:
-    """``calls``: the calls since the last ``take``; ``faults``: name of a call → a kind of wrong response, see
-    ``Service._wrong``."""
+    """A claims driver that serves a kubelet and records its calls.
+
+    ``calls``: the calls since the last ``take``. ``faults``: name of a call → kind of wrong response, see
+    ``Service._wrong``.
+    """
 
     def __init__(self, root: Path) -> None:
         """``root``: the kubelet's folder."""
@@ -114,7 +117,7 @@ class ClaimRecorder:
             return taken
 
     def asked(self, call: str, claim: str) -> bool:
-        """Returns whether this step has recorded such a call."""
+        """Returns whether the current step has recorded this call for the claim."""
         with self.lock:
             return any(one["call"] == call and claim in one["claims"] for one in self.calls)
 
@@ -129,7 +132,7 @@ class ClaimRecorder:
             self.calls.append(entry)
 
     def claims_of(self, request: Any) -> list[str]:
-        """Returns claims by name, with whether name, namespace and uid belong to one claim."""
+        """Returns the names of the request's claims, marked if name, namespace and uid do not belong to one claim."""
         found = []
         for one in request.claims:
             known = self.names.get(one.uid) == one.name and one.namespace == "default"
@@ -164,7 +167,7 @@ class Registrar(registration_rpc.RegistrationServicer):
 
 
 class Service:
-    """The service DRAPlugin in one version; ``api``: its messages."""
+    """Implements one version of the gRPC service DRAPlugin; ``api``: the module with this version's messages."""
 
     def __init__(self, recorder: ClaimRecorder, version: str, api: ModuleType) -> None:
         self._recorder, self._version = recorder, version

@@ -75,7 +75,7 @@ class Kubelet(Protocol):
 
 
 class Story:
-    """Collects the steps."""
+    """Runs the steps on a kubelet and collects the calls and the checkpoint after each step."""
 
     def __init__(self, kubelet: Kubelet) -> None:
         self.kubelet = kubelet
@@ -124,7 +124,10 @@ class Story:
         return {container: sorted(ids) for container, ids in self.kubelet.injected(name).items()}
 
     def why_not(self, name: str) -> str:
-        """Returns the kubelet's message. Of a failed connection only the code is kept; the rest depends on gRPC."""
+        """Returns the kubelet's message why the pod does not start, with each claim's uid replaced by the claim's name.
+
+        For a failed connection only the error code remains, because the rest of the text depends on the gRPC version.
+        """
         text = self.kubelet.why_not(name)
         for uid, claim in self.plugin.names.items():
             text = text.replace(uid, f"<uid of {claim}>")
@@ -138,7 +141,7 @@ class Story:
 
     def registered(self, state: bool = True) -> None:
         self.kubelet.look()
-        until(lambda: self.plugin.registered is state, f"registration that is {state}")
+        until(lambda: self.plugin.registered is state, f"registration that ends with registered={state}")
 
     def tell(self) -> list[dict[str, Any]]:
         self._registration()
@@ -156,7 +159,7 @@ class Story:
         self.kubelet.look()
         self.plugin.serve()
         self.registered()
-        until(lambda: self.plugin.watched > 0, "stream of health")
+        until(lambda: self.plugin.watched > 0, "call of the kubelet that watches the health of devices")
         self.step("register")
         self.kubelet.publish()
 
@@ -189,7 +192,10 @@ class Story:
 
     def _health(self, state: str, *unhealthy: str) -> None:
         self.plugin.set_unhealthy(*unhealthy)
-        until(lambda: f'"{state}"' in json.dumps(self.kubelet.health("first")), f"device that is {state}")
+        until(
+            lambda: f'"{state}"' in json.dumps(self.kubelet.health("first")),
+            f"device with the health {state} in the pod's status",
+        )
         self.step(f"its device is {state}", self.kubelet.health("first"))
 
     def _faults(self) -> None:
@@ -228,7 +234,7 @@ class Story:
         self.make("late", self.claim("new"))
         self.make("third", "one")
         self.step("the plugin is away", [self.why_not("late"), self.why_not("third")])
-        until(lambda: not kubelet.published(), "end of the slices of a driver that is away")
+        until(lambda: not kubelet.published(), "deletion of the ResourceSlices of the stopped driver")
         self.step("its slices are deleted")
         plugin.serve(V1BETA1_FIRST)
         self.registered()
@@ -256,8 +262,11 @@ class Story:
         plugin.registered = None
         kubelet.restart("removed")
         self.registered()
-        until(lambda: not kubelet.published(), "end of all slices of the node")
-        until(lambda: plugin.asked(UNPREPARE, "orphan"), "end of the claim of a pod that was removed meanwhile")
+        until(lambda: not kubelet.published(), "deletion of all ResourceSlices of the node")
+        until(
+            lambda: plugin.asked(UNPREPARE, "orphan"),
+            f"{UNPREPARE} for the claim of the pod that was removed during the restart",
+        )
         self.step("the kubelet starts again; a pod was removed meanwhile, and all slices are deleted")
         self.run("another pod with a claim of before the restart", "fourth", "one")
         kubelet.crash("first")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device plugin that does nothing but write down each call, with what PodResources says at that moment.
+"""A device plugin for tests that only records the kubelet's calls, some with the PodResources response at that moment.
 
-It is none of ours on purpose: what is recorded is the kubelet's behaviour. Needs the gRPC code of the device plugin
-(``vgpu_plugin._proto``) and nothing else of it.
+It shares only the gRPC code ``vgpu_plugin._proto`` with the project's device plugin, so that only the kubelet's
+behaviour is recorded.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Recorder(rpc.DevicePluginServicer):
     def __init__(self, folder: Path, pod_resources: Path) -> None:
         self.folder, self.pod_resources = folder, pod_resources
         self.calls: list[dict[str, Any]] = []
-        self.refuse: dict[str, str] = {}  # name of a call → the sentence that it is refused with
+        self.refuse: dict[str, str] = {}  # name of a call → error message of its refusal
         self.health = dict.fromkeys(DEVICES, "Healthy")
         self._changed = threading.Condition()
         self._generation = 0
@@ -72,7 +72,7 @@ class Recorder(rpc.DevicePluginServicer):
             self._generation = 0
 
     def register(self, resource: str = RESOURCE, version: str = "v1beta1") -> str:
-        """Empty, or the kubelet's refusal."""
+        """Registers the device plugin at the kubelet; returns the kubelet's refusal, or "" if it accepts."""
         request = api.RegisterRequest(
             version=version,
             endpoint="traced.sock",
@@ -93,7 +93,7 @@ class Recorder(rpc.DevicePluginServicer):
             self._changed.notify_all()
 
     def listed(self) -> list[dict[str, Any]]:
-        """What PodResources says of our resource, pods in the order of their names."""
+        """Returns the devices of RESOURCE of each pod and container by the PodResources API, pods sorted by name."""
         with grpc.insecure_channel(f"unix:{self.pod_resources}") as channel:
             answer = pods_rpc.PodResourcesListerStub(channel).List(pods.ListPodResourcesRequest(), timeout=CALL_S)
         found = []
@@ -172,6 +172,6 @@ class Recorder(rpc.DevicePluginServicer):
     def PreStartContainer(
         self, request: api.PreStartContainerRequest, context: grpc.ServicerContext
     ) -> api.PreStartContainerResponse:
-        """Records the call with PodResources' answer at this moment, which must already name the container."""
+        """Records the call with the current PodResources response, which must already name the container."""
         self._note("PreStartContainer", request, context, pod_resources=self.listed())
         return api.PreStartContainerResponse()

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One story that a kubelet, the real one or the double, is led through; the outcome is a trace of data.
+"""Runs a fixed sequence of steps on a kubelet, the real one or the double, and returns the trace of its calls.
 
-Steps that ask the kubelet for something wait for its end, so that calls fall into the step that caused them.
+A step that requests something from the kubelet waits until that is done, so that each recorded call belongs to the
+step that caused it.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def until(what: Callable[[], bool], about: str) -> None:
 
 
 class Story:
-    """Collects the steps."""
+    """Runs the steps on a kubelet and collects the calls and the state after each step."""
 
     def __init__(self, kubelet: Kubelet) -> None:
         self.kubelet = kubelet
@@ -55,9 +56,9 @@ class Story:
         self.steps: list[dict[str, Any]] = []
 
     def step(self, name: str, outcome: Any = None, listed: bool = True) -> None:
-        """Ends a step: everything that was called since the last one belongs to it.
+        """Ends a step and adds to it all calls recorded since the previous step ended.
 
-        ``listed``: whether what PodResources says then is always the same.
+        ``listed``: whether to record the PodResources response; False if it differs from run to run.
         """
         found: dict[str, Any] = {"step": name, "calls": self.plugin.take()}
         if outcome is not None:
@@ -68,7 +69,10 @@ class Story:
         self.steps.append(found)
 
     def checkpoint(self) -> list[dict[str, Any]]:
-        """Who holds what by the kubelet's file, which is written at some moments and not at others."""
+        """Returns the device ids of each container by the kubelet's checkpoint file, which may be older than its state.
+
+        The kubelet writes the file only at some events.
+        """
         path = self.kubelet.folder / "kubelet_internal_checkpoint"
         entries = json.loads(path.read_text())["Data"]["PodDeviceEntries"] or [] if path.exists() else []
         found = [
@@ -79,7 +83,10 @@ class Story:
         return sorted(found, key=lambda one: (sorted(map(tuple, one["ids"].values())), one["container"]))
 
     def offered(self, count: int) -> None:
-        """Both to pods and by PodResources: what the API server knows may be of before a restart."""
+        """Waits until the kubelet offers ``count`` devices both to pods and by PodResources.
+
+        The number at the API server alone does not suffice: it may date from before a restart.
+        """
         until(lambda: len(self.plugin.allocatable()) == self.kubelet.allocatable() == count, f"{count} devices offered")
 
     def pod(self, name: str, count: int = 1, init_container: bool = False, step: str = "") -> None:
@@ -131,7 +138,7 @@ class Story:
 
             kubelet.restart()
             plugin.stop()
-            # It lists no pod until it has heard from the API server which ones are its own.
+            # After a restart the kubelet lists no pod until the API server has sent it the pods of its node.
             self.step("the kubelet starts anew", listed=False)
             plugin.serve()
             refused = plugin.register()
@@ -148,7 +155,7 @@ class Story:
 
 
 def differences(expected: list[dict[str, Any]], found: list[dict[str, Any]]) -> list[str]:
-    """Step by step, in words; empty where the traces are one."""
+    """Returns a text for each difference between two traces, compared step by step; [] if they are equal."""
     out = []
     for one, other in zip(expected, found):
         for key in sorted(set(one) | set(other)):
