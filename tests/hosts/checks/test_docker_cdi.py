@@ -143,9 +143,9 @@ def test_kubelet_is_not_offered_what_docker_runs(told: Node, tenant: str) -> Non
     def health() -> str:
         return next(one["health"] for one in slices(told) if one["id"] == tenant)
 
-    until(lambda: health() == "Unhealthy", "the kubelet's list without the slice")
+    until(lambda: health() == "Unhealthy", "an unhealthy slice while docker uses it")
     told.run("docker", "rm", "--force", "vgpu-tenant")
-    until(lambda: health() == "Healthy", "the kubelet's list with the slice again")
+    until(lambda: health() == "Healthy", "a healthy slice after docker's container is removed")
 
 
 def test_second_run_changes_nothing(told: Node) -> None:

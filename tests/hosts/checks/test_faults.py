@@ -219,7 +219,7 @@ def test_killed_anywhere_and_run_again_it_ends_the_same(undisturbed: tuple[Ended
                 # that waits). Then the host must be complete.
                 found = differences(expected, look(node))
                 assert found == {}, (
-                    f"{told(points)}\nthe last run reported success, but the host differs:\n{json.dumps(found, indent=1)}"
+                    f"{told(points)}\nthe run reported success, but the host differs:\n{json.dumps(found, indent=1)}"
                 )
                 break
         (ROOT / ".build" / "faults.json").write_text(

@@ -179,13 +179,19 @@ def test_slice_is_used_on_one_side_only(node, image, served):
     assert started.returncode == 0, started.stderr
     try:
         endpoint = node.kubelet.endpoints[RESOURCE]
-        until(lambda: endpoint.devices[slice_id].health == "Unhealthy", "the kubelet's list without the slice")
+        until(
+            lambda: endpoint.devices[slice_id].health == "Unhealthy",
+            "an unhealthy slice at the kubelet while podman uses it",
+        )
         assert sum(one.health == "Healthy" for one in endpoint.devices.values()) == SPLIT - 1
         with pytest.raises(PodError, match="used by a container outside Kubernetes"):
             node.kubelet.run_pod("late", ids=[slice_id])
     finally:
         podman("rm", "--force", "--time=0", name, check=False)
-    until(lambda: endpoint.devices[slice_id].health == "Healthy", "the kubelet's list with the slice again")
+    until(
+        lambda: endpoint.devices[slice_id].health == "Healthy",
+        "a healthy slice at the kubelet after podman's container is removed",
+    )
     node.kubelet.run_pod("holder", ids=[slice_id])
     refused = run(node, image, [mine], HOLDER)
     assert (refused.returncode != 0, "context 0" in refused.stdout) == (True, False), refused.stdout + refused.stderr
