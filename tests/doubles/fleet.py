@@ -61,7 +61,8 @@ RUNNING = {
 }
 # done: in the desired state; bare: nothing installed; behind: the library is one version old; broken: like behind, and
 # daemon.json is unreadable; spoiled: the record of former settings is unreadable; busy: a restart of docker would stop
-# containers; held and claimed: containers use slices; unproven: the isolation check fails after the upgrade.
+# containers; held: a docker container uses a slice; claimed: claims use slices; unproven: the isolation check fails
+# after the upgrade.
 KINDS = ("done", "bare", "behind", "broken", "spoiled", "busy", "held", "claimed", "unproven")
 RECORD = "/var/lib/vgpu/baseline/daemon.json"
 SPOILED = f"{RECORD}: expected the record of former settings in JSON, found line 1"

@@ -33,9 +33,9 @@ class Node:
     def __init__(self, folder: Path) -> None:
         self.folder, self.log = folder, folder / "log"
         # `podman system reset` also deletes the folder of podman's state, which the store records at its first use.
-        # At its default path that is the machine's own state, and podman would lose every running container,
-        # simulated hosts too. Root's networks belong to no store, and a reset deletes all that it finds, so they get
-        # a separate folder too.
+        # At its default path that folder has the machine's own state, and podman would lose every running container,
+        # including simulated hosts. A reset also deletes root's networks, which belong to no store, so the test's
+        # networks have a separate folder.
         self.store = ["--root", f"{folder}/store", "--runroot", f"{folder}/run", "--tmpdir", f"{folder}/tmp"]
         self.store += ["--network-config-dir", f"{folder}/networks"]
         self.engine = self.program("engine", LOGGED.format(who="node", log=self.log, options=" ".join(self.store)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""site.yml on converged nodes: it changes nothing, reports no change, and makes two remote calls a host."""
+"""Runs site.yml on converged nodes: the run changes nothing, reports no change, and makes two remote calls per host."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""site.yml on a host that can reach only a mirror of its site.
+"""Runs site.yml on a host that can reach only a mirror of its site.
 
-First come faults of the mirror, the disk and apt: the message names host and step, and the host is unchanged. Then
-the same host goes from bare to verified. The rows depend on their order: each leaves the host as it found it, and the
-last one repairs what is left.
+First come faults of the mirror, the disk and apt: the message names host and step, and the host is unchanged. Then the
+same host goes from bare to verified. The tests depend on their order: each test of a fault restores the host, and the run after the killed apt repairs what is left.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A finished node without Kubernetes loses files, services or GPUs while a container of docker works in a slice.
 
-Each row: what is lost, the messages that an operator sees, and the commands of the repair. In all rows the container
-keeps its limit, no other container gets its slice, and the node is well after the row. Memory is read from the
+Each case has a loss, the messages that an operator sees, and the commands of the repair. In all cases the container
+keeps its limit, no other container gets its slice, and the node is healthy afterwards. Memory is read from the
 simulated driver's accounts and from inside the container; docs/operations.md, "When something is lost", has the rows
 by symptom.
 """

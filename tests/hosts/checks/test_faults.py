@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""site.yml, killed at random moments of random tasks and run again: the final state equals that of an undisturbed
+"""Kills site.yml at random moments of random tasks and runs it again. The final state must equal that of an undisturbed
 run, without a lock or a partial file.
 
 Each kill hits the controller (SIGKILL of ansible-playbook; its processes on the host run on, and the next run meets

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node set up by site.yml, inspected from outside: dpkg, systemd, docker, the kubelet's checkpoint, the simulated
-driver's own accounting. No module or role of the collection is used."""
+"""Inspects a node that site.yml set up, from outside: with dpkg, systemd, docker, the kubelet's checkpoint and the
+simulated driver's own accounts. No module or role of the collection is used."""
 
 from __future__ import annotations
 

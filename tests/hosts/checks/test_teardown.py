@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""teardown.yml on a finished node, compared with a host that site.yml never touched. Runs last: the host is bare
+"""Runs teardown.yml on a finished node and compares the node with a host that site.yml never changed. Runs last: the
+host is bare
 afterwards."""
 
 from __future__ import annotations

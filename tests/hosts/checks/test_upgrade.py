@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""upgrade.yml on nodes with running work: a good version disturbs nothing, a bad one is rolled back, and unused
-versions are removed. The tests depend on each other, as upgrades do."""
+"""Runs upgrade.yml on nodes with running work: a good version disturbs nothing, a bad version is rolled back, and
+unused versions are removed. The tests depend on each other, as upgrades do."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 """The hardware of a simulated host before any role runs: the simulated driver, its GPUs' device nodes, a kubelet
 double.
 
-podman unpacks the files as one archive into the container before its first boot, so that the host finds its hardware
-as a real one does. Only placing the driver before NVIDIA's libraries needs a command (`ldconfig`, after boot).
+podman unpacks the files as one archive into the container before its first boot, so the host has its hardware at boot,
+like a real host. Only placing the driver before NVIDIA's libraries needs a command (`ldconfig`, after boot).
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
 hook sets a limit, and a program that bypasses the library stays within the limit. The driver is simulated, its control
 groups are the kernel's own.
 
-The hosts of the tests have version 2 of control groups next to version 1, and neither controller: the root of the
-hierarchy is an option everywhere. Containers are of podman and runc, or, where the runtime is not what is tested, a
-process in a group of its own and a bundle with the mounts of the CDI file.
+The test machines have version 2 of control groups next to version 1 and have neither of the controllers misc and dmem,
+so the tests pass the root of the hierarchy as an option. Containers are of podman and runc. Tests in which the runtime does not matter use a process in a new group and a bundle with the mounts of the CDI file.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A tenant tries to change the mounts of its allocation, in containers of a real runc with a real plugin's response.
 
-Each attempt ends in one of three ways: the kernel refuses it and the limit holds; the library refuses a context and
-states why; or the process has no library or reads forged files, which the node's watcher must find.
+Each attempt ends in one of three ways: the kernel refuses the attempt and the limit holds; the library refuses to
+create a context and states why; or the process has no library or reads forged files, which the node's watcher must
+find.
 """
 
 from __future__ import annotations
