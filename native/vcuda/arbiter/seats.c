@@ -14,8 +14,8 @@
 
 /* A tenant without a seat counts as working for this time after its last launch. */
 #define AT_WORK_NS (100 * MS)
-/* Maximum number of a tenant's waiting threads that the arbiter wakes; they wake the others. Waking thousands of
- * threads would delay another tenant's turn. */
+/* Maximum number of a tenant's waiting threads that the arbiter wakes; these threads wake the other waiting threads.
+ * Waking thousands of threads would delay another tenant's turn. */
 #define WAKE_MOST 64
 
 /* --- seats ------------------------------------------------------------------------------------------------ */
@@ -70,9 +70,9 @@ static unsigned unlimited(const struct gpu *gpu)
 }
 
 /*
- * Returns the seat of the tenant that has rested longest; -1: none rests. A tenant in debt keeps its seat until the
- * debt is worked off, because only this schedule knows the debt. The last tenant without a limit also keeps its seat:
- * while it exists, elapsed time belongs to no single tenant.
+ * Returns the seat of the tenant that has rested longest; -1: none rests. A tenant with negative credit keeps its seat
+ * until its credit is 0 again, because only this schedule knows the credit. The last tenant without a limit also keeps
+ * its seat: while it exists, elapsed time belongs to no single tenant.
  */
 static int resting(const struct gpu *gpu)
 {

@@ -2,7 +2,8 @@
 """Runs site.yml on a host that can reach only a mirror of its site.
 
 First come faults of the mirror, the disk and apt: the message names host and step, and the host is unchanged. Then the
-same host goes from bare to verified. The tests depend on their order: each test of a fault restores the host, and the run after the killed apt repairs what is left.
+same host goes from bare to verified. The tests depend on their order: each test of a fault restores the host, and the
+run after the killed apt repairs what is left.
 """
 
 from __future__ import annotations

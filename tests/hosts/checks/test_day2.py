@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A finished node without Kubernetes loses files, services or GPUs while a container of docker works in a slice.
+"""Damages files, services or GPUs of a finished node without Kubernetes while a docker container works in a slice.
 
 Each case has a loss, the messages that an operator sees, and the commands of the repair. In all cases the container
 keeps its limit, no other container gets its slice, and the node is healthy afterwards. Memory is read from the
-simulated driver's accounts and from inside the container; docs/operations.md, "When something is lost", has the rows
-by symptom.
+simulated driver's accounts and from inside the container; docs/operations.md, "When something is lost", has the rows by
+symptom.
 """
 
 from __future__ import annotations

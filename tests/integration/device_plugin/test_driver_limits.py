@@ -4,7 +4,8 @@ hook sets a limit, and a program that bypasses the library stays within the limi
 groups are the kernel's own.
 
 The test machines have version 2 of control groups next to version 1 and have neither of the controllers misc and dmem,
-so the tests pass the root of the hierarchy as an option. Containers are of podman and runc. Tests in which the runtime does not matter use a process in a new group and a bundle with the mounts of the CDI file.
+so the tests pass the root of the hierarchy as an option. Containers are of podman and runc. Tests in which the runtime
+does not matter use a process in a new group and a bundle with the mounts of the CDI file.
 """
 
 from __future__ import annotations
