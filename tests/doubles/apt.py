@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An in-memory apt whose package lists follow its source files, and a host that installs package sets with it."""
+"""A double of apt whose package lists depend on its source files, and a host that installs package sets with the
+double."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.packages.apt_set import
 
 DEBIAN = "Types: deb\nURIs: http://m.test/debian\nSuites: bookworm\nComponents: main\nSigned-By: /k.gpg\n"
 
-# A text in a source file → the packages that this source offers → the dependencies installed with each package.
+# Maps a text in a source file to the packages that this source offers; maps each package to the dependencies that apt
+# installs with it.
 WORLD: dict[str, dict[str, list[str]]] = {
     "Components: main": {"docker.io": ["runc", "containerd"], "runc": [], "containerd": []},
     "non-free": {"nvidia-smi": ["libnvidia-ml1"], "libnvidia-ml1": []},

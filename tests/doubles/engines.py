@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scripts that replace the clients of docker, podman and containerd, and run ids for leftovers of isolation checks."""
+"""Creates scripts that replace the clients of docker, podman and containerd. Also defines run ids of isolation checks
+that have ended, for tests of leftovers."""
 
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import (
 )
 
 OURS = run_id.own()
-DEAD = f"{2**22 + 1}.7.{OURS.split('.')[2]}"  # this pid is above the greatest pid of Linux, so the run is dead
-BEFORE = f"{os.getpid()}.{OURS.split('.')[1]}.000000000000"  # a run before a reboot, with this process's pid
-FORMER = f"{os.getpid()}.1.{OURS.split('.')[2]}"  # a run of an earlier process of this boot that had the same pid
+DEAD = f"{2**22 + 1}.7.{OURS.split('.')[2]}"  # an ended run: its pid is above the maximum pid of Linux
+BEFORE = f"{os.getpid()}.{OURS.split('.')[1]}.000000000000"  # an ended run of an earlier boot, with this process's pid
+FORMER = f"{os.getpid()}.1.{OURS.split('.')[2]}"  # an ended run of this boot, whose process had this process's pid
 
 
 def clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict]:
@@ -56,7 +57,8 @@ def clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., di
 
 
 def record(engine: str = "docker", mark: str = DEAD) -> str:
-    """Writes the record that a check leaves if it is killed while it uses an engine; returns the record's path."""
+    """Writes the record that an isolation check leaves if it is killed while it uses an engine; returns the record's
+    path."""
     path = Path(f"{leftovers.RECORDS}{engine}-{mark}")
     path.parent.mkdir(exist_ok=True)
     path.write_text("")

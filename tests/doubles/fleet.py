@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fleet that consists only of an inventory and a table of answers, and a measured run of a playbook on this fleet.
+"""Simulates a fleet with an inventory and a table of module results, and measures runs of playbooks on this fleet.
 
 The collection computes the desired state from the inventory. The double derives from that the state of a finished host
 (``done``) and of hosts that differ from the desired state.
@@ -34,7 +34,7 @@ GPUS = [{"index": n, "uuid": f"GPU-{n}", "model": "Tesla T4", "memory_mib": 1536
 # Package names are set explicitly: modules would choose them per host, and no module runs here.
 VARIABLES: dict[str, Any] = {
     "ansible_connection": "table",
-    "table_group": "t4",  # the default; the controller uses this group too
+    "table_group": "t4",  # the default; the controller is in this group too
     "ansible_python_interpreter": "/usr/bin/python3",
     "vgpu_sharing": "vcuda",
     "container_runtime_engine": "docker",
@@ -61,7 +61,8 @@ RUNNING = {
 }
 # done: in the desired state; bare: nothing installed; behind: the library is one version old; broken: like behind, and
 # daemon.json is unreadable; spoiled: the record of former settings is unreadable; busy: a restart of docker would stop
-# containers; held and claimed: containers use slices; unproven: the isolation check fails after the upgrade.
+# containers; held: a docker container uses a slice; claimed: claims use slices; unproven: the isolation check fails
+# after the upgrade.
 KINDS = ("done", "bare", "behind", "broken", "spoiled", "busy", "held", "claimed", "unproven")
 RECORD = "/var/lib/vgpu/baseline/daemon.json"
 SPOILED = f"{RECORD}: expected the record of former settings in JSON, found line 1"
@@ -79,12 +80,13 @@ class Run:
     counts: dict[str, dict[str, int]]
 
     def tasks(self, host: str) -> int:
-        """Tasks that this host ran or skipped."""
+        """Returns the number of tasks that this host ran or skipped."""
         return sum(self.counts[host][key] for key in ("ok", "skipped", "failed", "unreachable", "rescued"))
 
 
 class Fleet:
-    """Hosts that answer from a table. ``like``: a fleet with the same variables, whose table this fleet reuses."""
+    """Hosts whose modules return results from a table. ``like``: a fleet with the same variables, whose table this
+    fleet reuses."""
 
     def __init__(self, folder: Path, hosts: int, like: Fleet | None = None, **variables: Any) -> None:
         self.folder = folder
@@ -93,7 +95,7 @@ class Fleet:
         self.names = [f"gpu-{number:04}" for number in range(1, hosts + 1)]
         members = dict(zip(GROUPS, (self.names[0::2], self.names[1::2])))
         children = {name: {"hosts": dict.fromkeys(found)} for name, found in members.items()}
-        # The controller has table answers too, so that its builds do not count in the measured run.
+        # The controller's modules return results from the table too, so that no build counts in the measured run.
         inventory = {"all": {"hosts": {"localhost": None}, "children": {"gpu_nodes": {"children": children}}}}
         self.write("hosts.yml", inventory)
         self.write("group_vars/all.yml", {**VARIABLES, "vcuda_cache": str(folder), **variables})
@@ -112,7 +114,8 @@ class Fleet:
         self.write(f"host_vars/{name}.yml", variables)
 
     def answers(self) -> None:
-        """Writes the table of answers, from the desired state that the collection computes for a host of each group."""
+        """Writes the table of module results, from the desired state that the collection computes for a host of each
+        group."""
         roles = [{"role": f"vgpu.fleet.{role}", "tags": ["never"]} for role in ROLES]
         tasks = [
             {"name": "want", "vgpu.fleet.desired_state": {}, "register": "found"},
@@ -139,13 +142,13 @@ class Fleet:
         (self.folder / "table.json").write_text(json.dumps(table))
 
     def run(self, playbook: str, kind: str, *options: str, **environment: str) -> Run:
-        """Run a playbook on freshly reset hosts of this kind. An empty ``kind`` uses each host's own kind."""
+        """Resets the hosts to this kind and runs a playbook on them. An empty ``kind`` keeps each host's own kind."""
         for note in (self.folder / "notes").iterdir():
             note.unlink()
         return self.again(playbook, *(["-e", f"table_kind={kind}"] if kind else []), *options, **environment)
 
     def again(self, playbook: str, *options: str, **environment: str) -> Run:
-        """Run a playbook on the hosts as earlier runs left them."""
+        """Runs a playbook on the hosts in the state that earlier runs left."""
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = self.call(str(ROOT / "playbooks" / playbook), *options, **environment)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -176,7 +179,7 @@ class Fleet:
 
 
 def recap(output: str) -> dict[str, dict[str, int]]:
-    """Host → {"ok": 12, "changed": 0, …}, from the last lines of a run."""
+    """Returns host → {"ok": 12, "changed": 0, …}, from the last lines of a run's output."""
     rows = re.findall(r"^(\S+)\s+: (ok=\d+ .*)$", output, re.MULTILINE)
     return {host: {key: int(n) for key, n in re.findall(r"(\w+)=(\d+)", row)} for host, row in rows}
 

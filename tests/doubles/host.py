@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Doubles of hosts: the files lie in a folder, and the programs return canned output."""
+"""Doubles of hosts whose files lie in a folder and whose programs return fixed output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def write(root: Path, path: str, text: str = "") -> Path:
 
 
 def host(root: Path, files: dict[str, str] | None = None, answers: dict[str, Answer] | None = None) -> Host:
-    """Returns a host with these files (path → text) and programs (command line or program name → answer)."""
+    """Returns a host with these files (path → text) and programs (command line or program name → output)."""
     for path, text in (files or {}).items():
         write(root, path, text)
     given = answers or {}
@@ -34,7 +34,8 @@ def host(root: Path, files: dict[str, str] | None = None, answers: dict[str, Ans
 
 
 class Killed(BaseException):
-    """Simulates SIGKILL: after it, every command raises it again, also a command in a ``finally`` block."""
+    """Simulates SIGKILL. After this exception, every further command raises it again, also a command in a ``finally``
+    block."""
 
 
 class Machine:

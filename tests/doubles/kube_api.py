@@ -76,7 +76,7 @@ class Cluster:
         self.keeps: Callable[[Object], Object] = lambda sent: sent  # maps a posted or put object to the stored object
         self.closed = threading.Event()
         self._applied: dict[str, Object] = {}
-        self._log: list[tuple[int, str, str, Object]] = []  # version, type, path, object
+        self._log: list[tuple[int, str, str, Object]] = []  # events: (version, type, path, object)
         self._ended, self._end_code = 0, 0
         self._changed = threading.Condition(threading.RLock())
 

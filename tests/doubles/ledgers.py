@@ -39,7 +39,8 @@ def _put(data: bytearray, base: int, table: Any, name: str, *values: int) -> Non
 
 @st.composite
 def forged(draw: st.DrawFn) -> bytes:
-    """Draws a ledger: a valid or invalid header, arbitrary slot values, random bytes overwritten, any length."""
+    """Draws the bytes of a ledger: a valid or invalid header, arbitrary slot values, random overwritten bytes, any
+    length."""
     uuids = draw(st.sampled_from(([UUID], [], ["GPU-x", UUID], [UUID] * 16)))
     data = bytearray(abi_files.pack_ledger(uuids, draw(st.sampled_from(("aaaa", "bbbb", "")))))
     _put(data, 0, fields.LEDGER_FIELDS, "slot_high", draw(st.sampled_from((0, 1, 1024, 0xFFFFFFFF))))
@@ -64,11 +65,12 @@ def forged(draw: st.DrawFn) -> bytes:
 
 
 LEDGERS = st.one_of(st.binary(max_size=4096), forged())
-# Successive ledger contents, the next at each query of the driver: a tenant may write while the watcher reads.
+# Draws successive contents of a ledger. Each query of the driver changes to the next content, because a tenant may
+# write while the watcher reads.
 CHANGING = st.lists(LEDGERS, min_size=1, max_size=3)
 PAGES = st.one_of(st.binary(max_size=4096), st.binary(max_size=64).map(abi_files.pack_tenant_page([UUID]).__add__))
 HELD = st.sets(SLOTS, max_size=4)
-# Driver-reported memory of one to four processes, in bytes.
+# Draws the memory of one to four processes, in bytes, as the driver reports it.
 USED = st.lists(
     st.one_of(st.integers(0, 2 * LIMIT), st.sampled_from((0, MIB, LIMIT, 2 * LIMIT, 3 * LIMIT))), min_size=1, max_size=4
 )
@@ -80,7 +82,8 @@ def allowed(used: list[int]) -> int:
 
 
 class Attack:
-    """A container that writes arbitrary data into its files, next to an honest container, under the policy ``end``."""
+    """A node under the policy ``end``, with a container that writes arbitrary data into its files and an honest
+    container."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -106,7 +109,8 @@ class Attack:
             self.node.folder = own
 
     def write(self, ledgers: list[bytes], page: bytes, held: set[int], imports: bool) -> None:
-        """Writes the ledgers and the tenant page; takes the locks of a process with these slots and with imports."""
+        """Writes the ledgers and the tenant page, and takes the locks of a process that uses these slots and imports
+        memory."""
         path = self.node.folder / "rw" / "ledger"
         images: Iterator[bytes] = iter(ledgers)
 
@@ -138,9 +142,9 @@ class Attack:
         limited = [one for one in state.findings if one.suspicion.reason == rule.MEMORY and one.suspicion.limited]
         assert state.fault == ""
         assert all(one.allocation == self.node.allocation for one in state.findings), (
-            "the honest neighbour is not named"
+            "the watcher named the honest neighbour"
         )
-        assert 30 not in self.node.ender.asked, "nor ended"
+        assert 30 not in self.node.ender.asked, "the watcher ended the honest neighbour"
         if sum(used) > allowed(used):
             (one,) = limited
             assert (one.suspicion.found, one.suspicion.accounted) == (sum(used), LIMIT)

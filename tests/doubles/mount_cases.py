@@ -123,7 +123,7 @@ MAP = {"name": "map", "subPath": "limits"}
 BLOCK = {"volumeDevices": [{"name": "block", "devicePath": "/dev/vgpu/0"}]}
 PLAIN = {"volumeDevices": [{"name": "block", "devicePath": "/dev/xvda"}]}
 
-# columns: the case, the pod, its conflicts as (container, mount path, product path)
+# columns: label, the pod, the pod's conflicts as (container, mount path, product path)
 PODS = [
     ("no container requests a GPU", pod(container("main", None, "/dev/vgpu")), []),
     ("another resource", pod(container("main", {"cpu": "1", "example.com/gpu": "1"}, "/dev/vgpu")), []),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVML doubles of a driver with a few Tesla T4: one for the modules' reader (``Reader``) and one for the binding
-``pynvml`` (``Pynvml``). A test can make calls fail with chosen error codes.
+"""Doubles of NVML on a host with a few Tesla T4: ``Reader`` replaces the modules' NVML reader, ``Pynvml`` replaces the
+binding ``pynvml``. A test can make calls fail with chosen error codes.
 """
 
 from __future__ import annotations

@@ -55,7 +55,8 @@ class Proc:
 
 
 def of_slice(root: Path) -> str:
-    """Makes a /proc with processes 10 and 11 in a slice and process 20 on the host; process 30 does not exist."""
+    """Creates a fake /proc with processes 10 and 11 in a slice and process 20 on the host; process 30 does not
+    exist."""
     proc = Proc(root)
     for pid in (10, 11, 20):
         proc.add(pid, mnt=HOST_MNT if pid == 20 else "mnt:[9]", name=f"way-{pid}")

@@ -49,7 +49,7 @@ def record(allocation: str, library: str = "", kind: str = KUBELET, **limits: An
 
 
 class Card:
-    """A driver that returns the processes and utilisation that the test sets."""
+    """A double of the driver that returns the processes and the utilisation that the test sets."""
 
     def __init__(self) -> None:
         self.running: dict[str, dict[int, int | None]] = {}
@@ -138,7 +138,7 @@ class Watched:
         known: bool = True,
         space: int = 77,
     ) -> int:
-        """Writes a slot and takes its lock as a live process does; returns the open descriptor.
+        """Writes a slot of the ledger and takes the slot's lock as a live process does; returns the open descriptor.
 
         ``known``: raise slot_high above this slot. ``alive``: take the lock.
         """
@@ -167,7 +167,7 @@ class Watched:
 
 
 class Ends:
-    """Records the processes that the watcher wants to terminate."""
+    """Records the processes that the watcher terminates, and terminates none."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A controller like a new user's: the artefact in an empty environment with only ansible-core, a project that holds
-only an inventory, and one simulated host, reached through Ansible's built-in ssh connection.
+"""Provides a controller like a new user's: the artefact in an empty environment with only ansible-core, a project that
+has only an inventory, and one simulated host that Ansible's built-in ssh connection reaches.
 
 --core=2.16 chooses another ansible-core than 2.19. --core-python=/usr/bin/python3.13 chooses the Python to install it
 for. --release=trixie runs the controller in a container of another Debian release.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A controller like a new user's: an empty environment with only ansible-core, and a project with an inventory.
+"""Makes a controller like a new user's: an empty environment with only ansible-core, and a project with an inventory.
 
 The controller runs on this machine or in a container of another Debian release, made from the image of the simulated
 hosts of that release. The simulated hosts always run on this machine: the container calls this machine's podman.
@@ -61,7 +61,7 @@ exec /usr/bin/nsenter -t {pid} -m -- /usr/bin/env PATH=/usr/sbin:/usr/bin:/sbin:
 
 @dataclass
 class Played:
-    """How a playbook ended: its status, all that it printed, and the counters of the host."""
+    """The result of a playbook's run: its exit status, its whole output, and the host's counters in the recap."""
 
     code: int
     output: str
@@ -135,7 +135,7 @@ class Controller:
         return done.returncode, done.stdout
 
     def expect(self, *words: str) -> str:
-        """The output of a program that must not fail."""
+        """Runs a program in the project folder and returns its output; fails the test if the program fails."""
         code, output = self.call(list(words))
         assert code == 0, f"{shlex.join(words)}: {output}"
         return output
@@ -163,9 +163,10 @@ class Controller:
 
 @contextmanager
 def root_of(release: str, *folders: Path) -> Iterator[str]:
-    """Runs a container of this release's image with these folders mounted at the same paths; yields its name."""
+    """Runs a container of this Debian release's image, with these folders mounted at the same paths; yields the
+    container's name."""
     name = f"vgpu-{PROJECT}-controller"
-    simpodman.podman("rm", "--force", "--ignore", name)  # left by an interrupted run
+    simpodman.podman("rm", "--force", "--ignore", name)  # an interrupted run may have left this container
     mounts = [f"--volume={one}:{one}" for one in folders]
     # The container shares this machine's namespaces, so that it reaches the same simulated hosts.
     words = ["run", "--detach", f"--name={name}", "--privileged", "--pid=host", "--network=host", "--cgroupns=host"]

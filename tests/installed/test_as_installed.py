@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A new user's steps: install the artefact, run site.yml as a dry run, then twice for real, another split, an upgrade,
-and teardown. The controller has no compiler, no make, no pip and no index. The tests build on each other."""
+"""Follows a new user's steps: install the artefact, run site.yml as a dry run and then twice for real, set another
+split, upgrade, and tear down. The controller has no compiler, no make, no pip and no package index. The tests depend on
+each other."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ import pytest
 from conftest import Node, artefact_in
 from controller import ROOT, Controller
 
-# The simulated host has two T4.
+# The simulated host has two T4 GPUs.
 CARDS = 2
 
 

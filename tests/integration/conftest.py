@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs playbooks against hosts that are this machine, which is read and never changed."""
+"""Runs playbooks against inventory hosts that all are this machine. The playbooks only read this machine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Run:
 
 
 class Workplace:
-    """An inventory and a playbook in a folder of their own."""
+    """A folder with an inventory and a playbook, which the test runs there."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -36,7 +36,7 @@ class Workplace:
         (folder / "host_vars").mkdir()
 
     def hosts(self, groups: dict[str, list[str]]) -> None:
-        """Groups under gpu_nodes; every host is this machine."""
+        """Writes an inventory with these groups under gpu_nodes; every host is this machine."""
         local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
         children = {group: {"hosts": dict.fromkeys(hosts)} for group, hosts in groups.items()}
         self.write("hosts.yml", {"gpu_nodes": {"children": children, "vars": local}})

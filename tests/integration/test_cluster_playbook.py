@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cluster.yml on an API server in this process: mistakes are refused before any change, images are loaded on each node,
-and a second run changes nothing. tests/e2e/test_playbooks.py shows that the scheduler works."""
+"""Runs cluster.yml against an API server in this process: it refuses mistakes before any change, loads images on each
+node, and changes nothing in a second run. tests/e2e/test_playbooks.py shows that the scheduler works."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def person(place, cluster, tmp_path, monkeypatch):
             (place.folder / "host_vars" / f"{group}.yml").write_text(
                 yaml.safe_dump({"device_plugin_node_name": group, **variables})
             )
-        # The test must not use this machine's own folder for incoming files.
+        # The test must not write into the folder for incoming files of this machine.
         elsewhere = ["-e", json.dumps({"__scheduler_incoming": str(tmp_path / "incoming")})]
         return place.play(PLAYBOOK, *elsewhere, *options)
 
@@ -209,7 +209,7 @@ CLAIM_POLICY = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicie
 
 
 def test_claims_need_neither_the_scheduler_nor_an_image(person, cluster):
-    """A controller that cannot build images is enough."""
+    """The playbook runs on a controller that cannot build images."""
     bare = {"vgpu_allocation": "dra", "scheduler_image": "localhost/vgpu-scheduler:1", "scheduler_image_base": "none:1"}
     claims = {**bare, "scheduler_claims_resource": "nvidia.com/gpu", "scheduler_image_builder": "docker"}
     assert person("--check", **claims).code == 0 and cluster.writes == []
@@ -225,14 +225,15 @@ def test_claims_need_neither_the_scheduler_nor_an_image(person, cluster):
 
 
 def test_device_class_of_dialects_is_created_for_any_hosts(person, cluster):
-    """Hosts with claims may be in another play or join later; without the DeviceClass their pods would wait."""
+    """The DeviceClass is created even if no host of the play uses claims: hosts with claims may be in another play or
+    join later, and without the DeviceClass their pods would wait."""
     run = person(scheduler_claims=True)
     assert run.code == 0, run.output
     assert {CLASS, CLAIM_POLICY, DEPLOYMENT} <= set(cluster.objects)
 
 
 def test_hosts_with_and_without_claims_share_a_cluster(person, cluster):
-    """Node a1 uses claims, has no annotation of its GPUs, and needs none."""
+    """Node a1 uses claims, so it needs no annotation of its GPUs and has none."""
     cluster.put("/api/v1/nodes/a1", node("a1", made=False))
     run = person(group="a1", vgpu_allocation="dra", device_plugin_kubeconfig="/etc/kubernetes/kubelet.conf")
     assert run.code == 0, run.output

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulated hosts' nvidia-container-runtime compared with NVIDIA's own, on the same bundle and CDI specification.
+"""Compares the simulated hosts' nvidia-container-runtime with NVIDIA's own program, on the same bundle and CDI
+specification.
 
 NVIDIA's program is built from its Go module (tests/hosts/packages/twin, versions and digests pinned). The build needs
 Go 1.22 and a reachable module proxy; without them the comparison is skipped with a message.
@@ -132,7 +133,7 @@ def start(command: list[str], host: Path, folder: Path) -> tuple[int, dict[str, 
         text=True,
         check=False,
     )
-    # The two programs use different folders, so the folder's name is removed.
+    # Each program runs in its own folder, so the folder's name is removed before the comparison.
     heard = reached.read_text().replace(str(folder), "").split() if reached.exists() else []
     return done.returncode, json.loads((folder / "config.json").read_text()), heard
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dashboards' own queries, on a real Prometheus with an hour of the exporters' metrics: every panel shows data,
-and the pictures in the docs match these results."""
+"""Runs the dashboards' own queries on a real Prometheus that has an hour of the exporters' metrics. Every panel must
+show data, and the pictures in the docs must match the results."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_every_panel_query_returns_series(answers, made):
 
 @pytest.mark.parametrize("made", tool.dashboards.DASHBOARDS, ids=lambda one: one.file)
 def test_panel_legends_are_unique(answers, made):
-    """The legend must distinguish two replicas or two nodes, or the query must sum them."""
+    """A panel's legend must distinguish two replicas or two nodes, or its query must sum them."""
     for panel, lines in zip(made.panels, answers[made.file], strict=True):
         names = [name for name, _points in lines]
         assert sorted(set(names)) == sorted(names), panel.title
@@ -46,7 +46,7 @@ def test_panel_legends_are_unique(answers, made):
 
 @pytest.mark.parametrize("made", tool.dashboards.DASHBOARDS, ids=lambda one: one.file)
 def test_pictures_match_the_query_results(answers, made):
-    """Releases of Prometheus may differ in a number's last digit, but not in the shape."""
+    """Only the pictures' shape must match, because a number's last digit may differ between releases of Prometheus."""
     picture = (ROOT / "docs" / tool.name_of(made)).read_text()
     again = tool.picture(made, answers[made.file])
     assert len(again.splitlines()) == len(picture.splitlines()), (

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests of the roles device_plugin and verify to a cluster for several hosts together: one host sends them,
-exactly for the hosts that reach the task, and no host continues after a failure. No cluster exists: the error message
-names the requesting host."""
+"""The roles device_plugin and verify send requests to a cluster for several hosts together. One host sends each
+request, exactly for the hosts that reach the task, and no host continues after a failure. Most tests have no cluster:
+the error message names the host that sent the request."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ COMMON = {
     "device_plugin_version": "1",
 }
 CAME = [
-    # columns: hosts that reach the tasks, kubeconfig of each group, for each kubeconfig the hosts that stop (the
-    # first sends the request)
+    # columns: hosts that reach the tasks, kubeconfig of each group, hosts that stop for each kubeconfig (the first of
+    # these hosts sends the request)
     (["a1", "a2", "b1", "b2"], {"a": "/none/one", "b": "/none/one"}, {"/none/one": ["a1", "a2", "b1", "b2"]}),
     (["b1", "b2"], {"a": "/none/one", "b": "/none/one"}, {"/none/one": ["b1", "b2"]}),
     (["a2", "b1"], {"a": "/none/one", "b": "/none/two"}, {"/none/one": ["a2"], "/none/two": ["b1"]}),
@@ -52,7 +52,8 @@ def test_first_reached_host_sends_the_request_for_all(place, tasks, came, files,
 
 @pytest.fixture
 def api(tmp_path):
-    """An API server with four nodes that stores applied objects. Yields (its kubeconfig, objects by path)."""
+    """Starts an API server with four nodes that stores applied objects. Yields (its kubeconfig, the stored objects by
+    path)."""
     with KubeApi() as api:
         for name in HOSTS:
             api.put(f"/api/v1/nodes/{name}", {"metadata": {"name": name}})
@@ -100,7 +101,7 @@ def test_first_reached_host_requests_the_removal(place, api):
     said = re.findall(
         r"^(?:changed|ok): \[(\w+) -> localhost\] => .*\"objects\": (\[[^]]*\])", run.output, re.MULTILINE
     )
-    # The DaemonSet twice, and the mount policy.
+    # There are three requests: two for the DaemonSet and one for the mount policy.
     assert len(said) == 3 and {host for host, _objects in said} <= {"a2", "b1"}, run.output
 
 
@@ -109,14 +110,16 @@ NAMES = [
     # columns: variables of the host, its node's name
     ({}, OWN_NAME),
     ({"preflight_plan": {"state": {"node": "asked-before"}}}, "asked-before"),
-    # as a task skipped by `when` leaves it
+    # a task that `when` skipped registers this result
     ({"preflight_plan": {"changed": False, "skipped": True}}, OWN_NAME),
     ({"device_plugin_node_name": "said"}, "said"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("variables", "name"), NAMES, ids=["alone", "after the preflight", "without it", "by the variable"]
+    ("variables", "name"),
+    NAMES,
+    ids=["without preflight", "after preflight", "after a skipped preflight", "set by the variable"],
 )
 @pytest.mark.parametrize("tasks", ["objects", "absent"])
 def test_node_name_follows_the_current_host_name(place, api, tasks, variables, name):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine that loads the device plugin's image, on a host with the facts of preflight and on a host without
-(teardown)."""
+"""The role finds the engine that loads the device plugin's image, both with the facts of preflight and without them (in
+a teardown)."""
 
 from __future__ import annotations
 

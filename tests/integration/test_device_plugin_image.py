@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The role's own image: built on the controller by a real podman, copied to a node and loaded there, by Ansible. The
-node is this machine with a separate image store; a program in sudo's place logs which commands ran as root."""
+"""The role builds its image on the controller with a real podman, copies the image to a node and loads it on the node.
+The node is this machine with a separate image store. A stand-in for sudo logs which commands ran as root."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ LOGGED = '#!/bin/sh\necho "{who} ${{VGPU_SUDO:-0}} $*" >>{log}\nexec podman {opt
 
 
 class Node:
-    """An image store next to the machine's own, and a log of every call of the engines."""
+    """A node with its own image store on this machine, and a log of every call of an engine."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.log = folder, folder / "log"
         # `podman system reset` also deletes the folder of podman's state, which the store records at its first use.
-        # At its default path that is the machine's own state, and podman would lose every running container,
-        # simulated hosts too. Root's networks belong to no store, and a reset deletes all that it finds, so they get
-        # a separate folder too.
+        # At its default path that folder has the machine's own state, and podman would lose every running container,
+        # including simulated hosts. A reset also deletes root's networks, which belong to no store, so the test's
+        # networks have a separate folder.
         self.store = ["--root", f"{folder}/store", "--runroot", f"{folder}/run", "--tmpdir", f"{folder}/tmp"]
         self.store += ["--network-config-dir", f"{folder}/networks"]
         self.engine = self.program("engine", LOGGED.format(who="node", log=self.log, options=" ".join(self.store)))
@@ -93,7 +93,7 @@ def bring(place, node: Node, version: str):
     }
     role = {"name": "vgpu.fleet.device_plugin", "tasks_from": "image"}
     step = {"name": "Bring", "ansible.builtin.import_role": role, "vars": given}
-    # As in site.yml, every task runs as root unless it states otherwise.
+    # As in site.yml, every task runs as root unless the task itself sets another user.
     return place.play([{"name": "Image", "hosts": "all", "gather_facts": False, "become": True, "tasks": [step]}])
 
 
@@ -103,7 +103,7 @@ def test_role_builds_copies_and_loads_its_image(place, node) -> None:
     assert first.code == 0, first.output
     asked = node.asked()
     assert {one for one in asked if one[0] == "node"} == {("node", "1", "image"), ("node", "1", "load")}
-    # On the controller no command runs as root: the user's own podman has the image.
+    # On the controller no command runs as root: the image is in the user's own podman.
     assert {one[1] for one in asked if one[0] == "controller"} == {"0"}
     assert ("controller", "0", "build") in asked
     former = node.image()["Id"]
@@ -120,7 +120,7 @@ def test_role_builds_copies_and_loads_its_image(place, node) -> None:
     assert node.asked() == {("node", "1", "image"), ("node", "1", "load")}
     assert node.image()["Id"] == former
 
-    # A new version takes over the name, and the image without a name is removed from the controller.
+    # The new image gets the name of the former image. The controller removes the former image, which has no name now.
     subprocess.run(["podman", *node.store, "image", "rm", TAG], capture_output=True, check=True)
     other = bring(place, node, "1.0-b")
     assert other.code == 0, other.output

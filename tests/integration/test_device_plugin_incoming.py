@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder for files that root runs or loads on a host: only root can write in the folder, before and during the
+"""Root runs or loads files from an incoming folder on a host. Only root may write in this folder, before and during the
 copy."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 VERSION = "1.0-incoming"
 ROOTS = "0:0 600 0:0 700"
-# Logs owner and mode of a file and of its folder.
+# A shell command that logs the owner and mode of a file and of its folder.
 NOTE = 'stat -c \'%u:%g %a\' "$file" "${file%/*}" | xargs >>'
 INSTALLER = """
 import os, subprocess, sys
@@ -31,7 +31,7 @@ open(os.path.join(folder, ".complete"), "w").close()
 
 @pytest.fixture
 def given(tmp_path: Path) -> dict:
-    """Variables of the role's steps: the archive exists, so nothing is built."""
+    """Returns variables for the role's steps. The archive exists already, so the role builds nothing."""
     log, cache = tmp_path / "log", tmp_path / "cache"
     cache.mkdir()
     python = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -160,7 +160,7 @@ def test_files_that_root_runs_belong_to_root(place, tmp_path, given, step):
     if "__device_plugin_incoming" in variables:
         assert variables["__device_plugin_incoming"].startswith("/var/lib/")
         given["__device_plugin_incoming"] = str(incoming)
-    # Files of a killed run, or of another user.
+    # Creates files that a killed run or another user left.
     incoming.mkdir(mode=0o755)
     for name in (f"vgpu-plugin-{VERSION}.pyz", f"vgpu-device-plugin-{VERSION}.tar"):
         (incoming / name).touch()

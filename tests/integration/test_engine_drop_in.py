@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our own drop-in file of CRI-O, with a stand-in for systemctl: an engine that fails with the new file runs with the
-former one."""
+"""Writes our drop-in file of CRI-O, with a stand-in for systemctl. If the engine fails with the new file, the former
+file is restored and the engine runs with it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules that need one or two calls for the work of several modules of Ansible: check, apply, repeat, undo, and the
-number of calls."""
+"""Tests modules that do the work of several Ansible modules in one or two remote calls: check mode, apply, repeat,
+undo, and the number of calls."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_several_files_need_one_call(place: Workplace, tmp_path: Path) -> None:
     (host / "etc").mkdir(parents=True)
     (host / "etc" / "old").write_text("before\n")
     (host / "etc" / "old").chmod(0o600)
-    # A partial file of a killed run.
+    # A killed run left this partial file.
     (host / "etc" / ".old.vgpu-new").write_text("hal")
     files = {str(host / "etc/old"): "after\n", str(host / "new/folder/file"): '{"a": 1}\n'}
     before = tree(host)
@@ -54,7 +54,8 @@ def test_several_files_need_one_call(place: Workplace, tmp_path: Path) -> None:
     assert (host / "etc/old").stat().st_mode & 0o777 == 0o600
     again = task(place, "node_files", {"files": files})
     assert (changed(again), again.calls) == (False, {"one": 1})
-    # Removes a file that matches the pattern and is no longer named; another owner's file that does not match stays.
+    # The module removes a file that matches the pattern and is no longer listed. A file of another owner does not match
+    # and stays.
     (host / "new/folder/theirs.yaml").write_text("theirs")
     (host / "new/folder/theirs.txt").write_text("theirs")
     exact = {"files": {}, "exact": [str(host / "new/folder/*.yaml")]}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Complete runs of site.yml and upgrade.yml, on hosts whose modules return results from a table: the plays and roles
-of each host, and the output, without this repository's ansible.cfg."""
+"""Runs site.yml and upgrade.yml completely, on hosts whose modules return results from a table. Checks the output and
+which plays and roles run for each host. The runs do not use this repository's ansible.cfg."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from doubles.fleet import ROOT, SPOILED, STOPS, Fleet, Run
 
-# Tasks of roles in the plan, which run only if the role changes something.
+# One task of preflight and of each tested role. A role's task runs only if the role changes something.
 READ = "vgpu.fleet.preflight : Read the host and plan"
 DEPLOYED = "vgpu.fleet.vcuda : Write the unit of the arbiter"
 PLUGIN = "vgpu.fleet.device_plugin : Switch to the version"
@@ -27,7 +27,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
 
 @pytest.fixture
 def fleet(tmp_path: Path, table: Fleet) -> Fleet:
-    """gpu-0001 and gpu-0003 of one group, then gpu-0002 and gpu-0004 of another: the inventory's order."""
+    """A fleet of two groups, in the inventory's order: gpu-0001 and gpu-0003, then gpu-0002 and gpu-0004."""
     return Fleet(tmp_path / "fleet", 4, table)
 
 
@@ -47,7 +47,7 @@ MOST_SKIPPED = 33
 NAMES = {f"gpu-000{number}" for number in range(1, 5)}
 
 
-# The first host has two more tasks, for all hosts.
+# The first host also runs two tasks on behalf of all hosts.
 @pytest.mark.parametrize(("playbook", "tasks"), [("site.yml", 4), ("upgrade.yml", 2)])
 @pytest.mark.parametrize("options", [[], ["--check"]])
 def test_run_without_changes_runs_few_tasks_and_skips_none(

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The module kube_node on a small API server over HTTP: cordon, evictions, disruption budgets, and uncordon."""
+"""Runs the module kube_node against a small API server over HTTP: cordon, evictions, disruption budgets, and
+uncordon."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ class Cluster(KubeApi):
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """A served cluster; its kubeconfig is in the test's folder."""
+    """Serves a cluster over HTTP; the cluster's kubeconfig is in the test's folder."""
     with Cluster() as cluster:
         write_kubeconfig(tmp_path / "kubeconfig", cluster.url)
         yield cluster
@@ -162,7 +163,7 @@ def test_unreachable_server_is_named(place: Workplace, cluster: Cluster) -> None
 
 @pytest.mark.parametrize("entry", ["drain", "release"])
 def test_host_without_a_name_drains_no_node(place: Workplace, cluster: Cluster, entry: str) -> None:
-    """The role is used without preflight, which would read the host's name."""
+    """Without preflight the role does not know the host's name, so it drains no node and fails."""
     cluster.pod("train", REPLICA_SET, gpu=True)
     told = {"steps": [STEPS[0][0]], "roles": ["nvidia_driver"], "outside": []}
     api = {"upgrade_kubeconfig": str(place.folder / "kubeconfig"), "preflight_plan": told}

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run without hosts does nothing and fails with a message, because a proof of nothing is no proof."""
+"""A run that matches no host does nothing and fails with a message; a success would look as if hosts had been
+checked."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One group variable sets the kubeconfig, and the device plugin finds the kubelet's own credentials."""
+"""One group variable sets the kubeconfig of all roles. Without a kubeconfig the device plugin uses the kubelet's own
+credentials."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The role preflight: it finds mistakes before any remote call, and names variable, group and host; then it plans."""
+"""The role preflight finds mistakes in variables before any remote call, and names the variable, the group and the
+host. Then it plans the run."""
 
 from __future__ import annotations
 
@@ -88,7 +89,7 @@ def test_message_names_the_group_with_precedence(place: Workplace) -> None:
 
 CONTESTED = [
     ({"t4": {"vgpu_split_count": 7}, "a100": {"vgpu_split_count": 4}}, {}, True),
-    # The same value, or another variable, is no conflict.
+    # Two groups that set the same value, or different variables, do not conflict.
     ({"t4": {"vgpu_split_count": 4}, "a100": {"vgpu_split_count": 4}}, {}, False),
     ({"t4": {"vgpu_split_count": 7}, "a100": {"vgpu_cores_scaling": 1}}, {}, False),
     # A child group, a host or a priority overrides a group, so there is no conflict.
@@ -175,7 +176,8 @@ def test_message_names_the_play(place: Workplace) -> None:
 
 
 def test_every_option_at_once_is_named_with_its_line(place: Workplace) -> None:
-    """One file sets a wrong value for each variable of each role's specification."""
+    """One file sets a wrong value for each variable of each role's specification; the message must name each variable's
+    line."""
     wrong = {}
     for path in sorted(ROOT.glob("roles/*/meta/argument_specs.yml")):
         for entry in yaml.safe_load(path.read_text())["argument_specs"].values():
@@ -223,9 +225,11 @@ def test_a_role_that_runs_after_changes_does_not_claim_that_there_were_none(plac
     assert "No host was changed" not in run.output
 
 
-@pytest.mark.parametrize("left_out", [[], [dict(PREFLIGHT, when=False)]], ids=["alone", "after a preflight left out"])
+@pytest.mark.parametrize(
+    "left_out", [[], [dict(PREFLIGHT, when=False)]], ids=["without preflight", "after a skipped preflight"]
+)
 def test_verify_checks_the_variables_without_preflight(place: Workplace, left_out: list[dict[str, Any]]) -> None:
-    """Otherwise the host's own file would be read in place of its group's setting."""
+    """Without this check, verify would compare the host with the host's own file and not with the group's setting."""
     place.hosts({"t4": ["gpu-1"]})
     place.group("t4", vgpu_split_count=0)
     verify = {"name": "Verify", "ansible.builtin.import_role": {"name": "vgpu.fleet.verify"}}

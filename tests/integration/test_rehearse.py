@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""playbooks/rehearse.yml with stand-ins for the programs that it calls: the order of the calls, their inventory, and
-the removal of the hosts after every outcome."""
+"""Runs playbooks/rehearse.yml with stand-ins for the programs that the playbook calls. Checks the order of the calls,
+the inventory of each call, and the removal of the simulated hosts after every outcome."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_hosts_are_removed_after_every_failure(place: Place, fail: str, words: s
     assert words in done.stdout
     assert "it broke" in done.stdout
     assert place.calls()[-1] == "hostctl down --project rehearse"
-    assert fail in place.calls()[-2]  # no program ran after it
+    assert fail in place.calls()[-2]  # no program ran after the failure
 
 
 def test_second_run_that_changes_something_is_a_fault(place: Place) -> None:

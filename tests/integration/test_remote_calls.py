@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The counter of remote calls: it counts exactly the calls over a connection."""
+"""The counter of remote calls counts exactly the calls over a connection."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""playbooks/report.yml on unreachable hosts: it names them, does not fail, and compares with the last report."""
+"""For unreachable hosts, playbooks/report.yml names the hosts, does not fail, and compares with the last report."""
 
 from __future__ import annotations
 

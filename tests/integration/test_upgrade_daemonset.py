@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rollback of playbooks/upgrade.yml in a cluster where the proof of a DaemonSet fails: the role's own tasks on
-this machine, with an API server in memory that stores applied objects."""
+"""Tests the rollback of playbooks/upgrade.yml in a cluster, after the isolation proof failed with the new DaemonSet.
+The role's own tasks run on this machine, with an API server in memory that stores applied objects."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def runs(place, version="1", path=NODE_CONFIG, text="former\n"):
 
 @pytest.fixture
 def cluster(tmp_path):
-    """An API server with two nodes of the new DaemonSet. Yields (variables that reach it, objects by path)."""
+    """Starts an API server with two nodes that run the new DaemonSet. Yields (variables for the role to reach the
+    server, stored objects by path)."""
     api = KubeApi()
     for path in (NODE, OTHER):
         api.request("PATCH", path, {"kind": "Node", "metadata": {"name": path[-2:], "labels": LABELS}}, APPLY)
@@ -105,8 +106,8 @@ def test_rollback_restores_the_former_image_and_options(place, cluster, tmp_path
     assert "changed=0 " in again.output, again.output
 
 
-# columns: the pod's version, its configuration's path and text, whether the rollback point has named configurations,
-# whether this counts as rolled back
+# columns: the pod's version, the path and text of the pod's configuration, whether the rollback point has named
+# configurations, whether the role accepts this state as rolled back
 SAYS = [
     pytest.param("1", BIG, "big\n", True, True, id="former version, former named configuration"),
     pytest.param("1", BIG, "unknown\n", False, True, id="former version, no recorded named configurations"),

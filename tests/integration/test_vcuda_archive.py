@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The role vcuda with an archive built elsewhere: only the configured archive reaches a host."""
+"""The role vcuda installs an archive that was built elsewhere: only the configured archive reaches a host."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def test_archive_with_another_digest_is_refused(place: Workplace, changes: dict[
 
 
 def test_upgrade_builds_for_all_hosts_before_the_first_batch() -> None:
-    """In a batch, a run_once task is skipped if the first host has nothing to do."""
+    """The build must run before the first batch: in a batch, a run_once task is skipped if the batch's first host has
+    nothing to do."""
     text = (Path(__file__).parents[2] / "playbooks" / "upgrade.yml").read_text()
     plays = yaml.safe_load(text)
     batch = next(number for number, play in enumerate(plays) if "serial" in play)

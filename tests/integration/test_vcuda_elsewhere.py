@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The role vcuda with a build host other than the controller: it compiles once for all hosts, and leaves no file
-there. The test compiles the real sources, so it takes long."""
+"""The role vcuda uses a build host other than the controller. It compiles once for all hosts, and leaves no file on the
+build host. The test compiles the real sources, so it takes long."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def test_failed_build_leaves_no_file_on_the_build_host(build: Any, tmp_path: Pat
 
 
 HOMES = [
-    # columns: the controller's XDG_CACHE_HOME below the test's folder, the archive's folder there
+    # columns: the controller's XDG_CACHE_HOME below the test's folder, the folder of the controller's archive below the
+    # test's folder
     (None, "here/.cache/vgpu.fleet"),
     ("xdg", "xdg/vgpu.fleet"),
 ]
@@ -76,7 +77,8 @@ HOMES = [
 def test_each_host_uses_its_own_home_folder(
     place: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: str | None, came: str
 ) -> None:
-    """The build host has the archive in its user's home, and none of the controller's paths is created there."""
+    """The build host's archive is in the home of the build host's user, and the role creates none of the controller's
+    paths on the build host."""
     name = f"vcuda-{VERSION}-{platform.machine()}.tar.gz"
     kept = tmp_path / "there" / ".cache" / "vgpu.fleet" / name
     kept.parent.mkdir(parents=True)

@@ -14,8 +14,8 @@
 
 /* A tenant without a seat counts as working for this time after its last launch. */
 #define AT_WORK_NS (100 * MS)
-/* Maximum number of a tenant's waiting threads that the arbiter wakes; they wake the others. Waking thousands of
- * threads would delay another tenant's turn. */
+/* Maximum number of a tenant's waiting threads that the arbiter wakes; these threads wake the other waiting threads.
+ * Waking thousands of threads would delay another tenant's turn. */
 #define WAKE_MOST 64
 
 /* --- seats ------------------------------------------------------------------------------------------------ */
@@ -70,9 +70,9 @@ static unsigned unlimited(const struct gpu *gpu)
 }
 
 /*
- * Returns the seat of the tenant that has rested longest; -1: none rests. A tenant in debt keeps its seat until the
- * debt is worked off, because only this schedule knows the debt. The last tenant without a limit also keeps its seat:
- * while it exists, elapsed time belongs to no single tenant.
+ * Returns the seat of the tenant that has rested longest; -1: none rests. A tenant with negative credit keeps its seat
+ * until its credit is 0 again, because only this schedule knows the credit. The last tenant without a limit also keeps
+ * its seat: while it exists, elapsed time belongs to no single tenant.
  */
 static int resting(const struct gpu *gpu)
 {
@@ -88,8 +88,9 @@ static int resting(const struct gpu *gpu)
     return best;
 }
 
-/* Counts the time with an open gate for the watcher, which does not compare a lone tenant with its share. The page's
- * values applied since the last look, unless the arbiter was not running. */
+/* Adds the time since the arbiter's last pass to open_ns if the tenant's gate was open at full rate all that time. The
+ * watcher reads open_ns, because a tenant that ran alone may exceed its share. A long gap means that the arbiter did
+ * not run; such a gap is not counted. */
 static void count_open(struct vgpu_gpu_page *page, uint64_t now)
 {
     uint64_t passed = now - page->heartbeat_ns;
@@ -109,7 +110,7 @@ static void write_output(struct vgpu_gpu_page *page, const struct schedule_outpu
         __atomic_store_n(&page->heartbeat_ns, now, __ATOMIC_RELEASE);
         return;
     }
-    uint32_t sequence = page->sequence | 1; /* already odd: an arbiter died while writing */
+    uint32_t sequence = page->sequence | 1; /* an odd number here already means that an arbiter died while it wrote */
     __atomic_store_n(&page->sequence, sequence, __ATOMIC_RELAXED);
     __atomic_thread_fence(__ATOMIC_RELEASE);
     __atomic_store_n(&page->gate, out->gate, __ATOMIC_RELAXED);
@@ -148,7 +149,7 @@ void seat_leave(struct node *node, struct allocation *allocation, int device)
     g->tenant[slot] = NULL;
     memset(&g->schedule.tenant[slot], 0, sizeof g->schedule.tenant[slot]);
     if (g->schedule.holder == slot)
-        g->schedule.turn_end = 0; /* a waiting tenant gets its turn at the next look */
+        g->schedule.turn_end = 0; /* ends the turn: the next pass gives the GPU to a waiting tenant */
     for (int i = 0; i < SCHEDULE_TENANTS; i++)
         any = any || g->tenant[i];
     if (!any)
@@ -182,7 +183,7 @@ bool seat_take(struct node *node, struct allocation *allocation, int device, uin
     g->tenant[slot] = allocation;
     g->index[slot] = device;
     g->schedule.tenant[slot].in = in;
-    g->schedule.tenant[slot].active = works; /* keeps the seat from being taken again before the next look */
+    g->schedule.tenant[slot].active = works; /* prevents another tenant from taking the seat before the next pass */
     g->next = 0;
     return true;
 }

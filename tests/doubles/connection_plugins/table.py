@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A connection plugin without a host: it finds the name of the module that was sent and returns the table's answer.
+"""A connection plugin that needs no host: it finds the name of the module that Ansible sends and returns the module's
+result from a table.
 
 The controller works as usual up to the connection: templates, the build of the module's archive, the worker.
 ``VGPU_TABLE`` names a JSON file: ``{kind-group: {module: answer}}``, with the kinds of tests/doubles/fleet.py.
@@ -41,11 +42,11 @@ DOCUMENTATION = """
 
 # The module's name in the wrapper of its archive. Each release of ansible-core writes the name in another form.
 MODULE = re.compile(rb"""(?:ansible_module|_module_name|module_name)\s*=\s*['"]([\w.]+)['"]|AnsiballZ_(\w+)\.py""")
-# Programs for which the table has an own answer when the module ``command`` runs them.
+# If the module ``command`` runs one of these programs, the table has a separate result for the program.
 PROGRAMS = ("vgpuctl", "wheelhouse")
-# The kind of host that fails the isolation check also after the upgrade.
+# A host of this kind still fails the isolation check after the upgrade.
 FAILING = "unproven"
-# The module after whose run the host counts as being in the desired state.
+# After a run of this module the host counts as being in the desired state.
 LAST = "systemd_service"
 
 
@@ -64,7 +65,7 @@ class Connection(ConnectionBase):
         super().exec_command(cmd, in_data=in_data, sudoable=sudoable)
         sent = in_data or cmd.encode()
         found = MODULE.search(sent)
-        if not found:  # no module, but a command that makes a folder or sets a mode
+        if not found:  # a command of Ansible that creates a folder or sets a mode, without a module
             return 0, b"/tmp/table\n", b""
         module = next(word for word in found.groups() if word).decode().rpartition(".")[2]
         program = next((word for word in PROGRAMS if module == "command" and word.encode() in sent), "")

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Allocates and frees GPU memory, and requests one byte more than is free, repeatedly until its standard input ends.
- * Linked to libc alone, as fill.c.
+ * Linked to libc alone, like fill.c.
  * Usage: churn; prints "ready\n" once it has a context, and at the end
  * "<rounds> <refused> <granted> <failed>\n": how many
  * allocations within the limit were refused, how many above the limit were granted, and how many other calls failed.

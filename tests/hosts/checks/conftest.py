@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hosts under test: those of one hostctl project, reached by podman instead of Ansible."""
+"""Gives access to the hosts under test: the hosts of one hostctl project, reached by podman instead of Ansible."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ sys.path.append(str(ROOT / "tests"))  # for the module former
 
 from simhosts import podman as simpodman  # noqa: E402
 
-# Names the project whose hosts are checked; molecule starts its own.
+# The variable names the hostctl project whose hosts are checked; molecule starts its own project.
 PROJECT = os.environ.get("VGPU_HOSTS_PROJECT", "molecule")
 INVENTORY = Path(os.environ.get("VGPU_HOSTS_INVENTORY", ROOT / "molecule" / "inventory"))
 
@@ -124,7 +124,7 @@ def environment() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def nodes() -> dict[str, Node]:
-    """All hosts of the project, by name."""
+    """Returns all hosts of the project, by name."""
     found = [row["host"] for row in simpodman.hosts(PROJECT) if row["state"] == "running"]
     assert found, f"no host of project {PROJECT} runs; start them: tests/hosts/hostctl up --project {PROJECT} …"
     return {name: Node(name) for name in found}
@@ -132,14 +132,14 @@ def nodes() -> dict[str, Node]:
 
 @pytest.fixture
 def inventory(tmp_path: Path) -> Path:
-    """A copy of the inventory that a test may change."""
+    """Returns a copy of the inventory that a test may change."""
     copy = tmp_path / "inventory"
     shutil.copytree(INVENTORY, copy)
     return copy
 
 
 def set_group(inventory: Path, group: str, **values: Any) -> None:
-    """Set variables of a group in an inventory's copy; None removes one."""
+    """Set variables of a group in an inventory's copy; the value None removes a variable."""
     path = inventory / "group_vars" / f"{group}.yml"
     variables = yaml.safe_load(path.read_text()) or {}
     variables.update(values)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mirror of a host's packages on the controller, for a site without a network: signed, and served by HTTP.
+"""Serves a signed mirror of a host's packages by HTTP from the controller, for a site without a network.
 
 The mirror is reachable at the host's 127.0.0.1 only: the server is a process of the controller, with the controller's
 files, in the host's network namespace. The host has ``lo`` and no route.
@@ -19,7 +19,7 @@ from simhosts import podman as simpodman
 
 PORT = 8480
 URL = f"http://127.0.0.1:{PORT}"
-# The repositories in the hosts' image, by their name on the mirror.
+# Maps each repository's name on the mirror to the repository in the hosts' image.
 FOLDERS = {"debian": "/opt/vgpu-hosts/apt", "nvidia": "/opt/vgpu-demo/apt"}
 # A second copy of the distribution's packages at another URL: apt accepts only one key for each URL.
 DRIVER = "driver"
@@ -37,7 +37,7 @@ class Mirror:
         self.server: subprocess.Popen[bytes] | None = None
 
     def take_from_host(self) -> None:
-        """Replace the host's repositories by the mirror, so that it has no other source."""
+        """Replace the host's repositories by the mirror, so that the host has no other package source."""
         for name, path in FOLDERS.items():
             place = self.folder / "www" / name
             place.mkdir(parents=True)

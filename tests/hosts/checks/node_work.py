@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A container of docker or podman in a slice of a host, started as docs/operations.md says, and the output of
+"""Starts a container of docker or podman in a slice of a host, as docs/operations.md describes, and reads the output of
 vgpuctl."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MIB = 1 << 20
 SLICE_MIB, HELD_MIB = 2194, 1000
 NAME = "web"
 FILL = "/root/fill"
-# The simulated driver needs these volumes in a container; a real driver needs none.
+# The simulated driver needs these volumes in a container; a real driver needs no volumes.
 SIMULATED = ("-v", "/etc/gpusim:/etc/gpusim:ro", "-v", "/dev/shm/gpusim.state:/dev/shm/gpusim.state")
 LIMIT_S = 60.0
 
@@ -36,7 +36,7 @@ def until(holds: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:
 
 
 def text(node: Node, *command: str) -> str:
-    """Return a command's output and errors, whatever its status."""
+    """Return a command's standard output and standard error, whatever its exit status."""
     return node.run("sh", "-c", '"$@" 2>&1', "sh", *command, check=False)
 
 

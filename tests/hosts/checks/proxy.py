@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A proxy of a site: the one way to a mirror whose name no resolver knows. ``proxy.py PORT MIRROR [refuse]``.
+"""A site's proxy: only the proxy can reach the mirror, because no resolver knows the mirror's name. ``proxy.py PORT
+MIRROR [refuse]``.
 
-It fetches ``http://mirror.invalid/…`` from MIRROR and nothing else, or refuses everything with 403; each request is a
-line on standard error. ``Proxy`` runs it where the host's own programs reach it, as mirror.py does with the mirror.
+The proxy fetches only ``http://mirror.invalid/…``, from MIRROR, or refuses every request with 403; it writes a line for
+each request to standard error. ``Proxy`` runs the proxy in the host's network namespace, as mirror.py does with the
+mirror.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""site.yml on converged nodes: it changes nothing, reports no change, and makes two remote calls a host."""
+"""Runs site.yml on converged nodes: the run changes nothing, reports no change, and makes two remote calls per host."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_second_run_changes_nothing_and_calls_twice(nodes: dict[str, Node], tmp_
     calls = {host: count for host, count in json.loads(report.read_text()).items() if host in nodes}
     assert set(calls) == set(nodes)
     assert max(calls.values()) <= MOST_REMOTE_CALLS, calls
-    # Zero counted calls would also pass the limit, so at least the read must be counted.
+    # A broken counter would report zero calls and pass, so at least the call that reads the host must be counted.
     assert min(calls.values()) >= 1, calls
     for name, node in nodes.items():
         assert changed(before[name], node.snapshot()) == [], f"{name} was changed"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""site.yml on a host that can reach only a mirror of its site.
+"""Runs site.yml on a host that can reach only a mirror of its site.
 
-First come faults of the mirror, the disk and apt: the message names host and step, and the host is unchanged. Then
-the same host goes from bare to verified. The rows depend on their order: each leaves the host as it found it, and the
-last one repairs what is left.
+First come faults of the mirror, the disk and apt: the message names host and step, and the host is unchanged. Then the
+same host goes from bare to verified. The tests depend on their order: each test of a fault restores the host, and the
+run after the killed apt repairs what is left.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ def mirror(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mirror]:
 
 
 def toolkit(mirror: Mirror, key: str = "right", **more: Any) -> dict[str, Any]:
-    """Return a site's variables: NVIDIA's toolkit from the mirror, all else from the host's own sources."""
+    """Return a site's variables: NVIDIA's toolkit comes from the mirror, all other packages from the host's own
+    sources."""
     source = {"uris": [f"{URL}/nvidia"], "suites": ["./"], "trusted": False, "key": mirror.keys[key]}
     return {"nvidia_docker_repository": {**source, **more}}
 
 
 def driver(mirror: Mirror, path: str = DRIVER_PATH, key: str = "right") -> dict[str, Any]:
-    """Return variables with the driver, too, from a separate repository on the mirror."""
+    """Return a site's variables: the toolkit and the driver come from separate repositories on the mirror."""
     source = {"uris": [f"{URL}/{path}"], "suites": ["./"], "trusted": False, "key": mirror.keys[key]}
     return {**toolkit(mirror), "nvidia_driver_source": "mirror", "nvidia_driver_repository": source}
 
@@ -68,7 +69,7 @@ def refused(run: subprocess.CompletedProcess[str], step: str, *words: str) -> No
 def test_the_host_reaches_nothing_but_the_mirror(mirror: Mirror) -> None:
     node = mirror.node
     assert node.shell("ls /sys/class/net").split() == ["lo"]
-    assert len(node.read("/proc/net/route").splitlines()) == 1, "the heading alone: no route"
+    assert len(node.read("/proc/net/route").splitlines()) == 1, "the host has a route"
     assert node.shell("cat /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null || true") == SITE
     mirror.stop()
     # Negative control: without the mirror the host can fetch nothing.
@@ -109,7 +110,8 @@ def test_a_version_that_does_not_exist(mirror: Mirror) -> None:
 
 
 def behind(mirror: Mirror, **environment: str) -> dict[str, Any]:
-    """NVIDIA's toolkit from a mirror that only a proxy can reach; the host's own source needs no proxy."""
+    """Return variables for NVIDIA's toolkit on a mirror that only a proxy can reach; the host's own source needs no
+    proxy."""
     source = {"uris": [f"{BEHIND}/nvidia"], "suites": ["./"], "trusted": False, "key": mirror.keys["right"]}
     return {"nvidia_docker_repository": source, "vgpu_package_environment": {"no_proxy": "127.0.0.1", **environment}}
 
@@ -137,7 +139,8 @@ def test_a_proxy_that(mirror: Mirror, tmp_path: Path, runs: bool, environment: d
 
 
 def test_a_mirror_behind_a_proxy(mirror: Mirror, tmp_path: Path) -> None:
-    """The proxy gets requests for our repository only, and the host has no trace of the proxy afterwards."""
+    """The proxy gets only requests for the repository behind it, and afterwards no file on the host mentions the
+    proxy."""
     node, already = mirror.node, len(mirror.log.read_text())
     before, settings = state(node), node.shell("cat /etc/apt/apt.conf /etc/apt/apt.conf.d/* 2>/dev/null || true")
     variables = behind(mirror, http_proxy=PROXY)
@@ -149,17 +152,17 @@ def test_a_mirror_behind_a_proxy(mirror: Mirror, tmp_path: Path) -> None:
         assert "1.20.0-1" in node.run("dpkg-query", "-W", "nvidia-container-toolkit")
         assert [path for path in asked if path.endswith(".deb")]
         assert all(path.startswith(f"{BEHIND}/nvidia/") for path in asked), asked
-        # The lists of the host's own source, which are read together with ours, do not use the proxy.
+        # apt reads the lists of the host's own source in the same run, without the proxy.
         assert '"GET /debian/' in mirror.log.read_text()[already:]
         assert "proxy" not in node.shell("cat /etc/apt/sources.list.d/*")
         assert node.shell("cat /etc/apt/apt.conf /etc/apt/apt.conf.d/* 2>/dev/null || true") == settings
-        # Nothing to install: the proxy, which is off by now, gets no request.
+        # Everything is installed, so the run sends no request to the proxy, which is stopped now.
         again = role("vgpu.fleet.nvidia_docker", tmp_path, **variables)
         assert again.returncode == 0 and "changed=0 " in again.stdout, again.stdout
     finally:
         proxy.stop()
         gone = role("vgpu.fleet.nvidia_docker", tmp_path, nvidia_docker_state="absent", **variables)
-        # apt caches fetched packages, and a later row must see the mirror's requests.
+        # Empties apt's package cache, because a later test counts the mirror's requests.
         node.run("apt-get", "clean")
     assert gone.returncode == 0, gone.stdout
     assert state(node) == before

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""site.yml on bare hosts, before any change: its prediction in check mode, and the mistakes that it must find first."""
+"""Runs site.yml on bare hosts, before any change: checks the prediction of check mode, and the mistakes that the run
+must find first."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from simhosts import hardware
 
 T4, V100 = "gpu-t4-1", "gpu-v100-1"
 
-# A common published example: the comma before default-shm-size is missing.
+# An example that is often published with this mistake: the comma before default-shm-size is missing.
 BROKEN_DAEMON_JSON = """\
 {
     "default-runtime": "nvidia",
@@ -69,7 +70,7 @@ def test_mistake_is_found_before_any_host_is_changed(
 
 @pytest.fixture(scope="module")
 def prediction(nodes: dict[str, Node], tmp_path_factory: pytest.TempPathFactory) -> Prediction:
-    """One run with --check --diff, with more slices of a T4 than recommended for the model."""
+    """Runs site.yml once with --check --diff, with more slices per T4 than recommended for this model."""
     inventory = tmp_path_factory.mktemp("advice") / "inventory"
     shutil.copytree(INVENTORY, inventory)
     set_group(inventory, "t4", vgpu_split_count=8)
@@ -104,7 +105,7 @@ def test_broken_daemon_json_stops_its_host_untouched(nodes: dict[str, Node]) -> 
 
 def test_check_and_diff_predict_the_first_run_and_change_nothing(prediction: Prediction) -> None:
     assert prediction.status == 0, prediction.output
-    # The predicted daemon.json, as a diff.
+    # The diff must show the predicted daemon.json.
     lines = [line.strip() for line in prediction.output.splitlines()]
     assert "+++ after: /etc/docker/daemon.json" in lines
     for key in ('+  "default-runtime": "nvidia",', '+  "default-shm-size": "2G"'):

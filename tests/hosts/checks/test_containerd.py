@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The role container_runtime on the real containerd of Debian 12 (1.6) and 13 (1.7): users' files, a daemon that
-refuses a file, and site.yml on a node without docker. containerd itself reports the active settings."""
+"""Runs the role container_runtime on the real containerd of Debian 12 (1.6) and 13 (1.7): with users' configuration
+files, with a daemon that refuses a file, and with site.yml on a node without docker. containerd itself reports the
+active settings."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from test_docker import ROLE, Run
 from test_docker import run as run_on
 
 HOSTS = ["gpu-t4-1", "gpu-v100-1"]
-# Debian's release → its containerd.
+# Debian's release → the version of containerd in it.
 VERSIONS = {"12": "1.6.", "13": "1.7."}
 PATH = "/etc/containerd/config.toml"
 CRI = "io.containerd.grpc.v1.cri"
@@ -49,7 +50,7 @@ def run(node: Node, folder: Path, role: str = ROLE, *options: str, **variables: 
 
 @pytest.fixture(scope="module", params=HOSTS)
 def node(request: pytest.FixtureRequest, nodes: dict[str, Node], folder: Path) -> Node:
-    """A host with containerd and NVIDIA's runtime, and no change of ours in its file."""
+    """A host with containerd and NVIDIA's runtime, whose configuration file the role has not changed."""
     node = nodes[request.param]
     ready = run(node, folder, "vgpu.fleet.nvidia_docker")
     assert ready.code == 0, ready.output

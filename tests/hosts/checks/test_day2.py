@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A finished node without Kubernetes loses files, services or GPUs while a container of docker works in a slice.
+"""Damages files, services or GPUs of a finished node without Kubernetes while a docker container works in a slice.
 
-Each row: what is lost, the messages that an operator sees, and the commands of the repair. In all rows the container
-keeps its limit, no other container gets its slice, and the node is well after the row. Memory is read from the
-simulated driver's accounts and from inside the container; docs/operations.md, "When something is lost", has the rows
-by symptom.
+Each case has a loss, the messages that an operator sees, and the commands of the repair. In all cases the container
+keeps its limit, no other container gets its slice, and the node is healthy afterwards. Memory is read from the
+simulated driver's accounts and from inside the container; docs/operations.md, "When something is lost", has the rows by
+symptom.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ def work(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Work]
 
 @dataclass(frozen=True)
 class Lost:
-    """``harm`` and ``mend``: shell commands on the host; ``site``: site.yml repairs it. ``seen``: (vgpuctl command,
-    words that it prints within a minute). ``metric``: pattern of a line of the metrics. ``page``: words on the fleet
-    page. ``again``: the container's process is a new one afterwards."""
+    """A loss on the host and its repair. ``harm``: shell command that causes the loss. ``mend``: shell command that
+    repairs the host. ``site``: site.yml repairs the host. ``seen``: (vgpuctl command, words that the command prints
+    within a minute). ``metric``: pattern of a line of the metrics. ``page``: words on the fleet page. ``again``: the
+    container has a new process after the repair."""
 
     name: str
     harm: str
@@ -150,8 +151,8 @@ def troubles(node: Node) -> list[str]:
 
 
 def on_page(folder: Path, words: str) -> dict[str, Any]:
-    """Return the host from report.yml's page, after checking that the page lists it as trouble, with the reason and
-    the holder of its slice."""
+    """Check that report.yml's page lists the host as trouble, with the reason and the holder of the host's slice;
+    return the host's data from the page."""
     made = play("--limit", f"{HOST},localhost", "-e", f"report_dir={folder}", playbook="report.yml")
     assert made.returncode == 0, made.stdout
     page = json.loads((folder / "fleet.json").read_text())

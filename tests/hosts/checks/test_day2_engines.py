@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Containers of docker compose and podman in slices of a node without Kubernetes, as docs/operations.md says.
-
-Their memory is read from inside the container and from the simulated driver's accounts.
+"""Runs containers of docker compose and podman in slices of a node without Kubernetes, as docs/operations.md describes.
+The tests read a container's memory inside the container and from the simulated driver's accounts.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ STORAGE = '[storage]\ndriver = "vfs"\nrunroot = "/run/containers/storage"\ngraph
 
 @pytest.fixture(scope="module")
 def node(nodes: dict[str, Node]) -> Iterator[Node]:
-    """The host after site.yml, with an administrator's additions."""
+    """The host after site.yml, with docker compose and podman that an administrator added."""
     first = play("--limit", HOST)
     assert first.returncode == 0, first.stdout
     node = nodes[HOST]

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The role container_runtime on a real dockerd: users' daemon.json files, and daemons that refuse a setting.
-
-Every file is checked, applied, repeated and undone. Docker itself reports the daemon's settings; the files are
-compared byte for byte.
+"""Runs the role container_runtime on a real dockerd, with users' daemon.json files and with daemons that refuse a
+setting. For every file the role runs in check mode, applies, repeats and undoes its change. Docker itself reports the
+daemon's settings; the tests compare the files byte for byte.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def node(nodes: dict[str, Node], folder: Path) -> Node:
-    """A host with docker and NVIDIA's runtime, and no key of ours in daemon.json."""
+    """A host with docker and NVIDIA's runtime, whose daemon.json has no key of the role."""
     node = nodes[HOST]
     ready = run(folder, "vgpu.fleet.nvidia_docker")
     assert ready.code == 0, ready.output
@@ -78,7 +77,7 @@ def run(folder: Path, role: str = ROLE, *options: str, host: str = HOST, **varia
 
 
 def lay_out(node: Node, text: str | None) -> None:
-    """Write a daemon.json and start docker with it, as its owner would have."""
+    """Write a user's daemon.json and start docker with it."""
     node.shell(
         f"rm -rf {PATH} /srv/docker.json {DROP_IN} /var/lib/vgpu/baseline/daemon.json /run/vgpu-docker-daemon.pending"
     )
@@ -168,8 +167,8 @@ def test_check_apply_repeat_undo(
 
 @pytest.mark.parametrize("text", [None, "", "\n", "\ufeff{}"], ids=["no file", "empty", "blank", "byte order mark"])
 def test_files_that_hold_nothing(node: Node, folder: Path, text: str | None) -> None:
-    """Texts without any key. Docker cannot start with them here, so it runs with other keys first; docker 20.10
-    cannot start with a byte order mark at all, so none is written."""
+    """The files have no key. Docker cannot start with such a file on these hosts, so docker first runs with other keys.
+    docker 20.10 cannot start with a byte order mark, so the role writes no byte order mark."""
     lay_out(node, "{" + NEEDED + "}\n")
     node.shell(f"rm {PATH}")
     if text is not None:
@@ -286,8 +285,8 @@ def test_a_policy_decides_over_a_restart(node: Node, folder: Path, theirs: str) 
 def test_a_daemon_that_does_not_answer_is_not_taken_for_one_that_runs_nothing(
     node: Node, folder: Path, theirs: str
 ) -> None:
-    """With live-restore, containers run on without the daemon, and a restart would kill them: they are found by their
-    processes."""
+    """With live-restore, containers continue to run while the daemon does not respond, and a restart would kill them.
+    The role finds these containers by their processes."""
     before, daemon = facts(node), pid(node)
     identity = node.run("docker", "inspect", "--format", "{{.Id}}", theirs).strip()
     node.run("kill", "-STOP", daemon)

@@ -21,7 +21,7 @@ MIB = 1 << 20
 FIRST_WITH_CDI = 25
 # docker 25 to 28.1 need this setting; later versions enable CDI by default.
 CDI = {"container_runtime_docker_extra": {"features": {"cdi": True}}, "container_runtime_restart": "always"}
-# The simulated driver needs these volumes, as a real driver needs the kernel; the probe measures.
+# The simulated driver needs these volumes, and the probe measures inside the container.
 NEEDED = ("/etc/gpusim:/etc/gpusim:ro", "/dev/shm/gpusim.state:/dev/shm/gpusim.state")
 PROBE = "/usr/local/lib/vgpu/current/vgpu-probe"
 
@@ -46,7 +46,7 @@ def node(nodes: dict[str, Node]) -> Node:
 
 @pytest.fixture(scope="module")
 def told(node: Node) -> Node:
-    """The same host after CDI was enabled in docker."""
+    """The host after CDI was enabled in docker."""
     site(**CDI)
     return node
 
@@ -76,7 +76,7 @@ def until(what: Callable[[], bool], about: str) -> None:
 
 
 def test_docker_that_was_not_told_refuses_the_device(node: Node) -> None:
-    """Control: without the CDI feature docker refuses to start the container, instead of starting it without a
+    """Negative control: without the CDI feature docker refuses to start the container, instead of starting it without a
     limit."""
     one = slices(node)[-1]["id"]
     refused = docker(node, f"vgpu.fleet/slice={one}", "true", options=("--rm",))
@@ -108,8 +108,8 @@ def test_container_that_asks_for_nothing_finds_no_driver(told: Node) -> None:
 
 
 def test_isolation_in_a_container_of_docker(told: Node, tmp_path: Path) -> None:
-    """Bypasses too are tried in a container of this daemon, and the watcher names those that succeed."""
-    # The duration is enough for all bypasses, each polled by the watcher.
+    """The check tries the bypasses in a container of this daemon, and the watcher names each bypass that succeeds."""
+    # The duration is enough for the watcher to poll during each bypass.
     words = f"image={IMAGE_NAME} duration=40"
     module = ("-m", "vgpu.fleet.vgpu_isolation", "-a", words, "--tree", str(tmp_path))
     command = [str(Path(sys.executable).parent / "ansible"), HOST, "-i", str(INVENTORY), *module]
@@ -143,9 +143,9 @@ def test_kubelet_is_not_offered_what_docker_runs(told: Node, tenant: str) -> Non
     def health() -> str:
         return next(one["health"] for one in slices(told) if one["id"] == tenant)
 
-    until(lambda: health() == "Unhealthy", "the slice to be withdrawn")
+    until(lambda: health() == "Unhealthy", "an unhealthy slice while docker uses it")
     told.run("docker", "rm", "--force", "vgpu-tenant")
-    until(lambda: health() == "Healthy", "the slice to come back")
+    until(lambda: health() == "Healthy", "a healthy slice after docker's container is removed")
 
 
 def test_second_run_changes_nothing(told: Node) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory limits that the driver itself enforces (615), for containers of a real dockerd that supports CDI: it runs the
-hook of the device plugin's CDI file. The driver is simulated, its control groups are the kernel's own.
+"""Tests memory limits that the driver itself enforces (from 615 on), for containers of a real dockerd that supports CDI
+and runs the hook of the device plugin's CDI file. The driver is simulated, the control groups are the kernel's own.
 
 The machine's kernel decides which version of control groups its hosts have. If version 1 is mounted too, `site.yml`
 chooses no limits of the driver, so these tests configure a finished host by hand. Runs after test_docker_cdi.py.
@@ -38,7 +38,7 @@ OF_DRIVER = ["driver-limit", "driver-refuses", "driver-limit-children", "driver-
 
 
 def groups(node: Node) -> str:  # noqa: F811
-    """Return the folder where version 2 of control groups is mounted: alone, or next to version 1."""
+    """Return the folder where version 2 of control groups is mounted on the host, alone or next to version 1."""
     top = "/sys/fs/cgroup"
     return node.shell(f"test -e {top}/cgroup.controllers && echo {top} || echo {top}/unified").strip()
 
@@ -50,7 +50,8 @@ def restart(node: Node) -> None:  # noqa: F811
 
 @pytest.fixture(scope="module", params=["misc", "dmem"])
 def limited(told: Node, request: pytest.FixtureRequest) -> Node:  # noqa: F811
-    """The host with driver 615 and a card that has limits. Nothing is rolled back: the scenario ends here."""
+    """The host with driver 615 and a card with memory limits. Nothing is restored afterwards, because the scenario ends
+    after these tests."""
     told.run("systemctl", "stop", "vgpu-device-plugin")
     for library in ("libcuda.so.1", "libnvidia-ml.so.1"):
         told.copy(DRIVER / library, f"/{LIBRARIES}/{library}")

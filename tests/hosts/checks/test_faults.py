@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""site.yml, killed at random moments of random tasks and run again: the final state equals that of an undisturbed
+"""Kills site.yml at random moments of random tasks and runs it again. The final state must equal that of an undisturbed
 run, without a lock or a partial file.
 
 Each kill hits the controller (SIGKILL of ansible-playbook; its processes on the host run on, and the next run meets
@@ -49,7 +49,7 @@ for n in $(seq 200); do
 done
 exit 1
 """
-# Ansible's folder of an unpacked module: a killed module cannot remove it, and the host clears /tmp itself.
+# Ansible unpacks a module into this folder. A killed module cannot remove the folder, and the host clears /tmp itself.
 PAYLOAD = "^/tmp/ansible_.*_payload_"
 LEFT = (
     "find /run /tmp /var/tmp /var/lib/vgpu-incoming -xdev 2>/dev/null | grep -E 'vgpu|vcuda|nvidia|ansible' | "
@@ -156,7 +156,7 @@ def kill(point: Point, group: int, node: Node) -> None:
 
 
 def choose(dice: random.Random, tasks: list[tuple[str, float]], number: int) -> list[Point]:
-    """Choose moments of one host's run, in the run's order, with all kinds of kill among them."""
+    """Choose moments of one host's run, in the run's order; all kinds of kill occur."""
     long = [(name, seconds) for name, seconds in tasks if seconds >= SHORTEST]
     chosen = sorted(dice.sample(range(len(long)), min(number, len(long))))
     kinds = ["controller", "module tree", "module alone", "controller", "controller"]
@@ -186,7 +186,7 @@ def settled(files: dict[str, str]) -> dict[str, str]:
 
 
 def differences(one: Ended, other: Ended) -> dict[str, Any]:
-    """Return how a killed host differs from the undisturbed one."""
+    """Return the differences between a host whose runs were killed and the undisturbed host."""
     found: dict[str, Any] = {}
     before, after = settled(one.trace.files), settled(other.trace.files)
     found["left behind"] = sorted(set(after) - set(before))
@@ -215,16 +215,18 @@ def test_killed_anywhere_and_run_again_it_ends_the_same(undisturbed: tuple[Ended
         for point in points:
             status, _output, _tasks = watched(point, node)
             if status == 0:
-                # The run had already ended, or repeated the killed task (a task that waits): then the host must be
-                # complete.
+                # The run reported success: it had already ended before the kill, or it repeated the killed task (a task
+                # that waits). Then the host must be complete.
                 found = differences(expected, look(node))
-                assert found == {}, f"{told(points)}\nit called itself done:\n{json.dumps(found, indent=1)}"
+                assert found == {}, (
+                    f"{told(points)}\nthe run reported success, but the host differs:\n{json.dumps(found, indent=1)}"
+                )
                 break
         (ROOT / ".build" / "faults.json").write_text(
             json.dumps({"seed": SEED, "rounds": [[asdict(point) for point in one] for one in rounds]}, indent=1)
         )
         last = play("--limit", HOST)
-        assert last.returncode == 0, f"{told(points)}\nthe run after them failed:\n{last.stdout}"
+        assert last.returncode == 0, f"{told(points)}\nthe run after these kills failed:\n{last.stdout}"
         found = differences(expected, look(node))
         assert found == {}, f"{told(points)}\n{json.dumps(found, indent=1)}"
         again = play("--limit", HOST)

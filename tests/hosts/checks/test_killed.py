@@ -17,7 +17,8 @@ LIMIT = 300.0
 @pytest.mark.parametrize(
     ("role", "task", "seconds"),
     [
-        # During apt's transaction, docker's reload, the unpacking of a version, and a restart.
+        # The run is killed in one of these tasks: apt's transaction, docker's reload, the unpacking of a version, or a
+        # restart.
         ("nvidia_driver", "Install the packages of the driver, by apt", 1.0),
         ("container_runtime", "Set keys of daemon.json and reload the daemon", 0.5),
         ("device_plugin", "Install the version", 1.0),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node set up by site.yml, inspected from outside: dpkg, systemd, docker, the kubelet's checkpoint, the simulated
-driver's own accounting. No module or role of the collection is used."""
+"""Inspects a node that site.yml set up, from outside: with dpkg, systemd, docker, the kubelet's checkpoint and the
+simulated driver's own accounts. No module or role of the collection is used."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RESOURCE = "nvidia.com/gpu"
 
 @pytest.fixture(params=sorted(EXPECTED))
 def node(request: pytest.FixtureRequest, nodes: dict[str, Node]) -> Node:
-    """Each host in turn."""
+    """Runs the test for each host."""
     return nodes[request.param]
 
 
@@ -51,7 +51,7 @@ def pods(node: Node) -> Iterator[Any]:
 
 
 def in_slice(node: Node, pod: dict[str, Any], *command: str, options: tuple[str, ...] = ()) -> str:
-    """Run a command in a container with the pod's Allocate answer."""
+    """Run a command in a container with the mounts and variables of the pod's Allocate response."""
     return node.run(*docker_command(pod["answer"], list(command), *options))
 
 
@@ -72,7 +72,7 @@ def test_no_unit_failed_and_services_survive_a_reboot(node: Node) -> None:
         assert node.run("systemctl", "is-enabled", unit, check=False).strip() == "enabled"
 
 
-# NVIDIA's user space, by the ID of os-release.
+# NVIDIA's user-space packages, by the ID in os-release.
 DRIVER_PACKAGES = {
     "debian": {"nvidia-smi", "libcuda1", "libnvidia-ml1"},
     "ubuntu": {"nvidia-utils-580-server", "libnvidia-compute-580-server"},
@@ -157,8 +157,8 @@ def test_the_probe_breaks_out_nowhere(node: Node, pods: Any) -> None:
 
 
 def test_all_slices_of_a_card_at_once(nodes: dict[str, Node], tmp_path: Path) -> None:
-    """One program in each slice allocates all it can and keeps it: no program meets a full card or gets a byte too
-    much."""
+    """One program in each slice allocates memory until it is refused. Every program gets its whole slice and no byte
+    more."""
     node = nodes["gpu-t4-1"]
     uuid, (count, mib) = uuids(node)[0], EXPECTED[node.name][0]
     subprocess.run(["cc", "-std=c11", "-O1", "-o", tmp_path / "fill", Path(__file__).with_name("fill.c")], check=True)
@@ -184,7 +184,7 @@ def test_all_slices_of_a_card_at_once(nodes: dict[str, Node], tmp_path: Path) ->
 
 
 def driver_usage(node: Node, uuid: str) -> list[int]:
-    """Bytes that each process holds on a GPU, contexts included, from the simulated driver's accounts."""
+    """Return the bytes that each process uses on a GPU, contexts included, from the simulated driver's accounts."""
     gpus = node.json("gpusimctl", "usage", "--json")["gpus"]
     processes = [process for gpu in gpus if gpu["uuid"] == uuid for process in gpu["processes"]]
     return [process["total"] for process in processes if process["total"]]
@@ -223,7 +223,7 @@ def test_a_container_that_was_given_no_gpu_sees_none_and_starts(node: Node, pods
     assert in_slice(node, pods("asked"), *look).strip() == "1"
 
 
-# The last test, because the plugin registers again.
+# Must be the last test, because the device plugin registers again.
 def test_the_arbiter_is_of_the_current_version_and_outlives_the_plugin(node: Node) -> None:
     show = ("systemctl", "show", "vgpu-arbiter.service", "--property=MainPID", "--value")
     before = node.run(*show).strip()

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packages that cannot be installed: the message names host and step, the host is unchanged, and a second run
-succeeds.
+"""If a package cannot be installed, the message names host and step, the host is unchanged, and a second run succeeds.
 
 Each row breaks one thing on a real apt, runs one role, inspects the host by other means, repairs it and runs the role
 again.
@@ -59,7 +58,7 @@ def state(node: Node) -> tuple[str, str]:
 
 
 def signed(node: Node, folder: Path) -> dict[str, str]:
-    """Sign the repository by one key; return the public texts of that key and of another."""
+    """Sign the repository with a key; return the public texts of this key and of a second key."""
     keys = {}
     for name in ("right", "wrong"):
         home = folder / name
@@ -166,7 +165,7 @@ def test_a_key_that_does_not_match(node: Node, tmp_path: Path) -> None:
 
 
 def test_old_lists_and_their_keys_go_and_come_back(node: Node, tmp_path: Path) -> None:
-    """Of two stale keys, one for all sources and one named by the old list, both are removed; another owner's key
+    """The role removes two stale keys: a key for all sources, and the key that the old list names. Another owner's key
     stays."""
     before = state(node)
     keys = signed(node, tmp_path)
@@ -241,7 +240,7 @@ def test_a_gpu_that_the_wanted_branch_does_not_drive_is_named_before_anything_is
     before = state(node)
     with card(node, device):
         alone = role(DRIVER, tmp_path, **variables)
-        # The plan reports the same error, and the run ends with it: no role starts.
+        # The plan reports the same error and ends the run, so no role starts.
         whole = play("--limit", HOST, "-e", json.dumps(variables))
     for run in (alone, whole):
         assert run.returncode == 2, run.stdout
@@ -266,8 +265,9 @@ def shown(node: Node, *properties: str) -> list[str]:
 
 
 def test_a_vgpu_guest_gets_its_licence(node: Node, tmp_path: Path) -> None:
-    """gridd.conf and token, and the licence service reads both: here a program that waits, for NVIDIA's is in no public
-    package. The token is in no output, and goes with all else."""
+    """The role writes gridd.conf and the token, and starts the licence service, which reads both files. NVIDIA's
+    service is in no public package, so a program that waits replaces it. No output shows the token, and the rollback
+    removes the token with the other files."""
     unit = f"/etc/systemd/system/{GRIDD}"
     node.write(unit, "[Service]\nExecStart=/bin/sleep infinity\n[Install]\nWantedBy=multi-user.target\n")
     node.run("systemctl", "daemon-reload")
@@ -320,7 +320,7 @@ def interrupted_unpack(node: Node) -> None:
 
 
 def killed_apt(node: Node) -> None:
-    """apt killed in the middle of its transaction."""
+    """Kills apt in the middle of its transaction."""
     command = "apt-get -y install --no-install-recommends docker.io"
     process = node.start("sh", "-c", f"DEBIAN_FRONTEND=noninteractive {command}")
     assert process.stdout is not None
@@ -349,7 +349,7 @@ def test_an_interrupted_apt_is_healed(node: Node, tmp_path: Path, spoil: Callabl
 
 
 def heal(node: Node, tmp_path: Path, before: tuple[str, str]) -> None:
-    """A second run of the driver's role installs the package, and the rollback leaves no trace."""
+    """Checks that a second run of the driver's role installs the package and that the rollback restores the host."""
     assert role(DRIVER, tmp_path).returncode == 0
     assert node.run("apt-mark", "showhold").split() == ["libcuda1", "libnvidia-ml1", "nvidia-smi"]
     assert "changed=0" in role(DRIVER, tmp_path).stdout

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The predictions of plan and check mode for a finished node, against the actual changes of the run."""
+"""Compares the predictions of the plan and of check mode for a finished node with the actual changes of the run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from conftest import INVENTORY, ROOT, Node, environment, play_command, set_group
 
 HOST = "gpu-t4-1"
-# These roles prove the change and are not part of it.
+# These roles only check the result and change nothing on the host.
 PROOF = {"verify", "preflight"}
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""teardown.yml on a finished node, compared with a host that site.yml never touched. Runs last: the host is bare
+"""Runs teardown.yml on a finished node and compares the node with a host that site.yml never changed. Runs last: the
+host is bare
 afterwards."""
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def hostctl(*arguments: str) -> None:
 
 @pytest.fixture
 def bare() -> Iterator[Node]:
-    """A host with the same hardware on which no playbook ever ran."""
+    """A host with the same hardware, on which no playbook ever ran."""
 
     class BareNode(Node):
         @property
@@ -38,7 +39,7 @@ def bare() -> Iterator[Node]:
 
 
 def files(node: Node) -> dict[str, str]:
-    """Path → type, mode, size and link; times differ on any two hosts."""
+    """Returns path → type, mode, size and link target. Times are omitted, because they differ between any two hosts."""
     found = {path: facts.split(" ") for path, facts in node.snapshot().items() if not path.startswith(allowed())}
     return {path: " ".join([*facts[:3], *facts[4:]]) for path, facts in found.items()}
 
@@ -53,9 +54,9 @@ def test_teardown_leaves_the_host_as_it_was(nodes: dict[str, Node], bare: Node) 
     node = nodes[HOST]
     assert packages(node) == packages(bare)
     before, after = files(bare), files(node)
-    assert sorted(set(after) - set(before)) == [], "left behind"
-    assert sorted(set(before) - set(after)) == [], "taken away that was none of ours"
-    assert [path for path in before if before[path] != after[path]] == [], "changed for good"
+    assert sorted(set(after) - set(before)) == [], "teardown left a file"
+    assert sorted(set(before) - set(after)) == [], "teardown removed a file that the playbooks did not create"
+    assert [path for path in before if before[path] != after[path]] == [], "teardown left a changed file"
     assert node.read("/etc/docker/daemon.json") == bare.read("/etc/docker/daemon.json")
 
     again = play("--limit", HOST, playbook="teardown.yml")

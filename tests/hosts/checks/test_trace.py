@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""site.yml and then teardown.yml, on a bare host and on one with docker in use: the host is unchanged, except for the
-paths in allowed.txt. All facts come from the host itself: find, sha256sum, dpkg, systemd, docker, mounts."""
+"""Runs site.yml and then teardown.yml on a bare host and on a host with docker in use. Afterwards each host is
+unchanged, except for the paths in allowed.txt. All facts come from the host itself: find, sha256sum, dpkg, systemd,
+docker, mounts."""
 
 from __future__ import annotations
 
@@ -73,7 +74,8 @@ def trace(node: Node) -> Trace:
 
 @pytest.fixture(scope="module")
 def traces(nodes: dict[str, Node]) -> dict[str, Any]:
-    """The state of each host before and after, and the containers of the host that had docker already."""
+    """Returns the state of each host before and after the playbooks, and the containers of the host that already used
+    docker."""
     used = nodes[USED]
     # Another owner's docker, in use: its package and its container must not be affected. Docker forgets a runtime
     # only by a restart, and live-restore lets containers survive it.
@@ -105,10 +107,10 @@ def traces(nodes: dict[str, Node]) -> dict[str, Any]:
 @pytest.mark.parametrize("name", [BARE, USED])
 def test_no_file_is_left_or_lacks(traces: dict[str, Any], name: str) -> None:
     before, after = traces["before"][name].files, traces["after"][name].files
-    assert sorted(set(after) - set(before)) == [], "left behind"
-    assert sorted(set(before) - set(after)) == [], "taken away that was none of ours"
+    assert sorted(set(after) - set(before)) == [], "teardown left a file"
+    assert sorted(set(before) - set(after)) == [], "teardown removed a file that the playbooks did not create"
     assert {path: (before[path], after[path]) for path in before if before[path] != after[path]} == {}
-    # The listing does detect our files.
+    # Negative control: after site.yml the listing has the playbooks' files.
     assert {"/etc/vgpu/node.yaml", LABELS} <= set(traces["between"][name].files)
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""upgrade.yml on nodes with running work: a good version disturbs nothing, a bad one is rolled back, and unused
-versions are removed. The tests depend on each other, as upgrades do."""
+"""Runs upgrade.yml on nodes with running work: a good version disturbs nothing, a bad version is rolled back, and
+unused versions are removed. The tests depend on each other, as upgrades do."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MACHINE = platform.machine()
 # Seconds, enough for the plugin to notice that a pod is gone.
 LIMIT = 150.0
 CONFIGS = "/etc/vgpu/configs"
-# Configurations that a node label may choose: of the proven version, and of the failing versions.
+# Named configurations that a node label may choose: for the proven version, and for the versions that fail.
 NIGHT = ("-e", json.dumps({"vgpu_configs": {"night": {"split_count": 2}}}))
 OTHER_NIGHT = {"vgpu_configs": {"night": {"split_count": 3}, "day": {"split_count": 4}}}
 SPOILED = json.dumps({"device_plugin_options": ["--no-such-option"], **OTHER_NIGHT})
@@ -154,7 +154,8 @@ class OldWork:
 
 @pytest.fixture(scope="module")
 def old_work(nodes: dict[str, Node], churn: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OldWork | None]:
-    """A container from before the upgrade; None if the checkout has no history to build that library from."""
+    """Starts a container before the upgrade with a former release's library; None if the checkout has no history from
+    which to build that library."""
     if not former.has_history():
         yield None
         return
@@ -193,7 +194,7 @@ def upgrade(library: str, plugin: str, *options: str) -> subprocess.CompletedPro
 
 @pytest.fixture(scope="module")
 def names(nodes: dict[str, Node]) -> dict[str, str]:
-    """The versions before and after."""
+    """The names of the versions before and after the upgrade."""
     library, plugin = current(nodes[FIRST]), status(nodes[FIRST])["version"]
     return {
         "library": library,
@@ -202,7 +203,7 @@ def names(nodes: dict[str, Node]) -> dict[str, str]:
         # A library that loads but limits nothing, as a broken upgrade would install.
         "bad": repack(library, "0.1.0-unlimited", blank_library()),
         "new plugin": "0.1.0-upgraded1",
-        # One more copy, for an upgrade that is killed.
+        # Another copy of the library, for an upgrade that is killed.
         "killed": repack(library, "0.1.0-upgraded2"),
     }
 
@@ -349,7 +350,7 @@ def test_the_program_met_not_one_failure(work: subprocess.Popen[str]) -> None:
     assert rounds > 1000
 
 
-# Runs after the work has ended: the proof of a library without limits fills the card.
+# Runs after the work has ended, because the isolation check of a library without limits fills the card.
 def test_a_library_that_fails_its_proof_is_taken_back(nodes: dict[str, Node], names: dict[str, str]) -> None:
     done = upgrade(names["bad"], names["new plugin"])
     taken_back(done, nodes[FIRST], names)

@@ -2,8 +2,8 @@
 """The hardware of a simulated host before any role runs: the simulated driver, its GPUs' device nodes, a kubelet
 double.
 
-podman unpacks the files as one archive into the container before its first boot, so that the host finds its hardware
-as a real one does. Only placing the driver before NVIDIA's libraries needs a command (`ldconfig`, after boot).
+podman unpacks the files as one archive into the container before its first boot, so the host has its hardware at boot,
+like a real host. Only placing the driver before NVIDIA's libraries needs a command (`ldconfig`, after boot).
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ DEMO_IMAGE = ROOT / ".build" / "demo-image.tar"
 LIBRARIES = "usr/local/lib/gpusim"
 DIGEST_FILE = "etc/gpusim/bring-up.sha256"
 
-# A host whose docker is already in use: these keys are not ours and must survive. They also keep the daemon from
+# The daemon.json of a host whose docker is already in use: these keys belong to another owner and must survive. They
+# also keep the daemon from
 # using netfilter modules that a container cannot load; the host has no network except lo anyway.
 DAEMON_JSON = {"bridge": "none", "iptables": False, "log-opts": {"max-size": "10m"}}
 
@@ -132,7 +133,8 @@ def with_driver(profile: str, version: str) -> str:
 
 
 def device_nodes(gpus: list[int]) -> str:
-    """Return the tmpfiles.d lines of NVIDIA's device nodes; c+ replaces a real card's node that came in from outside.
+    """Return the tmpfiles.d lines of NVIDIA's device nodes; c+ replaces a real card's node that podman passed into the
+    container.
 
     Their numbers are those of /dev/null (1:3): the real majors belong to the kernel module, and the simulated driver
     only asks whether a process has the node.

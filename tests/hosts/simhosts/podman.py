@@ -20,9 +20,10 @@ LABEL = "vgpu.fleet.project"
 HOST_LABEL = "vgpu.fleet.host"
 BOOT_TIMEOUT = 90.0
 
-# On cgroup v1 podman lays the machine's own systemd hierarchy over the container's: the systemds of all hosts would
-# then share the cgroups of units of one name, and each that boots would delete the others' ("podman exec" fails with
-# "cgroup.procs: no such file"). Taken off, the container's own comes to light. On cgroup v2 there is none to take off.
+# On cgroup v1 podman mounts the machine's systemd hierarchy over the container's hierarchy. The hosts would then share
+# the cgroups of units with equal names, and a booting host would delete the cgroups of the others ("podman exec" fails
+# with "cgroup.procs: no such file"). Unmounting it uncovers the container's own hierarchy. On cgroup v2 there is
+# nothing to unmount.
 INIT = "umount /sys/fs/cgroup/systemd/release_agent /sys/fs/cgroup/systemd 2>/dev/null; exec /sbin/init"
 
 
@@ -145,11 +146,11 @@ def create(host: Host, image: str, stores: Iterable[str]) -> None:
         # No network: several docker daemons with one docker0 and one set of netfilter rules would conflict, and
         # packages come from the image's own repository.
         *("--network", "none"),
-        # The simulated driver keeps its state there; the default of 64 MB holds little more than that.
+        # The simulated driver keeps its state in /dev/shm; the default of 64 MB holds little more than the state.
         "--shm-size=256m",
         # the limit of a real machine; systemd divides it among its units
         "--pids-limit=-1",
-        # Removal stops the host; there is nothing to save. A restart gives its own, longer time.
+        # Removal stops the host; there is nothing to save. A restart passes a longer time limit.
         "--stop-timeout=1",
         *(f"--volume={volume}:{folder}" for folder, volume in volumes.items()),
         image,

@@ -18,7 +18,7 @@ class SliceError(Exception):
 
 @contextlib.contextmanager
 def leased(host: Host) -> Iterator[dict[str, Any]]:
-    """Lease a free slice from the device plugin and release it afterwards."""
+    """Lease a free slice from the device plugin; release the slice afterwards."""
     try:
         lease = json.loads(podman("exec", host.container, "vgpuctl", "lease", "--json"))
     except PodmanError as error:

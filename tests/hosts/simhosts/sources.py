@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the host image comes from: the mirrors, proxies and keys that this machine's own apt uses, and on a machine of
-Debian the archive of Ubuntu for hosts of Ubuntu.
+"""Finds the sources of the host image: the mirrors, proxies and keys that this machine's own apt uses; on a Debian
+machine, also the archive of Ubuntu for hosts of Ubuntu.
 
 apt itself says which of its sources belong to the distribution (`apt-get indextargets` reports the Origin of each
-Release file), so a third party's repository never ends in the image, whatever it calls its suites.
+Release file), so no third party's repository gets into the image, whatever its suites are called.
 """
 
 from __future__ import annotations
@@ -141,7 +141,8 @@ def read_machine() -> tuple[Distribution, list[Source], list[str]]:
 def of_release(
     machine: Distribution, found: list[Source], codename: str, keyring: Callable[[str], Path]
 ) -> tuple[Distribution, list[Source]]:
-    """The sources of another release: the machine's mirrors with suites by the other name, or Ubuntu's on Debian.
+    """Return the sources of another release: the machine's mirrors with the other release's suites, or, on Debian,
+    Ubuntu's archive.
 
     ``keyring`` gives the file of Ubuntu's keys, for a mirror. Raises SourcesError.
     """

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node in a folder, with real programs: gpusim, libvgpu.so, vgpu-probe, the device plugin as a process, real mounts.
-
-Only the kubelet is a double, in this process. Needs root (mounts) and `make native`.
+"""A node whose files lie in a folder. Its programs and mounts are real: gpusim, libvgpu.so, vgpu-probe and the device
+plugin as a process. Only the kubelet is a double, in this process. The tests need root (for mounts) and `make native`.
 """
 
 from __future__ import annotations
@@ -42,7 +41,8 @@ RESOURCE = "nvidia.com/gpu"
 
 
 def until(what: Callable[[], Any], about: str) -> Any:
-    """Waits for an effect of other processes; the limit only ends a test that would hang."""
+    """Calls a function until its result is true, and returns the result. The time limit only ends a test that would
+    hang."""
     limit = time.monotonic() + 60
     while True:
         found = what()
@@ -136,8 +136,8 @@ class RealNode:
             return [line.split()[1] for line in stream if str(self.folder) in line]
 
     def allocation_mounts(self) -> list[str]:
-        """Returns the allocations without slices for containers outside Kubernetes, which stay while the program
-        runs."""
+        """Returns the mounts of allocations, except those of slices for containers outside Kubernetes: these stay
+        mounted while the device plugin runs."""
         return [one for one in self.mounts() if "/allocations/slice-" not in one]
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the isolation check's driver checks without a container engine: a process in a new cgroup, with a bundle and
-the hooks of the device plugin's CDI file, like a runtime. Runs as a separate program.
+"""Runs the isolation check's driver checks without a container engine. Acts like a runtime: starts a process in a new
+cgroup, with a bundle and the hooks of the device plugin's CDI file. Tests start this file as a separate program.
 
 Arguments, as JSON: ``socket``, ``vgpuctl``, ``cgroup_root``, ``cdi`` (the CDI file), ``groups`` (folder for new
 cgroups), ``hooks`` (whether hooks run), ``names`` (of checks) and ``beside`` (whether a second container runs too).
-Prints the checks.
+Prints the results of the checks.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node of the last release that mounted single files, which is upgraded while its containers run."""
+"""A node that starts with the last release that mounted single files, and is upgraded while its containers run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ NEW = "0.1.0-aaaaaaaaaaaa"
 
 
 class OldNode:
-    """A node of the former release: its library is ``current``, its arbiter and its device plugin run."""
+    """A node of the former release: the link ``current`` points to that release's library, and that release's arbiter
+    and device plugin run."""
 
     def __init__(self, node: RealNode, former: Former) -> None:
         self.node = node
@@ -46,7 +47,7 @@ class OldNode:
         os.replace(fresh, link)
 
     def use_arbiter(self) -> None:
-        """Stops the running arbiter, and starts the current one."""
+        """Stops the running arbiter, and starts the arbiter of the current version."""
         self.stop_arbiter()
         run = self.node.folder / "run"
         run.mkdir(exist_ok=True)
@@ -59,7 +60,7 @@ class OldNode:
             self._arbiter.wait(30)
 
     def use_plugin(self, sources: list[Path]) -> None:
-        """Stops the running device plugin, and starts the one of ``sources``."""
+        """Stops the running device plugin, and starts the device plugin in ``sources``."""
         self.node.end()
         self.node.environment["PYTHONPATH"] = os.pathsep.join(map(str, sources))
         self.node.start()

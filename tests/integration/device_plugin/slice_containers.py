@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Containers that are created once and started repeatedly, of runc, podman and a docker daemon of the test."""
+"""Containers that a test creates once and starts repeatedly, with runc, podman or a docker daemon of the test."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Work:
         return self._line()
 
     def take(self) -> tuple[str, int]:
-        """Allocates until refused and keeps the memory. Returns (error of the refusal, bytes by the driver's
-        account)."""
+        """Allocates until the driver call fails, and keeps the memory. Returns (error code of the failed call, bytes in
+        use by the driver's account)."""
         said = self._ask("take")
         (had,) = [one["total"] for one in driver_account(self._node)]
         return said, had
@@ -93,8 +93,8 @@ def driver_account(node: RealNode) -> list[dict]:
 
 @dataclass
 class Place:
-    """Files for the containers of all engines: a root folder with this machine's libc, and a folder for created
-    files."""
+    """Files for the containers of all engines: a root folder with this machine's libc, and a folder for files that the
+    tests create."""
 
     node: RealNode
     folder: Path
@@ -110,7 +110,7 @@ class Place:
         source = Path(__file__).with_name("work.c")
         flags = ["-std=c11", "-D_GNU_SOURCE", "-O1"]
         subprocess.run(["cc", *flags, "-o", str(folder / "work"), str(source), "-ldl"], check=True)
-        # readable and writable for all users, as the nodes of a real driver
+        # all users may read and write it, as with a real driver's device nodes
         os.chmod(node.environment["GPUSIM_STATE"], 0o666)
         return cls(node, folder, root)
 
@@ -220,7 +220,7 @@ def docker(place: Place) -> Iterator[Engine]:
     """A docker daemon of the test, without a network."""
     if shutil.which("dockerd") is None or shutil.which("docker") is None:
         pytest.skip("docker and its daemon are not installed")
-    # A socket's path is too short for a test's folder.
+    # The path of a test's folder is too long for a socket.
     folder = Path(tempfile.mkdtemp(prefix="vgpu-test-", dir="/run"))
     host = f"unix://{folder}/sock"
     options = [f"--{name}={folder}/{name}" for name in ("exec-root", "pidfile")]

@@ -36,7 +36,7 @@ def archive(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def installed(archive, tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("opt")
-    # pip has no source but the archive: nothing serves this index.
+    # No server listens at this index, so pip can install from the archive only.
     environment = {**os.environ, "PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_CONFIG_FILE": os.devnull}
     command = [sys.executable, str(archive), "--root", str(root)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
@@ -51,7 +51,7 @@ def test_wheels_are_those_of_the_lock(archive):
         assert len(foreign) >= 4
         for name in foreign:
             assert hashlib.sha256(content.read(name)).hexdigest() in locked, name
-        # Each line of the installation has a hash, also the line of our own package.
+        # Every requirement has a hash, including that of our own package.
         lines = content.read("requirements.txt").decode().replace("\\\n", " ").strip().splitlines()
     assert all("--hash=sha256:" in line for line in lines)
     assert [line.split("==")[0] for line in lines if "vgpu" in line] == [
@@ -63,7 +63,7 @@ def test_wheels_are_those_of_the_lock(archive):
 def test_equal_sources_give_equal_archives(archive, tmp_path):
     again = tmp_path / "again"
     again.mkdir()
-    for folder in archive.parent.glob("wheels-*"):  # avoids the download
+    for folder in archive.parent.glob("wheels-*"):  # reuses downloaded wheels
         (again / folder.name).symlink_to(folder)
     done = wheelhouse(again, "--version", VERSION, "--double")
     assert done.returncode == 0, done.stderr
@@ -89,7 +89,7 @@ def test_programs_run_from_the_installation_alone(installed, tmp_path):
             [programs / name, "--version"], capture_output=True, text=True, env=environment, check=True
         )
         assert done.stdout.strip() == VERSION
-    # The archive installs no program whose libraries are missing.
+    # The archive must not install a program whose libraries it does not contain.
     ours = sorted(one.name for one in programs.glob("vgpu*"))
     assert ours == ["vgpu-device-plugin", "vgpu-kubelet-double", "vgpu-node-setup", "vgpuctl"]
     script = (
@@ -105,7 +105,8 @@ def test_programs_run_from_the_installation_alone(installed, tmp_path):
 
 
 def test_archive_has_the_completion_of_its_version(installed):
-    """The completion works through the link that the role creates, and knows the commands of this vgpuctl."""
+    """Shell completion works through the link that the role creates, and completes the commands of this version of
+    vgpuctl."""
     file = installed / VERSION / "share/bash-completion/completions/vgpuctl"
     script = f'source {file}; COMP_WORDS=(vgpuctl sta); COMP_CWORD=1; _vgpuctl; echo "${{COMPREPLY[@]}}"'
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
@@ -114,8 +115,8 @@ def test_archive_has_the_completion_of_its_version(installed):
 
 @pytest.mark.parametrize("program", ["vgpuctl", "vgpu-device-plugin", "archive"])
 def test_programs_import_nothing_from_the_working_folder(archive, installed, tmp_path, program):
-    """Nothing is imported from the working folder or the caller's variables: another user's folder could hold such
-    modules."""
+    """The programs import no module from the working folder or from folders in the caller's variables, because such a
+    folder may belong to another user."""
     for name in ("json", "argparse", "zipfile", "venv", "pip", "sitecustomize", "logging"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'a').write({name!r})\n")
     command = [str(installed / VERSION / "bin" / program), "--version"]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A container whose promised memory is below its limit, with running programs: the real plugin, the real library,
-real containers, an API double with the scheduler's plans. Usage is read from the driver's own account."""
+"""A container may use more memory than the promised amount, up to its limit, and returns the rest when a new container
+needs it. The device plugin, the library and the containers are real; an API double has the scheduler's plans. The
+simulated driver's own account gives the usage."""
 
 from __future__ import annotations
 
@@ -22,14 +23,14 @@ pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
 CARD = 16160
-# MiB of one allocation; the program also allocates and frees another allocation all the time.
+# The size of one allocation in MiB. The program also allocates and frees a second allocation repeatedly.
 PIECE = 64
 SLICES = 10
 
 
 @dataclass
 class Pods:
-    """``took``: seconds of each container start that set a size."""
+    """The test's pods on the node. ``took`` lists the seconds that each container start took."""
 
     node: RealNode
     api: KubeApi
@@ -50,7 +51,7 @@ class Pods:
         self.api.put(f"/api/v1/namespaces/default/pods/{name}", pod)
 
     def admit(self, name: str, promised: int, burst: int = 0) -> dict:
-        """Starts a pod, up to PreStartContainer."""
+        """Plans a pod and runs the kubelet's calls for it, up to and including PreStartContainer."""
         self.plan(name, promised, burst)
         return self._timed(lambda: self.node.kubelet.run_pod(name, uid=f"uid-{name}"))
 
@@ -59,8 +60,8 @@ class Pods:
         return self._timed(lambda: self.node.kubelet.restart_container(name))
 
     def at_last(self, name: str) -> dict:
-        """Restarts until the start succeeds: freed memory counts after the plugin's next poll of the driver (every 2
-        s)."""
+        """Restarts the pod's container until the start succeeds. The plugin polls the driver every 2 s and sees freed
+        memory only at its next poll."""
 
         def starts() -> dict | None:
             try:
@@ -77,7 +78,7 @@ class Pods:
         return pod
 
     def run(self, pod: dict) -> tuple[Work, int]:
-        """Returns the program of a pod, and its pid."""
+        """Starts a program in the pod's container; returns the program and its pid."""
         before = {one["pid"] for one in driver_account(self.node)}
         found = pod["answer"]["mounts"]
         mounts: Mounts = [(each["container_path"], each["host_path"], each["read_only"]) for each in found]
@@ -94,7 +95,7 @@ class Pods:
         return next(one["total"] for one in driver_account(self.node) if one["pid"] == pid) // MIB
 
     def fills(self, work: Work, pid: int, mib: int) -> None:
-        """Checks that a program gets this much memory, and no more."""
+        """Checks that a program can use this many MiB, and no more."""
         until(lambda: work._ask("take") and self.holds(pid) > mib - PIECE, f"{mib} MiB")
         assert self.holds(pid) <= mib
 
@@ -129,7 +130,8 @@ def test_program_bursts_and_returns_memory_without_disturbing_its_neighbour(pods
     one, pid = pods.run(pods.admit("bursts", 2000, 20000))
     pods.fills(one, pid, CARD - 3000)
 
-    # The newcomer's promised memory is still in use: its start fails with a reason, and the bursting program runs on.
+    # The bursting program still uses memory that is promised to the new pod: the new pod's start fails with a reason,
+    # and the bursting program continues.
     with pytest.raises(PodError, match=r"MiB of GPU .* are promised to it and still in use"):
         pods.admit("comes", 6000)
     assert pods.holds(pid) > CARD - 3000 - PIECE
@@ -139,10 +141,10 @@ def test_program_bursts_and_returns_memory_without_disturbing_its_neighbour(pods
     pods.fills(third, newcomer, 6000)
     pods.fills(one, pid, CARD - 9000)
 
-    # Free memory is returned at once, although other programs run.
+    # A new pod gets free memory at once, although other programs run.
     pods.end("comes")
     third.client.communicate("", timeout=60)
-    until(lambda: pods.limit("bursts") == CARD - 3000, "the memory of the deleted pod")
+    until(lambda: pods.limit("bursts") == CARD - 3000, "the deleted pod's memory in the limit of the bursting pod")
     one.free()
     pods.took.clear()
     for n in range(3):
@@ -150,15 +152,15 @@ def test_program_bursts_and_returns_memory_without_disturbing_its_neighbour(pods
         pods.admit(name, 6000)
         assert pods.limit("bursts") == CARD - 9000
         pods.end(name)
-        until(lambda: pods.limit("bursts") == CARD - 3000, "the memory of the deleted pod")
-    print("a start that had memory given back took", ", ".join(f"{one:.2f} s" for one in pods.took))
+        until(lambda: pods.limit("bursts") == CARD - 3000, "the deleted pod's memory in the limit of the bursting pod")
+    print("container starts that reduced another pod's limit took", ", ".join(f"{one:.2f} s" for one in pods.took))
     pods.took.clear()
     pods.end("bursts")
     one.client.communicate("", timeout=60)
-    until(lambda: len(driver_account(pods.node)) == 1, "the neighbour alone")
+    until(lambda: len(driver_account(pods.node)) == 1, "a GPU that only the neighbour uses")
     for n in range(3):
         pods.admit(f"plain-{n}", 100)
-    print("one that had not took", ", ".join(f"{one:.2f} s" for one in pods.took))
+    print("container starts that changed no other limit took", ", ".join(f"{one:.2f} s" for one in pods.took))
 
     assert pods.holds(neighbour) == had, "the neighbour's memory is unchanged"
     other.free()
@@ -182,7 +184,9 @@ def test_oom_killer_ends_a_process_above_its_reduced_limit(pods):
     with pytest.raises(PodError, match="still in use"):
         pods.admit("comes", 6000)
     assert one._ask("take") == ""
-    until(lambda: pid not in [each["pid"] for each in driver_account(pods.node)], "its end")
+    until(
+        lambda: pid not in [each["pid"] for each in driver_account(pods.node)], "the end of the process over its limit"
+    )
     third, newcomer = pods.run(pods.at_last("comes"))
     pods.fills(third, newcomer, 6000)
     third.client.communicate("", timeout=60)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bypasses that depend on a container's rights, in real containers: of each engine of this machine, with Docker's
-capabilities and with none, as root and as another user, with and without a seccomp profile and a user namespace.
+"""Tries the bypasses that depend on a container's rights, in real containers of each engine of this machine: with
+Docker's capabilities and with none, as root and as another user, with and without a seccomp profile and a user
+namespace.
 
 Docker itself runs them on the hosts of molecule's default scenario, where playbooks/site.yml proves isolation.
 """
@@ -72,7 +73,8 @@ CONTAINERS += [
 
 @pytest.fixture
 def quick(node: RealNode) -> RealNode:
-    """The node with a short watch interval; users of all containers may write the simulated driver's state."""
+    """A node with a short watch interval, whose simulated driver's state is writable for the users of all
+    containers."""
     node.end()
     node.options += ["--watch-interval", "0.2"]
     node.start()
@@ -105,13 +107,14 @@ def test_bypasses_are_prevented_or_detected_as_documented(
     assert found == AS_DOCUMENTED | dict.fromkeys(prevents, "passed"), one["checks"]
 
 
-# Our folders and their parent folders, whose mounts are compared.
+# The product's folders in a container, and their parent folders: the test compares the mounts at these paths.
 OURS = ("/dev", "/dev/vgpu", "/dev/vgpu/lib", "/dev/vgpu/0", "/dev/vgpu/0/limits", "/dev/vgpu/0/ledger")
 OURS += ("/dev/vgpu/0/tenant", "/etc/ld.so.preload", "/etc/vgpu", "/run/vgpu", "/usr/local/lib/vgpu", "/usr/local/lib")
 
 
 def mount_points(text: str) -> dict[str, str]:
-    """Returns {path: whether writable} of our paths that are mount points. ``text``: mountinfo."""
+    """Returns {path: whether writable} for each of the product's paths that is a mount point. ``text``: the contents of
+    mountinfo."""
     rows = [line.split() for line in text.splitlines()]
     return {row[4]: row[5].split(",")[0] for row in rows if row[4] in OURS}
 

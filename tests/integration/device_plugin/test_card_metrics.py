@@ -78,7 +78,8 @@ def test_scrape_follows_the_rules_of_prometheus(port):
 
 
 def test_busy_metrics_port_does_not_delay_the_slices(node_at_rest):
-    """``start`` waits until the kubelet has the slices."""
+    """The device plugin registers its slices although another process uses the metrics port: ``start`` waits for the
+    registration."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         node_at_rest.options = [f"--metrics-listen=127.0.0.1:{port}"]
@@ -91,7 +92,7 @@ def test_busy_metrics_port_does_not_delay_the_slices(node_at_rest):
         except OSError:
             return False
 
-    until(answered, "metrics once the port is free")
+    until(answered, "metrics after the port became free")
 
 
 def test_log_has_one_json_object_per_line(node_at_rest, port):

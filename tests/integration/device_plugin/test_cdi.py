@@ -32,7 +32,7 @@ LIMITS = [
         )
     )
 ]
-# Creates a context and keeps it.
+# Creates a context and keeps it until the container ends.
 HOLDER_SOURCE = """
 #include <dlfcn.h>
 #include <stdio.h>
@@ -145,14 +145,15 @@ def test_container_without_kubernetes_is_limited(node, image, served):
 
 
 def test_whole_gpu_is_not_limited(node, image, served):
-    """Negative control: the same image and driver, with the device that no library limits."""
+    """Negative control: the same image and driver, with the CDI device of a whole GPU, which no library limits."""
     gpu = node.vgpuctl("status")["gpus"][0]
     report = probe(run(node, image, [f"{served}/gpu={gpu['uuid']}"], PROGRAM, "--json", "--checks", "totals"))
     assert report["devices"][0]["total_cuda"] == gpu["memory_mib"] * MIB
 
 
 def test_volumes_in_any_order_are_the_same_mounts(node, image, served):
-    """Allocate's mounts are passed by hand, innermost first: the engine sorts folders before the mounts inside them."""
+    """The test passes Allocate's mounts as volumes, innermost first. The engine must mount each folder before the
+    mounts inside it."""
     answer = node.kubelet.run_pod("one")["answer"]
     volumes = [(one["container_path"], one["host_path"], one["read_only"]) for one in reversed(answer["mounts"])]
     options = [f"--volume={host}:{inside}:{'ro' if ro else 'rw'}" for inside, host, ro in volumes]
@@ -178,13 +179,19 @@ def test_slice_is_used_on_one_side_only(node, image, served):
     assert started.returncode == 0, started.stderr
     try:
         endpoint = node.kubelet.endpoints[RESOURCE]
-        until(lambda: endpoint.devices[slice_id].health == "Unhealthy", "the slice to be withdrawn")
+        until(
+            lambda: endpoint.devices[slice_id].health == "Unhealthy",
+            "an unhealthy slice at the kubelet while podman uses it",
+        )
         assert sum(one.health == "Healthy" for one in endpoint.devices.values()) == SPLIT - 1
         with pytest.raises(PodError, match="used by a container outside Kubernetes"):
             node.kubelet.run_pod("late", ids=[slice_id])
     finally:
         podman("rm", "--force", "--time=0", name, check=False)
-    until(lambda: endpoint.devices[slice_id].health == "Healthy", "the slice to come back")
+    until(
+        lambda: endpoint.devices[slice_id].health == "Healthy",
+        "a healthy slice at the kubelet after podman's container is removed",
+    )
     node.kubelet.run_pod("holder", ids=[slice_id])
     refused = run(node, image, [mine], HOLDER)
     assert (refused.returncode != 0, "context 0" in refused.stdout) == (True, False), refused.stdout + refused.stderr

@@ -36,7 +36,7 @@ print(json.dumps(capacity.compare(seen)))
 
 @pytest.fixture
 def look(node):
-    """Returns ``(drift, notes)`` of the node as a host."""
+    """Returns the ``(drift, notes)`` that vgpu_capacity_info reports for the node."""
     root = node.folder / "root"
     program = root / "usr/local/bin/vgpuctl"
     program.parent.mkdir(parents=True)
@@ -131,7 +131,7 @@ def test_older_mapped_library_of_a_container_is_a_note(node, look):
 
 
 def test_allocation_that_no_container_has(node, look):
-    """The kubelet has deleted a pod, the plugin has not yet."""
+    """The kubelet has deleted a pod, but the device plugin still has the pod's allocation."""
     node.kubelet.run_pod("one")
     path = node.folder / "kubelet" / "kubelet_internal_checkpoint"
     kept = json.loads(path.read_text())
@@ -148,7 +148,7 @@ def test_process_that_bypasses_the_library_is_a_difference(node, look):
     slice_ = Slice(node, node.kubelet.run_pod("one")["answer"])
     slice_.probe("bypass-namespace")
     try:
-        until(lambda: node.vgpuctl("watch")["findings"], "the process to be named")
+        until(lambda: node.vgpuctl("watch")["findings"], "a finding that names the process")
         ((one,), _notes) = look()
     finally:
         for process in slice_.running:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plugin as a process on the simulated driver's NVML: faults, losses, recovery, MIG devices."""
+"""Runs the device plugin as a process on the simulated driver's NVML: GPU faults, lost GPUs, recovery and MIG
+devices."""
 
 from __future__ import annotations
 
@@ -67,16 +68,19 @@ def test_gpu_with_an_xid_is_unhealthy_and_recovers(again, record_property):
     begun = time.monotonic()
     gpusimctl(node, "xid", "0", "79")
     raised = time.monotonic()
-    until(lambda: healthy(node) == {first: 0, second: SPLIT}, "exactly the slices of the first GPU to become unhealthy")
+    until(
+        lambda: healthy(node) == {first: 0, second: SPLIT},
+        "a state in which exactly the first GPU's slices are unhealthy",
+    )
     record_property("xid_to_kubelet_ms", round((time.monotonic() - raised) * 1000, 1))
     print(f"gpusimctl took {(raised - begun) * 1000:.1f} ms, then {(time.monotonic() - raised) * 1000:.1f} ms")
-    until(lambda: healthy(node) == {first: SPLIT, second: SPLIT}, "the slices to recover")
+    until(lambda: healthy(node) == {first: SPLIT, second: SPLIT}, "healthy slices after the recovery")
 
 
 def test_xid_of_an_application_changes_nothing(again):
     node = again(TWO_GPUS)
     gpusimctl(node, "xid", "0", "13")
-    gpusimctl(node, "xid", "1", "79")  # a fault of another GPU, which shows that events arrive
+    gpusimctl(node, "xid", "1", "79")  # a fault of the second GPU shows that the plugin receives events
     second = node.vgpuctl("status")["gpus"][1]["uuid"]
     until(lambda: healthy(node)[second] == 0, "the witness")
     assert sorted(healthy(node).values()) == [0, SPLIT]
@@ -86,7 +90,7 @@ def test_ecc_error(again):
     node = again(TWO_GPUS)
     second = node.vgpuctl("status")["gpus"][1]["uuid"]
     gpusimctl(node, "ecc", "1", "1")
-    until(lambda: healthy(node)[second] == 0, "the slices of the GPU with the ECC error to become unhealthy")
+    until(lambda: healthy(node)[second] == 0, "unhealthy slices of the GPU with the ECC error")
     assert sorted(healthy(node).values()) == [0, SPLIT]
 
 
@@ -94,20 +98,20 @@ def test_gpu_that_falls_off_the_bus_and_comes_back(again):
     node = again(TWO_GPUS)
     second = node.vgpuctl("status")["gpus"][1]["uuid"]
     gpusimctl(node, "fall-off", "1")
-    until(lambda: healthy(node)[second] == 0, "the slices of the lost GPU to become unhealthy")
+    until(lambda: healthy(node)[second] == 0, "unhealthy slices of the lost GPU")
     assert sorted(healthy(node).values()) == [0, SPLIT]
     gpusimctl(node, "recover", "1")
-    until(lambda: healthy(node)[second] == SPLIT, "the slices to recover")
+    until(lambda: healthy(node)[second] == SPLIT, "healthy slices after the recovery")
     gpusimctl(node, "xid", "1", "79")
-    until(lambda: healthy(node)[second] == 0, "the GPU's events to be watched again")
+    until(lambda: healthy(node)[second] == 0, "unhealthy slices after an Xid of the recovered GPU")
 
 
 def test_lost_gpu_is_unhealthy_after_a_restart(again):
-    """A restart is an operator's first attempt, and must not hide the lost GPU."""
+    """Operators first restart the device plugin. After the restart the plugin must still report the lost GPU."""
     node = again(TWO_GPUS)
     second = node.vgpuctl("status")["gpus"][1]["uuid"]
     gpusimctl(node, "fall-off", "1")
-    until(lambda: healthy(node)[second] == 0, "the slices of the lost GPU to become unhealthy")
+    until(lambda: healthy(node)[second] == 0, "unhealthy slices of the lost GPU")
     node.end()
     node.start()
     status = node.vgpuctl("status")
@@ -117,10 +121,10 @@ def test_lost_gpu_is_unhealthy_after_a_restart(again):
     assert second in warning
     assert sorted(healthy(node).values()) == [0, SPLIT]
     gpusimctl(node, "recover", "1")
-    until(lambda: healthy(node)[second] == SPLIT, "the slices to recover")
+    until(lambda: healthy(node)[second] == SPLIT, "healthy slices after the recovery")
     until(lambda: node.vgpuctl("status")["warnings"] == [], "no warning")
     gpusimctl(node, "xid", "1", "79")
-    until(lambda: healthy(node)[second] == 0, "the GPU's events to be watched")
+    until(lambda: healthy(node)[second] == 0, "unhealthy slices after an Xid of the recovered GPU")
 
 
 def test_node_with_all_gpus_lost_reports_this_after_a_restart(again):
@@ -128,7 +132,7 @@ def test_node_with_all_gpus_lost_reports_this_after_a_restart(again):
     uuids = [gpu["uuid"] for gpu in node.vgpuctl("status")["gpus"]]
     for index in ("0", "1"):
         gpusimctl(node, "fall-off", index)
-    until(lambda: healthy(node) == dict.fromkeys(uuids, 0), "all slices to become unhealthy")
+    until(lambda: healthy(node) == dict.fromkeys(uuids, 0), "a state in which all slices are unhealthy")
     node.end()
     node.start(wait=False)  # nothing can be allocated
     until(node.connected, "the registration")
@@ -137,7 +141,7 @@ def test_node_with_all_gpus_lost_reports_this_after_a_restart(again):
     assert healthy(node) == dict.fromkeys(uuids, 0)
     for index in ("0", "1"):
         gpusimctl(node, "recover", index)
-    until(lambda: healthy(node) == dict.fromkeys(uuids, SPLIT), "the slices to recover")
+    until(lambda: healthy(node) == dict.fromkeys(uuids, SPLIT), "healthy slices after the recovery")
 
 
 def test_mig_devices(again):
@@ -149,7 +153,7 @@ def test_mig_devices(again):
     ] * 3
     pod = node.kubelet.run_pod("one")
     assert pod["answer"]["envs"] == {"NVIDIA_VISIBLE_DEVICES": pod["ids"][0]}
-    # The driver's own list of its devices.
+    # Prints the UUIDs of the MIG devices, as the driver lists them.
     listed = subprocess.run(
         [sys.executable, "-c", LIST_MIG], env=node.environment, capture_output=True, text=True, check=True
     )
@@ -191,7 +195,7 @@ def test_driver_that_fails_at_the_start(again, node):
             "waiting" in (node.folder / "plugin.log").read_text()
             or "tried again" in (node.folder / "plugin.log").read_text()
         ),
-        "the program to wait for the driver",
+        "the log line that the plugin waits for the driver",
     )
     gpusimctl(node, "nvml-fail", "off")
     until(node.offered, "the slices, once the driver starts")

@@ -43,7 +43,7 @@ UUID = "GPU-11111111-2222-3333-4444-555555555555"
 
 
 class Place:
-    """A simulated host with driver 615 and control groups, whose limits are set as the hook sets them."""
+    """A simulated host with driver 615 and control groups. Limits are set by the function that the hook uses."""
 
     def __init__(self, node: RealNode, root: Path, backend: str, more: str) -> None:  # noqa: F811
         self.node, self.backend = node, backend
@@ -74,7 +74,7 @@ class Place:
         self._run(sys.executable, "-c", program % hard, str(path))
 
     def container(self, path: Path, words: list[str]) -> int:
-        """Starts a process that waits in the group, with the capabilities left by ``words``."""
+        """Starts a process that waits in the group, with the capabilities that the command ``words`` leaves."""
         self.processes.append(subprocess.Popen([*enter(path), *words, "sleep", "600"]))
         pid = self.processes[-1].pid
         until(lambda: "sleep" in Path(f"/proc/{pid}/cmdline").read_text(), "the container")
@@ -109,8 +109,8 @@ NAMES = ["driver-refuses", "driver-limit-children", "driver-limit-root", "manage
 
 @BOTH
 def test_correct_driver_passes_every_check(place, group, backend: str) -> None:  # noqa: F811
-    """Managed memory is open, with the bytes; the fork check does not run, because libcuda does not work in a forked
-    child."""
+    """The check of managed memory has the verdict "open" and reports the bytes. The fork check does not run, because
+    libcuda does not work in a forked child."""
     on = place(backend)
     on.limit(group("c"))
     found = on.check(group("c"), NAMES, on.container(group("c"), ORDINARY))
@@ -121,7 +121,7 @@ def test_correct_driver_passes_every_check(place, group, backend: str) -> None: 
         "managed-raw": "open",
         "dead-creator": "not-run",
     }, found
-    # Each tenant allocated all but less than two of the smallest allocations: the limit refused the rest.
+    # The unallocated rest of each tenant's limit is smaller than two of the smallest allocations.
     for name in ("driver-refuses", "driver-limit-children"):
         assert HARD - 8 * MIB <= int(found[name]["found"]) <= HARD, found[name]
     assert found["managed-raw"]["found"] == "0"
@@ -139,11 +139,11 @@ FAULTS = [
     ),
     ("no controller", "misc", "controllers = require\n", [], "driver-refuses", "violated", "were granted"),
     (
-        *("no controller, managed memory", "misc", "controllers = require\n", []),
+        *("managed memory without a controller", "misc", "controllers = require\n", []),
         *("managed-raw", "violated", "not even ordinary memory"),
     ),
     (
-        *("limit of a former group", "misc", "", [("memacct-stale", "0", "9000")]),
+        *("group with the limit of a former group", "misc", "", [("memacct-stale", "0", "9000")]),
         *("driver-limit-children", "violated", "were granted"),
     ),
     (
@@ -170,7 +170,7 @@ def test_faulty_driver_fails_the_check(place, group, about, backend, more, words
 
 
 def test_root_of_a_privileged_container(place, group) -> None:  # noqa: F811
-    """Root with all capabilities may call NVML's limit function; the limit is unchanged."""
+    """Root with all capabilities calls NVML's limit function; the limit stays unchanged."""
     on = place("misc")
     on.limit(group("c"))
     found = on.check(group("c"), ["driver-limit-root"], on.container(group("c"), []))["driver-limit-root"]
@@ -202,7 +202,7 @@ def test_check_that_could_prove_nothing_is_not_run(place, group, backend: str) -
     on.limit(group("c"))
     found = on.check(group("c"), NAMES[:2], crowded="others are in use")
     assert {(one["verdict"], one["detail"]) for one in found.values()} == {("not-run", "others are in use")}
-    # A card that other programs have filled refuses too, which proves no limit.
+    # A card that other programs have filled also refuses allocations, so a refusal proves no limit.
     program = [sys.executable, str(SOURCES / "tests/native/gpusim/cuda_program.py"), str(LIBRARY / "libcuda.so.1")]
     hog = subprocess.Popen(program, env=on.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     on.processes.append(hog)
@@ -214,7 +214,7 @@ def test_check_that_could_prove_nothing_is_not_run(place, group, backend: str) -
 
 
 def test_no_driver_on_the_host(place, group) -> None:  # noqa: F811
-    """A driver in a separate container has no libcuda on the host, so the checks report not-run."""
+    """If the driver is installed in a separate container, the host has no libcuda, so the checks report not-run."""
     on = place("misc")
     on.limit(group("c"))
     folder = on.node.folder / "nvml-alone"
@@ -248,8 +248,8 @@ def of_module(node: RealNode, groups: Path, names: list[str], hooks: bool = True
 
 @BOTH
 def test_a_slice_of_a_node(node_at_rest: RealNode, group, backend: str) -> None:  # noqa: F811
-    """The plugin's CDI file and hook: the limit of a new group, the limit of a neighbour's group, and all driver
-    checks."""
+    """Runs all driver checks in a group that the plugin's CDI file and hook limit, next to a neighbour's limited
+    group."""
     furnish(node_at_rest, backend)
     node_at_rest.start()
     found = of_module(node_at_rest, group(), [], beside=True)
@@ -265,7 +265,7 @@ def test_a_slice_of_a_node(node_at_rest: RealNode, group, backend: str) -> None:
 
 @pytest.mark.parametrize("fault", ["no hook of CDI", "a hook that does nothing"])
 def test_container_without_a_limit_violates_the_check(node_at_rest: RealNode, group, fault: str) -> None:  # noqa: F811
-    """The plugin claims that the driver enforces, but the container's group has no limit."""
+    """The plugin claims that the driver enforces limits, but the container's group has no limit."""
     furnish(node_at_rest, "dmem")
     node_at_rest.start()
     if fault == "a hook that does nothing":

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory limits that the driver itself enforces (615): the plugin's CDI files and poll, the hook, and the memory of a
-program that bypasses the library. The driver is simulated, its control groups are the kernel's own.
+"""Memory limits that the driver itself enforces (from 615 on): the plugin writes CDI files and polls the limits, the
+hook sets a limit, and a program that bypasses the library stays within the limit. The driver is simulated, its control
+groups are the kernel's own.
 
-The hosts of the tests have version 2 of control groups next to version 1, and neither controller: the root of the
-hierarchy is an option everywhere. Containers are of podman and runc, or, where the runtime is not what is tested, a
-process in a group of its own and a bundle with the mounts of the CDI file.
+The test machines have version 2 of control groups next to version 1 and have neither of the controllers misc and dmem,
+so the tests pass the root of the hierarchy as an option. Containers are of podman and runc. Tests in which the runtime
+does not matter use a process in a new group and a bundle with the mounts of the CDI file.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ SPLIT, CARD_MIB = 3, 15360
 SLICE_MIB = CARD_MIB // SPLIT
 CONTEXT_MIB = 100
 MAX = 2**64 - 1
-# Bypasses that succeed where only the library enforces (docs/threat-model.md). Not bypass-namespace: it does not run
-# in this image, because glibc does not find the image's loader by name.
+# Bypasses that succeed where only the library enforces limits (docs/threat-model.md). bypass-namespace is omitted: it
+# does not run in this image, because glibc does not find the image's loader by name.
 BYPASSES = ["bypass-own-loader", "bypass-symbol-table"]
 
 
@@ -49,8 +50,8 @@ pytestmark = pytest.mark.skipif(CGROUPS is None, reason="version 2 of control gr
 
 
 def furnish(node: RealNode, backend: str, wish: str = "driver", sharing: dict | None = None, more: str = "") -> None:
-    """Replaces the older host by one with driver 615. A runtime gives hooks no environment, so a wrapper around our
-    hook names the simulated driver."""
+    """Replaces the node's older driver by driver 615. A runtime starts hooks without an environment, so a wrapper
+    around our hook sets the variables of the simulated driver."""
     profile = f"driver_version = 615.71.09\ncuda_version = 13.5\nmemacct = {backend}\ncgroup_root = {CGROUPS}\n{more}"
     # One card: without device nodes, a simulated driver shows a container every card of the host.
     card = f"[gpu]\nmodel = T4\ncontext_mib = {CONTEXT_MIB}\n"
@@ -70,7 +71,8 @@ def furnish(node: RealNode, backend: str, wish: str = "driver", sharing: dict | 
 
 @pytest.fixture(params=["misc", "dmem"])
 def node(request, node_at_rest: RealNode) -> RealNode:
-    """Named like the fixture of other files, so that their fixtures work on it."""
+    """The node with driver 615. Its name replaces the fixture ``node`` of conftest.py, so that fixtures from other
+    files use this node."""
     furnish(node_at_rest, request.param)
     node_at_rest.start()
     return node_at_rest
@@ -82,7 +84,7 @@ def ctl(node: RealNode, *words: str) -> str:
 
 
 def limits(node: RealNode) -> dict[tuple[int, int], int]:
-    """Returns for each (GPU, inode) the MiB of the simulated driver's limit."""
+    """Returns the simulated driver's limits: (GPU, inode of the control group) → MiB."""
     found = json.loads(ctl(node, "limits", "--json"))["limits"]
     return {(one["gpu"], one["group"]): one["hard"] >> 20 for one in found if one["hard"] != MAX}
 
@@ -124,7 +126,8 @@ class Started:
 
 @pytest.fixture
 def start(node: RealNode, group):  # noqa: F811
-    """Starts a container of a slice of the CDI file, or of a pod's Allocate response; its group is named."""
+    """Returns a function that starts a container in a named control group, for a slice of the CDI file or for a pod's
+    Allocate response."""
     made: list[Started] = []
 
     def begin(name: str, slice_id: str = "", answer: dict | None = None) -> Started:
@@ -148,7 +151,7 @@ def slice_of(node: RealNode, n: int = 0) -> str:
 
 
 def raw(node: RealNode, path: Path, mib: int) -> bool:
-    """Returns whether a program of the group can allocate this much of GPU 0 without the library."""
+    """Returns whether a program in the group can allocate this many MiB of GPU 0 without the library."""
     program = [sys.executable, str(SOURCES / "tests/native/gpusim/cuda_program.py"), str(DRIVER / "libcuda.so.1")]
     said = f"c = cu.context()\ncu.try_alloc({mib} * MIB)\n"
     done = subprocess.run(
@@ -166,7 +169,7 @@ def test_a_slice_of_the_cdi_file_is_limited(node, start, group) -> None:  # noqa
 
 
 def test_a_pod_is_limited(node, start, group) -> None:  # noqa: F811
-    """The kubelet's container has the mounts of Allocate's response, and the hook of its GPU by CDI."""
+    """The pod's container has the mounts of the Allocate response, and the hook from the CDI device of its GPU."""
     answer = node.kubelet.run_pod("one")["answer"]
     assert [one["name"].partition("=")[0] for one in answer["cdi_devices"]] == ["vgpu.fleet/gpu"]
     uuid = answer["cdi_devices"][0]["name"].partition("=")[2]
@@ -202,7 +205,8 @@ def test_the_end_of_a_container_clears_its_limit(node, start, group) -> None:  #
 
 
 def test_unproved_limit_refuses_slices_and_pods(node_at_rest: RealNode) -> None:
-    """Enforcement `driver` on a host whose driver enforces nothing: no CDI slice, no pod, and the cause is reported."""
+    """The desired enforcement is `driver`, but the host's driver enforces nothing: the plugin offers no CDI slice,
+    refuses pods, and reports the cause."""
     furnish(node_at_rest, "none")
     node_at_rest.start()
     assert not (node_at_rest.folder / "cdi" / "vgpu-vgpu.fleet-slice.json").exists()
@@ -213,8 +217,8 @@ def test_unproved_limit_refuses_slices_and_pods(node_at_rest: RealNode) -> None:
 
 
 def reload(node: RealNode) -> None:
-    """The module gets another folder in sysfs after each load. The former folder stays, so that its inode is not
-    reused."""
+    """Simulates a reload of the driver's kernel module: the module gets a new folder in sysfs. The former folder stays,
+    so that its inode is not reused."""
     folder = node.folder / "sys" / "module" / "nvidia"
     if folder.is_dir():
         folder.rename(node.folder / f"module-{folder.stat().st_ino}")
@@ -223,8 +227,8 @@ def reload(node: RealNode) -> None:
 
 @pytest.mark.parametrize("wish", ["auto", "driver"])
 def test_limits_are_probed_again_after_a_driver_reload(node_at_rest: RealNode, wish: str) -> None:
-    """Reloaded with RmMemacctMode=0 the driver enforces nothing; with another option it does. The plugin is not
-    restarted."""
+    """After a reload with RmMemacctMode=0 the driver enforces nothing; after a reload with other options it enforces
+    limits. The plugin is not restarted."""
     furnish(node_at_rest, "misc", wish)
     reload(node_at_rest)
     node_at_rest.start()
@@ -241,9 +245,12 @@ def test_limits_are_probed_again_after_a_driver_reload(node_at_rest: RealNode, w
         reload(node_at_rest)
         until(lambda name=expected: active() == name, f"{expected} to be active")
         if wish == "driver":
-            until(lambda there=backend == "misc": offer.exists() == there, "slices that are offered, or not")
+            until(lambda there=backend == "misc": offer.exists() == there, "the expected offer of slices")
         if backend == "misc" or wish == "auto":
-            until(lambda some=backend == "misc": bool(hooks(node_at_rest)) == some, "hooks as the driver enforces")
+            until(
+                lambda some=backend == "misc": bool(hooks(node_at_rest)) == some,
+                "CDI hooks only while the driver enforces limits",
+            )
     assert "is tried again" in (node_at_rest.folder / "plugin.log").read_text()
 
 
@@ -272,7 +279,8 @@ def test_library_enforces_on_other_hosts_and_names_the_reason(
 
 @pytest.mark.parametrize("section", ["timeSlicing", "mps"])
 def test_replicas_are_limited_to_an_equal_part(node_at_rest: RealNode, group, section: str) -> None:  # noqa: F811
-    """Sharing modes whose memory was unlimited, or limited by MPS only: 15360 MiB in four replicas."""
+    """Replicas of time-slicing and MPS get a limit of the driver, a quarter of 15360 MiB each. Without the driver only
+    MPS limits memory."""
     entry = {"name": "nvidia.com/gpu", "replicas": 4}
     furnish(node_at_rest, "misc", sharing={section: {"resources": [entry]}})
     words = json.loads((node_at_rest.folder / "node.yaml").read_text())
@@ -318,7 +326,7 @@ def node_of_library(node_at_rest: RealNode) -> RealNode:
 
 
 def test_bypasses_are_open_in_a_container_without_driver_limits(node_of_library, image, request) -> None:  # noqa: F811
-    """Negative control of the test for every bypass: the same host and container, without limits of the driver."""
+    """Negative control: on the same host, in the same container, the bypasses succeed if the driver has no limits."""
     spec = json.loads((node_of_library.folder / "cdi" / "vgpu-vgpu.fleet-slice.json").read_text())
     spec["kind"] = "t0.vgpu.fleet/slice"
     path = Path("/var/run/cdi") / f"t0-{os.getpid()}.json"

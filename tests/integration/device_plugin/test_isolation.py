@@ -17,7 +17,7 @@ from .conftest import BUILD, ROOT, SLICE_MIB, SOURCES, SPLIT
 pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
-# Not available on every machine; without these the module reports not-run for that check only.
+# Some machines lack the program or the device files for these checks; there the module reports not-run for them.
 OPTIONAL = {"nvidia-smi", "device-nodes"}  # nvidia-ml-py is always available: the Python of the tests has it
 HOSTS_OWN = {"graphics"}  # open in a namespace if this machine has such libraries
 # Detected but not prevented, as docs/threat-model.md says.
@@ -46,18 +46,19 @@ def test_whole_slice_holds(node):
     found = {check["name"]: check for check in one["checks"]}
     assert {name for name, check in found.items() if check["verdict"] != "passed"} - OPTIONAL - HOSTS_OWN == DETECTED
     assert found["graphics"]["verdict"] in ("passed", "open")
-    # The watcher named each bypass that cannot be stopped from user space, each in a separate process.
+    # The watcher named the process of each bypass that nothing in user space can prevent. Each bypass ran in a separate
+    # process.
     assert {name: found[name]["verdict"] for name in DETECTED} == dict.fromkeys(DETECTED, "detected"), found
     assert all(0 < float(found[name]["found"].split()[1]) < 60 for name in DETECTED)
     pids = {re.search(r"process (\d+) ", found[name]["detail"])[1] for name in DETECTED}
     assert len(pids) == len(DETECTED)
     assert one["left_out"] == []
     assert {"mounts", "limit-exact", "four-processes", "outside-memory", "limit-as-configured"} <= set(found)
-    # The library refused the memory exported by a second slice. The meeting folder is gone; "root" belongs to the
-    # node.
+    # The library refused to import memory that a second slice exported. The check's shared folder is removed; the
+    # folder "root" belongs to the node.
     assert found["import-beside"]["detail"].count("answers 801") == 4, found
     assert sorted(one.name for one in (node.folder / "run").iterdir()) == ["allocations", "plugin.sock", "root"]
-    # The driver's account, read outside while the probe used all its memory.
+    # The memory use that the driver reported outside the slice while the probe used all its memory.
     assert found["outside-memory"]["verdict"] == "passed"
     assert SLICE_MIB * MIB * 9 // 10 <= int(found["outside-memory"]["found"]) <= SLICE_MIB * MIB
     assert node.vgpuctl("status")["allocations"] == []  # the slice was released
@@ -92,8 +93,8 @@ def test_missing_mount_violates_its_bypass_checks(node, path, ways):
 
 
 def test_library_that_imports_memory_of_another_slice_violates_the_check(node, tmp_path):
-    """Former libraries did not mark exported handles and imported those of another slice; only this check detects such
-    a library."""
+    """Former versions of the library imported memory that another slice exported; only this check detects such a
+    library."""
     sources = tmp_path / "vcuda"
     shutil.copytree(ROOT / "native" / "vcuda", sources)
     opens = sources / "src" / "memory" / "ipc.c"
@@ -142,7 +143,7 @@ def test_library_without_limits_violates_the_check(node, tmp_path):
 
 
 def test_false_report_of_the_probe_is_detected(node, tmp_path):
-    """A probe that reports success, in a slice without limits."""
+    """A false probe reports success in a slice without limits; the checks from outside the slice detect this."""
     library = tmp_path / "lib" / "current"
     names = ("totals", "limit-exact", "four-processes", "dlsym-route", "getprocaddress-route", "freed")
     checks = [
@@ -167,7 +168,7 @@ def test_bypass_without_a_watcher_is_open(node):
 
 
 def silence(node, tmp_path, interval: str) -> None:
-    """Starts a plugin whose watcher polls and never names a process."""
+    """Restarts the node with a device plugin whose watcher polls and never names a process."""
     silent = tmp_path / "silent"
     silent.write_text(
         f"#!{sys.executable}\nimport sys\nsys.path[:0] = {[str(one) for one in SOURCES]!r}\n"
@@ -205,7 +206,7 @@ def test_checks_left_out_for_time_are_reported(node):
 
 
 def test_too_few_polls_of_the_watcher_are_no_violation(node, tmp_path):
-    """Five polls of two seconds do not fit into the remaining time."""
+    """The check needs five polls of two seconds each, which do not fit into its time."""
     silence(node, tmp_path, "2")
     rc, result = node.isolation(checks=["totals", "bypass-namespace"], duration=5)
     (one,) = result["results"]
@@ -269,7 +270,8 @@ def test_nvidia_smi_that_shows_the_whole_card_violates_the_check(node, tmp_path)
 
 
 def test_nvidia_ml_py_that_shows_the_whole_card_violates_the_check(node):
-    """The Python of vgpuctl reads nvidia-ml-py; this test's Python shows more than the slice."""
+    """The check runs nvidia-ml-py with the Python of vgpuctl; a stand-in for that Python prints more memory than the
+    slice has."""
     rc, result = node.isolation(checks=["totals", "nvidia-ml-py"])
     assert (rc, verdicts(result)) == (0, {"totals": "passed", "nvidia-ml-py": "passed"}), result
     uuid = node.vgpuctl("status")["gpus"][0]["uuid"]
@@ -291,7 +293,7 @@ def test_missing_docker_program_is_reported(node):
 
 
 def test_restart_with_running_container(node):
-    """The tmpfs of a container stays when the plugin is killed and started again."""
+    """The tmpfs of a running container stays mounted after the device plugin is killed and started again."""
     pod = node.kubelet.run_pod("one")
     before = node.allocation_mounts()
     assert len(before) == 1
@@ -325,7 +327,7 @@ def test_omitted_mount_that_does_not_exist_is_refused(node):
     assert (rc, result["failed"]) == (1, True)
     assert "omit_mounts" in result["msg"]
     assert "/etc/ld.so.prelaod" in result["msg"]
-    assert "/dev/vgpu/0" in result["msg"]  # the mounts that can be named
+    assert "/dev/vgpu/0" in result["msg"]  # the message lists the mounts that can be omitted
     assert node.vgpuctl("status")["allocations"] == []
 
 

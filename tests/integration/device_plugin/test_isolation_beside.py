@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The isolation check next to working tenants, on a fully allocated card: their memory and kernels are not disturbed.
-Judged by the simulated driver's accounts, and by the results of the tenants' calls."""
+The simulated driver's accounts and the results of the tenants' calls show this."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ def ended(process) -> dict:
     return json.loads(process.communicate("", timeout=60)[0])
 
 
-# With two free slices the check uses both at its end.
-FREE = [pytest.param(1, "not-run", id="one free slice"), pytest.param(2, "passed", id="two")]
+# With two free slices, the last checks use both slices.
+FREE = [pytest.param(1, "not-run", id="one free slice"), pytest.param(2, "passed", id="two free slices")]
 
 
 @pytest.mark.parametrize(("tenants", "beside"), FREE, indirect=["tenants"])
@@ -130,12 +130,12 @@ def test_check_does_not_disturb_working_tenants(node, tenants, beside):
     start = time.monotonic()
     idle = {pid: waited(pid) for pid, _process in tenants}
     rc, result = node.isolation()
-    # The check has its usual result.
+    # The isolation check passes, as on an idle card.
     (one,) = result["results"]
     assert (rc, result["verdict"]) == (0, "passed"), result
     assert {check["verdict"] for check in one["checks"] if check["name"] == "bypass-namespace"} == {"detected"}
     assert {check["verdict"] for check in one["checks"] if check["name"] == "import-beside"} == {beside}
-    # By the driver: the same processes, with no byte less, and their kernels ran on.
+    # The driver's account has the same processes, each with all its memory, and their kernels continued to run.
     now, took = accounts(node), time.monotonic() - start
     assert set(now) == {pid for pid, _process in tenants}, "the same processes, and no other"
     for pid, _process in tenants:
@@ -143,10 +143,11 @@ def test_check_does_not_disturb_working_tenants(node, tenants, beside):
         share = (now[pid]["busy_ns"] - before[pid]["busy_ns"]) / 1e9 / took
         starved = (waited(pid) - idle[pid]) / took
         assert now[pid]["kernels"] > before[pid]["kernels"]
-        # Each tenant may use a third. A process without processor time launches late, which proves nothing.
+        # Each tenant may use a third of the GPU's time. A process that waits for a processor launches its kernels late,
+        # so its low share proves nothing.
         assert share > 0.25 or starved > 0.05, (share, starved)
     assert max(one["peak"] for one in now.values()) <= SLICE_MIB * MIB
-    # By the tenants: no allocation within the limit was refused, no launch failed.
+    # The tenants report that no allocation within the limit was refused and that no launch failed.
     for _pid, process in tenants:
         said = ended(process)
         assert said["rounds"] > 0
@@ -162,7 +163,8 @@ def test_unlimited_program_disturbs_the_tenants(node, tenants):
         assert int(hog.stdout.readline()) <= 0, "the program without a limit got its whole allocation"
         kernels = {pid: one["kernels"] + 2 * 4 for pid, one in accounts(node).items()}
         until(
-            lambda: all(accounts(node)[pid]["kernels"] > kernels[pid] for pid, _process in tenants), "two rounds more"
+            lambda: all(accounts(node)[pid]["kernels"] > kernels[pid] for pid, _process in tenants),
+            "two more rounds of kernels of each tenant",
         )
         assert sum(ended(process)["refused"] for _pid, process in tenants) > 0
     finally:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The isolation check in real containers without a prepared image: podman and containerd of this machine, a root made
-of its own files, the driver injected by the plugin's CDI files. Also checks that nothing remains."""
+"""Runs the isolation check in real containers of podman and containerd, without a prepared image: the root is made of
+this machine's files, and the plugin's CDI files inject the driver. The tests also check that no container, image or
+file remains."""
 
 from __future__ import annotations
 
@@ -24,12 +25,12 @@ from .test_cdi import FOLDER, LIMITS, podman
 pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
-# Checks that need a view from outside, a watcher, or a second way into the container.
+# Checks that need a view from outside the container, a watcher, or a second process that enters the container.
 CHECKS = ["totals", "limit-exact", "mounts", "outside-memory", "bypass-setuid", "bypass-no-preload", "bypass-copy"]
 CHECKS += ["share-beside", "import-beside"]
-# Checks with two processes of a container, and checks that only a container can show.
+# Checks with two processes in one container, and checks that only work in a container.
 CHECKS += ["bypass-ipc-kept", "bypass-handle-kept", "bypass-pool-kept", "bypass-array-kept", "neighbours", "graphics"]
-# Injects what NVIDIA's runtime would: the edits of the plugin's own CDI file.
+# A stand-in for NVIDIA's runtime: applies the edits of the plugin's CDI file to the container's configuration.
 RUNTIME = """#!{python}
 import json, os, sys
 words, bundle = sys.argv[1:], os.getcwd()
@@ -49,21 +50,24 @@ os.execvp("runc", ["runc", *words])
 """
 
 
-# File in the node's folder with a test's additional options for the engine's start of a container.
+# The name of a file in the node's folder. A test writes additional options for the engine's start of a container into
+# it.
 MORE_OPTIONS = "engine-options.json"
 READ_MORE = f"path = {{!r}} + '/{MORE_OPTIONS}'\nasked = json.load(open(path)) if os.path.exists(path) else []\n"
 
 
 @pytest.fixture(autouse=True)
 def alone() -> Iterator[None]:
-    """Leftovers are searched on the whole machine, where another run of these tests may be active."""
+    """Lets only one run of these tests at a time use the machine, because the tests search the whole machine for
+    leftovers."""
     with open(Path(tempfile.gettempdir()) / "vgpu-test-isolation-container", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def left_over() -> list[str]:
-    """Returns all leftovers of ours on the machine: containers and images by their label, and containerd's objects."""
+    """Returns everything that isolation checks left on the machine: containers and images by label, folders, and
+    control groups."""
     of_us = ["--all", "--quiet", "--filter", "label=vgpu.isolation"]
     found = podman("ps", *of_us).stdout.split() + podman("image", "ls", *of_us).stdout.split()
     found += [str(one) for name in ("isolation-*", "check-*") for one in Path("/var/lib/vgpu").glob(name)]
@@ -74,7 +78,8 @@ def left_over() -> list[str]:
 
 @pytest.fixture
 def with_podman(node: RealNode) -> Iterator[dict]:
-    """Options of the module: a podman whose device has a name of this test, because other runs may use the machine."""
+    """Yields module options for podman. The CDI device's name is unique to this test, because other runs may use the
+    machine."""
     if shutil.which("podman") is None:
         pytest.skip("podman is not installed")
     mark = f"t{uuid.uuid4().hex[:8]}"
@@ -112,14 +117,15 @@ def test_podman_without_an_image(node: RealNode, with_podman: dict) -> None:
     assert set(verdicts(result)) == set(CHECKS)
     found = {check["name"]: check for check in one["checks"]}
     assert found["limit-exact"]["found"] == str(SLICE_MIB * MIB)
-    # The driver's account on the host, of a process in a separate root.
+    # The memory use of a process with a separate root, from the driver's account on the host.
     assert int(found["outside-memory"]["found"]) >= SLICE_MIB * MIB * 9 // 10
     assert left_over() == []
     assert node.vgpuctl("status")["allocations"] == []
 
 
 def test_a_namespace_of_libraries_can_be_made_without_an_image(node: RealNode, with_podman: dict) -> None:
-    """A namespace must find the loader, else the check would report a bypass as prevented that never ran."""
+    """The bypass in a loader namespace must find the loader; otherwise the check would report a bypass as prevented
+    that never ran."""
     rc, result = node.isolation(runtime="podman", checks=["totals", "bypass-namespace"], duration=60, **with_podman)
     assert rc == 0, result
     assert verdicts(result)["bypass-namespace"] in ("detected", "open"), result
@@ -134,7 +140,7 @@ def test_podman_with_a_missing_mount_violates_the_check(node: RealNode, with_pod
 
 
 def test_image_and_container_of_a_killed_run_are_removed(node: RealNode, with_podman: dict) -> None:
-    """A check is killed in the middle: its image and container exist, and state: absent removes them."""
+    """A killed check leaves its image and container; the module with state: absent removes them."""
     probe = node.folder / "lib" / "current" / "vgpu-probe"
     source = node.folder / "pause.c"
     source.write_text("#include <unistd.h>\nint main(void) { return pause(); }\n")
@@ -177,7 +183,7 @@ def test_podman_without_a_device_of_the_gpu_is_skipped(node: RealNode, with_podm
 
 @pytest.fixture
 def with_containerd(node: RealNode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict]:
-    """Options of the module: a containerd of this test."""
+    """Yields module options for a containerd that this test starts."""
     built = sorted((ROOT / ".build" / "kube").glob("containerd-*"))
     program = shutil.which("containerd") or (str(built[-1] / "containerd") if built else "")
     if not program or shutil.which("runc") is None:
@@ -233,7 +239,7 @@ def test_containerd(node: RealNode, with_containerd: dict) -> None:
         [with_containerd["ctr"], "namespaces", "list", "--quiet"], capture_output=True, text=True, check=False
     )
     assert (listed.returncode, "vgpu-isolation" in listed.stdout) == (0, False), listed
-    # Control: the same containers with a library that limits nothing.
+    # Negative control: the same containers with a library that limits nothing.
     rc, result = node.isolation(
         runtime="containerd", checks=["totals", "mounts"], omit_mounts=["/etc/ld.so.preload"], **with_containerd
     )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The isolation check on a host whose driver enforces memory limits: podman's containers, the hook of the plugin's
-CDI file, real control groups, and a simulated driver that keeps or loses its limits. test_driver_checks.py has the
-other faults."""
+"""Runs the isolation check on a host whose driver enforces memory limits, with podman containers, the hook of the
+plugin's CDI file, real control groups, and a simulated driver that keeps or loses its limits. test_driver_checks.py
+tests the driver's other faults."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ OF_LIBRARY = ["totals", "limit-exact", "mounts", "outside-memory"]
 
 
 def check(node: RealNode, options: dict, *names: str, seen: bool = True) -> tuple[int, dict]:  # noqa: F811
-    """``seen``: whether the simulated driver, a library in the container, can see the control group of its process."""
+    """Runs the named checks; returns (exit status, result). ``seen``: whether the simulated driver, which is a library
+    in the container, can read the control group of its process."""
     more = [f"--volume={CGROUPS}:{CGROUPS}:ro"] if seen else []
     (node.folder / MORE_OPTIONS).write_text(json.dumps(more))
     return node.isolation(runtime="podman", checks=list(names), duration=60, cgroup_root=str(CGROUPS), **options)
@@ -38,7 +39,8 @@ def test_driver_limit_holds_in_a_container(node: RealNode, with_podman: dict) ->
 
 
 def test_driver_that_charges_no_group_violates_the_check(node: RealNode, with_podman: dict) -> None:  # noqa: F811
-    """The driver has the limit but refuses no process of the container, so the allocation of the bypass succeeds."""
+    """The driver has a limit for the group but charges no process of the container to it, so the allocation of the
+    bypass succeeds."""
     rc, result = check(node, with_podman, "totals", "driver-limit", "bypass-own-loader", seen=False)
     expected = {"totals": "passed", "driver-limit": "passed", "bypass-own-loader": "violated"}
     assert (rc, verdicts(result)) == (1, expected), result
@@ -47,7 +49,7 @@ def test_driver_that_charges_no_group_violates_the_check(node: RealNode, with_po
 
 @contextmanager
 def forgetful(node: RealNode) -> Iterator[None]:  # noqa: F811
-    """A driver that loses its limits faster than the plugin's poll sets them again."""
+    """Simulates a driver that loses its limits faster than the plugin's poll sets them again."""
     end = threading.Event()
 
     def forget() -> None:

@@ -15,7 +15,7 @@ from .slice_containers import Engine, Mounts, Place, podman
 pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
-# The program with a housekeeping interval shorter than the usual ten seconds.
+# The device plugin's program, with a housekeeping interval of 0.2 s instead of ten seconds.
 SOON = """\
 import sys
 from vgpu_plugin import daemon
@@ -45,7 +45,7 @@ def leased(node: RealNode) -> tuple[dict, Mounts]:
 
 
 def rm_rf(folder: Path) -> None:
-    """Removes the folder's files; rm fails on the mount points, which stay."""
+    """Runs rm -rf on the folder. rm fails on mount points, so the mounts stay."""
     subprocess.run(["rm", "-rf", str(folder)], check=False, capture_output=True)
 
 
@@ -70,7 +70,7 @@ def test_container_survives_the_removal_and_starts_again(quick, engine):
         until(node.socket.exists, "the socket")
         until(lambda: all(Path(host).exists() for _inside, host, _ro in mounts), "the files")
         # The watcher cannot read the ledger and reports that; it names no process, and the slice is not free.
-        until(lambda: lease["allocation"] in watched(node)["fault"], "the watcher's fault message")
+        until(lambda: lease["allocation"] in watched(node)["fault"], "a fault in the watcher's state")
         assert watched(node)["findings"] == []
         assert any(lease["allocation"] in one for one in node.vgpuctl("status")["warnings"])
         assert not set(lease["ids"]) & free(node)
@@ -80,7 +80,7 @@ def test_container_survives_the_removal_and_starts_again(quick, engine):
         work = engine.start(created)
         assert work.context == 0
         assert SLICE_MIB * MIB - 64 * MIB < work.take()[1] <= SLICE_MIB * MIB
-        until(lambda: watched(node)["fault"] == "", "the watcher without a fault")
+        until(lambda: watched(node)["fault"] == "", "a watcher's state without a fault")
         assert node.vgpuctl("status")["warnings"] == []
         work.end()
     finally:
@@ -99,7 +99,7 @@ def test_slice_in_use_is_not_allocated_twice(quick, engine):
         work = engine.start(one)
         assert work.context == 0
         work.take()
-        until(lambda: slice_id not in free(node), "the slice to be in use")
+        until(lambda: slice_id not in free(node), "the slice's state: in use")
         rm_rf(node.folder / "run")
         until(node.socket.exists, "the socket")
         until((folder / "limits").exists, "the files of the slice")
@@ -109,7 +109,7 @@ def test_slice_in_use_is_not_allocated_twice(quick, engine):
         assert refused.context != 0
         refused.client.communicate("", timeout=60)
         work.end()
-        until(lambda: slice_id in free(node), "the slice to be free")
+        until(lambda: slice_id in free(node), "the slice's state: free")
     finally:
         engine.remove(one)
         engine.remove(other)
@@ -133,6 +133,6 @@ def test_lease_of_a_container_survives_a_damaged_record(quick, engine, records):
         assert any("recovered" in one for one in status["warnings"])
         work.end()
         node.vgpuctl("release", lease["allocation"])
-        until(lambda: set(lease["ids"]) <= free(node), "the slice to be free")
+        until(lambda: set(lease["ids"]) <= free(node), "the slice's state: free")
     finally:
         engine.remove(created)

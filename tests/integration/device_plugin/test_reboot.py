@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A reboot, with the real program: /run and every mount are gone, the driver and the boot id are new, the kubelet
-starts with its checkpoint and its folder on disk, including dead sockets."""
+"""Simulates a reboot with the real device plugin. /run and every mount are gone, the driver starts again, and the boot
+id is new. The kubelet starts with its checkpoint and its folder on disk, including dead sockets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 PROFILE = "driver_version = 535.261.03\ncuda_version = 12.2\n[gpu]\nmodel = V100-16GB\ncount = 2\n"
 SLICES = 6
 SHARE, LEDGER = "/dev/vgpu/0", "/dev/vgpu/0/ledger"
-# The program with another path of the boot id, and seconds instead of the minute of grace.
+# The device plugin's program, with another path of the boot id and a grace period of 3 s instead of a minute.
 PROGRAM = """\
 import sys
 from pathlib import Path
@@ -51,7 +51,7 @@ class Machine:
         return self.node.folder / "state/allocations.json"
 
     def halt(self) -> None:
-        """Cuts the power: no program shuts down, and all files in memory are gone."""
+        """Simulates a power cut: no program shuts down in order, and all files in memory are gone."""
         node = self.node
         node.end(kill=True)
         self.stop_kubelet()
@@ -109,12 +109,12 @@ def limits_of(pod: dict) -> dict:
     return abi_files.parse_limits((host_path(pod, SHARE) / "limits").read_bytes())
 
 
-# columns: the records after a power cut (they are not synced), which program starts first
+# columns: the state of the records after a power cut (they are not synced to disk), the program that starts first
 ROWS = [
     ("whole", "kubelet"),
     ("whole", "plugin"),
     ("gone", "plugin"),
-    ("without the last one", "kubelet"),
+    ("without the last record", "kubelet"),
     ("torn", "kubelet"),
 ]
 
@@ -127,19 +127,20 @@ def test_allocations_after_a_reboot(machine, records, first):
     older = machine.records.read_bytes()
     pods["last"] = node.kubelet.run_pod("last")
     before = {name: limits_of(pod) for name, pod in pods.items()}
-    assert len(machine.allocations()) == 5  # one for each of the four pods, and one for the init container
+    assert len(machine.allocations()) == 5  # one allocation for each of the four pods, and one for the init container
     machine.halt()
     if records == "gone":
         machine.records.unlink()
     elif records == "torn":
         machine.records.write_bytes(machine.records.read_bytes()[:200])
-    elif records == "without the last one":
+    elif records == "without the last record":
         machine.records.write_bytes(older)
     node.kubelet.delete_pod("deleted")  # the pod was deleted through the API while the node was off
     assert not any(host_path(pod, SHARE).exists() for pod in pods.values())
     machine.boot_up(first)
 
-    # The lease has ended with the boot; all slices are advertised, and those in the checkpoint stay with their pods.
+    # The reboot ended the lease. All slices are advertised, and the slices in the kubelet's checkpoint stay with their
+    # pods.
     assert machine.allocations("lease") == {}
     assert lease["ids"][0] in node.kubelet.endpoints[RESOURCE].healthy()
     assert node.kubelet.state()["resources"][RESOURCE]["allocatable"] == SLICES
@@ -151,12 +152,12 @@ def test_allocations_after_a_reboot(machine, records, first):
         assert limits_of(again) == before[name], name
         assert abi_files.parse_ledger(host_path(again, LEDGER).read_bytes())["slots"] == []
     kept = {host_path(pods[name], SHARE).parent.name for name in ("stays", "both", "last")}
-    # The deleted pod's allocation ends, and no other.
+    # Only the deleted pod's allocation ends.
     until(lambda: len(machine.allocations()) == 4, "the end of the deleted pod's allocation")
     assert kept <= set(machine.allocations())
     assert len(node.allocation_mounts()) == 4
 
-    # Three slices are free: three pods get one each, and a fourth pod waits.
+    # Three slices are free: three pods get one slice each, and a fourth pod waits.
     held = [one for name in ("stays", "both", "last") for one in pods[name]["ids"]]
     later = [node.kubelet.run_pod(f"later-{n}") for n in range(3)]
     assert len({*held, *(one["ids"][0] for one in later)}) == SLICES
@@ -177,7 +178,7 @@ def test_second_reboot_before_any_container_started(machine):
 
 
 def test_no_container_starts_before_the_plugin_is_back(machine):
-    """Control: without the plugin nothing creates the files."""
+    """Negative control: without the device plugin the allocation's files are missing, so no container can start."""
     node = machine.node
     pod = node.kubelet.run_pod("stays")
     machine.halt()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A container of docker or podman in a slice, and a reboot of its host: the container gets the same slice, whether
-engine or plugin starts first. An engine that starts first finds no files; docker creates a directory in place of each
-file."""
+"""After a reboot of the host, a container of docker or podman gets the same slice, whether the engine or the device
+plugin starts first. If the engine starts first, the slice's files do not exist yet, and docker creates a directory in
+place of each file."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def engine(request: Any, machine: Machine) -> Iterator[Engine]:  # noqa: F811
 
 
 def mounts_of(machine: Machine, slice_id: str) -> Mounts:  # noqa: F811
-    """Returns the mounts of a slice from its CDI device, without the driver's mounts: the driver's files are this
-    machine's."""
+    """Returns the mounts of a slice from its CDI device, without the driver's mounts, because the container already has
+    this machine's driver files."""
     spec = json.loads((machine.node.folder / "cdi/vgpu-vgpu.fleet-slice.json").read_text())
     (device,) = [one for one in spec["devices"] if one["name"] == slice_id]
     found = device["containerEdits"]["mounts"]
@@ -39,8 +39,8 @@ def mounts_of(machine: Machine, slice_id: str) -> Mounts:  # noqa: F811
 
 
 def docker_makes_directories(mounts: Mounts, slice_id: str) -> None:
-    """Creates a directory in place of each missing source, including the single files of a former version's
-    container."""
+    """Creates a directory in place of each missing mount source, as docker does, also for single files that a former
+    version mounted."""
     hosts = [host for _inside, host, _read_only in mounts]
     folder = next(Path(host) for inside, host, _read_only in mounts if inside == "/dev/vgpu/0").parent
     former = [str(folder / name) for name in ("limits", "ld.so.preload", f"gpu-{slice_id.partition('::')[0]}")]

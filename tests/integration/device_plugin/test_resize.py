@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A slice that is resized under a running container: the real plugin, the real library, real containers. The usage of
-the container and its neighbour is read from the driver's own account."""
+"""Resizes a slice while its container runs, with the real plugin, the real library and real containers. The simulated
+driver's own account gives the usage of the container and its neighbour."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .slice_containers import Mounts, Place, Runc, Work, driver_account, runc
 pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
-# MiB of one allocation; the program also has a context.
+# The size of one allocation in MiB. The program also has a context.
 PIECE = 64
 
 
 class Containers:
-    """Pods' containers on slices chosen by the test, by runc."""
+    """Runs pods' containers with runc, on slices that the test chooses."""
 
     def __init__(self, node: RealNode, engine: Runc) -> None:
         self._node, self._engine, self._started = node, engine, 0
@@ -36,7 +36,7 @@ class Containers:
 
 
 class Programs:
-    """Programs of this host in free slices, by vgpuctl exec."""
+    """Runs programs of this host in free slices with vgpuctl exec."""
 
     def __init__(self, node: RealNode, place: Place) -> None:
         self._node, self._place = node, place
@@ -71,7 +71,7 @@ def start(node: RealNode, slices: Containers | Programs) -> tuple[str, Work, int
 
 
 def holds(node: RealNode, pid: int) -> int:
-    """Returns MiB by the driver's own account."""
+    """Returns the MiB that a process uses, by the driver's own account."""
     return next(one["total"] for one in driver_account(node) if one["pid"] == pid) // MIB
 
 
@@ -94,17 +94,17 @@ def test_running_program_is_resized_without_disturbing_its_neighbour(node, slice
     one._ask("take")
     assert SLICE_MIB - PIECE < holds(node, pid) <= SLICE_MIB
 
-    # A larger size may use the memory of the free slice, and no more.
+    # A slice may grow only by the memory of the free slice.
     answer = node.vgpuctl("resize", mine, "--memory", "8000Mi")
     assert answer["changed"] and answer["gpus"][0]["memory_mib_before"] == SLICE_MIB
-    until(lambda: one._ask("take") and holds(node, pid) > 8000 - PIECE, "more memory in the same process")
+    until(lambda: one._ask("take") and holds(node, pid) > 8000 - PIECE, "the larger limit in the running process")
     assert holds(node, pid) <= 8000
     assert f"{16160 - SLICE_MIB + 1} MiB are asked for, {SLICE_MIB} of 16160 are held by others" in refused(
         node, mine, "--memory", f"{16160 - SLICE_MIB + 1}Mi"
     )
-    until(lambda: offered(node) == offers - 1, "the slice without free memory")
+    until(lambda: offered(node) == offers - 1, "an offer without the slice that has no free memory")
 
-    # The size cannot go below current usage; after a free it can.
+    # The size cannot be set below current usage. After the program frees its memory, it can.
     assert "its programs hold" in refused(node, mine, "--memory", "4000Mi")
     one._ask("take")
     assert holds(node, pid) > 8000 - PIECE
@@ -113,7 +113,7 @@ def test_running_program_is_resized_without_disturbing_its_neighbour(node, slice
     assert answer["gpus"][0]["memory_mib"] == 1000 and answer["gpus"][0]["sm_percent"] == 20
     one._ask("take")
     assert 1000 - PIECE < holds(node, pid) <= 1000
-    until(lambda: offered(node) == offers, "the slice with free memory again")
+    until(lambda: offered(node) == offers, "an offer with the slice that has free memory again")
 
     # The size survives a restart of the plugin, and of the container.
     assert node.vgpuctl("resize", mine, "--memory", "1000Mi", "--cores", "20")["changed"] is False
@@ -123,7 +123,7 @@ def test_running_program_is_resized_without_disturbing_its_neighbour(node, slice
     node.start()
     assert node.vgpuctl("resize", mine, "--memory", "1000Mi", "--cores", "20")["changed"] is False
     node.vgpuctl("resize", mine, "--memory", "2000Mi")
-    until(lambda: one._ask("take") and holds(node, pid) > 2000 - PIECE, "more after the restart")
+    until(lambda: one._ask("take") and holds(node, pid) > 2000 - PIECE, "the memory of the new size after the restart")
 
     # With the OOM killer, a process above the limit is killed at its next call.
     killed = node.vgpuctl("resize", mine, "--memory", "500Mi", "--oom-killer")

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vgpuctl run with real podman, and with docker if this machine has its daemon: the container is limited, and keeps
-its slices until it is removed.
-
-Without a daemon the rows of docker are skipped; `make demo` runs one. The probe reads limits from inside; the
-simulated driver lists the processes on the GPU.
+"""Tests vgpuctl run with real podman, and with docker if this machine has docker's daemon (otherwise docker's tests are
+skipped; `make demo` runs a daemon). The container is limited and keeps its slices until it is removed. The probe reads
+the limits inside the container; the simulated driver lists the processes on the GPU.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from .test_cdi import HOLDER, LIMITS, PROGRAM, holder
 pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
-# A lease ends after two polls of the engines by the plugin, which are ten seconds apart.
+# The plugin polls the engines every ten seconds. A lease ends after two polls without its container.
 NAME = "vgpu-run-test"
 
 
@@ -36,7 +34,7 @@ def engine(request: Any, node: RealNode) -> Iterator[Engine]:
 
 
 def run(node: RealNode, engine: Engine, options: list[str], *command: str, more: tuple[str, ...] = ()):
-    """``options`` of vgpuctl run, ``more`` options of the engine."""
+    """Runs vgpuctl run with ``options`` in an engine; ``more`` are options of the engine."""
     words = ["--network=none", *(LIMITS if engine.program == ["podman"] else []), *more]
     for name in ("GPUSIM_PROFILE", "GPUSIM_STATE"):
         path = node.environment[name]
@@ -81,23 +79,28 @@ def test_detached_container_keeps_its_slice_until_it_is_removed(node, engine):
         assert one["kind"] == "container"
         if engine.program == ["podman"]:
             # The test's docker daemon has no pid file at the path by which the plugin detects a running docker.
-            until(lambda: node.vgpuctl("status")["allocations"][0]["expires_in_s"] == 0, "the plugin to see it")
+            until(
+                lambda: node.vgpuctl("status")["allocations"][0]["expires_in_s"] == 0,
+                "a lease that the plugin keeps for the running container",
+            )
             assert node.vgpuctl("status")["allocations"][0]["holder"] == f"podman {NAME}"
             assert node.vgpuctl("slices")["slices"][-1]["held_by"] == f"podman {NAME}"
-        until(lambda: node.vgpuctl("top")["usages"][0]["programs"], "the watcher to see its process")
+        until(
+            lambda: node.vgpuctl("top")["usages"][0]["programs"], "the container's process in the output of vgpuctl top"
+        )
         (use,) = node.vgpuctl("top")["usages"]
         (account,) = driver_account(node)
         assert [(each["pid"], each["name"]) for each in use["programs"]] == [(account["pid"], "holder")]
         engine.run("stop", "--time=0", NAME)
-        until(lambda: driver_account(node) == [], "the container's end")
+        until(lambda: driver_account(node) == [], "a GPU without the container's process")
         assert states(node) == sorted([*FREE[1:], "in use"])
         engine.run("start", NAME)
-        until(lambda: driver_account(node), "the context in the same slice")
+        until(lambda: driver_account(node), "the context of the restarted container")
         assert [each["id"] for each in node.vgpuctl("status")["allocations"]] == [one["id"]]
     finally:
         engine.run("rm", "--force", NAME)
     if engine.program == ["podman"]:
-        until(lambda: states(node) == FREE, "the slice to be free")
+        until(lambda: states(node) == FREE, "the state of all slices: free")
 
 
 def test_top_names_a_container_started_by_hand(node, engine):
@@ -111,7 +114,9 @@ def test_top_names_a_container_started_by_hand(node, engine):
     words += [f"--env={name}={value}" for name, value in {**engine.place.env(), **lease["envs"]}.items()]
     try:
         engine.run(*words, f"--volume={holder(node)}:{HOLDER}:ro", engine.image, HOLDER)
-        until(lambda: node.vgpuctl("top")["usages"][0]["programs"], "the watcher to see its process")
+        until(
+            lambda: node.vgpuctl("top")["usages"][0]["programs"], "the container's process in the output of vgpuctl top"
+        )
         line = [str(node.vgpuctl_program), "--socket", str(node.socket), "top", "--once", "--interval", "0.1"]
         done = subprocess.run(line, env=node.environment, capture_output=True, text=True, check=True)
         assert re.split(r"\s{2,}", done.stdout.splitlines()[1])[1] == f"{engine.program[0]} {NAME}", done.stdout

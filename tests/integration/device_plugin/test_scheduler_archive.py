@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The archive for the scheduler's image: its contents, its installation without network, and a start of its program."""
+"""Tests the archive for the scheduler's image: its contents, its installation without network, and the start of the
+scheduler."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ def test_the_program_runs_from_the_installation_alone(archive, tmp_path):
     plain = {"PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
     said = subprocess.run([program, "--help"], capture_output=True, text=True, env=plain, cwd=tmp_path, check=True)
     assert "--lease-seconds" in said.stdout
-    # The program runs up to its search for the API server.
+    # The scheduler starts and stops only because it finds no API server.
     failed = subprocess.run([program], capture_output=True, text=True, env=plain, cwd=tmp_path, check=False)
     assert failed.returncode == 1 and "this is no pod; name a file with --kubeconfig" in failed.stderr
 
@@ -83,7 +84,7 @@ MADE_AGAIN = [
 
 @pytest.mark.parametrize(("other", "again"), MADE_AGAIN)
 def test_a_file_of_another_image_at_the_same_path_is_replaced(other, again, tmp_path):
-    """The engine is a stand-in that saves the build's input."""
+    """A stand-in for the engine saves the build's input, so the test sees whether the image was built again."""
     engine = tmp_path / "engine"
     engine.write_text(
         f"""#!/bin/sh
@@ -99,7 +100,7 @@ esac
         archive = tmp_path / "archive.pyz"
         archive.unlink(missing_ok=True)
         with zipfile.ZipFile(archive, "w") as made:
-            # A fixed date, because the zip file would contain the time of writing.
+            # The files get a fixed date, because a zip file contains the modification times of its files.
             about = zipfile.ZipInfo("about.json", (2020, 1, 1, 0, 0, 0))
             made.writestr(about, json.dumps({"name": "vgpu-scheduler", "version": desired["content"]}))
         command = [

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A tenant tries to change the mounts of its allocation, in containers of a real runc with a real plugin's response.
 
-Each attempt ends in one of three ways: the kernel refuses it and the limit holds; the library refuses a context and
-states why; or the process has no library or reads forged files, which the node's watcher must find.
+Each attempt ends in one of three ways: the kernel refuses the attempt and the limit holds; the library refuses to
+create a context and states why; or the process has no library or reads forged files, which the node's watcher must
+find.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class Result:
 
     @property
     def eaten(self) -> tuple[int, int, str]:
-        """The context's result, allocated MiB, and whether the library was in the process."""
+        """The eater's result: (result code of the context's creation, allocated MiB, "in" or "out": whether the library
+        was in the process)."""
         found = re.findall(r"^eaten: context (\d+), (\d+) MiB, library (\w+)$", self.text, re.MULTILINE)
         assert len(found) == 1, self.text
         return int(found[0][0]), int(found[0][1]), found[0][2]
@@ -77,7 +79,7 @@ class Result:
 
 
 class Tenant:
-    """Containers of one allocation."""
+    """A tenant that starts containers with the mounts of one allocation."""
 
     def __init__(self, node: RealNode, folder: Path, mounts: list[tuple[str, str, bool]]) -> None:
         self.node, self.folder, self.mounts = node, folder, mounts
@@ -89,7 +91,7 @@ class Tenant:
         self._count = 0
 
     def evil(self, folder: Path) -> Path:
-        """A folder written by the tenant: valid files, with limits of the whole card."""
+        """Creates a tenant's folder of forged files: the files are valid, but their limits allow the whole card."""
         from vgpu_plugin._shared.abi import files as abi_files
 
         found = abi_files.parse_limits((self.share / "limits").read_bytes())
@@ -101,7 +103,8 @@ class Tenant:
         return folder
 
     def _root(self, image: Callable[[Path], None] | None) -> Path:
-        """A root with this machine's programs; all else is the container's own."""
+        """Creates a container's root folder with this machine's programs. The container may change all other
+        folders."""
         root = self.folder / f"root-{self._count}"
         for name in ("usr", "etc", "tmp", "run", "data", "evil"):
             (root / name).mkdir(parents=True)
@@ -129,11 +132,11 @@ class Tenant:
         subprocess.run(["runc", "spec"], cwd=bundle, check=True)
         config = json.loads((bundle / "config.json").read_text())
         state, profile = self.node.environment["GPUSIM_STATE"], self.node.environment["GPUSIM_PROFILE"]
-        os.chmod(state, 0o666)  # accessible for all users, as the nodes of a real driver
+        os.chmod(state, 0o666)  # all users may access it, as with a real driver's device nodes
         host = [(f"/usr/{name}", f"/usr/{name}", True) for name in ("bin", "lib", "lib64", "sbin")]
         host += [(str(BUILD), str(BUILD), True), ("/eat", str(self.eater), True)]
         host += [(state, state, False), (profile, profile, True)]
-        # As runtimes do: the plugin's mounts, then the pod's volumes, in order of depth.
+        # Runtimes mount the plugin's mounts and the pod's volumes in order of depth.
         mounts = sorted([*host, *self.mounts, *volumes], key=lambda one: one[0].count("/"))
         config["root"] = {"path": str(self._root(image)), "readonly": read_only}
         config["mounts"] += [
@@ -157,7 +160,7 @@ class Tenant:
             capabilities=capabilities,
             noNewPrivileges=user != 0,
         )
-        # The container has a name of this test and is deleted, so that no cgroup remains.
+        # The test deletes its container by name, so that no control group remains.
         (bundle / "config.json").write_text(json.dumps(config))
         name = f"vgpu-test-{os.getpid()}-{self.folder.name}-{self._count}"
         command = ["runc", "run", "--bundle", str(bundle), name]
@@ -191,7 +194,7 @@ def replaced(path: str) -> str:
     return f"mv {path} {path}.o && mkdir {path} && cp /evil/* {path}/"
 
 
-# Moves by root with Docker's capabilities. columns: label, shell command, the kernel's error, result of a program
+# Attempts by root with Docker's capabilities. columns: label, shell command, the kernel's error, result of a program
 # started afterwards, the library's message
 MOVES = [
     ("replace the root of the shares", replaced("/dev/vgpu"), "busy", HELD, ""),
@@ -227,7 +230,7 @@ def test_root_of_the_container_cannot_replace_the_limits(
 
 
 def planted(*links: str) -> Callable[[Path], None]:
-    """Returns an image with links to a folder of user 1000."""
+    """Returns a function that adds links to an image's root. The links point to folders that user 1000 may change."""
 
     def image(root: Path) -> None:
         for link in links:
@@ -242,7 +245,8 @@ def planted(*links: str) -> Callable[[Path], None]:
     return image
 
 
-# Moves by user 1000 without capabilities, in an image of its choice. columns: label, links in the image, shell
+# Attempts by user 1000 without capabilities, in an image that the tenant made. columns: label, links in the image,
+# shell
 # command, result
 PLANTS = [
     ("paths of former versions", ["/etc/vgpu", "/run/vgpu"], replaced("/data/etc-vgpu"), HELD),

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An upgrade from the release that mounted single files, under a running container: with that release's device plugin
-and library, in real containers.
-
-The kubelet keeps an Allocate response for all restarts of a container; podman and docker keep a container's volumes;
-a CDI device is resolved at each start.
+"""Upgrades a node from the release that mounted single files while a real container runs. That release's own device
+plugin and library run before the upgrade. The kubelet keeps an Allocate response for all restarts of a container;
+podman and docker keep a container's volumes; engines resolve a CDI device at each start.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ OUT_OF_MEMORY = "error 2"
 NO_CONTEXT = 800
 # Bounds of a third of the GPU's time: a busy machine gives less, and a short measurement may show more.
 SOME, MOST = 0.05, 0.45
-# The program with seconds instead of the minute for which a deleted pod's allocation is kept.
+# The device plugin's program, which keeps a deleted pod's allocation for 3 s instead of a minute.
 PROGRAM = """\
 import sys
 try:
@@ -62,8 +60,8 @@ def former(tmp_path_factory: pytest.TempPathFactory) -> Former:
 
 @pytest.fixture
 def old_node(node_at_rest: RealNode, former: Former) -> Iterator[OldNode]:
-    """A node of the former release, with a short watch interval. Shares limit a container even if the GPU is
-    otherwise idle."""
+    """A node of the former release, with a short watch interval. The core policy "force" limits a container to its
+    share of the GPU's time even if the GPU is otherwise idle."""
     node = node_at_rest
     node.options += ["--watch-interval", str(INTERVAL_S)]
     node.program = [sys.executable, "-c", PROGRAM]
@@ -90,7 +88,7 @@ class Tenant:
     pods: int = 0
 
     def create(self) -> None:
-        """Replaces the container by a new one with the running device plugin's response."""
+        """Replaces the container by a new container, which gets its mounts from the running device plugin."""
         if self.created:
             self.engine.remove(self.created)
             self.created = ""
@@ -135,7 +133,7 @@ class Tenant:
         return work
 
     def start_again(self) -> Work:
-        """Returns the result of a container that ended."""
+        """Starts a container whose program has ended again; returns its new program."""
         if self.source == "kubelet":
             self.node.kubelet.restart_container(f"pod-{self.pods}")
         if self.source == "cdi":
@@ -203,7 +201,7 @@ def test_container_of_an_old_allocate_response_survives_the_upgrade(tenant: Tena
     is_limited(work)
     assert named(node) == [tenant.allocation]
     ran_on(work)
-    # The container restarts; then again after a reboot, with files that this release creates.
+    # The container restarts, and restarts again after a reboot with the files that the new release creates.
     for happened in (lambda: None, tenant.host.reboot):
         happened()
         work = tenant.start_again()
@@ -211,32 +209,32 @@ def test_container_of_an_old_allocate_response_survives_the_upgrade(tenant: Tena
         assert work.ledgers() == {OLD_LEDGER}
         assert named(node) == [tenant.allocation]
         assert work.end()[1] == 0
-    # A newly created container has the new mounts.
+    # A new container has the new mounts.
     tenant.create()
     work = tenant.start()
     is_limited(work)
     assert work.ledgers() == {LEDGER}
-    until(lambda: named(node) == [], "the end of the old mounts")
+    until(lambda: named(node) == [], "a state in which no container has old mounts")
     assert work.end()[1] == 0
 
 
 @pytest.mark.parametrize("tenant", [("kubelet", "runc")], ids="-".join, indirect=True)
 def test_forged_limits_with_old_mounts_are_found(tenant: Tenant) -> None:
-    """The tenant can still rename its folders: it gets the whole card, and the new watcher names it by the node's own
-    limit."""
+    """With old mounts a tenant can still replace its files and get the whole card. The new watcher names the tenant,
+    because it compares usage with the limit on the node."""
     tenant.create()
     tenant.host.upgrade()
     forge(tenant, Path(tenant.created) / "rootfs" / "evil")
     work = tenant.start_again()
     assert work.take()[1] > (SLICE_MIB + 64) * MIB, "nothing was forged"
-    (found,) = until(lambda: tenant.node.vgpuctl("watch")["findings"], "the process to be named")
+    (found,) = until(lambda: tenant.node.vgpuctl("watch")["findings"], "a finding that names the process")
     assert (found["allocation"], found["reason"]) == (tenant.allocation, "more-memory")
     work.free()
     assert work.end()[1] == 0
 
 
 def forge(tenant: Tenant, folder: Path) -> None:
-    """A folder of valid files with limits of the whole card."""
+    """Creates a folder of forged files: they are valid, but their limits allow the whole card."""
     own = tenant.node.folder / "run/allocations" / tenant.allocation / "limits"
     found = abi_files.parse_limits(own.read_bytes())
     devices = [{**one, "memory_bytes": 16000 * MIB} for one in found["devices"]]
@@ -246,7 +244,7 @@ def forge(tenant: Tenant, folder: Path) -> None:
 
 @pytest.mark.parametrize("tenant", [("cdi", "podman")], ids="-".join, indirect=True)
 def test_container_with_a_cdi_device_gets_the_new_mounts_at_its_next_start(tenant: Tenant) -> None:
-    """The container runs on with its old mounts, and gets the new mounts at its next start."""
+    """The running container keeps its old mounts, and gets the new mounts at its next start."""
     node = tenant.node
     tenant.create()
     work = tenant.start()
@@ -291,7 +289,7 @@ def test_container_created_during_the_upgrade_gets_no_memory(
     assert work.client.wait(60) == 1
     said = capfd.readouterr().err
     assert "no context is created" in said
-    # A restart does not help: the mounts stay.
+    # After a restart the container still has these mounts, so it still gets no memory.
     assert half == "plugin" or "create the pod or container again" in said
 
     tenant.host.upgrade()

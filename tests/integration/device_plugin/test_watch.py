@@ -26,8 +26,7 @@ WAYS = [
     ("bypass-ledger-lie", "more-memory"),
 ]
 PROBE = "/dev/vgpu/lib/vgpu-probe"
-# A context and 64 MiB, allocated by the driver alone, like a program of the host. The program runs until its stdin
-# ends.
+# Creates a context and allocates 64 MiB without the library, like a program of the host. Runs until its stdin ends.
 PLAIN = """
 import ctypes, sys
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -41,7 +40,7 @@ sys.stdin.read()
 
 
 class Slice:
-    """Programs in a slice of a pod or of a lease."""
+    """Runs programs in a slice of a pod or of a lease."""
 
     def __init__(self, node, answer: dict) -> None:
         mounts = [[one["container_path"], one["host_path"], one["read_only"]] for one in answer["mounts"]]
@@ -67,7 +66,7 @@ class Slice:
 
 @pytest.fixture
 def watched(node):
-    """The node with a short watch interval; programs in its slices are killed with it."""
+    """A node with a short watch interval. At its end the programs in its slices are killed."""
     node.end()
     node.options += ["--watch-interval", INTERVAL]
     node.start()
@@ -100,7 +99,7 @@ def test_open_bypass_is_named(watched, way, reason):
     slice_ = in_pod(watched)
     assert findings(watched) == []
     slice_.probe(way)
-    (found,) = until(lambda: findings(watched), f"{way} to be named")
+    (found,) = until(lambda: findings(watched), f"a finding that names the process of {way}")
     assert (found["reason"], found["kind"]) == (reason, "kubelet")
     assert found["found"] - found["accounted"] >= 64 * MIB
     assert found["processes"][0]["name"] == "vgpu-probe"
@@ -131,12 +130,12 @@ HONEST = ["limit-exact", "four-processes", "every-allocator", "freed", "bypass-p
 
 @pytest.mark.parametrize("check", [*HONEST, "bypass-ipc-kept", "bypass-handle-kept", "bypass-pool-kept"])
 def test_honest_tenant_is_never_named(watched, check):
-    """Full slices, many processes, memory that is allocated and freed; two tenants at once."""
+    """Two tenants fill their slices at once, with many processes, and allocate and free memory all the time."""
     both = [in_pod(watched, name) for name in ("one", "two")]
     goal = watched.vgpuctl("watch")["looks"] + 6
     while watched.vgpuctl("watch")["looks"] < goal:
         running = [one.probe(check, "1500") for one in both]
-        until(lambda: all(one.poll() is not None for one in running), "the probes' end")  # noqa: B023 - within its turn
+        until(lambda: all(one.poll() is not None for one in running), "the end of both probes")  # noqa: B023 - within its turn
     answer = looks(watched, 2)
     assert (answer["findings"], answer["past"], answer["totals"], answer["fault"]) == ([], [], [], "")
 
@@ -144,7 +143,7 @@ def test_honest_tenant_is_never_named(watched, check):
 def test_finding_ends_with_its_process(watched):
     slice_ = in_pod(watched)
     process = slice_.probe("bypass-namespace", "3000")
-    until(lambda: findings(watched), "the process to be named")
+    until(lambda: findings(watched), "a finding that names the process")
     process.wait(60)
     answer = looks(watched, 2)
     assert answer["findings"] == []
@@ -167,13 +166,13 @@ def test_policy_end_kills_the_process(watched, way, reason):
     process = bad.probe(way, "4000")
     until(lambda: watched.vgpuctl("watch")["sigterm"] >= 1, "a signal")
     out = json.loads(process.communicate(timeout=60)[0])
-    # The probe reports that its bypass was interrupted and got nothing.
+    # The signal interrupts the probe's bypass, so the probe does not report the bypass as open.
     (check,) = out["checks"]
     assert check["verdict"] != "open" or reason == "more-memory", check
     answer = looks(watched, 2)
     assert (answer["findings"], answer["policy"], answer["sigkill"]) == ([], "end", 0)
     (check,) = json.loads(honest.communicate(timeout=60)[0])["checks"]
-    assert (check["verdict"], honest.returncode) == ("passed", 0)  # its neighbour ran to its end
+    assert (check["verdict"], honest.returncode) == ("passed", 0)  # the neighbour's program was not killed
 
 
 def test_process_that_ignores_sigterm_is_killed(watched):
@@ -242,7 +241,7 @@ def test_lease_of_a_check_is_named_and_never_ended(watched):
     slice_ = Slice(watched, lease)
     watched.slices.append(slice_)
     process = slice_.probe("bypass-namespace", "4000")
-    (found,) = until(lambda: findings(watched), "the process to be named")
+    (found,) = until(lambda: findings(watched), "a finding that names the process")
     assert (found["kind"], found["allocation"]) == ("lease", lease["allocation"])
     (check,) = json.loads(process.communicate(timeout=60)[0])["checks"]
     assert check["verdict"] == "open"
@@ -262,7 +261,7 @@ def test_tenant_with_an_unreadable_ledger_is_named(watched):
     ledger = next(one["host_path"] for one in pod["answer"]["mounts"] if one["container_path"] == "/dev/vgpu/0/ledger")
     with open(ledger, "r+b") as stream:
         stream.write(b"\xff" * 64)
-    (found,) = until(lambda: findings(watched), "the process to be named")
+    (found,) = until(lambda: findings(watched), "a finding that names the process")
     assert found["reason"] == "no-slot"
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The watcher on a card with 64 slices in use, and findings that need real mounts and processes. Time is counted in
-the watcher's polls."""
+"""Tests the watcher on a card with 64 slices in use, and its findings about real mounts and processes. Times are
+numbers of the watcher's polls."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.slow
 
 SLICES = 64
 PROFILE = "driver_version = 535.261.03\ncuda_version = 12.2\n[gpu]\nmodel = A100-80GB\n"
-# Allocates a context and the given MiB, by the preloaded driver or in a separate namespace of the loader. Its first
-# thread may end; it may block every signal that can be blocked.
+# Creates a context and allocates the MiB in its argument, with the preloaded library or (word "own") in a separate
+# namespace of the loader. Word "leave": the first thread ends. Word "ignore": it ignores SIGTERM.
 HOLDER = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -67,8 +67,8 @@ def holds(process: subprocess.Popen) -> None:
 
 
 def past(node) -> dict[str, dict]:
-    """Returns the findings by reason."""
-    found = until(lambda: node.vgpuctl("watch")["past"], "the findings to be over")
+    """Waits for findings that are over; returns them as reason → finding."""
+    found = until(lambda: node.vgpuctl("watch")["past"], "findings that are over")
     return {one["reason"]: one for one in found}
 
 
@@ -120,12 +120,13 @@ def test_process_whose_first_thread_has_ended_is_named(watched, holder):
     process = in_pod(watched).start(holder, "own-leave", "64")
     holds(process)
     until(lambda: "Z (zombie)" in Path(f"/proc/{process.pid}/status").read_text(), "the end of the first thread")
-    (found,) = until(lambda: findings(watched), "the process to be named")
+    (found,) = until(lambda: findings(watched), "a finding that names the process")
     assert (found["reason"], found["processes"][0]["pid"]) == ("no-slot", process.pid)
 
 
 def foreign_of(slice_: Slice, command: str, *words: str) -> subprocess.Popen:
-    """Starts a program in the slice that first mounts something, in its own user and mount namespaces."""
+    """Starts a program in the slice, in its own user and mount namespaces. A shell command that mounts something runs
+    before the program."""
     return slice_.start("unshare", "-Urm", "sh", "-c", f'{command}; exec "$0" "$@"', *words)
 
 
@@ -149,7 +150,7 @@ def test_mount_over_our_files_is_named_and_ended(watched, holder, command, how):
 
 
 def test_process_outside_every_slice_is_counted_and_found(watched, holder):
-    """The stranger runs in its own pid and mount namespace, outside every slice."""
+    """The process runs in its own pid and mount namespaces, outside every slice."""
     process = subprocess.Popen(
         ["unshare", "--pid", "--fork", "--kill-child", "--mount", holder, "plain", "64"],
         env=watched.environment,
@@ -158,7 +159,7 @@ def test_process_outside_every_slice_is_counted_and_found(watched, holder):
     )
     try:
         holds(process)
-        (found,) = until(lambda: findings(watched), "the process to be named")
+        (found,) = until(lambda: findings(watched), "a finding that names the process")
         assert (found["reason"], found["kind"], found["allocation"]) == ("unplaced", "unknown", "")
         assert [one["processes"] for one in watched.vgpuctl("watch")["unplaced"]] == [1]
         assert found["processes"][0]["bytes"] >= 64 * MIB
@@ -181,7 +182,7 @@ def test_static_slice_is_judged_by_the_limit_of_the_node(watched, holder):
     holds(slice_.start(holder, "plain", "64"))
     assert looks(watched, 3)["findings"] == []
     holds(slice_.start(holder, "own", "6000"))
-    found = until(lambda: len(findings(watched)) == 2 and findings(watched), "both to be named")
+    found = until(lambda: len(findings(watched)) == 2 and findings(watched), "findings that name both processes")
     assert {(one["reason"], one["kind"], one["allocation"]) for one in found} == {
         ("no-slot", "static", name),
         ("more-memory", "static", name),

@@ -28,7 +28,7 @@ static int load(void)
     return code ? code : find(&kernel, module, "spin");
 }
 
-/* Several kernels are in flight, so that the GPU does not wait for this process on a busy machine. */
+/* Keeps several kernels in flight, so that the GPU does not wait for this process on a busy machine. */
 static int launch(void)
 {
     int (*run)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
@@ -54,7 +54,8 @@ int main(void)
 {
     int (*init)(unsigned), (*create)(void **, unsigned, int), (*take)(uint64_t *, size_t), (*give)(uint64_t);
     void *context = NULL;
-    /* A tenant with root in its container could replace the folder of singly mounted files by its own limits. */
+    /* Simulates a tenant with root in its container: replaces the folder of singly mounted files by a folder with its
+     * own limits. */
     if (access("/evil", F_OK) == 0 && (rename("/etc/vgpu", "/etc/moved") != 0 || rename("/evil", "/etc/vgpu") != 0)) {
         perror("work: rename");
         return 1;

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions without a hook that bind memory or queue work: after each call the charge equals the use of the card."""
+"""Calls each driver function that binds memory or queues work and that the library does not hook. After each call, the
+memory charged to the process must equal the memory that the simulated card has in use."""
 
 from __future__ import annotations
 

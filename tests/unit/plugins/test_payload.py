@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The number of core files that each module sends to a host, counted by Ansible's own packer, so that growth is
-noticed."""
+"""Each module may send only a fixed number of core files to a host. Ansible's own packer counts the files; a growing
+payload fails the test."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ MODULES = ROOT / "plugins" / "modules"
 
 # Number of core files in each payload, without the __init__.py that Ansible adds. A higher number needs a reason.
 MOST = {
-    "apt_packages": 9,  # includes the private package lists that check mode uses
+    "apt_packages": 9,  # one file handles the private package lists of check mode
     "check_variables": 0,
-    "containerd_config": 8,  # includes the cgroup driver of the running kubelet
+    "containerd_config": 8,  # one file reads the cgroup driver of the running kubelet
     "docker_daemon": 9,
-    "driver_choice": 10,  # includes the keys of repositories
+    "driver_choice": 10,  # one file handles the keys of repositories
     "driver_setup": 5,
-    "engine_choice": 10,  # includes, for auto, the running kubelet, its version, and the file of CRI-O, k3s and RKE2
+    "engine_choice": 10,  # "auto" needs files for the running kubelet, its version, and CRI-O, k3s and RKE2
     "gpu_info": 3,
     "host_state": 22,
-    "kube_capacity_info": 6,  # includes three for claims: the rule and the quantities
-    "kube_claims": 6,  # includes two policies, one with its rule in CEL
-    "kube_cluster_info": 5,  # includes the check for missing images of the nodes
+    "kube_capacity_info": 6,  # three files handle claims: the rule and the quantities
+    "kube_claims": 6,  # two files define policies; one policy has its rule in CEL
+    "kube_cluster_info": 5,  # one file checks whether the nodes have the images
     "kube_device_plugin": 4,
     "kube_mount_policy": 4,
     "kube_node": 2,
     "kube_conflicting_plugins": 5,
-    "kube_scheduler": 7,  # includes two policies, one with its rule in CEL, and the wait for the rollout
+    "kube_scheduler": 7,  # two files define policies (one has its rule in CEL), one waits for the rollout
     "mig_geometry": 13,
     "mps_daemon": 7,
     "node_files": 1,
@@ -44,13 +44,13 @@ MOST = {
     "rollback_point": 12,
     "vcuda_archive": 1,
     "vcuda_library": 4,
-    "vgpu_capacity_info": 15,  # includes lost GPUs and devices of claims
-    "vgpu_isolation": 20,  # includes five for the limits that the driver enforces
+    "vgpu_capacity_info": 15,  # some files handle lost GPUs and the devices of claims
+    "vgpu_isolation": 20,  # five files handle limits that the driver enforces
     "desired_state": 0,
 }
 
 
-# In a separate process: the other tests have imported the collection without Ansible's loader.
+# Runs in a separate process, because the other tests import the collection without Ansible's loader.
 PACK = """
 import datetime, io, json, pathlib, sys, zipfile
 from ansible.executor import module_common

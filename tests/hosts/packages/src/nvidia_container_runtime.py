@@ -2,8 +2,8 @@
 """nvidia-container-runtime of the simulated hosts: an OCI runtime that injects GPUs by CDI and becomes runc.
 
 Does what NVIDIA's program does in its CDI mode: reads NVIDIA_VISIBLE_DEVICES of the container, resolves each device in
-the CDI specifications of the host, edits the bundle's config.json and executes the real runtime with the same words.
-A comparison with NVIDIA's own program on the same bundle is in tests/integration/test_container_runtime_twin.py.
+the CDI specifications of the host, edits the bundle's config.json and executes the real runtime with the same
+arguments. tests/integration/test_container_runtime_twin.py compares it with NVIDIA's own program on the same bundle.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any
 
 CONFIG = Path(os.environ.get("XDG_CONFIG_HOME") or "/etc") / "nvidia-container-runtime" / "config.toml"
 KIND = "nvidia.com/gpu"
-# The container requests a GPU by a mount of /dev/null here. An image cannot request it, and an unprivileged user
-# cannot forge it.
+# A container may request a GPU by a mount of /dev/null at a path in this folder. An image cannot make such a request,
+# and an unprivileged user cannot forge it.
 VOLUMES = "/var/run/nvidia-container-devices"
 # runc's global options that take a value as the next word.
 VALUED = {"--root", "--log", "--log-format", "--criu", "--rootless"}
@@ -76,9 +76,8 @@ def command_of(words: list[str]) -> tuple[str, str, str | None]:
 
 
 def requested(config: dict[str, Any]) -> list[str]:
-    """The device names that the container asks for: by mounts where they are accepted, else by its variable.
-
-    None when the variable is unset, empty, ``void`` or ``none``.
+    """Return the device names that the container requests: by mounts if the configuration accepts them, else by its
+    variable. None if the variable is unset, empty, ``void`` or ``none``.
     """
     mounted = by_mounts(config)
     if mounted:
@@ -114,7 +113,8 @@ def privileged(config: dict[str, Any]) -> bool:
 
 
 def specifications() -> list[dict[str, Any]]:
-    """The CDI specifications of our kind. Only JSON text is read (which is YAML too): nodes have no YAML parser."""
+    """Return the CDI specifications of the kind nvidia.com/gpu. Only specifications in JSON (which is also YAML) are
+    read, because nodes have no YAML parser."""
     found = []
     for folder in spec_dirs():
         for path in sorted(folder.glob("*")):
@@ -131,7 +131,8 @@ def specifications() -> list[dict[str, Any]]:
 
 
 def edits_for(names: list[str], specs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The container edits of the devices, each device's before its specification's, as CDI orders them."""
+    """Return the container edits of the devices. As CDI requires, a device's edits come before the edits of its
+    specification."""
     edits, specs_used = [], []
     for name in dict.fromkeys(names):
         for spec in specs:

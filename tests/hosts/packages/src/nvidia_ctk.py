@@ -2,8 +2,8 @@
 """nvidia-ctk of the simulated hosts: ``cdi generate`` and ``cdi list``.
 
 Asks NVML for the GPUs, as NVIDIA's program does, and writes a CDI specification of kind nvidia.com/gpu with a device
-for each index, each UUID and ``all``. The one thing it knows beyond a real host is where the simulated driver keeps
-its state, which a container must share with its host (``simulation_mounts``).
+for each index, each UUID and ``all``. Unlike NVIDIA's program, it also mounts the simulated driver's profile and state,
+which a container must share with its host (``simulation_mounts``).
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def program_mounts() -> list[dict[str, Any]]:
 
 
 def simulation_mounts() -> list[dict[str, Any]]:
-    """Profile and state of the simulated driver, where this host has one."""
+    """Return the mounts of the simulated driver's profile and state, if this host has them."""
     profile = os.environ.get("GPUSIM_PROFILE", "/etc/gpusim/host.profile")
     state = os.environ.get("GPUSIM_STATE", "/dev/shm/gpusim.state")
     mounts = [bind(profile, profile, READ_ONLY)] if os.path.exists(profile) else []

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The component that enforces memory limits. The report shows only the first reason against enforcement by the
-driver."""
+"""Decides whether the driver or the library enforces memory limits. The report shows only the first reason against
+enforcement by the driver."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.gpu.enforcement import 
 CAN = Facts(branch=615, modules="open", probed=("misc", ""))
 
 ROWS = [
-    # columns: desired enforcement, differences of the host, sharing, whether contexts count, active enforcement,
-    # words of the line
+    # columns: desired enforcement, the host's differences from CAN, sharing mode, whether contexts count as usage,
+    # active enforcement, words of the reported line
     ("auto", {}, "vcuda", True, "driver-misc", "set and read back on this host (backend misc)"),
     ("driver", {"probed": ("dmem", "")}, "vcuda", True, "driver-dmem", "backend dmem"),
     ("library", {}, "vcuda", True, "library", "vgpu_memory_enforcement is library"),
