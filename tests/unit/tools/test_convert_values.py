@@ -302,7 +302,7 @@ CHARTS_OF_NVIDIA = [
     # columns: the case, the values, the expected variables, path and words of the expected note
     # All values, as printed by ``helm get values --all``. HAMi uses one of these keys too.
     ("default values", {"config": {"name": "", "map": {}}, "migStrategy": None, "devicePlugin": {"enabled": True},
-                    "gfd": {"enabled": False}, "mps": {"root": "/run/nvidia/mps"}},
+                        "gfd": {"enabled": False}, "mps": {"root": "/run/nvidia/mps"}},
      {"vgpu_sharing": "none", "device_plugin_options": ["--mps-root=/run/nvidia/mps"]}, "devicePlugin.enabled", "role"),
     ("one file", {"config": {"map": {"any": SLICED}}, "devicePlugin": {"enabled": True}},
      {"vgpu_sharing": "time-slicing", "vgpu_split_count": 4}, "devicePlugin.enabled", "role"),
