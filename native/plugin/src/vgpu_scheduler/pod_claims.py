@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Creates the ResourceClaims of pods that requested GPUs by resource names. Only the replica that writes creates them,
-and only for stored pods.
+"""Creates the ResourceClaims of pods that requested GPUs in a dialect. Only the replica that writes creates them, and only for stored pods.
 
 Admission writes on the pod the names and contents of its claims, and creates nothing. A claim belongs to its pod, so
 Kubernetes deletes it with the pod. Until the claim exists, the kube-scheduler lets the pod wait.
 
-Tenants may write the same annotation. They only get what a pod may request by resource names, in their own namespace.
+Tenants may write the same annotation. They only get what a pod may request by dialects, in their own namespace.
 """
 
 from __future__ import annotations
