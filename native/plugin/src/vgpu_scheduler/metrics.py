@@ -37,7 +37,7 @@ TYPES = {
     "vgpu_scheduler_request_duration_seconds": ("histogram", "Time to respond to a request, by verb."),
     "vgpu_scheduler_resizes_total": ("counter", "Requests to resize a running pod, by outcome."),
     "vgpu_scheduler_resizes_pending": ("gauge", "Pods with a resize request that is not granted yet."),
-    "vgpu_scheduler_claims_total": ("counter", "Claims created for pods that use resource names, and failures."),
+    "vgpu_scheduler_claims_total": ("counter", "Claims created for pods of dialects, and failures, by outcome."),
 }
 
 
