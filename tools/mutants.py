@@ -118,9 +118,6 @@ class Tree:
     def __init__(self, number: int) -> None:
         self.root = FOLDER / f"tree{number}"
         subprocess.run([str(ROOT / "tools" / "export.sh"), str(self.root)], check=True)
-        for link in (".build/venv", ".build/scheduler"):
-            (self.root / link).parent.mkdir(exist_ok=True)
-            (self.root / link).symlink_to((ROOT / link).resolve())
         collection = self.root / ".build/collections/ansible_collections/vgpu/fleet"
         collection.parent.mkdir(parents=True)
         collection.symlink_to(self.root)

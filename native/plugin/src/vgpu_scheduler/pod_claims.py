@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Creates the ResourceClaims of pods that requested GPUs in a dialect. Only the replica that writes creates them, and only for stored pods.
+"""Creates the ResourceClaims of pods that requested GPUs in a dialect. Only the replica that writes creates them, and
+only for stored pods.
 
 Admission writes on the pod the names and contents of its claims, and creates nothing. A claim belongs to its pod, so
 Kubernetes deletes it with the pod. Until the claim exists, the kube-scheduler lets the pod wait.
