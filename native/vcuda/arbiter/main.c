@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * vgpu-arbiter: gives the tenants of each GPU their turns, by writing the gpu page of every allocation. It stores no
- * state of its own: after a kill and restart it continues from the pages, and meanwhile each tenant limits itself to
- * its own share.
+ * state of its own: after a kill and restart it continues from the pages. While it does not run, each tenant limits its
+ * own use to its share.
  *
  * vgpu-arbiter [--run DIR] [--json-status] [--help]
  */

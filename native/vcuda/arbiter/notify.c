@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The service manager's protocol: a datagram to the socket whose name is in the environment. */
+/* Sends systemd the messages of the notify protocol: each is a datagram to the socket that NOTIFY_SOCKET names. */
 #include "tenants.h"
 
 #include <stddef.h>

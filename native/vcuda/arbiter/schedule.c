@@ -27,15 +27,15 @@
 #define LOW_OUTSTANDING_US 1000u
 /* Largest credit of a tenant, as time at its rate. */
 #define CREDIT_NS (250 * (int64_t)MS)
-/* Largest debt of device time. If a kernel takes longer, the rest is not charged. */
+/* Largest debt of device time of a tenant. If a kernel takes longer, the rest is not charged. */
 #define DEBT_NS (2000 * (int64_t)MS)
 /* A tenant that has waited for this time gets the next turn. */
 #define HELD_NS (65 * MS)
 /* A tenant that has waited for this time cuts the current turn short. */
 #define HELD_MOST_NS (78 * MS)
-/* HELD_NS and HELD_MOST_NS apply only to a tenant whose debt of device time is below this. */
+/* The two times above (HELD_NS, HELD_MOST_NS) apply only to a tenant whose debt of device time is below this. */
 #define OVERDUE_DEBT_NS (30 * (int64_t)MS)
-/* A tenant is sparse if its bursts are at least this long but shorter than its turn. */
+/* A tenant is called sparse if its bursts are at least this long but shorter than its turn. */
 #define SPARSE_LEAST_NS (150 * US)
 /* A sparse tenant goes first only if its last turn ended at least this time ago. */
 #define SPARSE_REST_NS (4 * MS)
@@ -212,7 +212,7 @@ static bool bursts(const struct schedule_tenant *tenant)
 }
 
 /* Returns true if the tenant needs less than a turn and its credit covers its burst. If it goes first, the other
- * tenants lose the time of a hand-over, but no share. */
+ * tenants lose the time between two turns, but no share. */
 static bool sparse(const struct schedule_tenant *tenant, const struct sum *sum, uint64_t now)
 {
     return bursts(tenant) && now - tenant->served >= SPARSE_REST_NS && claim_of(tenant, sum) >= (double)tenant->burst;
@@ -271,8 +271,8 @@ static void charge(struct schedule *schedule, const struct sum *sum, uint64_t no
         return;
     struct schedule_tenant *holder = &schedule->tenant[schedule->holder];
     double held = (double)(now - schedule->turn_start), used = (double)(holder->in.used_ns - holder->used_at);
-    /* The time that the tenant reports is used, but at least 80 and at most 100 % of the turn. So gaps of the hand-over
-     * are charged to no tenant, and a false report gains little. */
+    /* The time that the tenant reports is used, but at least 80 and at most 100 % of the turn. So the gaps between
+     * turns are charged to no tenant, and a false report gains little. */
     used = used > held ? held : used < 0.8 * held ? 0.8 * held : used;
     holder->used_at = holder->in.used_ns;
     holder->late = late > now;
@@ -334,7 +334,8 @@ static bool preempted(const struct schedule *schedule, const struct sum *sum, ui
            lag(other, sum) > lag(holder, sum) - so_far + (double)PREEMPT_NS + (double)CYCLE_NS;
 }
 
-/* Returns the work (us) that the holder may queue, because a tenant that goes first must wait for it; 0: no maximum. */
+/* Returns the maximum work (us) that the holder may queue; 0: no maximum. A tenant that goes first waits for that
+ * work. */
 static uint32_t outstanding(const struct schedule *schedule, const struct sum *sum, int holder)
 {
     uint32_t most = 0;
@@ -374,8 +375,8 @@ static uint64_t begin_turn(struct schedule *schedule, const struct sum *sum, int
     return now + LOOK_NS;
 }
 
-/* Waits for queued work. Returns when to look again; 0: stop waiting. *late: the predicted end of work that is still
- * running. */
+/* Waits for queued work. Returns the time of the next check; 0: stop waiting. *late: the predicted end of work that is
+ * still running. */
 static uint64_t drain(struct schedule *schedule, uint64_t now, uint64_t *late)
 {
     uint64_t latest = 0;
@@ -384,8 +385,8 @@ static uint64_t drain(struct schedule *schedule, uint64_t now, uint64_t *late)
         if (schedule->tenant[i].present && (schedule->holder < 0 || schedule->holder == i) &&
             schedule->tenant[i].in.busy_until_ns > latest)
             latest = schedule->tenant[i].in.busy_until_ns;
-    /* latest 0: the tenant reports that its work is done. A time in the past was only predicted; the kernel may still
-     * run. */
+    /* If latest is 0, the tenant has reported that its work is done. If latest is in the past, the prediction was too
+     * short and the kernel may still run. */
     *late = latest && latest + LATE_NS > now ? (latest > now ? latest : now + 1) : 0;
     if (!latest || latest + LATE_NS <= now || now >= schedule->drain_until)
         return 0;
@@ -425,7 +426,7 @@ static uint64_t take_turns(struct schedule *schedule, const struct sum *sum, uin
         bool over = now >= schedule->turn_end || holder->in.waiting_ns > schedule->turn_start + 100 * US;
         if (over && holder->present && choose(schedule, sum, now) < 0 && fills(sum) &&
             !given_up(holder, schedule, now)) {
-            charge(schedule, sum, now, 0); /* no other tenant waits, so the turn continues without a hand-over */
+            charge(schedule, sum, now, 0); /* no other tenant waits, so the turn continues without a gap */
             schedule->turn_end = holder->out.turn_end_ns = now + TURN_MIN_NS;
             over = false;
         }

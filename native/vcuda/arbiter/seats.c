@@ -70,9 +70,9 @@ static unsigned unlimited(const struct gpu *gpu)
 }
 
 /*
- * Returns the seat of the tenant that has rested longest; -1: none rests. A tenant with negative credit keeps its seat
- * until its credit is 0 again, because only this schedule knows the credit. The last tenant without a limit also keeps
- * its seat: while it exists, elapsed time belongs to no single tenant.
+ * Returns the seat of the tenant that has rested longest; -1: no tenant rests. A tenant with negative credit keeps its
+ * seat until its credit is 0 again, because only this schedule knows the credit. The last tenant without a limit also
+ * keeps its seat: the schedule must know that it exists, because it may run during every turn.
  */
 static int resting(const struct gpu *gpu)
 {
@@ -110,7 +110,8 @@ static void write_output(struct vgpu_gpu_page *page, const struct schedule_outpu
         __atomic_store_n(&page->heartbeat_ns, now, __ATOMIC_RELEASE);
         return;
     }
-    uint32_t sequence = page->sequence | 1; /* an odd number here already means that an arbiter died while it wrote */
+    /* An odd sequence at this point means that an earlier arbiter died while it wrote the page. */
+    uint32_t sequence = page->sequence | 1;
     __atomic_store_n(&page->sequence, sequence, __ATOMIC_RELAXED);
     __atomic_thread_fence(__ATOMIC_RELEASE);
     __atomic_store_n(&page->gate, out->gate, __ATOMIC_RELAXED);
@@ -149,7 +150,7 @@ void seat_leave(struct node *node, struct allocation *allocation, int device)
     g->tenant[slot] = NULL;
     memset(&g->schedule.tenant[slot], 0, sizeof g->schedule.tenant[slot]);
     if (g->schedule.holder == slot)
-        g->schedule.turn_end = 0; /* ends the turn: the next pass gives the GPU to a waiting tenant */
+        g->schedule.turn_end = 0; /* This ends the turn: the next pass gives the GPU to a waiting tenant. */
     for (int i = 0; i < SCHEDULE_TENANTS; i++)
         any = any || g->tenant[i];
     if (!any)

@@ -25,7 +25,7 @@ static void complain(const struct node *node, struct allocation *allocation, con
     allocation->complained = true;
 }
 
-/* Uses the system call: libc's own fstat has a new version in new systems. */
+/* Uses the system call: on new systems libc's fstat would require a new version of glibc. */
 static bool regular(int descriptor, size_t size, ino_t *inode)
 {
     struct stat status;
@@ -114,7 +114,8 @@ static void read_limits(struct node *node, struct allocation *allocation)
     } else if (limits_parse(bytes, (size_t)length, &limits, reason, sizeof reason)) {
         allocation->limits = limits;
         allocation->limits_good = true;
-    } else if (!allocation->limits_good) { /* while the file is being written, its last contents stay valid here */
+    /* While the file is being written, the arbiter keeps the values that it read last. */
+    } else if (!allocation->limits_good) {
         complain(node, allocation, "limits", reason);
     }
 }
@@ -164,13 +165,15 @@ bool tenants_scan(struct node *node, uint64_t now)
                 continue;
             struct allocation *allocation = find(node, entry->d_name);
             if (!allocation)
-                continue; /* no room for this allocation: its container keeps its own share */
+                /* There is no room for this allocation, so the arbiter does not schedule it and its container keeps
+                 * its own share. */
+                continue;
             int descriptor = openat(dirfd(folder), entry->d_name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
             if (descriptor < 0)
                 continue;
             if (allocation->used && (syscall(SYS_fstat, descriptor, &there) != 0 || syscall(SYS_fstat, allocation->folder, &ours) != 0 ||
                                      there.st_ino != ours.st_ino))
-                forget(node, allocation); /* a new folder with the same name */
+                forget(node, allocation); /* The folder was replaced by a new folder with the same name. */
             if (!allocation->used) {
                 snprintf(allocation->id, sizeof allocation->id, "%s", entry->d_name);
                 allocation->used = true;

@@ -19,7 +19,8 @@ struct allocation {
     bool used, seen, complained;
     /* Descriptor of the allocation's folder, also after the folder was renamed. */
     int folder;
-    /* Descriptor of rw/tenant; read by pread(), because the tenant may truncate the file under a mapping. */
+    /* Descriptor of the tenant page (rw/tenant). The page is read by pread(), because the tenant may truncate the file
+     * and an access to a mapping would then crash the arbiter. */
     int tenant;
     struct vgpu_limits limits;
     bool limits_good;
@@ -33,7 +34,7 @@ struct allocation {
 };
 
 struct gpu {
-    char uuid[VGPU_UUID_SIZE]; /* empty: unused entry */
+    char uuid[VGPU_UUID_SIZE]; /* An empty text marks an unused entry. */
     struct schedule schedule;
     struct allocation *tenant[SCHEDULE_TENANTS];
     int index[SCHEDULE_TENANTS]; /* index of the GPU among the tenant's devices */
@@ -44,7 +45,7 @@ struct node {
     char root[512]; /* The folder of all allocations, /run/vgpu/allocations. */
     struct allocation allocation[ALLOCATIONS];
     struct gpu gpu[GPUS];
-    bool quiet; /* --json-status: opens pages read-only and reports no errors */
+    bool quiet; /* True for --json-status: pages are opened read-only and no errors are reported. */
 };
 
 /* Scans the folders: new and removed allocations, and files that were created again. Returns false if the folder
@@ -62,9 +63,9 @@ unsigned tenants_count(const struct node *node);
  * of an idle tenant; an idle tenant needs no seat, and the function returns true. Returns false if there is no seat. */
 bool seat_take(struct node *node, struct allocation *allocation, int device, uint64_t now);
 void seat_leave(struct node *node, struct allocation *allocation, int device);
-/* Reads one GPU's tenants, decides, and writes the pages. Returns when to look again. */
+/* Reads one GPU's tenants, decides, and writes the pages. Returns the time of the next pass. */
 uint64_t tenants_look(struct gpu *gpu, uint64_t now);
-/* Called before the arbiter ends: from then on each tenant keeps its own share. */
+/* Called before the arbiter ends, so that from then on each tenant keeps its own share. */
 void tenants_release(struct node *node);
 
 /* status.c */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Records the active driver limit of an allocation as JSON: in driver-limit in its folder, or in <id>.driver-limit if
- * it has no folder. The plugin compares it with the driver's state at each poll. A limit belongs to one control group:
- * an allocation whose group is alive is refused to another container.
+ * it has no folder. The plugin compares it with the driver's state at each poll. A limit belongs to one control group.
+ * So a second container may not use an allocation while the group of the first container is alive.
  */
 #include "hook.h"
 #include "json.h"

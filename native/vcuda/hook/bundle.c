@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Finds the allocations of a container: those whose folder contains a source of the container's mounts. The runtime
- * creates mounts as the node requested. Environment and annotations come from the tenant and are not read.
+ * Finds the allocations of a container by its mounts: an allocation belongs to the container if a mount's source lies
+ * in its folder. The runtime creates mounts as the node requested. Environment and annotations come from the tenant and
+ * are not read.
  */
 #include "hook.h"
 #include "json.h"
@@ -25,7 +26,7 @@ bool bundle_state(struct container *container)
     return read || fail("standard input is no state of a container with id, pid and bundle; expected the hook at stage createRuntime");
 }
 
-/* Resolves the links and dots of a source's path, if it exists, as the runtime does. */
+/* Resolves links and `..` in a source's path, as the runtime does. A path that does not exist stays unchanged. */
 static void resolve(const char *source, char out[PATH_MAX])
 {
     if (!realpath(source, out))
@@ -43,8 +44,8 @@ static bool add(struct grant *grant, const char *id)
     return true;
 }
 
-/* Adds the allocation of one source: the first path component below the common folder, without the suffix of a
- * single record. */
+/* Adds the allocation of one mount's source. Its name is the first path component below the folder of allocations. If
+ * that component is a record's file, its suffix is removed. */
 static bool take(struct grant *grant, const char *folder, const char *source)
 {
     char path[PATH_MAX], id[256];

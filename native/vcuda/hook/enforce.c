@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Sets the limits by the host's own NVML and reads each back, because a successful call may have had no effect. Soft
- * limits stay 0: with dmem they would leave a reservation in the parent groups.
+ * Sets the limits by the host's own NVML. Reads each limit back, because a successful call may have had no effect. Soft
+ * limits stay 0: with dmem a soft limit would leave a reservation in the parent groups.
  */
 #include "hook.h"
 
@@ -71,7 +71,7 @@ static bool limit(const struct nvml *nvml, struct gpu *gpu, const char *group)
     if ((code = nvml->memory(device, &memory)) != NVML_SUCCESS)
         return said(nvml, gpu, "nvmlDeviceGetMemoryInfo", code);
     if (gpu->hard != UNLIMITED && gpu->hard > memory.total)
-        /* the driver refuses more than the card has; the rest of an oversold slice is host memory */
+        /* The driver refuses a limit above the card's size. The rest of an oversold slice is host memory. */
         gpu->hard = memory.total;
     struct set_limits set = {.group = group, .soft = 0, .hard = gpu->hard};
     struct get_limits get = {.group = group};

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reads what the node grants by an allocation: its limits file, in a folder that only root may enter. */
+/* Reads the limits file of each allocation. The file shows what the node granted, because only root may enter its
+ * folder. */
 #include "hook.h"
 
 #include "limits/limits_file.h"

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Finds the control group of the container: its version 2 group, the line 0:: on a hybrid host. The driver charges by a
- * controller, dmem or misc, which must be enabled in every parent group: runc enables all controllers, crun does not.
+ * Finds the container's control group of version 2, which is the line 0:: in the process's cgroup file. The driver
+ * charges memory by a controller, dmem or misc. That controller must be enabled in every parent group. runc enables all
+ * controllers, crun does not.
  */
 #include "hook.h"
 
@@ -52,7 +53,9 @@ static bool turn_on(const char *folder, const char *controller)
 static bool turn_on_down(const char *root, struct group *group, const char *controller)
 {
     if (names(root, "cgroup.controllers", controller) != 1)
-        return true; /* this kernel has no controller of that name; the host's probe has shown whether limits work */
+        /* This kernel has no controller of that name, so there is nothing to enable. The probe of the host has shown
+         * whether limits work. */
+        return true;
     size_t start = strlen(root);
     for (size_t at = start; group->path[at]; at++) {
         if (group->path[at] != '/')
@@ -67,7 +70,7 @@ static bool turn_on_down(const char *root, struct group *group, const char *cont
            fail("the controller %s is not on in %s", controller, group->path);
 }
 
-/* Uses the system call: libc's own stat carries GLIBC_2.33 in the symbol tables of new systems. */
+/* Uses the system call: on new systems libc's stat would make the hook require GLIBC_2.33. */
 static bool inode_of(const char *path, unsigned long long *inode)
 {
     struct stat status;

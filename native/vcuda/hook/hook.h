@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Shared by the files of vgpu-limit-hook. A function that fails returns false and stores one sentence in
+/* Declarations for the files of vgpu-limit-hook. A function that fails returns false and stores one sentence in
  * `hook_reason`. */
 #ifndef VGPU_HOOK_H
 #define VGPU_HOOK_H
@@ -17,7 +17,8 @@
 
 struct options {
     const char *allocations, *cgroup_root, *nvml, *backend;
-    /* true: no container starts without the driver's limit. false: the library alone may enforce the limit. */
+    /* If true, a container does not start without the driver's limit. If false, the library alone may enforce the
+     * limit. */
     bool driver;
 };
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A reader for what a container runtime writes: state and configuration, a few hundred kilobytes at most. */
+/* Parses the JSON that a container runtime writes: the container's state and configuration, a few hundred kilobytes at
+ * most. */
 #include "json.h"
 
 #include <errno.h>
@@ -154,7 +155,8 @@ static int hexadecimal(const char *at)
     return value;
 }
 
-/* Writes a code point as UTF-8. Half of a surrogate pair is written as itself; no path of the node contains one. */
+/* Writes a code point as UTF-8. A surrogate is encoded like any other code point, because no path of the node contains
+ * one. */
 static size_t put(char *out, int code)
 {
     if (code < 0x80) {
