@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tests the limit with every way to allocate. Each way fills the slice in its own process. The result is the memory
- * that was granted plus the memory that was not free at the start, or NVML's figure for that process if that is higher.
- * Inside a slice NVML shows the library's figure; an observer outside sees the driver's (--hold).
+ * Tests the limit with every function that allocates memory. Each way to allocate fills the slice in its own process.
+ * The result is the granted memory plus the memory that was not free at the start, or NVML's figure for that process if
+ * that figure is higher. Inside a slice NVML shows the library's figure. With --hold the memory stays allocated for a
+ * while, so that an observer outside can compare the driver's figure.
  *
- * No way may get more than the limit, and each must come within one of its pieces of the limit: a way that is charged
- * too much, or refused while there is room, also fails.
+ * No way may get more than the limit. Each way must also reach the limit, except for less than one of its pieces: a way
+ * that is charged too much, or refused while there is room, fails.
  */
 #include "probe.h"
 
@@ -20,12 +21,13 @@
 
 struct way {
     const char *name;
-    /* Allocates one piece of about `bytes`. Returns what the slice lost by it; 0: refused. */
+    /* Allocates one piece of about `bytes`. Returns the number of bytes that it takes from the slice; 0 if it was
+     * refused. */
     uint64_t (*take)(uint64_t bytes);
-    uint64_t smallest; /* smallest piece in bytes; 0: VMM's granularity */
+    uint64_t smallest; /* Smallest piece in bytes; 0 means the granularity of cuMemCreate. */
 };
 
-/* Looked up at run time; a way whose functions the driver does not have is skipped. */
+/* These functions are looked up at run time. A way is skipped if the driver does not have its functions. */
 #define FUNCTIONS(F) \
     F(alloc_async, cuMemAllocAsync, (CUdeviceptr *pointer, size_t bytes, CUstream stream)) \
     F(alloc_pool, cuMemAllocFromPoolAsync, (CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream)) \
@@ -52,7 +54,8 @@ static struct {
 } call;
 static CUdevice device;
 static CUmemoryPool pool;
-static CUresult refusal; /* error of the last refused piece; NOT_FOUND: this driver does not have the way */
+/* Error of the last refused piece. NOT_FOUND means that this driver does not have the functions of the way. */
+static CUresult refusal;
 
 static uint64_t got(CUresult status, uint64_t bytes)
 {
@@ -121,7 +124,7 @@ static uint64_t by_array(uint64_t bytes)
     return got(call.array ? call.array(&array, &description) : CUDA_ERROR_NOT_FOUND, description.Height * 65536);
 }
 
-/* Launches a graph. Its memory is allocated at instantiation or launch, and stays with it. */
+/* Launches a graph. The graph's memory is allocated when it is instantiated or launched, and stays allocated. */
 static CUresult run_graph(CUgraph graph)
 {
     CUgraphExec exec;
@@ -224,7 +227,8 @@ static void fill_by(const struct fill *fill, const struct way *way)
     if (nvml_figures(fill->uuid, &figures) && figures.total - figures.used > left)
         /* free bytes of the slice; cuMemGetInfo shows at most the card's free bytes */
         left = figures.total - figures.used;
-    /* A refusal for lack of memory is judged. If there was no room even for one piece, the refusal proves nothing. */
+    /* Only a refusal for lack of memory is judged. If there was no room even for one piece, such a refusal proves
+     * nothing. */
     if (granted == 0 && (refusal != CUDA_ERROR_OUT_OF_MEMORY || at_first < smallest)) {
         result_set(result, PASSED, fill->limit, 0, "bytes", "no %s", way->name);
         return;
@@ -233,7 +237,7 @@ static void fill_by(const struct fill *fill, const struct way *way)
     uint64_t found = nvml ? figures.own : granted + (contexts_count(fill) && total > at_first ? total - at_first : 0);
     bool near = found + 2 * smallest > fill->limit;
     if (!near && left > 2 * smallest)
-        board->card_full = 1; /* refused although the slice has room: the card was full */
+        board->card_full = 1; /* The request was refused although the slice has room, so the card was full. */
     result_set(result, found <= fill->limit && near ? PASSED : VIOLATED, fill->limit, found, "bytes",
                "%s: %s filled the slice to %llu bytes, context included%s", fill->uuid, way->name, (unsigned long long)found,
                nvml ? ", as NVML shows it" : "");
@@ -259,7 +263,7 @@ static void measure_ways(const struct fill *fill)
         if (result->verdict != PASSED)
             return;
         size_t length = strlen(tried);
-        if (result->found) /* a way that this driver has */
+        if (result->found) /* This driver has the functions of the way. */
             snprintf(tried + length, sizeof tried - length, "%s%s", length ? ", " : "", ways[i].name);
         most = result->found > most ? result->found : most;
     }

@@ -2,11 +2,11 @@
 /*
  * Tests memory shared between two containers. Two probes in two slices of a GPU connect by a socket in a common folder,
  * as two pods do with a volume. The first probe allocates memory of each kind that can be exported, fills its slice and
- * exports the memory. The second has filled its own slice, imports what it gets and keeps it. Then the first frees
+ * exports the memory. The second has filled its own slice, imports the memory and keeps it. Then the first frees
  * everything and allocates again.
  *
- * Imported memory is use beyond the second probe's limit. Memory that the first probe gets again while the second keeps
- * the old memory on the card is use beyond both limits together, and charged to neither container.
+ * So the second probe uses more than its limit. While it keeps the old memory on the card, each byte that the first
+ * probe gets again exceeds the sum of both limits and is charged to neither container.
  */
 #include "bypass.h"
 #include "loader.h"
@@ -24,7 +24,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define PATIENCE_S 40 /* seconds to wait for the other probe; an engine takes seconds to start a container */
+/* Seconds to wait for the other probe. A container engine takes some seconds to start a container. */
+#define PATIENCE_S 40
 #define SLACK (32 * MIB)
 #define SMALLEST (2 * MIB)
 /* The most to allocate in a slice that is sold larger than the card has room for; enough for the contexts of a large
@@ -33,7 +34,7 @@
 
 const char *beside_socket;
 
-/* AS_EXTERNAL imports the descriptor of BY_DESCRIPTOR by another interface. */
+/* The kinds of exported memory. AS_EXTERNAL imports the descriptor of BY_DESCRIPTOR by cuImportExternalMemory. */
 enum kind { BY_DESCRIPTOR, BY_POOL, BY_IPC, AS_EXTERNAL, KINDS };
 static const char *const kinds[KINDS] = {"cuMemCreate", "a pool", "cuIpcGetMemHandle", "cuImportExternalMemory"};
 
@@ -47,8 +48,8 @@ struct access {
 
 /* The message of the exporting probe, with a driver status for each kind. */
 struct offer {
-    uint64_t piece; /* Bytes of each piece. */
-    uint64_t full;  /* 0: the card had no room to fill the exporting probe's slice, but may have later. */
+    uint64_t piece; /* piece: bytes of each exported piece. */
+    uint64_t full;  /* full is 0 if the card had too little room to fill the exporting probe's slice. */
     CUresult made[KINDS];
     CUipcMemHandle ipc;
     pool_pointer pointer;
@@ -291,8 +292,8 @@ static void lend(const struct fill *fill)
 
 /* --- the importing probe ------------------------------------------------------------------------------------- */
 
-/* Imports what it got and closes the descriptors: the import keeps the memory, and an exporting process that looks
- * for open descriptors finds none. */
+/* Imports the received memory and closes the descriptors. The import keeps the memory, and an exporting process that
+ * searches for open descriptors finds none. */
 static void take(const struct fill *fill, const struct offer *offer, const int descriptors[2], struct taken *taken)
 {
     const struct access both = {{CU_MEM_LOCATION_TYPE_DEVICE, fill->device}, 3};
@@ -397,7 +398,8 @@ static void import(const struct fill *fill)
 static void with_the_other(const struct slice *slice, struct board *board, void (*part)(const struct fill *fill))
 {
     static struct report report;
-    pid_t child = fork(); /* a process that has called cuInit must not fork users of CUDA */
+    /* A child lists the devices, because a process that has called cuInit must not fork users of CUDA. */
+    pid_t child = fork();
     if (child == 0) {
         list_devices(slice, board);
         _exit(0);

@@ -20,20 +20,21 @@
 #include <time.h>
 #include <unistd.h>
 
-#define ROOM (32 * MIB) /* headroom that the holder leaves; BEYOND exceeds it */
+#define ROOM (32 * MIB) /* Free bytes that the process that fills the slice leaves. BEYOND is more than this. */
 #define HOLD_MOST_MS 20000
-#define TIDY_S 5 /* seconds of the attempt's time that are left to restore files after a program had to be killed */
+/* Seconds of the attempt's time that are reserved to restore files after a program had to be killed. */
+#define TIDY_S 5
 #define CAP_SYS_PTRACE 19
 #define CAP_SYS_ADMIN 21
-#define EXIT_GRANTED 40 /* exit status of a new program */
+#define EXIT_GRANTED 40 /* Exit statuses of a program that an attempt starts. */
 #define EXIT_REFUSED 41
 #define EXIT_UNABLE 42
 
 struct bypass {
-    way_round attempt;                       /* NULL: an ordinary program requests the memory. */
-    /* what the holder of the slice does once it has filled it; NULL: nothing. */
+    way_round attempt;                       /* attempt: NULL means that an ordinary program requests the memory. */
+    /* holder: called in the process that holds the slice after it has filled the slice; may be NULL. */
     void (*holder)(const struct fill *fill);
-    enum verdict if_granted;                 /* OPEN: as the threat model says */
+    enum verdict if_granted;                 /* OPEN if the threat model lists this bypass as open. */
 };
 
 bool slice_is_empty;
@@ -47,7 +48,7 @@ enum attempt ask_beyond(const struct cuda *cuda, CUdevice device)
     if (cuda->ctx_create(&context, 0, device) != CUDA_SUCCESS || cuda->mem_alloc(&pointer, BEYOND) != CUDA_SUCCESS)
         return slice_is_empty ? UNABLE : REFUSED;
     if (slice_is_empty && ledger_own_bytes() >= (int64_t)BEYOND)
-        return REFUSED; /* charged like any other memory */
+        return REFUSED; /* The memory was charged like any other memory, so there was no bypass. */
     hold_what_was_got();
     cuda->mem_free(pointer);
     return GRANTED;
@@ -64,7 +65,7 @@ enum attempt ask_honestly(const struct fill *fill)
     char reason[200];
     const struct cuda *cuda = cuda_open(reason, sizeof reason);
     if (!cuda)
-        return cuda_handle() ? REFUSED : UNABLE; /* without the driver's library nothing was tried */
+        return cuda_handle() ? REFUSED : UNABLE; /* Without the driver's library nothing was tried. */
     return ask_beyond(cuda, fill->device);
 }
 
@@ -185,8 +186,8 @@ const char *scratch_file(const char *name)
     return NULL;
 }
 
-/* A reduced bounding set also removes the capabilities from a setuid program. Failure means that they are missing
- * already, which is sufficient. */
+/* Drops the capabilities from the bounding set, because otherwise a setuid program would get them back. A failure is
+ * ignored: it means that this process does not have them. */
 void become_the_tenant(void)
 {
     prctl(PR_CAPBSET_DROP, CAP_SYS_ADMIN, 0, 0, 0);
@@ -231,11 +232,11 @@ static enum attempt attempted(const struct fill *fill, const struct bypass *bypa
         _exit((int)(bypass->attempt ? bypass->attempt : ask_honestly)(fill));
     }
     if (child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status))
-        return UNABLE; /* killed by a signal: the bypass got nothing */
+        return UNABLE; /* The attempt was killed by a signal, so the bypass got nothing. */
     return (enum attempt)WEXITSTATUS(status);
 }
 
-static const struct bypass *current; /* global because on_every_device passes no argument */
+static const struct bypass *current; /* A global variable, because on_every_device passes no argument to `measure`. */
 
 /* Returns true for a bypass that damages the ledger: processes that have it mapped would be killed by the kernel or
  * charged wrongly. */

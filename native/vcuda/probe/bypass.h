@@ -5,29 +5,30 @@
 
 #include "probe.h"
 
-/* bytes of an attempt: more than the differences between contexts */
+/* Number of bytes that an attempt requests. It is larger than the differences between the sizes of contexts. */
 #define BEYOND (64 * MIB)
 #define ATTEMPT_S 30
 
 /* CLOSED: the kernel or the runtime does not give a tenant what this bypass needs. */
 enum attempt { REFUSED, GRANTED, UNABLE, CLOSED };
-/* Requests memory beyond the limit, in its own process. */
+/* A bypass attempt: requests memory beyond the limit. It runs in its own process. */
 typedef enum attempt (*way_round)(const struct fill *fill);
 
-/* Requests more than is left of a full slice by the given functions. */
+/* Requests more memory than is left of a full slice, by the functions of `cuda`. */
 enum attempt ask_beyond(const struct cuda *cuda, CUdevice device);
-/* The same by the functions that every program finds. */
+/* Makes the same request by the functions that every program finds. */
 enum attempt ask_honestly(const struct fill *fill);
-/* The same in a new program (this file or a copy), without the variables that load the library and with the given
- * ones. */
+/* Makes the same request in a new program (the probe or a copy of it), without the variables that load the library and
+ * with the variables in `added`. */
 enum attempt ask_as_program(const char *program, const char *const added[], CUdevice device);
-/* The same by a dynamic loader that is started with this program. */
+/* Makes the same request in a program that the given dynamic loader starts. */
 enum attempt ask_by_loader(const char *loader, const char *program, CUdevice device);
-/* what main does in the new program; the process gets that name */
+/* Called by main in the new program. The process gets the given name. */
 int asked_as_program(const char *device, const char *name);
-/* In an empty slice a grant is a bypass only if it is charged to no process; ask_beyond checks that. */
+/* True if the slice is not filled first. Then a grant is a bypass only if it is charged to no process, which ask_beyond
+ * checks. */
 extern bool slice_is_empty;
-/* Keeps the memory so that the node's watcher can see it; shorter than ATTEMPT_S. */
+/* Waits so that the node's watcher can see the granted memory; shorter than ATTEMPT_S. */
 void hold_what_was_got(void);
 /* Drops the capabilities that a tenant of the threat model does not have. */
 void become_the_tenant(void);
@@ -71,9 +72,9 @@ void lie_in_the_ledger(const struct fill *fill); /* called by the process that h
 void close_descriptors(const struct fill *fill);
 
 /*
- * All bypasses. Columns: the check's name, the attempt (NULL: an ordinary program), what the holder of the slice does
- * once it has filled it (NULL: nothing), and the verdict if the attempt is granted. The last six damage the ledger, so
- * they run last.
+ * All bypasses. The columns are: a short name; the check's name; the attempt (NULL: an ordinary program requests the
+ * memory); a function that the holder of the slice calls after it has filled the slice (NULL: none); the verdict if the
+ * attempt is granted. The last six bypasses damage the ledger, so they run last.
  */
 #define BYPASSES(WAY) \
     WAY(path, "bypass-path", by_path, NULL, VIOLATED) \
@@ -105,7 +106,7 @@ void close_descriptors(const struct fill *fill);
     void check_bypass_##way(const struct slice *slice, struct board *board);
 BYPASSES(BYPASS_CHECK)
 
-/* bypass_kept.c: two processes of the slice, and memory that exists after its release */
+/* bypass_kept.c: memory that exists after its release, because a second process of the slice keeps it */
 void check_bypass_by_ipc(const struct slice *slice, struct board *board);
 void check_bypass_by_handle(const struct slice *slice, struct board *board);
 void check_bypass_by_pool(const struct slice *slice, struct board *board);
@@ -113,12 +114,12 @@ void check_bypass_by_array(const struct slice *slice, struct board *board);
 
 /* bypass_together.c */
 
-/* Returns true for a check of a bypass that may be open: only these are tried together. */
+/* Returns true if the check's bypass may be open. Only these bypasses are tried together. */
 bool may_be_open(const char *name);
 /*
- * Tries bypasses concurrently in an otherwise empty slice, on its first GPU, and holds what they get, so that the
- * node's watcher can name them. Each process is named `bypass-` and the check's name, cut to 15 bytes. Memory that is
- * charged to no process is reported as open.
+ * Tries bypasses concurrently in an otherwise empty slice, on its first GPU. The granted memory stays allocated for a
+ * while, so that the node's watcher can name the processes. The name of each process is the check's name without
+ * `bypass-`, cut to 15 bytes. Memory that is charged to no process is reported as open.
  */
 #define MOST_TOGETHER 8
 void go_together(const struct slice *slice, struct board *board, const char *const names[], int count,

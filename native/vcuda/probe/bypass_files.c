@@ -19,7 +19,7 @@
 
 #define SELF "/proc/self/exe"
 
-/* Tries to open the files for writing; writes nothing. */
+/* Tries to open the node's files for writing, but writes nothing. */
 enum attempt write_own_files(const struct fill *fill)
 {
     const char *const files[] = {slice_limits(), VGPU_PATH_PRELOAD, VGPU_PATH_LIBRARY};
@@ -122,7 +122,7 @@ enum attempt remove_the_ledger(const struct fill *fill)
     if (rename(slice_ledger(), aside) != 0)
         return REFUSED;
     enum attempt attempt = ask_beside(fill);
-    unlink(slice_ledger()); /* removes a new ledger that another process created */
+    unlink(slice_ledger()); /* Removes a new ledger that another process has created under this name. */
     return rename(aside, slice_ledger()) == 0 ? attempt : UNABLE;
 }
 
@@ -149,7 +149,8 @@ static char *ledger_mapped(int file)
 #define LAST (VGPU_LEDGER_SLOTS - 1)
 #define PIECE (256 * MIB)
 
-/* Writes that figure into this process's slot, and into the last slot with a live process. */
+/* Writes `figure` into this process's slot and into the ledger's last slot, which it marks as alive. A figure of 0
+ * undoes both. */
 static void boast(int file, char *ledger, uint64_t figure)
 {
     struct vgpu_ledger_slot *slots = (struct vgpu_ledger_slot *)(ledger + VGPU_LEDGER_SLOT_OFFSET);
@@ -165,16 +166,16 @@ static void boast(int file, char *ledger, uint64_t figure)
 }
 
 /*
- * Returns bytes that a watcher must report in an empty slice: the limit plus the watcher's tolerance for a process,
- * which is one sixteenth and, if contexts do not count, a context.
+ * Returns how many bytes a process must get in an empty slice so that the node's watcher reports it: more than the
+ * limit plus the watcher's tolerance. The tolerance is one sixteenth and, if contexts do not count, one context.
  */
 static uint64_t beyond_the_limit(const struct fill *fill)
 {
     return slice_is_empty ? fill->limit + fill->limit / 15 + BEYOND + (contexts_count(fill) ? 0 : 1024 * MIB) : BEYOND;
 }
 
-/* Raises the ledger's figures, so that the driver's figure never exceeds the ledger's; the memory is taken by a
- * bypass. */
+/* Raises the ledger's figures, so that the driver's figure never exceeds the ledger's. Then allocates memory by the
+ * driver's own functions. */
 enum attempt boast_in_the_ledger(const struct fill *fill)
 {
     struct cuda driver;
@@ -202,12 +203,12 @@ enum attempt boast_in_the_ledger(const struct fill *fill)
     return got == wanted ? GRANTED : UNABLE;
 }
 
-/* Sets all charges to zero but keeps the ledger valid, as a tenant would who has read the header. */
+/* Sets all charges to zero but keeps the ledger valid, as a tenant could do who knows the ledger's layout. */
 void lie_in_the_ledger(const struct fill *fill)
 {
     (void)fill;
     int file = open(slice_ledger(), O_RDWR | O_CLOEXEC);
-    fill->board->status[1] = file; /* below 0: there was no ledger to change */
+    fill->board->status[1] = file; /* A value below 0 shows that there was no ledger to change. */
     if (file < 0)
         return;
     char *start = ledger_mapped(file);

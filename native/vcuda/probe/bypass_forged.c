@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Bypasses by forged files in the place of the node's files: folders are renamed from inside, or covered in the
- * tenant's own mount namespace. Renamed folders are restored, because later checks use the slice.
+ * Bypasses by forged files in the place of the node's files. Either folders are renamed from inside the container, or
+ * the tenant mounts other files over them in its own mount namespace. Renamed folders are restored, because later
+ * checks use the slice.
  */
 #include "bypass.h"
 
@@ -21,7 +22,7 @@
 #include <unistd.h>
 
 #define SELF "/proc/self/exe"
-#define PLACE 512 /* longest path */
+#define PLACE 512 /* Size of the longest path. */
 
 /* Computes zlib's CRC, as used in the limits file. */
 static uint32_t crc_of(const unsigned char *bytes, size_t size)
@@ -73,7 +74,7 @@ static void above(const char *path, char folder[PLACE])
 
 /* --- renamed folders -------------------------------------------------------------------------------- */
 
-/* Uses the system call, as fstat in bypass_files.c. */
+/* Uses the system call: on new systems libc's stat would make the probe require GLIBC_2.33. */
 static bool device_of(const char *path, dev_t *device)
 {
     struct stat found;
@@ -92,8 +93,8 @@ static bool may_be_moved(const char *folder)
     return device_of("/", &root) && device_of(folder, &own) && device_of(parent, &holds) && (holds != root || own != holds);
 }
 
-/* Puts forged limits, and links to all other renamed files, in the place of the renamed folder. `rest`: the path
- * from there to the limits. */
+/* Puts forged limits, and links to all other renamed files, in the place of the renamed folder. `rest`: the path from
+ * that folder to the limits. */
 static bool rebuild(const char *moved, const char *place, const char *rest, int limits)
 {
     char name[NAME_MAX + 1], from[PLACE], to[PLACE];
@@ -192,7 +193,8 @@ static bool write_once(const char *path, const char *text)
 
 /*
  * Enters a new user namespace with all capabilities and a new mount namespace. Returns false if the kernel refuses. The
- * user keeps its id there; root without CAP_SETFCAP is unmapped and can create no file, but can mount.
+ * user keeps its id in the namespace. Root without CAP_SETFCAP has no mapping there: it can create no file, but can
+ * mount.
  */
 static bool own_mounts(void)
 {

@@ -17,12 +17,12 @@
 #include <time.h>
 #include <unistd.h>
 
-#define ROOM (32 * MIB) /* left of a full slice for rounding by the driver. */
-#define STEP (32 * MIB) /* A driver's pool grows by at most this. */
-#define DEAD_NS 150000000 /* Time in which the library looks for dead processes at least once. */
+#define ROOM (32 * MIB) /* Bytes that stay free in a full slice, because the driver rounds up. */
+#define STEP (32 * MIB) /* Largest step by which a driver's pool grows. */
+#define DEAD_NS 150000000 /* Within this time the library checks for dead processes at least once. */
 
-/* When the second process requests memory: a piece was released, or the exporting process has ended. There is one
- * piece for each. */
+/* The stages at which the second process requests memory: after a piece was released, and after the exporting process
+ * has ended. Each stage has its own piece. */
 enum { RELEASED, LEFT, STAGES };
 
 static int first_stage(const struct kept *way)
@@ -113,7 +113,8 @@ static bool hear(int channel, struct note *note, int *descriptor)
     return true;
 }
 
-/* Fills the slice except ROOM. Returns false if the card has less than the slice: then refusals prove nothing. */
+/* Fills the slice except for ROOM. Returns false if the card has less free memory than the slice, because then a
+ * refusal proves nothing. */
 static bool fill_up(const struct fill *fill)
 {
     struct nvml_figures figures;
@@ -126,8 +127,8 @@ static bool fill_up(const struct fill *fill)
     return free_bytes <= ROOM || cuda->mem_alloc(&pointer, free_bytes - ROOM) == CUDA_SUCCESS;
 }
 
-/* Returns whether more is granted than the slice has. A grant in place of a piece that has left the card does not
- * count. */
+/* Returns whether the slice grants more than its limit. A grant does not count if the kept piece has left the card
+ * meanwhile. */
 static bool ask(uint64_t bytes, const struct piece *piece, bool *given_back)
 {
     CUdeviceptr pointer;
@@ -201,7 +202,7 @@ static void take_and_ask(const struct fill *fill, const struct kept *way, int ch
                    way->take ? "its maker ended" : "", given_back ? ", or was given back by the driver" : "");
 }
 
-static const struct kept *current; /* global because on_every_device passes no argument */
+static const struct kept *current; /* A global variable, because on_every_device passes no argument to `measure`. */
 
 static void measure(const struct fill *fill)
 {
@@ -222,7 +223,7 @@ static void measure(const struct fill *fill)
     pid_t taker = maker < 0 ? -1 : fork();
     if (taker == 0) {
         take_and_ask(fill, current, ends[1]);
-        atomic_store(&board->go, 2); /* tells the other process to end, whatever the result */
+        atomic_store(&board->go, 2); /* This makes the other process end, whatever the result is. */
         _exit(0);
     }
     close(ends[1]);

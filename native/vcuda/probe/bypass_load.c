@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bypasses that reach the driver's own functions: other names of its file, other loader calls, its symbol table,
- * another loader, a process that hides. */
+/* Bypasses that call the driver's own functions instead of the library's. They find these functions by another name of
+ * the driver's file, by other calls of the loader, by the symbol table, or with another loader. One of them also hides
+ * its process. */
 #include "bypass.h"
 #include "loader.h"
 
@@ -64,7 +65,7 @@ enum attempt by_path(const struct fill *fill)
 }
 
 /* Replaces the last character of a word wherever a file contains it. Returns false if the file does not contain it.
- * `size`: includes the NUL. */
+ * `size` includes the terminating NUL. */
 static bool replace_in(const char *path, const char *word, size_t size, char last)
 {
     bool done = false;
@@ -81,7 +82,7 @@ static bool replace_in(const char *path, const char *word, size_t size, char las
     return done;
 }
 
-/* Uses a copy of the driver's library. `last`: if not 0, the new last character of the library's soname. */
+/* Uses a copy of the driver's library. `last`: the new last character of the library's soname; 0 keeps the soname. */
 static enum attempt by_copy_named(const struct fill *fill, char last)
 {
     static const char soname[] = "libcuda.so.1";
@@ -220,7 +221,7 @@ enum attempt by_own_loader(const struct fill *fill)
     if (length <= 0 || !copy || !file_at(getauxval(AT_BASE), loader, sizeof loader) || !copy_file(loader, copy, 0700))
         return UNABLE;
     program[length] = 0;
-    /* for the new program, which is executed by descriptor */
+    /* Opened without O_CLOEXEC, because the new program is executed by this descriptor. */
     int file = forget_the_preload(copy) ? open(copy, O_RDONLY) : -1;
     unlink(copy);
     if (file < 0)

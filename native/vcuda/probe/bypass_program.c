@@ -46,7 +46,7 @@ enum attempt with_setuid(const struct fill *fill)
     return attempt;
 }
 
-/* Puts a folder with a copy of the driver's library under its own name first in the search path. */
+/* Puts a folder first in the search path. The folder contains a copy of the driver's library under the same name. */
 enum attempt with_other_libcuda(const struct fill *fill)
 {
     struct link_map *map = NULL;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Tries the bypasses that cannot be prevented concurrently, so that the node's watcher must name each. The slice is not
- * filled meanwhile: a process without a slot, or with more than its slot says, is visible in an empty slice too, and
+ * filled first. A process that has no slot, or uses more than its slot records, is visible in an empty slice too. So
  * other containers on a full card lose less memory.
  */
 #include "bypass.h"
@@ -38,8 +38,8 @@ bool may_be_open(const char *name)
     return way && way->if_granted == OPEN;
 }
 
-/* Allocates memory honestly and then does what a holder does. Allocates more than any watcher tolerates, also one
- * that does not count contexts. */
+/* Allocates memory as an ordinary program does, and then calls the bypass's holder function. Allocates more than any
+ * watcher tolerates, also a watcher that does not count contexts. */
 static enum attempt hold_and(const struct way *way, const struct fill *fill)
 {
     char reason[200];
@@ -50,7 +50,7 @@ static enum attempt hold_and(const struct way *way, const struct fill *fill)
     if (!cuda)
         return cuda_handle() ? REFUSED : UNABLE;
     if (cuda->ctx_create(&context, 0, fill->device) != CUDA_SUCCESS || cuda->mem_info(&free_bytes, &total) != CUDA_SUCCESS)
-        return UNABLE; /* as in ask_beyond */
+        return UNABLE; /* A refusal may come from a full card, so it proves nothing. */
     size_t bytes = contexts_count(fill) && free_bytes > 8 * BEYOND ? 4 * BEYOND : free_bytes / 2;
     if (cuda->mem_alloc(&pointer, bytes) != CUDA_SUCCESS)
         return UNABLE;
@@ -82,7 +82,7 @@ void go_together(const struct slice *slice, struct board *board, const char *con
     fflush(stdout);
     for (int i = 0; i < count; i++) {
         const struct way *way = way_of(names[i]);
-        /* the charges of other processes become zero too */
+        /* These bypasses may also change the charges of other processes. */
         bool spoils = way->holder != NULL || way->attempt == boast_in_the_ledger;
         pids[i] = limit && !(spoils && in_use) ? fork() : -1;
         if (pids[i] == 0)
@@ -90,7 +90,7 @@ void go_together(const struct slice *slice, struct board *board, const char *con
     }
     for (int i = 0; i < count; i++) {
         int status = 0;
-        /* also for a process that was killed by a signal: the node's policy may be to kill it */
+        /* This case includes a process that was killed by a signal, because the node's policy may be to kill it. */
         enum attempt attempt = UNABLE;
         if (pids[i] > 0 && waitpid(pids[i], &status, 0) == pids[i] && WIFEXITED(status))
             attempt = (enum attempt)WEXITSTATUS(status);

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Checks that fill the slice: one process alone, and four processes at once. Together they get the limit, to the byte.
+ * Checks that fill the slice: by one process alone, and by four processes at once. Together the processes must get
+ * exactly the limit.
  *
- * A slice that is sold larger than the card has room for (oversubscription) cannot be filled. There the fill must stay
- * below the limit, and is repeated with the limit lowered by CUDA_DEVICE_MEMORY_LIMIT to what the card has.
+ * With oversubscription a slice may be larger than the card's free memory and cannot be filled. Then the granted memory
+ * must stay below the limit, and the check is repeated with the limit lowered by CUDA_DEVICE_MEMORY_LIMIT to the memory
+ * that the card gave.
  */
 #include "probe.h"
 
@@ -157,7 +159,7 @@ static void race(const struct fill *fill, int racer)
     atomic_fetch_add(&board->ready, 1);
     if (status == CUDA_SUCCESS && wait_for(&board->go, 1)) {
         if (nvml_figures(fill->uuid, &figures))
-            board->own[racer] = figures.own; /* the context alone */
+            board->own[racer] = figures.own; /* At this point only the context is charged. */
         rounds(fill, cuda);
         board->granted[racer] = take_all(fill, cuda, fill->limit / 16 ? fill->limit / 16 : 1);
         if (nvml_figures(fill->uuid, &figures))

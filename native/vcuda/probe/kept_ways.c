@@ -12,8 +12,8 @@
 #include "loader.h"
 
 #define WORD 0x76677075u
-#define USED_FOR_TILES 1 /* CU_MEM_CREATE_USAGE_TILE_POOL */
-#define FLOATS 0x20      /* CU_AD_FORMAT_FLOAT */
+#define USED_FOR_TILES 1 /* This is CU_MEM_CREATE_USAGE_TILE_POOL. */
+#define FLOATS 0x20      /* This is CU_AD_FORMAT_FLOAT. */
 
 #define FUNCTIONS(F) \
     F(get_ipc, cuIpcGetMemHandle, (CUipcMemHandle *handle, CUdeviceptr pointer)) \
@@ -101,7 +101,7 @@ static CUresult release(struct piece *piece)
     return call.release(piece->handle);
 }
 
-/* The descriptor keeps the memory; the import is needed only to write the word. */
+/* The descriptor keeps the memory. The import is needed only to write the word. */
 static CUresult import(struct piece *piece, const struct note *note)
 {
     CUdeviceptr pointer = 0;
@@ -149,7 +149,7 @@ static CUresult import_pool(struct piece *piece, const struct note *note)
     return piece->descriptor >= 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* Maps one tile of an array without memory of its own: the tile keeps the whole allocation. */
+/* Maps one tile of a sparse array to the piece. The tile keeps the whole piece. */
 static CUresult map_tile(struct piece *piece, struct note *note)
 {
     const CUmemAllocationProp properties = {.type = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, device},
@@ -170,7 +170,7 @@ static CUresult map_tile(struct piece *piece, struct note *note)
     if (status != CUDA_SUCCESS)
         return status;
     memset(&extent, 0, sizeof extent);
-    if (call.tiles(&extent, array) != CUDA_SUCCESS) /* tiles of 64 KiB, as with every driver so far */
+    if (call.tiles(&extent, array) != CUDA_SUCCESS) /* Assume tiles of 64 KiB, the size of every known driver. */
         extent.width = extent.height = 128;
     CUarrayMapInfo tile = {.resource = array, .memOperationType = CU_MEM_OPERATION_TYPE_MAP, .memHandle.memHandle = piece->handle};
     tile.subresource.sparseLevel.extentWidth = extent.width;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The loader's functions in their oldest symbol versions; otherwise they would be bound to libc's new versions since
- * glibc 2.34. */
+/* Binds the loader's functions in their oldest symbol versions. Otherwise a build with glibc 2.34 or later would
+ * require that version. */
 #ifndef LOADER_H
 #define LOADER_H
 

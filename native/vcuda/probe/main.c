@@ -43,7 +43,8 @@ static const struct {
     {"export-beside", check_export_beside},
 };
 #define CHECKS (sizeof checks / sizeof *checks)
-#define ALONE (CHECKS - 2) /* the last two checks need a probe in another slice, and run only if they are named */
+/* The last two checks need a probe in another slice, so they run only if --checks names them. */
+#define ALONE (CHECKS - 2)
 
 static const char *const words[] = {"passed", "violated", "not-run", "open"};
 
@@ -165,7 +166,7 @@ static bool choose(char *list, bool chosen[CHECKS])
     return true;
 }
 
-static unsigned limit_s; /* time limit in seconds; 0: none */
+static unsigned limit_s; /* Time limit in seconds; 0 means no limit. */
 
 static bool limited_to(const char *text)
 {
@@ -184,7 +185,8 @@ static bool is_late(const struct timespec *begun)
     return limit_s && (now.tv_sec - begun->tv_sec) * 1000 + (now.tv_nsec - begun->tv_nsec) / 1000000 >= 1000L * (long)limit_s;
 }
 
-/* Runs the chosen bypasses together. Returns false if one is no bypass that may be open, or there are too many. */
+/* Runs the chosen bypasses together. Returns false if a check is not of a bypass that may be open, or if there are too
+ * many. */
 static bool run_together(const struct slice *slice, struct board *board, const bool chosen[CHECKS])
 {
     const char *names[MOST_TOGETHER];

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * private-context: a context that no exported function of the driver created; NVIDIA's runtime gets its context from a
- * private table in this way. The check passes if the context counts like any other: a process that has it gets the
- * limit, to the byte. Only the simulated driver has a table with known functions (native/gpusim/cuda/private.h). On
- * another driver the check reports not-run; a program that uses the runtime shows the same.
+ * The check private-context uses a context that no exported function of the driver created. NVIDIA's runtime gets its
+ * context in this way, from a private table. The check passes if the context counts like any other: a process that has
+ * it gets the limit, to the byte. Only the simulated driver has a table with known functions
+ * (native/gpusim/cuda/private.h). On another driver the check reports not-run; a program that uses the runtime shows
+ * the same.
  */
 #include "loader.h"
 #include "probe.h"
@@ -21,7 +22,7 @@ struct table {
     CUresult (*set_current)(CUcontext context);
 };
 
-/* Returns the table; NULL: another driver. NVIDIA's driver returns an error for an unknown id. */
+/* Returns the table. Returns NULL on another driver: NVIDIA's driver returns an error for an unknown id. */
 static const struct table *table_of(void)
 {
     const void *found = NULL;

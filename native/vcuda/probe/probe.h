@@ -30,13 +30,13 @@ struct cuda {
     CUresult (*mem_free)(CUdeviceptr pointer);
     CUresult (*mem_info)(size_t *free_bytes, size_t *total_bytes);
 };
-/* Opens libcuda.so.1 and fills the table by dlsym on its handle. NULL: failed, see `reason`. */
+/* Opens libcuda.so.1 and fills the table by dlsym on its handle. Returns NULL if that failed; `reason` says why. */
 const struct cuda *cuda_open(char *reason, size_t room);
 void *cuda_handle(void);
 
 struct nvml_figures {
     uint64_t total, used, total_v2;
-    uint64_t own; /* bytes that NVML shows for this process; 0: none */
+    uint64_t own; /* Bytes that NVML shows for this process; 0 if NVML does not list the process. */
 };
 bool nvml_figures(const char *uuid, struct nvml_figures *figures);
 
@@ -63,7 +63,7 @@ int64_t ledger_live_bytes(void);
 int64_t ledger_own_bytes(void);
 /* Returns the bytes of all slots, including exported memory of dead processes. */
 int64_t ledger_all_bytes(void);
-/* Returns whether that pid is one of the ledger's live processes; the pid is in the namespace of its process. */
+/* Returns whether a live process of the ledger has this pid in its own pid namespace. */
 bool ledger_has(uint32_t pid);
 /* Returns whether a process other than the probe's has a slot of the container's ledger. Call this while no process
  * of the probe has a slot. */
@@ -76,7 +76,8 @@ enum verdict { PASSED, VIOLATED, NOT_RUN, OPEN };
 
 struct result {
     enum verdict verdict;
-    /* not-run for lack of time; a caller that must fit all checks of a slice into its time detects that by this flag */
+    /* True if the check did not run for lack of time. The flag lets a caller that must run all checks in limited time
+     * detect this. */
     bool left_out;
     uint64_t expected, found;
     char unit[16];
@@ -90,8 +91,8 @@ struct device_row {
 struct report {
     int device_count;
     struct device_row devices[VGPU_MAX_DEVICES];
-    uint64_t launch_ns[VGPU_MAX_DEVICES]; /* Shortest call of cuLaunchKernel that was measured; 0: not measured. */
-    /* Time that the share check's kernel of 100000 rounds takes alone; 0: not measured. */
+    uint64_t launch_ns[VGPU_MAX_DEVICES]; /* launch_ns: shortest measured call of cuLaunchKernel, 0 if not measured. */
+    /* kernel_ns: time that the share check's kernel of 100000 rounds takes alone, 0 if not measured. */
     uint64_t kernel_ns[VGPU_MAX_DEVICES];
 };
 /* Memory shared between the probe and the processes that run its checks. */
@@ -99,17 +100,18 @@ struct board {
     struct result result;
     struct report report;
     _Atomic int ready, done, go;
-    _Atomic int members, arrived, winners, beaten; /* Of the rounds with four processes. */
-    _Atomic int card_full; /* The driver refused although the limit had room. */
-    uint64_t granted[8], own[8], full[8]; /* granted bytes; NVML's figure of the process before and after the grant. */
+    _Atomic int members, arrived, winners, beaten; /* These counters belong to the rounds with four processes. */
+    _Atomic int card_full; /* card_full: the driver refused memory although the limit had room. */
+    /* For each process: granted bytes, and NVML's figure before (own) and after (full) the grant. */
+    uint64_t granted[8], own[8], full[8];
     int status[8];
 };
 
 void result_set(struct result *result, enum verdict verdict, uint64_t expected, uint64_t found, const char *unit,
                 const char *format, ...) __attribute__((format(printf, 6, 7)));
 
-/* main.c: time in ms for which limit-exact holds the full slice and an open bypass its memory, so that an observer
- * outside can see it. */
+/* main.c: time in ms for which the check limit-exact keeps the full slice and an open bypass keeps its memory, so that
+ * an observer outside can see the memory. */
 extern unsigned hold_ms;
 
 /* fill.c: state of checks that fill one device. */
@@ -127,7 +129,7 @@ bool contexts_count(const struct fill *fill);
 /* Allocates all that is granted, down to one byte, beginning with pieces of `first` bytes. Returns the number of
  * bytes. */
 uint64_t take_all(const struct fill *fill, const struct cuda *cuda, uint64_t first);
-bool wait_for(_Atomic int *counter, int wanted); /* false: not within a minute */
+bool wait_for(_Atomic int *counter, int wanted); /* Returns false after a minute. */
 
 /* Path of the socket where two probes in two slices connect. */
 extern const char *beside_socket;

@@ -16,10 +16,10 @@ typedef CUresult (*mem_alloc_async)(CUdeviceptr *pointer, size_t bytes, CUstream
 struct score {
     struct result *result;
     uint64_t limit, routes, held;
-    char first[160]; /* the first open route */
+    char first[160]; /* Description of the first route that does not enforce the limit. */
 };
 
-/* Judges one route. NULL functions: this driver does not have the route, so it cannot be open. */
+/* Judges one route. If its functions are NULL, this driver does not have the route, so the route cannot be open. */
 static void judge(struct score *score, const char *route, total_mem total, mem_alloc alloc, mem_alloc_async async)
 {
     size_t shown = score->limit;

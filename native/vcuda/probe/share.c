@@ -119,7 +119,7 @@ static CUresult time_one(struct spin *spin)
             (status = call.wait(spin->events[1])) == CUDA_SUCCESS)
             status = call.elapsed(&took[i], spin->events[0], spin->events[1]);
     if (status == CUDA_SUCCESS) {
-        /* Omit the first, which includes work that the driver does once per kernel. */
+        /* Ignore the first launch, which includes work that the driver does once per kernel. */
         float least = took[1];
         for (int i = 2; i <= TIMED; i++)
             least = took[i] < least ? took[i] : least;
@@ -141,7 +141,7 @@ static CUresult prepare(struct spin *spin)
     spin->rounds = SPIN_ROUNDS;
     for (int tries = 1; status == CUDA_SUCCESS; tries++) {
         status = time_one(spin);
-        /* The last try keeps the rounds that it timed: next to a busy container no try may come near the wanted
+        /* The last attempt keeps its number of rounds: next to a busy container no attempt may come near the wanted
          * time. */
         if (tries == TRIES || spin->us <= 0 || (spin->us > WANTED_US / 2 && spin->us < WANTED_US * 2))
             break;
@@ -161,7 +161,8 @@ static CUresult measure(struct spin *spin, struct window *window)
     uint64_t launched = 0, ended = 0;
     CUresult status = CUDA_SUCCESS;
     window->launch_ns = UINT64_MAX;
-    for (int w = -1; w < WINDOWS && status == CUDA_SUCCESS; w++) { /* window -1 lets the limiter settle */
+    /* Window -1 is not measured: it gives the limiter time to settle. */
+    for (int w = -1; w < WINDOWS && status == CUDA_SUCCESS; w++) {
         uint64_t start = now_ns(), before = ended, now = start;
         for (; now - start < WINDOW_NS && status == CUDA_SUCCESS; now = now_ns()) {
             if (launched - ended == IN_FLIGHT) {

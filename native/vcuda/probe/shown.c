@@ -17,7 +17,8 @@
 
 /* Maximum number of processes in a list. */
 #define MOST 1024
-/* Number of looks. A process that starts or ends between reading a list and the ledger is not foreign in every look. */
+/* Number of times that the lists are read. A process that starts or ends between reading a list and the ledger seems
+ * foreign, but not every time. */
 #define LOOKS 3
 #define NAP_NS 100000000
 
@@ -27,7 +28,7 @@ typedef nvmlReturn_t (*samples_of)(nvmlDevice_t device, nvmlProcessUtilizationSa
                                    unsigned long long since);
 
 struct seen {
-    unsigned lists, processes, stranger; /* stranger: the pid of a foreign process; 0: none. */
+    unsigned lists, processes, stranger; /* stranger: the pid of a foreign process, 0 if there is none. */
     const char *where;
     uint64_t bytes; /* bytes in use that are charged to no process of this container */
 };
@@ -162,8 +163,8 @@ void check_neighbours(const struct slice *slice, struct board *board)
 
 #define LOAD_S 10
 
-/* Returns whether a library can be loaded. Tried in a silent process of its own, because loading a library runs its
- * code. */
+/* Returns whether a library can be loaded. This is tried in a process without output, because loading a library runs
+ * the library's code. */
 static bool can_be_loaded(const char *name)
 {
     int status = 0;

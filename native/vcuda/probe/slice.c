@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reads the files of the slice without the library. */
+/* Reads the files of the slice directly, without the library. */
 #include "probe.h"
 
 #include <dirent.h>
@@ -17,7 +17,8 @@
 
 #define PLACE 256
 
-/* The shares of this container: numbered folders, or the paths in the variables of a hand-preloaded library. */
+/* Paths of the shares of this container. They are numbered folders or, if the library was preloaded by hand, the paths
+ * in its variables. */
 struct places {
     int count;
     char limits[VGPU_MAX_SHARES][PLACE], ledger[VGPU_MAX_SHARES][PLACE];
@@ -89,7 +90,8 @@ static bool add_device(struct slice *slice, const struct vgpu_limits_device *one
         struct vgpu_limits_device *all = &slice->devices[i];
         if (!uuid_same(all->uuid, one->uuid))
             continue;
-        bool unlimited = all->memory_bytes == 0 || one->memory_bytes == 0; /* 0 means no limit or no memory */
+        /* 0 means no limit or no memory, depending on the flags. */
+        bool unlimited = all->memory_bytes == 0 || one->memory_bytes == 0;
         all->memory_bytes = unlimited ? 0 : all->memory_bytes + one->memory_bytes;
         all->sm_percent = all->sm_percent && one->sm_percent ? all->sm_percent + one->sm_percent : 0;
         return true;
@@ -200,7 +202,7 @@ static int ledger_open(const char *path)
     return descriptor;
 }
 
-/* Returns the bytes of live or of all slots, and of one process or of all (pid 0). */
+/* Returns the bytes of the live slots or of all slots, for one process or, with pid 0, for all processes. */
 static int64_t bytes_of(bool living, uint32_t pid)
 {
     struct vgpu_ledger_slot slot;
@@ -236,7 +238,8 @@ int64_t ledger_all_bytes(void)
 bool ledger_has(uint32_t pid)
 {
     struct vgpu_ledger_slot slot;
-    int descriptor = ledger_open(slice_ledger()); /* one ledger suffices: each process has a slot in every ledger */
+    /* One ledger is enough, because each process has a slot in every ledger. */
+    int descriptor = ledger_open(slice_ledger());
     bool found = false;
     for (uint32_t index = 0; descriptor >= 0 && !found && slot_next(descriptor, &index, true, &slot);)
         found = slot.pid == pid;
