@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * dlsym in a build with a sanitizer: look-ups by the sanitizer's runtime go directly to the real dlsym.
+ * Implements dlsym in a build with a sanitizer: look-ups by the sanitizer's runtime go directly to the real dlsym.
  *
- * While it starts, the runtime looks up the functions that it intercepts, through this library's dlsym. At that moment
- * instrumented code and every intercepted function (strcmp, dl_iterate_phdr) would crash. So the Makefile makes
- * route_entry.S call this code instead of vgpu_decide, and builds it without instrumentation; it calls nothing of libc.
- * All other callers get vgpu_decide.
+ * While the runtime starts, it looks up the functions that it intercepts, through this library's dlsym. At that moment
+ * instrumented code and every intercepted function (strcmp, dl_iterate_phdr) would crash. So in this build
+ * route_entry.S calls this code first. The code is built without instrumentation and calls no function of libc. For all
+ * other callers it calls vgpu_decide.
  */
 #include <link.h>
 #include <stdint.h>
@@ -34,7 +34,8 @@ static int early_iterate(int (*visit)(struct dl_phdr_info *info, size_t size, vo
     return 0;
 }
 
-/* Includes the library's own reader of objects, with the two functions above and renamed. */
+/* Includes elf.c, the library's own reader of objects. Its functions are renamed, and it uses the two functions
+ * above. */
 #define strcmp early_compare
 #define dl_iterate_phdr early_iterate
 #define object_each early_object_each

@@ -23,8 +23,8 @@ enum charge ledger_charge(int device, enum account account, uint64_t bytes, uint
 void ledger_uncharge(int device, enum account account, uint64_t bytes);
 /* Returns what this process is charged. */
 uint64_t ledger_own(int device, enum account account);
-/* Reads the bytes of the container's live processes, contexts included. Claims no slot, so nvidia-smi does not get
- * one. */
+/* Reads the bytes of the container's live processes, contexts included. The calling process does not claim a slot, so
+ * nvidia-smi does not count as a process of the container. */
 bool ledger_total(const char *uuid, uint64_t *bytes);
 /*
  * Lists the container's live processes that use memory of the device, with pids of this process's pid namespace. Writes
@@ -32,19 +32,20 @@ bool ledger_total(const char *uuid, uint64_t *bytes);
  */
 struct ledger_process {
     uint32_t pid;
-    uint64_t bytes; /* contexts included */
+    uint64_t bytes; /* Bytes of allocations and contexts. */
 };
 int ledger_processes(const char *uuid, struct ledger_process *list, int room);
-/* Reads what this process (*own) and all live processes (*total) are charged of a share's part of the device.
- * *largest: no process is charged more; among equals the lowest slot counts. Returns false if this process is
- * charged nothing or nothing is known. */
+/* Reads how many bytes of a device are charged in one share: to this process (*own) and to all live processes (*total).
+ * *largest is true if no process is charged more; among equal processes it is true for the lowest slot. Returns false
+ * if this process is charged nothing or nothing is known. */
 bool ledger_shares(unsigned share, const char *uuid, uint64_t *own, uint64_t *total, bool *largest);
 /* Returns true if /proc shows this process's own pid namespace. Otherwise its entries are other processes. */
 bool ledger_proc_is_ours(void);
-/* Bytes that the driver was last seen to count in addition to the ledger, where the driver enforces a limit itself. */
+/* Returns the bytes that, at the last query, the driver counted in addition to the ledger. They exist only where the
+ * driver enforces a limit itself. */
 uint64_t ledger_beyond(const char *uuid);
 void ledger_beyond_is(int device, uint64_t bytes);
-/* Bytes that one context costs on this device; 0: not measured yet. */
+/* Returns the bytes that one context costs on this device; 0: not measured yet. */
 uint64_t ledger_context_bytes(int device);
 void ledger_learn_context(int device, uint64_t bytes);
 /* Only one process of the container measures at a time. The kernel drops the lock when its holder dies. Returns a
@@ -53,11 +54,12 @@ int ledger_measure_begin(int device);
 void ledger_measure_end(int handle, int device);
 /* Adds to (or subtracts from) the memory of the device that other processes may have open. */
 void ledger_export(int device, uint64_t bytes, bool more);
-/* Returns true if any process holds this byte of the open handles (0: any of these bytes), or if that is unknown. */
+/* Returns true if any process has a lock on this byte of the open handles (0: on any of these bytes), or if that is
+ * unknown. */
 bool ledger_import_open(uint64_t byte);
 /* Returns true if a process of this container made the handle of this byte. Returns false if that is unknown. */
 bool ledger_made_here(uint64_t byte);
-/* Holds a byte until ledger_import_end or until this process ends. Returns NULL if the ledger cannot be opened. */
+/* Locks a byte until ledger_import_end or until this process ends. Returns NULL if the ledger cannot be opened. */
 void *ledger_import(uint64_t byte);
 void ledger_import_end(void *import);
 /* Called around fork(), so that no thread joins the ledger meanwhile. */
@@ -70,7 +72,7 @@ void ledger_reset(void);
 struct block {
     uint64_t key;
     uint64_t bytes;
-    uint64_t owner; /* the context, pool or object that the block belongs to */
+    uint64_t owner; /* The context, pool or object to which the block belongs. */
     int32_t device;
     int32_t kind;
 };
@@ -92,8 +94,8 @@ void blocks_reset(void);
 
 struct device {
     char uuid[VGPU_UUID_SIZE];
-    int ledger; /* The return value of ledger_device(). */
-    /* -1: no limit needs the NVML index. */
+    int ledger; /* ledger: the value that ledger_device() returned. */
+    /* nvml_index is -1 if no limit needs the index in NVML's order. */
     int nvml_index;
     struct counters *counters;
 };
@@ -121,7 +123,7 @@ extern _Atomic uint32_t device_epoch;
 /* Returns the device of the thread's current context, and the context in *context. Asks the driver each time,
  * because calls without a hook can change the current context. */
 const struct device *device_current(CUcontext *context, CUresult *status);
-/* As device_current, for an allocation: returns NULL also if the context may not allocate. */
+/* Does the same for an allocation: returns NULL also if the context may not allocate. */
 const struct device *device_to_allocate(CUcontext *context, CUresult *status);
 /* Returns true if the current context is the one that this thread used last; then *device is its device. */
 static inline bool device_known(CUcontext *context, const struct device **device)
@@ -152,20 +154,20 @@ void devices_reset(void);
 
 /* --- charge.c: charge around a call of the driver ------------------------------------------------------ */
 
-/* BLOCK_EXPORTED: plain memory that other processes may have open. */
+/* Kinds of a stored block of memory. BLOCK_EXPORTED is plain memory that other processes may have open. */
 enum block_kind { BLOCK_PLAIN = 1, BLOCK_POOL, BLOCK_EXPORTED, BLOCK_HOST };
 /* Charges bytes to the device, or returns the error for the caller. If the limit is reached, first asks this
  * process's pools to release memory. */
 CUresult memory_charge(const struct device *device, enum account account, uint64_t bytes);
 /*
- * Where the driver also enforces the container's limit, it may count more than the ledger. This records the room of the
- * ledger that the driver does not show as free, so that it is shown as used. Call after the failed request was
- * uncharged.
+ * Where the driver also enforces the container's limit, it may count more bytes than the ledger. This function records
+ * the bytes that are free in the ledger but not for the driver, so that they are shown as used. Call it after the
+ * failed request was uncharged.
  */
 void memory_beyond(const struct device *device, uint64_t unused);
-void memory_refused(const struct device *device, CUresult status); /* status: the driver's return value. */
-/* Stores the block in the table. Without memory for the table the charge stays until exit, and a line on stderr
- * reports that. */
+void memory_refused(const struct device *device, CUresult status); /* status is the driver's return value. */
+/* memory_put stores the block in the table. Without memory for the table the charge stays until exit, and a line on
+ * stderr reports that. */
 void memory_put(struct block_map *map, const struct block *block, uint64_t bytes);
 /* Writes the line on stderr about bytes that stay charged until exit. */
 void memory_lost(uint64_t bytes);
@@ -210,8 +212,8 @@ bool oom_check(void);
 bool host_memory_wanted(const struct device *device, uint64_t bytes);
 /* Allocates unified memory that stays in host memory. The caller has charged it and stores it as BLOCK_HOST. */
 CUresult host_memory_take(const struct device *device, CUdeviceptr *pointer, uint64_t bytes);
-/* As host_memory_wanted and host_memory_take, for cuMemCreate on the device that the properties name. Only this process
- * can use handles of such memory. */
+/* These two functions do the same for cuMemCreate on the device that the properties name. Only this process can use
+ * handles of such memory. */
 bool host_memory_physical_wanted(const struct device *device, const CUmemAllocationProp *properties, uint64_t bytes);
 CUresult host_memory_create(const struct device *device, CUmemGenericAllocationHandle *handle, uint64_t bytes,
                             const CUmemAllocationProp *properties);
@@ -232,15 +234,16 @@ void shareable_unmarked(void);
 /* Returns true if any process has a descriptor of the object open, or if that is unknown. */
 bool shareable_open(uint64_t object);
 enum shareable_origin {
-    SHAREABLE_UNKNOWN, /* This container has unmarked handles, and the descriptor may be one of them. */
-    SHAREABLE_OURS,    /* Created and charged by a process of this container. */
+    SHAREABLE_UNKNOWN, /* UNKNOWN: this container has unmarked handles, and the descriptor may be one of them. */
+    SHAREABLE_OURS,    /* OURS: a process of this container created the handle and is charged for it. */
     SHAREABLE_FOREIGN,
 };
-/* Returns the ledger byte for imports of an object. 0: the byte for imports of an unknown object. */
+/* Returns the ledger byte for imports of an object. For object 0 returns the byte for imports of an unknown object. */
 uint64_t shareable_import_byte(uint64_t object);
 /* Returns true if the descriptor carries the mark of any container. */
 bool shareable_marked(int descriptor);
-/* Returns who created the descriptor's handle. Descriptor -1: a handle of another kind, which is never marked. */
+/* Returns whether this container created the descriptor's handle. Pass -1 for a handle that is no descriptor: it is
+ * never marked. */
 enum shareable_origin shareable_origin(int descriptor, uint64_t *object);
 
 #pragma GCC visibility pop

@@ -18,7 +18,8 @@ struct block_map vgpu_memory, vgpu_arrays, vgpu_contexts, vgpu_handles, vgpu_map
 static __attribute__((noinline)) void part_take(struct part *part)
 {
     for (unsigned tries = 0; !part_try(part); tries++)
-        /* The lock holder is not running. Under strict priorities sched_yield alone would keep it from running. */
+        /* The thread that has the lock is not running. Sleep, because under strict priorities sched_yield alone would
+         * never let it run. */
         if (tries > 100)
             nanosleep(&(struct timespec){0, 20000}, NULL);
         else
@@ -125,8 +126,8 @@ void blocks_reset(void)
 {
     struct block_map *maps[] = {&vgpu_memory, &vgpu_arrays, &vgpu_contexts, &vgpu_handles, &vgpu_mappings,
                                 &vgpu_graphs, &vgpu_exported, &vgpu_imported, &vgpu_greens};
-    /* The parent's blocks do not belong to this child. The tables are leaked, not freed: a thread of the parent may
-     * have been changing one at the fork. */
+    /* The parent's blocks do not belong to this child. The tables are not freed, because a thread of the parent may
+     * have been changing a table at the fork. */
     for (size_t i = 0; i < sizeof maps / sizeof *maps; i++)
         memset(maps[i], 0, sizeof *maps[i]);
 }

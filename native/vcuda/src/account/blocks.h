@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * For blocks.c and for the two hooks that every allocation and every free passes. Defines one part of a table,
- * and the common path for storing and removing a block, inline in these hooks.
+ * Defines one part of a table, and inline functions that store and remove a block in the common case. Only blocks.c and
+ * the hooks of cuMemAlloc and cuMemFree include this header.
  */
 #ifndef VGPU_BLOCKS_H
 #define VGPU_BLOCKS_H
@@ -25,7 +25,8 @@ struct part {
     uint32_t room;
     /* Byte offset of the last position. The number of positions is a power of two. */
     size_t mask;
-    /* The positions; NULL: no table yet. A position with kind 0 is free. At least a quarter of them is free. */
+    /* The positions of the table; NULL if there is no table yet. A position with kind 0 is free. At least a quarter of
+     * the positions are free. */
     struct block *blocks;
     size_t unused;
 };
@@ -55,7 +56,7 @@ static inline uint64_t mix(uint64_t key)
 static inline struct part *part_of(struct block_map *map, uint64_t mixed)
 {
     struct part *part = &map->parts[mixed >> (64 - PART_BITS)];
-    __asm__("" : "+r"(part)); /* The compiler then computes the address once, as in counters_of. */
+    __asm__("" : "+r"(part)); /* The empty asm makes the compiler compute the address once, as in counters_of. */
     return part;
 }
 
@@ -104,8 +105,8 @@ static inline __attribute__((always_inline)) bool look(struct part *part, uint64
     return true;
 }
 
-/* block_put and block_take for an unlocked part and a table that need not grow. Otherwise they return false without
- * effect. */
+/* These functions do the same as block_put and block_take if the part is not locked and the table need not grow.
+ * Otherwise they return false without effect. */
 static inline __attribute__((always_inline)) bool block_put_now(struct block_map *map, const struct block *block)
 {
     uint64_t mixed = mix(block->key);

@@ -35,7 +35,7 @@ CUresult memory_meet(void)
     CUresult status;
     bool refused = !device_to_allocate(&context, &status) &&
                    (status == CUDA_ERROR_NOT_PERMITTED || status == CUDA_ERROR_OUT_OF_MEMORY);
-    /* otherwise no context is current, or the driver itself reports the error */
+    /* In all other cases no context is current, or the driver itself reports the error. */
     return refused ? status : CUDA_SUCCESS;
 }
 

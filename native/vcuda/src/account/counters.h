@@ -23,12 +23,13 @@ enum account { ACCOUNT_USED, ACCOUNT_CONTEXT };
 #define FREEING 0x10000u
 
 struct counters {
-    /* closed: new allocations wait. flying: the number of threads in flight, that is between a charge and the return of
-     * the driver's allocation, or between the driver's free and its uncharge. In between, the ledger and the driver
-     * disagree, so their figures are compared only while no thread is in flight. A thread in a free adds FREEING: the
-     * comparison does not wait for it, because the driver may delay a free until the GPU has finished its work. */
+    /* closed: new allocations wait while it is set. flying: the number of threads in flight. A thread is in flight
+     * between a charge and the return of the driver's allocation, or between the driver's free and its uncharge.
+     * Meanwhile the ledger and the driver disagree, so their figures are compared only while no thread is in flight. A
+     * thread in a free adds FREEING instead of 1: the comparison does not wait for frees, because the driver may delay
+     * a free until the GPU has finished its work. */
     _Atomic uint32_t closed, flying;
-    /* Nonzero: a thread calls flight_moved() when it ends its flight. */
+    /* If this is not 0, a thread that ends its flight calls flight_moved(). */
     _Atomic uint32_t due;
     /* The device's index in the ledger. */
     int32_t device;
@@ -38,7 +39,8 @@ struct counters {
     uint64_t *slot, *total;
     /* This process's charges by account, in memory that no other process can write. The slot holds a copy. */
     uint64_t own[2];
-    /* While usage is within [low, low + span] nothing is looked up. Outside that range `due` is set. */
+    /* While usage is within [low, low + span], the driver's figures are not read. A change outside that range sets
+     * `due`. */
     _Atomic uint64_t low, span;
 } __attribute__((aligned(64)));
 extern struct counters vgpu_counters[VGPU_MAX_DEVICES];
@@ -56,8 +58,9 @@ static inline struct counters *counters_of(int device)
 void flight_wait(struct counters *counters);
 /* Called at the end of a flight after the usage has left its range. */
 void flight_moved(int device);
-/* Shuts the gate and waits until no thread is in flight (except frees). Returns true if so; then no flight begins
- * before gate_open(). Returns false, with the gate open, if a thread stayed in flight for 10 ms. */
+/* Shuts the gate and waits until no thread is in flight (except frees). Returns true if no thread is in flight any
+ * more; then none begins a flight before gate_open(). Returns false, with the gate open, if a thread stayed in flight
+ * for 10 ms. */
 bool gate_shut(int device);
 /* Returns true if a thread is in a free: the driver's figure may already be without memory that is still charged. */
 bool gate_frees(int device);
@@ -115,7 +118,8 @@ extern struct ledger_key {
     /* The value that this process stores in the lock to take it. */
     uint64_t word;
 } ledger_keys[VGPU_MAX_SHARES];
-extern _Atomic bool ledger_owes; /* some uncharges found the lock held too long and are recorded as pending */
+/* True if uncharges are pending: they could not take the lock in time and were recorded instead. */
+extern _Atomic bool ledger_owes;
 
 static inline bool key_try(const struct ledger_key *key)
 {
@@ -137,7 +141,7 @@ static inline void key_drop(const struct ledger_key *key)
 
 /* --- charging ------------------------------------------------------------------------------------------- */
 
-/* The caller of these functions holds the lock. One 8-byte store changes the process's figure, which is authoritative.
+/* The caller of the next functions has the lock. One 8-byte store changes the process's figure, which is authoritative.
  * The total is stored after it; a process that takes the lock over from a dead process computes the total again. */
 static inline void counters_post(struct counters *counters, enum account account, uint64_t own, uint64_t total)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Devices by UUID. CUDA's ordinals follow CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, NVML's indices do not, and the
- * ledger has its own order. Only the UUID identifies a GPU in all three.
+ * Identifies devices by their UUIDs. CUDA's ordinals follow CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, NVML's indices
+ * do not, and the ledger has its own order. Only the UUID identifies a GPU in all three.
  */
 #include "account.h"
 
@@ -64,7 +64,7 @@ const struct device *device_of(CUdevice ordinal, CUresult *status)
     if (ordinal >= 0 && ordinal < MAX_ORDINALS && atomic_load_explicit(&known[ordinal], memory_order_acquire))
         return &devices[ordinal];
     CUuuid uuid;
-    /* cuDeviceGetUuid_v2 returns the MIG device's UUID where the first version returns its GPU's */
+    /* For a MIG device cuDeviceGetUuid_v2 returns its own UUID, and the first version returns its GPU's UUID. */
     bool second = REAL_HAS(cuDeviceGetUuid_v2);
     if (!second && !REAL_HAS(cuDeviceGetUuid)) {
         *status = CUDA_ERROR_NOT_SUPPORTED;

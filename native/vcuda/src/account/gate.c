@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The gate in front of a device's account. A thread is "in flight" between a charge and the return of the driver's
- * call: the account and the card differ in that time. A reader that needs both figures at the same moment shuts the
- * gate and waits up to 10 ms until no thread is in flight. It gives up then, because the driver may delay an allocation
- * for any time and the figures can be read later. An allocation waits at the shut gate for at most 50 ms, because NVML
- * may be slow, and then passes and sets `forced`. Before a reader shuts the gate again it lets the waiting threads
- * pass: they poll the gate and could otherwise find it shut each time.
+ * The gate stops new allocations while the account is compared with the card.
+ *
+ * A thread is "in flight" between a charge and the return of the driver's call. In that time the account and the card
+ * differ. A reader that needs both figures at the same moment shuts the gate and waits until no thread is in flight.
+ * After 10 ms it gives up, because the driver may delay an allocation for any time and the figures can be read later.
+ *
+ * An allocation waits at the shut gate for at most 50 ms, because NVML may be slow. Then it passes and sets `forced`.
+ * Before a reader shuts the gate again, it lets the waiting threads pass: they poll the gate and could otherwise find
+ * it shut each time.
  */
 #include "account.h"
 #include "events.h"
@@ -13,11 +16,11 @@
 #include <time.h>
 
 #define PATIENCE_MS 10
-/* longer than slow NVML calls; with a shorter time the figures would never be read together */
+/* Longer than a slow NVML call takes. With a shorter time the two figures could never be read at the same moment. */
 #define FLIGHT_PATIENCE_MS 50
 
-static _Atomic bool forced[VGPU_MAX_DEVICES]; /* A thread has passed the gate since it was shut. */
-static _Atomic int waiting[VGPU_MAX_DEVICES]; /* Threads in flight_wait. */
+static _Atomic bool forced[VGPU_MAX_DEVICES]; /* forced: a thread has passed the gate while it was shut. */
+static _Atomic int waiting[VGPU_MAX_DEVICES]; /* waiting: number of threads in flight_wait. */
 
 static void nap(void)
 {
@@ -31,7 +34,7 @@ static uint64_t now_ms(void)
     return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
-/* The caller found the gate shut: leaves the count of threads in flight, waits, and enters again. */
+/* Called if the gate is shut. Takes the thread off the count of threads in flight, waits, and adds it again. */
 void flight_wait(struct counters *counters)
 {
     uint64_t until = now_ms() + FLIGHT_PATIENCE_MS;

@@ -17,10 +17,11 @@
 #define CU_MEM_ADVISE_SET_ACCESSED_BY 5
 #define CU_DEVICE_CPU ((CUdevice)-1)
 #define CONTEXT_UNMEASURED (512 * MIB)
-#define LARGEST_SCALING 2 /* the reserve assumes at most this S */
+#define LARGEST_SCALING 2 /* The reserve is computed for this oversubscription factor S at most. */
 
 static _Atomic uint64_t held[VGPU_MAX_DEVICES];
-static _Atomic int complete; /* whether this driver can create physical host memory: 0 not tried, 1 yes, 2 no */
+/* Whether this driver can create physical host memory: 0 is not tried, 1 is yes, 2 is no. */
+static _Atomic int complete;
 
 uint64_t host_memory_held(int device)
 {

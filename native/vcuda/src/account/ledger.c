@@ -24,7 +24,7 @@ struct counters vgpu_counters[VGPU_MAX_DEVICES];
 struct ledger_key ledger_keys[VGPU_MAX_SHARES];
 _Atomic bool ledger_owes;
 static struct lock join_lock, export_lock;
-/* For each device: 1 + the descriptor through which this process holds the measuring lock; 0: not held. */
+/* For each device: 1 + the descriptor that has the measuring lock; 0 if this process does not have the lock. */
 static _Atomic int measuring[VGPU_MAX_DEVICES];
 
 static bool is_member(void)
@@ -45,7 +45,7 @@ static bool claim(struct membership *member, int descriptor, struct vgpu_ledger 
             continue;
         }
         uint32_t generation = slot->generation + 1;
-        /* From here on a lock word of the slot's previous owner is known to be dead. */
+        /* The new generation shows other processes that a lock word of the slot's previous owner is dead. */
         __atomic_store_n(&slot->generation, generation, __ATOMIC_RELEASE);
         member->mine = slot;
         member->slot = i;

@@ -9,7 +9,7 @@
 
 /* This process's membership in the ledger of one share; all zero before it joins. */
 struct membership {
-    /* Used in the first entry only; set last, when all entries are complete. */
+    /* Used in the first entry only. It is set last, when all entries are complete. */
     _Atomic bool joined;
     unsigned share; /* The position of the share among the container's shares. */
     struct vgpu_ledger *map;
@@ -64,7 +64,7 @@ void ledger_open_short_way(int device, int at);
 int ledger_device_index(const struct vgpu_ledger *ledger, const char *uuid);
 /* Inode of this process's pid namespace; 0 if /proc does not show it. */
 uint64_t ledger_pid_namespace(void);
-/* Reads what live processes are charged. For a process without a slot, so nothing is repaired. */
+/* Reads what live processes are charged. The caller may have no slot, so nothing is repaired. */
 bool ledger_view_total(const char *uuid, uint64_t *bytes);
 uint64_t ledger_view_beyond(const char *uuid);
 
@@ -96,7 +96,7 @@ struct seat {
 void seats_begin(unsigned shares);
 /* Returns the index of a device and adds a new device. -1: full. The caller holds the join lock. */
 int seats_add(const char *uuid);
-extern bool ledger_several; /* True if this container has several shares. */
+extern bool ledger_several; /* Returns true if this container has several shares. */
 int seats_search(const char *uuid);
 /* Returns the index of a device; -1: no ledger lists the device. */
 static inline int seats_find(const char *uuid)

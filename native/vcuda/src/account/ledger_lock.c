@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The lock of the ledger: one word that names its holder by slot and generation.
+ * The lock of the ledger is one word that names its holder by slot and generation.
  *
  * Without competition, taking and dropping the lock costs one atomic instruction each. A waiting process detects a
- * killed holder: the kernel has dropped the holder's byte lock, or the slot was claimed again and has a new generation.
- * The waiter replaces the word by compare-and-swap, so only one of several waiters takes over, and that waiter recounts
- * the totals. Only the totals can be half written by a dead holder.
+ * killed holder in two ways: the kernel has dropped the holder's byte lock, or the slot was claimed again and has a new
+ * generation. The waiting process replaces the word by compare-and-swap, so only one of several waiting processes gets
+ * the lock. That process computes the totals again, because a dead holder can have left only the totals half written.
  */
 #include "ledger.h"
 
@@ -28,7 +28,7 @@ static bool holder_dead(const struct membership *member, uint64_t word)
 {
     uint64_t slot = (word & 0xffffffffu) - 1;
     if (slot >= VGPU_LEDGER_SLOTS)
-        return true; /* no process writes such a word */
+        return true; /* No process writes such a word, so it is no valid lock. */
     if (__atomic_load_n(&ledger_slot(member->map, (uint32_t)slot)->generation, __ATOMIC_ACQUIRE) != word >> 32)
         return true;
     int descriptor = ledger_file_again(member, false);
@@ -68,7 +68,7 @@ bool ledger_lock_wait(struct membership *member)
         uint64_t now = ledger_clock();
         if (!began)
             began = probed = now;
-        /* The word of this process belongs to another of its threads, which is alive by definition. */
+        /* A word of this process belongs to another of its threads, so its holder is alive. */
         if (word != key->word && now - probed >= PROBE_NS) {
             probed = now;
             if (holder_dead(member, word) && swap(key, word)) {

@@ -178,7 +178,8 @@ static uint32_t pid_from(uint64_t pid_namespace, uint32_t pid)
     DIR *processes = ledger_proc_is_ours() ? opendir("/proc") : NULL;
     for (struct dirent *entry; processes && !found && (entry = readdir(processes));) {
         char path[40];
-        uint32_t process = (uint32_t)strtoul(entry->d_name, NULL, 10); /* 0 for an entry that is not a process */
+        /* strtoul returns 0 for an entry of /proc that is not a process. */
+        uint32_t process = (uint32_t)strtoul(entry->d_name, NULL, 10);
         snprintf(path, sizeof path, "/proc/%u/ns/pid", process);
         if (process && namespace_at(path) == pid_namespace && innermost_pid(process) == pid)
             found = process;

@@ -78,7 +78,7 @@ int seats_add(const char *uuid)
         if (named)
             card->seat[card->count++] = (struct seat){&ledger_members[share], enter(&ledger_members[share], uuid)};
     }
-    if (card->count == 0) /* No share names the GPU: every use is refused, but the refusal needs an index. */
+    if (card->count == 0) /* No share names the GPU, so every use is refused. But the refusal needs an index. */
         card->seat[card->count++] = (struct seat){ledger_members, enter(ledger_members, uuid)};
     for (unsigned i = 0; i < card->count; i++)
         if (card->seat[i].at < 0)
@@ -139,7 +139,7 @@ static bool lock(const struct card *card, struct seat locked[VGPU_MAX_SHARES])
 }
 
 /* Changes what this process is charged at a seat, and the total of all processes. As in counters_post, one store
- * changes the truth. */
+ * changes the authoritative figure. */
 static void post(const struct seat *seat, enum account account, uint64_t bytes, bool more)
 {
     uint64_t *own = &seat->member->own[account][seat->at], *total = &seat->member->map->total[seat->at];

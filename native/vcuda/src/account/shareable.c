@@ -62,7 +62,7 @@ static bool same(const uint64_t one[2], const uint64_t other[2])
     return one[0] == other[0] && one[1] == other[1];
 }
 
-/* The part of a lock that lies within a requested range. */
+/* Describes the part of a lock that lies within a requested range. */
 struct span {
     uint64_t first, end;
 };
