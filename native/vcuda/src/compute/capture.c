@@ -16,7 +16,8 @@ bool capture_of(CUstream stream, bool per_thread)
         result = REAL(cuStreamIsCapturing_ptsz)(stream, &status);
     else if (REAL_HAS(cuStreamIsCapturing))
         result = REAL(cuStreamIsCapturing)(stream, &status);
-    /* An error means the legacy stream during a capture, where the launch itself is the program's error. */
+    /* An error means that this is the legacy stream during a capture. Such a launch is an error of the program, which
+     * the driver reports. */
     return result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
@@ -26,7 +27,8 @@ bool capture_relax(int *mode)
     if (REAL_HAS(cuThreadExchangeStreamCaptureMode) && REAL(cuThreadExchangeStreamCaptureMode)(mode) == CUDA_SUCCESS)
         return true;
     *mode = -1;
-    return !REAL_HAS(cuThreadExchangeStreamCaptureMode); /* true: this driver has no capture modes */
+    /* Without this function the driver has no capture modes, so there is nothing to change. */
+    return !REAL_HAS(cuThreadExchangeStreamCaptureMode);
 }
 
 void capture_restore(int mode)

@@ -100,7 +100,8 @@ static void *control(void *data)
             now = limiter_now();
             again = now + SEGMENT_NS;
         } else if (again == UINT64_MAX) {
-            again = now + FENCE_LOOK_NS; /* a program that waits for each launch will soon launch again */
+            /* A program that waits for each launch will soon launch again, so this thread does not go idle yet. */
+            again = now + FENCE_LOOK_NS;
         }
         seen = put;
         sleep_until(wakes_take(&wakes, again < now + LONGEST_NS ? again : now + LONGEST_NS));

@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Costs of kernels, and the charge of a finished segment. Pure functions: see pace.h. */
+/* Computes costs of kernels and the charge of a finished segment. These functions read no clock and call no driver
+ * (pace.h). */
 #include "pace.h"
 
 #define LEAST_NS 200u
 #define UNSTEADY_NS (20 * US)
-/* This number of launches of a kernel is measured one by one; later launches are measured together. With each measured
- * launch the assumed least cost halves, so that more launches may be queued. */
+/* The first launches of a kernel, this number, are measured one by one. Later launches are measured together. With each
+ * measured launch the assumed least cost halves, so that more launches may be queued. */
 #define TRUSTED 7u
 
-/* Decay of the longest time: after this number of measured launches it has fallen to a third. */
+/* The longest time of a kernel decreases slowly: after this number of measured launches it has fallen to a third. */
 #define FORGET 8192u
-/* A launch of an unsteady kernel costs at least this part of its longest time, so that few are queued. */
+/* A launch of a kernel with varying times costs at least this part of its longest time, so that few such launches are
+ * queued. */
 #define MOST_PART 8u
 /* No launch call takes the host this long, unless the call is interrupted or loads a module. */
 #define PAUSE_NS (20 * US)
@@ -143,7 +145,7 @@ uint64_t segment_settle(struct costs *costs, struct settler *settler, const stru
     if (!segment->exclusive_ns && !near)
         least = shared_least(settler, segment, least);
     if (!sure && segment->exclusive_ns && !segment->known)
-        ran = dry > PAUSE_NS ? least : took; /* no cost is known yet */
+        ran = dry > PAUSE_NS ? least : took; /* No cost of these kernels is known yet. */
     else if (!sure && segment->predicted < took)
         ran = segment->predicted > least ? segment->predicted : least;
     if (!overlapped && (sure || !segment->known || (segment->exclusive_ns && ran != segment->predicted)))

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Fences: timing events that measure how long a segment really took. They are recorded inside the program's own launch
- * calls and on the stream handle of that launch, never later, because the stream may be gone. settle.c settles them per
- * context.
+ * Fences are timing events that measure how long a segment really took. They are recorded inside the program's launch
+ * calls, in the stream of that launch. They are never recorded later, because the stream may no longer exist. settle.c
+ * settles the fences of each context.
  */
 #include "place.h"
 
@@ -71,7 +71,7 @@ void fence_drop_mark(struct mark *mark)
         place->pooled++;
     }
     lock_drop(&vgpu_place_lock);
-    if (!alive) /* the event was destroyed with the context */
+    if (!alive) /* The event was destroyed with the context, so only the mark is freed. */
         free(mark);
 }
 

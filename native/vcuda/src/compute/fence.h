@@ -13,7 +13,7 @@
 struct limited;
 struct flow;
 struct leaving;
-struct mark; /* an event of the library, and its context */
+struct mark; /* A mark is an event of the library, together with its context. */
 
 /* --- fence.c ----------------------------------------------------------------------------------------------- */
 
@@ -31,16 +31,16 @@ uint32_t fence_settled(void);
 void fence_wait(uint32_t seen, uint64_t now, uint64_t until);
 void fence_reset(void);
 
-#define FENCE_PLACES 16 /* contexts of a process that can be measured */
+#define FENCE_PLACES 16 /* Maximum number of contexts of a process that can be measured. */
 
 /* Returns true if any fence is not settled. */
 bool fence_open(void);
 /* Settles the finished fences of the place, unless another thread is doing so. Calls the driver and may wait there.
- * Returns when to look again; UINT64_MAX: no fence is open. *did: something was settled, so the caller must wake
- * waiting threads. */
+ * Returns the time of the next check; UINT64_MAX: no fence is open. *did is true if a fence was settled; then the
+ * caller must wake waiting threads. */
 uint64_t fence_settle_place(unsigned place, uint64_t now, bool *did);
-/* The same for a thread that waits anyway. It wakes no thread: otherwise each of many waiting threads would wake all
- * others. */
+/* Does the same for a thread that waits anyway. Wakes no other thread, because otherwise each of many waiting threads
+ * would wake all others. */
 void fence_settle_context(CUcontext context, uint64_t now);
 /* Wakes waiting threads after something was settled. */
 void fence_wake_waiters(void);
@@ -53,7 +53,7 @@ bool fence_park(uint64_t patience_ns);
 void controller_tell(uint64_t now);
 /* Settles finished fences of the current context, if the caller `waits` anyway or no settling thread can be started. */
 void controller_help(bool waits);
-/* The program has waited for the GPU, so fences may be finished. */
+/* Called after the program has waited for the GPU, because fences may be finished. */
 void fence_waited(bool done);
 void controller_reset(void);
 

@@ -17,7 +17,8 @@ static inline bool off(void)
     return LIKELY((__atomic_load_n(vgpu_limits_sequence, __ATOMIC_RELAXED) | 1) == vgpu_thread.off);
 }
 
-/* Returns true if the launch is counted and may go. The order of the steps keeps the fewest values in registers. */
+/* Counts the launch and returns true if it may start. Returns false if the slow path must decide. The order of the
+ * steps keeps the fewest values in registers. */
 static inline bool fast(uint32_t key, uintptr_t stream)
 {
     struct thread_state *thread = &vgpu_thread;
@@ -30,10 +31,10 @@ static inline bool fast(uint32_t key, uintptr_t stream)
     if ((uint32_t)cost != key)
         return false;
     uint64_t count = flow->segment.count, ns = cost >> 32;
-    flow->segment.items[count] = (uint16_t)item; /* ignored until `count` includes it */
+    flow->segment.items[count] = (uint16_t)item; /* The item is ignored until `count` includes it. */
     if (!segment_looks(count, ns))
         limiter_unlooked(thread);
-    /* an idle flow counts as full */
+    /* A flow without an open segment counts as full, so that its next launch takes the slow path. */
     else if (flow->segment.predicted + ns >= SEGMENT_NS || count >= SEGMENT_LAUNCHES || !limiter_looked(thread, limiter_ticks()))
         return false;
     flow->segment.predicted += ns;
@@ -41,7 +42,7 @@ static inline bool fast(uint32_t key, uintptr_t stream)
     return true;
 }
 
-/* The same for a thread that switches between its streams. */
+/* Does the same for a thread that switches between its streams. */
 static bool fast_other(uint32_t key, uintptr_t stream)
 {
     struct thread_state *thread = &vgpu_thread;
@@ -146,7 +147,7 @@ KERNEL(cuLaunchCooperativeKernel, WITHOUT_EXTRA, (function, gx, gy, gz, bx, by, 
 KERNEL(cuLaunchCooperativeKernel_ptsz, WITHOUT_EXTRA, (function, gx, gy, gz, bx, by, bz, shared, stream, parameters), true)
 
 #define CONFIG_KEY cost_key(function, config->gridDimX, config->gridDimY, config->gridDimZ, config->blockDimX)
-/* Replaces a missing configuration for the key; the driver itself reports the error. */
+/* Used for the key if the program passes no configuration. The driver itself reports the error. */
 static const CUlaunchConfig no_config;
 #define EX(symbol, per_thread) \
     static __attribute__((noinline)) CUresult slow_##symbol(const CUlaunchConfig *config, CUfunction function, \

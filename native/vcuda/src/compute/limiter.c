@@ -17,16 +17,18 @@
 #include <unistd.h>
 
 #define GAP_US 20u
-#define SAMPLE 8u /* one of so many segments is a single launch: the time of a longer one may be mostly host time */
+/* One segment in this number consists of a single launch, because the time of a longer segment may be mostly host
+ * time. */
+#define SAMPLE 8u
 #define STALL_NS (500 * MS)
 #define STALL_AGAIN_NS (10 * MS)
-#define WAKE_ON 2 /* waiters of the gate that each woken thread wakes */
+#define WAKE_ON 2 /* Number of threads waiting at the gate that each woken thread wakes. */
 
 __thread struct thread_state vgpu_thread;
 _Atomic uint32_t vgpu_launch_epoch = 1;
 struct costs vgpu_costs;
 
-static _Atomic uint32_t gap_ticks = GAP_US * 2000; /* initial value until the counter's speed is measured */
+static _Atomic uint32_t gap_ticks = GAP_US * 2000; /* Used until the speed of the counter has been measured. */
 static _Atomic bool calibrated;
 
 static _Atomic uint64_t thread_count;
@@ -104,7 +106,8 @@ static void close_segment(struct thread_state *thread, struct flow *flow, uint64
         return;
     charge(thread->limited, &flow->segment, now);
     struct mark *end = mark(thread, flow);
-    /* Measured up to here, not up to the launch: host time before the end mark is not GPU work. */
+    /* The segment is measured up to this point, not up to the launch, because the host time in between is not GPU
+     * work. */
     flow->segment.host_ns = limiter_now() - flow->began;
     fence_put(thread->limited, flow, end);
     rest(flow);
@@ -151,7 +154,7 @@ static void at_end(void *state)
 static void watch_end(struct thread_state *thread)
 {
     static pthread_key_t key;
-    static thread_set_type set; /* inherited by a forked child together with the key */
+    static thread_set_type set; /* A forked child inherits this value together with the key. */
     static bool tried;
     lock_take(&end_lock);
     if (!tried && vgpu_threads.key_create && vgpu_threads.key_create(&key, at_end) == 0)
@@ -233,7 +236,7 @@ static bool stalled(const struct thread_state *thread, uint32_t passed, uint64_t
     return queued && waited > (thread->stalled == passed + 1 ? STALL_AGAIN_NS : STALL_NS + 2 * queued);
 }
 
-/* Waits until a launch of this cost may go. Returns for how long no other tenant runs then. */
+/* Waits until a launch of this cost may start. Returns for how long no other tenant runs from then on. */
 static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t cost, uint64_t *now)
 {
     struct limited *limited = thread->limited;

@@ -17,7 +17,7 @@ struct limited {
     const struct device *device;
     /* The container's bucket. Without a tenant page it is this process's bucket. */
     struct vgpu_tenant_device *tenant;
-    _Atomic(const struct vgpu_gpu_page *) page; /* NULL: there is no gpu page. */
+    _Atomic(const struct vgpu_gpu_page *) page; /* NULL if there is no gpu page. */
 
     /* A bucket that only this process fills and empties. */
     struct vgpu_tenant_device own;
@@ -52,10 +52,11 @@ void tenant_reset(void);
 
 /* The launches of a thread into one stream since the last fence. */
 struct flow {
-    uintptr_t stream; /* value of flow_stream() */
+    uintptr_t stream; /* The value of flow_stream(). */
     bool used;
-    struct mark *begin; /* Event recorded before the segment's first launch; NULL: recording failed. */
-    uint64_t began; /* When `begin` was recorded. */
+    /* begin: event that was recorded before the segment's first launch; NULL if recording failed. */
+    struct mark *begin;
+    uint64_t began; /* began: time at which `begin` was recorded. */
     uint64_t chain;
     struct segment segment;
 };
@@ -67,16 +68,17 @@ struct thread_state {
     uint32_t ready;
     /* The last reading of limiter_ticks() minus `behind`, plus one `gap` for each later launch without a reading. */
     uint32_t ticks;
-    /* Ticks: the stream may have been idle if two launches are further apart. */
+    /* If two launches are more ticks apart than this, the stream may have been idle in between. */
     uint32_t gap;
-    uint32_t behind, window; /* behind: LIMITER_GRANTS gaps; window: one gap more. */
-    struct flow *current;    /* The flow of the last launch. */
+    uint32_t behind, window; /* behind is LIMITER_GRANTS gaps; window is one gap more. */
+    struct flow *current;    /* current: the flow of the last launch. */
     struct limited *limited;
     CUcontext context;
-    uint64_t number; /* serial number of the thread */
+    uint64_t number; /* Serial number of the thread. */
     uint32_t segments;
-    uint32_t seen; /* Value of `ready` before the thread's context may have changed. */
-    /* `passed` + 1 when a launch was last admitted although no queued work had finished; 0: this did not happen. */
+    uint32_t seen; /* seen: value of `ready` before the thread's context may have changed. */
+    /* stalled: value of `passed` + 1 when a launch was last admitted although no queued work had finished; 0 if that
+     * has not happened. */
     uint32_t stalled;
     uint64_t calibration_ns;
     uint32_t calibration_ticks;
@@ -84,7 +86,8 @@ struct thread_state {
 };
 /* initial-exec: the library is loaded at program start, and the fast path must not call __tls_get_addr. */
 extern __thread struct thread_state vgpu_thread __attribute__((tls_model("initial-exec")));
-extern _Atomic uint32_t vgpu_launch_epoch; /* never 0; changes when a context ends or a capture begins */
+/* This number changes when a context ends or a capture begins, and is never 0. */
+extern _Atomic uint32_t vgpu_launch_epoch;
 extern struct costs vgpu_costs;
 
 /* Reads a counter of constant rate without a system call. The counter wraps within seconds, so a long pause may be
@@ -93,7 +96,8 @@ static inline uint32_t limiter_ticks(void)
 {
 #if defined(__x86_64__)
     uint32_t low;
-    __asm__ volatile("rdtsc" : "=a"(low) : : "rdx"); /* the compiler's builtin would join both halves first */
+    /* The compiler's builtin would first join the two halves of the counter. */
+    __asm__ volatile("rdtsc" : "=a"(low) : : "rdx");
     return low;
 #elif defined(__aarch64__)
     uint64_t ticks;
@@ -126,7 +130,7 @@ static inline bool limiter_looked(struct thread_state *thread, uint32_t ticks)
     if (passed > thread->window)
         return false;
     passed -= thread->behind;
-    /* keeps the compiler from holding memory values in registers that it would have to push */
+    /* Prevents the compiler from keeping values of memory in registers, which it would have to save on the stack. */
     __asm__("" : "+r"(passed) : : "memory");
     thread->ticks += passed;
     return true;

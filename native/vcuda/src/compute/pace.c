@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The bucket of a container, and the rule by which a launch goes or waits. Pure functions: see pace.h. */
+/* The bucket of a container, and the rule that decides whether a launch starts or waits. These functions read no clock
+ * and call no driver (pace.h). */
 #include "pace.h"
 
-/* A throttled container restarts only with this balance, so that it runs in bursts instead of single kernels: the
- * errors are at a burst's begin and end. The time limit keeps a small share from waiting long. */
+/* A throttled container starts again only with this balance, so that it runs in bursts instead of single kernels:
+ * errors arise only at the begin and end of a burst. The maximum time prevents a long wait of a container with a small
+ * share. */
 #define BURST_NS (2 * MS)
 #define BURST_WAIT_NS (40 * MS)
 
-#define WOKEN_NS (500 * US) /* Time from the begin of a turn to its first launch on a busy machine. */
-/* Shortest time between two polls whether the GPU has finished the work launched before the gate closed. */
+#define WOKEN_NS (500 * US) /* WOKEN_NS: time from the begin of a turn to its first launch on a busy machine. */
+/* DRAINED_NS: shortest time between two checks whether the GPU has finished the work that was launched before the gate
+ * closed. */
 #define DRAINED_NS (100 * US)
-#define LOOK_AGAIN_NS (10 * MS) /* longest wait without reading limits and page again */
+#define LOOK_AGAIN_NS (10 * MS) /* Longest wait before the limits and the page are read again. */
 
 static int64_t load(const int64_t *word)
 {

@@ -3,7 +3,7 @@
  * The arithmetic of the compute limiter. This code reads no clock and calls no driver: time is an argument. So the same
  * object code runs in the library and in the tests' model (tests/native/vcuda/model). All times are in nanoseconds.
  *
- * bucket: the GPU time that a container may still use. Passing time fills the bucket, kernels empty it.
+ * bucket: the GPU time that a container may still use. The bucket fills with time, and kernels empty it.
  *
  * pace: decides whether a launch may start now, and if not, when to check again.
  *
@@ -45,24 +45,24 @@ uint64_t bucket_busy_until(const struct vgpu_tenant_device *device);
 
 /* --- pace -------------------------------------------------------------------------------------------- */
 
-#define PACE_OUTSTANDING_NS (4 * MS) /* predicted work that may be queued unless the arbiter sets a lower maximum */
+#define PACE_OUTSTANDING_NS (4 * MS) /* Predicted work that may be queued, unless the arbiter sets a lower maximum. */
 
 /* The inputs of the decision about one launch. */
 struct pace_view {
     uint64_t now;
-    uint64_t waited; /* Time that this launch has waited. */
-    uint32_t gate;   /* A value of enum vgpu_gate; NONE: no arbiter. */
+    uint64_t waited; /* waited: time that this launch has waited so far. */
+    uint32_t gate;   /* gate: a value of enum vgpu_gate; NONE if there is no arbiter. */
     uint32_t rate_ppm;
     uint64_t turn_start, turn_end;
-    uint64_t outstanding_max; /* ns */
-    uint64_t busy_until;      /* predicted end of this process's work. */
-    bool watches;             /* This launch polls whether the GPU has finished the process's queued work. */
+    uint64_t outstanding_max; /* outstanding_max: predicted work (ns) that may be queued. */
+    uint64_t busy_until;      /* busy_until: predicted end of this process's work. */
+    bool watches;             /* watches: this launch checks whether the GPU has finished the process's queued work. */
     int64_t balance;
 };
 
 enum pace { PACE_GO, PACE_WAIT, PACE_WAIT_GATE };
-/* Decides whether a launch may start. *until: the time of the next check. PACE_WAIT_GATE: check also when the gpu
- * page's `wake` changes. */
+/* Decides whether a launch may start. *until is the time of the next check. After PACE_WAIT_GATE the caller also checks
+ * when the gpu page's `wake` changes. */
 enum pace pace_decide(const struct pace_view *view, uint64_t cost, uint64_t *until);
 /*
  * Returns for how long after the start of this launch no other tenant runs; 0: another tenant may run at any time.
@@ -72,9 +72,9 @@ enum pace pace_decide(const struct pace_view *view, uint64_t cost, uint64_t *unt
 uint64_t pace_exclusive(const struct pace_view *view, uint32_t flags);
 
 /*
- * Returns the rate that applies: the arbiter's rate if there is one, but never less than the container's share. With
- * `force` it is the share. It is also the share if the environment has `lowered` the share, unless the tenant is alone,
- * because the arbiter uses the limits file.
+ * Returns the rate that applies. Without an arbiter or with `force` it is the container's share. Otherwise it is the
+ * arbiter's rate, but never less than the share. If the environment has `lowered` the share, the arbiter's rate applies
+ * only while the gate is open, because the arbiter uses the share of the limits file.
  */
 uint32_t pace_rate(uint32_t share_ppm, bool force, bool lowered, bool arbiter, const struct vgpu_gpu_page *page);
 
@@ -84,11 +84,13 @@ uint32_t pace_rate(uint32_t share_ppm, bool force, bool lowered, bool arbiter, c
 #define COST_ENTRIES (1u << COST_BITS)
 /* Assumed cost of a kernel that was never measured. It is high, so that few such kernels are queued at once. */
 #define COST_UNKNOWN_NS (2 * MS)
-#define COST_APART 0x80000000ull /* bit in an entry's nanoseconds: measure each launch of this kernel */
+/* This bit in an entry's nanoseconds means that each launch of the kernel is measured. */
+#define COST_APART 0x80000000ull
 #define COST_MOST_NS (COST_APART - 1)
 
 struct costs {
-    /* Low half: the key. High half: nanoseconds. One word, so that a launch reads both at once. */
+    /* The low half of an entry is the key, the high half the cost in nanoseconds. They are one word, so that a launch
+     * reads both at once. */
     _Atomic uint64_t entry[COST_ENTRIES];
     _Atomic uint32_t seen[COST_ENTRIES];
     /* Time (ns) of the longest launch, reduced a little at each later launch. */
@@ -107,8 +109,8 @@ static inline uint64_t cost_index(uint32_t key)
 {
     return key * 0xc2b2ae35u >> (32 - COST_BITS);
 }
-/* Returns the entry of a key; replaces an entry of another key. *known: the kernel was measured, and its launches
- * take about equally long. */
+/* Returns the entry of a key; replaces an entry of another key. *known is true if the kernel was measured and its
+ * launches take about equally long. */
 unsigned cost_find(struct costs *costs, uint32_t key, uint64_t *ns, bool *known);
 
 /* --- segments ---------------------------------------------------------------------------------------- */
@@ -119,13 +121,13 @@ unsigned cost_find(struct costs *costs, uint32_t key, uint64_t *ns, bool *known)
 struct segment {
     uint64_t predicted;
     uint64_t count;
-    /* The kernel of every launch was measured before. */
+    /* True if the kernel of every launch was measured before. */
     bool known;
-    /* The segment has its own begin event, so earlier host time is not included. */
+    /* True if the segment has its own begin event, so that its time does not include earlier host time. */
     bool begun;
     /* Time from the begin event to the last launch. The stream may have been idle for at most this time. */
     uint64_t host_ns;
-    /* No other tenant runs for this time after the segment's begin; 0: another tenant may run at any time. */
+    /* For this time after the segment's begin no other tenant runs. 0 means that another tenant may run at any time. */
     uint64_t exclusive_ns;
     uint16_t items[SEGMENT_LAUNCHES + 1]; /* One extra item, for a launch into a full segment. */
 };
@@ -157,8 +159,9 @@ static inline void segment_add(struct segment *segment, unsigned item, uint64_t 
 
 /* Each context has a settler: its streams overlap, and time in which several streams run is counted once. */
 struct settler {
-    uint64_t frontier; /* GPU time up to this point has been counted. */
-    /* At most 0. Minus the part of past charges above the minimum, for segments during which another tenant ran. */
+    uint64_t frontier; /* frontier: GPU time up to this point has been counted. */
+    /* carry is 0 or negative. It is minus the part of past charges above the minimum, for segments during which another
+     * tenant ran. */
     int64_t carry;
 };
 /* Returns the charge of a finished segment and updates `costs`. begin and end are on one time base. */
@@ -180,14 +183,14 @@ uint64_t segment_settle(struct costs *costs, struct settler *settler, const stru
 /* Number of wake-ups that may follow each other without that pause. */
 #define WAKE_BURST 8u
 struct wakes {
-    uint64_t paid; /* The end of the last wake-up's interval: each wake-up uses WAKE_EVERY_NS. */
+    uint64_t paid; /* Each wake-up uses up an interval of WAKE_EVERY_NS. This is the end of the last interval. */
 };
 /* Returns the earliest time of the next wake-up. */
 static inline uint64_t wakes_from(const struct wakes *wakes)
 {
     return wakes->paid > WAKE_BURST * WAKE_EVERY_NS ? wakes->paid - WAKE_BURST * WAKE_EVERY_NS : 0;
 }
-/* Returns when a thread may wake that wants to wake at `wanted`, and counts that wake-up as used. */
+/* Returns when a thread may wake if it has to wake at `wanted`, and counts that wake-up as used. */
 static inline uint64_t wakes_take(struct wakes *wakes, uint64_t wanted)
 {
     uint64_t at = wanted > wakes_from(wakes) ? wanted : wakes_from(wakes);

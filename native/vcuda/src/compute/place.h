@@ -12,9 +12,9 @@
 #define FENCE_CHAINS 256u
 
 struct mark {
-    struct mark *next; /* the next unused mark in the pool */
+    struct mark *next; /* The next unused mark in the pool. */
     struct place *place;
-    uint64_t serial; /* serial of the place when this mark was created */
+    uint64_t serial; /* The place's serial when this mark was created. */
     CUevent event;
 };
 
@@ -28,31 +28,34 @@ struct fence {
 /* A context with its time base, its events and its counted device time. */
 struct place {
     CUcontext context;
-    uint64_t serial;           /* differs for each context, because a new context may get the same handle */
+    uint64_t serial; /* A different number for each context, because a new context may get the handle of an old one. */
     struct limited *_Atomic limited;
-    struct mark *pool;         /* unused events */
+    struct mark *pool;         /* Marks that are not in use. */
     unsigned pooled;
-    struct fence *put, **last; /* fences that launches added since the last settling */
+    struct fence *put, **last; /* Fences that launches have added since the last settling. */
 
-    struct lock settling;      /* Protects the fields below. */
-    struct fence *open, **open_last; /* In the order in which they were recorded. */
+    struct lock settling;      /* settling protects the fields below. */
+    struct fence *open, **open_last; /* open: the open fences in the order in which they were recorded. */
     struct mark *anchor;
     double anchor_ns;
-    uint64_t due, soon; /* due: when the oldest fence should be done; soon: the interval of polls after that */
+    /* due: the time at which the oldest fence should be done. soon: the interval of checks after that time. */
+    uint64_t due, soon;
     struct settler settler;
-    /* where the last segment of a flow ended; a segment whose entry was overwritten is charged as predicted */
+    /* Where the last segment of each flow ended. If the entry of a segment's flow was overwritten, the segment is
+     * charged as predicted. */
     struct chain {
         uint64_t id, end;
     } chains[FENCE_CHAINS];
 };
 extern struct place vgpu_places[FENCE_PLACES];
-extern struct lock vgpu_place_lock; /* protects the table, the pools and `put`; no other lock is taken under it */
+/* Protects the table, the pools and `put`. A thread that has this lock takes no other lock. */
+extern struct lock vgpu_place_lock;
 extern _Atomic unsigned vgpu_open_fences;
 extern _Atomic bool vgpu_fences_parked;
 
 /* Finds the place of a context; needs vgpu_place_lock. NULL: the context has none, or the table is full. */
 struct place *place_of(CUcontext context, bool make);
-/* Destroys unused marks beyond `keep`. Needs the context as current context, and `settling`. */
+/* Destroys unused marks beyond `keep`. The context must be current, and the caller must have the lock `settling`. */
 void place_trim(struct place *place, unsigned keep);
 
 #endif

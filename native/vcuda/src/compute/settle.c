@@ -14,7 +14,7 @@
 #define BLOCKED 16
 #define POOLED 64
 #define UNREADABLE CUDA_ERROR_NOT_FOUND
-#define ANCHOR_MS 4000.0f /* up to here a float of milliseconds is exact to a quarter of a microsecond */
+#define ANCHOR_MS 4000.0f /* Up to this time a float of milliseconds is exact to a quarter of a microsecond. */
 
 /* Reads when the event was passed, in nanoseconds of the context's time base. Returns an error if it was not passed
  * or cannot be read. */
@@ -127,7 +127,8 @@ static void leave_place(struct place *place)
         lock_take(&vgpu_place_lock);
         if (!place->put)
             break;
-        lock_drop(&vgpu_place_lock); /* another thread has launched meanwhile, and its fence must be removed too */
+        /* Another thread may have launched meanwhile, and its fence must be removed too. */
+        lock_drop(&vgpu_place_lock);
     }
     struct mark *pool = place->pool;
     place->pool = NULL;
@@ -162,7 +163,8 @@ static uint64_t predict(struct place *place, bool finished, bool fresh, uint64_t
         until = now + place->soon + (queued > oldest ? queued - oldest : 0);
     if (!queued || finished || until >= known) {
         atomic_store_explicit(&limited->busy_until, until, memory_order_relaxed);
-        __atomic_store_n(limited->busy_lane, queued ? until : 0, __ATOMIC_RELAXED); /* 0: the arbiter need not wait */
+        /* 0 means that the arbiter need not wait. */
+        __atomic_store_n(limited->busy_lane, queued ? until : 0, __ATOMIC_RELAXED);
     }
     if (!place->open)
         return UINT64_MAX;
@@ -191,7 +193,7 @@ static unsigned settle_open(struct place *place, bool safe)
         }
         if (status == CUDA_SUCCESS) {
             finish(place, fence, end);
-        } else { /* the context is in error, so the predicted charge stays */
+        } else { /* The context is in an error state, so the predicted charge stays. */
             fence_drop_mark(fence->begin);
             fence_drop_mark(fence->end);
         }
@@ -250,7 +252,7 @@ void fence_settle_context(CUcontext context, uint64_t now)
 bool fence_park(uint64_t patience_ns)
 {
     const struct timespec pause = {.tv_nsec = 1000000};
-    uint64_t waited = 0; /* total for all places */
+    uint64_t waited = 0; /* The total of all places. */
     bool quiet = true;
     atomic_store_explicit(&vgpu_fences_parked, true, memory_order_seq_cst);
     for (int i = 0; i < FENCE_PLACES; i++) {

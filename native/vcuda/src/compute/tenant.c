@@ -36,7 +36,7 @@ static void *map(const char *path, int flags, int protection, size_t size)
     close(descriptor);
     if (page == MAP_FAILED)
         return NULL;
-    madvise(page, size, MADV_DONTFORK); /* a forked child maps its own */
+    madvise(page, size, MADV_DONTFORK); /* A forked child does not inherit the mapping and maps the page again. */
     return page;
 }
 
@@ -135,8 +135,8 @@ void tenant_look_again(struct limited *limited, uint64_t now)
     lock_drop(&lock);
 }
 
-/* Absolute difference: the arbiter may have written after this thread read the clock, so a page slightly in the
- * future is not silence. */
+/* The absolute difference counts: the arbiter may have written the page after this thread read the clock, so a
+ * heartbeat slightly in the future is valid. */
 static uint64_t age(uint64_t now, uint64_t heartbeat)
 {
     return now > heartbeat ? now - heartbeat : heartbeat - now;
@@ -162,7 +162,7 @@ bool tenant_page(const struct limited *limited, uint64_t now, struct vgpu_gpu_pa
         if (!(before & 1) && __atomic_load_n(&page->sequence, __ATOMIC_RELAXED) == before)
             return copy->gate != VGPU_GATE_NONE && copy->heartbeat_ns && age(now, copy->heartbeat_ns) < VGPU_ARBITER_SILENT_NS;
     }
-    return false; /* the writer died during a write, or writes faster than this can read */
+    return false; /* The writer died during a write, or writes faster than this thread can read. */
 }
 
 void tenant_charge(struct limited *limited, uint64_t ns)
