@@ -8,7 +8,8 @@
 #include "memory/memory.h"
 
 const struct events vgpu_events = {
-    /* Pools first: the memory that they release may be what graphs, and handles open in other processes, depend on. */
+    /* Pools come first, because graphs and handles that are open in other processes may use memory that a pool
+     * releases. */
     .reclaim = {pools_settle, graph_memory_settle, ipc_settle, vmm_settle},
     .charge_moved = {unaccounted_settle},
     .context_changed = {limiter_forget_thread},

@@ -30,9 +30,9 @@ static void mark(enum control control)
 /* --- loading ------------------------------------------------------------------------------------------------ */
 
 struct coming {
-    /* NULL: the load is not checked. */
+    /* NULL if the load is not checked. */
     const struct device *device;
-    /* Bytes over the limit before the load. */
+    /* Number of bytes over the limit before the load. */
     uint64_t before;
     bool passes, locked;
 };

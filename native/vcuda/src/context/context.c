@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Creation, first sight, shared use and end of contexts. */
+/* Accounts for contexts when they are created, first met, used by several callers, and ended. */
 #include "context.h"
 
 #include "events.h"
@@ -7,7 +7,8 @@
 
 #include <string.h>
 
-static CUcontext _Atomic primary[VGPU_MAX_DEVICES]; /* also written without the lock, by calls that could not get it */
+/* Also written without the lock, by calls that could not get the lock. */
+static CUcontext _Atomic primary[VGPU_MAX_DEVICES];
 
 /* --- a context that the driver frees; device locked ---------------------------------------------------- */
 
@@ -41,7 +42,8 @@ void context_left(struct leaving *leaving)
     ledger_uncharge(leaving->block.device, ACCOUNT_CONTEXT, leaving->block.bytes);
 }
 
-/* Looks up how much memory the context freed, after the lock is dropped, so that no other thread waits meanwhile. */
+/* Reads how much memory the context freed. This happens after the lock is dropped, so that no other thread waits
+ * meanwhile. */
 static void unlock_left(int device, bool locked)
 {
     context_unlock(device, locked);
@@ -109,7 +111,7 @@ static int count_users(CUcontext context, int step)
     if (!block_take(&vgpu_contexts, (uintptr_t)context, &block))
         return -1;
     int users = block.kind + step;
-    block.kind = users > 0 ? users : 1; /* kind 0 would mark a free position in the table */
+    block.kind = users > 0 ? users : 1; /* A kind of 0 would mark a free position in the table. */
     block_put(&vgpu_contexts, &block);
     return users;
 }
@@ -222,11 +224,12 @@ CUresult context_met(const struct device *device, CUcontext context, CUdevice or
     uint64_t over = unaccounted_over(device->ledger);
     *known = block_get(&vgpu_contexts, (uintptr_t)context, &block);
     if (*known && over)
-        over = unaccounted_look(device); /* the limit may have room by now */
+        /* The limit may have room by now for a part that could not be charged earlier. */
+        over = unaccounted_look(device);
     if (!*known && !context_permitted(device))
         return CUDA_ERROR_NOT_PERMITTED;
-    /* Otherwise the lock holder is creating a context, or is this thread called back by the driver; the next call
-     * tries again. */
+    /* If the lock is not free, another thread is creating a context, or the driver has called back this thread inside
+     * such a call. The next call tries again. */
     if (!*known && context_try(device->ledger)) {
         *known = block_get(&vgpu_contexts, (uintptr_t)context, &block) || adopt(device, context, ordinal);
         context_unlock(device->ledger, true);
@@ -302,7 +305,8 @@ CUresult context_end_use(int device, CUdevice ordinal, CUresult (*end)(void *dat
     if (leaving.ours) {
         leave_end(&leaving, gone);
     } else if (known && gone) {
-        leave_begin(&leaving, context); /* the program released it more often than it retained it through the hooks */
+        /* The program has released the primary context more often than the hooks saw it retained. */
+        leave_begin(&leaving, context);
         leave_end(&leaving, true);
     } else if (known && status == CUDA_SUCCESS) {
         count_users(context, -1);

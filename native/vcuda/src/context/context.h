@@ -16,7 +16,7 @@ bool context_lock(int device);
 bool context_try(int device);
 void context_unlock(int device, bool locked);
 /* Begins a load of code without the lock, until context_unlock(device, false). Returns false inside a call of this
- * thread that holds the lock: the load is then part of that call's cost. */
+ * thread that has the lock. Then the load counts as part of that call's cost. */
 bool context_pass(int device);
 /* context_alone returns true if no unlocked call was active at the time `since` (a value of context_passing) and
  * none has begun since. */
@@ -30,11 +30,11 @@ struct measure {
     const struct device *device;
     nvmlDevice_t handle;
     uint64_t own, card, charged;
-    uint64_t passing; /* context_passing() before the first reading */
+    uint64_t passing; /* Value of context_passing() before the first reading. */
     bool nvml;
-    /* The figures were read while no thread was inside an allocation. */
+    /* True if the figures were read while no thread was inside an allocation. */
     bool quiet;
-    /* A thread was inside a free meanwhile: `own` may be lower than the charge. */
+    /* True if a thread was inside a free meanwhile: then `own` may be lower than the charge. */
     bool frees;
 };
 /* Reads all figures except `card`. */
@@ -60,9 +60,9 @@ struct opening {
     const struct device *device;
     struct measure measure;
     uint64_t charged;
-    int measuring; /* handle of the container-wide lock; -1: the size is known or cannot be measured now */
+    int measuring; /* Handle of the lock of the whole container; -1 if the size is known or cannot be measured now. */
     bool counted, locked;
-    int former_users; /* users of the same context, which another thread created at the same time */
+    int former_users; /* Number of users of this context if another thread created the same context at the same time. */
 };
 /* Returns whether the device may have a context; if not, writes a line on stderr. */
 bool context_permitted(const struct device *device);
@@ -88,12 +88,12 @@ enum { COLLECTED_MAPS = 2 };
 struct leaving {
     CUcontext context, heir; /* heir: the context that owns the memory afterwards; NULL: the memory is freed. */
     bool gone;
-    /* This library charged the context; `block` has the charge. */
+    /* True if this library charged the context; then `block` has the charge. */
     bool ours;
-    /* The context is charged, and is its device's primary context. */
+    /* True if the context is charged and is its device's primary context. */
     bool primary;
     struct block block;
-    struct collected { /* The memory to uncharge. */
+    struct collected { /* Bytes to uncharge. */
         uint64_t owner;
         struct block *blocks;
         size_t count, room;
@@ -107,11 +107,11 @@ void context_reset(void);
 
 /* --- green.c ----------------------------------------------------------------------------------------------- */
 
-extern _Atomic bool vgpu_green_any; /* This process has created a green context. */
-/* Returns the context that a library thread may enter to work for `context`: for a green context its primary
- * context. */
+extern _Atomic bool vgpu_green_any; /* vgpu_green_any: this process has created a green context. */
+/* green_enters returns the context that a thread of the library must enter to work for `context`. For a green context
+ * it is the primary context. */
 CUcontext green_enters(CUcontext context);
-/* As context_met, for a green or ordinary context. */
+/* Does the same as context_met, for a green or an ordinary context. */
 CUresult green_context_met(const struct device *device, CUcontext context, CUdevice ordinal, bool *known);
 /* Finds the device of a green context's stream: the driver does not report its context. */
 bool green_ordinal(CUstream stream, CUdevice *ordinal);
@@ -122,14 +122,14 @@ void green_context_left(struct leaving *leaving);
 /* --- unaccounted.c: memory that the driver uses beyond the allocations ---------------------------------------- */
 
 enum looked {
-    LOOKED_NOT,    /* A thread was in flight the whole time. */
-    LOOKED_HIDDEN, /* NVML does not show this process: only the addresses of its memory are known. */
+    LOOKED_NOT,    /* NOT: nothing was compared, because a thread was in flight the whole time. */
+    LOOKED_HIDDEN, /* HIDDEN: NVML does not show this process, so only the addresses of its memory are known. */
     LOOKED_AT,
 };
 /* Called after a context was created. */
 void unaccounted_begin(const struct device *device);
-/* Charges what this process uses on the card beyond its charge, as far as the limit has room. Needs the context
- * lock. */
+/* Charges the memory that this process uses on the card beyond its charge, as far as the limit has room. Needs the
+ * context lock. */
 enum looked unaccounted_look_locked(const struct device *device);
 /* Takes the context lock and calls unaccounted_look_locked(). If another thread has the lock, a later call does this.
  * Returns the value of unaccounted_over(). */

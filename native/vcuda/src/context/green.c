@@ -18,7 +18,7 @@
  * its charge. */
 
 struct same {
-    CUcontext context; /* the context to find */
+    CUcontext context; /* The context to find. */
     struct block block;
     bool found;
 };
@@ -105,7 +105,7 @@ void green_context_leaving(struct leaving *leaving)
     unsigned passed = 0;
     if (!leaving->primary)
         return;
-    do { /* the device's lock is held, so none of its green contexts appears or ends meanwhile */
+    do { /* The caller has the device's lock, so no green context of the device is created or ends meanwhile. */
         found.count = 0;
         found.skip = passed;
         if (atomic_load_explicit(&vgpu_green_any, memory_order_relaxed))
@@ -189,7 +189,8 @@ EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc descriptio
     CUresult status;
     if (!REAL_HAS(cuCtxFromGreenCtx) || !REAL_HAS(cuGreenCtxDestroy))
         return memory_refuse("cuGreenCtxCreate");
-    /* the driver would return an existing primary context to any caller */
+    /* The driver would return an existing primary context to any caller, so check first whether this call may have
+     * it. */
     if (control == CONTROL_BROKEN || limits_denied())
         return memory_broken();
     /* Retain the primary context twice: for this call, and for the life of the green context. The hook charges it
@@ -227,12 +228,13 @@ EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green)
     if (!block_get(&vgpu_greens, (uintptr_t)green, &block))
         return REAL(cuGreenCtxDestroy)(green);
     bool locked = context_lock(block.device);
-    if (!block_get(&vgpu_greens, (uintptr_t)green, &block)) { /* its primary context was reset meanwhile */
+    /* The primary context was reset meanwhile, and the green context ended with it. */
+    if (!block_get(&vgpu_greens, (uintptr_t)green, &block)) {
         context_unlock(block.device, locked);
         return REAL(cuGreenCtxDestroy)(green);
     }
     CUcontext context = (CUcontext)(uintptr_t)block.owner, primary = context_primary(block.device);
-    /* call this while the green context is still known: its fences are settled in its primary context */
+    /* Call this while the green context is still known, because its fences are settled in its primary context. */
     leave(context, primary);
     block_take(&vgpu_greens, (uintptr_t)green, &block);
     CUresult status = context_end_use(block.device, block.kind - 1, end, green, false);

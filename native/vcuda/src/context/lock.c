@@ -2,8 +2,9 @@
 /*
  * Serialises creation and destruction of contexts of a device, because they are measured. The lock serves only the
  * measurement, so no thread waits for it without end. A tool that the driver calls back inside a hooked call may create
- * its own contexts, and a driver may delay a call until another thread has acted: such a call goes on unmeasured. The
- * lock holder's measurement may then include that call's bytes, so unlocked calls are counted.
+ * its own contexts, and a driver may delay a call until another thread has acted. Such a call continues without a
+ * measurement. The measurement of the thread that has the lock may then include that call's bytes, so unlocked calls
+ * are counted.
  */
 #include "context.h"
 
@@ -14,19 +15,19 @@
 #define PATIENCE_MS 1000
 
 static struct lock locks[VGPU_MAX_DEVICES];
-/* True after a thread has waited for the lock in vain: no other thread then waits for the same holder. */
+/* True after a thread has waited in vain for the lock. Then no other thread waits for the same holder. */
 static _Atomic bool stuck[VGPU_MAX_DEVICES];
-/* low half: unlocked calls that are active; high half: all unlocked calls so far */
+/* The low half counts the unlocked calls that are active, the high half all unlocked calls so far. */
 static _Atomic uint64_t passing[VGPU_MAX_DEVICES];
 #define PASSED (1ull << 32)
-/* bit n: this thread holds the lock of device n */
+/* Bit n is set while this thread has the lock of device n. */
 static __thread uint32_t held __attribute__((tls_model("initial-exec")));
 _Static_assert(VGPU_MAX_DEVICES <= 32, "a bit each");
 
 bool context_try(int device)
 {
     if (limits_count_context())
-        nvml_load(); /* load NVML before taking the lock: the loader has its own lock, and runs constructors */
+        nvml_load(); /* Load NVML before taking the lock, because the loader has its own lock and runs constructors. */
     if (held >> device & 1 || !lock_try(&locks[device]))
         return false;
     held |= 1u << device;

@@ -115,7 +115,7 @@ enum measured measure_end(const struct measure *measure, uint64_t *bytes)
     /* Other threads of this process may have allocated meanwhile; those bytes are charged already. */
     int64_t elsewhere = (int64_t)(now.charged - measure->charged);
     int64_t grown = (int64_t)(now.own - measure->own) - elsewhere;
-    /* No growth means that the list shows another pid namespace, or that this process is not listed. */
+    /* If the figure did not grow, the list shows another pid namespace or does not show this process. */
     if (now.own > 0 && grown > 0) {
         *bytes = (uint64_t)grown;
         return MEASURED_OWN;

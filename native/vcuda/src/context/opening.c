@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Creation of a context: the permission, the charge before the call, and the measured cost.
+ * Accounts for the creation of a context: checks that it is allowed, charges it before the call, and measures its real
+ * cost.
  *
  * The first context of a container on a device is created while no other process of the container creates one there,
  * and its measured size is stored in the ledger. Every later context is charged that size before its creation, by any
@@ -140,7 +141,7 @@ CUresult opening_end(struct opening *opening, CUresult status, CUcontext context
             keep(opening, context, bytes);
         if (!opening->locked)
             unaccounted_due(device->ledger);
-        EVENT(context_changed); /* the new context is the current one */
+        EVENT(context_changed); /* The new context is now the current context. */
         vgpu_log(LOG_INFO, "a context on %s costs %llu bytes", device->uuid, (unsigned long long)bytes);
     }
     if (opening->measuring >= 0)

@@ -34,7 +34,7 @@
 #define STEP_PART 32
 
 static struct unaccounted {
-    /* NULL: this process has no context on the device yet, or no limit applies. */
+    /* NULL if this process has no context on the device yet or no limit applies. */
     const struct device *_Atomic device;
     /* Bytes charged by this file. Access needs the context lock. */
     uint64_t charged;
@@ -169,7 +169,7 @@ static void raise_to(struct unaccounted *unaccounted, const struct device *devic
     }
     uint64_t over = beyond > unaccounted->charged ? beyond - unaccounted->charged : 0;
     if (atomic_exchange_explicit(&unaccounted->over, over, memory_order_relaxed) == 0 && over)
-        device_forget_contexts(); /* makes the next allocation of each thread call context_met */
+        device_forget_contexts(); /* This makes the next allocation of each thread call context_met. */
 }
 
 enum looked unaccounted_look_locked(const struct device *device)
@@ -197,7 +197,7 @@ enum looked unaccounted_look_locked(const struct device *device)
         raise_to(unaccounted, device, beyond + atomic_load_explicit(&unaccounted->unseen, memory_order_relaxed), true);
     }
     set_marks(unaccounted, index, true);
-    /* The lines above may have set `due`; clear it, so that a free in progress does not cause another look. */
+    /* The lines above may have set `due`. Clear it, so that a free in progress does not cause another comparison. */
     atomic_store_explicit(&vgpu_counters[index].due, 0, memory_order_relaxed);
     return seen ? LOOKED_AT : LOOKED_HIDDEN;
 }
@@ -286,7 +286,7 @@ void unaccounted_context_left(struct leaving *leaving)
     if (!leaving->ours || !leaving->gone)
         return;
     unaccounted_unseen(device, leaving->block.owner, false);
-    unaccounted_due(device); /* The call that ended the context compares after it has dropped the lock. */
+    unaccounted_due(device); /* The call that ended the context compares the figures after it has dropped the lock. */
 }
 
 void unaccounted_reset(void)

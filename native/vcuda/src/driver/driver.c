@@ -58,7 +58,7 @@ bool driver_object(bool nvml, struct object *found)
  */
 static struct lock resolve_lock;
 static _Atomic bool driver_found, nvml_found;
-static _Atomic uintptr_t taken[2]; /* address of the object whose functions vgpu_real has: driver, NVML */
+static _Atomic uintptr_t taken[2]; /* Addresses of the objects whose functions are in vgpu_real: the driver and NVML. */
 
 static void take(const struct object *object, bool nvml, _Atomic bool *found)
 {
@@ -112,9 +112,9 @@ bool nvml_ready(void)
     return resolve(true, &nvml_found);
 }
 
-static _Atomic int nvml_state; /* 0 not tried, 1 works, 2 not available */
+static _Atomic int nvml_state; /* State of NVML: 0 is not tried, 1 is initialised, 2 is not available. */
 
-/* Several threads may be here at once; NVML counts its initialisations. */
+/* Several threads may initialise NVML at once. That is harmless, because NVML counts its initialisations. */
 bool nvml_load(void)
 {
     int state = atomic_load_explicit(&nvml_state, memory_order_acquire);
@@ -129,6 +129,6 @@ bool nvml_load(void)
 void driver_reset(void)
 {
     atomic_store_explicit(&resolve_lock.word, 0, memory_order_relaxed);
-    /* the parent's initialisation is not valid in a child */
+    /* The parent's initialisation is not valid in a forked child. */
     atomic_store_explicit(&nvml_state, 0, memory_order_relaxed);
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Names of a driver that is newer than this library. Such a driver has unknown versions of hooked functions, for
- * example cuMemAlloc_v3 next to cuMemAlloc_v2. Their parameters are unknown, so no older version can replace them, and
- * refusing them would only make programs fail. Programs get the driver's own function, and the memory that it uses is
- * looked up (routes/newer.c).
+ * Classifies names of functions of a driver that is newer than this library. Such a driver has unknown versions of
+ * hooked functions, for example cuMemAlloc_v3 next to cuMemAlloc_v2. Their parameters are unknown, so no older version
+ * can replace them, and refusing them would only make programs fail. Programs get the driver's own function, and the
+ * memory that it uses is looked up (routes/newer.c).
  */
 #include "real.h"
 

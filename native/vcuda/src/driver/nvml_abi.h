@@ -21,7 +21,7 @@ typedef struct nvmlDevice_st *nvmlDevice_t;
 
 #define NVML_STRUCT_VERSION(type, version) ((unsigned)(sizeof(type) | (version) << 24))
 #define NVML_VALUE_NOT_AVAILABLE (~0ull)
-#define NVML_INSTANCE_NONE (~0u) /* gpuInstanceId and computeInstanceId of a process outside MIG instances */
+#define NVML_INSTANCE_NONE (~0u) /* Value of gpuInstanceId and computeInstanceId for a process outside MIG instances. */
 
 typedef struct {
     unsigned long long total, free, used;
@@ -39,7 +39,7 @@ typedef struct {
     unsigned int pid;
     unsigned long long usedGpuMemory;
     unsigned int gpuInstanceId, computeInstanceId;
-} nvmlProcessInfo_t; /* entry of the _v2 and _v3 calls */
+} nvmlProcessInfo_t; /* Entry in the lists of the _v2 and _v3 calls. */
 typedef struct {
     unsigned int pid;
     unsigned long long usedGpuMemory;
@@ -53,11 +53,11 @@ typedef struct {
 } nvmlProcessDetailList_t;
 
 typedef struct {
-    unsigned int gpu, memory; /* percent */
+    unsigned int gpu, memory; /* In percent. */
 } nvmlUtilization_t;
 typedef struct {
     unsigned int pid;
-    unsigned long long timeStamp; /* microseconds since 1970 */
+    unsigned long long timeStamp; /* In microseconds since 1970. */
     unsigned int smUtil, memUtil, encUtil, decUtil;
 } nvmlProcessUtilizationSample_t;
 typedef struct {

@@ -15,7 +15,7 @@
 
 struct object {
     uintptr_t base, low, high;
-    const char *soname; /* empty if the object has none */
+    const char *soname; /* Empty if the object has no soname. */
     const char *path;
     const void *dynamic, *symbols, *hash, *gnu_hash;
     const char *strings;
@@ -25,7 +25,7 @@ int object_each(int (*visit)(const struct object *object, void *data), void *dat
 bool object_with_soname(const char *soname, struct object *found);
 bool object_at(const void *address, struct object *found);
 void *object_symbol(const struct object *object, const char *name);
-/* the address is a function that the object exports under any name */
+/* Returns true if the object exports the function at this address, under any name. */
 bool object_exports(const struct object *object, const void *address);
 /* Returns true if the object is linked against `soname` and imports a symbol whose name `wanted` accepts. */
 bool object_links(const struct object *object, const char *soname, bool (*wanted)(const char *name));
@@ -33,14 +33,17 @@ bool object_links(const struct object *object, const char *soname, bool (*wanted
 /* --- forms.c: names of a driver that is newer than this library ------------------------------------------ */
 
 enum form {
-    FORM_KNOWN,   /* The name of a hook, or of a function that this library need not see. */
-    FORM_NEWER,   /* An unknown version of a hooked function: the memory that it uses is looked up. */
-    FORM_REFUSED, /* A version of a function that returns function pointers: hooks would not see calls of those. */
+    FORM_KNOWN,   /* KNOWN: the name of a hook, or of a function that this library need not see. */
+    FORM_NEWER,   /* NEWER: an unknown version of a hooked function. Its memory is measured by NVML. */
+    /* REFUSED: an unknown version of a function that returns function pointers; hooks would not see calls of these
+     * pointers. */
+    FORM_REFUSED,
 };
 enum form form_of(const char *symbol);
-/* The same for a name passed to cuGetProcAddress, whose result is not a hooked function. */
+/* Does the same for a name that was passed to cuGetProcAddress and whose result is not a hooked function. */
 enum form form_of_name(const char *name);
-/* A library or the program was linked against such a version when the driver was found; no hook sees its calls. */
+/* True if the program or a library was linked against an unknown version when the driver was found. No hook sees such
+ * calls. */
 extern _Atomic bool vgpu_forms_linked;
 void forms_look(void);
 
@@ -77,23 +80,24 @@ extern void *vgpu_real[FUNCTION_COUNT];
 #define REAL(symbol) ((__typeof__(&symbol))vgpu_real[F_##symbol])
 #define REAL_HAS(symbol) (vgpu_real[F_##symbol] != NULL)
 
-/* libcuda under any path and name; libnvidia-ml.so.1 under any path */
+/* Returns true if the object is libcuda under any path and name or, with `nvml`, libnvidia-ml.so.1 under any path. */
 bool is_driver(const struct object *object, bool nvml);
-/* finds the loaded driver; prefers one with the standard name */
+/* Finds the loaded driver. If there are several, prefers the driver with the standard name. */
 bool driver_object(bool nvml, struct object *found);
-bool driver_ready(void);   /* libcuda is loaded; this never loads it. */
-bool driver_settled(void); /* libcuda is loaded under its standard name, so no other driver will replace it. */
-bool nvml_ready(void);   /* libnvidia-ml.so.1 is loaded; this never loads it. */
+bool driver_ready(void);   /* driver_ready returns true if libcuda is loaded; it never loads libcuda. */
+/* driver_settled: libcuda is loaded under its standard name, so no other driver will replace it. */
+bool driver_settled(void);
+bool nvml_ready(void);   /* nvml_ready returns true if libnvidia-ml.so.1 is loaded; it never loads that library. */
 void driver_reset(void);
-bool nvml_load(void);    /* loads and initialises NVML for this library's own queries */
+bool nvml_load(void);    /* Loads and initialises NVML for this library's own queries. */
 
 /* --- loader.c: libc's own functions, not the hooks of this or other libraries ----------------------------- */
 
 typedef void *(*dlsym_type)(void *, const char *);
 typedef void *(*dlvsym_type)(void *, const char *, const char *);
-extern dlsym_type vgpu_real_dlsym; /* NULL before loader_ready() */
+extern dlsym_type vgpu_real_dlsym; /* NULL before loader_ready(). */
 extern dlvsym_type vgpu_real_dlvsym;
-void loader_ready(void); /* finds them at the first call */
+void loader_ready(void); /* Finds the two functions above at the first call. */
 void *real_dlsym(void *handle, const char *name);
 void *real_dlopen(const char *path, int flags);
 
@@ -101,8 +105,8 @@ typedef int (*thread_create_type)(pthread_t *, const pthread_attr_t *, void *(*)
 typedef int (*thread_detach_type)(pthread_t);
 typedef int (*thread_key_type)(pthread_key_t *, void (*)(void *));
 typedef int (*thread_set_type)(pthread_key_t, const void *);
-/* The program's functions of these names; NULL: a program without threads. Found together with the driver, so that
- * no lock is held meanwhile. */
+/* The thread functions in the program's libraries; NULL in a program without threads. They are looked up together with
+ * the driver, because no lock may be held during the look-up. */
 extern struct thread_calls {
     thread_create_type create;
     thread_detach_type detach;
