@@ -20,7 +20,7 @@
 #endif
 
 static struct lock start_lock;
-/* used before the start, and where the kernel cannot clear a page at fork: then only fork() is detected */
+/* Used before the start, and where the kernel cannot clear a page at fork. There only fork() is detected. */
 static struct process_state plain_state;
 _Atomic(struct process_state *) vgpu_process = &plain_state;
 
@@ -55,7 +55,7 @@ static void after_fork_child(void)
 
 static __attribute__((noinline)) void start(void)
 {
-    static bool everywhere; /* started in this process or in one of its ancestors */
+    static bool everywhere; /* True after the library was started in this process or in one of its ancestors. */
     lock_take(&start_lock);
     struct process_state *here = atomic_load_explicit(&vgpu_process, memory_order_relaxed);
     if (!everywhere) {
@@ -66,10 +66,10 @@ static __attribute__((noinline)) void start(void)
         pthread_atfork(before_fork, after_fork_parent, after_fork_child);
         everywhere = true;
     } else if (!atomic_load_explicit(&here->started, memory_order_relaxed)) {
-        reset(); /* also clears start_lock: a child of clone() has only this thread */
+        reset(); /* This also clears start_lock, because a child of clone() has only this thread. */
         lock_take(&start_lock);
     } else {
-        lock_drop(&start_lock); /* another thread has started the library */
+        lock_drop(&start_lock); /* Another thread has started the library meanwhile. */
         return;
     }
     begin(here);
@@ -90,7 +90,7 @@ static enum control enter(bool driver)
     /* A container with several shares gets here at each call; then no new check against the limits is needed. */
     bool known = cached && atomic_load_explicit(&here->limits, memory_order_acquire) == cached;
     bool over = ready && !known && control == CONTROL_ON && limits_oom_killer() && oom_check();
-    /* from now on hooks use the fast entry, until the limits change */
+    /* From now on the hooks use the fast entry until the limits change. */
     if (driver && ready && !over && driver_settled())
         atomic_store_explicit(&here->limits, cached, memory_order_release);
     return control;

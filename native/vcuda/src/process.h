@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The start of the library in a process, and the first line of every hook. */
+/* Starts the library in a process, and defines the first line of every hook. */
 #ifndef VGPU_PROCESS_H
 #define VGPU_PROCESS_H
 
@@ -9,14 +9,14 @@
 #pragma GCC visibility push(hidden)
 
 /*
- * State of this process only: that the library was started and, once the driver was found, the limits that apply. It is
- * in a page that the kernel clears in a forked child.
+ * The state of this process only: whether the library was started and, once the driver was found, the limits that
+ * apply. The state is in a page that the kernel clears in a forked child.
  */
 struct process_state {
     _Atomic bool started;
     _Atomic(struct cached_limits *) limits;
 };
-extern _Atomic(struct process_state *) vgpu_process; /* never NULL */
+extern _Atomic(struct process_state *) vgpu_process; /* This pointer is never NULL. */
 enum control vgpu_enter_again(void);
 /* Returns the cached limits while the limits file is unchanged. NULL: call vgpu_enter(), which reads it again. */
 static inline struct cached_limits *vgpu_limits_now(void)
@@ -26,7 +26,7 @@ static inline struct cached_limits *vgpu_limits_now(void)
     bool same = cached && __atomic_load_n(cached->sequence_at, __ATOMIC_ACQUIRE) == cached->sequence;
     return __builtin_expect(same, 1) ? cached : NULL;
 }
-/* The first line of every hook. CONTROL_OFF: call the driver and do nothing else. */
+/* The first line of every hook. If it returns CONTROL_OFF, the hook only calls the driver. */
 static inline enum control vgpu_enter(void)
 {
     const struct cached_limits *cached = vgpu_limits_now();
@@ -34,7 +34,8 @@ static inline enum control vgpu_enter(void)
 }
 enum control vgpu_enter_nvml(void);
 
-/* The first line of a plain hook: returns at once if the driver does not have the function or no limits apply. */
+/* The first line of a hook that needs no other entry. It returns at once if the driver does not have the function or if
+ * no limits apply. */
 #define ENTER(symbol, arguments) \
     enum control control = vgpu_enter(); \
     if (!REAL_HAS(symbol)) \

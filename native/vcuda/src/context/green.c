@@ -189,8 +189,8 @@ EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc descriptio
     CUresult status;
     if (!REAL_HAS(cuCtxFromGreenCtx) || !REAL_HAS(cuGreenCtxDestroy))
         return memory_refuse("cuGreenCtxCreate");
-    /* The driver would return an existing primary context to any caller, so check first whether this call may have
-     * it. */
+    /* The driver would return an existing primary context to any caller, so refuse here if no context may be
+     * created. */
     if (control == CONTROL_BROKEN || limits_denied())
         return memory_broken();
     /* Retain the primary context twice: for this call, and for the life of the green context. The hook charges it
@@ -228,7 +228,7 @@ EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green)
     if (!block_get(&vgpu_greens, (uintptr_t)green, &block))
         return REAL(cuGreenCtxDestroy)(green);
     bool locked = context_lock(block.device);
-    /* The primary context was reset meanwhile, and the green context ended with it. */
+    /* If the green context is no longer known, its primary context was reset meanwhile. */
     if (!block_get(&vgpu_greens, (uintptr_t)green, &block)) {
         context_unlock(block.device, locked);
         return REAL(cuGreenCtxDestroy)(green);

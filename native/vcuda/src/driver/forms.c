@@ -23,7 +23,8 @@ static const struct {
 };
 #define HOOKED (sizeof hooked / sizeof *hooked)
 
-/* These functions allocate nothing. If a new version frees memory, the memory stays charged until the next look. */
+/* These functions allocate nothing. If a new version frees memory, the memory stays charged until the next comparison
+ * with NVML's figures. */
 static bool harmless(const char *name, size_t length)
 {
     static const char *const names[] = {

@@ -51,7 +51,7 @@ static void *symbol_of_process(const char *name)
 
 void threads_ready(void)
 {
-    static _Atomic bool ready; /* all threads store the same values here */
+    static _Atomic bool ready; /* Several threads may do this at once, because all of them store the same values. */
     if (atomic_load_explicit(&ready, memory_order_acquire))
         return;
     __atomic_store_n(&vgpu_threads.create, (thread_create_type)symbol_of_process("pthread_create"), __ATOMIC_RELAXED);

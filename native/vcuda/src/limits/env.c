@@ -85,7 +85,7 @@ void env_keep_path(const char *text, char *kept, size_t room)
         length = strlen(kept);
         kept[length++] = '/';
     }
-    /* a truncated path is too long for the ledger, which refuses it */
+    /* A truncated path is too long for the ledger, so the ledger refuses it. */
     snprintf(kept + length, room - length, "%s", text);
 }
 

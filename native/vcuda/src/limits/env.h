@@ -5,7 +5,7 @@
 
 #include "limits.h"
 
-/* a whole number with an optional suffix k, m or g (multiples of 1024, either case) */
+/* Parses a whole number with an optional suffix k, m or g (powers of 1024) in either case. */
 bool env_bytes(const char *text, uint64_t *bytes);
 bool env_flag(const char *text, bool *value);
 bool env_number(const char *text, int low, int high, int *value);
@@ -13,14 +13,14 @@ bool env_number(const char *text, int low, int high, int *value);
 enum { ENV_UNSET = -1 };
 
 struct environment {
-    uint64_t memory, memory_of[VGPU_MAX_DEVICES]; /* bytes; 0: not set. */
-    int sm, sm_of[VGPU_MAX_DEVICES];              /* percent, 0 to 100. */
-    int policy;                                   /* enum vgpu_core_policy. */
+    uint64_t memory, memory_of[VGPU_MAX_DEVICES]; /* memory: bytes, 0 if not set. */
+    int sm, sm_of[VGPU_MAX_DEVICES];              /* sm: percent from 0 to 100. */
+    int policy;                                   /* policy: a value of enum vgpu_core_policy. */
     int priority, oom_killer, oversubscribe;
     int log_level;
     bool disable;
-    bool limits;    /* Some variable limits memory or time: without a limits file the library is then active. */
-    bool by_device; /* Some variable has a device index. */
+    bool limits;    /* limits: some variable limits memory or time, so the library is active without a limits file. */
+    bool by_device; /* by_device: the name of some variable has a device index. */
     char ledger[512];
 };
 

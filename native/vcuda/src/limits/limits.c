@@ -21,29 +21,29 @@ extern char *secure_getenv(const char *name);
 #define TORN_PATIENCE_MS 200u
 
 struct snapshot {
-    struct cached_limits cached; /* the part that every hook reads */
+    struct cached_limits cached; /* The part that every hook reads. */
     bool from_file, denied;
     /* The file's values tightened by the environment, or the environment's values. */
     enum vgpu_core_policy policy;
     int priority;
     bool oom_killer;
-    struct vgpu_limits limits; /* the sum of all shares */
+    struct vgpu_limits limits; /* The sum of all shares. */
     uint32_t sequence[VGPU_MAX_SHARES];
-    struct vgpu_limits share[]; /* each share, if there are several */
+    struct vgpu_limits share[]; /* The limits of each share, if there are several. */
 };
 
 static struct environment env;
 static const uint32_t never_changes;
-static uint32_t changes; /* with several files: an even number that changes whenever any file changes */
+static uint32_t changes; /* Used with several files: an even number that changes whenever any file changes. */
 const uint32_t *vgpu_limits_sequence = &never_changes;
 static struct lock lock;
 _Atomic(struct cached_limits *) vgpu_cached_limits;
 static _Atomic(struct snapshot *) current;
-static _Atomic int control = -1; /* Not read yet. */
-static _Atomic bool torn;        /* The file could not be read after a change; the last good snapshot applies. */
+static _Atomic int control = -1; /* control is -1 until the limits have been read. */
+static _Atomic bool torn; /* torn: the file could not be read after a change, so the last good snapshot applies. */
 static struct shares shares = {.count = 1, .of = {{.limits = VGPU_PATH_LIMITS, .ledger = VGPU_PATH_LEDGER}}};
 static bool in_force;
-static const char *path = VGPU_PATH_LIMITS; /* path of the file that `reason` is about */
+static const char *path = VGPU_PATH_LIMITS; /* Path of the file to which `reason` refers. */
 static char reason[256];
 
 /*
@@ -77,7 +77,8 @@ static void merge(struct snapshot *snapshot)
     snapshot->policy = alone ? VGPU_CORE_DEFAULT : (enum vgpu_core_policy)limits->core_policy;
     if (env.policy != ENV_UNSET && (alone || policy_tightness(asked) > policy_tightness(snapshot->policy)))
         snapshot->policy = asked;
-    snapshot->priority = alone || limits->priority != 0; /* 0 high, 1 low; a container without a setting is low */
+    /* 0 is high, 1 is low. A container without a setting has low priority. */
+    snapshot->priority = alone || limits->priority != 0;
     if (env.priority != ENV_UNSET)
         snapshot->priority = alone ? env.priority : snapshot->priority | env.priority;
     snapshot->oom_killer = (limits->flags & VGPU_LIMITS_OOM_KILLER) || env.oom_killer == true;
@@ -99,7 +100,7 @@ static void publish(struct snapshot *snapshot)
     bool off = (env.disable && may_disable) || (!snapshot->from_file && !env.limits);
     struct cached_limits *cached = &snapshot->cached;
     cached->control = off ? CONTROL_OFF : CONTROL_ON;
-    cached->plain = !off && !cached->oversubscribe && level < LOG_CALLS; /* The fast path logs nothing. */
+    cached->plain = !off && !cached->oversubscribe && level < LOG_CALLS; /* The fast path writes no log lines. */
     /* With several files no single sequence shows all changes, so each hook checks each file. */
     static const uint32_t never_the_same = 1;
     cached->sequence_at = !snapshot->from_file ? &cached->sequence : several() ? &never_the_same : vgpu_limits_sequence;
@@ -167,7 +168,8 @@ static enum control load(void)
     if (!started)
         env_read(&env);
     started = true;
-    /* Repeat until the preload file could be read. If limits were read meanwhile, they remain a container's. */
+    /* Repeat until the preload file could be read. If limits were read meanwhile, they keep counting as the limits of a
+     * container. */
     if (!settled && !atomic_load_explicit(&current, memory_order_relaxed)) {
         in_force = preload_in_force(&settled);
         const char *other = in_force ? NULL : secure_getenv("VGPU_LIMITS_FILE");
@@ -191,7 +193,7 @@ static enum control load(void)
     struct snapshot *snapshot = read_files();
     if (!snapshot) {
         if (!atomic_load_explicit(&current, memory_order_relaxed))
-            shares_unmap(&shares); /* another file of a different length may replace it */
+            shares_unmap(&shares); /* The next file may have another length. */
         return broken();
     }
     snapshot->from_file = true;
@@ -403,7 +405,7 @@ bool limits_ledger_create(void)
 void limits_reset(void)
 {
     struct cached_limits *cached = atomic_load_explicit(&vgpu_cached_limits, memory_order_relaxed);
-    if (cached) /* the child's ledger may list its devices in another order */
+    if (cached) /* The child's ledger may list the devices in another order. */
         memset(cached->memory, 0, sizeof cached->memory);
     /* A forked child inherits the mapping and the snapshot. Only a lock that another thread held must be cleared. */
     atomic_store_explicit(&lock.word, 0, memory_order_relaxed);

@@ -32,7 +32,8 @@ extern _Atomic int vgpu_log_level;
         if ((int)(level) <= atomic_load_explicit(&vgpu_log_level, memory_order_relaxed)) \
             vgpu_log_line(level, __VA_ARGS__); \
     } while (0)
-void log_begin(void); /* fixes the file for the lines as what descriptor 2 is now; the first line also calls this */
+/* From this call on, lines go to the file that descriptor 2 is now. The first line also calls this function. */
+void log_begin(void);
 void vgpu_log_line(enum log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Returns true at the first call and each time `count` doubles, so that a loop does not flood stderr. */
 bool vgpu_log_again(_Atomic unsigned *count);
@@ -58,7 +59,7 @@ struct lock {
 };
 void lock_wait(struct lock *lock);
 void lock_wake(struct lock *lock);
-/* The word is 0: free, 1: locked, 2: locked and a thread sleeps. */
+/* The word is 0 if the lock is free, 1 if it is locked, and 2 if it is locked and a thread sleeps. */
 static inline bool lock_try(struct lock *lock)
 {
     uint32_t expected = 0;
@@ -84,9 +85,9 @@ static inline void lock_drop(struct lock *lock)
 /* --- limits.c: limits file and environment ---------------------------------------------------------- */
 
 enum control {
-    CONTROL_OFF,   /* No limits file and no variable: the library does nothing. */
-    CONTROL_ON,    /* Limits apply. */
-    CONTROL_BROKEN /* Limits should apply but cannot be read: no context may be created. */
+    CONTROL_OFF,   /* OFF: there is neither a limits file nor a variable, so the library does nothing. */
+    CONTROL_ON,    /* ON: limits apply. */
+    CONTROL_BROKEN /* BROKEN: limits should apply but cannot be read, so no context may be created. */
 };
 /* The limits that were read last. They are current while *sequence_at equals the stored sequence. */
 struct cached_limits {
@@ -94,15 +95,17 @@ struct cached_limits {
     uint32_t sequence;
     const uint32_t *sequence_at;
     bool oversubscribe;
-    bool driver_limited; /* A device of the limits file has card_bytes. */
-    /* Allocations may use the fast path: limits apply, oversubscription and call logging are off. */
+    bool driver_limited; /* driver_limited: a device of the limits file has card_bytes. */
+    /* plain: allocations may use the fast path, because limits apply, and oversubscription and the logging of calls are
+     * off. */
     bool plain;
     /* Cached results of limits_memory by the device's index in the ledger; 0: not cached. */
     uint64_t memory[VGPU_MAX_DEVICES];
 };
 extern _Atomic(struct cached_limits *) vgpu_cached_limits; /* NULL: no limits have been read yet. */
 
-/* Returns the current state. Reads the file again if its sequence changed; without a change there is no system call. */
+/* Returns the current state. Reads the file again if its sequence has changed. Makes no system call if the sequence has
+ * not changed. */
 enum control limits_control(void);
 /* The sequence word of the mapped limits file; without a file a word that stays 0. */
 extern const uint32_t *vgpu_limits_sequence;
@@ -131,7 +134,7 @@ unsigned limits_sm_percent(const char *uuid, int nvml_index);
 /* Returns true if the environment sets a lower percentage than the limits file. */
 bool limits_sm_lowered(const char *uuid, int nvml_index);
 enum vgpu_core_policy limits_core_policy(void);
-int limits_priority(void); /* 0: high, 1: low. */
+int limits_priority(void); /* Returns 0 for high priority, 1 for low. */
 bool limits_oom_killer(void);
 static inline bool limits_oversubscribe(void)
 {
@@ -151,7 +154,7 @@ unsigned limits_shares(void);
 /* Returns the bytes of a device in one share, regardless of the environment; UINT64_MAX: no limit. *named false: the
  * share does not name it. */
 uint64_t limits_share_memory(unsigned share, const char *uuid, bool *named);
-/* Returns true if the share's limits belong to that allocation. Always true unless the node's ld.so.preload loads this
+/* Returns true if the share's limits are those of `allocation`. Always true unless the node's ld.so.preload loads this
  * library. */
 bool limits_same_allocation(unsigned share, const char allocation[VGPU_ALLOCATION_SIZE]);
 const char *limits_ledger_path(unsigned share);

@@ -2,8 +2,8 @@
 /*
  * Lines on stderr, and the lock for threads.
  *
- * A line goes to the file that descriptor 2 was when this process first used the library. A daemon closes its
- * descriptors, and the next file that it opens gets number 2: the lines must not go into a database.
+ * A line goes to the file that descriptor 2 was when this process first used the library. A daemon may close its
+ * descriptors, and the next file that it opens gets number 2. The lines must not be written into that file.
  */
 #include "limits.h"
 
@@ -19,8 +19,8 @@
 
 _Atomic int vgpu_log_level = LOG_WARN;
 
-static _Atomic int begun;                /* 1: the two values below are set; 2: descriptor 2 is closed. */
-static _Atomic uint64_t on_device, inode; /* Device and inode of descriptor 2. */
+static _Atomic int begun;                /* begun: 1 if the two values below are set, 2 if descriptor 2 is closed. */
+static _Atomic uint64_t on_device, inode; /* on_device and inode identify the file of descriptor 2. */
 
 /* Uses the system call: libc's own fstat carries GLIBC_2.33 in the symbol tables of new systems. */
 static bool look(struct stat *status)
@@ -80,7 +80,7 @@ bool vgpu_log_again(_Atomic unsigned *count)
     return (n & (n - 1)) == 0;
 }
 
-/* Rarely called: kept out of the code for a free lock. */
+/* This part is rarely called, so it is kept out of the inline code that takes a free lock. */
 __attribute__((cold)) void lock_wait(struct lock *lock)
 {
     while (atomic_exchange_explicit(&lock->word, 2, memory_order_acquire) != 0)

@@ -21,7 +21,7 @@
 #include <unistd.h>
 
 #define FOLDER (O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
-#define MOUNT_ROOT 0x2000u /* STATX_ATTR_MOUNT_ROOT, missing in older headers */
+#define MOUNT_ROOT 0x2000u /* Value of STATX_ATTR_MOUNT_ROOT, which older headers do not define. */
 
 /* Uses the system call: libc's own fstat carries GLIBC_2.33 in the symbol tables of new systems. */
 static bool device_of(int descriptor, dev_t *device)
@@ -75,7 +75,7 @@ static int differ_in(char *reason, size_t room, int number, const char *what)
     return differ(reason, room, all);
 }
 
-/* Returns whether the node mounted the root read-only, so that its entries cannot be renamed either. */
+/* Returns whether the node mounted the root folder read-only. Then the folder's entries cannot be renamed. */
 static bool root_is_mounted(int root)
 {
     dev_t above, here;
@@ -164,7 +164,7 @@ int shares_find(int numbers[VGPU_MAX_SHARES], char *reason, size_t room)
     }
     if (root)
         closedir(root);
-    if (count == 0) /* opening this share reports what is missing */
+    if (count == 0) /* An attempt to open this share reports what is missing. */
         numbers[count++] = number_of(VGPU_SHARE);
     return count;
 }

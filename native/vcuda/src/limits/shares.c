@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The shares of this container: limits files, each with a ledger in the same folder. Most containers have one share. A
- * container with several (from several claims) may use the cards of all. For a card that two shares name it gets the
- * sum. For settings of the whole process the strictest share applies.
+ * The shares of this container. A share is a limits file with a ledger in the same folder. Most containers have one
+ * share. A container with several shares (from several claims) may use the cards of all its shares. If two shares name
+ * a card, the container gets the sum of both. For settings of the whole process the strictest share applies.
  */
 #include "env.h"
 #include "limits_file.h"

@@ -13,20 +13,20 @@ static bool slice_bytes(int format, unsigned channels, uint64_t width, uint64_t 
 {
     uint64_t element = 0, block = 0;
     switch (format) {
-    case 0x01: case 0x08: element = channels; break;                 /* 8-bit formats. */
-    case 0x02: case 0x09: case 0x10: element = 2ull * channels; break; /* 16-bit and half formats. */
-    case 0x03: case 0x0a: case 0x20: element = 4ull * channels; break; /* 32-bit and float formats. */
-    case 0xb0: /* NV12: a luma plane and a chroma plane of half the height. */
+    case 0x01: case 0x08: element = channels; break;                 /* Formats with 8 bits. */
+    case 0x02: case 0x09: case 0x10: element = 2ull * channels; break; /* Formats with 16 bits, half included. */
+    case 0x03: case 0x0a: case 0x20: element = 4ull * channels; break; /* Formats with 32 bits, float included. */
+    case 0xb0: /* NV12 has a luma plane and a chroma plane of half the height. */
         return !__builtin_mul_overflow(width, height + height / 2 + height % 2, bytes);
     case 0xc0: case 0xc6: element = 1; break;
     case 0xc1: case 0xc7: case 0xc3: case 0xc9: element = 2; break;
     case 0xc2: case 0xc8: case 0xc4: case 0xca: element = 4; break;
     case 0xc5: case 0xcb: element = 8; break;
-    case 0x91: case 0x92: case 0x97: case 0x98: block = 8; break; /* BC1, BC4 */
+    case 0x91: case 0x92: case 0x97: case 0x98: block = 8; break; /* The block-compressed formats BC1 and BC4. */
     default:
         if (format < 0x93 || format > 0x9e)
             return false;
-        block = 16; /* all other BC formats */
+        block = 16; /* All other block-compressed formats. */
     }
     if (block) {
         width = (width + 3) / 4;
@@ -39,7 +39,8 @@ static bool slice_bytes(int format, unsigned channels, uint64_t width, uint64_t 
 static bool array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *array, unsigned levels, uint64_t *bytes)
 {
     uint64_t width = array->Width, height = array->Height ? array->Height : 1, depth = array->Depth ? array->Depth : 1;
-    bool layered = (array->Flags & (0x01 /* LAYERED */ | CUDA_ARRAY3D_CUBEMAP)) != 0;
+    /* In a layered array (flag 0x01) the depth is the number of layers, which is the same at all levels. */
+    bool layered = (array->Flags & (0x01 | CUDA_ARRAY3D_CUBEMAP)) != 0;
     *bytes = 0;
     for (unsigned level = 0; level < levels; level++) {
         uint64_t slice;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stream-ordered allocation: the pool that serves a request, the charge before the call, and the free. */
+/* Stream-ordered allocation: finds the pool that serves a request, charges before the call, and handles the free. */
 #include "pool.h"
 
 #include "context/context.h"
@@ -123,7 +123,8 @@ static CUresult pool_alloc(struct pool *pool, const struct request *request, all
         lock_drop(&pool->lock);
         return status;
     }
-    /* record before the call: a process that is killed during the call has exported the memory */
+    /* Record the size before the call, because a process may be killed during the call and leave exported memory
+     * behind. */
     pool_hold(pool, pool->charged + charged);
     status = call(request);
     if (status == CUDA_SUCCESS) {
@@ -181,7 +182,7 @@ static CUresult admit(enum control control, const struct request *request, bool 
         return memory_broken();
     if ((status = memory_meet()) != CUDA_SUCCESS)
         return status;
-    /* during a capture no pool is used: the allocation becomes a node of the graph */
+    /* During a capture no pool is used, because the allocation becomes a node of the graph. */
     if (capturing(request->stream, per_thread))
         return graph_memory_captured(control);
     *pool = request->handle ? pool_of_handle(request->handle, &status) : pool_of_stream(request->stream, &status);

@@ -14,9 +14,9 @@
 
 struct external {
     struct external *next;
-    /* NULL: the import was destroyed. */
+    /* NULL after the import was destroyed. */
     CUexternalMemory memory;
-    /* The device that is charged. NULL: the exporting process is charged. */
+    /* The device that is charged; NULL if the exporting process is charged. */
     const struct device *device;
     uint64_t bytes;
     /* The locked ledger byte that shows that the memory is imported. */
@@ -140,7 +140,8 @@ EXPORT CUresult cuExternalMemoryGetMappedBuffer(CUdeviceptr *pointer, CUexternal
         one->buffers++;
     } else {
         if (status == CUDA_SUCCESS && one)
-            one->kept = true; /* without memory to record the buffer, keep the import for the life of this process */
+            /* There is no memory to record the buffer, so keep the import for the life of this process. */
+            one->kept = true;
         free(buffer);
     }
     lock_drop(&external_lock);

@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define GRAPH_UNIT (2 * MIB) /* physical memory is allocated in multiples of this */
+#define GRAPH_UNIT (2 * MIB) /* Physical memory is allocated in multiples of this size. */
 
 /* Bytes that an executable graph's nodes request, by the device's index in the ledger. */
 struct need {
@@ -24,7 +24,7 @@ struct need {
 
 static struct reserve {
     struct lock lock;
-    const struct device *device; /* NULL: no graph of this process has requested memory of this device */
+    const struct device *device; /* NULL if no graph of this process has requested memory of this device. */
     CUdevice ordinal;
     uint64_t charged;
 } reserves[VGPU_MAX_DEVICES];
@@ -75,7 +75,9 @@ void graph_memory_settle(bool trimmed)
     for (int i = 0; i < VGPU_MAX_DEVICES; i++) {
         struct reserve *reserve = &reserves[i];
         if (!lock_try(&reserve->lock))
-            continue; /* the lock holder settles it; waiting could be a wait for this thread itself */
+            /* The thread that has the lock settles the reserve. Do not wait for the lock, because that thread may be
+             * this thread. */
+            continue;
         if (reserve->device && trimmed)
             trim(reserve);
         else if (reserve->device)
@@ -237,7 +239,8 @@ static CUresult instantiate(const struct instantiation *request, growing call)
         block.owner = (uintptr_t)need;
         if (block_put(&vgpu_graphs, &block))
             return status;
-        REAL(cuGraphExecDestroy)(*request->exec); /* an unrecorded graph could be launched and exceed the limit */
+        /* A graph that is not recorded could be launched and exceed the limit. */
+        REAL(cuGraphExecDestroy)(*request->exec);
         graph_memory_settle(false);
         status = CUDA_ERROR_OUT_OF_MEMORY;
     }

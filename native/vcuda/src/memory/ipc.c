@@ -30,14 +30,16 @@ struct mark {
 };
 
 struct exported {
-    struct exported *next; /* next block that this process has freed and another process has open */
+    struct exported *next; /* The next block that this process has freed and another process has open. */
     uint64_t bytes;
     int32_t device;
-    uint64_t byte; /* the handle's ledger byte; 0: there are several handles, so any import byte counts */
+    /* Ledger byte of the handle. 0 means that there are several handles, so a lock on any import byte counts. */
+    uint64_t byte;
     struct mark *marks;
 };
 static struct exported *waiting;
-static struct exported nobodys; /* for memory that is in no table of this process; exists as long as this process */
+/* True for memory that is in no table of this process. Such an entry exists as long as this process. */
+static struct exported nobodys;
 
 static uint64_t hash_of(const CUipcMemHandle *handle)
 {
@@ -133,8 +135,8 @@ EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer)
     } else if (start && (exported = begin_export(start, &block))) {
         exported->byte = byte;
     }
-    /* without a ledger the handle gets no mark: the program still gets it, but no process can open it in this
-     * container */
+    /* Without a ledger the handle gets no mark. The program still gets the handle, but no process of this container can
+     * open it. */
     if (exported)
         add_mark(exported, made_byte_of(hash));
     lock_drop(&ipc_lock);
@@ -172,7 +174,9 @@ void ipc_settle(bool trim)
     (void)trim;
     if (!atomic_load_explicit(&vgpu_exported_any, memory_order_relaxed))
         return;
-    if (!lock_try(&ipc_lock)) { /* another thread holds the lock: try again later, because no other event would do it */
+    /* Another thread has the lock. Mark the pools as changed, so that this is tried again later: no other event would
+     * do that. */
+    if (!lock_try(&ipc_lock)) {
         atomic_store_explicit(&vgpu_pools_dirty, 1, memory_order_relaxed);
         return;
     }
@@ -185,7 +189,7 @@ void ipc_settle(bool trim)
         *link = one->next;
         end_export(one);
     }
-    if (waiting) /* check these again later */
+    if (waiting) /* Some memory is still open elsewhere, so check again later. */
         atomic_store_explicit(&vgpu_pools_dirty, 1, memory_order_relaxed);
     lock_drop(&ipc_lock);
 }
@@ -231,7 +235,7 @@ static CUresult opened(const CUdeviceptr *pointer, void *import, CUresult status
         return status;
     }
     lock_take(&ipc_lock);
-    if (block_take(&vgpu_imported, *pointer, &block)) { /* opened a second time: one lock is enough */
+    if (block_take(&vgpu_imported, *pointer, &block)) { /* The handle was opened a second time. One lock is enough. */
         ledger_import_end(import);
         block.kind++;
     } else {

@@ -43,7 +43,8 @@ static __attribute__((noinline)) CUresult alloc_slowly(CUdeviceptr *pointer, siz
     return allocation_end(&allocation, status, &vgpu_memory, status ? 0 : *pointer);
 }
 
-/* Handles the common case only. Every other case calls the function above before anything has changed. */
+/* This hook handles only the common case. In every other case it calls the function above before it has changed
+ * anything. */
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
 {
     const struct cached_limits *cached = vgpu_limits_now();
@@ -206,7 +207,7 @@ static __attribute__((noinline)) CUresult free_slowly(CUdeviceptr pointer)
     return memory_free(pointer, release_v2, NULL);
 }
 
-/* As for cuMemAlloc_v2, uncommon cases call the functions above. */
+/* As in cuMemAlloc_v2, uncommon cases call the functions above. */
 EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer)
 {
     const struct cached_limits *cached = vgpu_limits_now();

@@ -31,14 +31,14 @@ extern _Atomic uint32_t vgpu_pools_dirty;
 
 /* --- ipc.c ----------------------------------------------------------------------------------------------- */
 
-extern _Atomic bool vgpu_exported_any; /* This process has exported a handle. */
-/* Returns true if the memory was exported, and removes it from the table. Call before the driver frees it, because
- * another thread may get the same address at once. */
+extern _Atomic bool vgpu_exported_any; /* vgpu_exported_any: this process has exported a handle. */
+/* The next function returns true if the memory was exported, and removes it from the table. Call before the driver
+ * frees it, because another thread may get the same address at once. */
 static inline bool ipc_exported(CUdeviceptr pointer, struct block *exported)
 {
     return atomic_load_explicit(&vgpu_exported_any, memory_order_relaxed) && block_take(&vgpu_exported, pointer, exported);
 }
-/* Exported memory was freed: it is uncharged as soon as no process has it open. */
+/* Called after exported memory was freed. The memory is uncharged as soon as no process has it open. */
 void ipc_freed(const struct block *exported);
 /* Checks again memory that was freed while another process had it open; called by events.c. */
 void ipc_settle(bool trim);
@@ -46,7 +46,7 @@ void ipc_reset(void);
 
 /* --- external.c ------------------------------------------------------------------------------------------- */
 
-extern _Atomic bool vgpu_external_any; /* This process has imported external memory. */
+extern _Atomic bool vgpu_external_any; /* vgpu_external_any: this process has imported external memory. */
 /* If a pointer is in no other table of this process, call external_take before the driver frees it and external_settle
  * afterwards. NULL: the pointer is not from an import. */
 struct external_buffer *external_take(CUdeviceptr pointer);

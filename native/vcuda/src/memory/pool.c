@@ -11,7 +11,7 @@
 
 #include <stdlib.h>
 
-static struct pool *_Atomic pools; /* added at the head, never removed: a process has few pools */
+static struct pool *_Atomic pools; /* Pools are added at the head and never removed, because a process has few pools. */
 static struct lock pools_lock;
 _Atomic uint32_t vgpu_pools_dirty;
 

@@ -59,7 +59,9 @@ void vmm_settle(bool trim)
     (void)trim;
     if (!__atomic_load_n(&waiting, __ATOMIC_RELAXED))
         return;
-    if (!lock_try(&vmm_lock)) { /* another thread holds the lock: try again later, because no other event would do it */
+    /* Another thread has the lock. Mark the pools as changed, so that this is tried again later: no other event would
+     * do that. */
+    if (!lock_try(&vmm_lock)) {
         atomic_store_explicit(&vgpu_pools_dirty, 1, memory_order_relaxed);
         return;
     }
@@ -72,7 +74,7 @@ void vmm_settle(bool trim)
         *link = object->next;
         end(object);
     }
-    if (waiting) /* check these again later */
+    if (waiting) /* Some memory is still open elsewhere, so check again later. */
         atomic_store_explicit(&vgpu_pools_dirty, 1, memory_order_relaxed);
     lock_drop(&vmm_lock);
 }
@@ -111,7 +113,7 @@ static bool add_handle(struct physical *object, uint64_t handle, bool fresh)
     if (!block_get(&vgpu_handles, handle, &block))
         block = (struct block){.key = handle, .owner = (uintptr_t)object};
     struct physical *former = physical_of(block.owner);
-    /* the driver has released the former handle, but its caller has not recorded that yet */
+    /* The driver has released the former handle, but the thread that released it has not recorded that yet. */
     if (former != object && fresh) {
         former->handles -= (unsigned)block.kind;
         let_go(former);
@@ -141,9 +143,9 @@ static void drop_handle(const struct physical *object, uint64_t handle)
 {
     struct block block;
     if (!block_get(&vgpu_handles, handle, &block) || physical_of(block.owner) != object)
-        return; /* already recorded by the caller that got the same handle value */
+        return; /* The thread that got the same handle value from the driver has already recorded the release. */
     physical_of(block.owner)->handles--;
-    block_take(&vgpu_handles, handle, &block); /* makes room for the block that is put back */
+    block_take(&vgpu_handles, handle, &block); /* This makes room for the block that is put back. */
     if (--block.kind > 0)
         block_put(&vgpu_handles, &block);
 }
@@ -279,7 +281,8 @@ EXPORT CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmem
     if (more) {
         lock_take(&vmm_lock);
         if (status == CUDA_SUCCESS)
-            needed = grows(object, offset + bytes); /* less if another thread has mapped it meanwhile */
+            /* The result is less if another thread has mapped the memory meanwhile. */
+            needed = grows(object, offset + bytes);
         object->bytes += needed;
         lock_drop(&vmm_lock);
         ledger_uncharge(object->device->ledger, ACCOUNT_USED, more - needed);
@@ -417,5 +420,5 @@ MAP_TILES(cuMemMapArrayAsync_ptsz)
 void vmm_reset(void)
 {
     atomic_store_explicit(&vmm_lock.word, 0, memory_order_relaxed);
-    waiting = NULL; /* the waiting objects belong to the parent process */
+    waiting = NULL; /* The waiting objects belong to the parent process. */
 }

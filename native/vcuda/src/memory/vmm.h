@@ -8,17 +8,19 @@
 #pragma GCC visibility push(hidden)
 
 struct physical {
-    struct physical *next;       /* Next object that other processes still have open. */
-    const struct device *device; /* NULL: imported, and the exporting process is charged. */
-    uint64_t bytes;              /* Bytes charged to this process. */
-    uint64_t shared;             /* The object number of its shareable handles; 0: none exist. */
-    void *import;                  /* For an import: the ledger byte that shows it. */
+    struct physical *next;       /* next: the next object that other processes still have open. */
+    const struct device *device; /* device: NULL if the memory was imported and the exporting process is charged. */
+    uint64_t bytes;              /* bytes: charged to this process. */
+    uint64_t shared;             /* shared: object number of the shareable handles, 0 if none exist. */
+    void *import;                  /* import: for imported memory, the locked ledger byte that shows the import. */
     unsigned handles, mappings;
-    unsigned calls; /* Driver calls that use it now. */
-    int exporting;  /* Those of the calls that create a shareable handle. */
-    bool host; /* In host memory instead of on the card: host_memory.c. */
-    bool kept; /* kept by something that is not counted (see vmm.c): charged as long as this process lives. */
-    bool exported; /* The ledger slot counts it as exported. */
+    unsigned calls; /* calls: number of driver calls that use the object now. */
+    int exporting;  /* exporting: number of these calls that create a shareable handle. */
+    bool host; /* host: the memory is host memory (host_memory.c), not memory of the card. */
+    /* kept: an object that is not counted uses the memory (vmm.c), so it stays charged as long as this process
+     * lives. */
+    bool kept;
+    bool exported; /* exported: the ledger slot counts the memory as exported. */
 };
 
 /* Protects these structures, vgpu_handles and vgpu_mappings; never held during a driver call. */

@@ -40,7 +40,8 @@ EXPORT CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAlloca
     CUresult status = REAL(cuMemExportToShareableHandle)(shareable, handle, type, flags);
     if (status == CUDA_SUCCESS && object) {
         bool descriptor = type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-        lock_take(&vmm_lock); /* serialises two calls: the second reuses the mark's object of the first */
+        /* The lock serialises two calls, so that the second uses the object number of the first. */
+        lock_take(&vmm_lock);
         if (!descriptor || !shareable_mark(*(const int *)shareable, &object->shared))
             object->kept = true;
         lock_drop(&vmm_lock);
@@ -101,7 +102,8 @@ EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *han
     *object = (struct physical){.shared = shared, .import = import, .calls = 1};
     CUresult status = REAL(cuMemImportFromShareableHandle)(handle, shareable, type);
     if (status == CUDA_SUCCESS) {
-        struct physical *same = vmm_begin(&vgpu_handles, *handle); /* the driver returned a known value again */
+        /* The driver may return a handle value that is already known. */
+        struct physical *same = vmm_begin(&vgpu_handles, *handle);
         if (!same && origin == SHAREABLE_UNKNOWN)
             object->device = place_of(*handle);
         status = vmm_remember(same ? same : object, *handle, !same);

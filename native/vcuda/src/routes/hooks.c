@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The table of replaced functions. */
+/* The table of the driver's functions that this library replaces. */
 #include "hooks.h"
 
 #include <string.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* All replaced functions and their replacements. */
+/* The list of all replaced functions with their replacements. */
 #ifndef VGPU_HOOKS_H
 #define VGPU_HOOKS_H
 

@@ -28,5 +28,5 @@ void *newer_form(const char *name, void *function)
             continue;
         return (void *)(vgpu_newer_entries + i * ENTRY_BYTES);
     }
-    return function; /* without an entry: more such functions than any driver has */
+    return function; /* No entry is left. This happens only if there are more such functions than any driver has. */
 }

@@ -19,7 +19,7 @@ struct opening vgpu_opening(const char *path, int flags);
 
 struct opening vgpu_opening(const char *path, int flags)
 {
-    static void *real; /* all threads store the same value here */
+    static void *real; /* All threads store the same value in this variable. */
     static const char *const homes[] = {"libc.so.6", "libdl.so.2"};
     struct object libc;
     (void)path;

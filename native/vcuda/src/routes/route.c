@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * All ways by which a program finds a driver function except linking: dlsym, dlvsym and cuGetProcAddress.
+ * Handles the ways by which a program finds a driver function at run time: dlsym, dlvsym and cuGetProcAddress.
  *
  * The driver is always asked first, and its result is replaced only if it is the driver's own function. So a name that
  * this driver does not have stays unknown, and a function of another interposer stays in place.
@@ -15,7 +15,8 @@
 #include <dlfcn.h>
 #include <string.h>
 
-/* What route_entry.S does: if `decided`, return the function; else jump to the real dlsym. */
+/* The decision for route_entry.S. If `decided` is set, route_entry.S returns the function, else it jumps to the real
+ * dlsym. */
 struct decision {
     void *function;
     uintptr_t decided;
@@ -63,7 +64,8 @@ static struct decision decide_newer(void *handle, const char *name, const char *
     struct object object;
     void *found = NULL;
     if (form_of(name) == FORM_REFUSED) {
-        real_dlsym(handle, "cuGetProcAddress of a later driver"); /* finds nothing, and sets the message for dlerror */
+        /* This call finds nothing. It only sets the message for dlerror. */
+        real_dlsym(handle, "cuGetProcAddress of a later driver");
         return (struct decision){NULL, 1};
     }
     if (handle == RTLD_NEXT) {
@@ -114,7 +116,7 @@ struct decision vgpu_decide(void *handle, const char *name, const char *version,
         struct next next = {.name = name, .after = (uintptr_t)caller, .nvml = hook->nvml};
         object_each(look_after, &next);
         if (!next.function) {
-            real_dlsym(RTLD_NEXT, name); /* finds nothing either, and sets the message for dlerror */
+            real_dlsym(RTLD_NEXT, name); /* This call finds nothing either. It only sets the message for dlerror. */
             return (struct decision){NULL, 1};
         }
         return (struct decision){next.driver ? hook->ours : next.function, 1};
@@ -184,7 +186,7 @@ static void *variant(const char *name, void *function, int version, cuuint64_t f
         if (hook->nvml || !vgpu_real[i])
             continue;
         if (strcmp(hook->symbol, name) == 0 && strcmp(hook->name, name) != 0)
-            return hook->ours; /* requested by its full name, which some drivers accept */
+            return hook->ours; /* The program requested the function by its full name, which some drivers accept. */
         if (strcmp(hook->name, name) != 0 || hook->since > version)
             continue;
         if (hook->stream != (per_thread && has_per_thread))
@@ -207,7 +209,8 @@ static CUresult answer(enum control control, const char *name, void **function, 
         return CUDA_SUCCESS;
     if (result)
         *result = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
-    /* only the first version of cuGetProcAddress returns this; the second reports through the pointer and *result */
+    /* Only the first version of cuGetProcAddress returns this error. The second version reports it through the pointer
+     * and *result. */
     return CUDA_ERROR_NOT_FOUND;
 }
 

@@ -10,7 +10,7 @@
 
 static bool uuid_of(nvmlDevice_t handle, char uuid[VGPU_UUID_SIZE])
 {
-    char text[96]; /* NVML_DEVICE_UUID_V2_BUFFER_SIZE */
+    char text[96]; /* This is NVML_DEVICE_UUID_V2_BUFFER_SIZE. */
     if (!REAL_HAS(nvmlDeviceGetUUID) || REAL(nvmlDeviceGetUUID)(handle, text, sizeof text) != NVML_SUCCESS)
         return false;
     snprintf(uuid, VGPU_UUID_SIZE, "%.*s", VGPU_UUID_SIZE - 1, text);

@@ -35,7 +35,7 @@ int nvml_own_processes(enum control control, nvmlDevice_t handle, struct own_pro
     return total;
 }
 
-/* Common to these lists: *count is the capacity on entry and the number of processes on return. A list that does not
+/* In all lists of processes *count is the capacity on entry and the number of processes on return. A list that does not
  * fit is not written at all. */
 static nvmlReturn_t fits(unsigned *count, unsigned found, const void *room)
 {

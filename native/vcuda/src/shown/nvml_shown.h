@@ -6,7 +6,8 @@
 #include "account/account.h"
 #include "process.h"
 
-/* The first line of every NVML hook: calls the driver if no limits apply; otherwise sets `control`. */
+/* The first line of every NVML hook. It calls the driver and returns if no limits apply, and otherwise sets
+ * `control`. */
 #define ENTER_NVML(symbol, arguments) \
     enum control control = vgpu_enter_nvml(); \
     if (!REAL_HAS(symbol)) \
@@ -15,7 +16,7 @@
         return REAL(symbol) arguments; \
     vgpu_log(LOG_CALLS, "%s", #symbol)
 
-/* A device of the slice for a handle. gi and ci are NVML_INSTANCE_NONE unless it is a MIG device. */
+/* A device of the slice that belongs to an NVML handle. gi and ci are NVML_INSTANCE_NONE unless it is a MIG device. */
 struct part {
     char uuid[VGPU_UUID_SIZE];
     int nvml_index;

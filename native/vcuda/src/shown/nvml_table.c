@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The private table from which NVIDIA's nvidia-smi reads its list of processes. Word 0 is the table's size in bytes,
- * functions follow. The program gets a copy in which the three functions for processes are replaced.
+ * Replaces functions in the private table from which NVIDIA's nvidia-smi reads its list of processes. Word 0 of the
+ * table is its size in bytes, and pointers to functions follow. The program gets a copy in which the three functions
+ * for processes are replaced.
  *
  * The positions of these functions and the layout of an entry were measured on the builds below
  * (native/gpusim/nvml/export_table.c documents how). An unmeasured table is returned unchanged: its functions are
@@ -22,16 +23,16 @@
 
 static const unsigned char process_table[16] = {0xc4, 0xfe, 0x3e, 0x6c, 0xc9, 0x8f, 0x6c, 0x4e,
                                                 0xa3, 0x27, 0xee, 0x69, 0x6e, 0x12, 0xf7, 0xc4};
-/* By branch: NVIDIA's nvidia-smi of that build was run with a library that logs each call by its position. size:
- * bytes of the table in the driver's own library of that build, so that a build of the branch with another table is
- * not matched; 0: not measured. */
+/* One row for each driver branch. It was measured with the build in the comment: that build's nvidia-smi was run with a
+ * library that logs the position of each call. `size` is the size of the table in the driver's own library of that
+ * build, so that a build with another table is not matched; 0 means that the size was not measured. */
 static const struct {
     const char *branch;
     size_t size;
 } measured[] = {
-    {"535.", 1960}, /* 535.261.03 */
-    {"550.", 2008}, /* 550.163.01 */
-    {"580.", 0},    /* 580.65.06 */
+    {"535.", 1960}, /* measured with 535.261.03 */
+    {"550.", 2008}, /* measured with 550.163.01 */
+    {"580.", 0},    /* measured with 580.65.06 */
 };
 
 struct entry {

@@ -21,7 +21,7 @@
 struct account_of {
     struct own_process *processes;
     int count;
-    unsigned share; /* percent, 1 to 100 */
+    unsigned share; /* Share of SM time in percent, 1 to 100. */
 };
 
 static void forget(struct account_of *account)
@@ -76,7 +76,7 @@ static nvmlReturn_t open_account(enum control control, nvmlDevice_t device, stru
         return NVML_ERROR_NO_PERMISSION;
     account->count = nvml_own_processes(control, device, &account->processes);
     if (count < 0 || account->count < 0)
-        account->count = 0; /* without a ledger no process has a context */
+        account->count = 0; /* Without a ledger no process has a context. */
     unsigned share = count == 1 && limits_core_policy() != VGPU_CORE_DISABLE
                          ? limits_sm_percent(parts[0].uuid, parts[0].nvml_index)
                          : 0;
@@ -102,7 +102,7 @@ static nvmlReturn_t driver_samples(nvmlDevice_t device, unsigned long long since
         status = *list ? REAL(nvmlDeviceGetProcessUtilization)(device, *list, count, since) : NVML_ERROR_MEMORY;
     }
     if (!*list)
-        *count = 0; /* a driver that succeeds for a count of 0 has written nothing */
+        *count = 0; /* A driver that returns success for a count of 0 has written nothing. */
     return status;
 }
 
@@ -209,7 +209,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, n
     if (!info)
         return REAL(nvmlDeviceGetProcessesUtilizationInfo)(device, info);
     if (info->version != NVML_STRUCT_VERSION(nvmlProcessesUtilizationInfo_t, 1))
-        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH; /* a later version has entries of another size */
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH; /* A later version has entries of another size. */
     nvmlProcessesUtilizationInfo_t all = *info;
     all.processSamplesCount = 0;
     all.procUtilArray = NULL;
@@ -324,7 +324,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned i
 
 static unsigned long long relative_sum(const struct account_of *account, unsigned long long sum, unsigned samples)
 {
-    unsigned long long most = samples * 10000ull, scaled = sum * 100 / account->share; /* in hundredths of a percent */
+    unsigned long long most = samples * 10000ull, scaled = sum * 100 / account->share; /* In hundredths of a percent. */
     return scaled < most ? scaled : most;
 }
 

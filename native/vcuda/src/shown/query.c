@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory that a program is shown: the limit as total, the container's charge as used, the rest as free. The driver is
- * called first, so that its errors are returned. A device without a limit keeps the driver's figures.
+ * Shows a program the memory of its slice: the limit as total, the container's charge as used, the rest as free. The
+ * driver is called first, so that its errors are returned. A device without a limit keeps the driver's figures.
  */
 #include "nvml_shown.h"
 
@@ -31,7 +31,7 @@ static bool show(const char *uuid, int nvml_index, struct shown *shown)
     if (!known || shown->total == UINT64_MAX)
         return false;
     if (!ledger_total(uuid, &shown->used))
-        shown->used = 0; /* without a ledger no process gets a context */
+        shown->used = 0; /* Without a ledger no process gets a context. */
     else if (limits_card(uuid) && (beyond = ledger_beyond(uuid)) != 0)
         shown->used = beyond < shown->total ? shown->used + beyond : shown->total;
     settle(shown);
@@ -51,7 +51,7 @@ static bool show_current(enum control control, uint64_t card_free, struct shown 
         memory_beyond(device, card_free);
     if (!show(device->uuid, device->nvml_index, shown))
         return false;
-    /* Memory that the card does not have cannot be allocated, unless every call can use host memory instead. */
+    /* Free memory cannot exceed the card's free memory, unless every call can use host memory instead. */
     if (shown->free > card_free && !(limits_oversubscribe() && host_memory_complete()))
         shown->free = card_free;
     return true;
