@@ -46,7 +46,8 @@ static void move_to(struct sim_state *state, uint64_t when)
     sim_futex_wake(&state->clock_seq, INT32_MAX);
 }
 
-/* Returns the earliest instant that a process waits for, or RUNNING while a process with a context runs. Lock held. */
+/* Returns the earliest instant for which a process waits, or RUNNING while a process with a context runs. The caller
+ * must hold the lock. */
 static uint64_t next_instant(struct sim_state *state)
 {
     uint64_t next = RUNNING;
@@ -89,7 +90,7 @@ static void virtual_sleep(struct sim_state *state, uint64_t when)
     }
     sim_lock();
     if (self->wait_target <= when)
-        self->wait_target = RUNNING; /* a thread that waits longer sets its target again in its loop */
+        self->wait_target = RUNNING; /* A thread that waits for a later instant sets its target again in its loop. */
     sim_unlock();
 }
 
@@ -112,7 +113,8 @@ void sim_clock_set(enum sim_clock mode)
     uint64_t now = sim_now();
     if (mode == SIM_CLOCK_REAL)
         now = read_clock(CLOCK_MONOTONIC);
-    /* Virtual time starts at the present real time. On the change back, engines may be ahead of real time. */
+    /* Virtual time starts at the present real time. When the clock changes back to real time, the engines may be ahead
+     * of it. */
     atomic_store(&state->clock_now, now);
     atomic_store(&state->clock_mode, mode);
     for (uint32_t gpu = 0; gpu < state->gpu_count; gpu++)

@@ -138,7 +138,7 @@ static int choose(int index, uint64_t now, struct sim_runset *set)
         gpu->holder = other;
         return other;
     }
-    if (has_work) /* the only channel with work gets a new slice without a switch */
+    if (has_work) /* The only channel with work gets a new slice without a switch. */
         gpu->slice_end = now + sim_slice_ns(index);
     return has_work ? holder : -1;
 }
@@ -180,7 +180,7 @@ static uint64_t run(struct sim_gpu *gpu, int channel, const struct sim_runset *s
 
 void sim_advance(int index, uint64_t now)
 {
-    /* GPUs that this thread advances now: stops endless recursion through waits across GPUs */
+    /* Bitmap of the GPUs that this thread advances now. It prevents endless recursion through waits across GPUs. */
     static __thread uint32_t busy;
     struct sim_gpu *gpu = &sim_self.state->gpus[index];
     if (now <= gpu->simulated || busy & 1u << index)
@@ -213,7 +213,7 @@ void sim_advance(int index, uint64_t now)
             if (contexts > 1 && gpu->slice_end < until)
                 until = gpu->slice_end;
             until = run(gpu, channel, &set, time, until);
-            if (until > gpu->slice_end) /* the only channel with work: several slices in one step */
+            if (until > gpu->slice_end) /* There is only one channel with work, so one step may take several slices. */
                 gpu->slice_end += (until - gpu->slice_end + sim_slice_ns(index) - 1) / sim_slice_ns(index) *
                                   sim_slice_ns(index);
         } else {

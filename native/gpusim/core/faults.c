@@ -19,7 +19,7 @@ void sim_gpu_lose(int gpu)
 {
     sim_advance(gpu, sim_now());
     sim_self.state->gpus[gpu].lost = 1;
-    sim_event_add(gpu, SIM_EVENT_XID, 79); /* Xid 79: GPU has fallen off the bus */
+    sim_event_add(gpu, SIM_EVENT_XID, 79); /* Xid 79 means that the GPU has fallen off the bus. */
 }
 
 void sim_gpu_recover(int gpu)
@@ -34,7 +34,7 @@ void sim_gpu_recover(int gpu)
 
 void sim_event_wait(uint32_t seen, unsigned timeout_ms)
 {
-    /* Real time on purpose: virtual time does not wait for a monitor that waits for a fault. */
+    /* This waits in real time on purpose, because virtual time does not stop for a monitor that waits for a fault. */
     if (atomic_load(&sim_self.state->event_seq) == seen)
         sim_futex_wait(&sim_self.state->event_seq, seen, (uint64_t)timeout_ms * 1000000u);
 }

@@ -6,7 +6,8 @@
  * dmem: all groups from a process's own up to the root are charged, and each group's limit applies.
  * misc: only the nearest group with a limit is charged. Memory allocated before the first limit never counts.
  *
- * Not simulated: a process that moves to another group is charged to the group in which it opened the driver.
+ * A move of a process to another group is not simulated: the process is charged to the group in which it opened the
+ * driver.
  */
 #include "internal.h"
 
@@ -173,7 +174,7 @@ uint64_t sim_group_used(const struct sim_limit *limit)
         if (proc->role != SIM_ROLE_NONE && all > outside && charges(limit, proc->groups))
             bytes += all - outside;
     }
-    for (unsigned i = 0; i < SIM_SHARED; i++) /* blocks whose exporting process has ended */
+    for (unsigned i = 0; i < SIM_SHARED; i++) /* Add the blocks whose exporting process has ended. */
         if (state->shared[i].used && !state->shared[i].serial && state->shared[i].gpu == (int)limit->gpu &&
             charges(limit, state->shared[i].groups))
             bytes += state->shared[i].bytes;
@@ -338,7 +339,7 @@ static enum sim_group_answer apply(int gpu, const char *path, const struct named
     limit->idle = named->idle;
     snprintf(limit->path, sizeof limit->path, "%s", path);
     limit->soft = soft;
-    /* A limit below the current usage: the kernel's page counter may keep the old limit and report no error. */
+    /* For a limit below the current usage the kernel's page counter may keep the old limit and report no error. */
     if (!below || state->lowers_below_use)
         limit->hard = hard;
     return SIM_GROUP_OK;
@@ -356,7 +357,7 @@ enum sim_group_answer sim_group_set(int gpu, const char *path, uint64_t soft, ui
         sim_reap();
         answer = apply(gpu, path, &named, soft, hard);
         sim_unlock();
-        link_below(named.folder, named.groups[0], 0); /* also closes the folder */
+        link_below(named.folder, named.groups[0], 0); /* This call also closes the folder. */
     } else if (named.folder >= 0) {
         close(named.folder);
     }

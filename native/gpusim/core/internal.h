@@ -26,7 +26,7 @@ struct sim_gpu_config {
     char name[SIM_NAME], uuid[SIM_UUID];
     uint32_t pci_domain, pci_bus, pci_device;
     bool has_pci;
-    int minor; /* -1: not set, derived from the index of the GPU */
+    int minor; /* If it is -1, it was not set and follows from the index of the GPU. */
     uint32_t memory_mib, sm_count, cc_major, cc_minor, context_mib, reserved_mib, numa_node;
     bool has_cc, has_context;
 };
@@ -54,32 +54,34 @@ enum sim_status sim_register(enum sim_role role);
 bool sim_slot_alive(int slot);
 /* True if a living process uses a slot of this state file. */
 bool sim_anyone_alive(int fd);
-/* Frees a slot. Lock held. */
+/* Frees a slot. The caller must hold the lock. */
 void sim_proc_free(int slot);
 
 /* lock.c */
 uint32_t sim_lock_word(int slot, uint32_t generation);
-void sim_repair(void); /* Repairs the counters after a process died with the lock (memory.c). Lock held. */
+/* Repairs the counters after a process died with the lock (memory.c). The caller must hold the lock. */
+void sim_repair(void);
 int sim_futex_wait(const _Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns);
 void sim_futex_wake(const _Atomic uint32_t *word, int count);
 
 /* groups.c */
 /* Reads files, so the caller must not hold the lock. */
 void sim_groups_of_self(uint64_t groups[SIM_DEPTH]);
-/* Sets the limit that a new group inherits. Lock held. */
+/* Sets the limit that a new group inherits. The caller must hold the lock. */
 void sim_group_joined(int slot);
-/* True if this process's groups allow it so many more bytes. Lock held. */
+/* True if this process's groups allow it to allocate so many more bytes. The caller must hold the lock. */
 bool sim_group_allows(int gpu, uint64_t bytes);
-/* True if no group is charged for this process's allocations. Lock held. */
+/* True if no group is charged for this process's allocations. The caller must hold the lock. */
 bool sim_group_skips(int gpu);
-/* Returns the limit of this process's own group, or SIM_UNLIMITED. Lock held. */
+/* Returns the limit of this process's own group, or SIM_UNLIMITED. The caller must hold the lock. */
 uint64_t sim_group_cap(int gpu, uint64_t *used);
 
-/* shared.c: returns the bytes on a GPU that a dying process exported and other processes still use. Lock held. */
+/* shared.c: returns the bytes on a GPU that a dying process exported and other processes still use. The caller must
+ * hold the lock. */
 uint64_t sim_shared_leave(uint64_t serial, int gpu);
 
 /* engine.c */
 void sim_engine_reset(int gpu, uint64_t now, uint64_t seed);
-void sim_channel_free(int gpu, int channel); /* frees a channel; lock held */
+void sim_channel_free(int gpu, int channel); /* Frees a channel. The caller must hold the lock. */
 
 #endif

@@ -99,7 +99,7 @@ enum sim_status sim_charge(int index, enum sim_kind kind, uint64_t bytes)
     if (gpu->lost) {
         status = SIM_ERR_LOST;
     } else if (!may_have(index, kind, bytes)) {
-        sim_reap(); /* frees the memory of killed processes, then tries again */
+        sim_reap(); /* Free the memory of killed processes, then try again. */
         if (!may_have(index, kind, bytes))
             status = SIM_ERR_MEMORY;
     }
@@ -128,7 +128,7 @@ void sim_uncharge(int index, enum sim_kind kind, uint64_t bytes)
     struct sim_usage *use = &state->procs[sim_self.slot].use[index];
     uint64_t *held = counter(use, kind);
     if (bytes > *held)
-        bytes = *held; /* a counter that wraps below zero would make the GPU look full */
+        bytes = *held; /* A counter that wraps below zero would make the GPU appear full. */
     *held -= bytes;
     /* It is unknown whether a group was charged for the freed bytes; assume first that none was. */
     uint64_t *outside = kind == SIM_MANAGED ? &use->managed : &use->uncounted;

@@ -31,7 +31,7 @@ bool sim_slot_alive(int slot)
         return true;
     struct flock probe = byte_lock(F_WRLCK, LIVE_BYTES, slot);
     if (fcntl(sim_self.fd, F_OFD_GETLK, &probe) < 0)
-        return true; /* state unknown: never free memory that may be in use */
+        return true; /* The state is unknown, so the process counts as alive: never free memory that may be in use. */
     return probe.l_type != F_UNLCK;
 }
 

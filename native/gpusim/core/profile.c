@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The profile: a text file that describes the simulated host. `key = value` lines, `#` comments, one [gpu]
- * section for each kind of GPU. Strict: an unknown key or a value out of range is an error with file and line.
+ * The profile: a text file that describes the simulated host. `key = value` lines, `#` comments, one [gpu] section for
+ * each kind of GPU. An unknown key or a value out of range is an error, and the message names file and line.
  */
 #include "internal.h"
 
@@ -20,7 +20,7 @@ struct parser {
     const char *path;
     unsigned line;
     struct sim_config *config;
-    struct sim_gpu_config section; /* the current [gpu] section */
+    struct sim_gpu_config section; /* The [gpu] section that is being read. */
     bool in_section;
     unsigned copies;
 };

@@ -38,7 +38,7 @@ struct sim_work *sim_entry(struct sim_channel *channel, uint64_t seq);
 bool sim_is_done(struct sim_channel *channel, uint64_t seq);
 
 /* Completes due items of the channel at `now`, starts copies, and lists the kernels that could run. True if any item
- * was completed. Lock held. */
+ * was completed. The caller must hold the lock. */
 bool sim_queue_scan(int gpu, struct sim_channel *channel, uint64_t now, struct sim_runset *set);
 
 #endif

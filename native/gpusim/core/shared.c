@@ -20,7 +20,7 @@
 #define HANDLE_BYTES ((off_t)0x1000000000)
 #define IMPORT_BYTES ((off_t)0x2000000000)
 #define PAGE 4096
-#define HANDLES 256 /* maximum number of handles of one block; each has one lock byte */
+#define HANDLES 256 /* Maximum number of handles of one block. Each handle has one lock byte. */
 
 static int open_file(void)
 {
@@ -142,8 +142,8 @@ void sim_shared_drop(void *hold)
     munmap(hold, PAGE);
 }
 
-/* Releases a block for its exporting process. Returns true if other processes still use the block, which then no
- * process is charged for. Lock held. */
+/* Releases a block for its exporting process. Returns true if other processes still use the block. Then no process is
+ * charged for it. The caller must hold the lock. */
 static bool orphan(int fd, int index)
 {
     struct sim_shared *shared = &sim_self.state->shared[index];

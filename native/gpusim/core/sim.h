@@ -4,15 +4,15 @@
  * libcuda.so.1, libnvidia-ml.so.1 and gpusimctl are each linked with these objects; a process that has both
  * libraries therefore has two registrations ("slots"). This is harmless: only libcuda charges memory.
  *
- * Rules for callers
+ * Rules for callers:
  *   1. Call sim_attach() first in every entry point that a program may call first. It is cheap when attached, and it
  *      registers a slot for a forked child.
  *   2. Everything in struct sim_state below the line "guarded by lock" is read and written between sim_lock() and
  *      sim_unlock(). The lock is not recursive. If its holder dies, the next process repairs the state.
  *   3. Never sleep, call back into user code, or return with the lock held.
- *   4. All time is sim_now() (ns) or sim_wall_us(); all waiting is sim_sleep_until(). Nothing else reads a clock.
- *   5. Before reading memory figures call sim_reap(); before reading utilisation or the run log call sim_advance().
- *      Both want the lock held.
+ *   4. Read time only by sim_now() (ns) or sim_wall_us(). Wait only by sim_sleep_until(). No other code reads a clock.
+ *   5. Before reading memory figures call sim_reap(). Before reading utilisation or the run log call sim_advance(). The
+ *      caller of both must hold the lock.
  */
 #ifndef GPUSIM_SIM_H
 #define GPUSIM_SIM_H
@@ -119,7 +119,7 @@ struct sim_model {
     uint32_t cc_major, cc_minor;
     /* Device << 16 | vendor, as in NVML's pciDeviceId. */
     uint32_t pci_device_id, pci_subsystem_id;
-    /* NVML_BRAND_* */
+    /* A value of NVML_BRAND_*. */
     uint32_t brand;
     uint32_t power_limit_mw, idle_power_mw;
     /* Maximum clocks. */
@@ -135,7 +135,7 @@ struct sim_model {
 
 extern const struct sim_model sim_models[];
 extern const unsigned sim_model_count;
-const struct sim_model *sim_model_find(const char *key); /* returns NULL for an unknown model */
+const struct sim_model *sim_model_find(const char *key); /* Returns NULL for an unknown model. */
 
 /* ---- shared state ------------------------------------------------------------------------------------------ */
 
@@ -151,7 +151,7 @@ struct sim_mig_ci {
 
 struct sim_mig_gi {
     uint32_t used, id;
-    uint32_t profile_id; /* id of its sim_mig_profile */
+    uint32_t profile_id; /* The id of the instance's sim_mig_profile. */
     uint32_t placement_start, placement_size;
     uint32_t ci_count;
     struct sim_mig_ci ci[SIM_MAX_CI];
@@ -196,7 +196,7 @@ enum sim_work_kind {
 };
 
 #define SIM_STREAM_LEGACY 0u
-#define SIM_STREAM_NONBLOCKING 0x80000000u /* flag in sim_work.stream: the stream ignores the legacy stream */
+#define SIM_STREAM_NONBLOCKING 0x80000000u /* Flag in sim_work.stream: the stream ignores the legacy stream. */
 #define SIM_COST_FOREVER (UINT64_MAX / 4)
 
 struct sim_work {
@@ -519,10 +519,11 @@ bool sim_gpu_visible(int gpu);
 
 void sim_lock(void);
 void sim_unlock(void);
-/* Frees everything that dead processes hold. Lock held. Costs one system call per live other process. */
+/* Frees everything that belongs to dead processes. The caller must hold the lock. This costs one system call for each
+ * other live process. */
 void sim_reap(void);
 /* Returns a process's id in the caller's PID namespace, or 0 if the process is not visible in it; lists leave such a
- * process out, as the driver's do. Lock held. */
+ * process out, as the driver's do. The caller must hold the lock. */
 pid_t sim_proc_pid(int slot);
 /* Returns all bytes of a process on a GPU. */
 uint64_t sim_usage_bytes(const struct sim_usage *use);
@@ -537,7 +538,7 @@ void sim_uncharge(int gpu, enum sim_kind kind, uint64_t bytes);
 void sim_memory_info(int gpu, uint64_t *free_bytes, uint64_t *total_bytes);
 /* MIG: from now on this process allocates within that instance and is limited by its memory. */
 void sim_use_instance(int gpu, int gi, int ci);
-/* Return the used and the total bytes of a GPU instance. Lock held. */
+/* Return the used and the total bytes of a GPU instance. The caller must hold the lock. */
 uint64_t sim_instance_used(int gpu, int gi);
 uint64_t sim_instance_total(int gpu, int gi);
 
@@ -559,9 +560,9 @@ enum sim_group_answer {
 /* The path is that of the group's folder as the caller sees it. Both functions take the lock themselves. */
 enum sim_group_answer sim_group_set(int gpu, const char *path, uint64_t soft, uint64_t hard);
 enum sim_group_answer sim_group_get(int gpu, const char *path, struct sim_limit *limit, uint64_t *used);
-/* Returns the bytes that the group is charged for. Lock held. */
+/* Returns the bytes that the group is charged for. The caller must hold the lock. */
 uint64_t sim_group_used(const struct sim_limit *limit);
-void sim_group_forget(void); /* removes all limits, as a reload of the driver does; lock held */
+void sim_group_forget(void); /* Removes all limits, as a reload of the driver does. The caller must hold the lock. */
 
 /* ---- memory with a shareable handle (shared.c) --------------------------------------------------------------- */
 
@@ -580,8 +581,8 @@ void sim_shared_drop(void *hold);
 /* Releases a block for its exporting process. Returns true if other processes still use the block: its memory stays in
  * use, and the exporting process is no longer charged for it. */
 bool sim_shared_release(int index);
-/* Returns the bytes of a GPU that no process is charged for. With reap it first frees blocks that no process uses.
- * Lock held. */
+/* Returns the bytes of a GPU that no process is charged for. With reap it first frees blocks that no process uses. The
+ * caller must hold the lock. */
 uint64_t sim_shared_orphans(int gpu, bool reap);
 
 /* ---- time (clock.c) ------------------------------------------------------------------------------------------ */
@@ -594,7 +595,7 @@ void sim_clock_advance(uint64_t ns);
 
 /* ---- the engine (engine.c) ------------------------------------------------------------------------------------ */
 
-/* Simulates the GPU up to `now`. Lock held. */
+/* Simulates the GPU up to `now`. The caller must hold the lock. */
 void sim_advance(int gpu, uint64_t now);
 uint64_t sim_slice_ns(int gpu);
 /* Opens a channel and returns its number, or -1 with sim_error(). This and the functions below take the lock. */
@@ -617,13 +618,13 @@ bool sim_channel_idle(int gpu, int channel);
 
 /* ---- faults (faults.c) ----------------------------------------------------------------------------------------- */
 
-/* Adds an event. Lock held, as for the next two functions. */
+/* Adds an event. The caller must hold the lock, as for the next two functions. */
 void sim_event_add(int gpu, enum sim_event_kind kind, uint64_t data);
 /* Takes a GPU off the bus: its contexts are broken for good. */
 void sim_gpu_lose(int gpu);
 /* Makes the GPU available again, for new contexts. */
 void sim_gpu_recover(int gpu);
-/* Lock NOT held. Waits until event_seq differs from seen or timeout_ms has passed. */
+/* The caller must not hold the lock. Waits until event_seq differs from seen or timeout_ms has passed. */
 void sim_event_wait(uint32_t seen, unsigned timeout_ms);
 
 #endif

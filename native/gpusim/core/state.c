@@ -17,7 +17,8 @@
 
 #define DEFAULT_STATE "/dev/shm/gpusim.state"
 #define DEFAULT_PROFILE "/etc/gpusim/host.profile"
-#define INIT_BYTE ((off_t)0x6000000000) /* lock byte for the creation of the file; far past its end */
+/* This byte, far past the end of the file, is locked while the file is created. */
+#define INIT_BYTE ((off_t)0x6000000000)
 
 struct sim_self sim_self = {.slot = -1, .fd = -1};
 
@@ -165,7 +166,7 @@ static enum sim_status map_file(const char *path, int fd)
     }
     bool stale = info.st_size != 0 && !version_fits(fd, info.st_size);
     if (stale && !sim_anyone_alive(fd) && ftruncate(fd, 0) == 0) {
-        stale = false; /* another build left the file and no process uses it */
+        stale = false; /* The file is left from another build and no process uses it, so it is created again. */
         info.st_size = 0;
     }
     if (stale) {
@@ -214,7 +215,7 @@ static enum sim_status attach_locked(enum sim_role role)
 {
     static bool fork_handler;
     const char *path = sim_state_path();
-    int fd = sim_self.fd >= 0 ? sim_self.fd : open_file(path); /* sim_detach() leaves it open */
+    int fd = sim_self.fd >= 0 ? sim_self.fd : open_file(path); /* sim_detach() leaves this descriptor open. */
     if (fd < 0) {
         sim_fail("%s: cannot open the state of the simulated host: %s; there must be a profile at %s (GPUSIM_PROFILE)",
                  path, strerror(errno), sim_profile_path());

@@ -81,7 +81,7 @@ static int on_gpu(int argc, char **argv)
         counters[1] += (uint64_t)value;
         sim_event_add(gpu, single ? SIM_EVENT_ECC_SINGLE : SIM_EVENT_ECC_DOUBLE, (uint64_t)value);
         if (!single)
-            sim_event_add(gpu, SIM_EVENT_XID, 48); /* Xid 48: double-bit ECC error */
+            sim_event_add(gpu, SIM_EVENT_XID, 48); /* Xid 48 means a double-bit ECC error. */
     } else if (!strcmp(argv[0], "memacct-stale")) {
         state->stale_limit[gpu] = (uint64_t)value << 20;
     } else if (!strcmp(argv[0], "fall-off")) {

@@ -155,7 +155,7 @@ void report_limits(bool json)
 
 /* ---- the run log ----------------------------------------------------------------------------------------------------- */
 
-struct runner { /* totals of a living or ended process that ran on the GPU */
+struct runner { /* The totals of a living or ended process that ran on the GPU. */
     uint64_t serial, busy_ns, kernels;
     int pid;
     bool alive;

@@ -16,7 +16,7 @@
 
 #define CHUNK_BITS 21
 #define CHUNK ((uint64_t)1 << CHUNK_BITS)
-#define SMALLEST 512u /* smallest block size and the alignment of every block */
+#define SMALLEST 512u /* The smallest size of a block, and the alignment of every block. */
 #define LARGEST_SMALL (CHUNK / 2)
 #define CLASSES 24
 #define BINS 32
@@ -27,7 +27,7 @@ enum chunk_state { UNUSED = 0, FREE_RUN, LARGE, SLAB };
 struct object {
     uint64_t bytes, id;
     void *owner;
-    uint32_t kind; /* enum block_kind, 0 if free */
+    uint32_t kind; /* A value of enum block_kind; 0 if the chunk is free. */
     uint32_t on_host;
 };
 
@@ -134,7 +134,7 @@ static uint32_t take_run(struct arena *a, uint32_t span)
 static void give_run(struct arena *a, uint32_t i)
 {
     uint32_t span = a->chunks[i].span, next = i + span;
-    if (a->chunks[i].dirty) /* gives the pages back to the system, else freed device memory would stay resident */
+    if (a->chunks[i].dirty) /* Give the pages back to the system. Otherwise freed device memory would stay resident. */
         fallocate(a->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)i << CHUNK_BITS, (off_t)span << CHUNK_BITS);
     if (next < a->count && a->chunks[next].state == FREE_RUN) {
         list_remove(a, &a->bins[bin_of(a->chunks[next].span)], next);
@@ -215,7 +215,8 @@ static void slab_free(struct arena *a, uint32_t i, uint32_t n)
     slab->hint = n / 64;
     if (slab->used-- == slab->capacity)
         list_add(a, &a->slabs[c->size_class], i);
-    /* The last slab of a class stays, else a program that allocates and frees one block would rebuild it each time. */
+    /* The last slab of a class stays. Otherwise a program that repeatedly allocates and frees one block would create it
+     * again each time. */
     if (slab->used == 0 && (c->prev != NIL || c->next != NIL)) {
         list_remove(a, &a->slabs[c->size_class], i);
         free(slab);

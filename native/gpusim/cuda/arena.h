@@ -28,7 +28,8 @@ struct block {
 
 struct arena;
 
-/* Creates an arena; low: below 4 GiB, for entry points with 32-bit pointers. Returns NULL if the mapping fails. */
+/* Creates an arena. With `low` it is below 4 GiB, for entry points with 32-bit pointers. Returns NULL if the mapping
+ * fails. */
 struct arena *arena_create(uint64_t bytes, bool low);
 bool arena_alloc(struct arena *arena, uint64_t bytes, enum block_kind kind, void *owner, struct block *out);
 /* Frees the block that starts at base. Returns false without such a block or if `kinds`, a mask of 1 << kind, excludes

@@ -23,7 +23,7 @@ struct CUarray_st {
     CUDA_ARRAY3D_DESCRIPTOR shape;
     /* At least 1 each; the depth of a cube map is 6. */
     size_t height, depth;
-    /* Mipmapped array of which this array is a level, and which frees it; NULL if none. */
+    /* The mipmapped array of which this array is a level, and which frees this array; NULL if there is none. */
     CUmipmappedArray of;
 };
 
@@ -39,9 +39,9 @@ struct CUmipmappedArray_st {
 static size_t format_size(int format)
 {
     switch (format) {
-    case 0x01: case 0x08: return 1;              /* 8-bit integers */
-    case 0x02: case 0x09: case 0x10: return 2;   /* 16-bit integers, half */
-    case 0x03: case 0x0a: case 0x20: return 4;   /* 32-bit integers, float */
+    case 0x01: case 0x08: return 1;              /* integers with 8 bits; */
+    case 0x02: case 0x09: case 0x10: return 2;   /* integers with 16 bits and half; */
+    case 0x03: case 0x0a: case 0x20: return 4;   /* integers with 32 bits and float */
     default: return 0;
     }
 }
@@ -70,7 +70,7 @@ static CUresult create(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *descriptor)
     REQUIRE(array, CUDA_ERROR_OUT_OF_MEMORY);
     CUresult result = shape(array, descriptor, &bytes);
     if (result == CUDA_SUCCESS && descriptor->flags & (SPARSE | DEFERRED_MAPPING))
-        base = 0; /* sparse: cuMemMapArrayAsync binds memory later */
+        base = 0; /* A sparse array has no memory at first: cuMemMapArrayAsync binds memory to it later. */
     else if (result == CUDA_SUCCESS)
         result = memory_alloc(context, bytes, BLOCK_ARRAY, &base);
     if (result != CUDA_SUCCESS) {

@@ -12,7 +12,7 @@
 struct binding {
     /* Array or multicast object that the memory is bound to. */
     const void *to;
-    /* Position of the binding in it; one position has at most one binding. */
+    /* Position of the binding in that object. A position has at most one binding. */
     uint64_t place;
     struct physical *physical;
     struct binding *next;
@@ -83,7 +83,7 @@ struct map_info {
             unsigned long long offset, size;
         } tail;
     } at;
-    int operation, handle_type; /* operation: 1 map, 2 unmap */
+    int operation, handle_type; /* Values of operation: 1 maps, 2 unmaps. */
     CUmemGenericAllocationHandle handle;
     unsigned long long offset;
     unsigned devices, flags, reserved[2];

@@ -106,7 +106,7 @@ CUresult capture_event(CUstream stream, CUgraphNode *node, uint64_t *id)
     return result;
 }
 
-/* Returns the capture, or NULL if it has ended. Mutex held. */
+/* Returns the capture, or NULL if it has ended. The caller must hold the mutex. */
 static struct capture *capture_of(uint64_t id)
 {
     struct capture *capture = captures;
@@ -137,10 +137,10 @@ CUresult capture_wait(CUstream stream, uint64_t id, CUgraphNode node)
     pthread_mutex_lock(&mutex);
     struct capture *from = id ? capture_of(id) : NULL;
     if (stream->capture && stream->capture != from) {
-        stream->capture->invalid = true; /* the node would depend on work outside of the capture */
+        stream->capture->invalid = true; /* Refused, because the node would depend on work outside of the capture. */
         result = CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
     } else if (!from) {
-        result = CUDA_ERROR_CAPTURED_EVENT; /* the event was recorded in a capture that has ended */
+        result = CUDA_ERROR_CAPTURED_EVENT; /* Refused, because the event was recorded in a capture that has ended. */
     } else if (from->invalid) {
         result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     } else {
@@ -345,7 +345,8 @@ static CUresult update(CUstream handle, CUgraphNode *nodes, size_t count, unsign
     if (!stream->capture || stream->capture->invalid)
         result = CUDA_ERROR_ILLEGAL_STATE;
     else
-        result = set_frontier(member_of(stream->capture, stream), nodes, count, flags == 0); /* 0 adds, 1 replaces */
+        /* The flag 0 adds dependencies, 1 replaces them. */
+        result = set_frontier(member_of(stream->capture, stream), nodes, count, flags == 0);
     pthread_mutex_unlock(&mutex);
     return result;
 }

@@ -133,7 +133,8 @@ static void greens_stop(CUcontext home)
 
 static void context_stop(CUcontext context)
 {
-    /* wait without the context's lock: its holder may need the mutex of primary contexts, which the caller has */
+    /* Wait without the context's lock, because a thread that has that lock may need the mutex of primary contexts,
+     * which the caller has. */
     context_drain(context);
     greens_stop(context);
     atomic_store(&context->alive, false);
@@ -170,7 +171,7 @@ static CUcontext context_new(int device, unsigned flags, unsigned version, bool 
     pthread_mutexattr_destroy(&recursive);
     pthread_mutex_lock(&driver.mutex);
     context->next = driver.contexts;
-    /* the record is never freed: a stale handle must stay readable, so that it can be refused */
+    /* The record is never freed. A stale handle must stay readable, so that it can be refused. */
     driver.contexts = context;
     pthread_mutex_unlock(&driver.mutex);
     return context;
@@ -318,7 +319,7 @@ CUresult context_create(CUcontext *out, unsigned flags, CUdevice device, unsigne
     REQUIRE(context, CUDA_ERROR_OUT_OF_MEMORY);
     CUresult result = context_start(context);
     if (result != CUDA_SUCCESS)
-        return result; /* the dead record stays in the list; failures are rare */
+        return result; /* The dead record stays in the list, because such failures are rare. */
     thread.stack[thread.depth++] = context;
     *out = context;
     tool_call(GPUSIM_CONTEXT_CREATED, context);

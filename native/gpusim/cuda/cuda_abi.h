@@ -106,7 +106,7 @@ typedef struct {
     const void *src_host;
     CUdeviceptr src_device;
     CUarray src_array;
-    void *src_context; /* reserved in CUDA_MEMCPY3D, the context in CUDA_MEMCPY3D_PEER */
+    void *src_context; /* Reserved in CUDA_MEMCPY3D; the context in CUDA_MEMCPY3D_PEER. */
     size_t src_pitch, src_height;
     size_t dst_x, dst_y, dst_z, dst_lod;
     int dst_type;
@@ -152,13 +152,13 @@ _Static_assert(sizeof(CUmemAllocationProp) == 32, "CUmemAllocationProp");
 
 typedef struct {
     CUmemLocation location;
-    int flags; /* 0 none, 1 read, 3 read and write */
+    int flags; /* Access rights: 0 is none, 1 is read, 3 is read and write. */
 } CUmemAccessDesc;
 _Static_assert(sizeof(CUmemAccessDesc) == 12, "CUmemAccessDesc");
 
 typedef struct CUextMemory_st *CUexternalMemory;
 typedef struct {
-    int type; /* 1: file descriptor */
+    int type; /* The type 1 is a file descriptor. */
     union {
         int fd;
         struct {
@@ -182,7 +182,7 @@ typedef struct {
     int alloc_type, handle_types;
     CUmemLocation location;
     void *win32_attributes;
-    size_t max_size; /* since CUDA 12.2; 0: the device's total memory */
+    size_t max_size; /* Exists since CUDA 12.2. 0 means the device's total memory. */
     unsigned char reserved[56];
 } CUmemPoolProps;
 _Static_assert(sizeof(CUmemPoolProps) == 88, "CUmemPoolProps");
@@ -217,7 +217,7 @@ typedef struct {
     unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, shared;
     void **params;
     void **extra;
-    /* fields of the second version only: */
+    /* The following fields exist in the second version only. */
     CUkernel kernel;
     CUcontext context;
 } CUDA_KERNEL_NODE_PARAMS;

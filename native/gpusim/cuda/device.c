@@ -97,9 +97,10 @@ EXPORT CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice devic
 static const struct {
     int attribute, value;
 } constant[] = {
-    {1, 1024}, {2, 1024}, {3, 1024}, {4, 64}, {5, 2147483647}, {6, 65535}, {7, 65535}, /* block and grid */
-    {8, 49152}, {9, 65536}, {10, 32}, {11, 2147483647}, {12, 65536},   /* shared, constant, warp, pitch, registers */
-    {14, 512}, {15, 1}, {17, 0}, {18, 0}, {19, 1},                      /* texture alignment … maps host memory */
+    {1, 1024}, {2, 1024}, {3, 1024}, {4, 64}, {5, 2147483647}, {6, 65535}, {7, 65535}, /* maximum block and grid; */
+    /* shared memory, constant memory, warp size, pitch, registers; */
+    {8, 49152}, {9, 65536}, {10, 32}, {11, 2147483647}, {12, 65536},
+    {14, 512}, {15, 1}, {17, 0}, {18, 0}, {19, 1}, /* from texture alignment to the mapping of host memory */
     {21, 131072}, {22, 131072}, {23, 65536}, {24, 16384}, {25, 16384}, {26, 16384}, {27, 32768}, {28, 32768},
     {29, 2048}, {30, 512}, {31, 1}, {35, 0}, {41, 1}, {42, 32768}, {43, 2048}, {44, 1}, {45, 32768}, {46, 32768},
     {47, 8192}, {48, 8192}, {49, 32768}, {51, 32}, {52, 32768}, {53, 32768}, {54, 2046}, {55, 32768}, {56, 131072},
@@ -116,7 +117,7 @@ static bool model_attribute(int attribute, const struct sim_gpu *gpu, const stru
 {
     unsigned cc = gpu->cc_major * 10 + gpu->cc_minor;
     switch (attribute) {
-    case 132: *value = cc >= 90; break; /* multicast objects */
+    case 132: *value = cc >= 90; break; /* support of multicast objects */
     case 13: *value = (int)model->clock_sm_mhz * 1000; break;
     case 16: *value = (int)gpu->sm_count; break;
     case 20: *value = (int)gpu->compute_mode; break;
@@ -167,7 +168,7 @@ EXPORT CUresult cuDeviceGetProperties(CUdevprop *properties, CUdevice device)
     ENTER();
     REQUIRE(properties, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(device_valid(device), CUDA_ERROR_INVALID_DEVICE);
-    int *fields = (int *)properties; /* the struct has fourteen ints in the order of these attributes */
+    int *fields = (int *)properties; /* The structure has fourteen ints in the order of these attributes. */
     static const int order[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14};
     for (unsigned i = 0; i < sizeof order / sizeof order[0]; i++)
         cuDeviceGetAttribute(&fields[i], order[i], device);
@@ -215,7 +216,7 @@ EXPORT CUresult cuDeviceGetP2PAttribute(int *value, int attribute, CUdevice sour
     ENTER();
     REQUIRE(value && attribute >= 1 && attribute <= 4, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(device_valid(source) && device_valid(target) && source != target, CUDA_ERROR_INVALID_DEVICE);
-    *value = attribute == 1 ? 0 : GPU(source)->arch == GPU(target)->arch; /* attribute 1 is the performance rank */
+    *value = attribute == 1 ? 0 : GPU(source)->arch == GPU(target)->arch; /* Attribute 1 is the performance rank. */
     return CUDA_SUCCESS;
 }
 

@@ -27,9 +27,9 @@ struct CUstream_st {
     unsigned flags;
     int priority;
     uint64_t id;
-    _Atomic uint64_t last; /* newest queued item of this stream */
+    _Atomic uint64_t last; /* Newest queued item of this stream. */
     struct capture *capture;
-    CUcontext green; /* green context on whose SMs the stream runs; NULL: all SMs */
+    CUcontext green; /* The green context on whose SMs the stream runs; NULL if it runs on all SMs. */
 };
 
 struct CUctx_st {
@@ -41,14 +41,14 @@ struct CUctx_st {
     _Atomic bool alive;
     _Atomic int broken; /* a sticky error that every later call returns */
     int gpu, channel;
-    uint64_t ecc_seen; /* the GPU's uncorrectable errors before this context existed */
+    uint64_t ecc_seen; /* Number of the GPU's uncorrectable errors before this context existed. */
     uint64_t id;
     /* Newest item that any stream of the context queued. */
     _Atomic uint64_t last;
     /* Newest item up to which all items are known to be done. */
     _Atomic uint64_t waited;
     pthread_mutex_t mutex;
-    /* Recursive lock of calls that exclude all other calls on the context: hostile.h. */
+    /* Recursive lock of calls that exclude all other calls on the context (hostile.h). */
     pthread_mutex_t entry;
     /* Recursive lock for loading of library code, taken after `entry`. */
     pthread_mutex_t loading;
@@ -88,14 +88,14 @@ struct device {
     unsigned primary_refs, primary_flags;
     struct arena *arena;
     CUmemoryPool default_pool, current_pool, pools;
-    _Atomic bool pools_due; /* memory of a pool was freed since the last synchronization */
+    _Atomic bool pools_due; /* True if memory of a pool was freed since the last synchronization. */
     uint64_t graph_used, graph_used_high, graph_reserved, graph_reserved_high;
 };
 
-#define DRIVER_ENDED 2 /* the teardown has begun and calls abort the process: hostile.c */
+#define DRIVER_ENDED 2 /* The teardown has begun, and every call aborts the process (hostile.c). */
 
 struct driver {
-    _Atomic int ready; /* 0 not initialized, 1 ready, DRIVER_ENDED */
+    _Atomic int ready; /* 0 is not initialized, 1 is ready, DRIVER_ENDED is after the teardown has begun. */
     unsigned forks;
     CUresult failure;
     int count;
@@ -161,7 +161,7 @@ CUresult context_use(CUcontext *out);
 CUcontext context_green(CUcontext home, unsigned sms);
 /* Destroys a green context; returns false if it was destroyed before. */
 bool context_green_end(CUcontext green);
-/* Makes the checks of context_use() for any context. */
+/* Makes the same checks as context_use() for any context. */
 CUresult context_check(CUcontext context);
 /* Retains the primary context without counting a user, for device-wide calls. */
 CUresult context_primary(int device, CUcontext *out);
@@ -186,7 +186,7 @@ CUresult memory_free(CUdeviceptr pointer);
 bool memory_find(CUdeviceptr pointer, struct block *out, int *device);
 /* Frees a block of one of the kinds, a mask of 1 << enum block_kind. */
 bool memory_free_owned(CUdeviceptr pointer, unsigned kinds);
-/* Moves a managed block; does nothing for other memory. */
+/* Moves a managed block to the GPU or the host; does nothing for other memory. */
 void memory_migrate(CUdeviceptr pointer, bool to_host);
 void memory_release_all(CUcontext context);
 struct arena *memory_arena(CUdeviceptr pointer, int *device);
@@ -225,7 +225,7 @@ CUresult stream_submit(CUstream stream, struct sim_work *work, uint64_t *seq);
 CUresult stream_wait(CUstream stream);
 /* Waits until the context's queue is empty. */
 CUresult context_drain(CUcontext context);
-/* Waits until the context's queue is empty, as a driver call that locks the context meanwhile. */
+/* Waits until the context's queue is empty. With the behaviour context-lock the context is locked meanwhile. */
 CUresult context_wait(CUcontext context);
 void streams_destroy(CUcontext context);
 uint64_t copy_cost(uint64_t bytes, bool over_bus);

@@ -33,7 +33,7 @@ void events_destroy(CUcontext context)
 {
     for (unsigned i = 0; context->events && i < BUCKETS; i++)
         for (CUevent event = context->events->buckets[i]; event; event = event->next)
-            event->magic = 0; /* a stale handle must stay readable, so that it can be refused */
+            event->magic = 0; /* A stale handle must stay readable, so that it can be refused. */
     free(context->events);
     context->events = NULL;
 }

@@ -11,7 +11,9 @@
 
 /* Position of the last record of an interprocess event, by any process. One word, so that a read is never torn. */
 struct shared_event {
-    _Atomic uint64_t place; /* GPU (8 bits), channel (16), item number (40); 0 if never recorded */
+    /* The word has the GPU (8 bits), the channel (16) and the number of the item (40). It is 0 if the event was
+     * never recorded. */
+    _Atomic uint64_t place;
 };
 
 struct CUevent_st {
@@ -26,7 +28,7 @@ struct CUevent_st {
     /* Capture in which the event was recorded as a node, or 0. */
     uint64_t capture;
     CUgraphNode node;
-    struct shared_event *shared; /* NULL until an interprocess handle is created */
+    struct shared_event *shared; /* NULL until an interprocess handle is created. */
     int shared_fd;
     CUevent next;
 };

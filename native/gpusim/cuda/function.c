@@ -16,7 +16,7 @@ struct CUkern_st {
     CUkernel next;
 };
 
-struct loaded { /* module of a library in one context */
+struct loaded { /* The module of a library in one context. */
     uint64_t context_id;
     CUmodule module;
     struct loaded *next;
@@ -123,7 +123,8 @@ static CUresult module_here(CUlibrary library, CUmodule *out)
     ENTER_CONTEXT(context);
     CUresult result = CUDA_SUCCESS;
     bool held = context_lock(context);
-    pthread_mutex_lock(&context->loading); /* lock per context: another context must not wait for this load */
+    /* The lock belongs to one context, because another context must not wait for this load. */
+    pthread_mutex_lock(&context->loading);
     struct loaded *at = loaded_in(library, context);
     if (!at) {
         at = calloc(1, sizeof *at);
@@ -193,7 +194,7 @@ EXPORT CUresult cuLibraryGetManaged(CUdeviceptr *pointer, size_t *bytes, CUlibra
     return result == CUDA_SUCCESS ? module_global(pointer, bytes, module, name, true) : result;
 }
 
-/* A launch takes a CUfunction or, cast, a CUkernel. */
+/* A launch takes a CUfunction, or a CUkernel that is cast to CUfunction. */
 CUresult function_of(const void *handle, CUfunction *out)
 {
     uint32_t magic;
@@ -294,7 +295,8 @@ EXPORT CUresult cuFuncSetSharedMemConfig(CUfunction function, int config)
     return config >= 0 && config <= 2 ? check_function(function) : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* ---- occupancy: threads are what limits here; registers and shared memory of a function are not known ------------------ */
+/* ---- occupancy: only the number of threads limits it, because registers and shared memory of a function are unknown
+ * ---- */
 
 static CUresult occupancy(int *blocks, const void *handle, int block_size, size_t shared)
 {

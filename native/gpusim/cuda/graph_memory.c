@@ -103,7 +103,7 @@ CUresult graph_memory_use(CUdeviceptr pointer)
     struct graph_memory *memory = find(pointer);
     CUresult result = memory ? commit(memory) : CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS && memory->used)
-        result = CUDA_ERROR_INVALID_VALUE; /* the memory of the previous launch was not freed */
+        result = CUDA_ERROR_INVALID_VALUE; /* Refused, because the memory of the previous launch was not freed. */
     if (result == CUDA_SUCCESS) {
         struct device *d = &driver.devices[memory->device];
         memory->used = true;
@@ -122,7 +122,7 @@ bool graph_memory_unuse(CUdeviceptr pointer)
     if (found) {
         memory->used = false;
         driver.devices[memory->device].graph_used -= memory->bytes;
-        if (memory->nodes == 0) /* the program used the memory longer than its graph lived */
+        if (memory->nodes == 0) /* The program used the memory longer than its graph existed. */
             discard(memory);
     }
     pthread_mutex_unlock(&mutex);

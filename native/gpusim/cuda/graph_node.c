@@ -170,7 +170,7 @@ static CUresult get_kernel(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS *p, bool se
     p->grid_x = op->as.kernel.grid[0], p->grid_y = op->as.kernel.grid[1], p->grid_z = op->as.kernel.grid[2];
     p->block_x = op->as.kernel.block[0], p->block_y = op->as.kernel.block[1], p->block_z = op->as.kernel.block[2];
     p->shared = op->as.kernel.shared;
-    p->params = p->extra = NULL; /* simulated kernels never read their arguments, so these are not stored */
+    p->params = p->extra = NULL; /* Simulated kernels never read their arguments, so the arguments are not stored. */
     if (second) {
         p->kernel = NULL;
         p->context = NULL;

@@ -13,16 +13,16 @@ struct range {
     size_t bytes;
     unsigned flags;
     CUcontext context;
-    bool registered; /* memory of the program, which the driver does not free */
+    bool registered; /* True for memory of the program, which the driver does not free. */
 };
 
 static struct {
     pthread_mutex_t mutex;
-    struct range *ranges; /* sorted by address */
+    struct range *ranges; /* The list is sorted by address. */
     size_t count, room;
 } host = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
-/* Returns the index of the first range that ends above address. Mutex held. */
+/* Returns the index of the first range that ends above address. The caller must hold the mutex. */
 static size_t position(uintptr_t address)
 {
     size_t low = 0, high = host.count;
@@ -179,7 +179,7 @@ EXPORT CUresult cuMemHostGetDevicePointer(unsigned *device, void *pointer, unsig
     CUdeviceptr wide = 0;
     CUresult result = cuMemHostGetDevicePointer_v2(&wide, pointer, flags);
     if (result == CUDA_SUCCESS && wide > UINT32_MAX)
-        return CUDA_ERROR_INVALID_VALUE; /* the address does not fit the old 32-bit pointer type */
+        return CUDA_ERROR_INVALID_VALUE; /* The address does not fit into the old 32-bit pointer type. */
     if (result == CUDA_SUCCESS && device)
         *device = (unsigned)wide;
     return result;

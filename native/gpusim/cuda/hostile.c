@@ -37,7 +37,7 @@ CUresult free_wait(CUcontext context)
     if (result != CUDA_SUCCESS || !hostile(SIM_HOSTILE_WAITING_FREES))
         return result;
     pthread_mutex_lock(&driver.mutex);
-    CUcontext other = driver.contexts; /* contexts are never removed from the list */
+    CUcontext other = driver.contexts; /* Contexts are never removed from the list, so the loop needs no lock. */
     pthread_mutex_unlock(&driver.mutex);
     for (; other; other = other->next)
         if (other != context && other->device == context->device && !other->home && atomic_load(&other->alive))

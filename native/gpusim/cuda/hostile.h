@@ -17,13 +17,13 @@ static inline bool hostile(enum sim_hostile what)
  */
 bool context_lock(CUcontext context);
 void context_unlock(CUcontext context, bool held);
-void context_pass(CUcontext context); /* waits while another thread has the lock */
+void context_pass(CUcontext context); /* Waits while another thread has the lock. */
 
 /* Before a free, waits for this context's work or, with waiting-frees, for the work of all contexts on the device. */
 CUresult free_wait(CUcontext context);
 
 /* callbacks */
 void tool_call(enum gpusim_moment moment, void *handle);
-void tool_load(void); /* loads the tool that CUDA_INJECTION64_PATH names, as the real driver does */
+void tool_load(void); /* Loads the tool that CUDA_INJECTION64_PATH names, as the real driver does. */
 
 #endif

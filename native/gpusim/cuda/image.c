@@ -7,7 +7,8 @@
  *     .gpusim bytes N                           device memory that the code takes
  *     .gpusim load MILLISECONDS                 how long the code takes to load (or, loaded lazily, its first use)
  *
- * In PTX without declarations each .entry is a kernel with a default cost. In cubins and fat binaries any name is one.
+ * In PTX without declarations each .entry is a kernel with a default cost. In cubins and fat binaries any name counts
+ * as such a kernel.
  */
 #include "module.h"
 
@@ -50,7 +51,7 @@ static CUresult declaration(struct image *image, const char *line)
     if (fields >= 3 && strcmp(kind, "kernel") == 0) {
         char *end = duration, *range = strstr(duration, "..");
         if (range)
-            *range = 0; /* else strtod would parse the first dot of ".." */
+            *range = 0; /* Otherwise strtod would parse the first dot of "..". */
         double us = strcmp(duration, "inf") == 0 ? 0 : strtod(duration, &end), most = 0;
         if (range) {
             REQUIRE(us > 0 && end == range, CUDA_ERROR_INVALID_IMAGE);

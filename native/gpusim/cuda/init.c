@@ -14,7 +14,7 @@ static pthread_mutex_t init_mutex = PTHREAD_MUTEX_INITIALIZER;
 
 /* A visible device: a GPU or one of its MIG devices. */
 struct visible {
-    int gpu, gi, ci; /* gpu -1: no device; gi -1: the whole GPU */
+    int gpu, gi, ci; /* gpu is -1 if there is no device. gi is -1 for a whole GPU. */
 };
 
 static void add_device(struct visible what)
@@ -22,7 +22,8 @@ static void add_device(struct visible what)
     driver.devices[driver.count++] = (struct device){.gpu = what.gpu, .gi = what.gi, .ci = what.ci};
 }
 
-/* Returns the first compute instance of a GPU for which `wanted` is true, and their number. Lock held. */
+/* Returns the first compute instance of a GPU for which `wanted` is true, and their number. The caller must hold the
+ * lock. */
 static struct visible instance_where(int gpu, bool (*wanted)(const struct sim_mig_gi *gi, const struct sim_mig_ci *ci, const void *data),
                                      const void *data, int *matches)
 {

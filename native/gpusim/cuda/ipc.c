@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Sharing memory between processes: the old IPC handles, and handles of physical memory exported as descriptors. Both
- * name the exporting process's memory file by pid and descriptor number, so they work between processes that see each
- * other's /proc. The exporting process is charged. Memory opened by an old handle survives its free by the exporting
- * process: the importing process has a lock on the block's first byte in the memory file. It does not survive the end
- * of the exporting process, unlike on hardware. ../core/shared.c tracks memory exported as descriptors, which does.
+ * Shares memory between processes by the old IPC handles, and by handles of physical memory that are exported as
+ * descriptors. Both name the exporting process's memory file by pid and descriptor number, so they work between
+ * processes that see each other's /proc. The exporting process is charged. Memory opened by an old handle survives its
+ * free by the exporting process: the importing process has a lock on the block's first byte in the memory file. Unlike
+ * on hardware, this memory does not survive the end of the exporting process. Memory that was exported as a descriptor
+ * does survive it; ../core/shared.c tracks that memory.
  */
 #include "vmm.h"
 

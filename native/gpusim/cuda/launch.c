@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Kernel launches, in all forms: each becomes one operation of a stream. */
+/* Kernel launches in all forms. Each launch becomes one operation of a stream. */
 #include "module.h"
 #include "op.h"
 

@@ -19,7 +19,7 @@ struct arena *memory_arena(CUdeviceptr pointer, int *device)
             *device = i;
             return driver.devices[i].arena;
         }
-    *device = -1; /* the low arena serves all devices: the block's owner has the device */
+    *device = -1; /* The low arena serves all devices, so the device is that of the block's owner. */
     return arena_contains(driver.low, pointer) ? driver.low : NULL;
 }
 
@@ -43,7 +43,7 @@ static CUresult allocate(struct arena *arena, CUcontext context, uint64_t bytes,
     struct block block;
     enum sim_kind charged = charged_as(kind);
     enum sim_status status = sim_charge(context->gpu, charged, bytes);
-    /* on a full GPU a managed block goes to host memory */
+    /* If the GPU is full, a managed block is placed in host memory. */
     bool on_host = status == SIM_ERR_MEMORY && kind == BLOCK_MANAGED;
     if (status != SIM_OK && !on_host)
         return status_to_result(status);
@@ -92,7 +92,7 @@ void memory_migrate(CUdeviceptr pointer, bool to_host)
     if (!to_host && sim_charge(gpu, SIM_MANAGED, block.bytes) != SIM_OK)
         return;
     bool moved = arena_place(arena, pointer, to_host, &block);
-    if (to_host == moved) /* the block left the GPU, or another thread moved it to the GPU first */
+    if (to_host == moved) /* The block has left the GPU, or another thread has moved it to the GPU first. */
         sim_uncharge(gpu, SIM_MANAGED, block.bytes);
 }
 

@@ -231,7 +231,7 @@ EXPORT CUresult cuModuleUnload(CUmodule module)
     ENTER();
     REQUIRE(valid(module), CUDA_ERROR_INVALID_HANDLE);
     CUcontext context = module->context;
-    CUresult result = context_wait(context); /* kernels of the module may still be queued */
+    CUresult result = context_wait(context); /* Wait, because kernels of the module may still be queued. */
     if (result != CUDA_SUCCESS)
         return result;
     pthread_mutex_lock(&context->mutex);

@@ -16,14 +16,14 @@ struct CUfunc_st {
     struct kernel_cost cost;
     bool declared;
     int attributes[FUNCTION_ATTRIBUTES];
-    unsigned block[3], shared; /* parameters of the old launch calls */
+    unsigned block[3], shared; /* Parameters of the launch calls from before CUDA 4. */
     CUfunction next;
 };
 
 /* Parsed content of an image: image.c. */
 struct image_entry {
     char *name;
-    uint64_t bytes; /* size of a global variable; 0 for a kernel */
+    uint64_t bytes; /* Size of a global variable; 0 for a kernel. */
     bool managed;
     struct kernel_cost cost;
     bool declared;

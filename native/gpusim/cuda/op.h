@@ -11,7 +11,7 @@
 
 #include "driver.h"
 
-enum op_kind { /* the first values are those of CUgraphNodeType */
+enum op_kind { /* The first values are those of CUgraphNodeType. */
     OP_KERNEL = 0,
     OP_COPY = 1,
     OP_SET = 2,
@@ -52,7 +52,7 @@ CUresult op_issue(CUstream handle, const struct op *op);
 
 /* copy.c */
 CUresult copy_check(const CUDA_MEMCPY3D *copy);
-CUresult copy_move(const CUDA_MEMCPY3D *copy, bool *over_bus); /* moves the bytes */
+CUresult copy_move(const CUDA_MEMCPY3D *copy, bool *over_bus); /* Moves the bytes. */
 CUresult set_check(const CUDA_MEMSET_NODE_PARAMS *set);
 void set_fill(const CUDA_MEMSET_NODE_PARAMS *set);
 bool range_valid(uintptr_t address, uint64_t bytes);

@@ -30,7 +30,7 @@ struct facts {
     int device;
     uintptr_t base;
     size_t bytes;
-    struct block block; /* kind 0 if the address is in no arena block */
+    struct block block; /* The kind is 0 if the address is in no block of an arena. */
     CUcontext context;
 };
 
@@ -97,7 +97,8 @@ EXPORT CUresult cuPointerGetAttribute(void *out, int attribute, CUdeviceptr poin
     return answer(out, attribute, pointer, &f);
 }
 
-/* For an address unknown to the driver it returns success and zeros, by which callers recognize such an address. */
+/* For an address unknown to the driver the function returns success and zeros. Callers recognize such an address by
+ * these values. */
 EXPORT CUresult cuPointerGetAttributes(unsigned count, int *attributes, void **out, CUdeviceptr pointer)
 {
     ENTER();
@@ -126,12 +127,10 @@ EXPORT CUresult cuPointerSetAttribute(const void *value, int attribute, CUdevice
 }
 
 /*
- * ---- managed memory: a prefetch or a preferred location moves whole blocks. Advice for a part of a block applies to
-<<<<<<< HEAD
- * the whole block. Only these calls move a block; the GPU reads a block in host memory over the bus.
-=======
- * the whole block. No block moves without such a call; the GPU reads a block in host memory over the bus.
->>>>>>> v1
+ * ---- managed memory ----
+ *
+ * A prefetch or a preferred location moves whole blocks. Advice for a part of a block applies to the whole block. No
+ * block moves without such a call: the GPU reads a block in host memory over the bus.
  */
 #define ADVISE_PREFERRED_LOCATION 3
 #define LOCATION_DEVICE 1

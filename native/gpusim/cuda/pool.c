@@ -28,7 +28,7 @@ struct CUmemPool_st {
     int handle_types;
     /* Index + 1 of the pool's shareable handle, or 0. */
     int shared;
-    /* For an imported pool: the import reference. Another process is charged for it. */
+    /* For an imported pool: the reference of the import. Another process is charged for such a pool. */
     void *hold;
     CUmemoryPool next;
 };
@@ -70,7 +70,7 @@ static bool valid(CUmemoryPool pool)
     return pool && pool->magic == POOL_MAGIC;
 }
 
-/* Accounts a change of reserved bytes. Pool's mutex held. */
+/* Accounts a change of reserved bytes. The caller must hold the pool's mutex. */
 static void reserved(CUmemoryPool pool, uint64_t bytes)
 {
     pool->reserved = bytes;
@@ -78,7 +78,7 @@ static void reserved(CUmemoryPool pool, uint64_t bytes)
         sim_shared_resize(pool->shared - 1, bytes);
 }
 
-/* Frees unused reserved memory above `keep`. Pool's mutex held. */
+/* Frees unused reserved memory above `keep`. The caller must hold the pool's mutex. */
 static bool trim(CUmemoryPool pool, uint64_t keep)
 {
     uint64_t needed = (pool->used + UNIT - 1) / UNIT * UNIT, target = keep > needed ? keep : needed;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Functions with which a test bypasses every hook: cuGetExportTable with an id of gpusim. They simulate the private
- * interface between a driver and its runtime. NVIDIA's own private tables are not simulated.
+ * A private table of functions with which a test bypasses every hook. cuGetExportTable returns the table for an id of
+ * gpusim. The functions simulate the private interface between a driver and its runtime. NVIDIA's own private tables
+ * are not simulated.
  */
 #ifndef GPUSIM_PRIVATE_H
 #define GPUSIM_PRIVATE_H
@@ -13,12 +14,13 @@
 
 enum gpusim_moment { GPUSIM_MODULE_LOADED = 1, GPUSIM_LIBRARY_LOADED = 2, GPUSIM_CONTEXT_CREATED = 3 };
 
-/* The driver calls it inside a driver call, on the caller's thread. handle: the module, the library or the context. */
+/* A tool's callback. The driver calls it inside a driver call, on the caller's thread. handle is the module, the
+ * library or the context. */
 typedef void (*gpusim_callback)(void *data, enum gpusim_moment moment, void *handle);
 
 /* Results are CUresult, contexts CUcontext. */
 struct gpusim_private {
-    size_t bytes; /* size of this table */
+    size_t bytes; /* Size of this table. */
     int (*primary_retain)(void **context, int device);
     int (*primary_release)(int device);
     int (*set_current)(void *context);

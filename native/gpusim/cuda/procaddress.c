@@ -34,7 +34,7 @@ static CUresult lookup(const char *name, void **out, int version, uint64_t flags
         has_per_thread = has_per_thread || one->per_thread;
     for (; row && row < end && strcmp(row->name, name) == 0; row++)
         if (row->version <= version)
-            /* rows are sorted by version: the last match is the newest */
+            /* The rows are sorted by version, so the last match is the newest. */
             *(row->per_thread ? &per_thread : &legacy) = row;
     /* A name without any per-thread form uses the legacy form. If the per-thread form came with a later version, an
      * older version has none. */
@@ -56,7 +56,8 @@ EXPORT CUresult cuGetProcAddress(const char *symbol, void **function, int versio
 EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags, int *status)
 {
     CUresult result = lookup(symbol, function, version, flags, status);
-    return result == CUDA_ERROR_NOT_FOUND ? CUDA_SUCCESS : result; /* the pointer and *status report the missing name */
+    /* The pointer and *status report that the name is missing. */
+    return result == CUDA_ERROR_NOT_FOUND ? CUDA_SUCCESS : result;
 }
 
 static CUresult table_slot(void)

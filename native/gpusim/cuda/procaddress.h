@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Table of cuGetProcAddress, written by generate.py. Sorted by name, then legacy before per-thread, then version. */
+/* The table of cuGetProcAddress, which generate.py writes. It is sorted by name, then by stream kind (legacy before
+ * per-thread), then by version. */
 #ifndef GPUSIM_PROCADDRESS_H
 #define GPUSIM_PROCADDRESS_H
 
@@ -7,7 +8,7 @@
 
 struct proc_address {
     const char *name;
-    int version; /* first CUDA version that gets this symbol */
+    int version; /* The first CUDA version that gets this symbol. */
     int per_thread;
     void *symbol;
 };

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #define COPY_LATENCY_NS 2000u
-#define DEVICE_COPY_FACTOR 20u /* speed of copies inside the GPU relative to the bus */
+#define DEVICE_COPY_FACTOR 20u /* Speed of copies inside the GPU relative to copies over the bus. */
 #define CACHED 8
 
 /* The calling thread's per-thread default streams, one for each context. */
@@ -189,7 +189,7 @@ static CUresult destroy(CUstream stream)
             CUDA_ERROR_INVALID_HANDLE);
     CUcontext context = stream->context;
     REQUIRE(stream != &context->legacy, CUDA_ERROR_INVALID_HANDLE);
-    CUresult result = capture_check(stream); /* the capture still refers to the handle */
+    CUresult result = capture_check(stream); /* The capture still refers to the handle. */
     if (result != CUDA_SUCCESS)
         return result;
     pthread_mutex_lock(&context->mutex);
@@ -200,7 +200,7 @@ static CUresult destroy(CUstream stream)
         *link = stream->next;
     stream->magic = 0;
     pthread_mutex_unlock(&context->mutex);
-    free(stream); /* queued work continues: the engine identifies the stream by its number */
+    free(stream); /* Queued work continues, because the engine identifies the stream by its number. */
     return CUDA_SUCCESS;
 }
 
@@ -223,7 +223,7 @@ static CUresult synchronize(CUstream handle)
         result = capture_check(stream);
     if (result != CUDA_SUCCESS)
         return result;
-    context = stream->context; /* the stream may be destroyed meanwhile */
+    context = stream->context; /* The stream may be destroyed meanwhile. */
     bool held = context_lock(context);
     result = stream_wait(stream);
     context_unlock(context, held);

@@ -13,9 +13,9 @@
 struct mapping {
     CUdeviceptr base;
     size_t bytes, offset;
-    struct physical *physical; /* NULL for memory of another process */
+    struct physical *physical; /* NULL for memory of another process. */
     int device, access;
-    struct mapping *next; /* list sorted by address */
+    struct mapping *next; /* The list is sorted by address. */
 };
 
 struct reservation {
@@ -38,7 +38,7 @@ static bool physical_valid(const struct physical *physical)
     return physical && physical->magic == PHYSICAL_MAGIC && physical->handles > 0;
 }
 
-/* Frees physical memory without handles and mappings. Mutex held. */
+/* Frees physical memory without handles and mappings. The caller must hold the mutex. */
 static void drop(struct physical *physical)
 {
     if (physical->handles || physical->mapped)
@@ -46,7 +46,8 @@ static void drop(struct physical *physical)
     if (physical->imported) {
         close(physical->fd);
         sim_shared_drop(physical->hold);
-    } else if (!physical->shared || !sim_shared_release(physical->shared - 1)) { /* else other processes keep it */
+    /* Free the memory here unless other processes keep it. */
+    } else if (!physical->shared || !sim_shared_release(physical->shared - 1)) {
         struct block block;
         arena_touch(driver.devices[physical->device].arena, physical->base);
         arena_free(driver.devices[physical->device].arena, physical->base, 1u << BLOCK_BACKING, &block);
@@ -90,7 +91,7 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, 
     bool host = device == -1;
     REQUIRE(device != -2, CUDA_ERROR_INVALID_DEVICE);
     REQUIRE(!host || (sim_state()->cuda_version >= 12020 && !prop->handle_types), CUDA_ERROR_INVALID_VALUE);
-    device = host ? 0 : device; /* host memory uses addresses of device 0 */
+    device = host ? 0 : device; /* Host memory uses addresses of device 0. */
     int gpu = driver.devices[device].gpu;
     struct arena *arena = device_arena(device);
     struct physical *physical = calloc(1, sizeof *physical);
@@ -160,7 +161,7 @@ EXPORT CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t bytes, size_t a
     return CUDA_SUCCESS;
 }
 
-/* Returns the first mapping that ends above address. Mutex held. */
+/* Returns the first mapping that ends above address. The caller must hold the mutex. */
 static struct mapping **first_behind(CUdeviceptr address)
 {
     struct mapping **link = &mappings;
@@ -234,7 +235,7 @@ EXPORT CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmem
     return result;
 }
 
-/* True if whole mappings cover exactly [pointer, pointer + bytes). Mutex held. */
+/* True if whole mappings cover exactly [pointer, pointer + bytes). The caller must hold the mutex. */
 static bool exactly(CUdeviceptr pointer, size_t bytes, bool partly)
 {
     const struct mapping *mapping = *first_behind(pointer);

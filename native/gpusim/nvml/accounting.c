@@ -41,7 +41,7 @@ NVML_GETTER(nvmlDeviceGetAccountingBufferSize, unsigned, open_accounting(device,
 struct record {
     struct sim_usage use;
     unsigned pid;
-    uint64_t end; /* 0 while the process runs */
+    uint64_t end; /* The end is 0 while the process runs. */
 };
 
 static bool take(struct record *record, unsigned pid, const struct sim_usage *use, uint64_t end)
@@ -52,7 +52,8 @@ static bool take(struct record *record, unsigned pid, const struct sim_usage *us
     return true;
 }
 
-/* Calls visit for living processes, then for ended ones, newest first, until visit returns true. Lock held. */
+/* Calls visit for living processes, then for ended ones, newest first, until visit returns true. The caller must hold
+ * the lock. */
 static bool each(const struct nvml_target *target, bool (*visit)(const struct record *, void *), void *argument)
 {
     const struct sim_state *state = sim_state();
@@ -114,7 +115,8 @@ static bool match(const struct record *record, void *argument)
     return true;
 }
 
-/* The field time is 0 while the process runs, then in milliseconds. Utilization is the average over its life. */
+/* The field `time` is 0 while the process runs, and afterwards its run time in milliseconds. Utilization is the average
+ * over the process's life. */
 NVML_API nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned pid, nvmlAccountingStats_t *stats)
 {
     struct nvml_target target;

@@ -78,11 +78,12 @@ static unsigned long long type_of(const struct sim_event *event)
     return 0;
 }
 
-/* Finds the next event of this set. Events that left the ring are lost, as in a driver. Both locks held. */
+/* Finds the next event of this set. Events that left the ring are lost, as in a driver. The caller must hold both
+ * locks. */
 static bool next_event(struct nvml_event_set *set, struct sim_event *found)
 {
     const struct sim_state *state = sim_state();
-    if (set->seen > state->event_count) /* the host's state was reset and numbers start again */
+    if (set->seen > state->event_count) /* The host's state was reset, so the numbers start again. */
         set->seen = 0;
     if (state->event_count - set->seen > SIM_EVENTS)
         set->seen = state->event_count - SIM_EVENTS;

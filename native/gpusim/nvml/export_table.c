@@ -27,13 +27,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TABLE_SLOTS 400 /* more than in any known table, so that an unknown build reads its slots within bounds */
+/* Number of slots: more than in any known table, so that an unknown build reads within bounds. */
+#define TABLE_SLOTS 400
 
 static const unsigned char table_id[16] = {0xc4, 0xfe, 0x3e, 0x6c, 0xc9, 0x8f, 0x6c, 0x4e,
                                            0xa3, 0x27, 0xee, 0x69, 0x6e, 0x12, 0xf7, 0xc4};
 
-/* size: bytes of the table in that branch's real library (580's is unknown and gets all slots).
- * complete: the slots without a star were measured too. */
+/* size is the size of the table in that branch's real library in bytes. For 580 it is unknown, so that branch gets all
+ * slots. complete is true if the slots without a star were measured too. */
 static const struct branch {
     const char *prefix;
     unsigned size;
@@ -52,7 +53,7 @@ _Static_assert(sizeof(struct smi_process) == 4128, "nvidia-smi steps through the
 _Static_assert(offsetof(struct smi_process, name) == 32, "nvidia-smi reads the name at 32");
 
 struct smi_policy {
-    unsigned kind; /* kind of policy; 0: time slice */
+    unsigned kind; /* Kind of the policy; 0 is the time slice. */
     unsigned value;
 };
 

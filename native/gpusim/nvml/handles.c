@@ -8,7 +8,7 @@
 
 static struct nvml_device gpus[NVML_MAX_GPUS];
 static struct nvml_device mig_devices[NVML_MAX_GPUS][SIM_MAX_GI][SIM_MAX_CI];
-static int visible[NVML_MAX_GPUS]; /* GPU number by NVML index */
+static int visible[NVML_MAX_GPUS]; /* The GPU's index in sim_state.gpus for each NVML index. */
 static unsigned visible_count;
 
 /* Lists the visible GPUs. As in the driver, only nvmlInit does so: a later device node needs a new nvmlInit. */
@@ -56,7 +56,8 @@ static bool is_ours(const struct nvml_device *handle)
     return address >= mig && address < mig + sizeof mig_devices && (address - mig) % sizeof gpus[0] == 0;
 }
 
-/* Checks a handle and finds its device. A handle of a MIG device may outlive the instance, so each use looks it up. */
+/* Checks a handle and finds its device. A handle of a MIG device may outlive the instance, so the instance is searched
+ * at each use. */
 nvmlReturn_t nvml_open(nvmlDevice_t handle, unsigned accepts, struct nvml_target *target)
 {
     NVML_TRY(nvml_enter());

@@ -155,7 +155,8 @@ static unsigned link_mbps(unsigned generation)
 }
 
 NVML_WORD(nvmlDeviceGetPcieSpeed, NVML_WHOLE_GPU, link_mbps(target.model->pcie_gen))
-NVML_WORD(nvmlDeviceGetPcieLinkMaxSpeed, NVML_WHOLE_GPU, target.model->pcie_gen) /* NVML_PCIE_LINK_MAX_SPEED_* */
+/* A value of NVML_PCIE_LINK_MAX_SPEED_*. */
+NVML_WORD(nvmlDeviceGetPcieLinkMaxSpeed, NVML_WHOLE_GPU, target.model->pcie_gen)
 
 NVML_API nvmlReturn_t nvmlDeviceGetVbiosVersion(nvmlDevice_t device, char *version, unsigned length)
 {

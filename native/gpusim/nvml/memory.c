@@ -63,7 +63,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1M
     NVML_TRY(nvml_open(device, NVML_ANY_DEVICE, &target));
     NVML_NEED(bar1 != NULL);
     bar1->bar1Total = (unsigned long long)target.model->bar1_mib << 20;
-    if (target.gi >= 0) { /* an instance has one eighth of BAR1 for each of its memory slices */
+    if (target.gi >= 0) { /* An instance has one eighth of BAR1 for each of its memory slices. */
         sim_lock();
         bar1->bar1Total = bar1->bar1Total / 8 * target.gpu->gi[target.gi].placement_size;
         sim_unlock();

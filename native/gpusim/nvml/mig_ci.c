@@ -13,7 +13,8 @@ static const struct {
 } profiles[] = {{0, 1}, {1, 2}, {2, 3}, {3, 4}, {4, 7}};
 #define PROFILES (sizeof profiles / sizeof profiles[0])
 
-/* True if an instance of `whole` slices can have parts of `slices` slices: every size up to whole, except 3 of 4. */
+/* True if an instance of `whole` slices can have parts of `slices` slices. Every size up to `whole` is possible, except
+ * 3 of 4. */
 static bool allowed(unsigned whole, unsigned slices)
 {
     return slices <= whole && !(whole == 4 && slices == 3);
@@ -94,7 +95,7 @@ NVML_API nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfoV(nvmlGpuInsta
     if (!third && info->version != NVML_STRUCT_VERSION(nvmlComputeInstanceProfileInfo_v2_t, 2))
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     NVML_TRY(open_profile(instance, number, &target, &profile, &slices));
-    COPY_PROFILE(info); /* version 3 begins like version 2 */
+    COPY_PROFILE(info); /* Version 3 of the structure begins like version 2. */
     profile_name(info->name, profile, slices);
     if (third)
         ((nvmlComputeInstanceProfileInfo_v3_t *)(void *)info)->capabilities = 0;

@@ -33,15 +33,17 @@ struct nvml_compute_instance {
 };
 
 enum nvml_accepts {
-    NVML_WHOLE_GPU,     /* the entry point returns NOT_SUPPORTED for a MIG device */
+    NVML_WHOLE_GPU,     /* The entry point returns NOT_SUPPORTED for a MIG device. */
     NVML_ANY_DEVICE,
-    NVML_EVEN_LOST = 2, /* flag: works on a GPU that has fallen off the bus, because the driver remembers the value */
+    /* This flag marks an entry point that works on a GPU that has fallen off the bus, because the driver remembers
+     * the value. */
+    NVML_EVEN_LOST = 2,
 };
 
 struct nvml_target {
     struct sim_gpu *gpu;
     const struct sim_model *model;
-    int number; /* the GPU's index in sim_state.gpus */
+    int number; /* The GPU's index in sim_state.gpus. */
     int gi, ci;
 };
 
@@ -55,7 +57,7 @@ void nvml_trace(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* handles.c */
 void nvml_enumerate(void);
-int nvml_index_of(int gpu); /* returns NVML's index of a GPU, -1 if this process does not see the GPU */
+int nvml_index_of(int gpu); /* Returns NVML's index of a GPU, or -1 if this process does not see the GPU. */
 nvmlReturn_t nvml_open(nvmlDevice_t handle, unsigned accepts, struct nvml_target *target);
 nvmlDevice_t nvml_gpu_handle(int gpu);
 nvmlDevice_t nvml_mig_handle(int gpu, int gi, int ci);
@@ -76,7 +78,7 @@ struct nvml_process {
 /* Fills up to `room` entries and returns the total number of processes. Takes the lock. */
 unsigned nvml_processes(const struct nvml_target *target, struct nvml_process *list, unsigned room);
 
-/* utilization.c: percent over the newest sample period; takes the lock */
+/* utilization.c: returns the percentage over the newest sample period; takes the lock */
 void nvml_utilization(const struct nvml_target *target, unsigned *gpu_percent, unsigned *memory_percent);
 
 /* sensors.c */
@@ -84,7 +86,8 @@ unsigned nvml_power_mw(const struct nvml_target *target);
 unsigned nvml_celsius(const struct nvml_target *target);
 
 /* reset.c */
-bool nvml_has_processes(int gpu); /* true if a process has a context on the GPU; state lock held */
+/* Returns true if a process has a context on the GPU. The caller must hold the lock. */
+bool nvml_has_processes(int gpu);
 nvmlReturn_t nvml_reset(unsigned count, const nvmlDevice_t *devices);
 
 /* field_values.c */

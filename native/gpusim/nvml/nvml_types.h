@@ -220,7 +220,8 @@ typedef struct {
 
 typedef struct {
     unsigned version;
-    unsigned char powerScope; /* 0: GPU. One byte; nvidia-smi does not clear the padding after it. */
+    /* 0 is the GPU. The field has one byte, and nvidia-smi does not clear the padding after it. */
+    unsigned char powerScope;
     unsigned powerValueMw;
 } nvmlPowerValue_v2_t;
 

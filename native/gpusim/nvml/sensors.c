@@ -5,7 +5,7 @@
 #include <stdbool.h>
 
 #define IDLE_CELSIUS 30u
-#define BUSY_CELSIUS 65u /* temperature under constant full load */
+#define BUSY_CELSIUS 65u /* The temperature under constant full load. */
 
 static unsigned load(const struct nvml_target *target)
 {
@@ -120,7 +120,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetTemperatureThreshold(nvmlDevice_t device, uns
     struct nvml_target target;
     NVML_TRY(nvml_open(device, NVML_WHOLE_GPU, &target));
     NVML_NEED(celsius != NULL);
-    bool stacked = target.model->bus_width_bits > 1024; /* only HBM memory reports a temperature */
+    bool stacked = target.model->bus_width_bits > 1024; /* Only HBM memory reports a temperature. */
     if (kind > NVML_TEMPERATURE_THRESHOLD_GPU_MAX || (kind == NVML_TEMPERATURE_THRESHOLD_MEM_MAX && !stacked))
         return NVML_ERROR_NOT_SUPPORTED;
     *celsius = limits[kind];

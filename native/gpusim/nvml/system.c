@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 static pthread_mutex_t init_mutex = PTHREAD_MUTEX_INITIALIZER;
-static unsigned init_count; /* number of nvmlInit calls without their nvmlShutdown */
+static unsigned init_count; /* Number of nvmlInit calls without a matching nvmlShutdown. */
 
 /* Logs calls that return NOT_SUPPORTED to the file that GPUSIM_NVML_TRACE names. The log shows which slots a new
  * nvidia-smi needs. */
@@ -105,7 +105,9 @@ static nvmlReturn_t initialise(void)
 
 NVML_API nvmlReturn_t nvmlInitWithFlags(unsigned flags)
 {
-    (void)flags; /* NO_GPUS and NO_ATTACH forbid an error on a host without GPUs, which is no error here anyway */
+    /* The flags NO_GPUS and NO_ATTACH forbid an error on a host without GPUs. Such a host is no error here, so the
+     * flags have no effect. */
+    (void)flags;
     nvmlReturn_t result = NVML_SUCCESS;
     pthread_mutex_lock(&init_mutex);
     if (init_count == 0)
@@ -194,7 +196,7 @@ NVML_API nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned length)
     return nvml_text(text, version, length);
 }
 
-/* Unlike other functions, it works without nvmlInit. */
+/* Unlike other functions, this function works without nvmlInit. */
 NVML_API nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version)
 {
     NVML_NEED(version != NULL);
@@ -215,7 +217,7 @@ void nvml_process_name(unsigned pid, char *buffer, unsigned length)
     buffer[0] = '\0';
     FILE *file = fopen(path, "re");
     if (file != NULL) {
-        /* each argument ends with NUL, so the text ends after the first one */
+        /* Each argument ends with NUL, so the text ends after the first argument. */
         size_t got = fread(buffer, 1, length - 1, file);
         buffer[got] = '\0';
         fclose(file);

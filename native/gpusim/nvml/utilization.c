@@ -132,7 +132,7 @@ static unsigned by_process(const struct nvml_target *target, unsigned long long 
     return found;
 }
 
-/* Without a buffer it returns, as the driver does, a number of entries that always suffices. */
+/* Without a buffer the function returns, as the driver does, a number of entries that is always sufficient. */
 NVML_API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *buffer,
                                                       unsigned *count, unsigned long long last_us)
 {
@@ -213,7 +213,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, unsigned type, u
     unsigned found = newer(&target, last_us, samples);
     if (found == 0)
         return NVML_ERROR_NOT_FOUND;
-    unsigned skip = found > *count ? found - *count : 0; /* with too little room, return the newest samples */
+    unsigned skip = found > *count ? found - *count : 0; /* If there is too little room, return the newest samples. */
     *count = found - skip;
     for (unsigned i = skip; i < found; i++)
         buffer[i - skip] = (nvmlSample_t){.timeStamp = sim_wall_us(samples[i].time),

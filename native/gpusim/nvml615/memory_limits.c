@@ -30,7 +30,8 @@ static nvmlReturn_t code(enum sim_group_answer answer)
     return NVML_ERROR_UNKNOWN;
 }
 
-/* True with CAP_SYS_ADMIN, as the driver requires; root in an ordinary container does not have it. */
+/* True if the process has CAP_SYS_ADMIN, which the driver requires. Root in an ordinary container does not have this
+ * capability. */
 static bool is_administrator(void)
 {
     struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
