@@ -5,7 +5,8 @@
 
 #include <string.h>
 
-#define REAP_NS 10000000ull /* interval at which waiters check for dead processes, whose queues must stop */
+/* Interval at which waiting threads check for dead processes, because the queues of dead processes must stop. */
+#define REAP_NS 10000000ull
 #define LONGEST_SLEEP_NS 100000000ull
 
 int sim_channel_open(int index)
@@ -97,7 +98,7 @@ static uint64_t not_before(struct sim_channel *channel, uint64_t seq, uint64_t n
             break;
     }
     if (sum < SIM_POLL_NS)
-        sum = SIM_POLL_NS; /* the item waits for the host or for other queues: check again soon */
+        sum = SIM_POLL_NS; /* The item waits for the host or for other queues, so check again soon. */
     return now + (sum < LONGEST_SLEEP_NS ? sum : LONGEST_SLEEP_NS);
 }
 

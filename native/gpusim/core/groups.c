@@ -33,7 +33,7 @@ static void climb(int folder, uint64_t groups[SIM_DEPTH])
     dev_t device = fd >= 0 && fstat(fd, &here) == 0 ? here.st_dev : 0;
     while (fd >= 0 && depth < SIM_DEPTH && here.st_dev == device) {
         if (depth && groups[depth - 1] == here.st_ino)
-            break; /* the parent of "/" is "/" */
+            break; /* The parent of "/" is "/", so the loop ends there. */
         groups[depth++] = here.st_ino;
         int above = openat(fd, "..", O_PATH | O_DIRECTORY | O_CLOEXEC);
         close(fd);

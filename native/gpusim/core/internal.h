@@ -49,7 +49,7 @@ enum sim_status sim_profile_read(const char *path, struct sim_config *config);
 /* Writes the configuration into the state and leaves data of processes unchanged. */
 void sim_profile_apply(const struct sim_config *config, struct sim_state *state);
 
-/* process.c */
+/* Defined in process.c: */
 enum sim_status sim_register(enum sim_role role);
 bool sim_slot_alive(int slot);
 /* True if a living process uses a slot of this state file. */
@@ -57,14 +57,15 @@ bool sim_anyone_alive(int fd);
 /* Frees a slot. The caller must hold the lock. */
 void sim_proc_free(int slot);
 
-/* lock.c */
+/* Defined in lock.c: */
 uint32_t sim_lock_word(int slot, uint32_t generation);
 /* Repairs the counters after a process died with the lock (memory.c). The caller must hold the lock. */
 void sim_repair(void);
 int sim_futex_wait(const _Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns);
 void sim_futex_wake(const _Atomic uint32_t *word, int count);
 
-/* groups.c */
+/* Defined in groups.c: */
+
 /* Reads files, so the caller must not hold the lock. */
 void sim_groups_of_self(uint64_t groups[SIM_DEPTH]);
 /* Sets the limit that a new group inherits. The caller must hold the lock. */
@@ -80,7 +81,7 @@ uint64_t sim_group_cap(int gpu, uint64_t *used);
  * hold the lock. */
 uint64_t sim_shared_leave(uint64_t serial, int gpu);
 
-/* engine.c */
+/* Defined in engine.c: */
 void sim_engine_reset(int gpu, uint64_t now, uint64_t seed);
 void sim_channel_free(int gpu, int channel); /* Frees a channel. The caller must hold the lock. */
 

@@ -282,7 +282,7 @@ enum sim_status sim_profile_read(const char *path, struct sim_config *config)
     return good ? SIM_OK : SIM_ERR_PROFILE;
 }
 
-/* splitmix64. Derived UUIDs must differ between hosts and be equal in every run. */
+/* The generator is splitmix64. Derived UUIDs must differ between hosts and be equal in every run. */
 static uint64_t mix(uint64_t *state)
 {
     uint64_t z = *state += 0x9e3779b97f4a7c15u;

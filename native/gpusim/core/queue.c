@@ -115,7 +115,7 @@ bool sim_queue_scan(int gpu, struct sim_channel *channel, uint64_t now, struct s
             add_kernel(set, work, &sms);
         sim_unfinished(&order, work->stream);
         if (order.legacy && !channel->nonblocking)
-            break; /* items after an unfinished item of the legacy stream cannot start */
+            break; /* Items after an unfinished item of the legacy stream cannot start. */
     }
     while (channel->head < channel->tail && sim_entry(channel, channel->head)->done)
         channel->head++;

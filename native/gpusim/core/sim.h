@@ -519,8 +519,8 @@ bool sim_gpu_visible(int gpu);
 
 void sim_lock(void);
 void sim_unlock(void);
-/* Frees everything that belongs to dead processes. The caller must hold the lock. This costs one system call for each
- * other live process. */
+/* Frees everything that belongs to dead processes. Costs one system call for each other live process. The caller must
+ * hold the lock. */
 void sim_reap(void);
 /* Returns a process's id in the caller's PID namespace, or 0 if the process is not visible in it; lists leave such a
  * process out, as the driver's do. The caller must hold the lock. */

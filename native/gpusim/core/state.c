@@ -266,7 +266,7 @@ enum sim_status sim_reset(bool force)
                 status = SIM_ERR_ARGUMENT;
             }
     if (status == SIM_OK) {
-        atomic_store(&state->clock_mode, SIM_CLOCK_REAL); /* all engines restart at the same instant of real time */
+        atomic_store(&state->clock_mode, SIM_CLOCK_REAL); /* All engines restart at the same instant of real time. */
         atomic_store(&state->clock_now, sim_now());
         atomic_store(&state->clock_mode, SIM_CLOCK_MANUAL);
         sim_profile_apply(&config, state);

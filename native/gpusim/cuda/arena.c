@@ -184,7 +184,7 @@ static bool slab_alloc(struct arena *a, uint64_t bytes, const struct object *obj
         }
         slab->size = size;
         slab->capacity = capacity;
-        if (capacity % 64) /* marks the bits beyond the capacity in the last word as taken */
+        if (capacity % 64) /* Mark the bits beyond the capacity in the last word as taken. */
             slab->taken[capacity / 64] = ~(uint64_t)0 << capacity % 64;
         a->chunks[i].state = SLAB;
         a->chunks[i].size_class = (uint8_t)class;
@@ -362,7 +362,8 @@ bool arena_free(struct arena *a, uintptr_t address, unsigned kinds, struct block
         describe(object, base, out);
         if (a->chunks[chunk].state == LARGE) {
             if (object->kind == BLOCK_MANAGED)
-                a->chunks[chunk].dirty = 1; /* the program may write host memory without a driver call */
+                /* The program may write host memory without a driver call, so the block counts as written. */
+                a->chunks[chunk].dirty = 1;
             give_run(a, chunk);
         } else {
             slab_free(a, chunk, index);

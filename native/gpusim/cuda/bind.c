@@ -54,7 +54,7 @@ static CUresult bind(const void *to, uint64_t place, struct physical *physical)
         vmm_let_go(physical);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    unbind(to, place, 1); /* removes an older binding at this position */
+    unbind(to, place, 1); /* This removes an older binding at this position. */
     pthread_mutex_lock(&mutex);
     *binding = (struct binding){.to = to, .place = place, .physical = physical, .next = bindings};
     bindings = binding;

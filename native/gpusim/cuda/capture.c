@@ -21,7 +21,7 @@ struct member {
 };
 
 struct capture {
-    CUgraph graph, into; /* into: existing graph that the capture updates, or NULL */
+    CUgraph graph, into; /* into: an existing graph that the capture updates, or NULL. */
     CUstream origin;
     int mode;
     bool invalid;
@@ -94,7 +94,8 @@ CUresult capture_event(CUstream stream, CUgraphNode *node, uint64_t *id)
         result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     } else if (member->count == 1) {
         *node = member->frontier[0];
-    } else { /* the frontier has no node or several: record an empty node that depends on them */
+    /* The frontier does not have exactly one node, so add an empty node that depends on all nodes of the frontier. */
+    } else {
         struct op op = {.kind = OP_EMPTY};
         result = graph_add(capture->graph, member->frontier, member->count, &op, node);
         if (result == CUDA_SUCCESS)

@@ -133,8 +133,7 @@ static void greens_stop(CUcontext home)
 
 static void context_stop(CUcontext context)
 {
-    /* Wait without the context's lock, because a thread that has that lock may need the mutex of primary contexts,
-     * which the caller has. */
+    /* Wait without the context's lock: its holder may need the mutex of primary contexts, which the caller has. */
     context_drain(context);
     greens_stop(context);
     atomic_store(&context->alive, false);

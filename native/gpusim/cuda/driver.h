@@ -21,7 +21,7 @@
 
 struct CUstream_st {
     uint32_t magic;
-    uint32_t order; /* the engine's number of the stream, with the flag SIM_STREAM_NONBLOCKING */
+    uint32_t order; /* The engine's number of the stream, with the flag SIM_STREAM_NONBLOCKING. */
     CUcontext context;
     CUstream next;
     unsigned flags;
@@ -36,10 +36,10 @@ struct CUctx_st {
     uint32_t magic;
     int device;
     unsigned flags;
-    unsigned version; /* API version */
+    unsigned version; /* API version of the context. */
     bool primary;
     _Atomic bool alive;
-    _Atomic int broken; /* a sticky error that every later call returns */
+    _Atomic int broken; /* A sticky error that every later call returns. */
     int gpu, channel;
     uint64_t ecc_seen; /* Number of the GPU's uncorrectable errors before this context existed. */
     uint64_t id;
@@ -56,7 +56,7 @@ struct CUctx_st {
     struct CUstream_st legacy;
     CUstream streams;
     CUmodule modules;
-    uint64_t peers; /* bitmap of devices whose memory the context may access */
+    uint64_t peers; /* Bitmap of the devices whose memory the context may access. */
     size_t limits[8];
     /* Bytes charged in addition to the context's basic memory (context_state.c). */
     uint64_t stack_bytes, heap_bytes;
@@ -180,7 +180,7 @@ static inline bool device_valid(CUdevice device)
 CUresult context_heaps(CUcontext context);
 void context_heaps_end(CUcontext context);
 
-/* memory.c */
+/* Defined in memory.c: */
 CUresult memory_alloc(CUcontext context, uint64_t bytes, enum block_kind kind, CUdeviceptr *out);
 CUresult memory_free(CUdeviceptr pointer);
 bool memory_find(CUdeviceptr pointer, struct block *out, int *device);
@@ -192,7 +192,7 @@ void memory_release_all(CUcontext context);
 struct arena *memory_arena(CUdeviceptr pointer, int *device);
 CUresult status_to_result(enum sim_status status);
 
-/* host.c */
+/* Defined in host.c: */
 bool host_find(uintptr_t address, uintptr_t *base, size_t *bytes, unsigned *flags, CUcontext *context);
 
 /* ipc.c: defers the free of memory that another process has open */
@@ -207,7 +207,7 @@ bool vmm_find(CUdeviceptr pointer, CUdeviceptr *base, size_t *bytes, int *device
 CUresult vmm_adopt(CUdeviceptr base, size_t bytes, int device);
 bool vmm_disown(CUdeviceptr base);
 
-/* pool.c */
+/* Defined in pool.c: */
 CUresult pool_free(CUdeviceptr pointer, const struct block *block);
 /* Frees pool memory of the device above the thresholds (all: all unused memory). Returns true if any was freed. */
 bool pools_trim(int device, bool all);
@@ -218,7 +218,7 @@ void pools_end(int device);
 CUresult pool_alloc(CUmemoryPool pool, uint64_t bytes, CUdeviceptr *out);
 CUmemoryPool pool_current(int device);
 
-/* stream.c */
+/* Defined in stream.c: */
 CUstream stream_of(CUcontext context, CUcontext green, unsigned flags, int priority);
 CUresult stream_resolve(CUcontext context, CUstream stream, CUstream *out);
 CUresult stream_submit(CUstream stream, struct sim_work *work, uint64_t *seq);
@@ -234,14 +234,14 @@ void stream_queued(CUstream stream, uint64_t seq);
 /* capture.c: returns an error if a capture forbids to wait for or query this stream */
 CUresult capture_check(CUstream stream);
 
-/* callback.c */
+/* Defined in callback.c: */
 CUresult callback_add(CUstream stream, CUhostFn function, CUstreamCallback callback, void *data);
 
-/* event.c */
+/* Defined in event.c: */
 void events_keep(CUcontext context, const struct sim_work *overwritten);
 void events_destroy(CUcontext context);
 
-/* module.c */
+/* Defined in module.c: */
 struct kernel_cost {
     /* Duration; SIM_COST_FOREVER: until the context ends. */
     uint64_t ns;
@@ -250,16 +250,16 @@ struct kernel_cost {
     /* Number of SMs; 0: the whole GPU. */
     unsigned sms;
 };
-/* resolves a CUfunction, or a CUkernel in the current context */
+/* Returns the function of a CUfunction, or of a CUkernel in the current context. */
 CUresult function_of(const void *handle, CUfunction *out);
 
 /* hostile.c: returns the private table with that id, or NULL */
 const void *private_table(const CUuuid *id);
 
-/* launch.c */
+/* Defined in launch.c: */
 CUresult launch_submit(CUstream stream, CUfunction function, const unsigned grid[3], const unsigned block[3]);
 
-/* copy.c */
+/* Defined in copy.c: */
 CUresult copy_queue(CUstream stream, uint64_t bytes, bool over_bus);
 
 void modules_unload(CUcontext context);

@@ -24,7 +24,7 @@ struct loaded { /* The module of a library in one context. */
 
 struct CUlib_st {
     uint32_t magic;
-    char *file_data; /* content of the file if the library was loaded from a file; freed with it */
+    char *file_data; /* Content of the file if the library was loaded from a file. It is freed with the library. */
     const void *data;
     pthread_mutex_t mutex;
     struct loaded *loaded;
@@ -239,7 +239,7 @@ static CUresult set_attribute(const void *handle, int attribute, int value)
     CUresult result = function_of(handle, &function);
     if (result != CUDA_SUCCESS)
         return result;
-    /* all other attributes are read-only */
+    /* All other attributes are read-only. */
     REQUIRE(attribute >= 8 && attribute < FUNCTION_ATTRIBUTES, CUDA_ERROR_INVALID_VALUE);
     const struct sim_model *model = sim_model_find(sim_state()->gpus[context_current()->gpu].model);
     REQUIRE(attribute != 8 || (value >= 0 && (unsigned)value <= model->shared_per_block_optin), CUDA_ERROR_INVALID_VALUE);

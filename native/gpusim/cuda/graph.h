@@ -27,10 +27,10 @@ struct CUgraph_st {
     uint32_t magic;
     CUgraphNode first, *end;
     size_t count;
-    bool child; /* true if the graph belongs to a child node */
+    bool child; /* True if the graph belongs to a child node. */
 };
 
-/* graph.c */
+/* Defined in graph.c: */
 CUresult graph_new(CUgraph *out);
 CUresult graph_add(CUgraph graph, const CUgraphNode *dependencies, size_t count, const struct op *op, CUgraphNode *out);
 CUresult graph_clone(CUgraph graph, CUgraph *out);
@@ -39,8 +39,8 @@ void graph_free(CUgraph graph);
  * memory. */
 CUgraphNode *graph_order(CUgraph graph);
 
-/* graph_memory.c: memory of allocation nodes. It has an address from the node's creation on, and physical memory from
- * the graph's instantiation on. */
+/* graph_memory.c: memory of allocation nodes. The memory has an address from the node's creation on, and is allocated
+ * when the graph is instantiated. */
 CUresult graph_memory_new(int device, uint64_t bytes, CUdeviceptr *out);
 /* Allocates the physical memory. */
 CUresult graph_memory_commit(CUdeviceptr pointer);

@@ -12,7 +12,7 @@ struct graph_memory {
     int device;
     /* Number of nodes that refer to the memory, nodes of clones and executable graphs included. */
     unsigned nodes;
-    /* used: true from the run of the allocation node to the free. */
+    /* used is true from the run of the allocation node until the memory is freed. */
     bool committed, used;
     struct graph_memory *next;
 };

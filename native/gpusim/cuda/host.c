@@ -115,7 +115,7 @@ EXPORT CUresult cuMemHostAlloc(void **pointer, size_t bytes, unsigned flags)
 
 EXPORT CUresult cuMemAllocHost_v2(void **pointer, size_t bytes)
 {
-    return allocate(pointer, bytes, 3); /* flags 3: portable and mapped, as with unified addresses */
+    return allocate(pointer, bytes, 3); /* Flags 3 mean portable and mapped, as always with unified addresses. */
 }
 
 EXPORT CUresult cuMemAllocHost(void **pointer, unsigned bytes)

@@ -52,7 +52,8 @@ static struct {
     gpusim_callback function;
     void *data;
 } tool = {.mutex = PTHREAD_MUTEX_INITIALIZER};
-static __thread bool in_tool; /* true inside a tool's callback, whose own calls are not reported to it */
+/* True inside a tool's callback. Driver calls of the tool are not reported to the tool. */
+static __thread bool in_tool;
 
 void tool_call(enum gpusim_moment moment, void *handle)
 {
@@ -95,7 +96,8 @@ void tool_load(void)
 
 /* ---- teardown ----------------------------------------------------------------------------------------------------------- */
 
-#define TEARDOWN_US 20000 /* a real driver frees memory and queues in this time, while the process's threads run */
+/* In this time a real driver frees memory and queues, while the process's threads still run. */
+#define TEARDOWN_US 20000
 
 void driver_late(const char *function)
 {

@@ -22,7 +22,7 @@ void context_pass(CUcontext context); /* Waits while another thread has the lock
 /* Before a free, waits for this context's work or, with waiting-frees, for the work of all contexts on the device. */
 CUresult free_wait(CUcontext context);
 
-/* callbacks */
+/* The behaviour `callbacks`: */
 void tool_call(enum gpusim_moment moment, void *handle);
 void tool_load(void); /* Loads the tool that CUDA_INJECTION64_PATH names, as the real driver does. */
 

@@ -27,7 +27,7 @@ CUresult launch_submit(CUstream stream, CUfunction function, const unsigned grid
     if (need == 0 || need > sms)
         need = function->declared ? sms : blocks < sms ? (unsigned)blocks : sms;
     uint64_t ns = function->cost.most ? draw(&function->cost) : function->cost.ns;
-    if (stream->green && need > stream->green->sms) { /* with fewer SMs the kernel takes proportionally longer */
+    if (stream->green && need > stream->green->sms) { /* With fewer SMs the kernel takes proportionally longer. */
         ns = ns >= SIM_COST_FOREVER ? ns : ns * need / stream->green->sms;
         need = stream->green->sms;
     }

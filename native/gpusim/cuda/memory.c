@@ -9,7 +9,7 @@
 #include "hostile.h"
 
 #define FREEABLE (1u << BLOCK_PLAIN | 1u << BLOCK_MANAGED)
-#define OWNED (FREEABLE | 1u << BLOCK_ARRAY) /* kinds that a context owns and frees at its end */
+#define OWNED (FREEABLE | 1u << BLOCK_ARRAY) /* The kinds of blocks that a context owns and frees at its end. */
 #define LOW_ARENA_BYTES ((uint64_t)2 << 30)
 
 struct arena *memory_arena(CUdeviceptr pointer, int *device)
@@ -62,7 +62,7 @@ CUresult memory_alloc(CUcontext context, uint64_t bytes, enum block_kind kind, C
 {
     ipc_free_deferred();
     CUresult result = allocate(device_of(context)->arena, context, bytes, kind, out);
-    /* try again after unused pool memory was freed */
+    /* Try again after unused memory of pools was freed. */
     if (result == CUDA_ERROR_OUT_OF_MEMORY && pools_trim(context->device, true))
         result = allocate(device_of(context)->arena, context, bytes, kind, out);
     return result;

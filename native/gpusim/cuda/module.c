@@ -45,7 +45,7 @@ static CUresult function_new(CUmodule module, const char *name, const struct ima
     *function = (struct CUfunc_st){.magic = FUNCTION_MAGIC, .module = module, .name = copy, .next = module->functions,
                                    .cost = entry ? entry->cost : (struct kernel_cost){.ns = 10000},
                                    .declared = entry && entry->declared, .block = {1, 1, 1},
-                                   /* values of CUfunction_attribute 0 to 9 */
+                                   /* The values of CUfunction_attribute 0 to 9. */
                                    .attributes = {1024, 0, 0, 0, 32, capability, capability, 0, 49152, -1}};
     module->functions = function;
     *out = function;

@@ -50,20 +50,20 @@ CUresult op_run(CUstream stream, const struct op *op);
 /* Runs the operation or, in a capture, adds it to the graph; resolves the stream's handle. */
 CUresult op_issue(CUstream handle, const struct op *op);
 
-/* copy.c */
+/* Defined in copy.c: */
 CUresult copy_check(const CUDA_MEMCPY3D *copy);
 CUresult copy_move(const CUDA_MEMCPY3D *copy, bool *over_bus); /* Moves the bytes. */
 CUresult set_check(const CUDA_MEMSET_NODE_PARAMS *set);
 void set_fill(const CUDA_MEMSET_NODE_PARAMS *set);
 bool range_valid(uintptr_t address, uint64_t bytes);
 
-/* array.c */
+/* Defined in array.c: */
 bool array_address(CUarray array, uintptr_t *base, size_t *pitch, size_t *height, size_t *depth);
 
-/* capture.c */
+/* Defined in capture.c: */
 CUresult capture_op(CUstream stream, const struct op *op);
 
-/* event.c */
+/* Defined in event.c: */
 CUresult event_record_now(CUevent event, CUstream stream);
 CUresult event_wait_now(CUevent event, CUstream stream);
 

@@ -211,7 +211,7 @@ static CUresult free_async(CUdeviceptr pointer, CUstream handle)
         struct op op = {.kind = OP_FREE, .as.memory = {.pointer = pointer}};
         return capture_op(stream, &op);
     }
-    return memory_free(pointer); /* this call may also free memory of cuMemAlloc */
+    return memory_free(pointer); /* This call may also free memory of cuMemAlloc. */
 }
 
 EXPORT CUresult cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream stream)
@@ -380,7 +380,7 @@ EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *va
     ENTER();
     REQUIRE(valid(pool) && value && attribute >= 1 && attribute <= 8, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(attribute != 5 && attribute != 7, CUDA_ERROR_INVALID_VALUE);
-    /* highest values can only be reset to 0 */
+    /* The highest values can only be reset to 0. */
     REQUIRE(attribute < 5 || *(uint64_t *)value == 0, CUDA_ERROR_INVALID_VALUE);
     pthread_mutex_lock(&pool->mutex);
     if (attribute <= 3)

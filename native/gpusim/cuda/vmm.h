@@ -39,13 +39,14 @@ struct physical *vmm_take(CUmemGenericAllocationHandle handle);
 struct physical *vmm_take_at(CUdeviceptr pointer);
 void vmm_let_go(struct physical *physical);
 
-/* bind.c */
+/* Defined in bind.c: */
+
 /* Removes all bindings of a destroyed array or multicast object. */
 void bindings_end(const void *to);
 /* Returns false if the handle is no multicast object. */
 bool multicast_release(CUmemGenericAllocationHandle handle);
 
-/* array.c */
+/* Defined in array.c: */
 bool array_sparse(const void *array);
 
 #endif

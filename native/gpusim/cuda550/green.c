@@ -100,7 +100,8 @@ EXPORT CUresult cuDevResourceGenerateDesc(struct desc **out, CUdevResource *reso
 {
     ENTER();
     REQUIRE(out && resources && count, CUDA_ERROR_INVALID_VALUE);
-    struct desc *desc = calloc(1, sizeof *desc); /* never freed: CUDA has no call to free it */
+    /* The descriptor is never freed, because CUDA has no call to free it. */
+    struct desc *desc = calloc(1, sizeof *desc);
     REQUIRE(desc, CUDA_ERROR_OUT_OF_MEMORY);
     desc->magic = DESC_MAGIC;
     for (unsigned i = 0; i < count; i++) {

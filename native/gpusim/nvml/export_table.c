@@ -209,7 +209,8 @@ NVML_API nvmlReturn_t nvmlInternalGetExportTable(const void **answer, const void
     if (memcmp(id, table_id, sizeof table_id) != 0)
         return NVML_ERROR_INVALID_ARGUMENT;
     NVML_TRY(nvml_status(sim_attach(SIM_ROLE_NVML)));
-    static pthread_once_t filled = PTHREAD_ONCE_INIT; /* the driver's version never changes while the host runs */
+    /* The driver's version never changes while the host runs, so the table is filled once. */
+    static pthread_once_t filled = PTHREAD_ONCE_INIT;
     pthread_once(&filled, fill);
     *answer = table;
     return NVML_SUCCESS;

@@ -47,7 +47,7 @@ struct nvml_target {
     int gi, ci;
 };
 
-/* system.c */
+/* Defined in system.c: */
 nvmlReturn_t nvml_enter(void);
 nvmlReturn_t nvml_root(void);
 nvmlReturn_t nvml_status(enum sim_status status);
@@ -55,22 +55,22 @@ nvmlReturn_t nvml_text(const char *text, char *buffer, unsigned length);
 void nvml_process_name(unsigned pid, char *buffer, unsigned length);
 void nvml_trace(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* handles.c */
+/* Defined in handles.c: */
 void nvml_enumerate(void);
 int nvml_index_of(int gpu); /* Returns NVML's index of a GPU, or -1 if this process does not see the GPU. */
 nvmlReturn_t nvml_open(nvmlDevice_t handle, unsigned accepts, struct nvml_target *target);
 nvmlDevice_t nvml_gpu_handle(int gpu);
 nvmlDevice_t nvml_mig_handle(int gpu, int gi, int ci);
 
-/* mig_gi.c */
+/* Defined in mig_gi.c: */
 const struct sim_mig_profile *nvml_mig_profile(const struct nvml_target *target, unsigned profile_id);
 nvmlReturn_t nvml_open_instance(nvmlGpuInstance_t instance, struct nvml_target *target);
 nvmlGpuInstance_t nvml_instance_handle(int gpu, int gi);
 
-/* memory.c */
+/* Defined in memory.c: */
 void nvml_memory(const struct nvml_target *target, nvmlMemory_v2_t *memory);
 
-/* processes.c */
+/* Defined in processes.c: */
 struct nvml_process {
     unsigned pid, gi, ci;
     unsigned long long bytes;
@@ -81,16 +81,17 @@ unsigned nvml_processes(const struct nvml_target *target, struct nvml_process *l
 /* utilization.c: returns the percentage over the newest sample period; takes the lock */
 void nvml_utilization(const struct nvml_target *target, unsigned *gpu_percent, unsigned *memory_percent);
 
-/* sensors.c */
+/* Defined in sensors.c: */
 unsigned nvml_power_mw(const struct nvml_target *target);
 unsigned nvml_celsius(const struct nvml_target *target);
 
-/* reset.c */
+/* Defined in reset.c: */
+
 /* Returns true if a process has a context on the GPU. The caller must hold the lock. */
 bool nvml_has_processes(int gpu);
 nvmlReturn_t nvml_reset(unsigned count, const nvmlDevice_t *devices);
 
-/* field_values.c */
+/* Defined in field_values.c: */
 unsigned long long nvml_energy_mj(const struct nvml_target *target);
 
 #define NVML_MAX_GPUS SIM_MAX_GPUS

@@ -117,7 +117,7 @@ EMPTY_LIST(nvmlDeviceGetMPSComputeRunningProcesses)
 EMPTY_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2)
 EMPTY_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3)
 
-/* mode: 0 compute, 1 graphics, 2 MPS, 3 all */
+/* The values of mode are 0 for compute, 1 for graphics, 2 for MPS and 3 for all. */
 NVML_API nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProcessDetailList_t *details)
 {
     struct nvml_process *list;

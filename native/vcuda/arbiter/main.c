@@ -94,7 +94,7 @@ static int run(struct node *node, const char *folder)
     sigemptyset(&stops);
     sigaddset(&stops, SIGTERM);
     sigaddset(&stops, SIGINT);
-    /* signals are delivered only during the wait, so none is lost between test and wait */
+    /* Signals are delivered only during the wait, so no signal is lost between the test and the wait. */
     sigprocmask(SIG_BLOCK, &stops, &before);
     struct sigaction action = {.sa_handler = end};
     sigaction(SIGTERM, &action, NULL);

@@ -334,8 +334,7 @@ static bool preempted(const struct schedule *schedule, const struct sum *sum, ui
            lag(other, sum) > lag(holder, sum) - so_far + (double)PREEMPT_NS + (double)CYCLE_NS;
 }
 
-/* Returns the maximum work (us) that the holder may queue; 0: no maximum. A tenant that goes first waits for that
- * work. */
+/* Returns the maximum work (us) that the holder may queue; 0: no maximum. A tenant that goes first must wait for it. */
 static uint32_t outstanding(const struct schedule *schedule, const struct sum *sum, int holder)
 {
     uint32_t most = 0;
@@ -390,7 +389,7 @@ static uint64_t drain(struct schedule *schedule, uint64_t now, uint64_t *late)
     *late = latest && latest + LATE_NS > now ? (latest > now ? latest : now + 1) : 0;
     if (!latest || latest + LATE_NS <= now || now >= schedule->drain_until)
         return 0;
-    /* overdue work is checked every 50 us */
+    /* Overdue work is checked every 50 us. */
     uint64_t next = latest < schedule->drain_until ? latest : schedule->drain_until;
     return next > now + 50 * US ? (next < now + 200 * US ? next : now + 200 * US) : now + 50 * US;
 }
@@ -459,7 +458,7 @@ uint64_t schedule_step(struct schedule *schedule, uint64_t now)
     uint64_t passed = schedule->stepped && now > schedule->stepped ? now - schedule->stepped : 0;
     struct sum sum = look(schedule, now, passed);
     schedule->stepped = now;
-    if (!fills(&sum)) /* shares are limits, so credit accrues with time */
+    if (!fills(&sum)) /* The shares are limits, so credit grows with time. */
         for (int i = 0; i < SCHEDULE_TENANTS; i++)
             if (schedule->tenant[i].present && schedule->tenant[i].active)
                 add_credit(&schedule->tenant[i], (double)passed * rate(&schedule->tenant[i], &sum), &sum);

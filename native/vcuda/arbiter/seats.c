@@ -172,7 +172,7 @@ bool seat_take(struct node *node, struct allocation *allocation, int device, uin
             slot = i;
     if (slot < 0) {
         if (!works && (!in.unlimited || unlimited(g)))
-            return true; /* the tenant rests and needs no seat */
+            return true; /* The tenant rests, so it needs no seat. */
         slot = resting(g);
         if (slot < 0)
             return false;
@@ -184,7 +184,8 @@ bool seat_take(struct node *node, struct allocation *allocation, int device, uin
     g->tenant[slot] = allocation;
     g->index[slot] = device;
     g->schedule.tenant[slot].in = in;
-    g->schedule.tenant[slot].active = works; /* prevents another tenant from taking the seat before the next pass */
+    /* This prevents another tenant from taking the seat before the next pass. */
+    g->schedule.tenant[slot].active = works;
     g->next = 0;
     return true;
 }

@@ -207,7 +207,7 @@ void tenants_limits(struct node *node, uint64_t now)
         if (!node->allocation[i].used)
             continue;
         read_limits(node, &node->allocation[i]);
-        /* a tenant that has started to work takes the seat of a resting one */
+        /* A tenant that has started to work takes the seat of a resting tenant. */
         for (int d = 0; d < VGPU_MAX_DEVICES; d++)
             take_seat(node, &node->allocation[i], d, now);
     }

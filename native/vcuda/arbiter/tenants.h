@@ -37,7 +37,7 @@ struct gpu {
     char uuid[VGPU_UUID_SIZE]; /* An empty text marks an unused entry. */
     struct schedule schedule;
     struct allocation *tenant[SCHEDULE_TENANTS];
-    int index[SCHEDULE_TENANTS]; /* index of the GPU among the tenant's devices */
+    int index[SCHEDULE_TENANTS]; /* Index of the GPU among the tenant's devices. */
     uint64_t next;
 };
 
@@ -58,7 +58,8 @@ void tenants_limits(struct node *node, uint64_t now);
 bool tenants_page(const struct allocation *allocation, struct vgpu_tenant_page *page);
 unsigned tenants_count(const struct node *node);
 
-/* seats.c */
+/* Defined in seats.c: */
+
 /* Gives a seat in the GPU's schedule to a tenant without a seat. If all seats are taken, an active tenant gets the seat
  * of an idle tenant; an idle tenant needs no seat, and the function returns true. Returns false if there is no seat. */
 bool seat_take(struct node *node, struct allocation *allocation, int device, uint64_t now);
@@ -68,10 +69,10 @@ uint64_t tenants_look(struct gpu *gpu, uint64_t now);
 /* Called before the arbiter ends, so that from then on each tenant keeps its own share. */
 void tenants_release(struct node *node);
 
-/* status.c */
+/* Defined in status.c: */
 int status_print(struct node *node);
 
-/* notify.c: reports to systemd; does nothing if systemd did not request it */
+/* notify.c: reports the state to systemd. Does nothing if systemd did not request reports. */
 void notify(const char *state);
 /* Returns the ns between watchdog messages; 0: systemd requests none. */
 uint64_t notify_interval(void);

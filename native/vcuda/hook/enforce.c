@@ -12,12 +12,12 @@
 #include <stdio.h>
 #include <string.h>
 
-struct set_limits { /* nvmlSetMemoryLimits_v1_t */
+struct set_limits { /* Layout of NVML's nvmlSetMemoryLimits_v1_t. */
     const char *group;
     unsigned long long soft, hard;
 };
 
-struct get_limits { /* nvmlGetMemoryLimits_v1_t */
+struct get_limits { /* Layout of NVML's nvmlGetMemoryLimits_v1_t. */
     const char *group;
     unsigned long long soft, hard, used;
 };

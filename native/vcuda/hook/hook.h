@@ -62,7 +62,7 @@ bool grant_read(const struct options *options, struct grant *grant);
 bool group_find(const struct options *options, const struct container *container, struct group *group);
 /* enforce.c: sets the limits and reads them back. */
 bool enforce(const struct options *options, struct grant *grant, const struct group *group);
-/* active.c: driver-limit, next to the limits of each allocation. */
+/* active.c: reads and writes the record driver-limit, next to the limits of each allocation. */
 bool active_free(const struct options *options, const struct grant *grant, const struct group *group);
 bool active_write(const struct options *options, const struct container *container, const struct grant *grant,
                   const struct group *group, const char *why_library);

@@ -91,7 +91,7 @@ struct vgpu_limits {
     uint32_t size;     /* size: bytes that crc32 covers. The file is at least as long and never shrinks. */
     uint32_t sequence; /* sequence is even while no write is in progress. */
     uint32_t crc32;    /* crc32: zlib's crc32 of `size` bytes, computed with sequence and crc32 as 0. */
-    uint32_t flags;    /* enum vgpu_limits_flag. */
+    uint32_t flags;    /* flags: bits of enum vgpu_limits_flag. */
     uint32_t core_policy;
     uint32_t priority;  /* priority: 0 is high, 1 is low. */
     uint32_t log_level; /* log_level: from 0 (error) to 5 (trace). */
@@ -157,7 +157,7 @@ struct vgpu_ledger {
     uint64_t lock; /* lock: 0 if unlocked, else (generation << 32) | (slot + 1) of the holder. */
     uint64_t reserved1[2];
     char allocation[VGPU_ALLOCATION_SIZE];
-    uint64_t total[VGPU_MAX_DEVICES];         /* total: sum of used + context over all slots. */
+    uint64_t total[VGPU_MAX_DEVICES];         /* total: sum of used and context over the slots. */
     uint64_t context_bytes[VGPU_MAX_DEVICES]; /* context_bytes: measured size of one context, 0 if not measured yet. */
     char devices[VGPU_MAX_DEVICES][VGPU_UUID_SIZE];
     /* Path of the file to which all shareable handles refer; empty if no handle was created. */
@@ -214,8 +214,8 @@ struct vgpu_gpu_page {
     /* heartbeat_ns: time at which the arbiter last read the pages; not protected by the sequence. */
     uint64_t heartbeat_ns;
     uint32_t wake;               /* wake: a futex that changes with every change of the fields below. */
-    uint32_t gate;               /* enum vgpu_gate. */
-    uint32_t flags;              /* enum vgpu_gpu_flag. */
+    uint32_t gate;               /* gate: a value of enum vgpu_gate. */
+    uint32_t flags;              /* flags: bits of enum vgpu_gpu_flag. */
     uint32_t rate_ppm;           /* rate_ppm: device time per elapsed time in millionths; 1000000 is the whole GPU. */
     uint64_t turn_start_ns;
     uint64_t turn_end_ns;

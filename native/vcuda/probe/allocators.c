@@ -17,7 +17,7 @@
 
 #include "loader.h"
 
-#define POOL_PIECE (64 * MIB) /* a driver's pool and its reserve for graphs may grow in steps of up to 32 MiB */
+#define POOL_PIECE (64 * MIB) /* A driver's pool, and its reserve for graphs, may grow in steps of up to 32 MiB. */
 
 struct way {
     const char *name;
@@ -225,7 +225,7 @@ static void fill_by(const struct fill *fill, const struct way *way)
             granted += taken;
     cuda->mem_info(&left, &total);
     if (nvml_figures(fill->uuid, &figures) && figures.total - figures.used > left)
-        /* free bytes of the slice; cuMemGetInfo shows at most the card's free bytes */
+        /* Free bytes of the slice, because cuMemGetInfo shows at most the card's free bytes. */
         left = figures.total - figures.used;
     /* Only a refusal for lack of memory is judged. If there was no room even for one piece, such a refusal proves
      * nothing. */

@@ -58,7 +58,7 @@ struct taken {
     CUresult status[KINDS];
 };
 struct rest {
-    uint64_t again; /* bytes that the exporting probe was granted after it had freed everything */
+    uint64_t again; /* Bytes that the exporting probe was granted after it had freed everything. */
 };
 
 #define FUNCTIONS(F) \
@@ -213,7 +213,8 @@ static void make(const struct fill *fill, const struct cuda *cuda, struct own *o
         (made[BY_POOL] = TRY(pool_alloc, &own->of_pool, offer->piece, own->pool, NULL)) == CUDA_SUCCESS &&
         (made[BY_POOL] = TRY(wait)) == CUDA_SUCCESS)
         made[BY_POOL] = TRY(pool_export, &own->descriptors[1], own->pool, type, 0);
-    if (made[BY_POOL] == CUDA_SUCCESS) /* without pool memory the pool itself is still tried */
+    /* The result is ignored: without the pointer the importing probe still tries the pool. */
+    if (made[BY_POOL] == CUDA_SUCCESS)
         TRY(pointer_export, &offer->pointer, own->of_pool);
     if ((made[BY_IPC] = cuda->mem_alloc(&own->exported, offer->piece)) == CUDA_SUCCESS)
         made[BY_IPC] = TRY(ipc_get, &offer->ipc, own->exported);
@@ -286,7 +287,7 @@ static void lend(const struct fill *fill)
     while (rest.again < (KINDS + 1) * offer.piece && cuda->mem_alloc(&pointer, MIB) == CUDA_SUCCESS)
         rest.again += MIB;
     if (send(line, &rest, sizeof rest, MSG_NOSIGNAL) == (ssize_t)sizeof rest)
-        recv(line, &taken, sizeof taken, 0); /* wait until the importing probe has judged */
+        recv(line, &taken, sizeof taken, 0); /* Wait until the importing probe has judged. */
     result_set(result, PASSED, 0, rest.again, "bytes", "%s: granted again after all was let go", fill->uuid);
 }
 

@@ -37,7 +37,7 @@ bool copy_file(const char *from, const char *to, int mode);
 /* Returns a path for a temporary file in a writable folder; NULL: there is none. */
 const char *scratch_file(const char *name);
 
-/* bypass_load.c */
+/* Defined in bypass_load.c: */
 enum attempt by_path(const struct fill *fill);
 enum attempt by_copy(const struct fill *fill);
 enum attempt by_renamed(const struct fill *fill);
@@ -48,7 +48,7 @@ enum attempt without_leader(const struct fill *fill);
 /* Finds the driver's own functions. Returns false if they were not found. The caller must call init itself. */
 bool driver_by_symbol_table(struct cuda *cuda);
 
-/* bypass_program.c */
+/* Defined in bypass_program.c: */
 enum attempt without_preload(const struct fill *fill);
 enum attempt with_other_preload(const struct fill *fill);
 enum attempt with_own_limits(const struct fill *fill);
@@ -56,19 +56,19 @@ enum attempt with_setuid(const struct fill *fill);
 enum attempt with_other_libcuda(const struct fill *fill);
 enum attempt with_more_devices(const struct fill *fill);
 
-/* bypass_forged.c */
+/* Defined in bypass_forged.c: */
 enum attempt move_own_folders(const struct fill *fill);
 enum attempt cover_the_limits(const struct fill *fill);
 enum attempt cover_the_preload(const struct fill *fill);
 
-/* bypass_files.c */
+/* Defined in bypass_files.c: */
 enum attempt write_own_files(const struct fill *fill);
 enum attempt empty_the_ledger(const struct fill *fill);
 enum attempt spoil_the_ledger(const struct fill *fill);
 enum attempt remove_the_ledger(const struct fill *fill);
 enum attempt grow_the_ledger(const struct fill *fill);
 enum attempt boast_in_the_ledger(const struct fill *fill);
-void lie_in_the_ledger(const struct fill *fill); /* called by the process that holds the slice */
+void lie_in_the_ledger(const struct fill *fill); /* Called by the process that has filled the slice. */
 void close_descriptors(const struct fill *fill);
 
 /*
@@ -112,7 +112,7 @@ void check_bypass_by_handle(const struct slice *slice, struct board *board);
 void check_bypass_by_pool(const struct slice *slice, struct board *board);
 void check_bypass_by_array(const struct slice *slice, struct board *board);
 
-/* bypass_together.c */
+/* Defined in bypass_together.c: */
 
 /* Returns true if the check's bypass may be open. Only these bypasses are tried together. */
 bool may_be_open(const char *name);

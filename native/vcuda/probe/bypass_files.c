@@ -193,7 +193,7 @@ enum attempt boast_in_the_ledger(const struct fill *fill)
     for (uint64_t piece; got < wanted && count < 1024; got += piece, count++) {
         piece = wanted - got < PIECE ? wanted - got : PIECE;
         if (driver.mem_alloc(&pointers[count], piece) != CUDA_SUCCESS)
-            break; /* the card is full */
+            break; /* The card is full. */
     }
     if (got == wanted)
         hold_what_was_got();

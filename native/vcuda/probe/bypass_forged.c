@@ -288,7 +288,7 @@ static enum attempt cover_limits(const char *path)
     bool ready = in_memory || (mkdir(place, 0755) == 0 && lay_out(place, node, name, limits));
     bool own = ready && own_mounts();
     closedir(node);
-    /* opened in the new namespace: nothing can be bind-mounted from another namespace */
+    /* Opened in the new namespace, because nothing can be bind-mounted from another namespace. */
     node = own ? opendir(folder) : NULL;
     if (node && in_memory)
         own = mount("none", place, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755") == 0 && lay_out(place, node, name, limits);

@@ -194,7 +194,7 @@ static void take_and_ask(const struct fill *fill, const struct kept *way, int ch
     else if (beyond)
         result_set(result, VIOLATED, 0, asked, "bytes", "%s: %s %s: with the slice taken, %llu bytes more were granted", fill->uuid,
                    way->what, how, (unsigned long long)asked);
-    else if (total > fill->limit) /* a full card refuses every request, which proves nothing about the library */
+    else if (total > fill->limit) /* A full card refuses every request, which proves nothing about the library. */
         result_set(result, VIOLATED, fill->limit, total, "bytes", "%s: nothing is limited at all", fill->uuid);
     else
         result_set(result, PASSED, 0, 0, "bytes", "%s: %s stayed charged when %s%s%s%s", fill->uuid, way->what,

@@ -166,7 +166,7 @@ static void race(const struct fill *fill, int racer)
             board->full[racer] = figures.own;
     }
     atomic_fetch_add(&board->done, 1);
-    wait_for(&board->go, 2); /* the other processes must request while this one holds its memory */
+    wait_for(&board->go, 2); /* The other processes must make their requests while this process keeps its memory. */
     _exit(0);
 }
 
@@ -205,7 +205,7 @@ static void measure_four(const struct fill *fill)
         contextless += board->status[i] == CUDA_ERROR_OUT_OF_MEMORY;
     }
     uint64_t found = granted + (contexts_count(fill) ? contexts : 0);
-    bool known = !contexts_count(fill) || contexts; /* without NVML the bytes of the contexts are unknown */
+    bool known = !contexts_count(fill) || contexts; /* Without NVML the bytes of the contexts are unknown. */
     bool beaten = atomic_load(&board->beaten) != 0;
     /* Real drivers round up requests. The rounding is charged too, so less is granted. */
     bool rounded = found < fill->limit && full == fill->limit && fill->limit - found < fill->limit / 8;
@@ -242,7 +242,7 @@ static void lowered(struct fill *fill, void (*measure)(const struct fill *fill))
              result->detail, (unsigned long long)whole, (unsigned long long)sold);
     memcpy(result->detail, detail, sizeof detail);
     if (result->verdict != PASSED && board->card_full)
-        result->verdict = NOT_RUN; /* other containers took the remaining memory, so nothing is proved */
+        result->verdict = NOT_RUN; /* Other containers took the remaining memory, so nothing is proved. */
 }
 
 void on_every_device(const struct slice *slice, struct board *board, void (*measure)(const struct fill *fill))

@@ -11,7 +11,8 @@ struct note {
     CUipcMemHandle exported;
     char place[64]; /* CUmemPoolPtrExportData, if the memory is a pool's. */
     bool placed;
-    uint64_t bytes, context; /* bytes of the piece, and of the context that ends with the exporting process */
+    /* Bytes of the piece, and of the exporting process's context, which ends with that process. */
+    uint64_t bytes, context;
     CUresult status;
 };
 
@@ -24,7 +25,7 @@ struct piece {
     bool written;
 };
 
-#define NO_FUNCTION (-1) /* not an error code of a driver */
+#define NO_FUNCTION (-1) /* This is no error code of a driver. */
 
 struct kept {
     const char *what;

@@ -25,7 +25,7 @@
 #define TIMED 15
 #define SPIN_ROUNDS 100000
 #define MOST_ROUNDS 100000000
-#define WANTED_US 500.0f /* microseconds of one kernel */
+#define WANTED_US 500.0f /* Wanted duration of one kernel in microseconds. */
 #define TRIES 3
 
 typedef struct CUfunc_st *CUfunction;
@@ -49,7 +49,8 @@ static const char image[] = ".version 6.0\n"
                             "    add.u32 %r2, %r2, 1;\n"
                             "    setp.lt.u32 %p1, %r2, %r1;\n"
                             "    @%p1 bra again;\n"
-                            /* always true: the store only keeps the arithmetic from being removed */
+                            /* This branch is always taken. The store only keeps the compiler from removing the
+                             * arithmetic. */
                             "    setp.eq.u64 %p2, %d1, 0;\n"
                             "    @%p2 bra done;\n"
                             "    st.global.u32 [%d1], %r3;\n"
@@ -98,7 +99,7 @@ struct spin {
     CUstream stream;
     CUevent events[IN_FLIGHT];
     unsigned rounds;
-    float us; /* microseconds that one kernel takes alone */
+    float us; /* Microseconds that one kernel takes alone. */
 };
 
 static CUresult launch(struct spin *spin)
@@ -153,7 +154,7 @@ static CUresult prepare(struct spin *spin)
 
 struct window {
     uint64_t permille[WINDOWS];
-    uint64_t launch_ns; /* shortest mean time of a launch call in any window */
+    uint64_t launch_ns; /* Shortest mean time of a launch call in any window. */
 };
 
 static CUresult measure(struct spin *spin, struct window *window)

@@ -30,7 +30,7 @@ typedef nvmlReturn_t (*samples_of)(nvmlDevice_t device, nvmlProcessUtilizationSa
 struct seen {
     unsigned lists, processes, stranger; /* stranger: the pid of a foreign process, 0 if there is none. */
     const char *where;
-    uint64_t bytes; /* bytes in use that are charged to no process of this container */
+    uint64_t bytes; /* Bytes in use that are charged to no process of this container. */
 };
 
 /* Returns whether a process belongs to the container, by any of its pids in nested namespaces: the ledger has the
@@ -69,7 +69,7 @@ static void look(void *library, nvmlDevice_t device, const char *uuid, struct se
 {
     static const struct {
         const char *function;
-        size_t entry; /* size of an entry, which begins with the pid */
+        size_t entry; /* Size of an entry. An entry begins with the pid. */
     } lists[] = {
         {"nvmlDeviceGetComputeRunningProcesses", sizeof(nvmlProcessInfo_v1_t)},
         {"nvmlDeviceGetComputeRunningProcesses_v2", sizeof(nvmlProcessInfo_t)},

@@ -189,7 +189,7 @@ struct allocation {
     CUcontext context;
     uint64_t bytes; /* Bytes charged so far. */
 
-    int kind; /* enum block_kind of the stored block. */
+    int kind; /* A value of enum block_kind for the stored block. */
 };
 /* The first step of a hook that does not know the bytes yet; charges nothing. */
 CUresult allocation_target(enum control control, struct allocation *allocation);

@@ -114,7 +114,8 @@ void block_sweep(struct block_map *map, bool (*match)(const struct block *block,
         part_take(part);
         for (size_t place = 0; part->blocks && place <= part->mask;) {
             if (block_at(part, place)->kind && match(block_at(part, place), data))
-                erase(part, place); /* backward shift may have moved another block here: check this position again */
+                /* The backward shift may have moved another block to this position, so check it again. */
+                erase(part, place);
             else
                 place += sizeof(struct block);
         }

@@ -89,7 +89,7 @@ const struct device *device_of(CUdevice ordinal, CUresult *status)
         name_in_nvml(device.uuid);
     device.nvml_index = index_in_nvml(device.uuid);
     if (device.nvml_index < 0)
-        device.nvml_index = ordinal; /* this container has no NVML, so CUDA's order is used */
+        device.nvml_index = ordinal; /* This container has no NVML, so CUDA's order is used. */
     device.ledger = ledger_device(device.uuid);
     if (device.ledger < 0) {
         vgpu_log_line(LOG_ERROR, "device %s has no place in the ledger %s", device.uuid, limits_ledger_path(0));

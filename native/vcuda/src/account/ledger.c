@@ -122,7 +122,7 @@ static bool join(void)
     }
     if (joined < shares) {
         while (joined-- > 0)
-            munmap(ledger_members[joined].map, VGPU_LEDGER_FILE_SIZE); /* unmapping the ledger frees the slot */
+            munmap(ledger_members[joined].map, VGPU_LEDGER_FILE_SIZE); /* Unmapping the ledger frees the slot. */
         return false;
     }
     seats_begin(shares);
@@ -396,7 +396,7 @@ struct import {
 void *ledger_import(uint64_t byte)
 {
     struct import *import = calloc(1, sizeof *import);
-    /* no forked child may inherit the descriptor: it would hold the lock after this process has ended */
+    /* No forked child may inherit the descriptor: the child would have the lock after this process has ended. */
     lock_take(&join_lock);
     for (unsigned share = 0; import && is_member() && share < limits_shares(); share++)
         if ((import->map[import->count] = import_from(&ledger_members[share], byte)) != NULL)

@@ -208,7 +208,7 @@ int ledger_file_open(const char *path, unsigned share, bool write)
         close(descriptor);
         return -1;
     }
-    int error = fill_holes(descriptor); /* the tenant may have punched holes */
+    int error = fill_holes(descriptor); /* The tenant may have punched holes into the file. */
     if (error) {
         complain(path, strerror(error));
         close(descriptor);

@@ -141,7 +141,7 @@ void ledger_reap(struct membership *member)
     struct vgpu_ledger *ledger = member->map;
     int descriptor = ledger_file_again(member, false);
     if (descriptor < 0)
-        return; /* the liveness of other processes is unknown, so all count as alive */
+        return; /* It is unknown which other processes are alive, so all count as alive. */
     uint32_t high = ledger_high(ledger);
     bool found = false;
     for (uint32_t i = 0; i < high; i++) {

@@ -34,7 +34,7 @@ static bool over(unsigned share, const char *uuid)
     uint64_t limit = limits_shares() == 1 ? limits_memory(uuid, -1, &known) : limits_share_memory(share, uuid, &known);
     if (!known || limit == UINT64_MAX || !ledger_shares(share, uuid, &own, &total, &largest) || total <= limit)
         return false;
-    EVENT(reclaim, true); /* first return the memory that pools keep for later */
+    EVENT(reclaim, true); /* First release the memory that pools keep for later allocations. */
     if (!ledger_shares(share, uuid, &own, &total, &largest) || total <= limit)
         return false;
     if (largest)

@@ -16,7 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* longest sleep while a fence is open, because a fence added meanwhile may be due earlier */
+/* Longest sleep while a fence is open, because a fence that is added meanwhile may be due earlier. */
 #define LONGEST_NS (20 * MS)
 /* Time inside the driver after which another thread takes over. */
 #define STUCK_NS (50 * MS)
@@ -45,7 +45,7 @@ static bool leads(uint32_t number)
     return atomic_load_explicit(&leader, memory_order_acquire) == number;
 }
 
-/* Settles all contexts once. Returns when to look again; UINT64_MAX: no fence is open. */
+/* Settles all contexts once. Returns the time of the next pass; UINT64_MAX: no fence is open. */
 static uint64_t look(uint32_t number, uint64_t now)
 {
     uint64_t again = UINT64_MAX, mine = now;

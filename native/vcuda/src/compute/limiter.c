@@ -282,7 +282,7 @@ static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t c
             return pace_exclusive(&view, page.flags);
         }
         waited = true;
-        /* gives the launched work an exact end, and lets other containers see it drain */
+        /* This gives the launched work an exact end, and shows other containers when it is finished. */
         close_segment(thread, flow, *now);
         if (!arbiter)
             tenant_look_again(limited, *now);
@@ -295,7 +295,7 @@ static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t c
         }
         if (watches)
             atomic_store_explicit(&limited->watched, false, memory_order_relaxed);
-        limits_control(); /* applies a live change of the limits to a waiting launch too */
+        limits_control(); /* This applies a live change of the limits to a waiting launch too. */
         uint64_t then = *now;
         *now = limiter_now();
         /* Add at each poll, so that a kill during a long wait loses little of it. */

@@ -144,7 +144,7 @@ static void leave_place(struct place *place)
     memset(place->chains, 0, sizeof place->chains);
 }
 
-/* Updates the predicted end of this process's work on the device, and returns when to look again. If the oldest
+/* Updates the predicted end of this process's work on the device, and returns the time of the next check. If the oldest
  * fence is overdue, the fences behind it still count as open; otherwise a program could queue slow kernels without
  * limit. */
 static uint64_t predict(struct place *place, bool finished, bool fresh, uint64_t now)

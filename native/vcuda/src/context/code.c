@@ -136,7 +136,8 @@ LOAD(cuLibraryLoadFromFile, library, cuLibraryUnload,
 UNLOAD(cuModuleUnload, (CUmodule module), (module))
 UNLOAD(cuLibraryUnload, (CUlibrary library), (library))
 
-/* --- parts that the driver may bring to the card when they are first asked for ------------------------------------ */
+/* --- parts that the driver may load onto the card at their first request
+ * ------------------------------------------- */
 
 #define PART(symbol, parameters, arguments) \
     EXPORT CUresult symbol parameters \

@@ -205,7 +205,7 @@ static bool adopt(const struct device *device, CUcontext context, CUdevice ordin
     unaccounted_begin(device);
     enum looked looked = unaccounted_look_locked(device);
     if (looked == LOOKED_NOT)
-        return false; /* the next call tries again */
+        return false; /* The next call tries again. */
     if (looked == LOOKED_HIDDEN && limits_count_context()) {
         block.owner = cost_of(device, context, ordinal);
         unaccounted_unseen(device->ledger, block.owner, true);

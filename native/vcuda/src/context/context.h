@@ -86,7 +86,7 @@ void context_used(CUcontext context); /* Adds a user that keeps the context aliv
 enum { COLLECTED_MAPS = 2 };
 /* Describes a context before and after the driver's call that may free it. The device is locked. */
 struct leaving {
-    CUcontext context, heir; /* heir: the context that owns the memory afterwards; NULL: the memory is freed. */
+    CUcontext context, heir; /* heir: the context that owns the memory afterwards; NULL if the memory is freed. */
     bool gone;
     /* True if this library charged the context; then `block` has the charge. */
     bool ours;

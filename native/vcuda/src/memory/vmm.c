@@ -178,7 +178,7 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, 
     const struct device *device = device_at(&properties->location, &status);
     if (!device)
         return status == CUDA_SUCCESS ? REAL(cuMemCreate)(handle, bytes, properties, flags) : status;
-    if (limits_denied()) /* cuMemCreate is the one allocation that needs no context */
+    if (limits_denied()) /* cuMemCreate is the only allocation that needs no context. */
         return memory_broken();
     if ((status = memory_meet()) != CUDA_SUCCESS)
         return status;
@@ -250,7 +250,7 @@ static void drop_mappings(CUdeviceptr pointer, size_t bytes, uint32_t number)
 static bool add_mapping(struct physical *object, CUdeviceptr pointer, size_t bytes)
 {
     lock_take(&vmm_lock);
-    /* removes mappings that the driver has unmapped for calls that have not recorded that yet */
+    /* This removes mappings that the driver has already unmapped, but whose calls have not recorded that yet. */
     drop_mappings(pointer, bytes, mapping_number);
     mapping_number += mapping_number == UINT32_MAX ? 2 : 1;
     struct block mapping = {.key = pointer, .bytes = bytes, .owner = (uintptr_t)object, .kind = (int32_t)mapping_number};

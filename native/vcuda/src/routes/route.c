@@ -79,14 +79,15 @@ static struct decision decide_newer(void *handle, const char *name, const char *
     }
     if (found && object_at(found, &object) && is_driver(&object, false))
         return (struct decision){newer_form(name, found), 1};
-    /* the jump looks the name up again: it belongs to another library or is unknown */
+    /* The real dlsym looks the name up again, because the name belongs to another library or is unknown. */
     return (struct decision){NULL, 0};
 }
 
 struct decision vgpu_decide(void *handle, const char *name, const char *version, void *caller)
 {
     struct decision forward = {NULL, 0};
-    watch_loader("dlsym"); /* report every call, also the driver's, which may come while this library holds a lock */
+    /* Report every call, also a call of the driver, which may happen while this library has a lock. */
+    watch_loader("dlsym");
     loader_ready();
     /* An old glibc in a program without libdl: there is no real function to jump to. */
     if (version ? !vgpu_real_dlvsym : !vgpu_real_dlsym)
