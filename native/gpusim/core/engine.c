@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Runs the queued work of a GPU: a discrete-event simulation in the shared state. Each caller that reads the state
- * first advances the simulation (sim_advance). There is no thread and no daemon: the past up to `simulated` is decided,
- * the future is open.
+ * first advances the simulation (sim_advance). There is no thread and no daemon: the state is final up to the time
+ * `simulated`, and later times are not simulated yet.
  *
  * Only one context's kernels run at a time. The GPU switches to another context when the time slice is over and another
  * context has kernels, or when the running context has none; a switch costs switch_ns. Kernels of several streams of

@@ -4,8 +4,9 @@
  * placements.
  *
  * A row is one profile. The seven profiles of these models share ids, NVML profile numbers and placements (memory
- * slices 0 to 7), and differ in size only; hence the macro. nvml_profile is NVML_GPU_INSTANCE_PROFILE_*: 1_SLICE 0,
- * 2_SLICE 1, 3_SLICE 2, 4_SLICE 3, 7_SLICE 4, 1_SLICE_REV1 7 (+me), 1_SLICE_REV2 9 (double memory).
+ * slices 0 to 7), and differ in size only, so a macro writes them. nvml_profile is a value of
+ * NVML_GPU_INSTANCE_PROFILE_*: 0 is 1_SLICE, 1 is 2_SLICE, 2 is 3_SLICE, 3 is 4_SLICE, 4 is 7_SLICE, 7 is 1_SLICE_REV1
+ * (+me), 9 is 1_SLICE_REV2 (double memory).
  */
 #include "models_mig.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Registration of processes. A process has a slot as long as the kernel holds its OFD lock on one byte of the state
- * file. The kernel drops the lock when the process ends, so no written value decides whether a process is alive.
+ * Registration of processes. A process has a slot as long as it has an OFD lock on one byte of the state file. The
+ * kernel drops the lock when the process ends, so no written value decides whether a process is alive.
  *
  * A second, classic POSIX lock on another byte gives the process's pid: F_GETLK returns the holder's pid in the
  * caller's namespace (an OFD lock has no pid), so host and container each see their own numbers. This lock cannot show

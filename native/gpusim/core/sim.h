@@ -519,8 +519,7 @@ bool sim_gpu_visible(int gpu);
 
 void sim_lock(void);
 void sim_unlock(void);
-/* Frees everything that belongs to dead processes. Costs one system call for each other live process. The caller must
- * hold the lock. */
+/* Frees everything of dead processes, by one system call per live other process. The caller must hold the lock. */
 void sim_reap(void);
 /* Returns a process's id in the caller's PID namespace, or 0 if the process is not visible in it; lists leave such a
  * process out, as the driver's do. The caller must hold the lock. */

@@ -2,8 +2,8 @@
 /*
  * MIG mode and GPU instances.
  *
- * A GPU has eight memory slices. An instance takes consecutive slices from one of the starts that its profile allows.
- * A change of the MIG mode destroys all instances. It needs a GPU without clients: else the change stays pending and
+ * A GPU has eight memory slices. An instance takes consecutive slices from one of the starts that its profile allows. A
+ * change of the MIG mode destroys all instances. The change needs a GPU without clients. Otherwise it stays pending and
  * the activation status is IN_USE, as in the driver.
  */
 #include "nvml_internal.h"

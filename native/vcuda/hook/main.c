@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * vgpu-limit-hook: makes the driver itself (branch 615 or newer) limit a container to the memory of its slices. A CDI
- * hook at stage createRuntime: it runs as root on the host, while the container's first process waits in its control
- * group and before any program of the tenant has run.
+ * vgpu-limit-hook: makes the driver itself (branch 615 or newer) limit a container to the memory of its slices. It is a
+ * CDI hook at stage createRuntime: it runs as root on the host, while the container's first process waits in its
+ * control group and before any program of the tenant has run.
  *
  * vgpu-limit-hook --allocations DIR --cgroup-root DIR --nvml FILE --backend dmem|misc --enforce driver|auto  < state
  *

@@ -2,8 +2,8 @@
 /*
  * Tests the limit with every function that allocates memory. Each way to allocate fills the slice in its own process.
  * The result is the granted memory plus the memory that was not free at the start, or NVML's figure for that process if
- * that figure is higher. Inside a slice NVML shows the library's figure. With --hold the memory stays allocated for a
- * while, so that an observer outside can compare the driver's figure.
+ * that figure is higher. Inside a slice NVML shows the library's figure; only an observer outside sees the driver's
+ * figure (see --hold in main.c).
  *
  * No way may get more than the limit. Each way must also reach the limit, except for less than one of its pieces: a way
  * that is charged too much, or refused while there is room, fails.

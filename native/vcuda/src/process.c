@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The start of the library in a process: at the first hook, and again in a forked child.
+ * Starts the library in a process: at the first hook, and again in a forked child.
  *
  * A child has none of its parent's device memory and no mapping of the ledger, and may have inherited locks that
  * another thread held. A handler detects fork(). A child of a raw clone() is detected by a page that the kernel clears

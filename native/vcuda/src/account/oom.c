@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ACTIVE_OOM_KILLER: decides what happens to a container that exceeds its limit because the limit was lowered. When it
- * is off, new allocations are refused until enough memory is freed. When it is on, the process that uses most of the
- * device kills itself at its next driver call, then the next largest process, until usage fits the limit.
+ * Implements ACTIVE_OOM_KILLER. This setting decides what happens to a container that exceeds its limit because the
+ * limit was lowered. When the setting is off, new allocations are refused until enough memory is freed. When it is on,
+ * the process that uses most of the device kills itself at its next driver call, then the next largest process, until
+ * usage fits the limit.
  *
- * No process kills another process: its pid may have been reused, and the largest process computes the same result from
- * the same figures. The sum covers live processes only. A dying process still counts, so that a second process does not
- * die where one is enough.
+ * No process kills another process, because a pid may have been reused. It need not: the largest process computes the
+ * same result from the same figures and kills itself. The sum covers live processes only. A dying process still counts,
+ * so that a second process does not die where one is enough.
  */
 #include "account.h"
 

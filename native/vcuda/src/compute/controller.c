@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The thread that settles fences. It visits all contexts, sleeps until the open work should be done, and wakes at most
- * about a hundred times a second; where timing matters, threads that wait anyway also settle. If the thread waits
- * inside the driver for a context that another thread has locked, a further thread takes over and leaves that context
- * to the first. At process exit all of them stop before the driver's teardown.
+ * The thread that settles fences, that is, corrects predicted charges by measured times. It visits all contexts, sleeps
+ * until the open work should be done, and wakes at most about a hundred times a second. Where timing matters, threads
+ * of the program that wait anyway also settle.
+ *
+ * If the thread waits inside the driver for a context that another thread has locked, a further thread takes over the
+ * other contexts. At process exit all these threads stop before the driver's teardown.
  */
 #include "limiter.h"
 

@@ -89,11 +89,12 @@ static bool there(enum function function, CUresult *status)
 #define KERNEL_KEY cost_key(function, gx, gy, gz, bx)
 
 /*
- * The most frequent launches. A compiler that sees all eleven parameters copies those on the stack before it jumps to
- * the driver. On x86-64 the entry declares only the six in registers, reads the stream from its ABI position (third on
- * the stack) and leaves the stack unchanged. That is correct only if the last call is a jump: by musttail where the
- * compiler has it, else by the optimisation requested here. A build without optimisation or with a sanitizer uses plain
- * C. tests/native/vcuda/test_compilers.py launches through each such build.
+ * The hooks of the most frequent launches. A compiler that sees all eleven parameters copies the parameters on the
+ * stack before it jumps to the driver. On x86-64 the hook declares only the six parameters that are passed in
+ * registers, reads the stream from its ABI position (third on the stack) and leaves the stack unchanged. That is
+ * correct only if the last call is a jump. The attribute musttail ensures this where the compiler has it, else the
+ * optimisation that is requested here. A build without optimisation or with a sanitizer uses plain C.
+ * tests/native/vcuda/test_compilers.py launches through each such build.
  */
 #if defined(__has_attribute)
 #if __has_attribute(musttail)

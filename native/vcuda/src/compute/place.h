@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The contexts whose launches are measured. There are two locks, and no launch waits for either during a driver call.
- * `vgpu_place_lock` is held for a few instructions and never across a call. A place's `settling` is held by the thread
- * that calls the driver for that context; only a thread that ends the context waits for it.
+ * The contexts whose launches are measured. There are two locks, and no launch waits for either during a driver call. A
+ * thread has `vgpu_place_lock` for a few instructions and never during a driver call. The thread that calls the driver
+ * for a context has the lock `settling` of that context's place; only a thread that ends the context waits for this
+ * lock.
  */
 #ifndef VGPU_PLACE_H
 #define VGPU_PLACE_H

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The pages that the processes of a container share with the arbiter: the tenant page with the common bucket, and the
- * gpu page with the arbiter's turns. Both are in the ledger's folder; for a card that several shares name, in the
- * folder of the first of these shares. A missing or unknown page is no error: without a tenant page each process keeps
- * the share on its own, and without a gpu page (or with a silent arbiter) the container keeps its share.
+ * gpu page with the arbiter's turns. Both are in the ledger's folder. If several shares name a card, both are in the
+ * folder of the first of these shares.
+ *
+ * A missing or unknown page is no error. Without a tenant page each process limits itself to the share. Without a gpu
+ * page, or while the arbiter is silent, the container keeps its share.
  */
 #include "limiter.h"
 

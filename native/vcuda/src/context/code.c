@@ -2,8 +2,8 @@
 /*
  * Charges code (modules, libraries and their parts that the driver loads late) and the stacks and heaps that
  * cuCtxSetLimit sizes. Only the driver knows how much memory they need. After a load one NVML query shows what this
- * process uses beyond its charge (unaccounted.c). If that exceeds the limit, the load is undone. A part that is
- * requested later only sets a flag: the next allocation, free or load checks it.
+ * process uses beyond its charge (unaccounted.c). If that exceeds the limit, the load is undone. A request for a part
+ * that the driver loads late only sets a flag: the next allocation, free or load then compares the figures.
  *
  * No lock is held during the driver's call: the driver may wait for the GPU, or call back a tool that loads its own
  * code.

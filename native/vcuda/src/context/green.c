@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Green contexts: a part of a device's SMs on top of its primary context, which they keep alive. The primary context is
- * charged like any context. The additional memory of a green context is measured, or charged as a whole context if it
- * cannot be measured. Launches are limited to the slice's share on whatever SMs they run: a share is time, and a part
- * of the SMs is never more than all.
+ * Hooks of green contexts. A green context is a part of a device's SMs on top of the device's primary context, which it
+ * keeps alive. The primary context is charged like any context. The additional memory of a green context is measured,
+ * or charged as a whole context if it cannot be measured. Launches are limited to the slice's share of time, whichever
+ * SMs they use: a part of the SMs is never more than all.
  *
  * Memory allocated while a green context is current belongs to its primary context and outlives the green context. The
  * driver lets a green context be current to one thread at a time, so neither this code nor a thread of the library

@@ -2,8 +2,8 @@
 /*
  * Measures what a context costs, because only the driver knows. The cost is the difference of the bytes that NVML shows
  * for this process before and after. Where NVML does not show this process (containers of some drivers see no process),
- * the difference of the card's used bytes is used. It is checked against the size of further, short-lived contexts,
- * because other containers allocate and free meanwhile. Such a figure is kept until a lower one is found.
+ * the difference of the card's used bytes is used. This difference is checked against the size of further, short-lived
+ * contexts, because other containers allocate and free meanwhile. Such a figure is kept until a lower one is found.
  */
 #include "context.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Checks that the limits of a container are those that its node mounted. A tenant may write in the folders around the
- * mounts and may be root, so the right file name proves nothing. The mounts do: the node mounts the share as a
+ * mounts and may be root, so the right file name proves nothing. The mounts prove it: the node mounts the share as a
  * read-only folder, which can be neither renamed nor written, and mounts nothing on its files.
  *
  * A tenant with a user namespace can mount anything and passes this check. The node's watcher detects that.

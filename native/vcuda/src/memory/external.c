@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory of another interface (cuImportExternalMemory). Its descriptors are of the same kind as those of cuMemCreate
- * memory, so exported CUDA memory can also be imported here. It then lives until the import is destroyed and every
- * buffer mapped from it is freed, in any order. Memory exported by this container stays charged to the exporting
- * process until then (shareable.c). Memory of another container is refused. Memory without a mark, such as Vulkan's, is
- * charged to no process yet, so the importing process is charged.
+ * Hooks of cuImportExternalMemory, which imports memory of another interface. Its descriptors are of the same kind as
+ * the descriptors of cuMemCreate memory, so it can also import exported CUDA memory. Imported memory exists until the
+ * import is destroyed and every buffer mapped from it is freed, in any order. Memory exported by this container stays
+ * charged to the exporting process until then (shareable.c). Memory of another container is refused. Memory without a
+ * mark, such as Vulkan's, is charged to no process yet, so the importing process is charged.
  */
 #include "memory.h"
 

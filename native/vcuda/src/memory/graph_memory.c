@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory nodes of graphs. A node only reserves an address. Memory of the card is allocated when the graph is
- * instantiated, uploaded or launched. It comes from a reserve that the device keeps for graphs until it is trimmed. So
- * the charge is what the driver reports as reserved for this process's graphs, read around every call that can increase
- * it.
+ * Hooks of the memory nodes of graphs. A node only reserves an address. Memory of the card is allocated when the graph
+ * is instantiated, uploaded or launched. It comes from a reserve that the device keeps for graphs until a trim. So the
+ * charge is the size that the driver reports as reserved for this process's graphs. This size is read before and after
+ * every call that can increase it.
  *
  * The nodes of a graph show how much a launch can need at most. That amount is charged before the call, and the unused
  * part is uncharged after it. A process without a memory node only executes one load.

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory that other processes open by cuIpcGetMemHandle. It is charged once, to the exporting process. When that
- * process frees it or dies, the card keeps it while any process has it open, so it stays charged until then.
+ * Memory that other processes open by cuIpcGetMemHandle. The memory is charged once, to the exporting process. After
+ * that process has freed it or died, the card keeps it while any process has it open, so it stays charged for that
+ * time.
  *
- * The kernel knows which process has it open: a process that opens a handle holds a lock on the handle's byte of the
- * ledger file while its mapping of the file exists. A process that dies releases its locks. For a dead process the slot
- * records how much of its memory is open (exported_mib), and no process clears or takes that slot while anything is
- * open.
+ * Locks show which memory is open: a process that opens a handle has a lock on the handle's byte of the ledger file as
+ * long as its mapping of the file exists. A process that dies releases its locks. For a dead process the slot records
+ * how much of its memory is open (exported_mib), and no process clears or takes that slot while anything is open.
  *
  * A process of another container does not see locks on this ledger, and this container is not charged for what it
  * exports. So an exporting process also holds a byte of another range, which shows that the handle was created in this

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Pools of stream-ordered memory. The charge is the card memory that a pool holds, not what the program has requested
- * from it, because a freed block stays in the pool until its stream was synchronised, or longer. So a pool is charged
- * what the driver reports as reserved, read around every allocation and after everything that lets a pool shrink.
+ * Pools of stream-ordered memory. A pool is charged the card memory that it has, not the memory that the program has
+ * requested from it, because a freed block stays in the pool until its stream was synchronised, or longer. The driver
+ * reports the pool's size as reserved memory. The size is read around every allocation and after every call that lets a
+ * pool shrink.
  */
 #include "pool.h"
 

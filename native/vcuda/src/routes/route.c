@@ -154,10 +154,10 @@ static bool hooked_name(const char *name)
 }
 
 /*
- * cuGetProcAddress: returns the hook for the version that the driver chose, which its pointer identifies. A driver
- * export without a hook is newer than this library; no older version can replace it, because its parameters differ. If
- * the pointer is no exported symbol of the driver, the rule of cuda.h applies: the newest symbol that is not newer than
- * the requested version, in the requested stream variant. NULL: the caller gets no function.
+ * For cuGetProcAddress: returns the hook for the version that the driver chose, which the driver's pointer identifies.
+ * A driver export without a hook is newer than this library; no older version can replace it, because its parameters
+ * differ. If the pointer is no exported symbol of the driver, the rule of cuda.h applies: the newest symbol that is not
+ * newer than the requested version, in the requested stream variant. Returns NULL if the caller may get no function.
  */
 static void *variant(const char *name, void *function, int version, cuuint64_t flags)
 {

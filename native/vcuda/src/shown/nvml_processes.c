@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The processes on a GPU: those of the container, with their pids in the caller's namespace and with their charges.
- * They come from the ledger, because some drivers list no processes in a container, and others list the host's pids.
+ * Shows the container's processes as the processes on a GPU, with their pids in the caller's namespace and with their
+ * charges. The processes come from the ledger, because some drivers list no processes in a container, and others list
+ * the host's pids.
  *
  * The driver is still called, with a count of 0, so that its errors are returned. All processes of a slice are compute
  * processes; the lists of graphics and MPS processes are empty.
