@@ -21,8 +21,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define SCAN_NS (1000 * MS)  /* Folders are scanned at this interval even without an inotify event. */
-#define LIMITS_NS (50 * MS)  /* A live change of a limit is seen within this time. */
+#define SCAN_NS (1000 * MS)  /* SCAN_NS: folders are scanned at this interval even without an inotify event. */
+#define LIMITS_NS (50 * MS)  /* LIMITS_NS: a live change of a limit is seen within this time. */
 #define WATCH (IN_CREATE | IN_DELETE | IN_MOVED_TO | IN_MOVED_FROM | IN_ONLYDIR)
 
 static volatile sig_atomic_t ending;

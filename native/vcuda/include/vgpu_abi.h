@@ -48,11 +48,11 @@
 #define VGPU_LIMITS_FILE_SIZE 4096u
 
 enum vgpu_limits_flag {
-    VGPU_LIMITS_COUNT_CONTEXT = 1u << 0,         /* Contexts and their code count against the limit. */
-    VGPU_LIMITS_DENY = 1u << 1,                  /* No context may be created: the allocation is not ready. */
-    VGPU_LIMITS_OOM_KILLER = 1u << 2,            /* Kill processes while the container exceeds its limit. */
-    VGPU_LIMITS_ALLOW_DISABLE_CONTROL = 1u << 3, /* CUDA_DISABLE_CONTROL=true takes effect. */
-    VGPU_LIMITS_OVERSUBSCRIBE = 1u << 4,         /* Memory beyond the card's size comes from host memory. */
+    VGPU_LIMITS_COUNT_CONTEXT = 1u << 0,         /* COUNT_CONTEXT: contexts and their code count against the limit. */
+    VGPU_LIMITS_DENY = 1u << 1, /* DENY: no context may be created, because the allocation is not ready. */
+    VGPU_LIMITS_OOM_KILLER = 1u << 2,            /* OOM_KILLER: kill processes while the container exceeds its limit. */
+    VGPU_LIMITS_ALLOW_DISABLE_CONTROL = 1u << 3, /* ALLOW_DISABLE_CONTROL: CUDA_DISABLE_CONTROL=true takes effect. */
+    VGPU_LIMITS_OVERSUBSCRIBE = 1u << 4, /* OVERSUBSCRIBE: memory beyond the card's size comes from host memory. */
 };
 
 enum vgpu_core_policy {
@@ -120,7 +120,7 @@ struct vgpu_limits {
  * only by the holder of `lock`. A process that takes the lock over from a dead holder first computes the total again.
  */
 #define VGPU_LEDGER_ALIVE_BASE 0x40000000u
-#define VGPU_LEDGER_INIT_BYTE 0x50000000u    /* The byte is locked while an empty file is initialised. */
+#define VGPU_LEDGER_INIT_BYTE 0x50000000u    /* This byte is locked while an empty file is initialised. */
 /* This byte + the device's index is locked while the device's first context is measured. */
 #define VGPU_LEDGER_CONTEXT_BASE 0x50000100u
 /* This byte + the hash of an IPC handle: each process that has the handle open has a shared lock. */

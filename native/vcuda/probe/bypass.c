@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Tries the bypasses of docs/threat-model.md. One process fills the slice except for the cost of a second context and
- * ROOM. Another process tries a bypass and requests more than is left. If granted, it is some MiB beyond the limit and
- * freed at once, so other containers lose that memory only for a moment.
+ * ROOM. Another process tries a bypass and requests more than is left. If the request is granted, the memory is some
+ * MiB beyond the limit and is freed at once, so other containers lose it only for a moment.
  *
  * The tenant of the threat model is root without CAP_SYS_ADMIN and CAP_SYS_PTRACE; the probe itself may run with both.
  */

@@ -262,8 +262,8 @@ static bool bind_read_only(const char *from, const char *to)
     struct statvfs found;
     if (mount(from, to, NULL, MS_BIND | MS_REC, NULL) != 0 || statvfs(to, &found) != 0)
         return false;
-    /* Restrictions of the mount below must stay, otherwise the kernel refuses. statvfs reports them by mount's flag
-     * values, except RELATIME. */
+    /* The mount must keep the restrictions of the mount below it, otherwise the kernel refuses. statvfs reports these
+     * restrictions by mount's flag values, except RELATIME. */
     unsigned long kept = found.f_flag & (MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_NOATIME | MS_NODIRATIME);
     kept |= found.f_flag & ST_RELATIME ? MS_RELATIME : 0;
     return mount("none", to, NULL, MS_REMOUNT | MS_BIND | MS_RDONLY | kept, NULL) == 0;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tries the bypasses that cannot be prevented concurrently, so that the node's watcher must name each. The slice is not
- * filled first. A process that has no slot, or uses more than its slot records, is visible in an empty slice too. So
- * other containers on a full card lose less memory.
+ * Tries concurrently all bypasses that cannot be prevented, so that the node's watcher must name each of them. The
+ * slice is not filled first. A process that has no slot, or uses more than its slot records, is visible in an empty
+ * slice too. So other containers on a full card lose less memory.
  */
 #include "bypass.h"
 

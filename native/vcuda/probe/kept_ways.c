@@ -12,8 +12,8 @@
 #include "loader.h"
 
 #define WORD 0x76677075u
-#define USED_FOR_TILES 1 /* This is CU_MEM_CREATE_USAGE_TILE_POOL. */
-#define FLOATS 0x20      /* This is CU_AD_FORMAT_FLOAT. */
+#define USED_FOR_TILES 1 /* USED_FOR_TILES is CU_MEM_CREATE_USAGE_TILE_POOL. */
+#define FLOATS 0x20      /* FLOATS is CU_AD_FORMAT_FLOAT. */
 
 #define FUNCTIONS(F) \
     F(get_ipc, cuIpcGetMemHandle, (CUipcMemHandle *handle, CUdeviceptr pointer)) \

@@ -183,8 +183,8 @@ static CUresult measure(struct spin *spin, struct window *window)
     return status;
 }
 
-/* Sets what a tenant may set in its environment; it must have no effect, because the environment can only tighten
- * limits. */
+/* Sets the variables that a tenant may set in its environment. They must have no effect, because the environment can
+ * only tighten limits. */
 static void ask_for_more(const struct slice *slice)
 {
     setenv("CUDA_DEVICE_SM_LIMIT", "100", 1);
