@@ -39,7 +39,7 @@ struct CUmipmappedArray_st {
 static size_t format_size(int format)
 {
     switch (format) {
-    case 0x01: case 0x08: return 1;              /* integers with 8 bits; */
+    case 0x01: case 0x08: return 1;              /* Formats: integers with 8 bits; */
     case 0x02: case 0x09: case 0x10: return 2;   /* integers with 16 bits and half; */
     case 0x03: case 0x0a: case 0x20: return 4;   /* integers with 32 bits and float */
     default: return 0;

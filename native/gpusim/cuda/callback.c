@@ -69,7 +69,7 @@ static bool start(void)
     sigset_t all, before;
     if (queue.started)
         return true;
-    sigfillset(&all); /* Only the program's own threads may handle its signals. */
+    sigfillset(&all); /* Only the program's own threads may handle the program's signals. */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     queue.started = pthread_create(&thread, NULL, worker, NULL) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);

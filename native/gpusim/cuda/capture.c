@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Stream capture. A capture is an unfinished graph. Each stream in it has a frontier, the nodes that its next node
- * depends on. A stream joins the capture when it waits for a captured event; the first stream must wait for it at the
- * end.
+ * depends on. A stream joins the capture when it waits for a captured event. Before the capture ends, the stream that
+ * began it must wait for all joined streams.
  */
 #include "capture.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Contexts: creation and destruction, memory of each, and the stack of current contexts of a thread. */
+/* Creates and destroys contexts, charges their memory, and keeps each thread's stack of current contexts. */
 #include "graph.h"
 #include "hostile.h"
 
@@ -277,7 +277,7 @@ EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int
     ENTER();
     REQUIRE(flags && active, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(device_valid(device), CUDA_ERROR_INVALID_DEVICE);
-    /* Reads without a lock: must not wait for a thread that creates or destroys the context. */
+    /* Reads without a lock, because it must not wait for a thread that creates or destroys the context. */
     *flags = __atomic_load_n(&driver.devices[device].primary_flags, __ATOMIC_RELAXED);
     *active = __atomic_load_n(&driver.devices[device].primary_refs, __ATOMIC_RELAXED) > 0;
     return CUDA_SUCCESS;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Queries and settings of the current context: device, limits, configuration, peers, synchronization. */
+/* Reads and changes the state of the current context: device, limits, configuration, peers, synchronization. */
 #include "capture.h"
 
 EXPORT CUresult cuCtxGetDevice(CUdevice *device)

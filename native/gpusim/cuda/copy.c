@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies and memsets: checks of the addresses, and the transfer of the bytes. */
+/* Checks the addresses of copies and memsets, and transfers the bytes. */
 #include "op.h"
 
 #include <string.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Device count, names, attributes and properties. */
+/* Returns the number of devices, and their names, attributes and properties. */
 #include "driver.h"
 
 #include <stdio.h>
@@ -97,10 +97,12 @@ EXPORT CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice devic
 static const struct {
     int attribute, value;
 } constant[] = {
-    {1, 1024}, {2, 1024}, {3, 1024}, {4, 64}, {5, 2147483647}, {6, 65535}, {7, 65535}, /* maximum block and grid; */
+    /* These rows are: maximum block and grid; */
+    {1, 1024}, {2, 1024}, {3, 1024}, {4, 64}, {5, 2147483647}, {6, 65535}, {7, 65535},
     /* shared memory, constant memory, warp size, pitch, registers; */
     {8, 49152}, {9, 65536}, {10, 32}, {11, 2147483647}, {12, 65536},
-    {14, 512}, {15, 1}, {17, 0}, {18, 0}, {19, 1}, /* from texture alignment to the mapping of host memory */
+    /* Attributes from texture alignment to the mapping of host memory. */
+    {14, 512}, {15, 1}, {17, 0}, {18, 0}, {19, 1},
     {21, 131072}, {22, 131072}, {23, 65536}, {24, 16384}, {25, 16384}, {26, 16384}, {27, 32768}, {28, 32768},
     {29, 2048}, {30, 512}, {31, 1}, {35, 0}, {41, 1}, {42, 32768}, {43, 2048}, {44, 1}, {45, 32768}, {46, 32768},
     {47, 8192}, {48, 8192}, {49, 32768}, {51, 32}, {52, 32768}, {53, 32768}, {54, 2046}, {55, 32768}, {56, 131072},
@@ -117,7 +119,7 @@ static bool model_attribute(int attribute, const struct sim_gpu *gpu, const stru
 {
     unsigned cc = gpu->cc_major * 10 + gpu->cc_minor;
     switch (attribute) {
-    case 132: *value = cc >= 90; break; /* support of multicast objects */
+    case 132: *value = cc >= 90; break; /* Support of multicast objects. */
     case 13: *value = (int)model->clock_sm_mhz * 1000; break;
     case 16: *value = (int)gpu->sm_count; break;
     case 20: *value = (int)gpu->compute_mode; break;

@@ -231,7 +231,7 @@ void streams_destroy(CUcontext context);
 uint64_t copy_cost(uint64_t bytes, bool over_bus);
 
 void stream_queued(CUstream stream, uint64_t seq);
-/* capture.c: returns an error if a capture forbids to wait for or query this stream */
+/* capture.c: returns an error if a capture forbids a wait for this stream or a query of it */
 CUresult capture_check(CUstream stream);
 
 /* Defined in callback.c: */
@@ -243,11 +243,11 @@ void events_destroy(CUcontext context);
 
 /* Defined in module.c: */
 struct kernel_cost {
-    /* Duration; SIM_COST_FOREVER: until the context ends. */
+    /* Duration in ns. SIM_COST_FOREVER lasts until the context ends. */
     uint64_t ns;
     /* Maximum duration, or 0 if fixed. Each launch draws from ns to most, equally often from each octave. */
     uint64_t most;
-    /* Number of SMs; 0: the whole GPU. */
+    /* Number of SMs; 0 means the whole GPU. */
     unsigned sms;
 };
 /* Returns the function of a CUfunction, or of a CUkernel in the current context. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Events: recording in a stream, time of completion, and waiting. */
+/* Records events in streams, reads their time of completion, and waits for them. */
 #include "event.h"
 #include "op.h"
 
@@ -264,7 +264,7 @@ EXPORT CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent e
     if (!passed(start, &from) || !passed(end, &to))
         return CUDA_ERROR_NOT_READY;
     double microseconds = ((double)to - (double)from) / 1000.0;
-    /* CUDA's resolution is half a microsecond */
+    /* CUDA's resolution is half a microsecond. */
     *milliseconds = (float)((double)(int64_t)(microseconds * 2.0) / 2000.0);
     return CUDA_SUCCESS;
 }

@@ -21,7 +21,7 @@ struct CUevent_st {
     unsigned flags;
     /* Context of the stream that recorded the event last. */
     CUcontext context;
-    /* seq: number of the queue item, 0 if never recorded. */
+    /* seq is the number of the queue item, 0 if the event was never recorded. */
     uint64_t id, seq;
     /* Time of completion; 0 if not known yet. */
     uint64_t finish;

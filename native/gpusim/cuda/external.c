@@ -28,7 +28,7 @@ struct buffer {
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct buffer *buffers;
 
-/* Calls of the driver's own functions: a preloaded library must not intercept them. */
+/* These calls go to the driver's own functions, because a preloaded library must not intercept them. */
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *os_handle, int type);
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle);
 CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t bytes, size_t alignment, CUdeviceptr wanted,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Functions: attributes, occupancy, and the context-independent libraries and kernels of CUDA 12. */
+/* Attributes and occupancy of functions, and the context-independent libraries and kernels of CUDA 12. */
 #include "module.h"
 
 #include "hostile.h"

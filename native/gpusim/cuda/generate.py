@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a C file with stubs of the exports that the simulated driver does not implement, and cuGetProcAddress's table.
+"""Writes a C file with stubs for the exported names that no source file defines, and with cuGetProcAddress's table.
 
 usage: nm -g --defined-only OBJECTS | generate.py exports-535.txt [../cuda550/exports.txt] > stubs.c
 """
@@ -11,7 +11,11 @@ import sys
 
 
 def read(paths: list[str]) -> dict[str, str]:
-    """Reads the exported names: name → "data", the first CUDA version whose base name selects this name, or ""."""
+    """Returns the kind of each exported name.
+
+    The kind is "data" for a variable. For a function it is the first CUDA version for which cuGetProcAddress returns
+    this name, or "" if cuGetProcAddress never returns it.
+    """
     exports = {}
     for path in paths:
         with open(path, encoding="utf-8") as handle:
@@ -28,7 +32,7 @@ def main(paths: list[str]) -> int:
     defined = {fields[2] for fields in symbols if len(fields) == 3 and fields[2].startswith("cu")}
     surplus = sorted(defined - exports.keys())
     if surplus:
-        print(f"generate.py: {', '.join(paths)} have no {', '.join(surplus)}: the real driver exports no such name, "
+        print(f"generate.py: {', '.join(surplus)} is not in {', '.join(paths)}: the real driver exports no such name; "
               "make it static or give it another prefix", file=sys.stderr)  # fmt: skip
         return 1
     print('/* Generated from exports-535.txt. */\n#include "procaddress.h"\n')

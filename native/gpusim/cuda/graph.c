@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Building graphs: nodes, edges, clones. */
+/* Builds graphs: adds nodes and edges, and clones graphs. */
 #include "graph.h"
 
 #include <stdlib.h>

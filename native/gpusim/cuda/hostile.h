@@ -12,8 +12,8 @@ static inline bool hostile(enum sim_hostile what)
 }
 
 /*
- * context-lock: locks the context against calls of other threads. Calls of the same thread pass, so that a tool in a
- * callback inside a load can use the driver. Returns true if locked, for context_unlock().
+ * The behaviour `context-lock` locks the context against calls of other threads. Calls of the same thread pass, so that
+ * a tool in a callback inside a load can use the driver. Returns true if locked, for context_unlock().
  */
 bool context_lock(CUcontext context);
 void context_unlock(CUcontext context, bool held);

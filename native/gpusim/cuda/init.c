@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuInit, the driver's version, and the GPUs that are visible to this process. */
+/* Implements cuInit, returns the driver's version, and finds the GPUs that are visible to this process. */
 #include "hostile.h"
 
 #include <ctype.h>
