@@ -133,7 +133,8 @@ CUresult image_parse(const void *data, struct image *out)
     if (!bytes[0])
         return CUDA_ERROR_INVALID_IMAGE;
     memcpy(&magic, data, bytes[1] && bytes[2] ? sizeof magic : 1);
-    if (bytes[1] && bytes[2] && magic == FATBIN_WRAPPER) { /* {magic, version, data, …} */
+    /* A wrapper has a magic, a version, a pointer to the data, and more. */
+    if (bytes[1] && bytes[2] && magic == FATBIN_WRAPPER) {
         memcpy(&bytes, bytes + 8, sizeof bytes);
         REQUIRE(bytes, CUDA_ERROR_INVALID_IMAGE);
         memcpy(&magic, bytes, sizeof magic);

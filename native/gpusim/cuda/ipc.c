@@ -190,7 +190,7 @@ static CUresult open_handle(CUdeviceptr *pointer, CUipcMemHandle handle, unsigne
     REQUIRE(pointer && flags <= 1, CUDA_ERROR_INVALID_VALUE);
     memcpy(&ticket, &handle, sizeof ticket);
     REQUIRE(ticket.magic == IPC_MAGIC, CUDA_ERROR_INVALID_VALUE);
-    /* a process cannot import its own memory */
+    /* A process cannot import its own memory. */
     REQUIRE(ticket.serial != sim_state()->procs[sim_slot()].serial, CUDA_ERROR_INVALID_CONTEXT);
     int device = device_of_gpu(ticket.gpu);
     REQUIRE(device >= 0 && device == context->device, CUDA_ERROR_INVALID_DEVICE);

@@ -3,7 +3,8 @@
 #include "module.h"
 #include "op.h"
 
-/* Draws the duration of a launch: each octave of the range is equally likely, evenly distributed within. */
+/* Draws the duration of a launch. Each octave of the range is equally likely, and durations are evenly distributed
+ * within an octave. */
 static uint64_t draw(const struct kernel_cost *cost)
 {
     static __thread uint64_t state;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Modules: loading of an image into a context, its memory there, its functions and global variables. */
+/* Loads the image of a module into a context, charges its memory, and finds its functions and global variables. */
 #include "module.h"
 
 #include "capture.h"

@@ -38,7 +38,7 @@ CUresult op_run(CUstream stream, const struct op *op)
     case OP_HOST: return callback_add(stream, op->as.host.function, NULL, op->as.host.data);
     case OP_RECORD: return event_record_now(op->as.event, stream);
     case OP_WAIT: return event_wait_now(op->as.event, stream);
-    default: return CUDA_SUCCESS; /* graph_exec.c runs the other kinds */
+    default: return CUDA_SUCCESS; /* graph_exec.c runs the other kinds of operations. */
     }
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Streams: handles, the two kinds of default stream, and the submission of work to the context's queue. */
+/* Handles of streams, the two kinds of default stream, and the submission of work to the context's queue. */
 #include "hostile.h"
 
 #include <stdlib.h>

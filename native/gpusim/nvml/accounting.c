@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Accounting: usage of each process that had a context on the GPU, stored after its end while accounting mode is on. */
+/* Accounting of the usage of each process that had a context on the GPU. It is stored after the process's end while
+ * accounting mode is on. */
 #include "nvml_internal.h"
 
 #include <string.h>
@@ -52,8 +53,8 @@ static bool take(struct record *record, unsigned pid, const struct sim_usage *us
     return true;
 }
 
-/* Calls visit for living processes, then for ended ones, newest first, until visit returns true. The caller must hold
- * the lock. */
+/* Calls visit for living processes, then for ended processes, newest first, until visit returns true. The caller must
+ * hold the lock. */
 static bool each(const struct nvml_target *target, bool (*visit)(const struct record *, void *), void *argument)
 {
     const struct sim_state *state = sim_state();

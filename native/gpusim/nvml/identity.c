@@ -175,7 +175,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetBoardPartNumber(nvmlDevice_t device, char *nu
     return nvml_text("simulated", number, length);
 }
 
-/* Succeeds, because nvidia-smi would else warn of a corrupted infoROM. */
+/* Succeeds, because otherwise nvidia-smi would warn of a corrupted infoROM. */
 NVML_API nvmlReturn_t nvmlDeviceValidateInforom(nvmlDevice_t device)
 {
     struct nvml_target target;
