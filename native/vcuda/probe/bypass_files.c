@@ -53,7 +53,7 @@ static bool ledger_copy(struct copy *copy)
     sigfillset(&all);
     sigprocmask(SIG_BLOCK, &all, NULL);
     copy->file = open(slice_ledger(), O_RDWR | O_CLOEXEC);
-    /* Uses the system call: libc's own fstat carries GLIBC_2.33 in the symbol tables of new systems. */
+    /* Uses the system call, because on new systems libc's fstat would make the probe require GLIBC_2.33. */
     if (copy->file < 0 || syscall(SYS_fstat, copy->file, &found) != 0 || found.st_size <= 0)
         return false;
     copy->size = (size_t)found.st_size;

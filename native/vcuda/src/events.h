@@ -18,8 +18,8 @@ struct device;
 struct leaving;
 
 extern const struct events {
-    /* An allocation does not fit, or the account is read together with NVML's figures: cached memory is released.
-     * trim: also memory that the driver keeps for later allocations. */
+    /* An allocation does not fit, or the account is read together with NVML's figures: cached memory is released. With
+     * `trim`, memory that the driver keeps for later allocations is released too. */
     void (*reclaim[8])(bool trim);
     /* The last thread in flight on a device has finished, and the charge there has moved by a step. */
     void (*charge_moved[4])(int device);

@@ -34,8 +34,7 @@ static inline enum control vgpu_enter(void)
 }
 enum control vgpu_enter_nvml(void);
 
-/* The first line of a hook that needs no other entry. It returns at once if the driver does not have the function or if
- * no limits apply. */
+/* The first lines of most hooks. They return at once if the driver does not have the function or if no limits apply. */
 #define ENTER(symbol, arguments) \
     enum control control = vgpu_enter(); \
     if (!REAL_HAS(symbol)) \

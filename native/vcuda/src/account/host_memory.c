@@ -17,7 +17,7 @@
 #define CU_MEM_ADVISE_SET_ACCESSED_BY 5
 #define CU_DEVICE_CPU ((CUdevice)-1)
 #define CONTEXT_UNMEASURED (512 * MIB)
-#define LARGEST_SCALING 2 /* The reserve is computed for this oversubscription factor S at most. */
+#define LARGEST_SCALING 2 /* The reserve assumes an oversubscription factor S of at most this. */
 
 static _Atomic uint64_t held[VGPU_MAX_DEVICES];
 /* Whether this driver can create physical host memory: 0 is not tried, 1 is yes, 2 is no. */
@@ -115,7 +115,7 @@ bool host_memory_complete(void)
 
 bool host_memory_physical_wanted(const struct device *device, const CUmemAllocationProp *properties, uint64_t bytes)
 {
-    CUdevice current; /* cuMemGetInfo reports free memory only for the device of the current context */
+    CUdevice current; /* cuMemGetInfo reports free memory only for the device of the current context. */
     return limits_oversubscribe() && !properties->requestedHandleTypes &&
            properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE && REAL(cuCtxGetDevice)(&current) == CUDA_SUCCESS &&
            current == properties->location.id && host_memory_wanted(device, bytes);

@@ -426,7 +426,7 @@ static void measure_close(int descriptor, int device)
 int ledger_measure_begin(int device)
 {
     struct seat home = seats_home(device);
-    lock_take(&join_lock); /* no fork may happen between opening the descriptor and recording it */
+    lock_take(&join_lock); /* No fork may happen between opening the descriptor and recording it. */
     int descriptor = ledger_file_again(home.member, true);
     atomic_store_explicit(&measuring[device], descriptor + 1, memory_order_relaxed);
     lock_drop(&join_lock);

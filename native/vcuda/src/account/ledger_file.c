@@ -23,7 +23,7 @@
 
 #define LAYOUT_PATIENCE_MS 2000
 
-/* Uses the system call: libc's own fstat carries GLIBC_2.33 in the symbol tables of new systems. */
+/* Uses the system call, because on new systems libc's fstat would make the library require GLIBC_2.33. */
 static bool status_of(int descriptor, struct stat *status)
 {
     return syscall(SYS_fstat, descriptor, status) == 0;
@@ -96,7 +96,7 @@ static int fill_holes(int descriptor)
     int error;
     if (status_of(descriptor, &status) && (uint64_t)status.st_blocks * 512 >= VGPU_LEDGER_FILE_SIZE)
         return 0;
-    do /* on tmpfs posix_fallocate fails with EINTR in a program with a running timer */
+    do /* On tmpfs posix_fallocate fails with EINTR in a program with a running timer. */
         error = posix_fallocate(descriptor, 0, VGPU_LEDGER_FILE_SIZE);
     while (error == EINTR);
     return error;

@@ -132,7 +132,7 @@ bool ledger_shares(unsigned share, const char *uuid, uint64_t *own, uint64_t *to
 
 /* --- pids ------------------------------------------------------------------------------------------------ */
 
-/* Uses the system call: libc's own stat carries GLIBC_2.33 in the symbol tables of new systems. */
+/* Uses the system call, because on new systems libc's stat would make the library require GLIBC_2.33. */
 static uint64_t namespace_at(const char *path)
 {
     struct stat status;

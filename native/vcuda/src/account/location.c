@@ -46,7 +46,7 @@ bool location_on_card(const CUmemLocation *location, CUdevice *ordinal)
     if (location->type == CU_MEM_LOCATION_TYPE_DEVICE)
         *ordinal = location->id;
     else if (location->type == CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN)
-        *ordinal = location->id & 0xff; /* the first byte is the device, the second byte the locality domain */
+        *ordinal = location->id & 0xff; /* The first byte is the device, the second byte the locality domain. */
     else
         return false;
     return true;

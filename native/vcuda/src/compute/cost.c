@@ -5,7 +5,7 @@
 
 #define LEAST_NS 200u
 #define UNSTEADY_NS (20 * US)
-/* The first launches of a kernel, this number, are measured one by one. Later launches are measured together. With each
+/* This many first launches of a kernel are measured one by one. Later launches are measured together. With each
  * measured launch the assumed least cost halves, so that more launches may be queued. */
 #define TRUSTED 7u
 

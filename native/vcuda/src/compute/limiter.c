@@ -140,8 +140,8 @@ void limiter_forget_all(void)
 
 /* --- who launches, and where ----------------------------------------------------------------------------- */
 
-/* At thread exit: charges the launches since the last fence as predicted. Otherwise a program of short threads would
- * not be charged. */
+/* Called at thread exit. Charges the launches since the last fence as predicted. Otherwise a program of short threads
+ * would not be charged. */
 static void at_end(void *state)
 {
     struct thread_state *thread = state;

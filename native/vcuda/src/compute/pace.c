@@ -34,7 +34,7 @@ void bucket_accrue(struct vgpu_tenant_device *device, uint64_t now, uint32_t rat
         passed = passed && last ? 10000 * MS : 0;
     int64_t due = (int64_t)((double)passed * rate_ppm / PPM + 0.5), room = cap - balance;
     if (due > room)
-        due = room > 0 ? room : 0; /* accrual stops at the cap; a credit from settling may exceed the cap */
+        due = room > 0 ? room : 0; /* Accrual stops at the cap, but a credit from settling may exceed the cap. */
     if (due)
         __atomic_fetch_add(&device->balance_ns, due, __ATOMIC_RELAXED);
 }

@@ -26,7 +26,8 @@ static CUresult time_of(const struct place *place, const struct mark *mark, doub
     return status;
 }
 
-/* Returns whether the fence was passed. If the context has a time base, one call returns both that and the time. */
+/* Returns whether the fence was passed. If the context has a time base, one call of the driver returns both this result
+ * and the time. */
 static CUresult ask(const struct place *place, const struct fence *fence, double *end)
 {
     CUresult status = time_of(place, fence->end, end);

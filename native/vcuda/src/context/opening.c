@@ -13,7 +13,8 @@
 #include "events.h"
 
 /* Returns whether the device may have a context. Called when this process has a slot: a node that withdraws the
- * allocation first writes `deny` and then looks for slots, so one of the two sees the other. */
+ * allocation first writes `deny` and then looks for slots, so either this process sees `deny` or the node sees the
+ * slot. */
 bool context_permitted(const struct device *device)
 {
     bool known;

@@ -120,7 +120,7 @@ bool limits_map_open(int descriptor, struct limits_file *file, char *reason, siz
 {
     struct stat status;
     file->missing = false;
-    /* Uses the system call: libc's own fstat carries GLIBC_2.33 in the symbol tables of new systems. */
+    /* Uses the system call, because on new systems libc's fstat would make the library require GLIBC_2.33. */
     if (syscall(SYS_fstat, descriptor, &status) != 0) {
         snprintf(reason, room, "its length cannot be read: %s", strerror(errno));
         close(descriptor);

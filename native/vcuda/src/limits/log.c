@@ -22,7 +22,7 @@ _Atomic int vgpu_log_level = LOG_WARN;
 static _Atomic int begun;                /* begun: 1 if the two values below are set, 2 if descriptor 2 is closed. */
 static _Atomic uint64_t on_device, inode; /* on_device and inode identify the file of descriptor 2. */
 
-/* Uses the system call: libc's own fstat carries GLIBC_2.33 in the symbol tables of new systems. */
+/* Uses the system call, because on new systems libc's fstat would make the library require GLIBC_2.33. */
 static bool look(struct stat *status)
 {
     return syscall(SYS_fstat, STDERR_FILENO, status) == 0;

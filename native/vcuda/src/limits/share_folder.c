@@ -23,7 +23,7 @@
 #define FOLDER (O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
 #define MOUNT_ROOT 0x2000u /* Value of STATX_ATTR_MOUNT_ROOT, which older headers do not define. */
 
-/* Uses the system call: libc's own fstat carries GLIBC_2.33 in the symbol tables of new systems. */
+/* Uses the system call, because on new systems libc's fstat would make the library require GLIBC_2.33. */
 static bool device_of(int descriptor, dev_t *device)
 {
     struct stat status;

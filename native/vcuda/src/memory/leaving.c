@@ -2,7 +2,7 @@
 /*
  * Memory and arrays of a context that is about to end. They are removed from their tables before the driver frees them,
  * because another thread may get the same addresses at once. Afterwards they are uncharged, or restored if the context
- * stayed. Those of a green context outlive it and move to its primary context.
+ * stayed. Memory and arrays of a green context outlive it and move to its primary context.
  */
 #include "context/context.h"
 #include "memory.h"

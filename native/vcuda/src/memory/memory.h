@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Functions of the hooks of all memory calls. events.c lists those that release unused memory, and those that run when
- * a context ends. */
+/* Functions of the hooks of all memory calls. events.c lists the functions that release unused memory, and the
+ * functions that run when a context ends. */
 #ifndef VGPU_MEMORY_H
 #define VGPU_MEMORY_H
 

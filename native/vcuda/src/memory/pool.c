@@ -78,7 +78,8 @@ void pools_settle(bool trim)
 {
     atomic_store_explicit(&vgpu_pools_dirty, 0, memory_order_relaxed);
     for (struct pool *pool = atomic_load_explicit(&pools, memory_order_acquire); pool; pool = pool->next) {
-        /* The lock holder settles it; waiting could be a wait for this thread itself. */
+        /* The thread that has the lock settles the pool. Do not wait for the lock, because that thread may be this
+         * thread. */
         if (!lock_try(&pool->lock))
             continue;
         if (trim && !pool->destroyed && pool->device && REAL_HAS(cuMemPoolTrimTo))
