@@ -50,7 +50,9 @@ PROGRAMS = ("steps", "timing", "crowd", "killer")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--form", choices=figures.FORMS, default="short", help="how much is measured (default: %(default)s)")
+    parser.addoption(
+        "--form", choices=figures.FORMS, default="short", help="how much is measured (default: %(default)s)"
+    )
 
 
 def pytest_terminal_summary(terminalreporter: object, config: pytest.Config) -> None:

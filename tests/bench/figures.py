@@ -127,7 +127,9 @@ FIGURES = {
         "not measured",
     ),
     "wakes": Figure(
-        "wake-ups of the thread that settles launches, in a busy process", "≤ 500 wake-ups a second (1 % of a core)", "not measured"
+        "wake-ups of the thread that settles launches, in a busy process",
+        "≤ 500 wake-ups a second (1 % of a core)",
+        "not measured",
     ),
     "settling": Figure("time until a live change of a share takes effect", "≤ 0.5 s", "a restart"),
     "throughput": Figure("total throughput of 4 busy tenants, relative to no limiter", "≥ 97 %", "not measured"),
@@ -143,7 +145,9 @@ FIGURES = {
     ),
     "fleet-validation": Figure("controller: check of all variables", "0.05 CPU seconds a host", "not measured"),
     "fleet-first": Figure("controller: first run of site.yml", "-", "not measured"),
-    "fleet-upgrade": Figure("controller: upgrade.yml with a new library, batches of 1 host and of 25 %", "-", "not measured"),
+    "fleet-upgrade": Figure(
+        "controller: upgrade.yml with a new library, batches of 1 host and of 25 %", "-", "not measured"
+    ),
     "true": Figure("start of `true` with the library preloaded", "< 0.3 ms more", "not measured"),
 }
 

@@ -171,10 +171,18 @@ def growth(rows: list[Row], first: bool) -> None:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--first", default="3", help="numbers of hosts (containers), separated by commas; site.yml runs twice with each number "
-        "(default: %(default)s)",)
-    parser.add_argument("--again", default="10,30", help="numbers of inventory names, separated by commas; the names share the last number of hosts, and "
-        "site.yml changes nothing (default: %(default)s)",)
+    parser.add_argument(
+        "--first",
+        default="3",
+        help="numbers of hosts (containers), separated by commas; site.yml runs twice with each number "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--again",
+        default="10,30",
+        help="numbers of inventory names, separated by commas; the names share the last number of hosts, and "
+        "site.yml changes nothing (default: %(default)s)",
+    )
     options = parser.parse_args(arguments)
     first, again = ([int(word) for word in words.split(",") if word] for words in (options.first, options.again))
     rows: list[Row] = []

@@ -225,7 +225,12 @@ def test_system_calls_of_an_allocate(served, tmp_path):
     # The number was 42 to 44 before each allocation got the folder `ro`, which a tenant cannot move.
     each = len(lines) / 10
     synced = [line for line in lines if "sync(" in line]
-    note("plugin-allocate-calls", f"{each:.0f}, {len(synced)} of them wait for a disk", "≤ 50, none for a disk", each <= 50)
+    note(
+        "plugin-allocate-calls",
+        f"{each:.0f}, {len(synced)} of them wait for a disk",
+        "≤ 50, none for a disk",
+        each <= 50,
+    )
     assert not synced
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small CUDA program for the tests: evaluates one Python expression a line with the driver API (`cu`), and
-answers with one line of JSON. Ends with its input."""
+"""A small CUDA program for the tests. It reads a line of Python (an expression or statements) that uses the driver API
+as `cu`, executes it, and answers with one line of JSON. It ends when its input ends."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory is accounted per process. The expected values come from the shared state, read by gpusimctl."""
+"""Memory is accounted per process. The expected values come from the shared state, read by gpusimctl.
+
+Strings with ``cu`` are Python statements that cuda_program.py executes; its answer is the value, mostly a CUresult.
+"""
 
 from __future__ import annotations
 

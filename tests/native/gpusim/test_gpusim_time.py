@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time on the virtual clock: figures are exact and no test waits in real time. Kernels take their declared time."""
+"""Time on the virtual clock: figures are exact and no test waits in real time. Kernels take their declared time.
+
+Strings with ``cu`` are Python statements that cuda_program.py executes; its answer is the value, mostly a CUresult.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +36,15 @@ def test_kernels_take_their_declared_time(host):
     assert [(p["kernels"], p["share"]) for p in log["processes"]] == [(8, 1.0)]
 
 
-# columns: kernels as (SMs, stream), time in ms until all are done. Each kernel takes 1 ms; the GPU has 40 SMs.
+# columns: case, kernels as (SMs, stream), time in ms until all are done. Each kernel takes 1 ms; the GPU has 40 SMs.
 ORDER = {
     "one stream": ([(10, "a"), (10, "a")], 2.0),
     "two streams that fit": ([(20, "a"), (20, "b")], 1.0),
-    "the second gets a third of its SMs, then all": ([(30, "a"), (30, "b")], 1 + 2 / 3),
+    "the second kernel gets a third of its SMs, then all": ([(30, "a"), (30, "b")], 1 + 2 / 3),
     "all SMs": ([(0, "a"), (0, "b")], 2.0),
-    "legacy stream waits and is waited for": ([(1, "a"), (1, 0), (1, "b")], 3.0),
-    "a non-blocking stream does not know it": ([(1, 0), (1, "n")], 1.0),
-    "per-thread default stream is a blocking one": ([(1, 2), (1, 1)], 2.0),
+    "the legacy stream waits for other streams, and they wait for it": ([(1, "a"), (1, 0), (1, "b")], 3.0),
+    "a non-blocking stream does not wait for the legacy stream": ([(1, 0), (1, "n")], 1.0),
+    "the legacy stream waits for the per-thread default stream": ([(1, 2), (1, 1)], 2.0),
 }
 
 
