@@ -143,7 +143,7 @@ def test_throughput(model, row) -> None:
 
 
 def test_sparse_tenant_next_to_a_busy_tenant(model) -> None:
-    """Reports how much of its load a sparse tenant gets and how much of its share a busy one misses. There is no gate."""
+    """Reports how much of its load a sparse tenant gets and how much of its share a busy one misses. It has no gate."""
     sparse, said = "share=10,kernels=20,burst=50,rest=9000", []
     natural = model(sparse.replace("share=10", "share=100"))["tenants"][0]["mean"]
     for busy in (60, 90):

@@ -73,7 +73,7 @@ class Host:
         assert worker.stdin is not None
         assert worker.stdout is not None
         try:
-            assert worker.stdout.readline() == "ready\n", f"no context on GPU {gpu}: see the worker's stderr"
+            assert worker.stdout.readline() == "ready\n", f"the worker created no context on GPU {gpu}: see its stderr"
             yield worker
         finally:
             worker.stdin.close()
