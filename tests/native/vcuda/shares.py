@@ -92,7 +92,7 @@ class Node:
     def arbiter(self) -> subprocess.Popen:
         process = subprocess.Popen([ARBITER, "--run", self.run])
         self.processes.append(process)
-        wait_for(lambda: self.status()["arbiter"] or not self.status()["tenants"], "the arbiter's first look")
+        wait_for(lambda: self.status()["arbiter"] or not self.status()["tenants"], "the arbiter runs")
         return process
 
     def status(self) -> dict:
@@ -150,5 +150,5 @@ class Node:
 def wait_for(condition, what: str, seconds: float = 10.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, f"{what} did not come within {seconds} s"
+        assert time.monotonic() < end, f"not within {seconds} s: {what}"
         time.sleep(0.01)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that only a sparse array or a multicast object keeps in use stays charged. Invalid pools are refused."""
+"""Memory that only a sparse array or a multicast object keeps in use stays charged. Invalid pools are refused.
+
+Strings such as ``alloc 10 4096`` (allocate 4096 bytes, keep the address in register 10) are commands to
+programs/puppet.c."""
 
 from __future__ import annotations
 

@@ -2,7 +2,9 @@
 """Loaded code and the heaps of a context are charged as many bytes as the driver took.
 
 Code that the driver loads lazily is charged with the next allocation.
-"""
+
+Strings such as ``library 10 4096`` (load code of 4096 bytes, keep the handle in register 10) are commands to
+programs/puppet.c."""
 
 from __future__ import annotations
 
@@ -132,7 +134,7 @@ def test_load_is_refused_in_a_process_over_its_limit(host: Host, how: str) -> No
     say(puppet, "library-unload 10", f"{how} 30 4096")
 
 
-# repeated puppet commands → whether each repetition queries NVML
+# puppet commands that the test repeats → whether each repetition queries NVML
 ASKS = {
     "kernel 20 10": False,
     "kernel-function 21 20": False,

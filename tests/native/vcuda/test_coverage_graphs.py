@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graph memory: the driver's reservation is charged, the limit covers it, and a trim uncharges it."""
+"""Graph memory: the driver's reservation is charged, the limit covers it, and a trim uncharges it.
+
+Strings such as ``launch-graph 30 0`` (launch the graph in register 30) are commands to programs/puppet.c.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ MADE = {
     "captured, per-thread streams": (f"capture 10 {SIZE} 0 1",),
     "captured and freed": (f"capture 10 {SIZE} 1 0",),
 }
+# Number of the instantiating function in the puppet command `instantiate` → driver function.
 FORMS = {
     0: "cuGraphInstantiateWithFlags",
     1: "cuGraphInstantiate",

@@ -2,7 +2,9 @@
 """Every function of the coverage table that allocates memory is charged and limited.
 
 Each function is called by its link-time symbol and by the address from cuGetProcAddress.
-"""
+
+Strings such as ``alloc 10 4096`` (allocate 4096 bytes, keep the address in register 10) and ``call cuMemFree_v2 $10``
+are commands to programs/puppet.c: $10 is the value of register 10, @10 its address."""
 
 from __future__ import annotations
 

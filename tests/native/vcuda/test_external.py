@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory imported by cuImportExternalMemory, which also imports descriptors of cuMemCreate memory, is charged once."""
+"""Memory imported by cuImportExternalMemory, which also imports descriptors of cuMemCreate memory, is charged once.
+
+Strings such as ``export 11 10`` are commands to programs/puppet.c, whose numbers are registers or sizes. In arguments
+of ``call``, $10 is the value of register 10 and @10 its address."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Green contexts (driver 550) have a part of the SMs. They are charged and throttled like all contexts."""
+"""Green contexts (driver 550) have a part of the SMs. They are charged and throttled like all contexts.
+
+Strings such as ``call cuMemFree_v2 $10`` are commands to programs/puppet.c: $10 is the value of register 10, @10 its
+address."""
 
 from __future__ import annotations
 

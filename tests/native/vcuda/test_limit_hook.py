@@ -230,6 +230,7 @@ def no_such_gpu(node: Node) -> list:
     return [node.allocation("a", devices=[{"uuid": "GPU-0f1e2d3c-0000-0000-0000-000000000000", "memory_bytes": MIB}])]
 
 
+# case → function that returns the mounts of the container, words of the hook's error message
 REFUSED = {
     "no mount of an allocation": (lambda node: ["/etc/hosts"], "no mount of the container lies below"),
     "unknown allocation": (
@@ -271,6 +272,7 @@ def test_hook_ignores_the_tenants_settings(node: Node, group) -> None:
     assert node.limits() == {(0, path.stat().st_ino): 5000}
 
 
+# case → fault of the simulated driver, NVML that the hook loads ("": the host's), words of the hook's error message
 FAULTS = {
     "limit silently dropped by the driver": (["memacct-drop-next"], "", "does not hold"),
     "missing NVML": ([], "/nonexistent.so", "NVML of the host cannot be loaded"),

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In one process every allocation is charged as many bytes as the driver took, and every free is credited."""
+"""In one process every allocation is charged as many bytes as the driver took, and every free is credited.
+
+Strings such as ``alloc 10 4096`` (allocate 4096 bytes, keep the address in register 10) are commands to
+programs/puppet.c."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On machines such as Grace a GPU's memory is a NUMA node of the host: memory on this node is charged to the GPU."""
+"""On machines such as Grace a GPU's memory is a NUMA node of the host: memory on this node is charged to the GPU.
+
+Strings such as ``create(4096, place=1, node=1)`` are Python expressions that the program in the slice evaluates:
+create() calls cuMemCreate with a kind of location and the number of a GPU or node."""
 
 from __future__ import annotations
 
@@ -73,7 +76,7 @@ def test_host_memory_is_not_charged_to_a_gpu(start: Callable, place: int, node: 
     assert one.charged() == before
 
 
-# The test imitates the kernel's list of nodes: node 3 has no CPUs, node 4 has CPUs.
+# Command prefix that imitates the kernel's list of nodes: node 3 has no CPUs, node 4 has CPUs.
 NODES = "mount -t tmpfs none /sys/devices/system/node && cd /sys/devices/system/node && mkdir node3 node4 && "
 LIST = ("unshare", "-m", "sh", "-c", NODES + 'echo > node3/cpulist && echo 0-3 > node4/cpulist && exec "$@"', "sh")
 INVALID_DEVICE = 101  # the simulated driver's error for an unknown node

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """NVML inside a slice: own processes only, under their own pids, and utilisation relative to the share.
 
-The tests compare the results with the same query without the library and with the simulated driver's account.
-"""
+The tests compare the results with the same query without the library and with the simulated driver's account. Strings
+such as ``rates()`` are Python expressions that a process of the container evaluates with the functions of
+programs/nvml_raw.py."""
 
 from __future__ import annotations
 

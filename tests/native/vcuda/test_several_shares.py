@@ -367,6 +367,7 @@ def newer(share: Share) -> None:
     set_field(share.limits, "min_reader", 9)
 
 
+# fault → function that damages a share, words of the library's log line
 FAULTS = {
     "torn limits": (torn, "limits: it is torn"),
     "missing limits": (lambda share: share.limits.unlink(), "limits: it cannot be opened"),
@@ -388,6 +389,7 @@ def test_invalid_share_allows_no_context_on_any_card(host: Host, place: int, fau
     assert f"{shares[place].folder}/" in puppet.errors() and reason in puppet.errors()
 
 
+# columns: functions that return the list of limits files and the list of ledgers; together they are invalid
 MISNAMED = [
     (lambda one: f"{one}:{one}", lambda one: f"{one}"),  # one ledger is missing
     (lambda one: f"{one}:{one}", lambda one: f"{one}:{one}:{one}"),

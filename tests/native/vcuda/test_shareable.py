@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory shared by descriptors: charged once in the container while it is on the GPU, whichever process dies."""
+"""Memory shared by descriptors: charged once in the container while it is on the GPU, whichever process dies.
+
+Strings such as ``export 11 10`` (export the memory in register 10, keep the descriptor in register 11) are commands to
+programs/puppet.c."""
 
 from __future__ import annotations
 
