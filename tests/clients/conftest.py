@@ -28,7 +28,7 @@ PROFILE = "driver_version = 535.261.03\ncuda_version = 12.2\n[gpu]\nmodel = A100
 def python_of(cuda: int) -> Path:
     """Returns the interpreter of the environment for this major version of CUDA."""
     python = ENVIRONMENTS[cuda] / "bin/python"
-    assert python.exists(), f"{python} is missing: run `make clients`, which makes it"
+    assert python.exists(), f"{python} is missing: run `make clients`, which creates it"
     return python
 
 

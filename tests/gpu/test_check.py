@@ -68,7 +68,7 @@ def test_gates_fail_without_the_library(check: Check, no_library: Path) -> None:
 
 
 def test_memory_is_measured_on_a_driver_that_lists_no_processes(tmp_path: Path) -> None:
-    """As in some containers. A process's usage is then the growth of the GPU's usage, and the report says so."""
+    """In some containers NVML lists no processes. Then the growth of the GPU's usage counts, and the report says so."""
     folder = tmp_path / "driver"
     folder.mkdir()
     for name in ("libcuda.so.1", "gpusimctl"):
@@ -83,7 +83,7 @@ def test_memory_is_measured_on_a_driver_that_lists_no_processes(tmp_path: Path) 
 
 
 LIMITS = {
-    # columns: profile, exit status, status of the stage, part of the output
+    # columns: case, line of the driver's profile, exit status, status of the stage, part of the output
     "misc": ("memacct = misc\n", 0, "passed", ""),
     "dmem": ("memacct = dmem\n", 0, "passed", ""),
     "the driver enforces nothing": ("memacct = none\n", 1, "failed", "a limit is set, read back and cleared"),
