@@ -106,7 +106,7 @@ class Filler:
         self._started = True
         # Skip the client's own output, which is not JSON.
         line = next((line for line in self.process.stdout if line.startswith("{")), "")
-        assert line, f"{name}: ended with {self.process.wait()}: {self.errors.read_text()[-2000:]}"
+        assert line, f"the program {name} ended with {self.process.wait()}: {self.errors.read_text()[-2000:]}"
         figures = json.loads(line)
         assert figures["step"] == name
         return figures

@@ -176,7 +176,9 @@ def test_limit_holds_on_a_driver_that_rounds_up(tmp_path: Path) -> None:
     check = Check(tmp_path, more="allocation_granularity = 2097152\n")
     assert check.stages("granularity", "exact", "rounding", "contexts", "load") == 0, check.text
     steps = check.stage("granularity")["figures"]["physical_steps_by_size"]
-    assert set(steps["2097153"]["steps"]) == {4 << 20}, "the driver of this test rounds up to 2 MiB"
+    assert set(steps["2097153"]["steps"]) == {4 << 20}, (
+        "2 MiB and 1 byte must take 4 MiB, because this driver rounds up to 2 MiB"
+    )
 
 
 ROUGH = ["private-context", "loader", "capture", "exit", "mixed-shares"]
@@ -193,7 +195,7 @@ def test_rough_stages_pass(tmp_path: Path, stage: str) -> None:
     assert check.stages(stage) == 0, check.text
     assert check.status() == {stage: "passed"}
     if stage == "capture":
-        assert "again: nodes" in check.text, "the recapture was tried"
+        assert "again: nodes" in check.text, "the stage must also try cuStreamBeginRecaptureToGraph"
 
 
 def test_rough_stages_and_pytorch_fit_the_time_of_one_run() -> None:

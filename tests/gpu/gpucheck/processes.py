@@ -87,8 +87,8 @@ def at(steps: list, version: int) -> str:
 
 
 def compare(bare: dict[str, Any], ours: dict[str, Any]) -> tuple[list[str], list[str], list[str]]:
-    """Returns the addresses that the library changes: (refused, wrong, replaced names). Wrong is an address that is
-    neither the driver's nor the library's, or a function that the driver does not have."""
+    """Returns the lookups that the library changes: (refused, wrong, replaced names). A lookup is wrong if it returns
+    an address that is neither the driver's nor the library's, or a function that the driver does not have."""
     refused, wrong, replaced = [], [], set()
     for name, flags in bare.items():
         for flag, steps in flags.items():

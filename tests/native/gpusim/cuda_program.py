@@ -75,7 +75,7 @@ class Driver:
         self.cuInit(0)
         context = PTR()
         for result in (self.private.primary_retain(ctypes.byref(context), device), self.private.set_current(context)):
-            assert result == 0, f"private function: {result}"
+            assert result == 0, f"a function of the private table returned {result}"
         return context.value
 
     def background(self, call) -> None:

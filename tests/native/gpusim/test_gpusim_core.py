@@ -190,7 +190,9 @@ def test_pids_are_those_of_the_readers_namespace(host):
     b = host.start()
     b.ask("cu.context()")
     seen = json.loads(a.ask(look))
-    assert [p["pid"] for p in seen["gpus"][0]["processes"]] == [1, 0], "a process outside is not visible inside"
+    assert [p["pid"] for p in seen["gpus"][0]["processes"]] == [1, 0], (
+        "inside a PID namespace the pid of a process outside must be 0"
+    )
 
 
 def test_state_of_another_build_is_created_again_when_unused(host):

@@ -28,7 +28,9 @@ def host(make_host):
 def test_kernels_take_their_declared_time(host):
     a = host.start()
     a.ask("cu.context(); k = cu.kernel(250); s = cu.event(); cu.launch(k, times=8); e = cu.event()")
-    assert a.ask("cu.raw('cuEventQuery', e)") == 600, "the clock stops while no process waits"
+    assert a.ask("cu.raw('cuEventQuery', e)") == 600, (
+        "the kernels must not run yet, because the clock stops while no process waits"
+    )
     a.ask("cu.cuEventSynchronize(e)")
     assert a.ask("cu.elapsed(s, e)") == pytest.approx(2.0, abs=0.001)
     log = host.log()
@@ -129,7 +131,7 @@ def test_two_processes_share_by_time_slices(host, first, second):
         mine = [i for i in kernels if i["pid"] == program.pid]
         assert sum(i["end"] - i["start"] for i in mine) == cost * 1000 * times
     for one, two in zip(log["intervals"], log["intervals"][1:], strict=False):
-        assert one["end"] <= two["start"], "the GPU runs one kernel at a time"
+        assert one["end"] <= two["start"], "the log must not have two intervals at the same time"
 
 
 def test_idle_process_costs_its_neighbour_nothing(make_host):
@@ -154,7 +156,7 @@ def test_killed_process_stops_running(host):
     a.ask("cu.launch(k)")
     a.kill()
     b.ask("s = cu.event(); cu.launch(k, times=5); e = cu.event(); cu.cuEventSynchronize(e)")
-    assert b.ask("cu.elapsed(s, e)") < 17, "ended by the next check for dead processes"
+    assert b.ask("cu.elapsed(s, e)") < 17, "the killed process's kernel must end at the next check for dead processes"
 
 
 def test_jitter_spreads_evenly_around_the_declared_cost(make_host):
@@ -170,7 +172,9 @@ def test_jitter_spreads_evenly_around_the_declared_cost(make_host):
     again.ask("cu.context(); k = cu.kernel(1000); ev = [cu.event()]")
     again.ask("for _ in range(200): cu.launch(k); ev.append(cu.event())")
     again.ask("cu.cuCtxSynchronize()")
-    assert again.ask("[cu.elapsed(x, y) for x, y in zip(ev, ev[1:])]") == costs, "the seed decides"
+    assert again.ask("[cu.elapsed(x, y) for x, y in zip(ev, ev[1:])]") == costs, (
+        "the same seed must give the same durations"
+    )
 
 
 def test_kernel_draws_its_duration_from_a_range(make_host):

@@ -136,7 +136,9 @@ class Node:
             starved = (self.waited() - before) / seconds
             if right(found) or starved <= STARVED or max(found) > most + 100 * 0.05 / seconds:
                 return found
-        pytest.skip(f"in {ROUNDS} rounds programs waited for a processor, in the last for {starved:.0%} of it: {found}")
+        pytest.skip(
+            f"in {ROUNDS} rounds programs waited for a processor, in the last for {starved:.0%} of the time: {found}"
+        )
 
     def close(self) -> None:
         for process in self.processes:

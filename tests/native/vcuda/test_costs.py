@@ -34,7 +34,7 @@ def test_adjacent_functions_have_separate_entries(costs, base: int, step: int, s
 def test_function_has_an_entry_for_each_grid(costs) -> None:
     keys = [costs("entries", 0x55D1C0A01000, 0, 1, x, y)[0] for x, y in ((1, 1), (2, 1))]
     assert keys == [1, 1]
-    assert costs("entries", 0x55D1C0A01000, 0, 200, 7, 7) == [1], "one kernel, one entry"
+    assert costs("entries", 0x55D1C0A01000, 0, 200, 7, 7) == [1], "200 launches of one kernel must use one entry"
 
 
 # Parts of the launch shape that change a kernel's time → number of distinct keys.

@@ -61,7 +61,7 @@ def test_loaded_code_is_charged_and_uncharged(host: Host, way: str, route: str) 
         assert host.charged() == host.on_card()
         say(puppet, *loads[1:], "sync")
         step(puppet)
-        assert host.charged() == host.on_card(), "a second use of the loaded code charges nothing more"
+        assert host.charged() == host.on_card(), "a second use of the loaded code must charge nothing more"
         say(puppet, *unloads)
         assert host.charged() == host.on_card() == before
 
@@ -194,7 +194,9 @@ def test_stack_size_over_the_limit_is_refused(host: Host) -> None:
     assert puppet.result(f"set-limit {STACK} 4096") == OOM
     assert puppet.say(f"get-limit {STACK}") == [OK, 2048]
     assert host.charged() == host.on_card() == before
-    assert puppet.result(f"set-limit {STACK} {1 << 40}") == 1, "the driver's own error"
+    assert puppet.result(f"set-limit {STACK} {1 << 40}") == 1, (
+        "the driver's own error must be returned, not OUT_OF_MEMORY"
+    )
 
 
 @pytest.mark.parametrize("which", [FIFO, HEAP])

@@ -40,7 +40,7 @@ def test_graph_memory_is_charged(host: Host, made: str, route: str) -> None:
     puppet = host.puppet(route).start()
     before = host.on_card()
     say(puppet, *MADE[made])
-    assert host.charged() == host.on_card() == before, "a memory node reserves an address but no memory"
+    assert host.charged() == host.on_card() == before, "a memory node must be charged nothing before an instantiation"
     say(puppet, "instantiate 30 10 0", "launch-graph 30 0", "sync")
     assert host.on_card() >= before + SIZE, "the driver took no memory, so the test proves nothing"
     assert host.charged() == host.on_card()

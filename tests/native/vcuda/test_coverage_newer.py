@@ -134,7 +134,9 @@ def test_capture_by_a_newer_function_has_only_the_programs_nodes(
     """Outside a capture each launch of this long kernel is throttled and followed by an event of the library."""
     devices = [{"uuid": uuid, "memory_bytes": 1 << 34, "sm_percent": 5} for uuid in newer.uuids]
     newer.write_limits(devices=devices, core_policy="force")
-    assert run(newer, program, way, capture, preload=False) == (0, "200 nodes\n"), "the negative control"
+    assert run(newer, program, way, capture, preload=False) == (0, "200 nodes\n"), (
+        "without the library the graph must have only the program's nodes too"
+    )
     assert run(newer, program, way, capture) == (0, "200 nodes\n")
 
 

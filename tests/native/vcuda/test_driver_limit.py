@@ -206,7 +206,7 @@ def test_memory_info_updates_the_used_figure(host: Host, container) -> None:
     one.hold(170 * MIB)
     one.start()
     assert one.shown_by_nvml() == [200 * MIB, CONTEXT, 196 * MIB], (
-        "the driver's limit is unknown before the first cuMemGetInfo"
+        "before the first cuMemGetInfo NVML must show the ledger, because the driver's limit is unknown"
     )
     assert one.ask("cu.info()") == [166 * MIB, 200 * MIB]
     assert one.shown_by_nvml() == [200 * MIB, 34 * MIB, 166 * MIB]

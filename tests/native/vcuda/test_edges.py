@@ -90,7 +90,7 @@ def test_huge_sizes_are_refused_and_leave_no_charge(host: Host) -> None:
             say(puppet, *needs)
             answers[-1].append(puppet.result(f"call {call}"))
             if preload and host.charged() != before:
-                pytest.fail(f"{needs} {call}: {host.charged() - before} bytes more are charged")
+                pytest.fail(f"{needs} {call}: the refused call leaves {host.charged() - before} bytes charged")
         say(puppet, "sync")
         assert host.on_card() == before
         if preload:
@@ -104,7 +104,7 @@ def test_huge_sizes_are_refused_and_leave_no_charge(host: Host) -> None:
     ]
     assert wrong == []
     assert sum(answer != OK for answer in answers[0]) > len(HUGE) - len(SIZES) - 1, (
-        "only graph allocation nodes may succeed: a node reserves an address, no memory"
+        "only graph allocation nodes may succeed, which reserve an address but no memory"
     )
 
 

@@ -145,7 +145,7 @@ def test_unmarked_memory_is_charged_to_the_importer(host: Host) -> None:
     map_all(user)
     assert host.charged() == before + SIZE
     say(user, f"call cuDestroyExternalMemory ${EXTERNAL}")
-    assert host.charged() == before + SIZE, "a buffer is still mapped"
+    assert host.charged() == before + SIZE, "the mapped buffer must keep the memory charged"
     say(user, f"free {BUFFER}")
     assert host.charged() == before
     take(maker, user)

@@ -119,7 +119,7 @@ def test_green_context_keeps_the_primary_context(host: Host, order: str) -> None
         leave(puppet)
         say(puppet, "set 1")
         assert primary + 27 * MIB <= agree(host) < both, (
-            "memory allocated in the green context belongs to the primary context"
+            "memory allocated in the green context must stay with the primary context"
         )
         say(puppet, "free 50", "release 0")
     elif order == "primary first":

@@ -328,7 +328,7 @@ def test_second_container_with_the_same_slice_is_refused(node: Node, group) -> N
 def test_stale_limit_is_overwritten(node: Node, group) -> None:
     """misc: a new group may inherit a removed group's limit, so the hook also sets "no limit"."""
     if node.backend != "misc":
-        pytest.skip("dmem knows a group by more than its address")
+        pytest.skip("with dmem a new group inherits no limit")
     node.ctl("memacct-stale", "0", "300")
     path = group("c")
     node.raw(path, 1)  # the group inherits the stale limit when its first program starts

@@ -48,7 +48,7 @@ def test_memory_on_the_gpus_node_is_charged_to_the_gpu(start: Callable) -> None:
         assert one.charged() - before == count * PIECE
     assert host.on_card() == one.charged()
     assert one.ask(f"create({PIECE}, place={NUMA}, node=1)") == OOM
-    assert one.ask(f"create({PIECE})") == OOM, "node memory and GPU memory share one limit"
+    assert one.ask(f"create({PIECE})") == OOM, "memory of the node must count against the GPU's limit"
     assert one.ask("cu.info()[0]") == SOLD - one.charged()
     assert one.ask("cu.raw('cuMemRelease', p)") == OK
     assert host.on_card() == one.charged() == before + 2 * PIECE

@@ -107,7 +107,7 @@ def test_card_of_two_shares_has_the_sum_as_limit(host: Host) -> None:
     assert [first.charged(), second.charged()] == [A, B] and host.on_card() == A + B
     assert puppet.refused("alloc", 1) == OOM
     assert puppet.result(f"free {block}") == OK
-    assert [first.charged(), second.charged()] == [context, 0], "a free is credited to the last share first"
+    assert [first.charged(), second.charged()] == [context, 0], "a free must be credited to the last share first"
     small = [puppet.get("alloc", 500 * MIB) for _unused in range(8)]
     assert first.charged() == A and first.charged() + second.charged() == host.on_card()
     for one in small[::2]:  # frees blocks of both shares in another order than they were allocated

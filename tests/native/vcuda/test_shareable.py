@@ -65,7 +65,9 @@ def charged_until_the_last(host: Host, three: tuple, before: int, steps: dict, o
     """
     maker, watcher = three[0], three[2]
     for step in order:
-        assert account(watcher, maker) == host.on_card() == before + SIZE, f"before {step} of {order}"
+        assert account(watcher, maker) == host.on_card() == before + SIZE, (
+            f"the memory must be charged once before the step '{step}' of {order}"
+        )
         who, line = steps[step]
         assert three[who].result(line) == OK
     assert account(watcher, maker) == host.on_card() == before

@@ -253,10 +253,10 @@ def test_unseen_context_over_the_limit_is_charged_as_memory_is_freed(a100: Host,
     unseen(second, RETAIN)
     for words in CALLS[call]:
         second.result(words)
-    assert a100.charged() == GIB, "the context is charged up to the limit"
+    assert a100.charged() == GIB, "the context must be charged up to the limit"
     assert [second.refused(*words) for words in (("alloc", 1), ("image", 4096))] == [OOM, OOM]
     say(first, "free 2")
-    assert second.refused("alloc", 1) == OOM, "there is no room for all of the context yet"
+    assert second.refused("alloc", 1) == OOM, "an allocation must be refused while a part of the context is uncharged"
     assert a100.charged() == GIB
     say(first, "free 3")
     second.get("alloc", 100 * MIB)
