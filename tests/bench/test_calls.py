@@ -45,6 +45,7 @@ def cost(bench: Bench, library: str, route: str, call: str, count: int, blocks: 
 
 
 ROUNDS = 3  # measurements alternate between bare and with the library, because other programs run on the machine
+
 # Call → number of calls in a block. For launches it is a quarter of the number of launches between two fences.
 BLOCK = {"launch": 16, "pair": 50, "info": 50}
 

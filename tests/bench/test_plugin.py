@@ -137,7 +137,7 @@ def test_memory_and_idle(served, sizes):
     node = served(16, 100)
     process = node.process.pid
     # The first housekeeping raises the timer slack of gRPC's threads, so that they wake together; measure after that.
-    world.until(lambda: "500000000" in slacks(process), "the larger timer slack of gRPC's threads")
+    world.until(lambda: "500000000" in slacks(process), "gRPC's threads have the larger timer slack")
     resident = next(
         int(line.split()[1]) for line in Path(f"/proc/{process}/status").read_text().splitlines() if "VmRSS" in line
     )
@@ -219,7 +219,7 @@ def test_system_calls_of_an_allocate(served, tmp_path):
     lines = [line.split(None, 1)[1] for line in log.read_text().splitlines() if "resumed>" not in line]
     # gRPC's threads wake each other by an eventfd.
     lines = [line for line in lines if not re.match(r'(read|write)\(\d+, "\\1(\\0){7}", 8\)', line)]
-    # The watcher and other checks also run meanwhile, on other files than an allocation's.
+    # The watcher and other checks run at the same time, on other files than an allocation's.
     records = [line for line in lines if "allocations.json" in line]
     assert len(records) == 10, "each of the ten allocations must be written to allocations.json once"
     # The number was 42 to 44 before each allocation got the folder `ro`, which a tenant cannot move.
@@ -261,12 +261,12 @@ def test_preference(served, sizes):
 def test_registration_again(served, sizes):
     node = served(8, 10)
     process = node.process.pid
-    world.until(lambda: "500000000" in slacks(process), "the larger timer slack of gRPC's threads")
+    world.until(lambda: "500000000" in slacks(process), "gRPC's threads have the larger timer slack")
     took = []
     for _time in range(3):
         node.kubelet.stop()
         node.kubelet.start()
         begun = time.monotonic()
-        world.until(node.connected, "the registration")
+        world.until(node.connected, "the plugin is registered at the new kubelet socket")
         took.append((time.monotonic() - begun) * 1000)
     note("plugin-again", f"{took[0]:.0f} ms after the plugin was idle, {max(took[1:]):.0f} ms after two more restarts")

@@ -58,7 +58,7 @@ def test_share_gates_fail_without_a_limiter(check: Check, no_library: Path) -> N
 
 def test_stage_is_skipped_by_name_without_an_arbiter(check: Check, no_library: Path) -> None:
     check.stages("together", library=no_library)
-    assert "no vgpu-arbiter beside the library" in check.text
+    assert "the library's folder has no vgpu-arbiter" in check.text
 
 
 def test_gates_fail_without_the_library(check: Check, no_library: Path) -> None:

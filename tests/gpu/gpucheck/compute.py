@@ -69,10 +69,11 @@ class Spinner:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.communicate()
-            raise RuntimeError("spin did not end a minute after its time") from None
+            raise RuntimeError("the program spin still runs a minute after its time") from None
         if self.process.returncode:
             raise RuntimeError(
-                f"spin ended with {self.process.returncode}: {text} {self._errors.read_text(errors='replace')[-300:]}"
+                f"the program spin ended with {self.process.returncode}: {text} "
+                f"{self._errors.read_text(errors='replace')[-300:]}"
             )
         found = json.loads(text.strip().splitlines()[-1])
         found["intervals"] = stamps.read(self.path)
@@ -249,7 +250,7 @@ def together(host: Host, report: Report) -> None:
         found,
     )
     if not host.arbiter.exists():
-        raise Skip("no vgpu-arbiter beside the library")
+        raise Skip("the library's folder has no vgpu-arbiter")
     slices = [host.slice(host.limit(), sm=share, policy="force") for share in (25, 75)]
     with Arbiter(host, slices) as arbiter:
         run = Run(host, [(us, steps, one.env()) for one in slices], [cost, cost])

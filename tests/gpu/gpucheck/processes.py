@@ -135,7 +135,7 @@ def load(host: Host, report: Report) -> None:
     silent = subprocess.run(["true"], env=slice_.env(), stderr=subprocess.PIPE, check=False)
     report.gate("no output in a program without CUDA", silent.stderr == b"", "", silent.stderr.decode(errors="replace"))
     if not host.probe.exists():
-        raise Skip(f"no {host.probe.name} beside the library")
+        raise Skip(f"the library's folder has no {host.probe.name}")
     text = host.run(host.probe, "--json", env=slice_.env(), seconds=200, check=False)
     for row in json.loads(text)["checks"]:
         cannot = row["name"] in KEPT and row["verdict"] == "not-run"

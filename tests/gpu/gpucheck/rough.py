@@ -98,7 +98,7 @@ def mixed_shares(host: Host, report: Report) -> None:
         report.gate(f"{name} alone: no more than {most} %", found.mean() <= most, f"<= {most}", f"{found.mean():.2f}")
         report.goal(f"{name} alone: at least 18 %", found.mean() >= 18, ">= 18", f"{found.mean():.2f}")
     if not host.arbiter.exists():
-        raise Skip("no vgpu-arbiter beside the library")
+        raise Skip("the library's folder has no vgpu-arbiter")
     slices = [host.slice(host.limit(), sm=one) for one in (share, 100 - share)]
     with Arbiter(host, slices):
         found = compute.Run(host, [(us, steps, one.env()) for one in slices], [0.0, 0.0], spread=SPREAD)

@@ -284,7 +284,10 @@ def test_live_change_takes_effect_without_a_restart(host: Host) -> None:
 
 
 def libraries(host: Host, nvml: str) -> dict:
-    """Creates a folder with the driver's libraries as in a container, with NVML as named. Returns LD_LIBRARY_PATH."""
+    """Creates a folder with the driver's libraries, as in a container. Its NVML is missing or shows no processes.
+
+    Returns LD_LIBRARY_PATH for this folder.
+    """
     folder = host.folder / "lib"
     folder.mkdir()
     (folder / "libcuda.so.1").symlink_to(SIMULATOR / "libcuda.so.1")

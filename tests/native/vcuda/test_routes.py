@@ -314,6 +314,7 @@ def test_without_a_driver_its_names_are_not_found(host: Host) -> None:
         for preload in (False, True)
     ]
     assert answers[0] == answers[1]
+    # Columns of programs/absent.c: dlsym handle, name, found or not, whether dlerror() reports a reason.
     assert "0 cuInit - why" in answers[0] and "1 puts found -" in answers[0]
 
 
