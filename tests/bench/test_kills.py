@@ -37,7 +37,7 @@ class Outcome:
         return (
             f"{self.trials} kills: {self.stalled} survivors stalled for 4 s, {self.leaked} slices missed bytes; "
             f"{self.holders} victims died with the lock, taken over after at most {self.naps} naps of a survivor; "
-            f"{self.slow} survivors made no progress for 100 ms, {self.own} of them not for lack of a processor; "
+            f"{self.slow} survivors made no progress for 100 ms, {self.own} without counting waits for a processor; "
             f"longest stall {self.stall_us / 1000:.1f} ms, longest wait for the quota {self.wait_us / 1000:.1f} ms"
         )
 
