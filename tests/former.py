@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the last release that mounted single files, from this repository's history: the start of upgrade tests."""
+"""Builds an old release from this repository's history: the last one that mounted single files. Upgrade tests start
+there."""
 
 from __future__ import annotations
 
@@ -11,17 +12,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMIT = "bf48933"
-# the folder of this release's library
+# name of the folder that holds this release's library
 VERSION = f"0.1.0-{COMMIT}"
 NEEDED = ("native/plugin", "native/vcuda", "plugins/module_utils")
-NO_HISTORY = f"this checkout has no commit {COMMIT}; a clone with its history has"
+NO_HISTORY = f"this checkout has no commit {COMMIT}: clone the repository with its full history"
 GIT = ["git", "-C", str(ROOT)]
 
 
 @dataclass(frozen=True)
 class Former:
-    """``sources``: of that release's device plugin. ``build``: folder of its libvgpu.so, vgpu-probe and vgpu-
-    arbiter."""
+    """Folders of the old release: ``sources`` of its device plugin, and ``build`` with its libvgpu.so, vgpu-probe and
+    vgpu-arbiter."""
 
     sources: Path
     build: Path
@@ -33,7 +34,7 @@ def has_history() -> bool:
 
 
 def check_out(folder: Path) -> Former:
-    """Builds the release in a folder."""
+    """Builds the old release in this folder."""
     archive = subprocess.run([*GIT, "archive", COMMIT, *NEEDED], capture_output=True, check=True).stdout
     subprocess.run(["tar", "-x", "-C", str(folder)], input=archive, check=True)
     # Variables of the make that runs this test must not affect the other release's build.

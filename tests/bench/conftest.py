@@ -50,7 +50,9 @@ PROGRAMS = ("steps", "timing", "crowd", "killer")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--form", choices=figures.FORMS, default="short", help="how much is measured")
+    parser.addoption(
+        "--form", choices=figures.FORMS, default="short", help="how much is measured (default: %(default)s)"
+    )
 
 
 def pytest_terminal_summary(terminalreporter: object, config: pytest.Config) -> None:
@@ -73,7 +75,7 @@ def sizes(request: pytest.FixtureRequest) -> dict:
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if platform.machine() != "x86_64":
-        pytest.skip("the measuring programs step x86-64 instructions")
+        pytest.skip("the measuring programs single-step x86-64 instructions")
     subprocess.run(["make", "-s", "-C", ROOT / "native/vcuda"], check=True)
     folder = tmp_path_factory.mktemp("bench")
     for name in PROGRAMS:
@@ -157,7 +159,7 @@ def row():
         figure = figures.FIGURES[name]
         figure.gate, figure.measured, figure.control = gate, measured, control
         figure.held = bool(holds(ours))
-        assert figure.held, f"{name}: the gate is {gate}; measured: {measured}"
-        assert not holds(theirs), f"{name}: the gate does not turn red on the control: {control}"
+        assert figure.held, f"{name}: the library misses the gate: expected {gate}; measured {measured}"
+        assert not holds(theirs), f"{name}: the negative control must fail the gate, but passes it: {control}"
 
     return enter

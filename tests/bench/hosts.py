@@ -125,7 +125,8 @@ def hostctl(*arguments: str) -> None:
 
 
 def measure(first: list[int], again: list[int], folder: Path, rows: list[Row]) -> Row:
-    """Measures and adds all rows. Returns the control's row, a run that proves isolation each time (over two calls)."""
+    """Runs all measurements and adds a row for each. Returns the row of the negative control: a run that proves
+    isolation each time, so it must make more than two calls a host."""
     for count in first:
         names = [f"gpu-t4-{number}" for number in range(1, count + 1)]
         pairs = [word for name in names for word in ("--host", name, "--profile", str(PROFILE))]
@@ -170,8 +171,18 @@ def growth(rows: list[Row], first: bool) -> None:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--first", default="3", help="numbers of hosts of first and second runs, each a container")
-    parser.add_argument("--again", default="10,30", help="numbers of names on the last of them; they change nothing")
+    parser.add_argument(
+        "--first",
+        default="3",
+        help="numbers of hosts (containers), separated by commas; site.yml runs twice with each number "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--again",
+        default="10,30",
+        help="numbers of inventory names, separated by commas; the names share the last number of hosts, and "
+        "site.yml changes nothing (default: %(default)s)",
+    )
     options = parser.parse_args(arguments)
     first, again = ([int(word) for word in words.split(",") if word] for words in (options.first, options.again))
     rows: list[Row] = []
@@ -187,10 +198,13 @@ def main(arguments: list[str]) -> int:
     faults = [f"{row.run}, {row.hosts} hosts: {row.least}..{row.most} calls" for row in rows if not within(row)]
     faults += [f"{row.run}, {row.hosts} hosts: changed={row.changed}" for row in quiet if row.changed]
     if within(control):
-        faults.append(f"the gate does not turn red on its control: {control.most} calls")
+        faults.append(f"the negative control must exceed {MOST_AGAIN} calls a host, but makes {control.most}")
     for fault in faults:
-        print(f"NOT HELD: {fault}; at most {MOST_FIRST} in a first run and {MOST_AGAIN} where nothing changes")
-    print(f"also in {KEPT.relative_to(ROOT)}")
+        print(
+            f"NOT HELD: {fault}; expected at most {MOST_FIRST} calls a host in a first run, "
+            f"{MOST_AGAIN} in a run that changes nothing"
+        )
+    print(f"The rows are also in {KEPT.relative_to(ROOT)}")
     return 1 if faults else 0
 
 

@@ -16,8 +16,9 @@ ROUTES = ("link", "dlsym", "proc")
 
 @dataclasses.dataclass
 class Cost:
-    """Cost of one call, the bare call's subtracted: all instructions, instructions outside the driver (``beside``) and
-    system calls. ``locked`` (instructions) and ``driver`` (calls into the driver) count the library's own."""
+    """Cost of one call with the library. The cost of the same call without the library is subtracted from
+    ``instructions`` (all), ``beside`` (instructions outside the driver) and ``system_calls``. ``locked`` (instructions
+    with a lock prefix) and ``driver`` (calls into the driver) are those of the library."""
 
     instructions: int
     beside: int
@@ -27,8 +28,9 @@ class Cost:
 
 
 def steps(bench: Bench, library: str, route: str, call: str, count: int, blocks: int = 0) -> list:
-    """Returns one figure a column: the median, because sometimes a table of blocks grows. For a launch the minimum: the
-    simulated engine works in real time and adds instructions to some launches, also by calls of libc."""
+    """Returns one value for each column of steps.c. The value is the median of the calls, because sometimes a table of
+    blocks grows. For a launch it is the minimum: the simulated engine works in real time and adds instructions to some
+    launches, also by calls of libc."""
     lines = bench.run("steps", library, route, call, count, blocks)
     assert len(lines) == count
     pick = min if call == "launch" else median
@@ -42,12 +44,10 @@ def cost(bench: Bench, library: str, route: str, call: str, count: int, blocks: 
     return Cost(ours[0] - bare[0], ours[1] - bare[1], ours[3] - bare[3], ours[2], ours[4])
 
 
-ROUNDS = 3  # alternately bare and with the library, because other programs run on the machine
-BLOCK = {
-    "launch": 16,
-    "pair": 50,
-    "info": 50,
-}  # calls of a block; for launches a quarter of the number between two fences
+ROUNDS = 3  # measurements alternate between bare and with the library, because other programs run on the machine
+
+# Call → number of calls in a block. For launches it is a quarter of the number of launches between two fences.
+BLOCK = {"launch": 16, "pair": 50, "info": 50}
 
 
 def times(bench: Bench, library: str, call: str, repeats: int, *how: object) -> float:
@@ -71,14 +71,14 @@ def offset(name: str) -> str:
 
 
 def beside(bench: Bench, call: str, repeats: int, *functions: str) -> str:
-    """Returns, in words, the cost of a call over the driver's own function in the same process: the median round."""
+    """Returns a text: what a call costs more than the driver's own function in the same process (the median round)."""
     where = [offset(name) if name else "0" for name in functions]
     found = [
         bench.run("timing", call, BLOCK[call], repeats, "beside", *where, preload=LIBRARY)[0]
         for _unused in range(ROUNDS)
     ]
     middle, low, high, fence, launches = sorted(found)[ROUNDS // 2]
-    said = f"{middle:.1f} ns ({low:.1f} to {high:.1f} in half of the turns) over the driver's own beside it"
+    said = f"{middle:.1f} ns ({low:.1f} to {high:.1f} in half of the turns) more than the driver's own function"
     return said + (f"; a fence costs {fence:.0f} ns, one in {launches} launches" if launches else "")
 
 
@@ -131,29 +131,29 @@ def test_cost_of_a_kernel_launch(bench: Bench, sizes: dict, row, name: str) -> N
         worst = max(costs, key=lambda one: one.beside)
         if worst.beside <= most:
             break
-    assert worst.driver == 1, "the launch did not come through the library"
+    assert worst.driver == 1, "each launch must pass through the library, which calls the driver once"
     theirs = cost(bench, bench.naive, "link", "launch", sizes["calls"])
     time = beside(bench, "launch", sizes["timed"], "cuLaunchKernel", "cuEventRecord")
     clock = times(bench, BARE, "launch", sizes["timed"], "clock")
     alone = times(bench, LIBRARY, "launch", sizes["timed"], offset("cuLaunchKernel"))
     row(
         name,
-        f"at most {most} instructions beside the driver and one call of it, nothing locked, no system call"
+        f"at most {most} instructions outside the driver, one call into it, no locked instruction, no system call"
         + (", between two fences" if percent else ""),
         launch_gate(most),
         worst,
-        f"{worst.beside} instructions, {worst.locked} locked, {worst.driver} calls of the driver; {time}"
-        + (f" (reading the clock once costs {clock:.1f} there)" if percent else "")
-        + f"; {alone:.1f} ns over a function that does nothing",
+        f"{worst.beside} instructions, {worst.locked} locked, {worst.driver} calls into the driver; {time}"
+        + (f" (reading the clock once costs {clock:.1f} ns)" if percent else "")
+        + f"; {alone:.1f} ns if the driver's function does nothing",
         theirs,
-        f"{theirs.beside} instructions, {theirs.locked} locked",
+        f"{theirs.beside} instructions, {theirs.locked} of them locked",
     )
 
 
 def test_launches_of_two_kernels_in_turns(bench: Bench, sizes: dict, row) -> None:
-    """The library remembers the cost of two kernels with equal grids and adjacent handles. If it forgot one at each
-    launch of the other, it would measure every launch by itself, with more calls into the driver. The gate is on the
-    minimum of the launches."""
+    """Two kernels with equal grids and adjacent handles have separate entries in the library's table of costs.
+    Otherwise the library would measure every launch separately, with more calls into the driver. The gate applies to
+    the cheapest launch."""
     bench.write_limits(sm_percent=90, core_policy="force")
     ours, theirs = (
         [int(min(column)) for column in zip(*bench.run("steps", library, "link", "turns", sizes["calls"], 0))]
@@ -161,12 +161,12 @@ def test_launches_of_two_kernels_in_turns(bench: Bench, sizes: dict, row) -> Non
     )
     row(
         "turns",
-        "one call of the driver, nothing locked",
+        "one call into the driver, no locked instruction",
         lambda one: one[4] == 1 and one[2] == 0,
         ours,
-        f"{ours[4]} calls of the driver, {ours[2]} locked",
+        f"{ours[4]} calls into the driver, {ours[2]} locked instructions",
         theirs,
-        f"{theirs[4]} calls of the driver, {theirs[2]} locked",
+        f"{theirs[4]} calls into the driver, {theirs[2]} locked instructions",
     )
 
 
@@ -174,24 +174,26 @@ def test_cost_of_the_pair_does_not_grow_with_other_processes(bench: Bench, sizes
     counts = [0, 10, 100, *([1000] if sizes["others"] >= 1000 else [])]
     found, naive = {}, {}
     for others in counts:
-        # Contexts are not counted: else each of a thousand processes reads the simulated NVML and takes two slots.
+        # Contexts do not count against the limit here. Otherwise each of a thousand processes would read the simulated
+        # NVML and take two slots of the ledger.
         bench.write_limits(16000 << 20, count_context=False)
         with bench.crowd(LIBRARY, others):
             found[others] = cost(bench, LIBRARY, "link", "pair", sizes["calls"])
-    # Other processes cost the control nothing, but it keeps a list of all blocks: it gets as many blocks instead.
+    # The cost of the negative control does not depend on other processes, but on the length of its list of blocks. So
+    # it gets as many blocks instead.
     for blocks in (0, counts[-1]):
         naive[blocks] = cost(bench, bench.naive, "link", "pair", sizes["calls"], blocks)
     row(
         "others",
-        "within 10 % of the instructions without others, no system call",
+        "at most 10 % more instructions than without other processes, no system call",
         lambda all_of: (
             max(o.instructions for o in all_of) <= 1.1 * all_of[0].instructions
             and all(o.system_calls == 0 for o in all_of)
         ),
         list(found.values()),
-        ", ".join(f"{one.instructions} instructions beside {others}" for others, one in found.items()),
+        ", ".join(f"{one.instructions} instructions with {others} others" for others, one in found.items()),
         list(naive.values()),
-        f"with {counts[-1]} entries in its list {naive[counts[-1]].instructions} instructions",
+        f"{naive[counts[-1]].instructions} instructions with {counts[-1]} entries in its list",
     )
 
 
@@ -201,10 +203,10 @@ def test_free_among_a_million_blocks_is_as_fast(bench: Bench, sizes: dict, row) 
     theirs = [cost(bench, bench.naive, "link", "free", sizes["calls"], blocks) for blocks in (few, 5 * few)]
     row(
         "blocks",
-        "at most twice the instructions among 1000",
+        "at most twice the instructions of a free among 1000 blocks",
         lambda pair: pair[1].instructions <= 2 * pair[0].instructions,
         ours,
-        f"{ours[0].instructions} instructions among {few}, {ours[1].instructions} among {many}",
+        f"{ours[0].instructions} instructions among {few} blocks, {ours[1].instructions} among {many}",
         theirs,
-        f"{theirs[0].instructions} instructions among {few}, {theirs[1].instructions} among {5 * few}",
+        f"{theirs[0].instructions} instructions among {few} blocks, {theirs[1].instructions} among {5 * few}",
     )

@@ -35,10 +35,10 @@ class Outcome:
 
     def __str__(self) -> str:
         return (
-            f"{self.trials} kills: {self.stalled} stalled for 4 s, {self.leaked} slices not whole; "
-            f"{self.holders} died with the lock, at most {self.naps} naps until it was a survivor's; "
-            f"{self.slow} were away for 100 ms, {self.own} of them not for want of a processor; "
-            f"longest {self.stall_us / 1000:.1f} ms, longest wait for the quota {self.wait_us / 1000:.1f} ms"
+            f"{self.trials} kills: {self.stalled} survivors stalled for 4 s, {self.leaked} slices missed bytes; "
+            f"{self.holders} victims died with the lock, taken over after at most {self.naps} naps of a survivor; "
+            f"{self.slow} survivors made no progress for 100 ms, {self.own} without counting waits for a processor; "
+            f"longest stall {self.stall_us / 1000:.1f} ms, longest wait for the quota {self.wait_us / 1000:.1f} ms"
         )
 
 
@@ -56,17 +56,17 @@ def test_random_kills(bench: Bench, sizes: dict, row, name: str) -> None:
     theirs = kill(bench, bench.naive, MODES[name], sizes[name], 1)
     row(
         name,
-        f"nobody stalls, every slice is whole to the byte, a dead holder is found within {NAPS} naps",
+        f"no survivor stalls, no byte is lost, a dead holder's lock is taken over within {NAPS} naps",
         lambda one: one.whole(sizes[name]),
         ours,
         str(ours),
         theirs,
-        f"ended after {theirs.trials} kills, {theirs.stalled} survivors stalled, {theirs.leaked} slices not whole",
+        f"ended after {theirs.trials} kills, {theirs.stalled} survivors stalled, {theirs.leaked} slices missed bytes",
     )
 
 
 def test_count_of_naps_detects_a_late_takeover(bench: Bench, tmp_path: Path) -> None:
-    """Negative control of the count: a library that checks only once a second whether a lock's holder lives."""
+    """Negative control of the naps: a library that checks only once a second whether a lock's holder lives."""
     native = ROOT / "native/vcuda"
     source = (native / "src/account/ledger_lock.c").read_text()
     assert source.count("#define PROBE_NS 500000ull") == 1
@@ -78,7 +78,7 @@ def test_count_of_naps_detects_a_late_takeover(bench: Bench, tmp_path: Path) -> 
     command += ["-shared", "-Wl,-Bsymbolic", "-Wl,-z,nodelete"]
     command += [f"-Wl,--version-script={native}/src/libvgpu.map", "-o", str(tmp_path / "libvgpu.so")]
     subprocess.run([*command, str(late), *map(str, objects)], check=True)
-    for seed in range(1, 21):  # few killed processes hold the lock
+    for seed in range(1, 21):  # until a killed process held the lock, which is rare
         found = kill(bench, str(tmp_path / "libvgpu.so"), "alone", 60, seed)
         assert (found.stalled, found.leaked, found.over) == (0, 0, 0)
         if found.holders:
@@ -91,7 +91,7 @@ def test_kill_at_each_instruction_loses_no_memory(bench: Bench, sizes: dict, row
     if not sizes["each"]:
         figures.FIGURES[
             "each"
-        ].why = "single-stepping each instruction is in make bench-long; every 13th is in make test"
+        ].why = "a kill at each instruction is part of make bench-long; make test kills at every 13th"
         return
     kills, instructions = bench.run("stepper", LIBRARY, sizes["each"], LIMIT, timeout=3600)[0]
     assert bench.charged() == bench.on_card() == 0
@@ -99,10 +99,10 @@ def test_kill_at_each_instruction_loses_no_memory(bench: Bench, sizes: dict, row
     control = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=600, check=False)
     row(
         "each",
-        "the survivor takes the whole slice each time",
+        "after each kill the survivor can allocate the whole slice",
         lambda whole: whole,
         kills >= instructions > 100,
-        f"killed at each of {kills} instructions, the slice whole each time",
+        f"killed at each of {kills} instructions; no byte was lost",
         control.returncode == 0,
         control.stderr.strip()[-120:],
     )

@@ -121,7 +121,7 @@ def note(name: str, measured: str, gate: str = "", held: bool | None = None) -> 
     figure = figures.FIGURES[name]
     figure.measured, figure.gate, figure.held = measured, gate, held
     if held is None:
-        figure.why = "a time of this machine, reported only"
+        figure.why = "a time depends on the machine, so it is only reported"
     assert held is not False, f"{figure.what}: {measured}, expected {gate}"
 
 
@@ -129,7 +129,7 @@ def test_start(served):
     node = served(8, 10)
     note(
         "plugin-start",
-        f"{node.started_ms:.0f} ms to all slices at the kubelet; {node.started_cpu_ms:.0f} of processor time",
+        f"{node.started_ms:.0f} ms until the kubelet has all slices; {node.started_cpu_ms:.0f} ms of processor time",
     )
 
 
@@ -137,7 +137,7 @@ def test_memory_and_idle(served, sizes):
     node = served(16, 100)
     process = node.process.pid
     # The first housekeeping raises the timer slack of gRPC's threads, so that they wake together; measure after that.
-    world.until(lambda: "500000000" in slacks(process), "the larger timer slack of gRPC's threads")
+    world.until(lambda: "500000000" in slacks(process), "gRPC's threads have the larger timer slack")
     resident = next(
         int(line.split()[1]) for line in Path(f"/proc/{process}/status").read_text().splitlines() if "VmRSS" in line
     )
@@ -151,15 +151,15 @@ def test_memory_and_idle(served, sizes):
         woken <= 700,
     )
     if not sizes["idle"]:
-        figures.FIGURES["plugin-idle-cdi"].why = "two times a minute's waiting; by make bench"
+        figures.FIGURES["plugin-idle-cdi"].why = "the measurement takes two minutes: run make bench"
         return
     # Every ten seconds housekeeping checks each slice's CDI file. The reference is a run without CDI of equal length.
     bare = idle(served(8, 10).process.pid, sizes["idle"])[0]
     part = idle(served(8, 10, "--log-level", "info").process.pid, sizes["idle"])[0]
     note(
         "plugin-idle-cdi",
-        f"{part:.3f} % of a core; {bare:.3f} % without",
-        "≤ 3 times as much as without",
+        f"{part:.3f} % of a core; {bare:.3f} % without CDI",
+        "≤ 3 times as much as without CDI",
         part <= 3 * bare,
     )
 
@@ -172,7 +172,7 @@ def test_allocate_over_an_empty_call(served, sizes):
     ids = list(node.kubelet.endpoints[RESOURCE].devices)
     calls = min(sizes["repeats"], len(ids))
     process = node.process.pid
-    median_ms(calls, lambda _n: stub.GetDevicePluginOptions(api.Empty()))  # both sides are warm
+    median_ms(calls, lambda _n: stub.GetDevicePluginOptions(api.Empty()))  # warm-up of client and plugin
     empty: list[float] = []
     over: list[float] = []
     spent: list[float] = []
@@ -187,7 +187,7 @@ def test_allocate_over_an_empty_call(served, sizes):
     assert len(made) == calls  # each allocation has its files
     note(
         "plugin-allocate",
-        f"{statistics.median(over):.2f} ms over {statistics.median(empty):.2f} ms; "
+        f"{statistics.median(over):.2f} ms more than an empty call of {statistics.median(empty):.2f} ms; "
         f"{statistics.median(spent):.2f} ms of processor time more",
     )
 
@@ -196,7 +196,7 @@ def of_slice(one: str) -> api.AllocateRequest:
     return api.AllocateRequest(container_requests=[api.ContainerAllocateRequest(devices_ids=[one])])
 
 
-# System calls on files, without gRPC's own. A question mark: some machines do not have the call.
+# System calls on files, as an argument of strace. A question mark: some machines do not have the call.
 FILE_CALLS = "%file,?write,?close,?ftruncate,?fchmod,?getdents64,?fstat,?fsync,?fdatasync,?ioctl,?lseek,?read,?pread64"
 
 
@@ -210,7 +210,7 @@ def test_system_calls_of_an_allocate(served, tmp_path):
     command = ["strace", "-f", "-qq", "-e", f"trace={FILE_CALLS}", "-e", "signal=none", "-o", str(log)]
     with subprocess.Popen([*command, "-p", str(node.process.pid)], stderr=subprocess.PIPE) as traced:
         try:
-            world.until(lambda: _traced(node.process.pid), "strace at every thread")
+            world.until(lambda: _traced(node.process.pid), "strace has attached to every thread of the plugin")
             for one in ids[1:11]:
                 stub.Allocate(of_slice(one))
         finally:
@@ -219,13 +219,18 @@ def test_system_calls_of_an_allocate(served, tmp_path):
     lines = [line.split(None, 1)[1] for line in log.read_text().splitlines() if "resumed>" not in line]
     # gRPC's threads wake each other by an eventfd.
     lines = [line for line in lines if not re.match(r'(read|write)\(\d+, "\\1(\\0){7}", 8\)', line)]
-    # The watcher and other checks also run meanwhile, on other files than an allocation's.
+    # The watcher and other checks run at the same time, on other files than an allocation's.
     records = [line for line in lines if "allocations.json" in line]
-    assert len(records) == 10, "each is written down"
-    # It was 42 to 44 before an allocation had the folder `ro`, which a tenant cannot move.
+    assert len(records) == 10, "each of the ten allocations must be written to allocations.json once"
+    # The number was 42 to 44 before each allocation got the folder `ro`, which a tenant cannot move.
     each = len(lines) / 10
     synced = [line for line in lines if "sync(" in line]
-    note("plugin-allocate-calls", f"{each:.0f}, {len(synced)} of them wait for a disk", "≤ 50, none waits", each <= 50)
+    note(
+        "plugin-allocate-calls",
+        f"{each:.0f}, {len(synced)} of them wait for a disk",
+        "≤ 50, none for a disk",
+        each <= 50,
+    )
     assert not synced
 
 
@@ -256,12 +261,12 @@ def test_preference(served, sizes):
 def test_registration_again(served, sizes):
     node = served(8, 10)
     process = node.process.pid
-    world.until(lambda: "500000000" in slacks(process), "the larger timer slack of gRPC's threads")
+    world.until(lambda: "500000000" in slacks(process), "gRPC's threads have the larger timer slack")
     took = []
     for _time in range(3):
         node.kubelet.stop()
         node.kubelet.start()
         begun = time.monotonic()
-        world.until(node.connected, "the registration")
+        world.until(node.connected, "the plugin is registered at the new kubelet socket")
         took.append((time.monotonic() - begun) * 1000)
-    note("plugin-again", f"{took[0]:.0f} ms after a while at rest, {max(took[1:]):.0f} ms again")
+    note("plugin-again", f"{took[0]:.0f} ms after the plugin was idle, {max(took[1:]):.0f} ms after two more restarts")

@@ -35,7 +35,10 @@ def load():
 
 
 def told(found: dict) -> str:
-    return f"p50 {found['p50']:.1f}, p99 {found['p99']:.1f} ms (wall {found['wall_p50']:.1f}, {found['wall_p99']:.1f})"
+    return (
+        f"p50 {found['p50']:.1f}, p99 {found['p99']:.1f} ms of processor time "
+        f"(elapsed {found['wall_p50']:.1f}, {found['wall_p99']:.1f})"
+    )
 
 
 def test_filter(load, row, sizes):
@@ -45,7 +48,7 @@ def test_filter(load, row, sizes):
     empty, full = (min(found, key=lambda one: one["p50"]) for found in zip(*rounds, strict=True))
     row(
         "scheduler-1000",
-        "with 20 pods a node at most 1.5 times the time with 1",
+        "with 20 pods a node at most 1.5 times the time with 1 pod a node",
         lambda ratio: ratio <= 1.5,
         full["p50"] / empty["p50"],
         f"{told(full)}; with 1 pod a node {told(empty)}",
@@ -64,7 +67,7 @@ def test_pods_of_jobs(load, row, sizes):
         same["p50"] / different["p50"],
         f"{told(same)}; of pods that all differ {told(different)}",
         different["p50"] / different["p50"],
-        "nothing remembered: the time of pods that all differ",
+        "without memory of earlier pods: the time of pods that all differ",
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import Bench, world
 
-MOST = 150  # wake-ups a second; the library's budget is 500
+MOST = 150  # the gate in wake-ups a second; the library allows 100 on average, and short bursts
 
 # columns: kind of launch, microseconds of a kernel, percent of compute time
 BUSY = [("kernel", 20, 50), ("kernel", 100, 50), ("kernel", 1000, 25), ("sync", 100, 50), ("two-streams", 100, 90)]
@@ -56,7 +56,7 @@ def hasty(folder: Path) -> Path:
 
 
 def counted(pid: int) -> tuple[float, int, float]:
-    """Returns the time, and the settling threads' wake-ups and processor seconds."""
+    """Returns the current time, and the settling threads' wake-ups and processor seconds so far."""
     wakes, busy = 0, 0.0
     for task in Path(f"/proc/{pid}/task").iterdir():
         if (task / "comm").read_text() == "vgpu-limiter\n":
@@ -94,7 +94,7 @@ def test_wake_ups(node: tuple, bench: Bench, sizes: dict, row) -> None:
         f"at most {MOST} wake-ups a second with any of {len(BUSY)} busy programs",
         lambda found: 0 < max(one[0] for one in found) <= MOST,
         ours,
-        f"{wakes:.0f} wake-ups a second, {busy:.2f} % of a processor, the simulated driver's part in it",
+        f"{wakes:.0f} wake-ups a second, {busy:.2f} % of a processor, including the simulated driver",
         theirs,
-        f"as often as it would like to: {max(one[0] for one in theirs):.0f} a second",
+        f"without a limit on wake-ups: {max(one[0] for one in theirs):.0f} a second",
     )

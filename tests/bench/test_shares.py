@@ -62,13 +62,13 @@ def test_alone(model, sizes: dict, row) -> None:
     ours, theirs = tenants("force"), tenants("disable")
     row(
         "share-alone",
-        "worst window of one second within 1 point, no launch held back for more than 100 ms",
+        "error of the worst window of one second ≤ 1 point, no launch delayed for more than 100 ms",
         lambda found: max(worst(one) for one in found) <= 1.0 and max(one["longest_hold_ms"] for one in found) <= 100,
         ours,
-        f"worst window {max(worst(one) for one in ours):.2f} points of {len(ours)} cases, longest launch held back "
-        f"{max(one['longest_hold_ms'] for one in ours):.0f} ms (model)",
+        f"worst window of {len(ours)} cases: error {max(worst(one) for one in ours):.2f} points; "
+        f"longest delay of a launch {max(one['longest_hold_ms'] for one in ours):.0f} ms (model)",
         theirs,
-        f"limiter off: {max(worst(one) for one in theirs):.0f} points",
+        f"limiter off: error {max(worst(one) for one in theirs):.0f} points",
     )
 
 
@@ -91,18 +91,19 @@ def test_together(model, sizes: dict, row) -> None:
     ours, theirs = cases("default"), cases("disable")
     row(
         "share-together",
-        "means within 1 point, the worst window within 4, no launch held back for more than 100 ms",
+        "error of the means ≤ 1 point, of the worst window ≤ 4 points, no launch delayed for more than 100 ms",
         lambda found: errors(found)[0] <= 1.0 and errors(found)[1] <= 4.0 and held(found) <= 100,
         ours,
-        f"means within {errors(ours)[0]:.2f} points, worst window {errors(ours)[1]:.2f}, longest launch held back "
-        f"{held(ours):.0f} ms (model)",
+        f"error of the means {errors(ours)[0]:.2f} points, of the worst window {errors(ours)[1]:.2f}, "
+        f"longest delay of a launch {held(ours):.0f} ms (model)",
         theirs,
-        f"limiter off: means {errors(theirs)[0]:.0f} points, worst window {errors(theirs)[1]:.0f}",
+        f"limiter off: error of the means {errors(theirs)[0]:.0f} points, of the worst window {errors(theirs)[1]:.0f}",
     )
 
 
 def settled(result: dict, before: int, after: int) -> bool:
-    """True if the share changes within half a second of the change at second 6. ``before`` and ``after`` in percent."""
+    """Returns whether the share follows the change of the limit at second 6 within half a second. ``before`` and
+    ``after`` are the shares in percent."""
     series = result["tenants"][0]["series"]  # one value a tenth of a second
     return abs(sum(series[65:75]) / 10 - after) <= 2.0 and abs(sum(series[50:60]) / 10 - before) <= 2.0
 
@@ -116,12 +117,12 @@ def test_live_change_of_a_share(model, row) -> None:
 
     row(
         "settling",
-        "at the new share, within 2 points, half a second after the change",
+        "half a second after the change the share is within 2 points of the new share",
         lambda holds: holds,
         all_settle("force"),
-        f"{len(changes)} changes between 5 and 95 % settled in 0.5 s (model)",
+        f"{len(changes)} changes between 5 and 95 % took effect within 0.5 s (model)",
         all_settle("disable"),
-        "limiter off: not at its share before or after",
+        "limiter off: the tenant misses its share before or after the change",
     )
 
 
@@ -132,24 +133,24 @@ def test_throughput(model, row) -> None:
     forced = model("share=25,policy=force,kernels=100")
     row(
         "throughput",
-        "at least 97 % of what runs without a limiter",
+        "at least 97 % of the throughput without a limiter",
         lambda total: total >= 0.97 * free["total"],
         limited["total"],
         f"{limited['total']:.1f} % of the GPU busy with four limited tenants, {free['total']:.1f} % without (model)",
         forced["total"],
-        f"one tenant held to 25 %: {forced['total']:.1f} %",
+        f"one tenant limited to 25 %: {forced['total']:.1f} %",
     )
 
 
 def test_sparse_tenant_next_to_a_busy_tenant(model) -> None:
-    """Reports the trade-off without a gate."""
+    """Reports how much of its load a sparse tenant gets and how much of its share a busy one misses. It has no gate."""
     sparse, said = "share=10,kernels=20,burst=50,rest=9000", []
     natural = model(sparse.replace("share=10", "share=100"))["tenants"][0]["mean"]
     for busy in (60, 90):
         found, other = model(sparse, f"share={busy},kernels=500")["tenants"]
         said.append(
-            f"beside {busy} %: {100 * found['mean'] / natural:.0f} % of its load, the neighbour misses "
-            f"{busy - other['mean']:.1f} points"
+            f"next to a tenant with {busy} %: it gets {100 * found['mean'] / natural:.0f} % of its load, "
+            f"and the neighbour misses {busy - other['mean']:.1f} points of its share"
         )
     figures.FIGURES["sparse"].measured = "; ".join(said) + " (model)"
 
@@ -196,12 +197,12 @@ def test_in_real_time(node: tuple, sizes: dict, row) -> None:
     theirs = split(node, "disable", sizes["seconds"], lambda pair: not parted(pair))
     row(
         "share-real",
-        "the second gets 1.7 to 3.2 times what the first gets",
+        "the tenant with 70 % gets 1.7 to 3.2 times as much as the tenant with 30 %",
         parted,
         ours,
-        f"{ours[0]:.1f} + {ours[1]:.1f} % in {sizes['seconds']} s",
+        f"{ours[0]:.1f} and {ours[1]:.1f} % in {sizes['seconds']} s",
         theirs,
-        f"limiter off: {theirs[0]:.1f} + {theirs[1]:.1f} %",
+        f"limiter off: {theirs[0]:.1f} and {theirs[1]:.1f} %",
     )
 
 
@@ -226,10 +227,10 @@ def test_mixed_kernels_in_real_time(node: tuple, sizes: dict, row) -> None:
     free = got(MIX, "disable")
     row(
         "share-mixed",
-        "at most 1.25 times what kernels of one length get",
+        "at most 1.25 times the share that kernels of one length get",
         lambda found: found <= 1.25 * constant,
         mixed,
-        f"{mixed:.1f} %, with kernels of one length {constant:.1f}, in {2 + sizes['seconds']} s",
+        f"{mixed:.1f} %; kernels of one length {constant:.1f} %; in {2 + sizes['seconds']} s",
         free,
         f"limiter off: {free:.1f} %",
     )

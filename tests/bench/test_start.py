@@ -12,7 +12,8 @@ from test_calls import Cost, cost
 
 
 def started(bench: Bench, library: str) -> tuple[Cost, float, float]:
-    """Returns the cost over the bare start, and milliseconds (minimum of 9) of the bare start and of this start."""
+    """Returns what a start with the library costs more than a start without it, and the milliseconds of a start without
+    and with the library (minimum of 9)."""
     one = cost(bench, library, "link", "start", 1)
     times = [min(bench.run("crowd", which, 1, "start")[0][3] for _unused in range(9)) for which in (BARE, library)]
     return one, times[0] / 1000, times[1] / 1000
@@ -24,18 +25,18 @@ def test_cost_of_a_program_start(bench: Bench, row) -> None:
     ours, theirs = started(bench, LIBRARY), started(bench, bench.naive)
     row(
         "start",
-        "at most 500 000 instructions beside the driver, and 15 times as long as the bare start",
+        "at most 500 000 instructions outside the driver, and at most 15 times the time of a start without the library",
         lambda one: one[0].beside <= 500_000 and one[2] <= 15 * one[1],
         ours,
-        f"{ours[0].beside} instructions beside the driver, {ours[0].driver} calls of it; {ours[2] - ours[1]:.1f} ms",
+        f"{ours[0].beside} instructions outside the driver, {ours[0].driver} calls into it; {ours[2] - ours[1]:.1f} ms",
         theirs,
-        f"{theirs[0].beside} instructions beside the driver; {theirs[2] - theirs[1]:.1f} ms",
+        f"{theirs[0].beside} instructions outside the driver; {theirs[2] - theirs[1]:.1f} ms",
     )
 
 
 def test_hundreds_start_at_once(bench: Bench, sizes: dict, row) -> None:
-    """In a serial section processes sleep far longer than they run or are ready to run. A busy machine only makes
-    processes ready for longer."""
+    """A serial section would make processes sleep far longer than they run or are ready to run. A busy machine only
+    makes processes longer ready to run."""
     count = sizes["together"]
     bench.run("crowd", LIBRARY, 1, "start")
     found = {}
@@ -46,14 +47,16 @@ def test_hundreds_start_at_once(bench: Bench, sizes: dict, row) -> None:
         found[library] = (slept / ready, processor / count / 1000, slowest / 1000, walls)
     row(
         "together",
-        "asleep for at most 30 times as long as they run or are ready to, the simulated driver's locks included",
+        "asleep at most 30 times as long as running or ready to run, with the waits for the simulated driver's locks",
         lambda one: one[0] <= 30,
         found[LIBRARY],
-        f"{count} at once: asleep for {found[LIBRARY][0]:.2f} of the time in which they ran or were ready (bare "
-        f"{found[BARE][0]:.2f}); {found[LIBRARY][3]:.1f} times the processors' time on the wall, "
-        f"{found[LIBRARY][1]:.1f} ms of processor each (bare {found[BARE][1]:.1f}), slowest {found[LIBRARY][2]:.0f} ms",
+        f"{count} at once: asleep {found[LIBRARY][0]:.2f} times as long as running or ready (without the library "
+        f"{found[BARE][0]:.2f}); elapsed {found[LIBRARY][3]:.1f} times the processor time divided by the processors; "
+        f"{found[LIBRARY][1]:.1f} ms of processor time each (without the library {found[BARE][1]:.1f}), slowest start "
+        f"{found[LIBRARY][2]:.0f} ms",
         found[bench.naive],
-        f"asleep for {found[bench.naive][0]:.0f} times that time, slowest {found[bench.naive][2]:.0f} ms",
+        f"asleep {found[bench.naive][0]:.0f} times as long as running or ready, "
+        f"slowest start {found[bench.naive][2]:.0f} ms",
     )
 
 
@@ -77,7 +80,7 @@ def test_cost_for_a_program_without_cuda(bench: Bench, sizes: dict, row) -> None
     more = spawn_us(LIBRARY, rounds) - spawn_us(BARE, rounds)
     row(
         "true",
-        "at most 60 000 instructions and 16 system calls more",
+        "at most 60 000 instructions and 16 system calls more than without the library",
         lambda one: one[0] <= 60_000 and one[1] <= 16,
         found[LIBRARY],
         f"{found[LIBRARY][0]} instructions and {found[LIBRARY][1]} system calls more; {more:.0f} µs",

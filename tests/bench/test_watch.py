@@ -16,8 +16,8 @@ import figures
 import pytest
 
 SLICES, POLLS = 100, 8
-# Makes a container's mounts in a new mount namespace. The sources of the mounts lie outside /dev and /etc, which tmpfs
-# hides.
+# Shell script that makes a container's mounts in a new mount namespace. The sources of the mounts lie outside /dev and
+# /etc, which tmpfs hides.
 LAID_OUT = """
 mount -t tmpfs t /dev && mount -t tmpfs t /etc && mkdir -p /dev/vgpu && touch /etc/ld.so.preload || exit 1
 while [ $# -gt 0 ]; do mount --bind "$1" "$2" || exit 1; shift 2; done
@@ -109,5 +109,5 @@ def test_poll(world: tuple[World, Any]) -> None:
     state = one.state()
     assert (state.findings, state.fault, len(state.shown)) == ((), "", SLICES)
     figure = figures.FIGURES["plugin-watch"]
-    figure.measured = f"{statistics.median(spent[1:]):.0f} ms of processor time; the first {spent[0]:.0f}"
-    figure.why = "a time of this machine, reported only"
+    figure.measured = f"{statistics.median(spent[1:]):.0f} ms of processor time; the first poll {spent[0]:.0f} ms"
+    figure.why = "a time depends on the machine, so it is only reported"

@@ -28,7 +28,7 @@ PROFILE = "driver_version = 535.261.03\ncuda_version = 12.2\n[gpu]\nmodel = A100
 def python_of(cuda: int) -> Path:
     """Returns the interpreter of the environment for this major version of CUDA."""
     python = ENVIRONMENTS[cuda] / "bin/python"
-    assert python.exists(), f"{python} is missing: run `make clients`, which makes it"
+    assert python.exists(), f"{python} is missing: run `make clients`, which creates it"
     return python
 
 
@@ -106,7 +106,7 @@ class Filler:
         self._started = True
         # Skip the client's own output, which is not JSON.
         line = next((line for line in self.process.stdout if line.startswith("{")), "")
-        assert line, f"{name}: ended with {self.process.wait()}: {self.errors.read_text()[-2000:]}"
+        assert line, f"the program {name} ended with {self.process.wait()}: {self.errors.read_text()[-2000:]}"
         figures = json.loads(line)
         assert figures["step"] == name
         return figures

@@ -32,7 +32,7 @@ def test_it_gets_all_of_the_slice_and_no_more(machine: Machine, cuda: int, clien
     filler = Filler(machine, cuda, client, way)
     filler.step("ready")
     before = machine.on_card()
-    assert before >= 412 * MIB, "no context is on the card: the driver is another one"
+    assert before >= 412 * MIB, "the simulated GPU must show the client's context; else the client uses another driver"
     full = filler.step("full")
     assert full["granted"] == (LIMIT - before) // PIECE
     held = machine.on_card()

@@ -35,5 +35,5 @@ def test_each_test_has_the_same_verdict_inside_and_outside(tmp_path: Path) -> No
     assert {test: verdict for test, verdict in inside.items() if outside.get(test) != verdict} == {}
     assert set(outside) == set(inside)
     counts = Counter(inside.values())
-    assert counts["ok"] >= 195, f"203 of numba-cuda 0.30.4 pass on the simulated driver, here: {dict(counts)}"
+    assert counts["ok"] >= 195, f"expected 195 passed tests or more (203 with numba-cuda 0.30.4), found {dict(counts)}"
     assert [machine.on_card() for machine in machines.values()] == [0, 0]

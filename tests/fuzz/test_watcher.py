@@ -15,7 +15,7 @@ from conftest import PLUGIN
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-pytestmark = pytest.mark.skipif(not (PLUGIN / "src").is_dir(), reason="without the device plugin")
+pytestmark = pytest.mark.skipif(not (PLUGIN / "src").is_dir(), reason="this checkout has no device plugin")
 # Examples per run of Hypothesis, which frees their memory after each run.
 EXAMPLES = 50
 

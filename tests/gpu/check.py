@@ -71,7 +71,7 @@ def work(name: str, options: argparse.Namespace, path: Path) -> int:
 
 
 def stage(name: str, options: argparse.Namespace, seconds: float) -> dict[str, Any]:
-    """Run one stage as a process group with a time limit; a stopped stage's results so far are kept."""
+    """Run one stage as a process group with a time limit. A stopped stage keeps the results that it has stored."""
     path = options.folder / f"stage-{name}.json"
     path.unlink(missing_ok=True)
     command = [
@@ -91,9 +91,9 @@ def stage(name: str, options: argparse.Namespace, seconds: float) -> dict[str, A
     try:
         process.wait(seconds)
         if process.returncode:
-            reason = f"failed: its process ended with {process.returncode}"
+            reason = f"failed: the stage's process ended with {process.returncode}"
     except subprocess.TimeoutExpired:
-        reason = f"failed: it took more than {seconds:.0f} s"
+        reason = f"failed: the stage took more than {seconds:.0f} s"
     finally:
         # The process group contains only the stage and its programs.
         with contextlib.suppress(ProcessLookupError):
@@ -107,7 +107,7 @@ def stage(name: str, options: argparse.Namespace, seconds: float) -> dict[str, A
     if words:
         found["log"] = words[-2000:]
     if reason or found["reason"] == "the stage has not ended":
-        found["status"], found["reason"] = "failed", reason or "failed: it said nothing"
+        found["status"], found["reason"] = "failed", reason or "failed: the stage ended without a result"
     return found
 
 
@@ -115,21 +115,27 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n\n", maxsplit=1)[0], formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--list", action="store_true", help="name the stages and their time limits")
+    parser.add_argument("--list", action="store_true", help="print the stages and their time limits, and end")
     parser.add_argument(
-        "--stage", action="append", choices=list(STAGES), metavar="NAME", help="run this one alone (may be repeated)"
+        "--stage", action="append", choices=list(STAGES), metavar="NAME", help="run only this stage (may be repeated)"
     )
     parser.add_argument(
         "--budget",
         type=float,
         default=540,
         metavar="SECONDS",
-        help="stages that do not fit any more are left out by name",
+        help="time for all stages (default: %(default)s); stages that no longer fit are skipped",
     )
-    parser.add_argument("--out", type=Path, help="folder of the result; default: $OUT, else .build/gpu-check")
-    parser.add_argument("--gpu", type=int, default=0, metavar="INDEX", help="which GPU, in NVML's order")
+    parser.add_argument("--out", type=Path, help="folder of the result (default: $OUT, else .build/gpu-check)")
+    parser.add_argument(
+        "--gpu",
+        type=int,
+        default=0,
+        metavar="INDEX",
+        help="number of the measured GPU in NVML's order (default: %(default)s)",
+    )
     parser.add_argument("--library", type=Path, help="measure this libvgpu.so instead of building one")
-    parser.add_argument("--quick", action="store_true", help="short measurements: only shows that the stages work")
+    parser.add_argument("--quick", action="store_true", help="measure briefly; this shows only that the stages work")
     parser.add_argument("--folder", type=Path, default=host.ROOT / ".build/gpu-check/work", help=argparse.SUPPRESS)
     parser.add_argument("--worker", choices=list(STAGES), help=argparse.SUPPRESS)
     options = parser.parse_args(words)
@@ -142,7 +148,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 def prepare(options: argparse.Namespace) -> str:
     """Find the driver and build the programs. Returns the reason if nothing can be measured, else ""."""
     if not host.compiler() or not (options.library or shutil.which("make")):
-        return "there is no C compiler, or no make"
+        return "this host has no C compiler or no make"
     folder = host.driver_folder()
     if folder is None:
         return "there is no libcuda.so.1 on this host"

@@ -77,7 +77,9 @@ class Check:
 
 @pytest.fixture
 def check(tmp_path: Path) -> Check:
-    assert (SIMULATOR / "libcuda.so.1").exists(), "run make native first"
+    assert (SIMULATOR / "libcuda.so.1").exists(), (
+        "libcuda.so.1 of the simulated driver is missing: run make native first"
+    )
     return Check(tmp_path)
 
 

@@ -58,7 +58,7 @@ def test_share_gates_fail_without_a_limiter(check: Check, no_library: Path) -> N
 
 def test_stage_is_skipped_by_name_without_an_arbiter(check: Check, no_library: Path) -> None:
     check.stages("together", library=no_library)
-    assert "no vgpu-arbiter beside the library" in check.text
+    assert "the library's folder has no vgpu-arbiter" in check.text
 
 
 def test_gates_fail_without_the_library(check: Check, no_library: Path) -> None:
@@ -68,7 +68,7 @@ def test_gates_fail_without_the_library(check: Check, no_library: Path) -> None:
 
 
 def test_memory_is_measured_on_a_driver_that_lists_no_processes(tmp_path: Path) -> None:
-    """As in some containers. A process's usage is then the growth of the GPU's usage, and the report says so."""
+    """In some containers NVML lists no processes. Then the growth of the GPU's usage counts, and the report says so."""
     folder = tmp_path / "driver"
     folder.mkdir()
     for name in ("libcuda.so.1", "gpusimctl"):
@@ -83,7 +83,7 @@ def test_memory_is_measured_on_a_driver_that_lists_no_processes(tmp_path: Path) 
 
 
 LIMITS = {
-    # columns: profile, exit status, status of the stage, part of the output
+    # columns: case, line of the driver's profile, exit status, status of the stage, part of the output
     "misc": ("memacct = misc\n", 0, "passed", ""),
     "dmem": ("memacct = dmem\n", 0, "passed", ""),
     "the driver enforces nothing": ("memacct = none\n", 1, "failed", "a limit is set, read back and cleared"),
@@ -176,7 +176,9 @@ def test_limit_holds_on_a_driver_that_rounds_up(tmp_path: Path) -> None:
     check = Check(tmp_path, more="allocation_granularity = 2097152\n")
     assert check.stages("granularity", "exact", "rounding", "contexts", "load") == 0, check.text
     steps = check.stage("granularity")["figures"]["physical_steps_by_size"]
-    assert set(steps["2097153"]["steps"]) == {4 << 20}, "the driver of this test rounds up to 2 MiB"
+    assert set(steps["2097153"]["steps"]) == {4 << 20}, (
+        "2 MiB and 1 byte must take 4 MiB, because this driver rounds up to 2 MiB"
+    )
 
 
 ROUGH = ["private-context", "loader", "capture", "exit", "mixed-shares"]
@@ -193,7 +195,7 @@ def test_rough_stages_pass(tmp_path: Path, stage: str) -> None:
     assert check.stages(stage) == 0, check.text
     assert check.status() == {stage: "passed"}
     if stage == "capture":
-        assert "again: nodes" in check.text, "the recapture was tried"
+        assert "again: nodes" in check.text, "the stage must also try cuStreamBeginRecaptureToGraph"
 
 
 def test_rough_stages_and_pytorch_fit_the_time_of_one_run() -> None:

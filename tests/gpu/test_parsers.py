@@ -35,6 +35,7 @@ def test_truncated_stamps_file_is_refused(tmp_path: Path) -> None:
         stamps.read(path)
 
 
+# columns: intervals in which kernels run, expected share in each of two windows of 1000 ns
 @pytest.mark.parametrize(
     ("intervals", "shares"),
     [

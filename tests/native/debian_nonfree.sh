@@ -1,21 +1,21 @@
 # shellcheck shell=sh
 # SPDX-License-Identifier: Apache-2.0
-# Sourced by the scripts that fetch NVIDIA's own files out of Debian's non-free packages for tests. apt is used with folders,
-# sources and lists of its own, on the mirror that this machine's apt uses: nothing is installed, the machine's apt is
-# not changed.
+# Functions for the scripts that fetch NVIDIA's own files from Debian's non-free packages for tests. They run apt with separate
+# folders, sources and lists, on the mirror that this machine's apt uses. Nothing is installed, and the machine's apt is not
+# changed.
 
 unavailable() {
     echo "${0##*/}: $1" >&2
     exit 3
 }
 
-# nonfree_packages SUITE FOLDER PACKAGE…: unpacks them into FOLDER/root
+# nonfree_packages SUITE FOLDER PACKAGE…: unpacks the packages into FOLDER/root
 nonfree_packages() {
     suite=$1
     apt=$2
     shift 2
     [ "$(dpkg --print-architecture 2>/dev/null)" = amd64 ] || unavailable "$suite: the packages are fetched for Debian's amd64 only"
-    # shellcheck disable=SC2016 # the dollars are apt's
+    # shellcheck disable=SC2016 # apt expands the dollar signs, not the shell
     mirror=$(apt-get indextargets --format '$(ORIGIN) $(REPO_URI)' 'Created-By: Packages' 'Component: main' |
         awk '$1 == "Debian" && $2 !~ /security/ { print $2; exit }')
     [ -n "$mirror" ] || unavailable "$suite: this machine's apt has no Debian archive (Ubuntu packs the driver differently)"

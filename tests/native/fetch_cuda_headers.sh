@@ -1,10 +1,10 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Fetches NVIDIA's cuda.h for tests that compare our own declarations with it; building needs no header of CUDA.
+# Fetches NVIDIA's cuda.h for tests that compare our declarations with it. A build needs no header of CUDA.
 #   fetch_cuda_headers.sh 12|13.0|13.5|newest
-# The headers land in .build/cuda-headers/VERSION/; the last line printed is that folder. They come out of the wheels that
-# cuda_headers.txt pins, by pip as this machine has it set up. Exit 3: they cannot be had here, the reason on stderr.
-# newest: what NVIDIA has published last, fetched each time, with nvml.h; the folder's file `wheels` names them.
+# pip downloads the wheels that cuda_headers.txt pins, and the headers are unpacked into .build/cuda-headers/VERSION/. The
+# last line of output is this folder. Exit 3: the headers are not available on this machine; stderr gives the reason.
+# newest: fetches NVIDIA's latest headers each time, also nvml.h. The file `wheels` in the folder names the wheels.
 set -eu
 
 version=${1:?fetch_cuda_headers.sh: name a version of CUDA: 12, 13.0, 13.5 or newest}

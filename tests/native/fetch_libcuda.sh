@@ -1,9 +1,10 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Fetches NVIDIA's own libcuda.so.1 for tests of what it exports and of what its cuGetProcAddress answers (which needs no GPU):
+# Fetches NVIDIA's own libcuda.so.1 for tests of its exported names and of the results of its cuGetProcAddress, which need
+# no GPU:
 #   fetch_libcuda.sh [SUITE]        SUITE: bookworm (driver 535, default) or trixie (driver 550)
-# It lands in .build/libcuda/SUITE/ as libcuda.so.1 and version; the last line printed is that folder. Exit 3: the
-# package cannot be had here, with the reason on stderr.
+# Writes libcuda.so.1 and version into .build/libcuda/SUITE/. The last line of output is this folder. Exit 3: the package is
+# not available on this machine; stderr gives the reason.
 set -eu
 
 suite=${1:-bookworm}

@@ -1,9 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Fetches NVIDIA's own nvidia-smi, and the libnvidia-ml that it belongs to, for tests:
+# Fetches NVIDIA's own nvidia-smi, and the libnvidia-ml of the same version, for tests:
 #   fetch_nvidia_smi.sh [SUITE]     SUITE: bookworm (driver 535, default) or trixie (driver 550)
-# They land in .build/nvidia-smi/SUITE/ as nvidia-smi, libnvidia-ml.so.1 and version; the last line printed is that
-# folder. Exit 3: the packages cannot be had here, with the reason on stderr.
+# Writes nvidia-smi, libnvidia-ml.so.1 and version into .build/nvidia-smi/SUITE/. The last line of output is this folder.
+# Exit 3: the packages are not available on this machine; stderr gives the reason.
 set -eu
 
 suite=${1:-bookworm}

@@ -110,7 +110,7 @@ def taichi(way: str) -> Client:
     import taichi as ti
 
     ti.init(arch=ti.cuda, log_level=ti.CRITICAL)
-    assert ti.cfg.arch == ti.cuda, f"taichi took {ti.cfg.arch}"
+    assert ti.cfg.arch == ti.cuda, f"taichi must use CUDA, but uses {ti.cfg.arch}"
 
     @ti.kernel
     def nothing():

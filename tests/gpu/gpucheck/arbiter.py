@@ -47,7 +47,7 @@ class Arbiter:
             if time.monotonic() > until or self._process.poll() is not None:
                 words = Path(log.name).read_text(errors="replace")[-300:]
                 self.__exit__()
-                raise RuntimeError(f"vgpu-arbiter does not come up: {words}")
+                raise RuntimeError(f"vgpu-arbiter did not start: {words}")
             time.sleep(0.05)
         return self
 

@@ -55,7 +55,7 @@ class Spinner:
         line = self.process.stdout.readline()
         if line.strip() != "ready":
             words = self._errors.read_text(errors="replace")[-300:]
-            raise RuntimeError(f"spin does not start: {line.strip()} {words}")
+            raise RuntimeError(f"the program spin does not start: {line.strip()} {words}")
 
     def go(self) -> None:
         assert self.process.stdin
@@ -69,10 +69,11 @@ class Spinner:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.communicate()
-            raise RuntimeError("spin did not end a minute after its time") from None
+            raise RuntimeError("the program spin still runs a minute after its time") from None
         if self.process.returncode:
             raise RuntimeError(
-                f"spin ended with {self.process.returncode}: {text} {self._errors.read_text(errors='replace')[-300:]}"
+                f"the program spin ended with {self.process.returncode}: {text} "
+                f"{self._errors.read_text(errors='replace')[-300:]}"
             )
         found = json.loads(text.strip().splitlines()[-1])
         found["intervals"] = stamps.read(self.path)
@@ -137,7 +138,7 @@ class Run:
     def _from_stamps(self, warm: float, count: int, length: float, cost: Sequence[float]) -> None:
         missing = [i for i, intervals in enumerate(self.tenants) if len(intervals) < 2]
         if missing:
-            raise RuntimeError(f"the kernels of tenant {missing[0]} left no stamps")
+            raise RuntimeError(f"the kernels of tenant {missing[0]} stored no stamps")
         # The windows begin after the last tenant's first stamp and end when the first tenant ends.
         since = max(intervals[0][0] for intervals in self.tenants) + int(warm * 1e9)
         until = min(since + int(count * length * 1e9), min(intervals[-1][1] for intervals in self.tenants))
@@ -176,7 +177,7 @@ def calibrate(host: Host, report: Report, durations: Sequence[int]) -> dict[int,
         steps = answer["steps"]
         if not host.simulated and not 0.8 * us <= answer["nanoseconds"] / 1000 <= 1.25 * us:
             raise RuntimeError(
-                f"{steps} steps took {answer['nanoseconds']} ns instead of {us} µs: the clock does not hold"
+                f"{steps} steps took {answer['nanoseconds']} ns instead of {us} µs: the GPU's clock changed"
             )
         run = Run(host, [(us, steps, host.base_env)], [0.0])
         cost = stamps.period(run.tenants[0])
@@ -223,7 +224,7 @@ def alone(host: Host, report: Report) -> None:
                 continue
             _share(host, report, f"{share} % of {us} us", run, share)
             longest = run.found[0]["longest_launch_ns"] / MILLISECOND
-            report.goal(f"{share} % of {us} us: longest held back", longest <= 100, "<= 100 ms", f"{longest:.1f} ms")
+            report.goal(f"{share} % of {us} us: longest launch call", longest <= 100, "<= 100 ms", f"{longest:.1f} ms")
 
 
 def _bare(host: Host, us: float, graph: int = 0) -> tuple[int, float, Run]:
@@ -243,10 +244,13 @@ def together(host: Host, report: Report) -> None:
     most = 72 if host.simulated else 60
     found = f"{control.mean(0):.1f} and {control.mean(1):.1f}"
     report.gate(
-        "control: without limits neither has 75", max(control.mean(0), control.mean(1)) < most, "about 50 each", found
+        "control: without limits no tenant has 75 %",
+        max(control.mean(0), control.mean(1)) < most,
+        "about 50 each",
+        found,
     )
     if not host.arbiter.exists():
-        raise Skip("no vgpu-arbiter beside the library")
+        raise Skip("the library's folder has no vgpu-arbiter")
     slices = [host.slice(host.limit(), sm=share, policy="force") for share in (25, 75)]
     with Arbiter(host, slices) as arbiter:
         run = Run(host, [(us, steps, one.env()) for one in slices], [cost, cost])
@@ -255,7 +259,10 @@ def together(host: Host, report: Report) -> None:
         _share(host, report, f"{share} %", run, share, tenant=i, window=4)
     whole = run.mean(0) + run.mean(1)
     report.goal(
-        "together 97 % of what both had without limits", whole >= 0.97 * total, f">= {0.97 * total:.1f}", f"{whole:.1f}"
+        "both together: 97 % of the time without limits",
+        whole >= 0.97 * total,
+        f">= {0.97 * total:.1f}",
+        f"{whole:.1f}",
     )
 
 
@@ -296,7 +303,7 @@ def cost(host: Host, report: Report) -> None:
 
 
 def device(host: Host, report: Report) -> None:
-    """Figures that the simulated driver should reproduce: time slices of two processes, the ring of utilization."""
+    """Figures that the simulated driver should reproduce: time slices of two processes, NVML's utilization samples."""
     us = 100
     steps = host.program("spin", 0, us, 0, 32, host.folder / "calibration", seconds=60)["steps"]
     run = Run(host, [(us, steps, host.base_env)] * 2, [0.0, 0.0])

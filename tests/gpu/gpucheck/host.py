@@ -75,8 +75,8 @@ def compiler() -> str | None:
 
 
 def build(folder: Path, library: Path | None) -> Path:
-    """Compile library, probe, arbiter and the programs of these checks; the library's path. CalledProcessError with the
-    compiler's words when that fails."""
+    """Compiles the library, the probe, the arbiter and the programs of these checks. Returns the library's path. Raises
+    CalledProcessError with the compiler's output if a compilation fails."""
     folder.mkdir(parents=True, exist_ok=True)
     command = compiler()
     env = {key: value for key, value in os.environ.items() if key not in ("LD_PRELOAD", "LD_LIBRARY_PATH")}
@@ -117,7 +117,7 @@ class Host:
             self.card = nvml.Card(gpu)
             self.uuid = self.card.uuid()
         except (OSError, nvml.NvmlError) as error:
-            raise Skip(f"no GPU that NVML shows: {error}") from error
+            raise Skip(f"NVML shows no such GPU: {error}") from error
         import ctypes
 
         try:
@@ -186,8 +186,9 @@ class Host:
         )
 
     def held(self, pids: Sequence[int], before: int) -> tuple[int, str]:
-        """Returns the used bytes of these processes and the source: NVML's list of processes ("process"). If NVML does
-        not show them, the growth of the GPU's usage since ``before`` ("card"), which includes other processes."""
+        """Returns the used bytes of these processes and the source of the number. The source is NVML's list of
+        processes ("process"). If NVML does not list them, it is the growth of the GPU's usage since ``before``
+        ("card"), which includes other processes."""
         shown = self.card.processes()
         own = [shown[pid] for pid in pids if pid in shown]
         if len(own) == len(pids):
@@ -255,7 +256,7 @@ class Hand:
         self.process.stdin.flush()
         answer = self.process.stdout.readline()
         if not answer:
-            raise RuntimeError(f"hand ended with {self.process.wait()} at '{line}': {self.errors()[-300:]}")
+            raise RuntimeError(f"the program hand ended with {self.process.wait()} at '{line}': {self.errors()[-300:]}")
         return [int(word) for word in answer.split()]
 
     def must(self, line: str) -> list[int]:

@@ -50,7 +50,7 @@ def driver_limits(host: Host, report: Report) -> None:
         raise Skip(f"driver {version} enforces no limits of control groups; they came with branch {FIRST_BRANCH}")
     root = cgroup_root()
     if root is None or os.geteuid() != 0:
-        raise Skip("needs root, and version 2 of control groups to be mounted where it may be written")
+        raise Skip("the stage needs root and a writable mount of control groups version 2")
     report.figure("cgroup_root", str(root))
     report.figure("controllers", (root / "cgroup.controllers").read_text().split())
     handles = [reader.handle(index) for index in range(reader.count())]
@@ -84,9 +84,9 @@ def _refuses(host: Host, report: Report, limits: Any, reader: Any, handle: Any) 
             used = limits.get_limits(reader.library, handle, str(group)).used
             report.figure("context_bytes", context)
             report.figure("beyond_bytes", used - taken - context)
-            report.gate("the driver refuses", status == OUT_OF_MEMORY, OUT_OF_MEMORY, status)
-            report.gate("no more than the limit", used <= hard, hard, used)
-            report.gate("and no less than a step below", used > hard - 256 * MIB, hard - 256 * MIB, used)
+            report.gate("the driver refuses memory at the limit", status == OUT_OF_MEMORY, OUT_OF_MEMORY, status)
+            report.gate("the driver grants no more than the limit", used <= hard, hard, used)
+            report.gate("the driver grants nearly the whole limit", used > hard - 256 * MIB, hard - 256 * MIB, used)
             report.figure("cuMemGetInfo", hand.say("info")[1:])
         limits.clear_limits(reader.library, handle, str(group))
     finally:
@@ -94,7 +94,8 @@ def _refuses(host: Host, report: Report, limits: Any, reader: Any, handle: Any) 
 
 
 def _tried(host: Host, report: Report, limits: Any, reader: Any, handle: Any, backend: str) -> None:
-    """Runs vgpu_isolation's checks in a limited group, also with managed memory and in the name of an ended process."""
+    """Runs the checks of vgpu_isolation in a limited group. Among them are managed memory and the child of an ended
+    process."""
     checks, hard, root = _shared("driver_checks", "isolation"), 2048 * MIB, cgroup_root()
     assert root is not None
     group = root / f"vgpu-gpu-check-{os.getpid()}-tried"

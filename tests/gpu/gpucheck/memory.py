@@ -93,7 +93,9 @@ def _borrowed(host: Host, report: Report) -> None:
         status, *handle = owner.say("lend 0")
         shown = host.card.processes()
         if status != OK or borrower.pid not in shown:
-            report.figure("borrowed_256_MiB", f"not known: status {status}, NVML shows {len(shown)} processes")
+            report.figure(
+                "borrowed_256_MiB", f"unknown: the export has status {status}, NVML shows {len(shown)} processes"
+            )
             return
         status = borrower.say("borrow " + " ".join(str(word) for word in handle))[0]
         more = host.card.processes().get(borrower.pid, 0) - shown[borrower.pid]
@@ -111,7 +113,7 @@ def _route(host: Host, report: Report, route: str, limit: int) -> None:
         charged = slice_.total()
         held, how = host.held([hand.pid], before)
         if status not in (OUT_OF_MEMORY,) and granted == 0:
-            report.note(f"{route}: this driver answers {status}: not measured")
+            report.note(f"{route}: not measured, because the driver returns {status}")
             return
         report.gate(f"{route}: refused at the limit", status == OUT_OF_MEMORY, OUT_OF_MEMORY, status)
         report.gate(
@@ -122,12 +124,19 @@ def _route(host: Host, report: Report, route: str, limit: int) -> None:
         )
         if route == "alloc":
             # A goal only: the driver's rounding is charged too, so less may be granted.
-            report.goal("alloc: granted is all that was free", granted == limit - empty, limit - empty, granted)
-            report.gate("alloc: granted is most of it", granted > 0.9 * (limit - empty), limit - empty, granted)
-        report.gate(f"{route}: on the card ({how})", held <= limit + ROUNDING, f"<= {limit + ROUNDING}", held)
+            report.goal("alloc: all free bytes are granted", granted == limit - empty, limit - empty, granted)
+            report.gate(
+                "alloc: more than 90 % of the free bytes are granted",
+                granted > 0.9 * (limit - empty),
+                limit - empty,
+                granted,
+            )
+        report.gate(f"{route}: bytes used on the GPU ({how})", held <= limit + ROUNDING, f"<= {limit + ROUNDING}", held)
         report.figure(route, {"granted": granted, "pieces": pieces, "charged": charged, "held": held, "how": how})
         dropped = hand.say("drop-all")[0]
-        report.gate(f"{route}: all given back", dropped == OK and slice_.total() == empty, empty, slice_.total())
+        report.gate(
+            f"{route}: freed memory is uncharged", dropped == OK and slice_.total() == empty, empty, slice_.total()
+        )
 
 
 def exact(host: Host, report: Report) -> None:
@@ -135,7 +144,7 @@ def exact(host: Host, report: Report) -> None:
     limit = host.limit()
     free = host.card.memory()["free"]
     if free < 2 * limit:
-        raise Skip(f"{free} bytes are free on the card, fewer than twice the {limit} of a test slice")
+        raise Skip(f"the GPU has {free} free bytes, but the stage needs twice the {limit} bytes of a test slice")
     report.figure("limit", limit)
     for route in ROUTES:
         try:
@@ -164,7 +173,7 @@ def _many(host: Host, report: Report, name: str, size: int, count: int, keep: in
     report.figure(name, {"charged": charged, "held": held, "ratio": round(held / charged, 3) if charged else None})
     most = int(charged * 1.1) + STEP
     verdict = report.gate if keep == 1 else report.goal
-    verdict(f"{name}: the card holds what is charged", held <= most, f"<= {most}", held)
+    verdict(f"{name}: GPU usage within the charge", held <= most, f"<= {most}", held)
 
 
 def rounding(host: Host, report: Report) -> None:
@@ -208,21 +217,22 @@ def contexts(host: Host, report: Report) -> None:
         report.figure("steps", rows)
         report.figure("library_says", hand.errors()[-2000:])
         first = rows["first context"]
-        report.gate("a first context is made", first["status"] == OK, OK, first["status"])
+        report.gate("a first context is created", first["status"] == OK, OK, first["status"])
         near = abs(first["charged"] - first["held"]) <= 8 * MIB
-        report.gate(f"a first context is charged what it takes ({first['how']})", near, first["held"], first["charged"])
+        report.gate(f"a first context is charged its size ({first['how']})", near, first["held"], first["charged"])
         second = rows["second context"]
         near = abs(second["charged"] - second["held"]) <= 8 * MIB
-        report.gate(
-            f"a second context is charged what it takes ({second['how']})", near, second["held"], second["charged"]
-        )
+        report.gate(f"a second context is charged its size ({second['how']})", near, second["held"], second["charged"])
         module = rows["module of 64 MiB"]
         if how == "process" and module["status"] == OK:
             report.gate(
-                "a module is charged its globals", module["charged"] >= 64 * MIB, f">= {64 * MIB}", module["charged"]
+                "a module is charged its global variables",
+                module["charged"] >= 64 * MIB,
+                f">= {64 * MIB}",
+                module["charged"],
             )
         report.goal(
-            "nothing on the card is uncharged", abs(last_held - last_charged) <= 8 * MIB, last_held, last_charged
+            "the charge equals the usage of the GPU", abs(last_held - last_charged) <= 8 * MIB, last_held, last_charged
         )
     left = host.card.memory()["used"] - before
     report.figure("left_after_exit", left)
@@ -239,10 +249,10 @@ def data(host: Host, report: Report) -> None:
                 report.note(f"{route}: not measured, status {status}")
                 continue
             filled = hand.say(f"bytes {number} 165")
-            report.gate(f"{route}: bytes set are read back", filled == [OK, 0], [OK, 0], filled)
+            report.gate(f"{route}: bytes set by the driver are read back", filled == [OK, 0], [OK, 0], filled)
             if host.simulated:
                 continue
             touched = hand.say(f"data {number} 7")
-            report.gate(f"{route}: a kernel's words are read back", touched == [OK, 0], [OK, 0], touched)
+            report.gate(f"{route}: words written by a kernel are read back", touched == [OK, 0], [OK, 0], touched)
     if host.simulated:
-        report.note("a kernel's words: left out, the simulated driver computes nothing")
+        report.note("words written by a kernel: not measured, because the simulated driver computes nothing")

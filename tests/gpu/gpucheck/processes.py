@@ -30,7 +30,7 @@ def environment(host: Host, report: Report) -> None:
     report.figure("cores", os.cpu_count())
     report.figure("python", sys.version.split()[0])
     report.figure("libcuda", str(host.libcuda))
-    report.gate("locks of open file descriptions work here", _description_locks(host), True, os.uname().release)
+    report.gate("this kernel has locks of open file descriptions", _description_locks(host), True, os.uname().release)
     maps = symbols.loaded_path("libnvidia-ml.so.1")
     report.figure("libnvidia_ml", str(maps))
     exported = {}
@@ -38,7 +38,7 @@ def environment(host: Host, report: Report) -> None:
         try:
             exported[key] = list(symbols.exports(path)) if path else []
         except (OSError, ValueError) as error:
-            report.note(f"{key}: its names cannot be read: {error}")
+            report.note(f"{key}: the exported names cannot be read: {error}")
     report.figure("exports", exported)
     names = symbols.base_names([name for name in exported.get("libcuda", []) if name.startswith("cu")])
     bare = host.inside("symbols", host.base_env, feed=json.dumps(names), seconds=120)
@@ -51,9 +51,9 @@ def environment(host: Host, report: Report) -> None:
     unnamed = [name for name in replaced if any(step[1][0] == "+" for steps in bare[name].values() for step in steps)]
     report.figure("cuGetProcAddress_replaced_unnamed", unnamed)
     report.figure("cuGetProcAddress_refused", refused)
-    report.gate("cuGetProcAddress: the driver's function or ours", not wrong, "no other answer", wrong[:5])
+    report.gate("cuGetProcAddress: driver's or library's functions", not wrong, "no other address", wrong[:5])
     report.gate(
-        "cuGetProcAddress: allocating functions are ours",
+        "cuGetProcAddress: cuMemAlloc of the library",
         "cuMemAlloc" in replaced,
         "cuMemAlloc replaced",
         len(replaced),
@@ -87,8 +87,8 @@ def at(steps: list, version: int) -> str:
 
 
 def compare(bare: dict[str, Any], ours: dict[str, Any]) -> tuple[list[str], list[str], list[str]]:
-    """Returns the addresses that the library changes: (refused, wrong, replaced names). Wrong is an address that is
-    neither the driver's nor the library's, or a function that the driver does not have."""
+    """Returns the lookups that the library changes: (refused, wrong, replaced names). A lookup is wrong if it returns
+    an address that is neither the driver's nor the library's, or a function that the driver does not have."""
     refused, wrong, replaced = [], [], set()
     for name, flags in bare.items():
         for flag, steps in flags.items():
@@ -131,13 +131,11 @@ def load(host: Host, report: Report) -> None:
             times[name].append((time.perf_counter() - began) * 1e3)
     more = middle([after - before for before, after in zip(times["bare"], times["preloaded"])])
     report.figure("true_ms", {name: round(middle(values), 3) for name, values in times.items()})
-    report.goal("true costs less than 0.3 ms more", more < 0.3, "< 0.3 ms", f"{more:.3f} ms")
+    report.goal("preload adds less than 0.3 ms to the program true", more < 0.3, "< 0.3 ms", f"{more:.3f} ms")
     silent = subprocess.run(["true"], env=slice_.env(), stderr=subprocess.PIPE, check=False)
-    report.gate(
-        "a program without CUDA hears nothing", silent.stderr == b"", "", silent.stderr.decode(errors="replace")
-    )
+    report.gate("no output in a program without CUDA", silent.stderr == b"", "", silent.stderr.decode(errors="replace"))
     if not host.probe.exists():
-        raise Skip(f"no {host.probe.name} beside the library")
+        raise Skip(f"the library's folder has no {host.probe.name}")
     text = host.run(host.probe, "--json", env=slice_.env(), seconds=200, check=False)
     for row in json.loads(text)["checks"]:
         cannot = row["name"] in KEPT and row["verdict"] == "not-run"
@@ -151,7 +149,7 @@ def load(host: Host, report: Report) -> None:
 
 
 def race(host: Host, report: Report) -> None:
-    """Processes allocate at a barrier memory that only one of them can get."""
+    """After a barrier all processes allocate memory that only one of them can get."""
     rounds = 50 if host.quick else 400
     for processes in (2, 4):
         slice_ = host.slice(host.limit())
@@ -159,7 +157,7 @@ def race(host: Host, report: Report) -> None:
         report.figure(f"{processes} processes", found)
         report.gate(f"{processes} processes: none over the limit", found["over"] == 0, 0, found["over"])
         sound = found["died"] == found["broken"] == found["other"] == 0 and found["none"] < rounds
-        report.gate(f"{processes} processes: all came through", sound, "no error", found)
+        report.gate(f"{processes} processes: all end without an error", sound, "no error", found)
 
 
 def kill(host: Host, report: Report) -> None:
@@ -179,7 +177,7 @@ def kill(host: Host, report: Report) -> None:
             if not host.simulated:  # simulated GPU memory is host memory, slow to fill and free
                 victim.must("bytes 0 1")
             full = survivor.say(f"get alloc {piece}")[0]
-            report.gate("the survivor is refused before", full != OK, "not 0", full)
+            report.gate("the full slice refuses the survivor", full != OK, "not 0", full)
             began = time.monotonic()
             os.kill(victim.pid, signal.SIGKILL)
             marks: dict[str, float] = {}
@@ -201,6 +199,8 @@ def kill(host: Host, report: Report) -> None:
     for name, values in {"quota": quota, "physical": physical, "usable": usable}.items():
         report.figure(name + "_seconds", [round(value, 4) for value in values])
     most = 9 if host.simulated else 1
-    report.gate("the slice has its bytes in time", max(quota) < most, f"< {most} s", f"{max(quota):.3f} s")
-    report.gate("the survivor can take them in time", max(usable) < most, f"< {most} s", f"{max(usable):.3f} s")
-    report.goal("the card has them within a second", max(physical) < 1, "< 1 s", f"{max(physical):.3f} s")
+    report.gate("the victim's bytes are uncharged in time", max(quota) < most, f"< {most} s", f"{max(quota):.3f} s")
+    report.gate(
+        "the survivor can allocate these bytes in time", max(usable) < most, f"< {most} s", f"{max(usable):.3f} s"
+    )
+    report.goal("these bytes are free on the GPU within a second", max(physical) < 1, "< 1 s", f"{max(physical):.3f} s")

@@ -20,7 +20,8 @@ SPREAD = 32  # ratio of the longest to the shortest kernel
 
 
 def _past_the_hooks(host: Host, env: dict[str, str], words: list[str]) -> tuple[dict[str, Any], int, str]:
-    """Runs unseen.py. Returns its figures, its process's usage at the limit seen from outside, and how it was read."""
+    """Runs unseen.py. Returns its figures, the bytes that its process uses at the limit, and the source of this
+    number."""
     python = sys.executable if host.simulated else (torch_python() or sys.executable)
     command = [python, str(PROGRAMS / "unseen.py"), *words, *(["simulated"] if host.simulated else [])]
     before = host.card.memory()["used"]
@@ -54,11 +55,11 @@ def private_context(host: Host, report: Report) -> None:
         found, held, how = _past_the_hooks(host, slice_.env(), words)
         report.figure(name, dict(found, on_card=held, seen_by=how))
         refused = found["refusal"] == OUT_OF_MEMORY
-        report.gate(f"{name}: refused for want of memory", refused, OUT_OF_MEMORY, found["refusal"])
+        report.gate(f"{name}: refused with CUDA_ERROR_OUT_OF_MEMORY", refused, OUT_OF_MEMORY, found["refusal"])
         less = found["granted"] + 64 * MIB <= limit
         report.gate(f"{name}: the context is charged", less, f"<= {limit - 64 * MIB}", found["granted"])
         most = limit + 96 * MIB
-        report.gate(f"{name}: on the card ({how})", held <= most, f"<= {most}", held)
+        report.gate(f"{name}: bytes used on the GPU ({how})", held <= most, f"<= {most}", held)
 
 
 def loader(host: Host, report: Report) -> None:
@@ -78,7 +79,7 @@ def loader(host: Host, report: Report) -> None:
 
 
 def mixed_shares(host: Host, report: Report) -> None:
-    """Shares of one function and grid whose launches take from 50 µs to 1.6 ms, alone and under an arbiter."""
+    """Share of one kernel whose launches take from 50 µs to 1.6 ms, alone and under an arbiter."""
     us, share = 50, 20
     steps = host.program("spin", 0, us, 0, 32, host.folder / "calibration", seconds=60)["steps"]
 
@@ -97,7 +98,7 @@ def mixed_shares(host: Host, report: Report) -> None:
         report.gate(f"{name} alone: no more than {most} %", found.mean() <= most, f"<= {most}", f"{found.mean():.2f}")
         report.goal(f"{name} alone: at least 18 %", found.mean() >= 18, ">= 18", f"{found.mean():.2f}")
     if not host.arbiter.exists():
-        raise Skip("no vgpu-arbiter beside the library")
+        raise Skip("the library's folder has no vgpu-arbiter")
     slices = [host.slice(host.limit(), sm=one) for one in (share, 100 - share)]
     with Arbiter(host, slices):
         found = compute.Run(host, [(us, steps, one.env()) for one in slices], [0.0, 0.0], spread=SPREAD)
@@ -111,7 +112,8 @@ def mixed_shares(host: Host, report: Report) -> None:
 
 
 def capture(host: Host, report: Report) -> None:
-    """A graph captured while the limiter is busy has exactly the program's nodes, with each call that can begin it."""
+    """A graph captured while the limiter is busy has exactly the program's nodes, with each call that begins a
+    capture."""
     native = host.program("capture", env=host.base_env)
     report.figure("without the library", native)
     limited = host.program("capture", env=host.slice(host.limit(), sm=20).env())
@@ -120,7 +122,7 @@ def capture(host: Host, report: Report) -> None:
         report.gate(f"{name}: ends", found["status"] == 0, 0, found["status"])
         report.gate(f"{name}: nodes", found["nodes"] == native[name]["nodes"] == 200, 200, found["nodes"])
         near = found["milliseconds"] < native[name]["milliseconds"] + 50
-        report.gate(f"{name}: is not held back", near, "< 50 ms more", f"{found['milliseconds']:.1f} ms")
+        report.gate(f"{name}: captures without a delay", near, "< 50 ms more", f"{found['milliseconds']:.1f} ms")
     if "again" not in limited:
         report.note("this driver has no cuStreamBeginRecaptureToGraph")
 
@@ -144,4 +146,6 @@ def leave(host: Host, report: Report) -> None:
             )
             said = done.stderr.decode(errors="replace").strip()[-200:] or "silent"
             ends[f"{done.returncode} {said}"] = ends.get(f"{done.returncode} {said}", 0) + 1
-        report.gate(f"{name}: ends as programs do", ends == {"0 silent": rounds}, {"0 silent": rounds}, ends)
+        report.gate(
+            f"{name}: ends with status 0 and no output", ends == {"0 silent": rounds}, {"0 silent": rounds}, ends
+        )

@@ -46,7 +46,7 @@ def shown(host: Host, report: Report) -> None:
         outside = host.card.processes()
         how = "own pid" if hand.pid in outside else "other pids" if outside else "no process"
         report.figure("nvml_process_view", how)
-        report.goal("NVML inside shows this slice's process alone", pids == [str(hand.pid)], [hand.pid], pids)
+        report.goal("NVML inside shows only this slice's process", pids == [str(hand.pid)], [hand.pid], pids)
 
 
 def find_smi() -> Path | None:
@@ -61,7 +61,7 @@ def nvidia_smi(host: Host, report: Report) -> None:
     """NVIDIA's nvidia-smi in a slice."""
     program = find_smi()
     if not program:
-        raise Skip("no nvidia-smi")
+        raise Skip("this host has no nvidia-smi")
     limit = host.limit()
     slice_ = host.slice(limit)
     with Hand(host, slice_.env()) as hand:
@@ -77,14 +77,14 @@ def nvidia_smi(host: Host, report: Report) -> None:
         report.gate("total", abs(numbers[0] - limit / MIB) <= 1, round(limit / MIB, 1), numbers[0])
         near = abs(numbers[1] - charged / MIB) <= 1
         report.gate("used", near, round(charged / MIB, 1), numbers[1])
-        report.gate("free does not wrap", 0 <= numbers[2] <= limit / MIB + 1, f"0..{limit // MIB + 1}", numbers[2])
+        report.gate("free is not negative", 0 <= numbers[2] <= limit / MIB + 1, f"0..{limit // MIB + 1}", numbers[2])
         box = host.run(program, env=slice_.env(), seconds=60)
         report.figure("box", box)
         found = re.search(r"(\d+)MiB\s*/\s*(\d+)MiB", box)
         near = bool(found) and abs(int(found.group(2)) - limit / MIB) <= 1
-        report.gate("the box shows the limit", near, round(limit / MIB, 1), found and found.group(0))
+        report.gate("the table of GPUs shows the limit", near, round(limit / MIB, 1), found and found.group(0))
         report.goal(
-            "the box of processes shows this one",
+            "the table of processes shows the slice's process",
             str(hand.pid) in box,
             hand.pid,
             "there" if str(hand.pid) in box else "not there",
@@ -134,9 +134,9 @@ def pytorch(host: Host, report: Report) -> None:
     """OutOfMemoryError at the limit from each of PyTorch's allocators, and right results below the limit."""
     python = torch_python()
     if not python:
-        raise Skip("no Python with torch")
+        raise Skip("no Python on this host has PyTorch")
     if host.simulated:
-        raise Skip("torch needs a real driver")
+        raise Skip("PyTorch needs a real driver")
     free = host.card.memory()["free"]
     limit = min(12 * GIB, free // 2 // MIB * MIB)
     allocators = {
@@ -153,7 +153,7 @@ def pytorch(host: Host, report: Report) -> None:
         first[name] = found["first_use_seconds"]
     report.figure("first_use_seconds", first)
     near = first["preloaded"] < first["bare"] + 1
-    report.goal("the first use takes less than a second more", near, first["bare"], first["preloaded"])
+    report.goal("preload adds less than 1 s to PyTorch's first use", near, first["bare"], first["preloaded"])
     for name, setting in allocators.items():
         slice_ = host.slice(limit)
         before = host.card.memory()["used"]
@@ -174,14 +174,18 @@ def pytorch(host: Host, report: Report) -> None:
             f"{name}: OutOfMemoryError", found["error"] == "OutOfMemoryError", "OutOfMemoryError", found["error"]
         )
         report.gate(
-            f"{name}: got most of the slice",
+            f"{name}: gets more than 60 % of the slice",
             found["allocated"] > 0.6 * limit,
             f"> {0.6 * limit:.0f}",
             found["allocated"],
         )
-        report.gate(f"{name}: not more than the slice", found["allocated"] <= limit, f"<= {limit}", found["allocated"])
-        report.gate(f"{name}: goes on afterwards", found["again"], True, found["again"])
-        report.gate(f"{name}: a product is right", found["product"], True, found["product"])
-        report.gate(f"{name}: a graph replays right", found["graph"] in (True, "not tried"), True, found["graph"])
+        report.gate(
+            f"{name}: gets no more than the slice", found["allocated"] <= limit, f"<= {limit}", found["allocated"]
+        )
+        report.gate(f"{name}: can allocate after the error", found["again"], True, found["again"])
+        report.gate(f"{name}: a matrix product is right", found["product"], True, found["product"])
+        report.gate(
+            f"{name}: the replay of a graph is right", found["graph"] in (True, "not tried"), True, found["graph"]
+        )
         report.figure(name + "_on_card", [held, how])
-        report.gate(f"{name}: on the card ({how})", held <= limit + 96 * MIB, f"<= {limit + 96 * MIB}", held)
+        report.gate(f"{name}: bytes used on the GPU ({how})", held <= limit + 96 * MIB, f"<= {limit + 96 * MIB}", held)

@@ -15,7 +15,7 @@
  *   lend ID                                         exports an IPC handle of an allocation → status, eight numbers
  *   borrow NUMBERS                                  opens an IPC handle of another process
  *   drop-all                                        frees all allocations, in order
- *   data ID SEED                                    fills by a kernel, reads back → status, wrong words of the checked
+ *   data ID SEED                                    fills by a kernel, reads back → status, number of wrong words
  *   bytes ID                                        fills by cuMemset, which the simulated driver executes too
  *
  * Routes: alloc, pitch, managed, async, pool (a pool of its own), vmm (created, mapped, made accessible), array, mipmap.

@@ -2,8 +2,8 @@
 /*
  * race PROCESSES ROUNDS
  *
- * In every round all processes allocate, at a barrier, two thirds of the free memory, which only one of them can get.
- * Ends with one line of JSON; "over" is the number of rounds in which the driver granted it to more than one.
+ * In every round all processes wait at a barrier and then allocate two thirds of the free memory, so only one can get it.
+ * Ends with one line of JSON; "over" is the number of rounds in which more than one process got the memory.
  */
 #include "gpu.h"
 

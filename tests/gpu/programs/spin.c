@@ -2,11 +2,11 @@
 /*
  * spin SECONDS MICROSECONDS STEPS DEPTH STAMPS [GRAPH [SPREAD]]
  *
- * Launches vgpu_spin without a pause for SECONDS, with at most DEPTH launches waiting, each of STEPS steps on all
- * multiprocessors (MICROSECONDS: what that is meant to take, for the simulated driver). With GRAPH, graphs of so many
- * kernels are launched instead; with SPREAD a launch has up to so many times the steps, equally often from each octave.
- * Prints "ready", begins at a line on standard input, and writes the %globaltimer stamps of every launch to STAMPS: u64
- * count, starts, ends. Ends with one line of JSON.
+ * Launches vgpu_spin without a pause for SECONDS, with at most DEPTH launches waiting. Each launch executes STEPS steps on
+ * all multiprocessors; MICROSECONDS is its duration on the simulated driver. With GRAPH it launches graphs of so many
+ * kernels. With SPREAD a launch has up to SPREAD times the steps, equally often from each octave. The program prints
+ * "ready" and begins at a line on standard input. It writes the %globaltimer stamps of every launch to the file STAMPS:
+ * u64 count, starts, ends. It ends with one line of JSON.
  *
  * With STEPS 0 it measures how many steps take MICROSECONDS, prints the number and ends.
  */

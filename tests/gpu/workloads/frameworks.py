@@ -101,15 +101,15 @@ FRAME = "import json, sys\nslice_mib, found = int(sys.argv[1]), {{}}\n{}\nprint(
 HEAD = """\
 # Frameworks
 
-What was run in a slice on a real GPU, with version, date. Made by `tests/gpu/workloads/frameworks.py --page` from the
-records in `tests/gpu/workloads/runs/`: a framework that was not run has no row, and no row is written by hand.
+Frameworks that ran in a slice on a real GPU. `tests/gpu/workloads/frameworks.py --page` writes this page from the
+records in `tests/gpu/workloads/runs/`. A framework that has not run has no row.
 
-To run what is installed on a node, in a free slice, and make the page anew:
+Run the frameworks that are installed on a node in a free slice, and write the page:
 
     vgpuctl exec -- python3 tests/gpu/workloads/frameworks.py --run --slice-mib 2194 --driver 535.261.03
     python3 tests/gpu/workloads/frameworks.py --page
 
-A use has held when its result is right, no more memory is seen than the slice has, and twice the slice is refused.
+`held`: the result is right, the framework sees no more memory than the slice has, and twice the slice is refused.
 
 | framework | version | GPU | driver | slice MiB | seen MiB | result | date |
 |---|---|---|---|---|---|---|---|
@@ -125,7 +125,7 @@ def outcome(found: dict[str, Any], slice_mib: int) -> str:
     if found.get("total_mib", 0) > slice_mib:
         faults.append(f"sees {found['total_mib']} MiB")
     if found.get("refused") is False:
-        faults.append("was given twice the slice")
+        faults.append("got twice the slice")
     return ", ".join(faults) or "held"
 
 
@@ -138,7 +138,7 @@ def use(name: str, python: str, slice_mib: int) -> dict[str, Any] | None:
         )
     except subprocess.TimeoutExpired:
         return {"version": "?", "result": f"took more than {LIMIT_S} s"}
-    last = (done.stderr.strip().splitlines() or ["no word"])[-1]
+    last = (done.stderr.strip().splitlines() or ["no error text"])[-1]
     if "ModuleNotFoundError" in last:
         return None
     try:
@@ -151,7 +151,7 @@ def use(name: str, python: str, slice_mib: int) -> dict[str, Any] | None:
 def page(records: Sequence[dict[str, Any]]) -> str:
     rows = []
     for one in sorted(records, key=lambda record: (record["framework"].lower(), record["date"])):
-        seen = one.get("total_mib", "not asked")
+        seen = one.get("total_mib", "not queried")
         cells = [one["framework"], one["version"], one.get("gpu", "?"), one["driver"], one["slice_mib"], seen]
         cells += [one["result"], one["date"]]
         rows.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |\n")
@@ -164,11 +164,13 @@ def records_in(folder: Path) -> list[dict[str, Any]]:
 
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
-    parser.add_argument("--run", action="store_true", help="use what is installed, and keep records")
+    parser.add_argument("--run", action="store_true", help="run the installed frameworks and store a record of each")
     parser.add_argument("--page", action="store_true", help="write docs/frameworks.md from the records")
     parser.add_argument("--slice-mib", type=int, default=0, help="memory of this slice, as vgpuctl slices shows it")
     parser.add_argument("--driver", default="", help="version of the host's driver")
-    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument(
+        "--python", default=sys.executable, help="Python that has the frameworks (default: %(default)s)"
+    )
     parser.add_argument("--runs", type=Path, default=RUNS, help="folder of the records (default: %(default)s)")
     given = parser.parse_args(words)
     if given.run == given.page:
@@ -177,7 +179,7 @@ def main(words: Sequence[str] | None = None) -> int:
         PAGE.write_text(page(records_in(given.runs)))
         return 0
     if given.slice_mib < 1 or not given.driver:
-        parser.error("--run: expected --slice-mib and --driver, for a record without them says nothing")
+        parser.error("--run: expected --slice-mib and --driver, which every record needs")
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     records = []
     for name in PROGRAMS:

@@ -40,11 +40,13 @@ def look(python: str, device: str) -> dict[str, Any]:
     """Returns what PyTorch reports of its version and GPU. Raises Refused if PyTorch is missing or sees no GPU."""
     done = subprocess.run([python, "-c", ASK], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["no word"])[-1]
+        said = (done.stderr.strip().splitlines() or ["no error text"])[-1]
         raise table.Refused(f"{python} cannot use PyTorch ({said}); name another with --python")
     found = dict(json.loads(done.stdout.splitlines()[-1]))
     if device == "cuda" and not found["cuda"]:
-        raise table.Refused(f"PyTorch {found['torch']} sees no GPU here; in a pod: does it ask for nvidia.com/gpu?")
+        raise table.Refused(
+            f"PyTorch {found['torch']} sees no GPU here; in a pod check that it requests nvidia.com/gpu"
+        )
     if device == "cuda" and found["visible"] != 1:
         raise table.Refused(f"{found['visible']} GPUs are visible; set CUDA_VISIBLE_DEVICES=0 so that one is measured")
     if device != "cuda":
@@ -122,23 +124,29 @@ def keep(out: str, name: str, value: Any) -> None:
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     summary = (__doc__ or "").split("\n\n", maxsplit=1)[0]
     parser = argparse.ArgumentParser(description=summary)
-    parser.add_argument("--label", default="", help="what this is: whole, slice, oversold, …; names the file")
-    parser.add_argument("--out", default="results", help="folder; - prints the result (default: %(default)s)")
-    parser.add_argument("--rows", default="", metavar="1.1,5.2", help="these alone (default: all ten)")
-    parser.add_argument("--seconds", type=float, default=20, help="of measuring, each row (default: %(default)s)")
-    parser.add_argument("--half", action="store_true", help="mixed precision")
-    parser.add_argument("--python", default=sys.executable, help="a Python with torch (default: this one)")
+    parser.add_argument("--label", default="", help="name of the result and its file, such as whole, slice or oversold")
+    parser.add_argument(
+        "--out", default="results", help="folder of the result; - prints the result (default: %(default)s)"
+    )
+    parser.add_argument("--rows", default="", metavar="1.1,5.2", help="run only these rows (default: all ten)")
+    parser.add_argument(
+        "--seconds", type=float, default=20, help="how long each row is measured (default: %(default)s)"
+    )
+    parser.add_argument("--half", action="store_true", help="use mixed precision")
+    parser.add_argument("--python", default=sys.executable, help="Python that has PyTorch (default: %(default)s)")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--smoke", action="store_true", help="small rows: shows that they run, measures nothing")
-    parser.add_argument("--compare", nargs="+", type=Path, metavar="FILE", help="results to lay beside each other")
-    parser.add_argument("--baseline", default="whole", help="label that the others are parts of (default: %(default)s)")
+    parser.add_argument("--smoke", action="store_true", help="run small rows; this shows only that they run")
+    parser.add_argument("--compare", nargs="+", type=Path, metavar="FILE", help="compare these results with each other")
+    parser.add_argument(
+        "--baseline", default="whole", help="label of the result that the others are divided by (default: %(default)s)"
+    )
     given = parser.parse_args(words)
     if not given.compare and not given.label:
         parser.error("expected --label NAME for a run, or --compare FILE…")
     if given.label and not all(one.isalnum() or one in "-_." for one in given.label):
         parser.error(f'--label: expected letters, digits, "-", "_", ".", found "{given.label}"')
     if given.device == "cpu" and not given.smoke and not given.compare:
-        parser.error("--device cpu: only with --smoke; a CPU's figures say nothing of a GPU")
+        parser.error("--device cpu: only with --smoke, because results of a CPU are not comparable")
     return given
 
 

@@ -48,7 +48,7 @@ def chosen(ids: str) -> list[Row]:
     known = {row.id: row for row in ROWS}
     unknown = [one for one in wanted if one not in known]
     if unknown:
-        raise Refused(f"no row is named {', '.join(unknown)}; there are {', '.join(known)}")
+        raise Refused(f"no row is named {', '.join(unknown)}; expected one of {', '.join(known)}")
     return [known[one] for one in wanted] if wanted else list(ROWS)
 
 
@@ -67,14 +67,14 @@ def ratios(results: Sequence[dict[str, Any]], baseline: str) -> list[dict[str, A
     by_label: dict[str, dict[str, Any]] = {}
     for one in results:
         if one.get("format") != FORMAT:
-            raise Refused(f"a result is of format {one.get('format')!r}; this program reads {FORMAT}: measure again")
+            raise Refused(f"a result has format {one.get('format')!r}, expected {FORMAT}; measure again")
         if one["smoke"]:
             raise Refused(f'"{one["label"]}" is a smoke run (--smoke): small rows, whose figures mean nothing')
         if one["label"] in by_label:
             raise Refused(f'two results are labelled "{one["label"]}"; give each run a --label of its own')
         by_label[one["label"]] = one
     if baseline not in by_label:
-        raise Refused(f'no result is labelled "{baseline}"; there are {", ".join(by_label) or "none"}')
+        raise Refused(f'no result is labelled "{baseline}", found {", ".join(by_label) or "none"}')
     whole = by_label.pop(baseline)
     if not by_label:
         raise Refused(f'there is nothing to compare "{baseline}" with; measure in a slice too')

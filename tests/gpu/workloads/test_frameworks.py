@@ -15,6 +15,7 @@ import pytest
 GOOD = {"right": True, "total_mib": 2194, "refused": True}
 
 
+# columns: what a framework's program printed, expected outcome in a slice of 2194 MiB
 @pytest.mark.parametrize(
     ("found", "result"),
     [
@@ -23,7 +24,7 @@ GOOD = {"right": True, "total_mib": 2194, "refused": True}
         ({**GOOD, "right": False}, "wrong result"),
         ({}, "wrong result"),
         ({**GOOD, "total_mib": 15360}, "sees 15360 MiB"),
-        ({**GOOD, "refused": False}, "was given twice the slice"),
+        ({**GOOD, "refused": False}, "got twice the slice"),
     ],
 )
 def test_outcome_of_a_record(found: dict[str, Any], result: str) -> None:
@@ -32,7 +33,7 @@ def test_outcome_of_a_record(found: dict[str, Any], result: str) -> None:
 
 def test_page_is_generated_from_the_records() -> None:
     assert frameworks.PAGE.read_text() == frameworks.page(frameworks.records_in(frameworks.RUNS)), (
-        "docs/frameworks.md has rows without a record, or is old: tests/gpu/workloads/frameworks.py --page"
+        "docs/frameworks.md differs from the records: run tests/gpu/workloads/frameworks.py --page"
     )
 
 
@@ -54,14 +55,14 @@ def test_programs_that_ran_get_a_record(
     runs = tmp_path / "runs"
     words = ["--run", "--slice-mib=2194", "--driver=535.261.03", f"--python={sys.executable}", f"--runs={runs}"]
     assert frameworks.main(words) == 1
-    assert capsys.readouterr().out == "Good: held\nGreedy: was given twice the slice\nMissing: not installed\n"
+    assert capsys.readouterr().out == "Good: held\nGreedy: got twice the slice\nMissing: not installed\n"
     records = frameworks.records_in(runs)
     assert [(one["framework"], one["result"]) for one in records] == [
         ("Good", "held"),
-        ("Greedy", "was given twice the slice"),
+        ("Greedy", "got twice the slice"),
     ]
     text = frameworks.page(records)
-    assert "| Good | 1 | T4 | 535.261.03 | 2194 | not asked | held |" in text
+    assert "| Good | 1 | T4 | 535.261.03 | 2194 | not queried | held |" in text
     assert "Missing" not in text and "No framework" not in text
     assert "No framework has been run" in frameworks.page([])
     assert json.loads(next(runs.glob("*.json")).read_text()) == records

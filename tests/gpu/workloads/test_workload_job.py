@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""job.yaml against the API's own types, as the Kubernetes client has them from the OpenAPI document of the API server:
-no field that the API does not know, no value of another type, none that is required and missing.
+"""Checks job.yaml against the types of the Kubernetes client, which come from the API server's OpenAPI document.
+
+Each field must be known and have the right type, and no required field may be missing.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def build(kind: str, value: Any, path: str) -> Any:
         return {name: build(mapped[1], one, f"{path}.{name}") for name, one in value.items()}
     if kind in PLAIN:
         if kind == "str" and ".limits." in path and isinstance(value, int):
-            return str(value)  # a quantity may be a number in the API, but not in the client's type
+            return str(value)  # the API accepts a number as a quantity, but the client's type is str
         if not isinstance(value, PLAIN[kind]) or (isinstance(value, bool) and kind != "bool"):
             raise ValueError(f"{path}: expected {kind}, found {value!r}")
         return value
@@ -67,6 +68,7 @@ def test_job_is_valid_for_the_api() -> None:
     assert {mount.name for mount in made.spec.template.spec.containers[0].volume_mounts} <= set(names)
 
 
+# columns: path of a field in job.yaml, invalid value, words of the error message
 @pytest.mark.parametrize(
     ("place", "value", "words"),
     [

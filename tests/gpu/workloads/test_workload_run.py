@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""run.py without a GPU: refusals, rows that die, results and their comparison. torch is a test double."""
+"""run.py without a GPU: refusals, rows whose process dies, results and their comparison. torch is a test double."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import yaml
 
 HERE = Path(__file__).resolve().parent
 
+# Test double of the module torch: one version, no GPU or some number of GPUs.
 DOUBLE = """
 import sys
 class version: cuda = {cuda!r}
@@ -30,7 +31,7 @@ class cuda:
     def device_count(): return {count}
 __version__ = "0"
 """
-# Behaviours of measure.py's test double for a row.
+# Behaviour → code of the test double that replaces measure.py.
 ENDS = {
     "done": 'print(\'{"status": "done", "items_per_s": 4.0}\')',
     "dies": "import os; os.abort()",

@@ -63,6 +63,7 @@ def other_batch() -> dict[str, Any]:
     return found
 
 
+# columns: results that are compared with the baseline, words of the refusal
 @pytest.mark.parametrize(
     ("others", "words"),
     [
@@ -82,7 +83,7 @@ def test_results_that_are_not_comparable_are_refused(others: list[dict[str, Any]
 
 
 def test_missing_baseline_is_refused() -> None:
-    with pytest.raises(table.Refused, match='no result is labelled "whole"; there are slice'):
+    with pytest.raises(table.Refused, match='no result is labelled "whole", found slice'):
         table.ratios([result("slice", 1.0)], "whole")
 
 
@@ -95,7 +96,7 @@ def test_rows_are_chosen_by_id(ids: str, found: list[str]) -> None:
 
 
 def test_unknown_row_id_is_refused() -> None:
-    with pytest.raises(table.Refused, match=r"no row is named 6\.1; there are 1\.1, "):
+    with pytest.raises(table.Refused, match=r"no row is named 6\.1; expected one of 1\.1, "):
         table.chosen("1.1,6.1")
 
 

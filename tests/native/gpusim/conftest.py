@@ -49,9 +49,9 @@ class Program:
     def receive(self) -> object:
         assert self.process.stdout
         ready, _unused, _unused = select.select([self.process.stdout], [], [], 60)
-        assert ready, f"program {self.pid}: no answer within a minute"
+        assert ready, f"program {self.pid} did not answer within a minute"
         line = self.process.stdout.readline()
-        assert line, f"program {self.pid} ended: {self.process.wait()}"
+        assert line, f"program {self.pid} ended with {self.process.wait()} instead of an answer"
         answer = json.loads(line)
         assert "error" not in answer, answer["error"]
         return answer["value"]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small CUDA program for the tests: evaluates one Python expression a line with the driver API (`cu`), and
-answers with one line of JSON. Ends with its input."""
+"""A small CUDA program for the tests. It reads a line of Python (an expression or statements) that uses the driver API
+as `cu`, executes it, and answers with one line of JSON. It ends when its input ends."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Driver:
         self.cuInit(0)
         context = PTR()
         for result in (self.private.primary_retain(ctypes.byref(context), device), self.private.set_current(context)):
-            assert result == 0, f"private function: {result}"
+            assert result == 0, f"a function of the private table returned {result}"
         return context.value
 
     def background(self, call) -> None:

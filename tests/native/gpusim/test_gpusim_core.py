@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shared state: profiles, processes that die at a critical moment, and faults."""
+"""The shared state of the simulated host: profiles, processes that die at a critical moment, and faults.
+
+Strings with ``cu`` are Python statements that cuda_program.py executes; its answer is the value, mostly a CUresult.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +39,7 @@ def test_models(make_host, model):
     assert len({g["uuid"] for g in gpus}) == len({g["pci"] for g in gpus}) == len({g["minor"] for g in gpus}) == 3
 
 
+# Profile with an error → parts of the error message.
 BAD_PROFILES = {
     "[gpu]\nmodel = T5\n": ("host.profile:2: model: expected one of T4, ", 'found "T5"'),
     "[gpu]\ncount = 2\n": ("expected a model",),
@@ -132,7 +136,9 @@ def test_kills_at_any_moment(host, tmp_path):
     for _unused in range(60):
         time.sleep(choice.random() * 0.02)
         victim = running.pop(choice.randrange(len(running)))
-        assert victim.poll() is None, f"churn ended by itself: {victim.returncode}"
+        assert victim.poll() is None, (
+            f"the program churn must run until it is killed, but ended with {victim.returncode}"
+        )
         victim.kill()
         victim.wait()
         survivor.ask("cu.launch(k, times=3); cu.cuCtxSynchronize(); p = cu.alloc(1 << 20); cu.cuMemFree_v2(p)")
@@ -157,12 +163,12 @@ def test_fallen_off_the_bus(host):
     a.ask("cu.context(); k = cu.kernel('inf'); cu.launch(k); e = cu.event()")
     a.send("cu.raw('cuEventSynchronize', e)")
     host.ctl("fall-off", "0")
-    assert a.receive() == 999, "a waiting call must return"
+    assert a.receive() == 999, "a call that waits for the lost GPU must return an error"
     assert a.ask("cu.try_alloc(1)") == 999
     assert a.ask("cu.raw('cuCtxCreate_v2', ctypes.byref(PTR()), 0, 0)") == 46
     assert host.start().ask("cu.raw('cuInit', 0)") == 100
     host.ctl("recover", "0")
-    assert a.ask("cu.try_alloc(1)") == 999, "a broken context stays broken"
+    assert a.ask("cu.try_alloc(1)") == 999, "a context of the lost GPU stays unusable after the recovery"
     assert host.start().ask("cu.context() and cu.try_alloc(1)") == 0
 
 
@@ -184,7 +190,9 @@ def test_pids_are_those_of_the_readers_namespace(host):
     b = host.start()
     b.ask("cu.context()")
     seen = json.loads(a.ask(look))
-    assert [p["pid"] for p in seen["gpus"][0]["processes"]] == [1, 0], "a process outside is not visible inside"
+    assert [p["pid"] for p in seen["gpus"][0]["processes"]] == [1, 0], (
+        "inside a PID namespace the pid of a process outside must be 0"
+    )
 
 
 def test_state_of_another_build_is_created_again_when_unused(host):

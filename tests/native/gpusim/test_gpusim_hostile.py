@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Permitted but difficult behaviours of a driver: each behaviour of the profile's key `hostile`, on and off, and the
-context that comes by the private table."""
+"""Permitted but difficult behaviours of a driver: each behaviour of the profile's key `hostile`, on and off, and a
+context that a program creates through the private function table.
+
+Strings with ``cu`` are Python statements that cuda_program.py executes; its answer is the value, mostly a CUresult.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ def test_context_by_the_private_table(hostile):
     a.ask("cu.launch(cu.kernel(10)) or cu.cuCtxSynchronize()")
     assert a.ask("cu.out(PTR, 'cuDevicePrimaryCtxRetain', 0)") == unseen
     a.ask("cu.cuDevicePrimaryCtxRelease_v2(0)")
-    assert host.usage()["used"] >= 101 * MIB, "the private retain counts"
+    assert host.usage()["used"] >= 101 * MIB, "the retain through the private table must keep the context"
     assert a.ask("cu.private.primary_release(0)") == 0
     assert host.usage()["used"] == 0
 
@@ -61,7 +64,9 @@ def test_other_private_tables_are_not_supported(hostile, table):
 
 # ---- context-lock --------------------------------------------------------------------------------------------------
 
+# Code whose load takes 900 ms.
 SLOW = ".gpusim kernel k 1\\n.gpusim bytes 1000\\n.gpusim load 900\\n"
+# Case → driver call that holds the lock of the context `first` for up to 0.9 s.
 HOLDERS = {
     "load": f"cu.module('{SLOW}')",
     "drain": "cu.cuCtxSynchronize()",
@@ -70,6 +75,7 @@ HOLDERS = {
     "lazy": "cu.out(PTR, 'cuModuleGetFunction', slow, b'k')",
     "kernel": "cu.launch(kernel)",
 }
+# Calls of another thread that use the same context.
 OTHERS = {
     "cu.alloc(MIB)",
     "cu.launch(short)",
@@ -119,6 +125,7 @@ def test_other_calls_do_not_wait_without_context_lock(hostile, holder):
 # ---- callbacks -----------------------------------------------------------------------------------------------------
 
 MODULE, LIBRARY, CONTEXT = 1, 2, 3
+# Driver call → the event that the driver reports to the tool inside this call.
 CALLS = {
     "cu.context()": CONTEXT,
     "cu.out(PTR, 'cuDevicePrimaryCtxRetain', 0)": CONTEXT,
@@ -245,7 +252,7 @@ def test_event_of_an_ended_capture_invalidates_no_other_capture(hostile):
 @pytest.mark.parametrize("free", ["cu.cuMemFree_v2(pointer)", "cu.cuMemFreeHost(page)"])
 @pytest.mark.parametrize("what, waits", [("waiting-frees", True), ("", False)])
 def test_frees_wait_for_the_whole_device(hostile, what, waits, free):
-    """The work is another context's, of the same GPU."""
+    """The free waits for a kernel of another context on the same GPU."""
     a = hostile(what).start()
     a.ask("cu.context(); cu.launch(cu.kernel(900000), cu.stream(1))")
     a.ask("cu.context(); pointer = cu.alloc(MIB); page = cu.out(PTR, 'cuMemHostAlloc', MIB, 0)")
@@ -273,6 +280,7 @@ def test_sizes_are_rounded_up(hostile, what, charged):
 # ---- new calls of CUDA 13.5 ------------------------------------------------------------------------------------------
 
 NEWER = BUILD.parent / "gpusim-615" / "libcuda.so.1"
+# Statements that look a function up by name and version, and that make the result callable.
 LOOK_UP = "f = PTR(); cu.cuGetProcAddress(b'{0}', ctypes.byref(f), {1}, 0)"
 CALL = "f = ctypes.CFUNCTYPE(ctypes.c_int, PTR, PTR, PTR, PTR, PTR)(f.value)"
 

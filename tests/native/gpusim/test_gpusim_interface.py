@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of libcuda: exports, cuGetProcAddress, and the GPUs that a process sees."""
+"""The interface of libcuda: exports, cuGetProcAddress, and the GPUs that a process sees.
+
+Strings with ``cu`` are Python statements that cuda_program.py executes; its answer is the value, mostly a CUresult.
+"""
 
 from __future__ import annotations
 
@@ -113,6 +116,7 @@ def test_unimplemented_functions_return_not_supported(host):
 
 FOUR = "".join(f"[gpu]\nmodel = T4\nuuid = GPU-{i}{i}{i}{i}0000-0000-0000-0000-000000000000\n" for i in "aabc")
 FOUR = FOUR.replace("GPU-aaaa0000", "GPU-aaaa1111", 1)
+# CUDA_VISIBLE_DEVICES → GPUs of the host that the process sees, in its order.
 VISIBLE = {
     None: [0, 1, 2, 3],
     "": [],
@@ -151,6 +155,7 @@ def test_visible_devices(make_host, visible):
 
 
 MIXED = "".join(f"[gpu]\nmodel = {model}\n" for model in ("T4", "V100-16GB", "A100-40GB"))
+# columns: environment, models of the GPUs in the order in which the process sees them
 ORDERS = [
     ({}, ["A100", "T4", "V100"]),
     ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, ["A100", "T4", "V100"]),
@@ -175,6 +180,7 @@ def test_device_nodes_can_be_required(make_host):
     assert host.start().ask("cu.raw('cuInit', 0)") == 100
 
 
+# Number of a CUdevice_attribute → value on a T4.
 ATTRIBUTES = {1: 1024, 10: 32, 16: 40, 33: 0x1B, 75: 7, 76: 5, 39: 1024, 41: 1, 83: 1, 97: 65536, 102: 1, 115: 1}
 
 
@@ -184,7 +190,9 @@ def test_attributes(host):
     for attribute, expected in ATTRIBUTES.items():
         assert a.ask(f"cu.out(ctypes.c_int, 'cuDeviceGetAttribute', {attribute}, 0)") == expected
     known = a.ask("[i for i in range(1, 135) if cu.raw('cuDeviceGetAttribute', ctypes.byref(v), i, 0) == 0]")
-    assert sorted(set(range(1, 135)) - set(known)) == [128, 133], "numbers that CUDA 12.2 does not define"
+    assert sorted(set(range(1, 135)) - set(known)) == [128, 133], (
+        "only the numbers that CUDA 12.2 does not define may be refused"
+    )
     assert a.ask("cu.raw('cuDeviceGetAttribute', ctypes.byref(v), 1, 1)") == 101
     assert a.ask("cu.raw('cuDeviceGetAttribute', ctypes.byref(v), 1000, 0)") == 1
 

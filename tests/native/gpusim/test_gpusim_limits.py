@@ -2,6 +2,7 @@
 """Memory limits of control groups (driver 615) in real groups of version 2: NVML's calls, both backends, faults.
 
 Tests set and read limits by nvidia-ml-py, and check them by the memory that a program of the group can allocate.
+Strings with ``cu`` are Python statements that cuda_program.py executes; result 2 is CUDA_ERROR_OUT_OF_MEMORY.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ CONTEXT = 100 * MIB
 LIBRARY = BUILD.parent / "gpusim-615"
 PROFILE = "driver_version = 615.71.09\ncuda_version = 13.5\nmemacct = {}\ncgroup_root = {}\n"
 GPU = "[gpu]\nmodel = T4\ncontext_mib = 100\ncount = 2\n"
+# Program that sets and reads limits. It prints the limits and the current use, or the error code, of each call.
 ASK = """
 import json, sys
 from pynvml import *
@@ -42,7 +44,7 @@ print(json.dumps(answers))
 
 
 class Limited:
-    """A simulated host of 615 whose programs are put into groups."""
+    """A simulated host with driver 615. Its programs run in control groups."""
 
     def __init__(self, host, root):
         self.host, self.root = host, root
@@ -218,6 +220,8 @@ def test_limit_below_the_used_memory(limited, group, backend, more, answer, limi
     assert a.ask("cu.try_alloc(MIB)") == (0 if limit == 1000 else 2)
 
 
+# columns: backend, (call, GPU, group, soft limit, hard limit), return code (None: success)
+# G: the test's group. R: the root group.
 ERRORS = [
     ("misc", ("set", 0, "G", 2 * MIB, MIB), pynvml.NVML_ERROR_INVALID_ARGUMENT),
     ("misc", ("set", 0, "G", 0, 15361 * MIB), pynvml.NVML_ERROR_INVALID_ARGUMENT),

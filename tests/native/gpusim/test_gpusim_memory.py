@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory is accounted per process. The expected values come from the shared state, read by gpusimctl."""
+"""Memory is accounted per process. The expected values come from the shared state, read by gpusimctl.
+
+Strings with ``cu`` are Python statements that cuda_program.py executes; its answer is the value, mostly a CUresult.
+"""
 
 from __future__ import annotations
 
@@ -146,16 +149,20 @@ def test_physical_memory_lives_until_unmapped_and_released(host):
     assert held(host, a)["memory"] == 4 * MIB
     a.ask("v = cu.out(U64, 'cuMemAddressReserve', 2 * size, 0, 0, 0); cu.cuMemMap(v, size, 0, h, 0)")
     a.ask("cu.cuMemRelease(h)")
-    assert held(host, a)["memory"] == 4 * MIB, "a live mapping keeps the memory"
+    assert held(host, a)["memory"] == 4 * MIB, "the mapping must keep the memory after the release of the handle"
     a.ask("data = bytes(range(256)) * 16")
-    assert a.ask("cu.raw('cuMemcpyHtoD_v2', v, data, len(data))") == 1, "no access before cuMemSetAccess"
+    assert a.ask("cu.raw('cuMemcpyHtoD_v2', v, data, len(data))") == 1, (
+        "an access before cuMemSetAccess must be refused"
+    )
     a.ask("acc = (ctypes.c_uint32 * 3)(1, 0, 3); cu.cuMemSetAccess(v, size, acc, 1); cu.write(v + 5, data)")
     assert a.ask("cu.read(v + 5, len(data)) == data.hex()") is True
     assert a.ask("cu.raw('cuMemFree_v2', v)") == 1
     a.ask("cu.cuMemUnmap(v, size)")
     assert held(host, a)["memory"] == 0
     a.ask("cu.cuMemAddressFree(v, 2 * size)")
-    assert a.ask("cu.raw('cuMemCreate', ctypes.byref(U64()), 4096, prop, 0)") == 1, "2 MiB granularity"
+    assert a.ask("cu.raw('cuMemCreate', ctypes.byref(U64()), 4096, prop, 0)") == 1, (
+        "a size below the granularity of 2 MiB must be refused"
+    )
 
 
 def test_external_memory_lives_until_destroyed_and_freed(host):
@@ -164,18 +171,22 @@ def test_external_memory_lives_until_destroyed_and_freed(host):
     a.ask("h = cu.out(U64, 'cuMemCreate', size, prop, 0)")
     a.ask("fd = cu.out(ctypes.c_int, 'cuMemExportToShareableHandle', h, 1, 0)")
     a.ask("what = (ctypes.c_uint64 * 13)(1, fd, 0, 2 * size)")
-    assert a.ask("cu.raw('cuImportExternalMemory', ctypes.byref(PTR()), what)") == 1, "larger than the exported memory"
+    assert a.ask("cu.raw('cuImportExternalMemory', ctypes.byref(PTR()), what)") == 1, (
+        "an import beyond the exported size must fail"
+    )
     a.ask("what[3] = size; e = cu.out(PTR, 'cuImportExternalMemory', what)")
     a.ask(
         "part = (ctypes.c_uint64 * 11)(2 * MIB, 2 * MIB); v = cu.out(U64, 'cuExternalMemoryGetMappedBuffer', e, part)"
     )
     a.ask("cu.write(v, b'x' * 8); cu.cuMemRelease(h)")
-    assert host.usage()["used"] == CONTEXT + 4 * MIB, "the import keeps the memory after the handle's release"
+    assert host.usage()["used"] == CONTEXT + 4 * MIB, "the import must keep the memory after the release of the handle"
     a.ask("cu.cuDestroyExternalMemory(e)")
-    assert (a.ask("cu.read(v, 8)"), host.usage()["used"]) == ("78" * 8, CONTEXT + 4 * MIB), "kept by the buffer"
+    assert (a.ask("cu.read(v, 8)"), host.usage()["used"]) == ("78" * 8, CONTEXT + 4 * MIB), (
+        "the buffer must keep memory and data"
+    )
     a.ask("cu.cuMemFree_v2(v)")
     assert host.usage()["used"] == CONTEXT
-    assert a.ask("cu.raw('cuMemFree_v2', v)") == 1, "second free"
+    assert a.ask("cu.raw('cuMemFree_v2', v)") == 1, "a second free must be refused"
 
 
 def test_pool_keeps_memory_up_to_its_threshold(host):
@@ -183,7 +194,7 @@ def test_pool_keeps_memory_up_to_its_threshold(host):
     a.ask("cu.context(); pool = cu.out(PTR, 'cuDeviceGetDefaultMemPool', 0)")
     a.ask("cu.cuMemPoolSetAttribute(pool, 4, ctypes.byref(U64(6 * MIB)))")
     a.ask("p = cu.out(U64, 'cuMemAllocAsync', 10 * MIB, 0); cu.cuMemFreeAsync(p, 0); k = cu.kernel(1); cu.launch(k)")
-    assert held(host, a)["memory"] == 10 * MIB, "no synchronisation yet"
+    assert held(host, a)["memory"] == 10 * MIB, "freed memory must stay in the pool until a synchronisation"
     a.ask("cu.cuCtxSynchronize()")
     assert held(host, a)["memory"] == 6 * MIB
     a.ask("cu.cuMemPoolTrimTo(pool, 0)")
@@ -229,7 +240,9 @@ def test_full_device_refuses_the_next_byte(host):
     assert a.ask(f"cu.try_alloc({rest - 1})") == 0
     assert b.ask("cu.try_alloc(2)") == 2
     assert b.ask("cu.try_alloc(1)") == 0
-    assert b.ask("cu.raw('cuCtxCreate_v2', ctypes.byref(PTR()), 0, 0)") == 2, "no room for a context"
+    assert b.ask("cu.raw('cuCtxCreate_v2', ctypes.byref(PTR()), 0, 0)") == 2, (
+        "a context that does not fit must be refused"
+    )
     assert host.usage()["free"] == 0
 
 
@@ -302,11 +315,13 @@ def test_data_is_kept_and_invalid_addresses_are_refused(host):
     assert a.ask("cu.read(p, 1000) == x.hex() and cu.read(q, 3 * MIB) == y.hex()") is True
     a.ask("cu.cuMemcpyDtoD_v2(q + 100, p, 1000); cu.cuMemsetD8_v2(p, 0xab, 500)")
     assert a.ask("cu.read(q + 100, 1000) == x.hex() and cu.read(p, 1000) == ('ab' * 500 + x[500:].hex())") is True
-    assert a.ask("cu.raw('cuMemcpyHtoD_v2', p, x + b'1', 1001)") == 1, "copy beyond the end of the block"
-    assert a.ask("cu.raw('cuMemFree_v2', p + 512)") == 1, "free inside a block"
+    assert a.ask("cu.raw('cuMemcpyHtoD_v2', p, x + b'1', 1001)") == 1, (
+        "a copy beyond the end of the block must be refused"
+    )
+    assert a.ask("cu.raw('cuMemFree_v2', p + 512)") == 1, "a free of an address inside a block must be refused"
     a.ask("cu.cuMemFree_v2(p)")
-    assert a.ask("cu.raw('cuMemcpyHtoD_v2', p, x, 1000)") == 1, "copy to freed memory"
-    assert a.ask("cu.raw('cuMemFree_v2', p)") == 1, "second free"
+    assert a.ask("cu.raw('cuMemcpyHtoD_v2', p, x, 1000)") == 1, "a copy to freed memory must be refused"
+    assert a.ask("cu.raw('cuMemFree_v2', p)") == 1, "a second free must be refused"
 
 
 def test_graph_memory(host):
@@ -349,7 +364,7 @@ def test_ipc_event_works_in_the_importing_process(make_host):
     a.ask("cu.cuIpcGetEventHandle(h, e)")
     b.ask("cu.context(); H = type('H', (ctypes.Structure,), {'_fields_': [('b', ctypes.c_ubyte * 64)]})")
     b.ask(f"f = cu.out(PTR, 'cuIpcOpenEventHandle', H.from_buffer_copy(bytes.fromhex('{a.ask('bytes(h).hex()')}')))")
-    assert b.ask("cu.raw('cuEventQuery', f)") == 0, "an event that was never recorded is complete"
+    assert b.ask("cu.raw('cuEventQuery', f)") == 0, "an event that was never recorded must count as complete"
     a.ask("cu.launch(k); cu.cuEventRecord(e, 0)")
     assert b.ask("cu.raw('cuEventQuery', f)") == 600
     b.ask("s = cu.stream(1); cu.cuStreamWaitEvent(s, f, 0); m = cu.kernel(10, 1); cu.launch(m, s)")
@@ -361,4 +376,4 @@ def test_ipc_event_works_in_the_importing_process(make_host):
     assert b.ask("cu.raw('cuEventQuery', f)") == 600
     a.kill()
     host.usage()
-    assert b.ask("cu.raw('cuEventQuery', f)") == 0, "the event of a killed process is complete"
+    assert b.ask("cu.raw('cuEventQuery', f)") == 0, "the event of a killed process must count as complete"

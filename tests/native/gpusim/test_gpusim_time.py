@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time on the virtual clock: figures are exact and no test waits in real time. Kernels take their declared time."""
+"""Time on the virtual clock: figures are exact and no test waits in real time. Kernels take their declared time.
+
+Strings with ``cu`` are Python statements that cuda_program.py executes; its answer is the value, mostly a CUresult.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,9 @@ def host(make_host):
 def test_kernels_take_their_declared_time(host):
     a = host.start()
     a.ask("cu.context(); k = cu.kernel(250); s = cu.event(); cu.launch(k, times=8); e = cu.event()")
-    assert a.ask("cu.raw('cuEventQuery', e)") == 600, "the clock stops while no process waits"
+    assert a.ask("cu.raw('cuEventQuery', e)") == 600, (
+        "the kernels must not run yet, because the clock stops while no process waits"
+    )
     a.ask("cu.cuEventSynchronize(e)")
     assert a.ask("cu.elapsed(s, e)") == pytest.approx(2.0, abs=0.001)
     log = host.log()
@@ -33,15 +38,15 @@ def test_kernels_take_their_declared_time(host):
     assert [(p["kernels"], p["share"]) for p in log["processes"]] == [(8, 1.0)]
 
 
-# columns: kernels as (SMs, stream), time in ms until all are done. Each kernel takes 1 ms; the GPU has 40 SMs.
+# columns: case, kernels as (SMs, stream), time in ms until all are done. Each kernel takes 1 ms; the GPU has 40 SMs.
 ORDER = {
     "one stream": ([(10, "a"), (10, "a")], 2.0),
     "two streams that fit": ([(20, "a"), (20, "b")], 1.0),
-    "the second gets a third of its SMs, then all": ([(30, "a"), (30, "b")], 1 + 2 / 3),
+    "the second kernel gets a third of its SMs, then all": ([(30, "a"), (30, "b")], 1 + 2 / 3),
     "all SMs": ([(0, "a"), (0, "b")], 2.0),
-    "legacy stream waits and is waited for": ([(1, "a"), (1, 0), (1, "b")], 3.0),
-    "a non-blocking stream does not know it": ([(1, 0), (1, "n")], 1.0),
-    "per-thread default stream is a blocking one": ([(1, 2), (1, 1)], 2.0),
+    "the legacy stream waits for other streams, and they wait for it": ([(1, "a"), (1, 0), (1, "b")], 3.0),
+    "a non-blocking stream does not wait for the legacy stream": ([(1, 0), (1, "n")], 1.0),
+    "the legacy stream waits for the per-thread default stream": ([(1, 2), (1, 1)], 2.0),
 }
 
 
@@ -126,7 +131,7 @@ def test_two_processes_share_by_time_slices(host, first, second):
         mine = [i for i in kernels if i["pid"] == program.pid]
         assert sum(i["end"] - i["start"] for i in mine) == cost * 1000 * times
     for one, two in zip(log["intervals"], log["intervals"][1:], strict=False):
-        assert one["end"] <= two["start"], "the GPU runs one kernel at a time"
+        assert one["end"] <= two["start"], "the log must not have two intervals at the same time"
 
 
 def test_idle_process_costs_its_neighbour_nothing(make_host):
@@ -151,7 +156,7 @@ def test_killed_process_stops_running(host):
     a.ask("cu.launch(k)")
     a.kill()
     b.ask("s = cu.event(); cu.launch(k, times=5); e = cu.event(); cu.cuEventSynchronize(e)")
-    assert b.ask("cu.elapsed(s, e)") < 17, "ended by the next check for dead processes"
+    assert b.ask("cu.elapsed(s, e)") < 17, "the killed process's kernel must end at the next check for dead processes"
 
 
 def test_jitter_spreads_evenly_around_the_declared_cost(make_host):
@@ -167,7 +172,9 @@ def test_jitter_spreads_evenly_around_the_declared_cost(make_host):
     again.ask("cu.context(); k = cu.kernel(1000); ev = [cu.event()]")
     again.ask("for _ in range(200): cu.launch(k); ev.append(cu.event())")
     again.ask("cu.cuCtxSynchronize()")
-    assert again.ask("[cu.elapsed(x, y) for x, y in zip(ev, ev[1:])]") == costs, "the seed decides"
+    assert again.ask("[cu.elapsed(x, y) for x, y in zip(ev, ev[1:])]") == costs, (
+        "the same seed must give the same durations"
+    )
 
 
 def test_kernel_draws_its_duration_from_a_range(make_host):

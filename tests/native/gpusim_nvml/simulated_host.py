@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[3]
 HERE = Path(__file__).resolve().parent
 # VGPU_GPUSIM: another build of the simulated driver, such as native/build/gpusim-san
 LIBRARIES = Path(os.environ.get("VGPU_GPUSIM", ROOT / "native" / "build" / "gpusim"))
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="the driver lets only root change a GPU")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change a GPU")
 PROFILES = ROOT / "native" / "gpusim" / "profiles"
 
 
@@ -73,7 +73,7 @@ class Host:
         assert worker.stdin is not None
         assert worker.stdout is not None
         try:
-            assert worker.stdout.readline() == "ready\n", f"no context on GPU {gpu}: see the worker's stderr"
+            assert worker.stdout.readline() == "ready\n", f"the worker created no context on GPU {gpu}: see its stderr"
             yield worker
         finally:
             worker.stdin.close()

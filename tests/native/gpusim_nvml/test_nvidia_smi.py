@@ -46,7 +46,8 @@ def test_list(smi):
     assert smi("-L").splitlines() == [f"GPU {i}: {name} (UUID: {uuid})" for i, (name, uuid) in enumerate(rows)]
 
 
-# Each table line: regular expressions for the column widths of each driver branch.
+# Expected lines of nvidia-smi's table. Driver branches differ in the width of columns, so these are regular
+# expressions.
 TABLE = [
     r"\| NVIDIA-SMI {version} +Driver Version: {version} +CUDA Version: 12\.2 +\|",
     r"\| +0  Tesla T4 +Off +\| +00000000:3B:00\.0 Off \| +0 \|",
@@ -67,7 +68,7 @@ def test_table(smi):
     for pattern in TABLE:
         expression = pattern.format(version=re.escape(smi.version)) if "version" in pattern else pattern
         assert [line for line in lines if re.fullmatch(expression, line)], (
-            f"no line like {expression} in\n" + "\n".join(lines)
+            f"expected a line of the table that matches {expression}, found\n" + "\n".join(lines)
         )
 
 
@@ -222,7 +223,7 @@ def test_mig(smi):
     ]
     listed = re.findall(r"MIG (\S+) +Device +(\d): \(UUID: (MIG-[0-9a-f-]{36})\)", smi("-L"))
     assert [(name, number) for name, number, _uuid in listed] == [("3g.40gb", "0"), ("2g.20gb", "1"), ("1g.10gb", "2")]
-    assert "40192MiB" in smi(), "the table's box of MIG devices"
+    assert "40192MiB" in smi(), "the box of MIG devices must show the memory of the device 3g.40gb"
     smi("mig", "-i", "2", "-dci")
     smi("mig", "-i", "2", "-dgi")
     assert "Not Found" in smi("mig", "-lgi", code=6)
@@ -245,7 +246,7 @@ def test_reset_applies_pending_modes(smi):
 
 def test_faults(smi):
     smi.host.ctl("ecc", "0", "3")
-    assert re.search(r"Tesla T4 .* Off \| +3 \|", smi()), "uncorrected volatile errors in the table"
+    assert re.search(r"Tesla T4 .* Off \| +3 \|", smi()), "the table must show 3 uncorrected volatile errors"
     smi.host.ctl("fall-off", "1")
     assert "GPU is lost" in smi(code=15)
     smi.host.ctl("recover", "1")

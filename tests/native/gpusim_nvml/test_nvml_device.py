@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that nvidia-ml-py reads from GPUs of every model. The expected figures are the vendor's."""
+"""Values that nvidia-ml-py reads from GPUs of every model. The expected figures are the vendor's.
+
+Strings such as ``nvmlDeviceGetCount()`` are Python expressions that ask_nvml.py evaluates in a new process. ``gpu(0)``
+is the handle of GPU 0."""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ def test_model(make_host, model):
     assert dict(zip(expected, host.nvml(*expected))) == expected
 
 
-# columns: index, UUID and PCI address of the GPUs of the profile `mixed`
+# UUIDs and PCI addresses of the four GPUs of the profile `mixed`, in the order of their indices.
 UUIDS = [f"GPU-5a4f1d3e-000{n}-4c6b-9d57-7430c1a2b3d4" for n in (1, 2, 3, 4)]
 BUSES = ["00000000:3B:00.0", "00000000:5E:00.0", "00000000:AF:00.0", "00000000:D8:00.0"]
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults as a monitor sees them: events that wake a wait in another process, lost GPUs, a missing driver."""
+"""Faults as a monitor sees them: events that wake a wait in another process, lost GPUs, a missing driver.
+
+Strings such as ``nvmlDeviceGetCount()`` are Python expressions that ask_nvml.py evaluates in a new process. ``gpu(0)``
+is the handle of GPU 0."""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ import pytest
 from simulated_host import HERE, LIBRARIES, needs_root
 
 XID, SINGLE_BIT, DOUBLE_BIT = 0x8, 0x1, 0x2
-# A watcher like a device plugin: one event set, all events of a GPU, a wait with a time-out in a loop.
+# Code of a watcher like a device plugin: one event set for all events of GPUs 0 and 1. wait() returns the GPU, the
+# type, the data and the MIG instance of the next event.
 WATCH = f"""
 import sys
 watched = nvmlEventSetCreate()

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MIG through nvidia-ml-py: modes, profiles, instances and their placements, MIG devices. Figures are the vendor's."""
+"""MIG through nvidia-ml-py: modes, profiles, instances and their placements, MIG devices. Figures are the vendor's.
+
+Strings such as ``make(9)`` are Python expressions that ask_nvml.py evaluates in a new process, with the functions of
+SETUP."""
 
 from __future__ import annotations
 
@@ -48,6 +51,8 @@ PROFILES = {
         0: ("MIG 7g.141gb", 1, 7, 132),
     },
 }
+# make() creates an instance of a profile (a number such as 19) and returns its placement [start, size], left() returns
+# the remaining capacity, compute() creates a compute instance, mig() returns the handle of a MIG device.
 SETUP = """
 def profiles(handle):
     found = {}
@@ -100,7 +105,7 @@ def test_profiles_of_a_model(make_host, model):
     assert host.nvml("profiles(gpu(0))", setup=SETUP) == [sorted([key, *row] for key, row in PROFILES[model].items())]
 
 
-# columns: profiles in the order of their creation, the placements that they get
+# columns: profiles in the order of their creation, the placement [start, size] of each
 PLACED = [
     ([19] * 7, [[n, 1] for n in (6, 5, 4, 3, 2, 1, 0)]),
     ([19, 14, 5], [[6, 1], [4, 2], [0, 4]]),

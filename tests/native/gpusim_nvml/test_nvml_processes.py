@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes, their memory and their utilization, read by another process through nvidia-ml-py."""
+"""Processes, their memory and their utilization, read by another process through nvidia-ml-py.
+
+Strings such as ``nvmlDeviceGetCount()`` are Python expressions that ask_nvml.py evaluates in a new process. ``gpu(0)``
+is the handle of GPU 0."""
 
 from __future__ import annotations
 
@@ -140,7 +143,7 @@ def test_two_processes_share_and_each_sample_names_one(host):
             "nvmlDeviceGetProcessUtilization(gpu(0), 0)",
             "len(nvmlDeviceGetSamples(gpu(0), NVML_GPU_UTILIZATION_SAMPLES, 0)[1])",
         )
-        assert ring == 72, "the driver's ring: 72 samples in 10 s"
+        assert ring == 72, "the driver must keep the samples of the last 10 s, which are 72"
         assert sorted(entry["pid"] for entry in samples) == sorted([first.pid, second.pid])
         assert 90 <= sum(entry["smUtil"] for entry in samples) <= 100
         # Each of 72 samples names either process with probability 1/2: 50 % ± 5 standard deviations of 5.9 %.

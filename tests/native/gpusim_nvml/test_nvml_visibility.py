@@ -21,7 +21,7 @@ NODES = [
 @pytest.mark.parametrize(("nodes", "shown"), NODES, ids=[row[0] or "none" for row in NODES])
 def test_device_nodes_decide(make_host, nodes, shown):
     host = make_host("a100-80x4", device_nodes="require")
-    # a private /dev with those nodes only; the state file is outside of /dev
+    # The script runs the command with a private /dev that has only these nodes. The state file is outside of /dev.
     script = (
         "mount -t tmpfs none /dev && mknod -m 666 /dev/null c 1 3 && mknod -m 666 /dev/urandom c 1 9 && "
         f'for node in {nodes}; do mknod -m 666 /dev/$node c 1 3; done; exec "$@"'

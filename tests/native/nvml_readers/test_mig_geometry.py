@@ -20,6 +20,8 @@ from simulated_host import Host, needs_root  # noqa: E402
 
 pytestmark = needs_root
 
+# Program that applies a MIG geometry by mig_apply.py. The wanted key fail_at is the number of the instance whose
+# creation fails.
 RUN = """\
 import json, sys
 sys.path.insert(0, sys.argv[1])
@@ -42,7 +44,8 @@ try:
 except mig_apply.MigError as fault:
     print(json.dumps({"error": str(fault)}))
 """
-# Prints, by NVIDIA's binding, the MIG mode of each GPU and name and place of each MIG device.
+# Code for ask_nvml.py: look() returns the MIG mode of a GPU and the names of its MIG devices, as NVIDIA's binding reads
+# them.
 LOOK = """\
 def look(index):
     handle = nvmlDeviceGetHandleByIndex(index)
@@ -88,7 +91,8 @@ def seen(host: Host, count: int = 1) -> list[Any]:
     return found
 
 
-# columns: geometries in order, the state after each that NVIDIA's binding reads
+# columns: geometries (MIG profile → number of instances) that are applied one after another; after each, the MIG
+# devices that NVIDIA's binding reads (None: MIG is off)
 WAYS = [
     ([{"1g.5gb": 7}], [["1g.5gb"] * 7]),
     ([{"3g.20gb": 2}, {"3g.20gb": 1, "1g.5gb": 2}], [["3g.20gb"] * 2, ["1g.5gb", "1g.5gb", "3g.20gb"]]),
@@ -148,7 +152,7 @@ def test_failure_in_the_middle_is_rolled_back_on_all_gpus(machine, start, fail_a
     before = seen(host, 2)
     said = bring(host, {"3g.20gb": 1, "1g.5gb": 2}, fail_at=fail_at)
     if "error" not in said:
-        pytest.skip("this way makes fewer instances than that")
+        pytest.skip(f"this change creates fewer than {fail_at} instances")
     assert "failed with 999" in said["error"]
     assert "Every GPU has the geometry that it had before." in said["error"]
     assert seen(host, 2) == before

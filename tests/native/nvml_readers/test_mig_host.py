@@ -14,6 +14,8 @@ from test_mig_geometry import A100, LOOK, OFF, ROOT, Host, needs_root
 
 pytestmark = needs_root
 
+# Program that creates or removes the MIG geometry of a host by mig_host.py. It prints the plan, the commands and the
+# diff.
 RUN = """\
 import json, sys
 sys.path.insert(0, sys.argv[1])
@@ -115,7 +117,7 @@ def test_original_geometry_is_restored(machine: Machine) -> None:
     for geometry in ({"7g.40gb": 1}, {"1g.5gb": 7}):
         machine.bring(geometry)
     machine.bring({}, state="absent")
-    assert machine.look() == OFF, "MIG was on without an instance, which is no geometry"
+    assert machine.look() == OFF, "MIG was on without an instance, so there was no geometry to restore"
 
 
 def test_geometry_of_another_tool_stays(machine: Machine) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the modules' NVML reader on the simulated driver."""
+"""Tests on the simulated driver how plugins/module_utils/gpu/nvml.py, which the modules use, reads NVML."""
 
 from __future__ import annotations
 

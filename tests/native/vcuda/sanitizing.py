@@ -35,10 +35,11 @@ OPTIONS = {
 }
 WATCHED = ROOT / "native/build/watched"
 
-# Start of a test's name → why the test cannot run with a sanitizer.
+# Reasons why a test cannot run with a sanitizer.
 BARE = "examines the library alone, but the sanitizer's runtime is loaded too"
 ALONE = "opens an instrumented library without the sanitizer's runtime"
 LOW = "needs addresses below 4 GiB, which the sanitizer occupies"
+# Start of a test's name → why the test cannot run with a sanitizer.
 LEFT_OUT = {
     "test_bad_input.py::test_program_without_cuda_makes_no_extra_system_call": BARE,
     "test_bad_input.py::test_comparison_finds_a_library_that_makes_system_calls": BARE,
@@ -56,7 +57,7 @@ LEFT_OUT = {
     "test_memory.py::test_charge_equals_the_memory_that_the_driver_took[cuMemAlloc, first version": LOW,
     "test_coverage_errors.py::test_every_legal_free_uncharges_the_memory[alloc1-": LOW,
     "test_processes.py::test_kill_at_any_instruction": "single-steps a call, mostly the sanitizer's code",
-    "test_processes.py::test_kills_during_start_up": "times its kills for a start without a sanitizer",
+    "test_processes.py::test_kills_during_start_up": "kills at times that fit a start without a sanitizer",
     "test_properties.py::test_checks_find_a_library_that_does_not_credit_a_free": "preloads a library of its own",
     "test_frees.py::test_sequences_find_a_library_that_does_not_credit_a_free": "preloads a library of its own",
 }

@@ -92,7 +92,7 @@ class Node:
     def arbiter(self) -> subprocess.Popen:
         process = subprocess.Popen([ARBITER, "--run", self.run])
         self.processes.append(process)
-        wait_for(lambda: self.status()["arbiter"] or not self.status()["tenants"], "the arbiter's first look")
+        wait_for(lambda: self.status()["arbiter"] or not self.status()["tenants"], "the arbiter runs")
         return process
 
     def status(self) -> dict:
@@ -136,7 +136,9 @@ class Node:
             starved = (self.waited() - before) / seconds
             if right(found) or starved <= STARVED or max(found) > most + 100 * 0.05 / seconds:
                 return found
-        pytest.skip(f"in {ROUNDS} rounds programs waited for a processor, in the last for {starved:.0%} of it: {found}")
+        pytest.skip(
+            f"in {ROUNDS} rounds programs waited for a processor, in the last for {starved:.0%} of the time: {found}"
+        )
 
     def close(self) -> None:
         for process in self.processes:
@@ -150,5 +152,5 @@ class Node:
 def wait_for(condition, what: str, seconds: float = 10.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, f"{what} did not come within {seconds} s"
+        assert time.monotonic() < end, f"not within {seconds} s: {what}"
         time.sleep(0.01)

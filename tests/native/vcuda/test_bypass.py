@@ -22,7 +22,8 @@ from test_probe_finds import broken
 
 pytestmark = pytest.mark.slow
 
-# Expected verdicts if LD_PRELOAD loads the library and variables name its files, which the tenant can write.
+# Check of the probe → expected verdict if LD_PRELOAD loads the library and variables name its files, which the tenant
+# can write.
 WITHOUT_MOUNTS = {
     "bypass-path": "passed",
     "bypass-copy": "passed",
@@ -129,7 +130,9 @@ def test_open_bypasses_run_together_and_leave_no_memory(host: Host) -> None:
         deadline = time.monotonic() + 60
         while (seen := holders(host)).keys() != wanted and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert seen.keys() == wanted, "the driver must list a process of each check, named by the kernel"
+        assert seen.keys() == wanted, (
+            "the driver must list one process of each check, whose name in the kernel is the name of the check"
+        )
         assert all(64 * MIB <= held < 1024 * MIB for held in seen.values()), seen
         assert host.charged() == 0
         answer, _nothing = probe.communicate(timeout=90)
@@ -150,7 +153,7 @@ def test_killed_probe_leaves_no_file(host: Host) -> None:
         while not holders(host) and time.monotonic() < deadline:
             time.sleep(0.05)
         pids = family(probe.pid)
-        assert set(host.physical()) & set(pids), "the probe must hold memory"
+        assert set(host.physical()) & set(pids), "the probe must hold GPU memory when it is killed"
     finally:
         os.killpg(probe.pid, signal.SIGKILL)
         probe.wait()

@@ -84,6 +84,7 @@ def test_probe_finds_a_library_that_omits_a_charge(host: Host, tmp_path: Path, m
     )
     found = {one["name"]: one for one in json.loads(done.stdout)["checks"]}
     assert {one for one in found if found[one]["verdict"] == "violated"} == {check}, done.stdout
+    # The check's detail says whether the exporting process released its memory or exited.
     assert f"{when}: with the slice taken" in found[check]["detail"].replace("was left by its maker, which ", "")
 
 

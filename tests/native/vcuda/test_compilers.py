@@ -32,7 +32,7 @@ def build(compiler: str, folder: Path) -> Path:
 def newest_glibc(path: Path) -> tuple:
     done = subprocess.run(["readelf", "--wide", "-V", path], stdout=subprocess.PIPE, text=True, check=True)
     versions = re.findall(r"GLIBC_([0-9.]+)", done.stdout)
-    assert versions, f"{path}: no version of libc found"
+    assert versions, f"readelf shows no version of glibc in {path}"
     return max(tuple(int(part) for part in one.split(".")) for one in versions)
 
 
@@ -65,7 +65,9 @@ def test_launch_hooks_keep_the_parameters(host: Host, tmp_path: Path, compiler: 
         host.write_limits(devices=devices, core_policy="force")
         env = host.env(preload=False, LD_PRELOAD=str(library))
         done = subprocess.run([program], env=env, stdout=subprocess.PIPE, text=True, timeout=120, check=False)
-        assert (done.returncode, done.stdout) == (0, "ok\n"), f"limit of {percent} %"
+        assert (done.returncode, done.stdout) == (0, "ok\n"), (
+            f"the program launches fails with a compute limit of {percent} %"
+        )
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +90,7 @@ def test_aarch64_build_needs_no_newer_libc(arm: Path) -> None:
 def test_aarch64_build_is_reproducible(arm: Path, tmp_path: Path) -> None:
     again = build(ARM, tmp_path)
     different = [name for name in SHIPPED if (again / name).read_bytes() != (arm / name).read_bytes()]
-    assert not different, "make artefact promises the same bytes of the same sources"
+    assert not different, "two builds of the same sources must be identical"
 
 
 @pytest.mark.parametrize("preload", [True, False], ids=["limited", "without the library"])

@@ -23,7 +23,7 @@ def test_concurrent_threads_leave_an_exact_ledger(host: Host, work: str, rounds:
     process = subprocess.Popen(command, env=host.env(), stdin=pipe, stdout=pipe, text=True)
     try:
         assert process.stdout
-        assert process.stdout.readline() == "0\n", "the library refused a call within the limit"
+        assert process.stdout.readline() == "0\n", "every call is within the limit and must succeed"
         assert host.charged() == host.on_card()
     finally:
         process.kill()

@@ -34,10 +34,12 @@ def test_adjacent_functions_have_separate_entries(costs, base: int, step: int, s
 def test_function_has_an_entry_for_each_grid(costs) -> None:
     keys = [costs("entries", 0x55D1C0A01000, 0, 1, x, y)[0] for x, y in ((1, 1), (2, 1))]
     assert keys == [1, 1]
-    assert costs("entries", 0x55D1C0A01000, 0, 200, 7, 7) == [1], "one kernel, one entry"
+    assert costs("entries", 0x55D1C0A01000, 0, 200, 7, 7) == [1], (
+        "one kernel with one grid must always use the same entry"
+    )
 
 
-# Parts of the launch shape that change a kernel's time → number of distinct keys.
+# Launch shapes as (grid x, grid y, grid z, block width). Each shape may change a kernel's time, so each has a key.
 SHAPES = [(x, y, z, block) for x in (1, 132) for y in (1, 3) for z in (1, 5) for block in (32, 256)]
 
 
@@ -97,7 +99,8 @@ def test_pauses_are_detected(costs, words: list, answers: list) -> None:
 
 
 GO, WAIT, MS = 0, 1, 1_000_000
-# columns: balance, rate, cost, time waited, longest further wait (0: the launch goes at once)
+# columns: balance in ns, rate in ppm, cost in ns, time waited in ns, longest further wait in ns (0: the launch goes at
+# once)
 BUDGETS = [
     *[(1, 300_000, 20_000, 0, 0), (5 * MS, 10_000, 20_000, 0, 0), (-MS, 1_000_000, 20_000, 0, 0)],
     *[(0, 300_000, 2 * MS, 0, 4), (0, 10_000, 2 * MS, 0, 101), (0, 999_999, 2 * MS, 0, 2)],

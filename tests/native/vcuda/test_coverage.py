@@ -25,11 +25,11 @@ def named(*classes: str) -> set[str]:
 
 def test_table_is_sorted_and_its_reasons_are_used() -> None:
     names = [row.name for row in ROWS]
-    assert names == sorted(set(names)), "sorted, each name once"
+    assert names == sorted(set(names)), "coverage.txt must be sorted and have each name once"
     assert len(REASONS) == len(set(REASONS))
     used = {(row.verdict, row.reason) for row in ROWS}
-    assert used - set(REASONS) == set(), "a reason is used and not defined"
-    assert set(REASONS) - used == set(), "a reason is defined and not used"
+    assert used - set(REASONS) == set(), "coverage.txt uses a reason that it does not define"
+    assert set(REASONS) - used == set(), "coverage.txt defines a reason that it does not use"
     assert {source for row in ROWS for source in row.where} == set(driver_names.SOURCES)
 
 
@@ -53,10 +53,12 @@ def test_table_lists_every_function_of_nvidia(source: str) -> None:
         found = driver_names.names_of(source)
     except driver_names.Unavailable as why:
         pytest.skip(str(why))
-    assert len(found) > 500, "the names were read wrongly"
+    assert len(found) > 500, f"expected more than 500 functions in {source}, found {len(found)}"
     recorded = {row.name for row in ROWS if source in row.where}
-    assert found - recorded == set(), "without a class; python3 tests/native/vcuda/driver_names.py prints their lines"
-    assert recorded - found == set(), f"{source} has no such names"
+    assert found - recorded == set(), (
+        "names missing in coverage.txt: tests/native/vcuda/driver_names.py prints their lines"
+    )
+    assert recorded - found == set(), f"coverage.txt lists names for {source} that it does not have"
 
 
 def test_every_version_of_a_hooked_nvml_function_is_hooked() -> None:
@@ -116,7 +118,9 @@ def test_readme_states_the_counts() -> None:
     by_reason = Counter((row.verdict, row.reason) for row in ROWS)
     for verdict, reason in REASONS:
         print(f"  {verdict} {reason:<13} {by_reason[verdict, reason]:4}")
-    assert counts() in (ROOT / "native/vcuda/README.md").read_text(), f"README.md of native/vcuda needs: {counts()}"
+    assert counts() in (ROOT / "native/vcuda/README.md").read_text(), (
+        f"README.md of native/vcuda must contain: {counts()}"
+    )
 
 
 # --- cuGetProcAddress: the same version and stream variant as without the library ---

@@ -88,6 +88,7 @@ def known_there(folder: Path, name: str) -> bool:
 
 
 def program(folder: Path) -> str:
+    """Returns the C program. The library's declaration of a name is ours_NAME there, that of cuda.h is NAME."""
     types, numbers, theirs = our_types(), our_numbers(), their_functions(folder)
     renamed = [*types, *numbers]
     lines = [f"#define {name} ours_{name}" for name in renamed if f"#define {name}" not in our_abi()]

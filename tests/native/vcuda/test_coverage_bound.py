@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that only a sparse array or a multicast object keeps in use stays charged. Invalid pools are refused."""
+"""Memory that only a sparse array or a multicast object keeps in use stays charged. Invalid pools are refused.
+
+Strings such as ``alloc 10 4096`` (allocate 4096 bytes, keep the address in register 10) are commands to
+programs/puppet.c."""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ def test_tile_of_a_sparse_array_keeps_its_memory_charged(host: Host, route: str,
     puppet = host.puppet(route).start()
     before = host.on_card()
     say(puppet, "sparse 10 4096 4096")
-    assert host.charged() == host.on_card() == before, "a sparse array has no memory of its own"
+    assert host.charged() == host.on_card() == before, "a sparse array without tiles must be charged nothing"
     handle = puppet.get("create", SIZE, 0)
     say(puppet, f"tile 10 {handle} {MAP} {per_thread}", f"release-handle {handle}")
     assert host.on_card() == before + SIZE, "the driver released the memory, so the test proves nothing"
@@ -27,7 +30,7 @@ def test_tile_of_a_sparse_array_keeps_its_memory_charged(host: Host, route: str,
     say(puppet, f"tile 10 {handle} {UNMAP} {per_thread}")
     assert host.on_card() == before
     assert host.charged() >= host.on_card(), (
-        "the library does not count tiles: the memory stays charged until the process exits"
+        "the charge must not be below the use: memory of tiles stays charged until the process exits"
     )
 
 

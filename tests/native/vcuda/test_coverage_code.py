@@ -2,7 +2,9 @@
 """Loaded code and the heaps of a context are charged as many bytes as the driver took.
 
 Code that the driver loads lazily is charged with the next allocation.
-"""
+
+Strings such as ``library 10 4096`` (load code of 4096 bytes, keep the handle in register 10) are commands to
+programs/puppet.c."""
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ def test_loaded_code_is_charged_and_uncharged(host: Host, way: str, route: str) 
         assert host.charged() == host.on_card()
         say(puppet, *loads[1:], "sync")
         step(puppet)
-        assert host.charged() == host.on_card(), "a second use of the loaded code charges nothing more"
+        assert host.charged() == host.on_card(), "a second use of the loaded code must charge nothing more"
         say(puppet, *unloads)
         assert host.charged() == host.on_card() == before
 
@@ -132,7 +134,7 @@ def test_load_is_refused_in_a_process_over_its_limit(host: Host, how: str) -> No
     say(puppet, "library-unload 10", f"{how} 30 4096")
 
 
-# repeated puppet commands → whether each repetition queries NVML
+# puppet commands that the test repeats → whether each repetition queries NVML
 ASKS = {
     "kernel 20 10": False,
     "kernel-function 21 20": False,
@@ -192,7 +194,9 @@ def test_stack_size_over_the_limit_is_refused(host: Host) -> None:
     assert puppet.result(f"set-limit {STACK} 4096") == OOM
     assert puppet.say(f"get-limit {STACK}") == [OK, 2048]
     assert host.charged() == host.on_card() == before
-    assert puppet.result(f"set-limit {STACK} {1 << 40}") == 1, "the driver's own error"
+    assert puppet.result(f"set-limit {STACK} {1 << 40}") == 1, (
+        "the driver's own error must be returned, not OUT_OF_MEMORY"
+    )
 
 
 @pytest.mark.parametrize("which", [FIFO, HEAP])

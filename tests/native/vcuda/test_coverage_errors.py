@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Invalid calls get the driver's own error in every state, and the library changes no state of the process."""
+"""Invalid calls get the driver's own error in every state, and the library changes no state of the process.
+
+Strings such as ``call cuMemFree_v2 $10`` are commands to programs/puppet.c: $10 is the value of register 10, @10 its
+address."""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import pytest
 from conftest import LIMIT, MIB, OK, Host
 from test_coverage import ROWS
 
+# Driver functions with an invalid argument. &puts is the address of puts(), 'm the string "m".
 WRONG = [
     "cuMemAlloc_v2 @10 0",
     "cuMemAlloc_v2 0 4096",
@@ -105,7 +109,7 @@ def test_invalid_calls_get_the_drivers_errors(host: Host, state: str) -> None:
     ]
     assert different == []
     errors = sum(answer != OK for answer in answers[0])
-    print(f"{state}: {len(lines)} calls, {errors} refused by the driver")
+    print(f"{state}: {len(lines)} calls made, {errors} of them refused by the driver")
     assert errors > 60
 
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graph memory: the driver's reservation is charged, the limit covers it, and a trim uncharges it."""
+"""Graph memory: the driver's reservation is charged, the limit covers it, and a trim uncharges it.
+
+Strings such as ``launch-graph 30 0`` (launch the graph in register 30) are commands to programs/puppet.c.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ MADE = {
     "captured, per-thread streams": (f"capture 10 {SIZE} 0 1",),
     "captured and freed": (f"capture 10 {SIZE} 1 0",),
 }
+# Number of the instantiating function in the puppet command `instantiate` → driver function.
 FORMS = {
     0: "cuGraphInstantiateWithFlags",
     1: "cuGraphInstantiate",
@@ -36,7 +40,7 @@ def test_graph_memory_is_charged(host: Host, made: str, route: str) -> None:
     puppet = host.puppet(route).start()
     before = host.on_card()
     say(puppet, *MADE[made])
-    assert host.charged() == host.on_card() == before, "a memory node reserves an address but no memory"
+    assert host.charged() == host.on_card() == before, "a memory node must be charged nothing before an instantiation"
     say(puppet, "instantiate 30 10 0", "launch-graph 30 0", "sync")
     assert host.on_card() >= before + SIZE, "the driver took no memory, so the test proves nothing"
     assert host.charged() == host.on_card()

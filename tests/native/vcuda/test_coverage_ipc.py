@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory shared by CUDA IPC is charged once, to the exporting process, as long as any process has it."""
+"""Memory shared by CUDA IPC is charged once, to the exporting process, as long as any process has it.
+
+Strings such as ``alloc 10 4096`` (allocate 4096 bytes, keep the address in register 10) and ``call cuMemFree_v2 $10``
+are commands to programs/puppet.c: $10 is the value of register 10, @10 its address."""
 
 from __future__ import annotations
 
@@ -186,7 +189,7 @@ def test_exporter_without_descriptors_logs_why_the_import_fails(host: Host, two:
     assert str(host.ledger) in said and "ulimit -n" in said
     resource.prlimit(maker.process.pid, resource.RLIMIT_NOFILE, usual)
     assert user.result(f"ipc-open 20 {lend(maker, 10)}") == OK, (
-        "the next export of the handle succeeds, so the import succeeds"
+        "after the next export of the handle the import must succeed"
     )
 
 
@@ -214,6 +217,6 @@ def test_exported_handle_is_known_until_its_memory_is_freed(host: Host, two: tup
         if number % 2:  # an import that the user still has open must not hide the handle from the third process
             say(maker, "free 10")
             say(maker, f"alloc 10 {SIZE}")
-    assert maps(maker) <= before + 2, "the mapping that marks an exported handle is removed with the memory"
+    assert maps(maker) <= before + 2, "the mapping that marks an exported handle must be removed with the memory"
     say(maker, "free 11")
     assert third.result(f"ipc-open 22 {lend(maker, 10)}") == OK

@@ -3,7 +3,9 @@
 
 The library charges a version that it knows at the call, and the memory of an unknown version with the next allocation,
 however the program looks the function up.
-"""
+
+Strings such as ``alloc 10 4096`` (allocate 4096 bytes, keep the address in register 10) and ``call cuMemFree_v2 $10``
+are commands to programs/puppet.c: $10 is the value of register 10, @10 its address."""
 
 from __future__ import annotations
 
@@ -46,13 +48,15 @@ def newer(host: Host, driver: Path, tmp_path: Path) -> Host:
 
 
 class Way(NamedTuple):
-    """A newer function: puppet commands before the call, the arguments, and commands after which memory is in use."""
+    """How to call a newer function: puppet commands before the call, its arguments, and puppet commands after the call,
+    which use the memory or give up other references to it."""
 
     before: tuple
     arguments: str
     after: tuple = ()
 
 
+# Parameters of a graph node that allocates SIZE bytes, from register 50 on.
 NODE = [f"put {50 + i} {value}" for i, value in enumerate([10, 0, 1, 1, *[0] * 11, SIZE, 0])]
 MAPPED = ("reserve 21 8388608", "map 21 8388608 20")
 OBJECT = ("multicast 10 8388608 2", "multicast-add 10 0", "multicast-add 10 1")
@@ -130,7 +134,9 @@ def test_capture_by_a_newer_function_has_only_the_programs_nodes(
     """Outside a capture each launch of this long kernel is throttled and followed by an event of the library."""
     devices = [{"uuid": uuid, "memory_bytes": 1 << 34, "sm_percent": 5} for uuid in newer.uuids]
     newer.write_limits(devices=devices, core_policy="force")
-    assert run(newer, program, way, capture, preload=False) == (0, "200 nodes\n"), "the negative control"
+    assert run(newer, program, way, capture, preload=False) == (0, "200 nodes\n"), (
+        "without the library the graph must have only the program's nodes too"
+    )
     assert run(newer, program, way, capture) == (0, "200 nodes\n")
 
 

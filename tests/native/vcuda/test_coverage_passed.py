@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls each driver function that binds memory or queues work and that the library does not hook. After each call, the
-memory charged to the process must equal the memory that the simulated card has in use."""
+"""Calls each driver function that binds memory or queues work and that the library does not hook.
+
+After each call, the memory charged to the process must equal the memory that the simulated card has in use. Lines such
+as ``cuMemFreeHost $33`` name a driver function and its arguments for programs/puppet.c: $33 is the value of register
+33, @33 its address."""
 
 from __future__ import annotations
 
@@ -112,6 +115,7 @@ cuStreamAddCallback $20 &abs 0 0
 cuLaunchHostFunc $20 &abs 0
 cuStreamSynchronize $20
 """
+# Members of the descriptors of a 2D copy and of a 3D copy.
 PLANE = ("0 0 2 0 $10 0 1024 0 0 2 0 $11 0 1024", "512 64")
 BOX = ("0 0 0 0 2 0 $10 0 {0} 1024 64 0 0 0 0 2 0 $11 0 {0} 1024 64", "512 64 1")
 QUEUING = {"copies", "orders", "host-callback"}

@@ -2,7 +2,9 @@
 """Every function of the coverage table that allocates memory is charged and limited.
 
 Each function is called by its link-time symbol and by the address from cuGetProcAddress.
-"""
+
+Strings such as ``alloc 10 4096`` (allocate 4096 bytes, keep the address in register 10) and ``call cuMemFree_v2 $10``
+are commands to programs/puppet.c: $10 is the value of register 10, @10 its address."""
 
 from __future__ import annotations
 
@@ -146,7 +148,7 @@ def test_every_allocating_hook_has_a_row() -> None:
     assert len(wanted) > 50
     assert wanted - ALLOCATES.keys() - OTHERWISE.keys() == set()
     assert ALLOCATES.keys() - wanted == {"cuGraphLaunch", "cuGraphLaunch_ptsz"}, (
-        "ALLOCATES also has two functions that the table lists as launches"
+        "ALLOCATES must have two more functions, which coverage.txt lists as launches"
     )
     assert ALLOCATES.keys() & OTHERWISE.keys() == set()
 

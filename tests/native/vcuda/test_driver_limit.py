@@ -32,6 +32,7 @@ memory_mib = 256
 context_mib = 4
 count = 2
 """
+# Program that sets the driver's limit of a control group on all GPUs.
 SET = """
 import sys
 from pynvml import *
@@ -40,6 +41,7 @@ for i in range(nvmlDeviceGetCount()):
     limits = c_nvmlSetMemoryLimits_v1_t(nameSpace=sys.argv[1].encode(), softLimit=0, hardLimit=int(sys.argv[2]))
     nvmlDeviceSetMemoryLimits_v1(nvmlDeviceGetHandleByIndex(i), limits)
 """
+# Program that prints total, used and free memory, as two versions of nvmlDeviceGetMemoryInfo return them.
 SHOWN = """
 from pynvml import *
 nvmlInit()
@@ -94,7 +96,7 @@ class Container:
         command = [*enter(self.path), sys.executable, "-c", SHOWN]
         done = subprocess.run(command, env=self.env(), check=True, stdout=subprocess.PIPE, text=True)
         rows = [[int(word) for word in line.split()] for line in done.stdout.splitlines()]
-        assert rows[0] == rows[1], "both versions of nvmlDeviceGetMemoryInfo return the same figures"
+        assert rows[0] == rows[1], "both versions of nvmlDeviceGetMemoryInfo must return the same figures"
         return rows[0]
 
     def charged(self) -> int:
@@ -102,6 +104,7 @@ class Container:
         return sum(one["used"] + one["context"] for one in totals)
 
 
+# Functions that each program gets: four ways to allocate, and fill(), which allocates by one of them until a refusal.
 WAYS_OF_THE_PROGRAM = [
     "class Prop(ctypes.Structure): _fields_ = [('type', U32), ('handles', U32), ('place', U32), ('id', U32), "
     "('win32', U64), ('flags', U64)]",
@@ -203,7 +206,7 @@ def test_memory_info_updates_the_used_figure(host: Host, container) -> None:
     one.hold(170 * MIB)
     one.start()
     assert one.shown_by_nvml() == [200 * MIB, CONTEXT, 196 * MIB], (
-        "the driver's limit is unknown before the first cuMemGetInfo"
+        "before the first cuMemGetInfo NVML must show the ledger, because the driver's limit is unknown"
     )
     assert one.ask("cu.info()") == [166 * MIB, 200 * MIB]
     assert one.shown_by_nvml() == [200 * MIB, 34 * MIB, 166 * MIB]

@@ -2,7 +2,9 @@
 """Tests allocations of huge sizes, and frees, destructions and resets at the wrong moment.
 
 Each call must return the same code as the bare driver, and the charged bytes must match the card after each call.
-"""
+
+Strings such as ``alloc 10 4096`` (allocate 4096 bytes, keep the address in register 10) and ``call cuMemFree_v2 $10``
+are commands to programs/puppet.c: $10 is the value of register 10, @10 its address."""
 
 from __future__ import annotations
 
@@ -88,7 +90,7 @@ def test_huge_sizes_are_refused_and_leave_no_charge(host: Host) -> None:
             say(puppet, *needs)
             answers[-1].append(puppet.result(f"call {call}"))
             if preload and host.charged() != before:
-                pytest.fail(f"{needs} {call}: {host.charged() - before} bytes more are charged")
+                pytest.fail(f"{needs} {call}: the refused call leaves {host.charged() - before} bytes charged")
         say(puppet, "sync")
         assert host.on_card() == before
         if preload:
@@ -102,11 +104,12 @@ def test_huge_sizes_are_refused_and_leave_no_charge(host: Host) -> None:
     ]
     assert wrong == []
     assert sum(answer != OK for answer in answers[0]) > len(HUGE) - len(SIZES) - 1, (
-        "only graph allocation nodes may succeed: a node reserves an address, no memory"
+        "only graph allocation nodes may succeed, which reserve an address but no memory"
     )
 
 
 THERE = (f"alloc 1 {4 * MIB}", f"create 2 {2 * MIB} 0", f"reserve 3 {8 * MIB}", "pool 4 0", f"map 3 {2 * MIB} 2")
+# case → 1 if the process starts without a context, else 0; then the puppet commands of the sequence
 SEQUENCES = {
     "sizes beyond existing objects": (0, *THERE, *BEYOND, f"unmap 3 {2 * MIB}", "release-handle 2", "free 1"),
     "memory freed in another context of the device": (0, f"alloc 10 {8 * MIB}", "ctx 2 0", "free 10", "ctx-destroy 2"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables only tighten a limits file and set the limits without a file. Invalid values are logged and ignored."""
+"""Environment variables only tighten a limits file; without a file they set the limits. Invalid values are ignored."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory imported by cuImportExternalMemory, which also imports descriptors of cuMemCreate memory, is charged once."""
+"""Memory imported by cuImportExternalMemory, which also imports descriptors of cuMemCreate memory, is charged once.
+
+Strings such as ``export 11 10`` are commands to programs/puppet.c, whose numbers are registers or sizes. In arguments
+of ``call``, $10 is the value of register 10 and @10 its address."""
 
 from __future__ import annotations
 
@@ -142,7 +145,7 @@ def test_unmarked_memory_is_charged_to_the_importer(host: Host) -> None:
     map_all(user)
     assert host.charged() == before + SIZE
     say(user, f"call cuDestroyExternalMemory ${EXTERNAL}")
-    assert host.charged() == before + SIZE, "a buffer is still mapped"
+    assert host.charged() == before + SIZE, "the mapped buffer must keep the memory charged"
     say(user, f"free {BUFFER}")
     assert host.charged() == before
     take(maker, user)

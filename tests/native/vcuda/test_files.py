@@ -23,6 +23,7 @@ def set_field(path: Path, name: str, value: int, crc: bool = True) -> None:
     path.write_bytes(data)
 
 
+# fault → function that damages a valid limits file. With each fault no context is created.
 BAD_LIMITS: dict = {
     "missing": lambda path: path.unlink(),
     "empty": lambda path: path.write_bytes(b""),

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every combination of allocation and free, in any order, leaves the ledger equal to the driver's account."""
+"""Every combination of allocation and free, in any order, leaves the ledger equal to the driver's account.
+
+Strings such as ``alloc 10 4096`` (allocate 4096 bytes, keep the address in register 10) and ``call cuMemFree_v2 $10``
+are commands to programs/puppet.c: $10 is the value of register 10, @10 its address."""
 
 from __future__ import annotations
 

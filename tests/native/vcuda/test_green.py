@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Green contexts (driver 550) have a part of the SMs. They are charged and throttled like all contexts."""
+"""Green contexts (driver 550) have a part of the SMs. They are charged and throttled like all contexts.
+
+Strings such as ``call cuMemFree_v2 $10`` are commands to programs/puppet.c: $10 is the value of register 10, @10 its
+address."""
 
 from __future__ import annotations
 
@@ -116,7 +119,7 @@ def test_green_context_keeps_the_primary_context(host: Host, order: str) -> None
         leave(puppet)
         say(puppet, "set 1")
         assert primary + 27 * MIB <= agree(host) < both, (
-            "memory allocated in the green context belongs to the primary context"
+            "memory allocated in the green context must stay with the primary context"
         )
         say(puppet, "free 50", "release 0")
     elif order == "primary first":

@@ -42,6 +42,7 @@ def test_library_has_only_calls_to_lower_packages(copy: Path) -> None:
     assert all(line.startswith("loop, allowed: ") for line in done.stdout.splitlines())
 
 
+# case → source file, code that is appended to it, words of the error message of tools/c_layers.py
 PLANTED = {
     "call to a higher package": (
         "account/ledger.c",

@@ -141,6 +141,7 @@ def with_field(name, value, crc=True, at=None):
     return bytes(data)
 
 
+# columns: content of a limits file with one fault, words of the error message
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
@@ -176,6 +177,7 @@ def test_limits_of_the_next_version_are_read():
     assert [(d["uuid"], d["memory_bytes"]) for d in found["devices"]] == [("GPU-0", 1 << 30), ("GPU-1", 2 << 30)]
 
 
+# columns: invalid values of a limits file, words of the error message
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

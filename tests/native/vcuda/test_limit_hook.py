@@ -230,6 +230,7 @@ def no_such_gpu(node: Node) -> list:
     return [node.allocation("a", devices=[{"uuid": "GPU-0f1e2d3c-0000-0000-0000-000000000000", "memory_bytes": MIB}])]
 
 
+# case → function that returns the mounts of the container, words of the hook's error message
 REFUSED = {
     "no mount of an allocation": (lambda node: ["/etc/hosts"], "no mount of the container lies below"),
     "unknown allocation": (
@@ -271,6 +272,7 @@ def test_hook_ignores_the_tenants_settings(node: Node, group) -> None:
     assert node.limits() == {(0, path.stat().st_ino): 5000}
 
 
+# case → fault of the simulated driver, NVML that the hook loads ("": the host's), words of the hook's error message
 FAULTS = {
     "limit silently dropped by the driver": (["memacct-drop-next"], "", "does not hold"),
     "missing NVML": ([], "/nonexistent.so", "NVML of the host cannot be loaded"),
@@ -326,7 +328,7 @@ def test_second_container_with_the_same_slice_is_refused(node: Node, group) -> N
 def test_stale_limit_is_overwritten(node: Node, group) -> None:
     """misc: a new group may inherit a removed group's limit, so the hook also sets "no limit"."""
     if node.backend != "misc":
-        pytest.skip("dmem knows a group by more than its address")
+        pytest.skip("with dmem a new group inherits no limit")
     node.ctl("memacct-stale", "0", "300")
     path = group("c")
     node.raw(path, 1)  # the group inherits the stale limit when its first program starts

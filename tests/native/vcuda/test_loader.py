@@ -46,7 +46,9 @@ def test_constructor_and_first_call_do_not_deadlock(
 ) -> None:
     devices = [{"uuid": uuid, "memory_bytes": LIMIT, "sm_percent": percent} for uuid in host.uuids]
     host.write_limits(devices=devices, core_policy="force")
-    assert ended(host, constructor, what, preload=False) == (0, "ok\n", ""), "the negative control"
+    assert ended(host, constructor, what, preload=False) == (0, "ok\n", ""), (
+        "without the library the program must end normally too"
+    )
     assert ended(host, constructor, what) == (0, "ok\n", "")
 
 

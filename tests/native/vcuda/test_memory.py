@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In one process every allocation is charged as many bytes as the driver took, and every free is credited."""
+"""In one process every allocation is charged as many bytes as the driver took, and every free is credited.
+
+Strings such as ``alloc 10 4096`` (allocate 4096 bytes, keep the address in register 10) are commands to
+programs/puppet.c."""
 
 from __future__ import annotations
 
@@ -281,7 +284,10 @@ def test_live_change_takes_effect_without_a_restart(host: Host) -> None:
 
 
 def libraries(host: Host, nvml: str) -> dict:
-    """Creates a folder with the driver's libraries as in a container, with NVML as named. Returns LD_LIBRARY_PATH."""
+    """Creates a folder with the driver's libraries, as in a container. Its NVML is missing or shows no processes.
+
+    Returns LD_LIBRARY_PATH for this folder.
+    """
     folder = host.folder / "lib"
     folder.mkdir()
     (folder / "libcuda.so.1").symlink_to(SIMULATOR / "libcuda.so.1")

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On machines such as Grace a GPU's memory is a NUMA node of the host: memory on this node is charged to the GPU."""
+"""On machines such as Grace a GPU's memory is a NUMA node of the host: memory on this node is charged to the GPU.
+
+Strings such as ``create(4096, place=1, node=1)`` are Python expressions that the program in the slice evaluates:
+create() calls cuMemCreate with a kind of location and the number of a GPU or node."""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ def test_memory_on_the_gpus_node_is_charged_to_the_gpu(start: Callable) -> None:
         assert one.charged() - before == count * PIECE
     assert host.on_card() == one.charged()
     assert one.ask(f"create({PIECE}, place={NUMA}, node=1)") == OOM
-    assert one.ask(f"create({PIECE})") == OOM, "node memory and GPU memory share one limit"
+    assert one.ask(f"create({PIECE})") == OOM, "memory of the node must count against the GPU's limit"
     assert one.ask("cu.info()[0]") == SOLD - one.charged()
     assert one.ask("cu.raw('cuMemRelease', p)") == OK
     assert host.on_card() == one.charged() == before + 2 * PIECE
@@ -73,7 +76,7 @@ def test_host_memory_is_not_charged_to_a_gpu(start: Callable, place: int, node: 
     assert one.charged() == before
 
 
-# The test imitates the kernel's list of nodes: node 3 has no CPUs, node 4 has CPUs.
+# Command prefix that imitates the kernel's list of nodes: node 3 has no CPUs, node 4 has CPUs.
 NODES = "mount -t tmpfs none /sys/devices/system/node && cd /sys/devices/system/node && mkdir node3 node4 && "
 LIST = ("unshare", "-m", "sh", "-c", NODES + 'echo > node3/cpulist && echo 0-3 > node4/cpulist && exec "$@"', "sh")
 INVALID_DEVICE = 101  # the simulated driver's error for an unknown node

@@ -81,7 +81,7 @@ def test_nvidia_smi_shows_the_slice_and_its_processes(smi: Smi) -> None:
         [str(total), str(size), str(total - size)] for size in sizes
     ]
     assert stranger.process.pid in [row[1] for row in smi.box(preload=False)], (
-        "without the library the neighbour is listed"
+        "without the library the neighbour must be listed"
     )
     assert len(smi.box(preload=False)) == 3
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """NVML inside a slice: own processes only, under their own pids, and utilisation relative to the share.
 
-The tests compare the results with the same query without the library and with the simulated driver's account.
-"""
+The tests compare the results with the same query without the library and with the simulated driver's account. Strings
+such as ``rates()`` are Python expressions that a process of the container evaluates with the functions of
+programs/nvml_raw.py."""
 
 from __future__ import annotations
 
@@ -85,11 +86,13 @@ def test_listed_pids_are_of_the_viewers_namespace(host: Host) -> None:
     shell = inner.process.pid
     number = int(Path(f"/proc/{shell}/task/{shell}/children").read_text())
     held = {row["pid"]: row for row in layouts.read_ledger(str(host.ledger))["slots"]}
-    assert sorted(held) == sorted([1, outer.process.pid]), "the ledger has each process's pid in its own namespace"
+    assert sorted(held) == sorted([1, outer.process.pid]), (
+        "the ledger must have each process's pid in its own namespace"
+    )
     assert sorted(ask(host, PIDS)[0]) == sorted([outer.process.pid, number])
     enter = ("nsenter", "-t", str(number), "-p", "-m")
-    assert ask(host, PIDS, prefix=enter) == [[1]], "inside a pid namespace, processes outside are not listed"
-    assert ask(host, PIDS, prefix=APART) == [[]], "a second namespace sees no process of the first"
+    assert ask(host, PIDS, prefix=enter) == [[1]], "inside a pid namespace, processes outside must not be listed"
+    assert ask(host, PIDS, prefix=APART) == [[]], "a second namespace must see no process of the first"
     # In a pid namespace with the parent's /proc no process is listed, and no wrong pid either.
     assert ask(host, PIDS, prefix=("unshare", "--pid", "--fork")) == [[]]
 
@@ -272,7 +275,7 @@ def test_gpu_missing_in_the_limits_is_not_permitted(host: Host) -> None:
     memory = ["nvmlDeviceGetMemoryInfo(gpu({}))", "nvmlDeviceGetMemoryInfo(gpu({}), version=nvmlMemory_v2)"]
     others = ["rates()", "lists('nvmlDeviceGetComputeRunningProcesses_v3', Two)"]
     count, *denied = ask(host, "nvmlDeviceGetCount()", *(one.format(0) for one in memory), *others)
-    assert count == 2, "the count and order of the GPUs stay unchanged"
+    assert count == 2, "the count of the GPUs must stay unchanged"
     assert denied == ["NVML_ERROR_NO_PERMISSION"] * 3 + [[0, 0, []]]
     assert [one["total"] for one in ask(host, *(one.format(1) for one in memory))] == [LIMIT, LIMIT]
     puppet = host.puppet()

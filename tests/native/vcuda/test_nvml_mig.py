@@ -20,7 +20,7 @@ from conftest import MIB, Host
 from nvml_inside import ask
 from test_nvidia_smi_inside import fetched
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="MIG mode is changed by root only")
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change MIG mode")
 GIB = 1 << 30
 
 

@@ -132,7 +132,7 @@ def tenant(host: Host):
 def test_slice_gets_its_whole_limit_on_a_full_card(host: Host, tenant, way: str) -> None:
     first = tenant("first")
     assert first.fill("plain", 2 * MIB, SOLD) == (SOLD - CONTEXT) // (2 * MIB)
-    assert first.charged() == SOLD, "the limit still applies to the tenant"
+    assert first.charged() == SOLD, "the tenant must be charged up to its limit"
     second = tenant("second")
     granted = second.fill(way, 2 * MIB, SOLD)
     assert granted == (SOLD - CONTEXT) // (2 * MIB)
@@ -207,7 +207,7 @@ def test_unmapped_host_memory_is_uncharged(host: Host, tenant) -> None:
     for _unused in range(2):
         assert one.fill("mapped", 2 * MIB, SOLD) == (SOLD - CONTEXT) // (2 * MIB)
         assert one.charged() == SOLD and host.physical()[one.process.pid] == CONTEXT
-        assert one.ask("create(2 * MIB)") == OOM, "the limit still applies to the tenant"
+        assert one.ask("create(2 * MIB)") == OOM, "the tenant must get no memory beyond its limit"
         one.ask("[unmap(at, size) for at, size in held]")
         one.ask("held.clear()")
         assert one.charged() == CONTEXT
@@ -239,7 +239,9 @@ def test_pointer_to_host_memory_is_a_device_pointer(host: Host, tenant) -> None:
     host.puppet(preload=False).start().get("alloc", CARD - host.on_card() - CONTEXT)
     one.ask("at = cu.alloc(3 * MIB)")
     ask = "cu.out({}, 'cuPointerGetAttribute', {}, at)"
-    assert [one.ask(ask.format("U32", number)) for number in (2, 8, 9)] == [2, 1, 0], "device memory, managed, device 0"
+    assert [one.ask(ask.format("U32", number)) for number in (2, 8, 9)] == [2, 1, 0], (
+        "the pointer must count as managed device memory of device 0"
+    )
     assert one.ask(ask.format("U64", 12)) == 3 * MIB
     assert one.ask("cu.out(U64, 'cuMemGetAddressRange_v2', ctypes.byref(s), at + 5) == at and s.value") == 3 * MIB
 

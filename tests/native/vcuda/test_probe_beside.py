@@ -116,7 +116,7 @@ def test_socket_is_open_to_all_users_and_no_other_file_is(host: Host, tmp_path: 
             time.sleep(0.01)
         found = door.lstat()
         os.killpg(running.pid, signal.SIGKILL)
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600, "the probe changed the mode of another file"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600, "the probe must not change the mode of another file"
     assert stat.S_ISLNK(found.st_mode) if swapped else stat.S_IMODE(found.st_mode) == 0o777
 
 

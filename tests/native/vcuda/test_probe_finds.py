@@ -82,7 +82,7 @@ def broken(folder: Path, name: str, old: str, new: str, *more: tuple[str, str, s
     shutil.copytree(ROOT / "native/vcuda", source)
     for file, before, after in ((name, old, new), *more):
         (path,) = (source / "src").rglob(file)
-        assert before in path.read_text(), f"{file} no longer says: {before}"
+        assert before in path.read_text(), f"{file} no longer has the code that the defect replaces: {before}"
         path.write_text(path.read_text().replace(before, after, 1))
     command = [
         os.environ.get("CC", "cc"),

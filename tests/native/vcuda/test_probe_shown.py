@@ -32,7 +32,7 @@ def test_check_passes_if_a_neighbour_is_hidden(host: Host, limits: dict) -> None
     assert (found["verdict"], found["found"], found["unit"]) == ("passed", 0, "processes"), found
     bare = check(host, NEIGHBOURS, preload=False)
     assert (bare["verdict"], bare["unit"]) == ("violated", "processes")
-    assert str(stranger.process.pid) in bare["detail"], "the negative control"
+    assert str(stranger.process.pid) in bare["detail"], "without the library the check must name the neighbour"
 
 
 # defect → source file, original code, replacement code, expected words in the check's detail

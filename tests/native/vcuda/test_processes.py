@@ -2,7 +2,9 @@
 """All processes of a container share one limit, despite races, kills, forks, execs and threads.
 
 The tests compare the ledger with the simulated driver's account.
-"""
+
+Strings such as ``alloc 10 4096`` (allocate 4096 bytes, keep the address in register 10) are commands to
+programs/puppet.c."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Container(RuleBasedStateMachine):
         status = puppet.refused("ctx", 0)
         if status != OK:
             assert status == OOM
-            assert self.context, "the first context fits under every limit of this test"
+            assert self.context, "the first context must succeed, because it fits under every limit of this test"
             assert self.total() + self.context > self.limit
             puppet.end()
             return
@@ -189,7 +189,7 @@ class Container(RuleBasedStateMachine):
         # The child drops its inherited driver state before it closes its standard input.
         until = time.monotonic() + 20
         while os.path.lexists(f"/proc/{child}/fd/0"):
-            assert time.monotonic() < until, "the child does not run"
+            assert time.monotonic() < until, "the forked child must close its standard input within 20 s"
             time.sleep(0.001)
 
     @rule(memory=st.sampled_from([LIMIT, LIMIT // 2, LIMIT * 2, 700 * MIB]))

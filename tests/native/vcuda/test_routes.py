@@ -47,7 +47,7 @@ def test_library_exports_only_the_intended_names(built: None) -> None:
 @pytest.mark.parametrize("path", [LIBRARY, PROBE, BUILD / "vgpu-arbiter"], ids=lambda path: path.name)
 def test_no_symbol_is_newer_than_glibc_2_17(built: None, path: Path) -> None:
     versions = {name.split("@GLIBC_")[1] for name in symbols(path, "--undefined-only") if "@GLIBC_" in name}
-    assert versions, "no versioned symbol at all: nm was read wrongly"
+    assert versions, f"nm shows no symbol of glibc in {path.name}, so the test proves nothing"
     assert {one for one in versions if tuple(int(part) for part in one.split(".")) > (2, 17)} == set()
 
 
@@ -155,7 +155,7 @@ def test_lookup_of_a_later_version_never_returns_an_older_version(host: Host, po
             words = ["0", *expected.split()]
             assert (new[: len(words)], old[: len(words)]) == (words, words), (name, version)
             assert len(words) == 3 or new[2].endswith("_v9") is False, (
-                "the library returned an older version or the driver's own function"
+                "the library must not return an older version or the driver's own function"
             )
     refused = [line for line in done.stderr.splitlines() if "is refused" in line]
     assert bool(refused) == limits
@@ -314,13 +314,16 @@ def test_without_a_driver_its_names_are_not_found(host: Host) -> None:
         for preload in (False, True)
     ]
     assert answers[0] == answers[1]
+    # Columns of programs/absent.c: dlsym handle, name, found or not, whether dlerror() reports a reason.
     assert "0 cuInit - why" in answers[0] and "1 puts found -" in answers[0]
 
 
 def test_nvml_query_does_not_load_the_cuda_driver(host: Host) -> None:
     puppet = host.puppet("link")
     assert puppet.say("nvml 0")[:2] == [OK, LIMIT]
-    assert layouts.parse_ledger(host.ledger.read_bytes())["slots"] == [], "nvidia-smi must not take a slot"
+    assert layouts.parse_ledger(host.ledger.read_bytes())["slots"] == [], (
+        "a process that only queries NVML must not take a slot of the ledger"
+    )
 
 
 def test_two_builds_are_identical(built: None, tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_card_of_two_shares_has_the_sum_as_limit(host: Host) -> None:
     assert [first.charged(), second.charged()] == [A, B] and host.on_card() == A + B
     assert puppet.refused("alloc", 1) == OOM
     assert puppet.result(f"free {block}") == OK
-    assert [first.charged(), second.charged()] == [context, 0], "a free is credited to the last share first"
+    assert [first.charged(), second.charged()] == [context, 0], "a free must be credited to the last share first"
     small = [puppet.get("alloc", 500 * MIB) for _unused in range(8)]
     assert first.charged() == A and first.charged() + second.charged() == host.on_card()
     for one in small[::2]:  # frees blocks of both shares in another order than they were allocated
@@ -367,6 +367,7 @@ def newer(share: Share) -> None:
     set_field(share.limits, "min_reader", 9)
 
 
+# fault → function that damages a share, words of the library's log line
 FAULTS = {
     "torn limits": (torn, "limits: it is torn"),
     "missing limits": (lambda share: share.limits.unlink(), "limits: it cannot be opened"),
@@ -388,6 +389,7 @@ def test_invalid_share_allows_no_context_on_any_card(host: Host, place: int, fau
     assert f"{shares[place].folder}/" in puppet.errors() and reason in puppet.errors()
 
 
+# columns: functions that return the list of limits files and the list of ledgers; together they are invalid
 MISNAMED = [
     (lambda one: f"{one}:{one}", lambda one: f"{one}"),  # one ledger is missing
     (lambda one: f"{one}:{one}", lambda one: f"{one}:{one}:{one}"),

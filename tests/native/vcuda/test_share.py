@@ -281,7 +281,7 @@ def test_second_arbiter_of_a_node_is_refused(node: Node) -> None:
 def test_arbiter_notices_new_allocations(node: Node) -> None:
     node.arbiter()
     container = Container(node, "late", 30)
-    wait_for(lambda: container.page()["gate"] == "open", "the new allocation's page")
+    wait_for(lambda: container.page()["gate"] == "open", "the gate of the new allocation's page is open")
     torn = node.run / "allocations" / "torn"
     torn.mkdir()
     (torn / "limits").write_bytes(b"nonsense")

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory shared by descriptors: charged once in the container while it is on the GPU, whichever process dies."""
+"""Memory shared by descriptors: charged once in the container while it is on the GPU, whichever process dies.
+
+Strings such as ``export 11 10`` (export the memory in register 10, keep the descriptor in register 11) are commands to
+programs/puppet.c."""
 
 from __future__ import annotations
 
@@ -62,7 +65,9 @@ def charged_until_the_last(host: Host, three: tuple, before: int, steps: dict, o
     """
     maker, watcher = three[0], three[2]
     for step in order:
-        assert account(watcher, maker) == host.on_card() == before + SIZE, f"before {step} of {order}"
+        assert account(watcher, maker) == host.on_card() == before + SIZE, (
+            f"the memory must be charged once before the step '{step}' of {order}"
+        )
         who, line = steps[step]
         assert three[who].result(line) == OK
     assert account(watcher, maker) == host.on_card() == before

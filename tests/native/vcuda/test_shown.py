@@ -62,7 +62,7 @@ def test_unlimited_device_keeps_the_drivers_figures(host: Host) -> None:
     puppet = host.puppet().start()
     assert puppet.say("total 0") == [OK, CARD]
     puppet.get("alloc", LIMIT + MIB)
-    assert host.charged() == host.on_card(), "memory of an unlimited device is charged too"
+    assert host.charged() == host.on_card(), "memory of an unlimited device must be charged too"
 
 
 def test_all_slices_of_a_card_can_be_full_at_once(host: Host) -> None:

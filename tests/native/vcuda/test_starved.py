@@ -10,10 +10,11 @@ from test_coverage_graphs import say
 pytestmark = pytest.mark.own_build  # the test interposes the allocator, as a sanitizer does
 
 SIZE = 4 * MIB
-# puppet command while no host memory is left → commands before it, commands that free the GPU memory
+# Command to programs/puppet.c that runs while no host memory is left → commands before it, commands that free the GPU
+# memory.
 MADE = {
     f"alloc 20 {SIZE}": ((), ("free 20",)),
-    # cuMemCreate and cuMemMap are undone instead: test_vmm.py
+    # If cuMemCreate or cuMemMap cannot be recorded, the library undoes the call instead: see test_vmm.py.
 }
 
 

@@ -142,4 +142,6 @@ def test_memory_of_other_interfaces_than_cuda_is_charged(host: Host, preload: bo
         process.stdin.close()
     assert granted > 100
     assert held >= other + granted * piece
-    assert (held <= LIMIT + STEP) == preload, "only with the library may the use stay within the limit"
+    assert (held <= LIMIT + STEP) == preload, (
+        "the use must stay within the limit with the library, and exceed it without"
+    )

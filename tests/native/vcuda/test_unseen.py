@@ -2,8 +2,9 @@
 """Unseen contexts: a program creates a context by the driver's own function, so the call bypasses the hooks.
 
 NVIDIA's runtime creates contexts through a private table in this way. The first hooked call afterwards charges the
-context up to the limit. While a part of the context is uncharged, the library refuses every allocation.
-"""
+context up to the limit. While a part of the context is uncharged, the library refuses every allocation. Strings such as
+``driver OFFSET @10 0`` are commands to programs/puppet.c: call the driver's function at this offset with the address of
+register 10."""
 
 from __future__ import annotations
 
@@ -220,12 +221,12 @@ def test_any_first_hooked_call_charges_the_unseen_context(a100: Host, calls: tup
     for call in calls:
         say(puppet, *CALLS[call])
         others += CONTEXT if call == "retain" and make == CREATE else 0
-        assert a100.charged() >= CONTEXT, f"the first hooked call is {call}"
+        assert a100.charged() >= CONTEXT, f"the context must be charged after the first hooked call, here {call}"
     granted = 0
     while puppet.refused("alloc", 4 * MIB) == OK:
         granted += 4 * MIB
     assert a100.on_card() <= GIB + (2 * MIB if hides else 0), (
-        "only the data of the module, in one unit of the driver, may be uncharged"
+        "nothing but the data of the module may be uncharged, which takes one unit of the driver"
     )
     assert GIB - CONTEXT - others - 2 * CODE - 4 * MIB <= granted <= GIB - CONTEXT - others
 
@@ -252,10 +253,10 @@ def test_unseen_context_over_the_limit_is_charged_as_memory_is_freed(a100: Host,
     unseen(second, RETAIN)
     for words in CALLS[call]:
         second.result(words)
-    assert a100.charged() == GIB, "the context is charged up to the limit"
+    assert a100.charged() == GIB, "the context must be charged up to the limit"
     assert [second.refused(*words) for words in (("alloc", 1), ("image", 4096))] == [OOM, OOM]
     say(first, "free 2")
-    assert second.refused("alloc", 1) == OOM, "there is no room for all of the context yet"
+    assert second.refused("alloc", 1) == OOM, "an allocation must be refused while a part of the context is uncharged"
     assert a100.charged() == GIB
     say(first, "free 3")
     second.get("alloc", 100 * MIB)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""With any CUDA_VISIBLE_DEVICES each device is charged to its own slice, and CUDA and NVML show the same figures."""
+"""With any CUDA_VISIBLE_DEVICES each device is charged to its own slice, and CUDA and NVML show the same figures.
+
+Strings such as ``call cuMemFree_v2 $10`` are commands to programs/puppet.c: $10 is the value of register 10, @10 its
+address."""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from test_coverage_graphs import say
 from test_nvml_mig import DEVICE, MEMORY
 
 mig = test_nvml_mig.mig  # imports the fixture
-needs_mig = pytest.mark.skipif(os.geteuid() != 0, reason="MIG mode is changed by root only")
+needs_mig = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change MIG mode")
 GIB = 1 << 30
 FOUR = "driver_version = 535.261.03\ncuda_version = 12.2\n[gpu]\nmodel = V100-16GB\ncount = 4\n"
 
@@ -102,7 +105,7 @@ def test_visible_gpus_are_limited_to_their_slices(gpus: Host, visible: str) -> N
     value = visible.format(*gpus.uuids)
     expected = [gpus.uuids[number][4:] for number in GPUS[visible]]
     bare = gpus.puppet(preload=False, CUDA_VISIBLE_DEVICES=value)
-    assert seen(bare) == expected, "the bare driver sees other devices"
+    assert seen(bare) == expected, "without the library the program must see the expected devices"
     bare.end()
     puppet = gpus.puppet(CUDA_VISIBLE_DEVICES=value)
     held_to_its_slice(gpus, puppet, sizes)
@@ -153,7 +156,7 @@ def test_visible_mig_devices_are_limited_to_their_slices(mig, visible: str | Non
     env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible.format(*mig.mig, **names)}
     expected = [(mig.uuids[1] if one == "gpu" else mig.mig[one])[4:] for one in MIG[visible]]
     bare = mig.puppet(preload=False, **env)
-    assert seen(bare) == expected, "the bare driver sees other devices"
+    assert seen(bare) == expected, "without the library the program must see the expected devices"
     bare.end()
     puppet = mig.puppet(**env)
     held_to_its_slice(mig, puppet, sizes)
@@ -175,9 +178,9 @@ def test_mig_devices_of_one_gpu_have_separate_limits(mig) -> None:
     assert ask(mig, MEMORY.format("gpu(0)")) == [[11 * GIB, 11 * GIB, 0]]
     second = mig.puppet(CUDA_VISIBLE_DEVICES=mig.mig[1])
     assert second.result("init") == OK
-    assert second.refused("ctx", 0) == NOT_PERMITTED, "this MIG device is not in the container's limits"
+    assert second.refused("ctx", 0) == NOT_PERMITTED, "a MIG device that the limits do not list must be refused"
     bare = mig.puppet(preload=False, CUDA_VISIBLE_DEVICES=mig.mig[2]).start()
-    assert bare.refused("alloc", 10 * GIB) == OOM, "a MIG device 1g.10gb has no more memory"
+    assert bare.refused("alloc", 10 * GIB) == OOM, "a MIG device 1g.10gb must refuse 10 GiB"
     assert bare.result(f"alloc 30 {7 * GIB}") == OK
 
 

@@ -259,7 +259,7 @@ static void thread(struct tenant *t, int index, uint64_t now)
             return;
         }
         t->syncs = false;
-        if (now > t->helped + FENCE_HELP_NS) { /* as fence_waited() does in the library */
+        if (now > t->helped + FENCE_HELP_NS) { /* The library's fence_waited() settles after a wait in the same way. */
             t->helped = now;
             settle_open(t, now);
         }

@@ -359,7 +359,7 @@ static void does_launched(void)
         fence_context_leaving(&(struct leaving){.context = context});
         launches_into = NULL;
         end_context(context);
-        CUcontext next = begin_context(); /* before the fences are settled */
+        CUcontext next = begin_context(); /* the fences of the destroyed context are not settled yet */
         done_ms = 1e9;
         CHECK(launch(next, 100));
         fence_settle();
@@ -378,7 +378,7 @@ static void does_refused(void)
         done_ms = gpu_ms;
         for (int i = 0; i < 20; i++)
             CHECK(launch(context, 100));
-        fence_context_leaving(&(struct leaving){.context = context}); /* then cuCtxDestroy fails: the context stays */
+        fence_context_leaving(&(struct leaving){.context = context}); /* cuCtxDestroy fails, so the context stays */
         CHECK(atomic_load(&limited.queued) == 0);
         CHECK(live_events == 0);
         done_ms = 1e9;
@@ -395,7 +395,7 @@ static void does_times(void)
         int64_t before = charged;
         CHECK(launch(context, 130));
         fence_settle();
-        CHECK(charged - before == (int64_t)(100 * US)); /* the predicted cost */
+        CHECK(charged - before == (int64_t)(100 * US)); /* without event times each launch is charged the predicted cost */
     }
     CHECK(live_events <= 64 + 1);
     time_answer = CUDA_SUCCESS;

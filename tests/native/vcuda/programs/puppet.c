@@ -235,7 +235,7 @@ static int ask(const char *verb, unsigned long long a, char *text)
     } else if (strcmp(verb, "pid") == 0) {
         printf("0 %d\n", (int)getpid());
     } else if (strcmp(verb, "title") == 0) {
-        /* As setproctitle() does: copies the environment and overwrites its old place. */
+        /* Copies the environment and overwrites the old one, as setproctitle() does. */
         char **old = environ, *first = old[0];
         size_t count = 0;
         while (old[count])
