@@ -120,6 +120,7 @@ def test_shared_group_keeps_the_sum_of_its_allocations(place: Place) -> None:
     assert place.state() == [("a", 5000, 5000, 7, "")]
 
 
+# How the container's end shows: the case → the function that causes it.
 ENDED = {
     "control group removed": lambda place, group: [one.unlink() for one in group.iterdir()] and group.rmdir(),
     "control group empty": lambda place, group: (group / "cgroup.events").write_text("populated 0\n"),
@@ -154,6 +155,7 @@ def test_ended_allocation_clears_the_limit(place: Place) -> None:
     place.limits.clear("a")
 
 
+# Damaged texts of the file in which the hook records the container's control group.
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"group": 1}', '{"group": "/a", "inode": "x"}'])
 def test_damaged_file_is_skipped(place: Place, text: str) -> None:
     place.container("a")
@@ -248,6 +250,8 @@ def test_lease_without_cdi_is_refused_if_the_driver_must_enforce_limits(node, re
         leases.lease(terms=terms)
 
 
+# columns: whether the driver enforces limits, whether a process uses the ledger, whether the hook ran, whether the
+# container is reported
 @pytest.mark.parametrize(
     ("by_driver", "in_use", "hook", "named"),
     [

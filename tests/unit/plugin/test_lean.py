@@ -14,6 +14,7 @@ from vgpu_plugin import lean
 
 from .conftest import PLUGIN
 
+# Loads the program as its main function does, and prints which of three large modules are loaded.
 AS_MAIN = """
 import sys
 sys.path[:0] = {path!r}

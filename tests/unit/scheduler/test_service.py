@@ -319,6 +319,7 @@ def one_part(memory, uuid="GPU-n0-0"):
     return pod_annotations.write_plan([pod_annotations.Part("main", pod_annotations.APP, devices)])
 
 
+# columns: label, the plan annotation after a change by another user
 CHANGED_PLANS = [
     ("smaller", {pod_annotations.PLAN: one_part(1)}),
     ("larger than any GPU", {pod_annotations.PLAN: one_part(1 << 24)}),
@@ -439,6 +440,7 @@ def test_preempt_keeps_nodes_where_it_helps():
 
 
 GOOD = {"Pod": pod_object("a"), "NodeNames": ["n0"]}
+# columns: the call, the body of the request, the status and words of the response
 BODIES = [
     ("filter", b"", 400, "expected JSON"),
     ("filter", json.dumps(GOOD).encode()[:-20], 400, "expected JSON"),

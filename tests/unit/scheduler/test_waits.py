@@ -75,6 +75,7 @@ def test_text_of_the_event():
     story(go)
 
 
+# columns: a pod's request, words of its event
 HELPS = [
     (pod_ask(one_ask(90000)), "No other pod's end helps: ask for less, for other GPUs, or add a node"),
     (pod_ask(one_ask(1000, gpus=2)), "2 fewer than 2 GPUs (n0, n1)"),

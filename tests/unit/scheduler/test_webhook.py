@@ -171,6 +171,7 @@ def privileged():
     return made
 
 
+# columns: the pod, words of the refusal
 REFUSED = [
     (pod({GPU: "1", MEM: "-1"}), 'limits["nvidia.com/gpumem"]: expected a whole number'),
     (pod({ALI: "7"}, {COUNT: "2"}), "7 GiB over 2 GPUs"),
@@ -292,6 +293,7 @@ def test_only_permitted_users_change_plans(user, before, after, allowed):
 PLANNED = pod_annotations.write_plan(
     [pod_annotations.Part("main", "app", (pod_annotations.Device("GPU-a", 3000, 0),))],
 )
+# columns: the text of the annotation vgpu.fleet/resize, words of the refusal ("": admitted)
 RESIZES = [
     ('{"main": {"memory_mib": 8192}}', ""),
     ('{"main": {"cores": 0}}', ""),

@@ -171,6 +171,7 @@ def test_page_names_only_existing_things(page: str) -> None:
     assert findings(read(page), (ROOT / page).parent) == []
 
 
+# columns: the text of a page with a name that does not exist, words of the fault
 @pytest.mark.parametrize(
     ("text", "fault"),
     [

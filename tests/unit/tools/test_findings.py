@@ -46,6 +46,7 @@ def test_every_fault_has_existing_tests(head: str) -> None:
     assert wrong(PAGE.read_text(), head) == []
 
 
+# columns: a pattern in docs/gates.md, its replacement, words of the fault that the check must find then
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [

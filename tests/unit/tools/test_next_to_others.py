@@ -12,6 +12,7 @@ from test_threat_model import rows
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "next-to-others.md"
+# The header of the page's table.
 HEAD = ["next to", "works", "does not work", "how far it was tried"]
 # A cell with one of these words needs no test; any other cell must name a test.
 UNTRIED = ("not tried", "on tables", "tables")
@@ -48,6 +49,7 @@ def test_page_has_a_row_for_each_word(word: str) -> None:
     assert any(word in row[0] for row in rows(PAGE.read_text(), HEAD))
 
 
+# columns: a pattern in docs/next-to-others.md, its replacement, words of the fault that the check must find then
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [

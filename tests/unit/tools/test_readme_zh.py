@@ -61,6 +61,7 @@ def test_chinese_readme_matches_the_english_readme() -> None:
     assert stale(ENGLISH, CHINESE) == [], "carry the change of README.md over to README.zh.md"
 
 
+# columns: words of README.md, their replacement, words of the difference that the check must find then
 @pytest.mark.parametrize(
     ("old", "new", "fault"),
     [

@@ -69,6 +69,7 @@ def test_no_predictable_name_in_a_shared_folder() -> None:
     assert found == []
 
 
+# columns: a line of a source file, whether it uses a predictable name in a shared folder
 @pytest.mark.parametrize(
     ("line", "is_one"),
     [
@@ -146,6 +147,7 @@ def test_root_starts_python_isolated() -> None:
     assert found == []
 
 
+# columns: a command that root runs, the fault in how it starts Python ("": safe or no Python)
 @pytest.mark.parametrize(
     ("command", "reason"),
     [

@@ -21,6 +21,7 @@ def wrong(text: str) -> list[str]:
     return [found[0] for found in JSON.finditer(text) if found["after"].strip()]
 
 
+# columns: a line with a template, the number of faults
 @pytest.mark.parametrize(
     ("text", "count"),
     [

@@ -131,6 +131,7 @@ def test_bypass_table_by_container_kind_is_complete() -> None:
         assert [verdict(cell) in WORDS for cell in cells] == [True] * 2, way
 
 
+# columns: a pattern in docs/threat-model.md, its replacement, words of the fault that the check must find then
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [

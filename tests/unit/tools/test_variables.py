@@ -111,6 +111,7 @@ def test_package_tasks_pass_the_proxy(path: Path) -> None:
             assert task.get("environment") == "{{ vgpu_package_environment | default({}) }}", task["name"]
 
 
+# columns: a text with Ansible's markup, the same text in Markdown
 @pytest.mark.parametrize(
     ("text", "shown"),
     [

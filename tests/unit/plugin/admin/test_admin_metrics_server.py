@@ -119,6 +119,7 @@ def test_stop_frees_the_port():
     socket.create_server(("127.0.0.1", port)).close()
 
 
+# Prints which modules a metrics server has loaded before its first request.
 LAZY = """
 import sys
 sys.path[:0] = {path!r}

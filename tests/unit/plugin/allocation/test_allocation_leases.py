@@ -69,6 +69,7 @@ def test_unhealthy_gpu_is_not_leased(node):
         leases_of(node, parts).lease(node.gpus[0].uuid)
 
 
+# columns: the requested GPU ("": any), the lease's seconds, the error's class, words of the error
 @pytest.mark.parametrize(
     ("uuid", "ttl", "kind", "sentence"),
     [

@@ -167,6 +167,7 @@ def watched(now: list[dict[str, Any]], past: list[dict[str, Any]], everything: b
 
 LEASED, POD = finding("lease"), finding("kubelet", pod="train", namespace="ml", container="main")
 COUNTED = "findings of this host's own checks that are over: 1, the last for 2 h; see: vgpuctl watch --all"
+# columns: current findings, past findings, whether --all is given, the expected lines (None: only past findings)
 WATCHED = [
     ([], [], False, ["no process bypasses the library"]),
     ([], [LEASED], False, ["no process bypasses the library", COUNTED]),

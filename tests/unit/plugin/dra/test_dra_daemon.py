@@ -358,6 +358,8 @@ def opaque(**parameters: Any) -> dict[str, Any]:
     return {"source": "FromClaim", "opaque": {"driver": "gpu.vgpu.fleet", "parameters": words}}
 
 
+# columns: the case, the devices that are allocated to the claim, the claim's parameters, words of the refusal. The
+# first GPU has 15360 MiB, of which another pod has 4096 MiB and 30 %.
 REFUSED = [
     ("more memory than free", (part(memory="20Gi"),), (), "20480 MiB are asked for, 4096 of 15360 are held by others"),
     ("more compute than free", (part(cores="71"),), (), "71 % of the SMs are asked for, 30 % are held by others"),

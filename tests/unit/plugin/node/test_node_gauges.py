@@ -50,6 +50,7 @@ class Nvml:
         return self.answers[name]
 
 
+# The case → the NVML functions that the driver does not support, the gauges that are unknown then.
 REFUSED = {
     "no unsupported gauge": ((), {}),
     "memory": (("nvmlDeviceGetMemoryInfo",), {"memory_used_mib": UNKNOWN}),

@@ -60,6 +60,7 @@ def kept_of_files(allocation: str) -> str:
 
 
 BOTH = ("GPU-a", "GPU-b")
+# columns: the case, an entry of the checkpoint, then what is read of it: slices, allocation, path of the library, GPUs
 ENTRIES = [
     ("ids grouped by NUMA node", entry({"0": ["a"], "-1": ["b"]}, kept("x1")), {"a", "b"}, "x1", "/lib/1.2-x", BOTH),
     ("ids as a list, before Kubernetes 1.20", entry(["a", "b"], kept("x1")), {"a", "b"}, "x1", "/lib/1.2-x", BOTH),
@@ -89,6 +90,7 @@ def test_entries_of_the_checkpoint(tmp_path, about, one, ids, allocation, librar
     assert (read.slice_ids, read.allocation, read.library, read.uuids) == (ids, allocation, library, uuids)
 
 
+# Texts of an invalid checkpoint; None: no file.
 @pytest.mark.parametrize("text", [None, "", "{", "[]", '{"Data": null}', '{"Data": {"PodDeviceEntries": [1]}}'])
 def test_checkpoint_that_cannot_be_read(tmp_path, text):
     path = tmp_path / "checkpoint"

@@ -54,7 +54,7 @@ def bytes_of(answer: dict) -> int:
         return int(abi_files.parse_limits(stream.read())["devices"][0]["memory_bytes"])
 
 
-@pytest.mark.parametrize("before, after", [(2, 4), (4, 2), (3, 7)])
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2), (3, 7)])
 def test_gpu_in_use_keeps_its_split_over_a_restart(node, kubelet, begin, capsys, before, after):
     begin(splitCount=before)
     until(lambda: offered(kubelet, node) == [before, before], "the first split")
@@ -93,6 +93,7 @@ def test_new_split_waits_for_the_pod_over_restarts(node, kubelet, begin, capsys,
     until(lambda: offered(kubelet, node) == [3, 3], "no slice in use: the new split at once")
 
 
+# Unusable texts of the file of the last offer; None: no file.
 @pytest.mark.parametrize(
     "text", [None, "", "[]", '{"version": 9, "pieces": []}', '{"version": 1, "pieces": [{"id": 1}]}']
 )

@@ -133,6 +133,7 @@ def test_scaling_of_the_environment_is_exact(tmp_path):
     assert [one.sm_percent for one in make_slices(gpus("T4"), settings)] == [29]
 
 
+# columns: command-line arguments, environment variables, words of the error
 @pytest.mark.parametrize(
     ("arguments", "environment", "words"),
     [

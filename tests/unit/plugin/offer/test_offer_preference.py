@@ -37,6 +37,7 @@ def test_preferred(about, available, must, size, answer):
     assert preferred(list(reversed(available)), must, size, TOTALS, ORDER) == answer
 
 
+# columns: available slices, slices that must be included, the requested number, words of the error
 @pytest.mark.parametrize(
     ("available", "must", "size", "sentence"),
     [

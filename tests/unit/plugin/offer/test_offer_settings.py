@@ -14,6 +14,7 @@ from ..samples import gpus
 
 VCUDA = {"vcuda": {"splitCount": 2}}
 
+# columns: the text of node.yaml, words of the error
 REFUSED = [
     ("not json", "not valid JSON"),
     ('{"version": "v2"}', "version: expected one of v1"),
@@ -67,6 +68,7 @@ def test_loaded_configuration_is_identified_by_its_digest(tmp_path):
     )
 
 
+# columns: the section sharing.vcuda of a node with two T4, words of the error
 @pytest.mark.parametrize(
     ("vcuda", "sentence"),
     [

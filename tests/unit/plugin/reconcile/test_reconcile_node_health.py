@@ -21,6 +21,7 @@ from ..conftest import FakeGpus
 from ..node_api import NODE, NodeApi
 from ..samples import until
 
+# (GPU, fault) of a healthy and of an unhealthy GPU.
 GOOD, BAD = ("GPU 0 GPU-a", ""), ("GPU 1 GPU-b", "Xid 79")
 POLICIES = [
     # columns: (GPU, fault) of each GPU, the policy, whether the node is tainted
@@ -41,6 +42,7 @@ def test_policy(reasons, policy, tainted):
 
 
 NOW, BEFORE = "2026-11-25T10:00:00Z", "2026-11-25T09:00:00Z"
+# The node's condition if all GPUs are healthy, and if GPU 1 is unhealthy.
 WELL = {"type": CONDITION, "status": "True", "reason": "AllHealthy", "message": "every GPU of this node is healthy"}
 SICK = {"type": CONDITION, "status": "False", "reason": "GpuUnhealthy", "message": "GPU 1 GPU-b: Xid 79"}
 CONDITIONS = [

@@ -101,6 +101,7 @@ def test_label_selects_a_configuration_and_its_removal_restores_the_default(node
     assert status(node, capsys)["config_name"] == ""
 
 
+# columns: the configuration that the label names, the text of bad.yaml ("": no such file), words of the report
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
@@ -165,6 +166,7 @@ def lead_it_to_itself(node, _monkeypatch) -> None:
     node.paths.configs.symlink_to(node.paths.configs)
 
 
+# Words of the error → the function that makes the folder of configurations unreadable.
 UNREADABLE = {
     "Permission denied": refuse_to_read,
     "Not a directory": put_a_file_there,
@@ -481,7 +483,7 @@ ANSWERS = [
 ]
 
 
-@pytest.mark.parametrize("refused, words", ANSWERS, ids=[str(row[0][1][0]) for row in ANSWERS])
+@pytest.mark.parametrize(("refused", "words"), ANSWERS, ids=[str(row[0][1][0]) for row in ANSWERS])
 def test_purge_cleans_the_host_and_then_reports_a_refusal_of_the_api(node, api, kubeconfig, refused, words):
     api.node["metadata"]["annotations"] = {"vgpu.fleet/gpus": "[]"}
     api.fault = refusing(refused[0], "/api/v1/nodes", *refused[1])

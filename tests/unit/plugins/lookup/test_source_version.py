@@ -41,7 +41,7 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize("change, differs", CHANGES)
+@pytest.mark.parametrize(("change", "differs"), CHANGES)
 def test_only_a_source_changes_the_version(root, change, differs):
     before = digest(root)
     change(root)

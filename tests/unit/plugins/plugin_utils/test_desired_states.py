@@ -38,6 +38,7 @@ def states(hosts: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], list[Findi
     return found, findings
 
 
+# columns: the variables of host b, a value of its desired state: (role, key) and the value
 @pytest.mark.parametrize(
     ("variables", "path", "value"),
     [

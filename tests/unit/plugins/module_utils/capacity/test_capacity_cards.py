@@ -9,6 +9,7 @@ from capacity_samples import compared, plugin
 
 NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z
 NOTHING = {"utilisation": None, "temperature": None, "xids": []}
+# The case → the device plugin's status, the expected values of GPU-a.
 CASES = {
     "no plugin": (None, NOTHING),
     "a plugin without GPUs": ({}, NOTHING),

@@ -128,6 +128,7 @@ def test_host_with_claims_needs_no_resource_at_the_kubelet():
     assert compared()["claims"] is None
 
 
+# columns: changed facts of the host, words of the difference
 FAULTS = [
     ({"plugin": {"registered": False, "kubelet_error": "no socket"}}, "expected registered, found no socket"),
     ({"kubelet_fault": "refused"}, "expected an answer, found refused"),

@@ -40,6 +40,7 @@ def pod(name, *counts, phase="Running", init=(), on="n1"):
 
 
 SIDECAR = {"restartPolicy": "Always"}
+# columns: label, the pod, the number of GPUs that it requests
 ASKED = [
     ("pod without any field", {}, 0),
     ("init containers null", {"spec": {"containers": [container(2)], "initContainers": None}}, 2),

@@ -143,6 +143,7 @@ def test_bypassing_process_is_named_with_its_container(who, where):
     assert running.watched(None) == [] and running.watched({"findings": None}) == []
 
 
+# columns: a finding, the container that the difference names, the start of its expected value
 @pytest.mark.parametrize(
     ("finding", "where", "expected"),
     [

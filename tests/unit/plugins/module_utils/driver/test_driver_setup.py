@@ -68,7 +68,7 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize("call, said, words", FAULTS)
+@pytest.mark.parametrize(("call", "said", "words"), FAULTS)
 def test_failed_step_is_named_and_a_second_run_completes_it(tmp_path, call, said, words):
     machine = DriverHost(tmp_path)
     before = machine.files()
@@ -126,7 +126,7 @@ REREAD = [("conf", CONF), ("token", TOKEN), ("", "")]
 
 
 @pytest.mark.parametrize("killed", [False, True])
-@pytest.mark.parametrize("what, path", REREAD)
+@pytest.mark.parametrize(("what", "path"), REREAD)
 def test_service_restarts_after_a_file_changed(tmp_path, what, path, killed):
     machine = DriverHost(tmp_path, gpu=False)
     machine.units = {GRIDD: [True, True, True]}

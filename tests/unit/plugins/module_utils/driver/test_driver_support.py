@@ -22,7 +22,7 @@ GENERATIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("device, name, first, last", GENERATIONS)
+@pytest.mark.parametrize(("device", "name", "first", "last"), GENERATIONS)
 def test_generations(device, name, first, last):
     found = driver_support.generation(driver_support.device_id(device))
     assert (found.name, found.first, found.last) == (name, first, last)
@@ -33,8 +33,9 @@ def test_unknown_device_id_has_no_generation(device):
     assert driver_support.generation(driver_support.device_id(device)) is None
 
 
+# columns: version of a package, branch of the driver, version without epoch and revision
 @pytest.mark.parametrize(
-    "version, branch, plain",
+    ("version", "branch", "plain"),
     [
         ("535.261.03-1", 535, "535.261.03"),
         ("1:580.65.06", 580, "580.65.06"),

@@ -349,6 +349,7 @@ def test_mode_owner_and_link_stay(path: Path, tmp_path: Path) -> None:
         assert (status.st_uid, status.st_gid) == (1234, 4321)
 
 
+# Texts of daemon.json before the first run; None: no file.
 @pytest.mark.parametrize("original", [None, "", '{ "bridge" : "none" }'])
 def test_absent_gives_the_same_bytes(path: Path, tmp_path: Path, original: str | None) -> None:
     if original is not None:

@@ -28,6 +28,7 @@ def applied(text: str | None, *desired: dict) -> tuple[str | None, dict]:
     return text, record
 
 
+# Texts of daemon.json before the first run; None: no file.
 ORIGINALS = [
     None,
     "",

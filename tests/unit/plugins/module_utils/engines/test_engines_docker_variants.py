@@ -26,7 +26,7 @@ HOSTS = [
 ]
 
 
-@pytest.mark.parametrize("files, expected", HOSTS)
+@pytest.mark.parametrize(("files", "expected"), HOSTS)
 def test_variants_of_docker_are_found(tmp_path, files, expected):
     found = docker_variants.find(host(tmp_path, {**dict.fromkeys(files, ""), "etc/passwd": PASSWD}))
     assert found == {**PLAIN, **expected}

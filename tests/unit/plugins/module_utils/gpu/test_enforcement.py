@@ -46,6 +46,7 @@ def test_active_enforcement_and_its_reason(wish, host, sharing, count, active, s
     assert found.backend == (active.partition("-")[2] if found.by_driver else "")
 
 
+# columns: device list strategies, words of the reason ("": none)
 @pytest.mark.parametrize(
     ("strategies", "said"),
     [(["cdi-cri"], ""), (["envvar", "cdi-annotations"], ""), (["envvar"], "by envvar"), ([], "by no way")],

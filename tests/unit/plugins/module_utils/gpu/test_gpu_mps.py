@@ -38,7 +38,7 @@ CAPS = [
 ]
 
 
-@pytest.mark.parametrize("capability, cuda, clients", CAPS)
+@pytest.mark.parametrize(("capability", "cuda", "clients"), CAPS)
 def test_client_caps(capability, cuda, clients):
     assert mps.client_cap(capability, cuda) == clients
 
@@ -55,7 +55,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("gpus, replicas, cuda, words", REFUSED)
+@pytest.mark.parametrize(("gpus", "replicas", "cuda", "words"), REFUSED)
 def test_refusals(gpus, replicas, cuda, words):
     said = mps.refusals(gpus, replicas, cuda)
     assert (words in " | ".join(said)) if words else said == []
@@ -81,7 +81,7 @@ LIMITS = [
 ]
 
 
-@pytest.mark.parametrize("gpus, replicas, commands", LIMITS)
+@pytest.mark.parametrize(("gpus", "replicas", "commands"), LIMITS)
 def test_limits_of_each_client(gpus, replicas, commands):
     assert mps.limits(gpus, replicas) == commands
 

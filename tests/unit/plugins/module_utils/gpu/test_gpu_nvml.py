@@ -20,7 +20,7 @@ def test_complete_driver_is_read():
 
 
 @pytest.mark.parametrize(
-    "failing, ok, indices, lost, words",
+    ("failing", "ok", "indices", "lost", "words"),
     [
         ({"start": 12}, False, [], [], "user-space packages are not installed"),
         ({"start": 9}, False, [], [], "kernel module is not loaded"),

@@ -49,6 +49,7 @@ def test_probe_passes_on_a_capable_host(tmp_path):
     ]
 
 
+# columns: NVML's faulty behaviour, words of the fault that the probe reports
 FAULTS = [
     (Library({"set": 3}), "GPU-0: the driver does not enforce limits here"),
     (Library({"get": 3}), "GPU-0: the driver does not enforce limits here"),

@@ -234,6 +234,7 @@ def test_neighbour_keeps_its_limit_and_memory(seen, fill, verdict):
     assert found["verdict"] == verdict
 
 
+# columns: the container's limit after its second start, the verdict, words of the detail. The first group had inode 7.
 @pytest.mark.parametrize(
     ("again", "verdict", "said"),
     [

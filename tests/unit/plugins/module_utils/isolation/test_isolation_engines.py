@@ -221,6 +221,7 @@ def test_later_check_removes_the_leftovers(host, tmp_path, image):
     assert not os.path.exists(of_dead)
 
 
+# columns: the case at the end of a run, the behaviour of docker's commands, whether the record stays
 @pytest.mark.parametrize(
     ("about", "commands", "stays"),
     [

@@ -36,6 +36,7 @@ def docker(tmp_path, monkeypatch):
 
 
 HANG = "time.sleep(600)"
+# columns: a program that replaces `docker image`, words of the reason why the image cannot be used ("": it can)
 AT_HAND = [
     ("print('[{}]')", ""),
     ("print('[]')", f"docker has no local image {IMAGE}"),

@@ -90,6 +90,7 @@ def test_node_without_a_device_plugin_is_a_fault(nodes, words):
     assert len(found) == len(words) and all(one.startswith(word) for one, word in zip(found, words))
 
 
+# columns: node n, which is host h (None: not in the cluster), words of the fault ("": the node can load the image)
 @pytest.mark.parametrize(
     ("one", "words"),
     [

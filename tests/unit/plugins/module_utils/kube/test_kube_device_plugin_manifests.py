@@ -241,6 +241,7 @@ def test_union(by_host, out):
     assert manifests.union(by_host) == out
 
 
+# columns: the configuration files by host, words of the refusal
 FAULTS = [
     ({"a": {"x.yaml": "1"}, "b": {"x.yaml": "2"}}, "x.yaml is not the same on a and b"),
     ({"a": {"x y.yaml": "1"}}, '"x y.yaml" cannot be a key'),

@@ -35,6 +35,7 @@ class Api(KubeClient):
         )
 
 
+# columns: the extended resource of a foreign DeviceClass (None: none), words of the note ("": no note)
 @pytest.mark.parametrize("version", ["v1", "v1beta2", "v1beta1"])
 @pytest.mark.parametrize(
     ("mapped", "words"),

@@ -97,6 +97,7 @@ def test_only_an_unreadable_needed_source_stops_the_role(text: str, needed: list
     assert apt_text.is_fatal(text, needed) is fatal
 
 
+# columns: apt's output, whether a file that apt's lists name is missing in the archive
 OUTDATED = [
     ("E: Failed to fetch http://m.test/p.deb  404  Not Found [IP: 127.0.0.1 80]\nE: Unable to fetch some", True),
     ("Err:1 http://m.test bookworm/main amd64 p amd64 1.0\n  404  Not Found [IP: 127.0.0.1 80]", True),

@@ -8,6 +8,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.packages import apt_tex
 from ansible_collections.vgpu.fleet.plugins.module_utils.packages.apt_host import faults_of
 from ansible_collections.vgpu.fleet.plugins.module_utils.packages.apt_text import Source
 
+# a .sources file with two enabled entries and one disabled entry
 DEB822 = """# the distribution
 Types: deb
 URIs: http://mirror.test/debian
@@ -32,6 +33,7 @@ Suites: bookworm
 Components: main
 """
 
+# a .list file, one entry a line
 ONE_LINE = """# comment
 deb http://mirror.test/debian bookworm main contrib non-free # why
 deb-src http://mirror.test/debian bookworm main
@@ -96,6 +98,7 @@ def test_missing_components(entries: list, wanted: str, added: list) -> None:
     assert apt_text.missing_components(entries, "bookworm", wanted.split()) == added
 
 
+# output of `apt-cache policy`
 POLICY = """busybox:
   Installed: (none)
   Candidate: 1:1.35.0-4+deb12u1+b1
@@ -162,6 +165,7 @@ def test_satisfied(package: str, installed: str | None, expected: bool) -> None:
     assert apt_text.satisfied(package, installed) is expected
 
 
+# output of `apt-get --simulate install`
 SIMULATION = """Reading package lists...
 The following NEW packages will be installed:
   runc
@@ -221,11 +225,12 @@ FOLLOWERS = [
 ]
 
 
-@pytest.mark.parametrize("packages, known, pin", FOLLOWERS)
+@pytest.mark.parametrize(("packages", "known", "pin"), FOLLOWERS)
 def test_follower_has_the_version_of_its_leader(packages, known, pin):
     assert apt_text.same_version(packages, {"utils": known} if known else {})[-1] == pin
 
 
+# apt's output when the disk is full
 FULL = """\
 Unpacking libcuda1:amd64 (535.309.01-0+deb12u1) ...
 dpkg: error processing archive /tmp/apt-dpkg-install-x/1-libcuda1.deb (--unpack):
@@ -241,6 +246,7 @@ def test_reason_of_dpkg_is_the_line_below_its_error():
     assert "Unpacking" not in said
 
 
+# apt's output for an address without a repository
 NOT_FOUND = """\
 Ign:1 http://mirror.test/nowhere ./ InRelease
 Err:2 http://mirror.test/nowhere ./ Release

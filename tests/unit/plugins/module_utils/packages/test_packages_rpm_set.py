@@ -330,7 +330,7 @@ ZYPPERS_ENDS = [
 ]
 
 
-@pytest.mark.parametrize("code, search, install, refresh", ZYPPERS_ENDS)
+@pytest.mark.parametrize(("code", "search", "install", "refresh"), ZYPPERS_ENDS)
 def test_exit_status_of_zypper_is_interpreted(code: int, search: bool, install: bool, refresh: bool) -> None:
     zypper = Zypper(code)
     for what, fine in (

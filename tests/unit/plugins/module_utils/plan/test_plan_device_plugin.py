@@ -94,7 +94,7 @@ def test_requested_sizes_need_a_kubeconfig_only_outside_a_pod():
     assert made({**asked, **DAEMONSET}, BY_POD)["errors"] == []
 
 
-@pytest.mark.parametrize("state, variables, refused", DRIVERLESS)
+@pytest.mark.parametrize(("state", "variables", "refused"), DRIVERLESS)
 def test_a_working_device_plugin_is_not_restarted_without_a_driver(state, variables, refused):
     told = "\n".join(made(variables, state)["errors"])
     assert ("NVML does not answer (no driver) and no step mends it" in told) is refused
@@ -139,7 +139,7 @@ HOLDERS = [
 ]
 
 
-@pytest.mark.parametrize("variables, held, words", HOLDERS)
+@pytest.mark.parametrize(("variables", "held", "words"), HOLDERS)
 def test_containers_are_disturbed_by_another_slice_size(variables, held, words):
     found = made(variables, {"plugin.status": {**running(3, *held), "resource": "nvidia.com/gpu"}})
     assert found["roles"] != []
@@ -148,6 +148,7 @@ def test_containers_are_disturbed_by_another_slice_size(variables, held, words):
     assert words in "".join(found["warnings"])
 
 
+# columns: the holders of slices, the names of those that a drain of the node does not move
 OUTSIDE = [
     ([], []),
     ([POD_A, LEASE], []),
@@ -156,7 +157,7 @@ OUTSIDE = [
 ]
 
 
-@pytest.mark.parametrize("held, outside", OUTSIDE)
+@pytest.mark.parametrize(("held", "outside"), OUTSIDE)
 def test_containers_that_no_drain_moves_are_named(held, outside):
     state = {"plugin.status": {**running(3, *held), "resource": "nvidia.com/gpu"}}
     found = made({"nvidia_driver_packages": ["nvidia-smi=535.400*", "libcuda1=535.400*"]}, state)

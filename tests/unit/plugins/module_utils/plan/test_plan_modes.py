@@ -77,7 +77,7 @@ MIG = [
 ]
 
 
-@pytest.mark.parametrize("wanted, state, changes, fault, disturbs", MIG)
+@pytest.mark.parametrize(("wanted", "state", "changes", "fault", "disturbs"), MIG)
 def test_mig(wanted, state, changes, fault, disturbs):
     whole = {**desired.INPUTS["mig"], "state": "present", "geometry": WANTED, **wanted}
     part = plan_modes.mig(whole, changed(AS_WANTED, state), {})
@@ -105,7 +105,7 @@ MPS = [
 ]
 
 
-@pytest.mark.parametrize("wanted, state, changes, fault, disturbs", MPS)
+@pytest.mark.parametrize(("wanted", "state", "changes", "fault", "disturbs"), MPS)
 def test_mps(wanted, state, changes, fault, disturbs):
     whole = {**desired.INPUTS["mps"], "state": "present", "replicas": 4, **wanted}
     part = plan_modes.mps_part(whole, changed(AS_WANTED, state), {})
@@ -127,7 +127,7 @@ SLICE = [
 ]
 
 
-@pytest.mark.parametrize("wanted, state, changes", SLICE)
+@pytest.mark.parametrize(("wanted", "state", "changes"), SLICE)
 def test_time_slice(wanted, state, changes):
     part = plan_modes.time_slicing({"state": "present", "slice": "long", **wanted}, changed(AS_WANTED, state), {})
     assert (list(part.changes), list(part.errors)) == (changes, [])
@@ -165,7 +165,7 @@ BOTH_WAYS = [
 ]
 
 
-@pytest.mark.parametrize("variables, gpu, record, refused", BOTH_WAYS)
+@pytest.mark.parametrize(("variables", "gpu", "record", "refused"), BOTH_WAYS)
 def test_group_can_change_to_mig_and_back(variables, gpu, record, refused):
     state = {**AS_WANTED, "gpus": [gpu], "pci_gpus": [], "files": {"/r": {}} if record else {}}
     found = plan.check_gpus(desired.collect(variables), state)

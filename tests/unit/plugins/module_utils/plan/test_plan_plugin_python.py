@@ -84,6 +84,8 @@ def test_configured_interpreter_is_selected(python, packages, chosen, names):
     )
 
 
+# columns: the system, device_plugin_python, the interpreter's version (None: unknown, "": no such program), words of
+# the refusal ("": accepted)
 @pytest.mark.parametrize(
     ("system", "python", "version", "said"),
     [
@@ -186,6 +188,7 @@ def test_the_unit_of_mig_runs_on_a_python_that_is_new_enough(system, python, cha
     assert chosen in mig_unit.files(WANTED, chosen)[mig_unit.UNIT_PATH]
 
 
+# columns: the mode of the interpreter's file (None: no file), words of the fault ("": none)
 @pytest.mark.parametrize(("mode", "words"), [(0o755, ""), (0o644, "is not there"), (None, "name a Python from 3.8 on")])
 def test_missing_python_of_the_mig_unit_is_reported_before_the_boot(tmp_path, mode, words):
     """On RHEL 8 and SLES 15 the program needs the plugin's Python, which a play without the role device_plugin does

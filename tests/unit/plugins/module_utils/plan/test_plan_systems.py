@@ -12,6 +12,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.plan import desired, pl
 from ansible_collections.vgpu.fleet.plugins.module_utils.plan import driver as plan_driver
 from plan_samples import BARE, CONVERGED, RUNNING, VARIABLES
 
+# Systems, as the facts of a host describe them.
 ROCKY = {
     "id": "rocky",
     "id_like": "rhel centos fedora",

@@ -36,6 +36,7 @@ def test_labels_set_the_policies_of_a_node(labels, expected):
     assert findings == []
 
 
+# columns: the node's labels, the label that the warning names, words of the warning
 @pytest.mark.parametrize(
     ("labels", "where", "words"),
     [

@@ -201,6 +201,7 @@ def test_sidecars_count_and_init_containers_have_ended():
     ]
 
 
+# columns: the pod, words of the refusal
 @pytest.mark.parametrize(
     ("made", "words"),
     [
@@ -252,6 +253,7 @@ def test_preferences(annotations, preferences):
     assert (ask.alone, ask.one_numa) == (preferences.get("alone", False), preferences.get("one_numa", False))
 
 
+# columns: the pod's annotations, words of the refusal
 @pytest.mark.parametrize(
     ("annotations", "words"),
     [

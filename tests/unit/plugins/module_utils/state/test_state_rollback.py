@@ -108,7 +108,7 @@ AFTER = [
 ]
 
 
-@pytest.mark.parametrize("after, counts", AFTER)
+@pytest.mark.parametrize(("after", "counts"), AFTER)
 def test_rollback_point_counts_until_a_newer_proof_or_a_lost_version(machine, after, counts):
     machine.prove()
     machine.persist()
