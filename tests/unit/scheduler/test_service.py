@@ -517,7 +517,7 @@ def test_reasons_are_shown_in_metrics_and_commands(capsys):
             families = {one.name: one for one in text_string_to_metric_families(text)}
             assert families["vgpu_scheduler_request_duration_seconds"].type == "histogram"
             bounds = {each.labels.get("le") for each in families["vgpu_scheduler_request_duration_seconds"].samples}
-            assert {"10.0", "+Inf"} <= bounds, "buckets up to the kube-scheduler's timeout"
+            assert {"10.0", "+Inf"} <= bounds, "expected buckets up to the kube-scheduler's timeout"
             assert families["process_resident_memory_bytes"].samples[0].value > 0
             if shutil.which("promtool"):  # promtool is in Debian's package prometheus.
                 checked = await asyncio.to_thread(by_prometheus, text)

@@ -113,7 +113,7 @@ def test_frequency_of_events():
 
         assert await again(0) == 1
         assert [await again(1) for _each in range(30)] == [0] * 30
-        assert await again(CHANGED) == 0, "the same reasons"
+        assert await again(CHANGED) == 0, "expected no event for equal reasons"
         ledger.drop_node("n1")
         ledger.set_node("n1", node("n1", 1, memory=4000))
         assert await again(CHANGED) == 1

@@ -133,6 +133,7 @@ def test_exceptions_are_few_and_used() -> None:
         assert word in {one.lower() for _line, one in READERS[Path(name).suffix]((ROOT / name).read_text())}, name
 
 
+# columns: the reader of a file type, a text with forbidden words, the found (line, word)
 @pytest.mark.parametrize(
     ("reader", "text", "found"),
     [

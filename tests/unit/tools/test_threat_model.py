@@ -19,6 +19,7 @@ CHECKS = {*verdicts.PROBE_CHECKS, *verdicts.PROBE_BYPASSES, *verdicts.OWN}
 HEAD = ["way", "memory", "compute", "tried by"]
 # The table that compares the verdicts on memory with and without enforcement by the driver.
 ENFORCED = ["way", "memory, by the library", "memory, by the driver too", "tried by"]
+# The header of the table that compares the verdicts by the kind of container.
 KINDS = ["way", "root, uid 1000 without capabilities, or a user namespace; no profile", "RuntimeDefault"]
 WORDS = ("prevented", "detected", "open")
 NONE = "–"

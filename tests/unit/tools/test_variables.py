@@ -85,7 +85,7 @@ def test_role_uses_only_specified_variables(role: str) -> None:
         text = re.sub(r"vgpu\.fleet\.\w+|\w+\.(yml|json|py|j2)\b|'[^'\n]*'|/[\w./-]+", " ", text)
         used |= set(re.findall(rf"(?<![\w./-]){role}_[a-z0-9_]+", text))
     known = set(tool.options_of(ROOT, role)) | RESULTS
-    assert used & known, "nothing was read"
+    assert used & known, "expected variables in the roles, found none"
     assert sorted(used - known) == []
 
 

@@ -96,7 +96,7 @@ def test_server_listens_once_another_program_frees_the_port(serve, caplog):
         server = serve(f"127.0.0.1:{port}")
         for _time in range(3):
             server.renew()
-    assert len(caplog.records) == 1, "one log record only"
+    assert len(caplog.records) == 1, "expected one log record for all attempts"
     assert [str(port) in one and "in use" in one for one in server.notes()] == [True]
     other.close()
     server.renew()

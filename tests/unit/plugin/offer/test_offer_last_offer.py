@@ -90,7 +90,7 @@ def test_new_split_waits_for_the_pod_over_restarts(node, kubelet, begin, capsys,
         server.stop(grace=0).wait()
     assert read_status(node, capsys)["waiting"] == []
     begin(splitCount=3)
-    until(lambda: offered(kubelet, node) == [3, 3], "no slice in use: the new split at once")
+    until(lambda: offered(kubelet, node) == [3, 3], "the new split, because no slice is in use")
 
 
 # Unusable texts of the file of the last offer; None: no file.

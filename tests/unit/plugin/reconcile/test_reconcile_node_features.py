@@ -184,7 +184,7 @@ def test_disabled_option_removes_the_labels(node, api, start):
     one.stop()
     one.thread.join(20)
     start(features=False)
-    until(lambda: NAMES not in api.annotations, "their end")
+    until(lambda: NAMES not in api.annotations, "the removal of the labels")
     assert ours(api) == {}
 
 
@@ -203,7 +203,7 @@ def test_oneshot_writes_once(node, kubelet, api, start):
     )
     # The condition that the program reports next shows that it has processed both changes.
     node.paths.config.write_text("{")
-    until(lambda: api.condition().get("status") == "False", "the condition of a spoilt file")
+    until(lambda: api.condition().get("status") == "False", "the condition that reports the invalid file")
     assert COUNT not in ours(api) and ours(api)[P + "gpu.replicas"] == "4"
 
 

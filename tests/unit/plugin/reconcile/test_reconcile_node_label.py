@@ -95,7 +95,7 @@ def test_label_selects_a_configuration_and_its_removal_restores_the_default(node
     until(lambda: str(node.paths.configs / "big.yaml") in api.condition().get("message", ""), "the condition")
     assert (api.condition()["status"], api.condition()["reason"]) == ("True", "Applied")
     put(node, "big", splitCount=3)
-    until(lambda: capacity(kubelet) == 6, "an edited file, without a change of the label")
+    until(lambda: capacity(kubelet) == 6, "the configuration of the edited file")
     api.label(None)
     until(lambda: capacity(kubelet) == 8, "the node's own configuration again")
     assert status(node, capsys)["config_name"] == ""
@@ -136,7 +136,7 @@ def test_invalid_configuration_keeps_the_old_one_and_is_reported(
     assert words in caplog.text
     assert (capacity(kubelet), status(node, capsys)["config_name"]) == (4, "big")
     api.label("big")
-    until(lambda: api.condition()["reason"] == "Applied", "the fault is over")
+    until(lambda: api.condition()["reason"] == "Applied", "the end of the fault")
 
 
 def refuse_to_read(node, monkeypatch) -> None:
@@ -204,7 +204,7 @@ def test_restart_without_the_api_server_keeps_the_configuration(node, kubelet, a
     api.fault = None
     api.label(None)
     until(lambda: capacity(kubelet) == 8, "the label's configuration again")
-    until(lambda: not status(node, capsys)["warnings"], "the warning goes")
+    until(lambda: not status(node, capsys)["warnings"], "the end of the warning")
 
 
 def test_refused_configuration_name_is_not_stored(node, kubelet, api, start, capsys):
@@ -280,7 +280,7 @@ class Impatient:
 
     def get(self, path, *_more):
         self.calls += 1
-        assert self.calls < 100, "asked again and again without a pause"
+        assert self.calls < 100, "expected pauses between the requests"
         return {"metadata": {"name": "node-1", "resourceVersion": "10"}}
 
     patch = post = get

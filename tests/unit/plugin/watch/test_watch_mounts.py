@@ -324,7 +324,7 @@ def test_unchanged_mount_lists_are_not_parsed_or_judged_again(watched, monkeypat
     for pid in range(20, 30):
         run(watched, pid, TOP + NEW)
     watched.look(3)
-    assert (len(parsed), len(judged)) == (2, 1), "the node's list and the container's"
+    assert (len(parsed), len(judged)) == (2, 1), "expected to parse the lists of node and container once"
 
 
 def test_foreign_mount_is_ended_and_old_mounts_never(watched):

@@ -34,5 +34,7 @@ def test_missing_subnet_manager_of_nvlink_5_is_a_warning(tmp_path, monkeypatch, 
     monkeypatch.setattr(module_under_test, "AnsibleModule", lambda **_spec: double)
     monkeypatch.setattr(module_under_test, "Host", lambda: machine)
     module_under_test.main()
-    assert any("nvidia-fabricmanager" in name for name in left[0]["choice"]["packages"]), "the host has switches"
+    assert any("nvidia-fabricmanager" in name for name in left[0]["choice"]["packages"]), (
+        "expected the fabric manager, because the host has NVSwitches"
+    )
     assert [True for text in warnings if "nvlsm" in text] == [True] * told

@@ -77,8 +77,8 @@ def test_value_that_needs_unread_facts_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("own", "most"),
     [
-        ("rack", 1),  # nothing depends on it
-        ("vgpu_devices", 1),  # no default of a role leads to it
+        ("rack", 1),  # No default depends on this variable.
+        ("vgpu_devices", 1),  # No default of a role uses this variable.
         ("mps_packages", 1),
         ("mps_resource", 40),
     ],

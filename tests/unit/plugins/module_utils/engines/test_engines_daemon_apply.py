@@ -27,11 +27,11 @@ class Daemon:
         self.names: list[str] = []
         self.command_line = ["dockerd", "-H", "fd://"]
         self.complaint: str | None = None
-        self.fails_with: str | None = None  # dockerd does not start with this key
+        self.fails_with: str | None = None  # A key with which dockerd does not start.
         self.at_boot = True
         self.masked = False
-        self.deaf = False  # a reload applies nothing
-        self.silent = False  # runs and does not respond
+        self.deaf = False  # A reload applies nothing.
+        self.silent = False  # The daemon runs and does not respond.
         self.state = self.read() if running else {}
 
     def read(self) -> dict:

@@ -54,7 +54,7 @@ HOSTS = [
 def test_auto_selects_the_engine_that_runs_the_containers(found, engine):
     assert engine_auto.resolve(WANTED, found).name == engine
     asked = {*engine_auto.units("auto")}
-    assert {*found["units"]} <= asked, "the role reads every unit of the table"
+    assert {*found["units"]} <= asked, "expected the role to read every unit of the table"
 
 
 @pytest.mark.parametrize("engine", ["docker", "containerd", "crio", "k3s", "rke2"])

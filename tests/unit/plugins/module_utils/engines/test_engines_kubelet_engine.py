@@ -135,7 +135,7 @@ def test_engine_other_than_the_kubelets_has_an_error_or_a_warning(engine, wanted
     assert (fault in said) if fault else not said
     assert (note in " | ".join(made["warnings"])) if note else not made["warnings"]
     if fault:
-        assert "container_runtime" not in made["roles"], "the role does not run"
+        assert "container_runtime" not in made["roles"], "expected the role not to run"
     brought = [change for step in made["steps"] for change in step["changes"] if change == "install docker.io"]
     comes = wanted == "docker" or (wanted == "auto" and engine in (None, "docker"))
     assert brought == ["install docker.io"] * (comes and not units and not fault)

@@ -34,7 +34,7 @@ class Library:
 
 def probed(tmp_path, library, **more):
     found = memory_limits.probe(library, [("GPU-0", 10), ("GPU-1", 11)], str(tmp_path), **more)
-    assert [one for one in tmp_path.iterdir() if one.is_dir()] == [], "the scratch group is gone"
+    assert [one for one in tmp_path.iterdir() if one.is_dir()] == [], "expected no remaining group of the probe"
     return found
 
 

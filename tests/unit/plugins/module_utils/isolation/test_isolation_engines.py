@@ -114,7 +114,7 @@ def test_engine_is_chosen_from_the_clients_of_the_host(
     assert (runner.name, engines.image, len(engines.reasons)) == (name, image, reasons), engines.reasons
     engines.runner(lease())
     made = [one for one in calls(tmp_path) if " import " in one]
-    assert len(made) <= (2 if "refuses" in about else 1), "made once for all slices"
+    assert len(made) <= (2 if "refuses" in about else 1), "expected one import of the image for all slices"
     engines.close()
     assert not [one for one in calls(tmp_path) if one.startswith(("docker ps", "podman ps"))] or image != OWN
     # The image that the run created is removed, and no other image.
@@ -330,4 +330,6 @@ def test_root_stays_if_containerd_may_still_use_it(host, tmp_path, monkeypatch, 
     engines = isolation_engines.Engines(params)
     assert engines.runner(lease()).name == "containerd", engines.reasons
     engines.close()
-    assert [one.name for one in tmp_path.glob("isolation-*")] == [f"isolation-{OURS}"], "known to the next run"
+    assert [one.name for one in tmp_path.glob("isolation-*")] == [f"isolation-{OURS}"], (
+        "expected the folder to stay for the next run"
+    )

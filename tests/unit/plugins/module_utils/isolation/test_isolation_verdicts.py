@@ -384,7 +384,7 @@ def test_older_probe_is_not_run_and_not_violated(about, rc, err, verdict, words)
     assert (one["name"], one["verdict"]) == ("probe", verdict)
     assert words in one["detail"]
     assert ("upgrade.yml" in one["detail"]) == (verdict == "not-run")
-    assert it.overall([CHECK, one]) == verdict, "no pass"
+    assert it.overall([CHECK, one]) == verdict, "expected the worse verdict for the whole slice"
 
 
 KILLED = report().replace('"detail": ""', '"detail": null')

@@ -31,7 +31,7 @@ def apt(options: list[str], *words: str) -> str:
 @pytest.fixture
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     if not shutil.which("apt-get"):
-        pytest.skip("needs apt, which this system has not")
+        pytest.skip("needs apt, which is not installed")
     (tmp_path / "hosts" / "lists").mkdir(parents=True)
     monkeypatch.setattr(apt_scratch, "LISTS", str(tmp_path / "hosts" / "lists"))
     folder = tmp_path / "scratch"
@@ -61,7 +61,7 @@ def test_repository_can_be_queried_before_its_source_is_written(scratch: Path, t
         "vgpu-test-one": "1.0",
         "vgpu-test-two": "2.0",
     }
-    assert not list((tmp_path / "hosts" / "lists").iterdir()), "the host's lists are its own"
+    assert not list((tmp_path / "hosts" / "lists").iterdir()), "expected the host's package lists to stay unchanged"
 
 
 def test_package_folder_can_be_queried_before_its_source_is_written(scratch: Path, tmp_path: Path) -> None:

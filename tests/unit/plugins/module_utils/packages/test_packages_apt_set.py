@@ -174,7 +174,7 @@ def test_old_package_lists_are_read_again(apt: Apt, age: float, gone: bool, pack
     apt.age, apt.gone = age, gone
     run = present(apt, packages=packages)
     assert (apt.calls, set(apt.here)) == (calls, {"docker.io", "runc", "containerd"} if packages else set())
-    assert run.plan == sorted({*run.plan}), "no line twice"
+    assert run.plan == sorted({*run.plan}), "expected each line of the plan once"
     assert not present(apt, packages=packages).changed
     assert apt.calls == calls
 

@@ -71,7 +71,7 @@ class Host:
     def remove(self, names: list[str]) -> None:
         self.calls.append("remove " + " ".join(names))
         for name in names:
-            assert name not in self.locked, "a lock keeps a package"
+            assert name not in self.locked, "a locked package cannot be removed"
             del self.there[name]
 
     def can_lock(self) -> bool:

@@ -81,7 +81,7 @@ def test_unavailable_kernel_headers_are_named():
     )
     resolved = rpm_text.resolve(["kernel-devel=5.14.0-570.12.1.el9_6"], known)
     assert resolved == {"kernel-devel": "5.14.0-570.12.1.el9_6"}, (
-        "and not the newest, which the running kernel cannot use"
+        "expected the headers of the running kernel, not the newest"
     )
 
 

@@ -15,10 +15,10 @@ from plan_samples import CONVERGED, RUNNING, SILENT, UNIT, made
 DRIVERLESS = [
     (SILENT, {"vgpu_split_count": 4}, True),
     ({**SILENT, (*UNIT, "active"): False}, {}, True),
-    (SILENT, {}, False),  # nothing to do for the device plugin
-    ({**SILENT, "packages.nvidia-smi": None}, {"vgpu_split_count": 4}, False),  # the driver comes first
+    (SILENT, {}, False),  # The device plugin has no changes.
+    ({**SILENT, "packages.nvidia-smi": None}, {"vgpu_split_count": 4}, False),  # The role of the driver runs before.
     (SILENT, {"vgpu_split_count": 4, "nvidia_driver_state": None}, True),
-    (SILENT, {"vgpu_split_count": 4, "vgpu_fail_on_init_error": False}, False),  # it waits for the driver
+    (SILENT, {"vgpu_split_count": 4, "vgpu_fail_on_init_error": False}, False),  # The plugin waits for the driver.
     (SILENT, {"device_plugin_state": "absent"}, False),
     ({}, {"vgpu_split_count": 4}, False),
 ]

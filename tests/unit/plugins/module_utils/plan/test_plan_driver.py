@@ -243,10 +243,10 @@ def test_another_branch_disturbs_even_with_other_package_names(users, policy, la
         facts = {key: state[key] for key in ("packages", "driver", "pci_gpus", "nvswitches")}
         whole_plan = made(wanted, {**facts, "os": {**state["os"], "root": "true"}})
         assert whole_plan["roles"][0] == "nvidia_driver" and "device_plugin" in whole_plan["roles"], (
-            "it has the old one"
+            "expected a restart of the plugin, which uses the old driver"
         )
     same = plan_driver.nvidia_driver({**whole, "branch": "535"}, state, {})
-    assert (same.disturbs, same.errors) == (False, []), "the branch that runs: its lacking packages come beside it"
+    assert (same.disturbs, same.errors) == (False, []), "expected no disturbance if the branch stays"
 
 
 # columns: a change of the step, whether it installs another version of the driver
@@ -315,8 +315,8 @@ OF_OTHERS = [
         {},
         "libnvidia-compute-580, nvidia-utils-580 brought it; to keep it set nvidia_driver_source: present",
     ),
-    (CUDA_REPOSITORY, {"nvml.ok": False}, ""),  # no running driver to keep
-    (CUDA_REPOSITORY, {("files", "/record"): {"sha256": "x"}}, ""),  # our own interrupted run installed it
+    (CUDA_REPOSITORY, {"nvml.ok": False}, ""),  # No driver runs.
+    (CUDA_REPOSITORY, {("files", "/record"): {"sha256": "x"}}, ""),  # Our own interrupted run installed the driver.
     ({"nvidia-utils-580-server": "580.95.05-0ubuntu1"}, {}, ""),
     ({"nvidia-container-toolkit": "1.18.0-1", "nvidia-utils-580": None}, {}, ""),
 ]
