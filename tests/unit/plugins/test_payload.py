@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each module may send only a fixed number of core files to a host. Ansible's own packer counts the files; a growing
-payload fails the test."""
+"""Tests that each module sends at most a fixed number of core files to a host. Ansible's own packer counts the files."""
 
 from __future__ import annotations
 

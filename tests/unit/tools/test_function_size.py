@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tools/function_size.py refuses long functions and functions with many parameters."""
+"""Tests that tools/function_size.py refuses long functions and functions with many parameters."""
 
 from __future__ import annotations
 

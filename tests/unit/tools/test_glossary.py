@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Words of a private dialect stay out of the product's code: names, options, metrics, help, messages, comments."""
+"""Tests that words of a private dialect stay out of the product's code: names, options, metrics, help, messages,
+comments.
+"""
 
 from __future__ import annotations
 

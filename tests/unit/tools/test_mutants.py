@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lists that `make mutants` reads name files, tests and lines that exist."""
+"""Tests that the lists of `make mutants` name files, tests and lines that exist."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The version of a build depends only on its sources."""
+"""Tests that the version of a build depends only on its sources."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The facts that the module driver_choice reads from a host itself, besides the facts of driver and GPUs."""
+"""Tests the facts that the module driver_choice reads from a host in addition to the facts of driver and GPUs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decisions of the module kube_device_plugin, on an API in memory: missing nodes, other owners' nodes, traces."""
+"""Tests the decisions of the module kube_device_plugin with an API in memory: missing nodes, other owners' nodes,
+traces.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decisions of the mount policy module, on an API in memory."""
+"""Tests the decisions of the mount policy module with an API in memory."""
 
 from __future__ import annotations
 

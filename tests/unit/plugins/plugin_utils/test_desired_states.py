@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Desired states of many hosts: each host gets its own, and defaults are evaluated once for each distinct input."""
+"""Tests the desired states of many hosts: each host gets its own, and defaults are evaluated once for each distinct
+input.
+"""
 
 from __future__ import annotations
 

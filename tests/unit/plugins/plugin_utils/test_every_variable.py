@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every variable of the collection with a wrong value, a typing error in its name, and a right value.
-
-The rows are made from the argument specifications and the table of group variables, so a new variable has rows at once.
-The wrong values follow from the documented type, not from the code that reads the variable.
+"""Tests every variable of the collection with a wrong value, a typing error in its name, and a right value. The rows
+are made from the argument specifications and the table of group variables, so a new variable has rows at once. The
+wrong values follow from the documented type, not from the code that reads the variable.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report of a fleet: the state of each node, sums, and the changes since the last report."""
+"""Tests the report of a fleet: the state of each node, sums, and the changes since the last report."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Expected capacity against advertised capacity. Each row changes one fact of a consistent host."""
+"""Tests the comparison of expected and advertised capacity. Each row changes one fact of a consistent host."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The card values of the device plugin (utilisation, temperature, Xids) in the capacity of a node and in the report."""
+"""Tests that a node's capacity and the report have the GPU values that the device plugin reports: utilisation,
+temperature and Xids.
+"""
 
 from __future__ import annotations
 

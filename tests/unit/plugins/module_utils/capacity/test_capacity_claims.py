@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node whose pods get GPUs by claims: expected ResourceSlices against those of the API server, and the pods."""
+"""Tests the capacity of a node whose pods get GPUs by claims: the expected ResourceSlices are compared with those of
+the API server, and the pods are named.
+"""
 
 from __future__ import annotations
 

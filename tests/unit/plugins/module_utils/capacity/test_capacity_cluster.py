@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The capacity that Kubernetes shows of nodes: the rule on tables, and the module against a small API server with
-paged lists."""
+"""Tests the capacity of nodes in Kubernetes: the comparison by tables, and the module with a small API server that
+returns lists in pages.
+"""
 
 from __future__ import annotations
 

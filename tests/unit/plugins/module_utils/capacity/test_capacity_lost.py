@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPUs lost according to NVML or the device plugin: capacity and plan name each lost GPU once."""
+"""Tests that capacity and plan name each GPU once that is lost according to NVML or the device plugin."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running containers against their records: each rule alone, at its limits. test_capacity.py tests the rules
-together."""
+"""Tests the comparison of running containers with their records: each rule alone, at its limits. test_capacity.py tests
+the rules together.
+"""
 
 from __future__ import annotations
 

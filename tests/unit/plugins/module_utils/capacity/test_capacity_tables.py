@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The printed tables of a host, and the faults of an isolation check that does not prove isolation."""
+"""Tests the printed tables of a host, and the faults that are printed if an isolation check does not prove isolation."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The devices that a node advertises in each sharing mode, and which files NVIDIA's plugin and our plugin accept."""
+"""Tests which devices a node advertises in each sharing mode, and which files NVIDIA's plugin and our plugin accept."""
 
 from __future__ import annotations
 

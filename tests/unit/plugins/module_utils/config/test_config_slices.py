@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slice arithmetic against tables calculated by hand."""
+"""Tests the sizes of slices against tables calculated by hand."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of variables and the strict reader of node.yaml."""
+"""Tests the table of group variables and the strict reader of node.yaml."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts of a host and desired state -> driver: refused or allowed choices, companion packages, reasons to reboot."""
+"""Tests the choice of a driver by the facts of a host and the desired state: allowed and refused drivers, companion
+packages, and reasons to reboot.
+"""
 
 from __future__ import annotations
 

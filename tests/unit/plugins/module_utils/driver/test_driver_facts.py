@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver's facts, read from hosts simulated in a folder."""
+"""Tests the facts of the driver that are read from a host. A folder with files simulates the host."""
 
 from __future__ import annotations
 

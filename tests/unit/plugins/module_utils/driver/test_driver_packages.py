@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts of a host and desired state -> packages, repositories and holds of its driver. Debian's package names were read
-from the archives of bookworm and trixie, the other names from the vendors' pages.
+"""Tests which packages, repositories and holds of the driver follow from the facts of a host and the desired state.
+Debian's package names were read from the archives of bookworm and trixie, the other names from the vendors' pages.
 """
 
 from __future__ import annotations

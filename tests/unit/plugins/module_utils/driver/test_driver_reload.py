@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Activation of the driver's modules on a simulated kernel: loaded, reloaded if no process uses them, or left for a
-reboot."""
+"""Tests on a simulated kernel whether the driver's modules are loaded, reloaded because no process uses them, or left
+for a reboot.
+"""
 
 from __future__ import annotations
 

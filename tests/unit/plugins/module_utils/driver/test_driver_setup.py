@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver's setup on a simulated kernel and systemd: check, apply, repeat, undo."""
+"""Tests the setup of the driver on a simulated kernel and systemd: check mode, a first and a repeated run, and removal."""
 
 from __future__ import annotations
 

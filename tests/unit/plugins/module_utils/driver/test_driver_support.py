@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Properties of GPUs and driver versions, derived from the device ids and version texts that hosts report."""
+"""Tests the properties of GPUs and driver versions that follow from reported device ids and version texts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA's runtime in containerd's configuration: check, apply, repeat, undo, on recorded files. Python's TOML reader
-interprets each text."""
+"""Tests changes of NVIDIA's runtime in recorded files of containerd: check, apply, repeat, undo. Python's TOML reader
+interprets each result.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docker_daemon's run against a simulated host: the calls to the daemon, and the file after each outcome."""
+"""Tests runs of docker_daemon against a simulated host: the calls to the daemon, and the file after each outcome."""
 
 from __future__ import annotations
 

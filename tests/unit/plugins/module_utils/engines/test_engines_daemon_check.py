@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that dockerd fails to start with or silently ignores, although its own check passes them."""
+"""Tests the check of files with which dockerd does not start or which it silently ignores, although dockerd's own check
+accepts them.
+"""
 
 from __future__ import annotations
 

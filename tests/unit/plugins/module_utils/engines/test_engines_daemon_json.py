@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""daemon.json key by key: the texts that are accepted or refused, and the changes that a merge makes."""
+"""Tests edits of daemon.json: which texts are accepted or refused, and what a merge of settings changes."""
 
 from __future__ import annotations
 

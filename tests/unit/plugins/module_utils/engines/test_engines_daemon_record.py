@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rollback of daemon.json: the original bytes if only our run wrote the file, else only our keys are removed."""
+"""Tests the rollback of daemon.json: it restores the original bytes if only our run wrote the file, and otherwise
+removes only our keys.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to Docker's socket without a client program, against a small server on its own socket."""
+"""Tests requests to Docker's socket without a client program. A small server on its own socket answers them."""
 
 from __future__ import annotations
 

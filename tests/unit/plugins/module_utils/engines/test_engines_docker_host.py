@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The running containers of a docker that does not respond, found by their processes."""
+"""Tests that the running containers of an unresponsive docker are found by their processes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The variant of docker on a host, from files in a folder."""
+"""Tests which variant of docker is recognised on a host by the files in a folder."""
 
 from __future__ import annotations
 

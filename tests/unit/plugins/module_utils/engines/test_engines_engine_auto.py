@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine that "auto" selects, as a table of hosts."""
+"""Tests which engine the setting "auto" selects, by a table of hosts."""
 
 from __future__ import annotations
 

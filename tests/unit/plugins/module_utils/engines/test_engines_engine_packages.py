@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The packages that install an engine, as a table of hosts: system, installed packages, desired state."""
+"""Tests which packages install an engine, by a table of hosts: system, installed packages, desired state."""
 
 from __future__ import annotations
 

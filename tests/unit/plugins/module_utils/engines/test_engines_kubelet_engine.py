@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine of a host's pods: processes in a simulated /proc -> engine; engine and desired state -> plan."""
+"""Tests which engine runs a host's pods, by the processes in a simulated /proc, and the plan's errors and warnings if
+another engine is desired.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The OCI runtime that starts a host's containers, read from the files of each engine."""
+"""Tests which OCI runtime starts a host's containers, by the files of each engine."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A TOML file on disk: check, apply, repeat, undo; edits by other programs in between survive."""
+"""Tests changes of a TOML file on disk: check, apply, repeat, undo. Edits of other programs in between survive."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides whether the driver or the library enforces memory limits. The report shows only the first reason against
-enforcement by the driver."""
+"""Tests whether the driver or the library enforces memory limits. The report shows only the first reason against
+enforcement by the driver.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MPS: client caps and limits by architecture from NVIDIA's pages, the systemd unit, and the commands to the MPS
-daemon."""
+"""Tests MPS: the maximum number of clients and their limits by architecture (from NVIDIA's pages), the systemd unit,
+and the commands to the MPS daemon.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The NVML reader if parts of the driver fail; tests/native/nvml_readers reads a complete driver."""
+"""Tests the NVML reader if parts of the driver fail. tests/native/nvml_readers reads a complete driver."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVML's calls for limits of control groups, and the probe of these calls, on a library in memory."""
+"""Tests NVML's calls for limits of control groups, and the probe of these calls, with a double of the library."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a host that is simulated in a folder."""
+"""Tests the facts that are read from a host. A folder with files simulates the host."""
 
 from __future__ import annotations
 

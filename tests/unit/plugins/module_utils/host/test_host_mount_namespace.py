@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes in a mount namespace of their own, inspected from inside and outside. Needs root."""
+"""Tests processes in their own mount namespace, inspected from inside and outside. The tests need root."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Units that start again after the GPUs changed: running services and one-shot services."""
+"""Tests which units start again after the GPUs changed: running services and one-shot services."""
 
 from __future__ import annotations
 

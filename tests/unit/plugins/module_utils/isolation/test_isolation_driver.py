@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check of limits that the driver enforces: the limit of the container's own group, and the bypasses."""
+"""Tests the check of limits that the driver enforces: the limit of the container's own group, and the bypasses."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine that runs the isolation check and the files that the check removes, on hosts of simulated clients."""
+"""Tests which engine runs the isolation check and which files the check removes, on hosts with simulated engine
+clients.
+"""
 
 from __future__ import annotations
 

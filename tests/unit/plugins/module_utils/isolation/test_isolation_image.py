@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The root folder of a container of the isolation check, built from this machine's own files."""
+"""Tests the root folder of a container of the isolation check, built from this machine's own files."""
 
 from __future__ import annotations
 

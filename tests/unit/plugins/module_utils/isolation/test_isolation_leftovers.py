@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leftovers of killed isolation checks in an engine: those removed, and those kept."""
+"""Tests which leftovers of killed isolation checks are removed from an engine and which are kept."""
 
 from __future__ import annotations
 

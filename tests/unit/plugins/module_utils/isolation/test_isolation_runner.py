@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The docker runner against a simulated docker client."""
+"""Tests the docker runner of the isolation check with a simulated docker client."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verdicts of the isolation check: for each source, a table of its reports."""
+"""Tests the verdicts of the isolation check: for each source of reports, a table of its reports."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Server-side apply of desired objects, on an API in memory."""
+"""Tests server-side apply of desired objects with an API in memory."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The nodes that are ready for the scheduler, and the commands that load an image on each node."""
+"""Tests which nodes are ready for the scheduler, and the commands that load an image on each node."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The objects of the DaemonSet; tests/e2e applies them to a real API server."""
+"""Tests the Kubernetes objects of the DaemonSet. tests/e2e applies them to a real API server."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The objects of a cluster for claims; tests/e2e_dra shows which requests an API server denies by the policies."""
+"""Tests the Kubernetes objects of a cluster for claims. tests/e2e_dra shows which requests an API server denies by the
+policies.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other drivers of dynamic resource allocation in the cluster, in each version of the API."""
+"""Tests that other drivers of dynamic resource allocation in the cluster are named, in each version of the API."""
 
 from __future__ import annotations
 

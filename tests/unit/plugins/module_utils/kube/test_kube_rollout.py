@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Deployment counts as running or has a reason why not; a probe shows whether the scheduler receives pods."""
+"""Tests whether a Deployment counts as running, the reason if it does not, and the probe that shows whether the
+scheduler receives pods.
+"""
 
 from __future__ import annotations
 

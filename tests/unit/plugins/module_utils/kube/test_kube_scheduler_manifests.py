@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler's Kubernetes objects; tests/e2e_scheduler applies them to a real API server."""
+"""Tests the Kubernetes objects of the scheduler. tests/e2e_scheduler applies them to a real API server."""
 
 from __future__ import annotations
 

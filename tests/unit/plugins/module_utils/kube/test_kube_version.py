@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parsing of Kubernetes versions, and the refused versions."""
+"""Tests how Kubernetes versions are parsed, and which versions are refused."""
 
 from __future__ import annotations
 

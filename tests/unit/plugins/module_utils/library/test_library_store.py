@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Versions of the library in a folder that replaces the node: check, apply, repeat, switch, interrupted run, undo."""
+"""Tests the installed versions of the library in a folder that replaces the node: check, apply, repeat, switch, an
+interrupted run, undo.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes that use a version of the library, found in a simulated /proc and in real mounts."""
+"""Tests that the processes that use a version of the library are found, in a simulated /proc and in real mounts."""
 
 from __future__ import annotations
 

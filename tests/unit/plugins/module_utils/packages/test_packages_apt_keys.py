@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys of apt sources on a simulated apt: identified by their ids, removed with their sources, and restored."""
+"""Tests the keys of apt sources on a simulated apt: they are identified by their ids, removed with their sources, and
+restored.
+"""
 
 from __future__ import annotations
 

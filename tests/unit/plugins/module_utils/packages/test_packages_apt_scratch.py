@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queries of the real apt about sources that are not on the host yet, and apt's messages about unreadable sources."""
+"""Tests queries of the real apt about sources that are not on the host yet, and the interpretation of apt's messages
+about unreadable sources.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A set of packages on a simulated apt: the calls of apt, and the rollback, which must restore the host."""
+"""Tests the installation of a set of packages on a simulated apt: the calls of apt, and the rollback, which must
+restore the host.
+"""
 
 from __future__ import annotations
 

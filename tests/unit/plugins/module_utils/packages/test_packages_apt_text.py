@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsers of apt's and dpkg's output, on recorded texts of Debian 12."""
+"""Tests the parsers of apt's and dpkg's output with recorded texts of Debian 12."""
 
 from __future__ import annotations
 

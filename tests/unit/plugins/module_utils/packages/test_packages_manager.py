@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls of package managers, and the records of their changes."""
+"""Tests the calls of package managers, and the records of their changes."""
 
 from __future__ import annotations
 

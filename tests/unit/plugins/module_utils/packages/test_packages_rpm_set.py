@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A set of packages on an in-memory RPM host; tests/rpm uses real dnf and zypper."""
+"""Tests the installation of a set of packages on an in-memory RPM host. tests/rpm uses real dnf and zypper."""
 
 from __future__ import annotations
 

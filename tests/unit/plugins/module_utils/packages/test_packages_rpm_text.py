@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Versions, pins, files and locks of RPM systems."""
+"""Tests the versions, pins, repository files and locks of RPM systems."""
 
 from __future__ import annotations
 

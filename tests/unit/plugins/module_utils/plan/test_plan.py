@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host state and desired state -> plan, as tables. Each row changes one fact of a converged host."""
+"""Tests the plan that follows from a host's state and the desired state. Each row changes one fact of a converged host."""
 
 from __future__ import annotations
 

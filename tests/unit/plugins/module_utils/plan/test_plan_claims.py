@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of a host whose pods get GPUs by claims: the requirements, and the GPUs of claims in use."""
+"""Tests the plan of a host whose pods get GPUs by claims: the requirements, and the GPUs of claims in use."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of the device plugin: other owners, the DaemonSet, an unavailable driver, containers that use slices."""
+"""Tests the plan of the device plugin: other owners of its resource, the DaemonSet, an unavailable driver, containers
+that use slices.
+"""
 
 from __future__ import annotations
 

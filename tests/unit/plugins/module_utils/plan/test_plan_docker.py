@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of hosts with docker installed: restarts, faults of daemon.json, variants of docker."""
+"""Tests the plan of hosts with docker: restarts, faults of daemon.json, variants of docker."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Debian 12 host with a T4 and the driver's desired state -> changes, faults, whether work is disturbed."""
+"""Tests the plan of the driver on a Debian 12 host with a T4: changes, faults, and whether running work is disturbed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory enforcement in the plan: one line, and an error if only the driver may enforce and the host cannot."""
+"""Tests memory enforcement in the plan: one line, and an error if only the driver may enforce and the host cannot."""
 
 from __future__ import annotations
 

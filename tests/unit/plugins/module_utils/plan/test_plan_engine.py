@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan's step for containerd, CRI-O, k3s and RKE2, as tables."""
+"""Tests the plan's step for containerd, CRI-O, k3s and RKE2."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MIG, MPS and time slice in the plan: state and desired state -> changes, faults, whether work is disturbed."""
+"""Tests MIG, MPS and time slice in the plan: changes, faults, and whether running work is disturbed."""
 
 from __future__ import annotations
 

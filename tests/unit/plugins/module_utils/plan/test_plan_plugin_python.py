@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python that runs the device plugin: the table of systems, the configured interpreter, the refusals."""
+"""Tests which Python runs the device plugin: the table of systems, the configured interpreter, the refusals."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Relations between variables of roles: the driver's check receives every variable that it reads."""
+"""Tests relations between variables of roles: the driver's check receives every variable that it reads."""
 
 from __future__ import annotations
 

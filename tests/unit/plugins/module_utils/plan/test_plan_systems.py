@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of hosts that do not run Debian: bare, with Docker's own engine, converged, and with a version to change."""
+"""Tests the plan of hosts that do not run Debian: bare, with Docker's own engine, converged, and with a version to
+change.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The toolkit's configuration and its desired state -> changes of the plan, and warnings about containers' GPU
-access."""
+"""Tests the planned changes of the toolkit's configuration, and the warnings about containers' GPU access."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Labels of nodes: our own, ACK's as aliases, and unknown values."""
+"""Tests the labels of nodes: our own, ACK's as aliases, and unknown values."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods' requests in each dialect, against tables calculated by hand from the projects' documentation."""
+"""Tests pods' requests in each dialect against tables calculated by hand from the projects' documentation."""
 
 from __future__ import annotations
 

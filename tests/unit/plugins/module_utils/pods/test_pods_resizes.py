@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resize requests: the parsed request, the words of each refusal, and the size that counts until it is applied."""
+"""Tests resize requests: how they are parsed, the words of each refusal, and the size that counts until a resize is
+applied.
+"""
 
 from __future__ import annotations
 

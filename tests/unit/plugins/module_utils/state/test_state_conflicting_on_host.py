@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other device plugins on a host: sockets are real, processes and static pods are files."""
+"""Tests the search for other device plugins on a host. Sockets are real; processes and static pods are files."""
 
 from __future__ import annotations
 

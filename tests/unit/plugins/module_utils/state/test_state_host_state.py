@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a host, read from a folder with its files."""
+"""Tests the state of a host, read from a folder with its files."""
 
 from __future__ import annotations
 

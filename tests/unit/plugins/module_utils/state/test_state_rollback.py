@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rollback point of an upgrade on a host simulated in a folder, also if the upgrade was killed after its switch."""
+"""Tests the rollback point of an upgrade on a host simulated in a folder, also if the upgrade was killed after its
+switch.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys set in TOML texts. Python's tomllib checks every result; the code itself has no tomllib on old nodes."""
+"""Tests changes of keys in TOML texts. Python's tomllib checks every result; the tested code does not use it, because
+old nodes do not have it.
+"""
 
 from __future__ import annotations
 
