@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that each module sends at most a fixed number of core files to a host. Ansible's own packer counts the files."""
+"""Tests that each module sends at most a fixed number of core files to a host. Ansible's own packer counts the
+files.
+"""
 
 from __future__ import annotations
 

@@ -228,7 +228,9 @@ def test_groups_fit_into_the_budget(gates):
     for number in range(gates.GROUPS):
         for lane in gates.in_lanes([gate for gate in gates.SWEEPS if gate.group == number]):
             minutes = sum(gate.minutes for gate in lane)
-            assert minutes <= GROUP_MINUTES, f"group {number}, lane {lane[0].lane}: {minutes} minutes"
+            assert minutes <= GROUP_MINUTES, (
+                f"group {number}, lane {lane[0].lane}: expected at most {GROUP_MINUTES} minutes, found {minutes}"
+            )
 
 
 def test_list_names_every_gate_once_and_runs_nothing(gates, capsys):

@@ -125,7 +125,7 @@ def test_words(folder: str) -> None:
         for line, word in READERS[Path(name).suffix]((ROOT / name).read_text()):
             if (name, word.lower()) not in ALLOWED:
                 found.append(f"{name}:{line}: {word}")
-    assert not found, f"{len(found)} words to replace (the table above says by what):\n" + "\n".join(found)
+    assert not found, f"{len(found)} words to replace (see the table in this file):\n" + "\n".join(found)
 
 
 def test_exceptions_are_few_and_used() -> None:

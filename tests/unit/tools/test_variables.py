@@ -20,7 +20,7 @@ spec.loader.exec_module(tool)
 @pytest.mark.parametrize("page", sorted(tool.PAGES))
 def test_generated_page_is_current(page: str) -> None:
     assert (ROOT / page).read_text() == tool.PAGES[page](), (
-        f"{page} is old: run `.build/venv/bin/python tools/variables.py`"
+        f"{page} is outdated: run `.build/venv/bin/python tools/variables.py`"
     )
 
 
@@ -31,7 +31,7 @@ def test_defaults_and_specification_name_the_same_variables(role: str) -> None:
     assert sorted(set(defaults) - set(options)) == []
     for name, option in options.items():
         if "default" in option and name in defaults and "{{" not in str(defaults[name]):
-            assert option["default"] == defaults[name], f"{role}: {name} has two defaults"
+            assert option["default"] == defaults[name], f"{role}: {name}: expected equal defaults in both files"
 
 
 @pytest.mark.parametrize("role", tool.roles(ROOT))

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the plan of a rehearsal: the declared GPUs, the simulated hosts, and the check that no real host is reachable."""
+"""Tests the plan of a rehearsal: the declared GPUs, the simulated hosts, and the check that no real host is
+reachable.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the printed tables of a host, and the faults that are printed if an isolation check does not prove isolation."""
+"""Tests the printed tables of a host, and the faults that are printed if an isolation check does not prove
+isolation.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests named configurations in the plan: the files that differ, and whether the running program uses an outdated file."""
+"""Tests named configurations in the plan: the files that differ, and whether the running program uses an
+outdated file.
+"""
 
 from __future__ import annotations
 

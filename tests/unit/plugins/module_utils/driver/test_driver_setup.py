@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the setup of the driver on a simulated kernel and systemd: check mode, a first and a repeated run, and removal."""
+"""Tests the setup of the driver on a simulated kernel and systemd: check mode, a first and a repeated run, and
+removal.
+"""
 
 from __future__ import annotations
 

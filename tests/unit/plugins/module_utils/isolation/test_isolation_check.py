@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the bypass checks of a slice and their time limits with a simulated runner, without a device plugin or driver."""
+"""Tests the bypass checks of a slice and their time limits with a simulated runner, without a device plugin or
+driver.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the plan that follows from a host's state and the desired state. Each row changes one fact of a converged host."""
+"""Tests the plan that follows from a host's state and the desired state. Each row changes one fact of a
+converged host.
+"""
 
 from __future__ import annotations
 

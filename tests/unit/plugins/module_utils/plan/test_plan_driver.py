@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the plan of the driver on a Debian 12 host with a T4: changes, faults, and whether running work is disturbed."""
+"""Tests the plan of the driver on a Debian 12 host with a T4: changes, faults, and whether running work is
+disturbed.
+"""
 
 from __future__ import annotations
 
