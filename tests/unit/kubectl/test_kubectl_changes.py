@@ -288,7 +288,7 @@ SIZES = [("8Gi", 8192), ("100Mi", 100), ("3000", 3000), ("1Ti", 1 << 20)]
 
 
 @pytest.mark.parametrize(("text", "mib"), SIZES)
-def test_sizes(text, mib):
+def test_memory_sizes_are_read_in_mib(text, mib):
     assert changes.memory_mib(text) == mib
 
 

@@ -137,7 +137,7 @@ def kubectl(tmp_path, monkeypatch):
     return answers
 
 
-def test_nodes(kubectl, capsys):
+def test_nodes_with_their_gpu_resources(kubectl, capsys):
     assert main.main(["nodes", "-o", "json"]) == 0
     found = {one["node"]: one for one in json.loads(capsys.readouterr().out)["nodes"]}
     assert list(found) == ["equal", "odd", "parts"]
@@ -185,7 +185,7 @@ HAS = {
 
 
 @pytest.mark.parametrize("words", [[], ["-n", "ml"]], ids=["all namespaces", "one namespace"])
-def test_pods(kubectl, capsys, words):
+def test_pods_with_their_gpus(kubectl, capsys, words):
     assert main.main(["pods", "-o", "json", *words]) == 0
     found = {one["pod"]: one for one in json.loads(capsys.readouterr().out)["pods"]}
     assert set(found) == set(HAS)

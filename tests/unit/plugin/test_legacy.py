@@ -209,7 +209,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("about", "ids", "records", "spread", "expected"), ROWS, ids=[one[0] for one in ROWS])
-def test_substitution(offers, about, ids, records, spread, expected):
+def test_ids_allocated_in_place_of_the_requested(offers, about, ids, records, spread, expected):
     assert substitute(ids, offers[0](), records, spread) == expected
 
 
@@ -221,7 +221,7 @@ def test_unhealthy_gpus_are_not_substitutes(offers):
         substitute([A0, A1], found(), [record(KUBELET, [B0])], True)
 
 
-def test_lost_record(offers):
+def test_ids_after_a_lost_record(offers):
     assert on_gpus([A], [A1], offers[0](), []) == [A1]
     assert on_gpus([], [A1], offers[0](), []) == [A1]
     assert on_gpus([B], [A1], offers[0](), [record(KUBELET, [B0])]) == [B1]

@@ -531,7 +531,7 @@ def program(*arguments, **options):
 
 
 @pytest.mark.parametrize("given", ["file", "stdin"])
-def test_the_program(tmp_path, given):
+def test_program_converts_a_file_and_its_input(tmp_path, given):
     values = tmp_path / "values.yaml"
     values.write_text("devicePlugin: {deviceSplitCount: 5, pluginPath: /kubelet}\n")
     done = program(values) if given == "file" else program("-", input=values.read_text())

@@ -117,7 +117,7 @@ def sources() -> list[str]:
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_words(folder: str) -> None:
+def test_folder_has_no_forbidden_word(folder: str) -> None:
     found = []
     for name in sources():
         if not name.startswith(folder + "/"):
@@ -149,5 +149,5 @@ def test_exceptions_are_few_and_used() -> None:
         (in_lines, "a: wishes # beside\n", [(1, "wishes"), (1, "beside")]),
     ],
 )
-def test_readers(reader, text: str, found: list[tuple[int, str]]) -> None:
+def test_forbidden_words_are_found_by_file_type(reader, text: str, found: list[tuple[int, str]]) -> None:
     assert list(reader(text)) == found

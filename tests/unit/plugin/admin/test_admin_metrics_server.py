@@ -56,7 +56,7 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize(("method", "path", "status"), REQUESTS)
-def test_requests(serve, method, path, status):
+def test_status_of_requests(serve, method, path, status):
     found, body = get(serve("127.0.0.1:0").port, path, method)
     assert found == status
     assert (body == TEXT) == (status == 200)
@@ -73,7 +73,7 @@ ADDRESSES = [("127.0.0.1:0", "127.0.0.1"), ("localhost:0", "localhost"), (":0", 
 
 
 @pytest.mark.parametrize(("address", "host"), ADDRESSES)
-def test_addresses(serve, address, host):
+def test_server_listens_on_the_configured_address(serve, address, host):
     if host == "::1":
         try:
             socket.create_server(("::1", 0), family=socket.AF_INET6).close()

@@ -238,7 +238,7 @@ def test_new_library_is_used_for_new_allocations_only(node):
     assert [Path(one).name for one in sources] == ["0.1.0-aaaaaaaaaaaa", "0.2.0-bbbbbbbbbbbb"]
 
 
-def test_volume_mounts(node):
+def test_volume_mounts_name_the_gpu(node):
     config = json.loads(node_yaml(node.library_root))
     config["flags"]["plugin"] = {"deviceListStrategy": "volume-mounts"}
     node.config_text = json.dumps(config)

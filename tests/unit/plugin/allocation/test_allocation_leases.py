@@ -156,7 +156,7 @@ def test_expired_lease_ends_at_the_start(node, boot, seconds):
     assert parts[1].records.all() == []
 
 
-def test_release(node):
+def test_only_a_lease_is_released(node):
     parts = node.parts()
     leases = leases_of(node, parts)
     (pod,) = parts[1].allocate([[f"{node.gpus[0].uuid}::0"]])

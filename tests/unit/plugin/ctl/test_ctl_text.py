@@ -188,5 +188,5 @@ def test_finished_checks_are_not_shown_as_problems(now, past, everything, lines)
     ("seconds", "text"),
     [(0, "0 s"), (119.4, "119 s"), (120, "2 min"), (7199, "120 min"), (7200, "2 h"), (86400, "24 h"), (259200, "3 d")],
 )
-def test_age(seconds, text):
+def test_age_is_shown_in_one_unit(seconds, text):
     assert tables.age(seconds) == text

@@ -118,7 +118,7 @@ def test_empty_checkpoint(tmp_path):
         ("00000000:3b:00.0", "0000:3b:00.0", "", -1),
     ],
 )
-def test_numa_node(tmp_path, pci, file, content, node):
+def test_numa_node_of_a_pci_address(tmp_path, pci, file, content, node):
     folder = tmp_path / "bus/pci/devices" / file
     folder.mkdir(parents=True)
     (folder / "numa_node").write_text(content)
@@ -134,7 +134,7 @@ def test_nvml_lists_gpus(monkeypatch, tmp_path):
     ]
 
 
-def test_nvml_errors(monkeypatch, tmp_path):
+def test_nvml_errors_are_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "pynvml", Pynvml(nvmlInit=failing(9)))
     with pytest.raises(GpuError, match="NVML does not start: Driver Not Loaded"):
         Nvml(tmp_path)
@@ -143,7 +143,7 @@ def test_nvml_errors(monkeypatch, tmp_path):
         Nvml(tmp_path).gpus()
 
 
-def test_nvml_events(monkeypatch, tmp_path):
+def test_nvml_events_are_read(monkeypatch, tmp_path):
     answers = [
         types.SimpleNamespace(eventType=8, eventData=79, device="handle-1"),
         types.SimpleNamespace(eventType=2, eventData=1, device="handle-0"),  # an uncorrectable ECC error
@@ -195,7 +195,7 @@ def test_health_watch_continues_after_a_driver_error(running, monkeypatch):
 
 
 @pytest.mark.parametrize("abstract", [False, True])
-def test_notify(tmp_path, abstract):
+def test_notify_sends_the_state_to_systemd(tmp_path, abstract):
     address = f"@vgpu-test-{tmp_path.name}" if abstract else str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind("\0" + address[1:] if abstract else address)

@@ -41,7 +41,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("text", "sentence"), REFUSED, ids=[one[1] for one in REFUSED])
-def test_refused(tmp_path, text, sentence):
+def test_invalid_configuration_is_refused(tmp_path, text, sentence):
     path = tmp_path / "node.yaml"
     path.write_text(text)
     with pytest.raises(Fatal) as fault:
@@ -50,7 +50,7 @@ def test_refused(tmp_path, text, sentence):
     assert str(path) in str(fault.value)
 
 
-def test_no_file(tmp_path):
+def test_missing_file_is_named(tmp_path):
     with pytest.raises(Fatal, match=r"node\.yaml: No such file or directory; the role device_plugin writes it"):
         load(tmp_path / "node.yaml")
 

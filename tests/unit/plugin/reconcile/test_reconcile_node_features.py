@@ -77,7 +77,7 @@ PATCHES: dict[str, tuple[dict[str, str], dict[str, str], dict[str, str], Any, An
 
 
 @pytest.mark.parametrize(("labels", "annotations", "desired", "changed", "names"), PATCHES.values(), ids=PATCHES)
-def test_patch(labels, annotations, desired, changed, names):
+def test_patch_of_labels_and_annotation(labels, annotations, desired, changed, names):
     found = node_features.patch({"labels": labels, "annotations": annotations}, desired)
     metadata = (found or {"metadata": {}})["metadata"]
     assert metadata.get("labels") == changed
@@ -229,7 +229,7 @@ INTERVALS = [
 
 
 @pytest.mark.parametrize(("gfd", "later", "writes"), INTERVALS)
-def test_intervals(node, gfd, later, writes):
+def test_labels_are_written_at_the_configured_interval(node, gfd, later, writes):
     now, seen = [0.0], []
     pool = Pool(node.gpus, [])
     labeller = Labeller(FakeGpus(node.gpus), pool, False, lambda *one: seen.append(one), lambda: now[0])

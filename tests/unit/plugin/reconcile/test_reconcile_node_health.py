@@ -37,7 +37,7 @@ POLICIES = [
 
 
 @pytest.mark.parametrize(("reasons", "policy", "tainted"), POLICIES)
-def test_policy(reasons, policy, tainted):
+def test_policy_decides_the_taint(reasons, policy, tainted):
     assert node_health.health(reasons, policy) == Health(tuple(one for one in reasons if one[1]), tainted)
 
 
@@ -62,7 +62,7 @@ CONDITIONS = [
 
 
 @pytest.mark.parametrize(("conditions", "wanted", "written", "since"), CONDITIONS)
-def test_condition(conditions, wanted, written, since):
+def test_condition_is_written_if_it_changes(conditions, wanted, written, since):
     patch = node_health.condition_patch({"status": {"conditions": conditions}}, wanted, NOW, 1000)
     if written is None:
         assert patch is None
@@ -91,7 +91,7 @@ TAINTS = [
 
 
 @pytest.mark.parametrize(("taints", "wanted", "written"), TAINTS)
-def test_taint(taints, wanted, written):
+def test_taint_is_added_and_removed(taints, wanted, written):
     patch = node_health.taint_patch({"metadata": {"resourceVersion": "7"}, "spec": {"taints": taints}}, wanted)
     expected = {"metadata": {"resourceVersion": "7"}, "spec": {"taints": written}}
     assert patch == (None if written == "nothing" else expected)

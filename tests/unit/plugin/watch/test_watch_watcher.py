@@ -331,7 +331,7 @@ def test_watcher_continues_after_an_internal_error(watched, running):
     assert one.state().fault == "RuntimeError: boom"
 
 
-def test_policy_end(watched):
+def test_policy_end_terminates_the_process(watched):
     watched.run(20, MIB)
     watched.mode = watch.END
     watched.look()

@@ -198,7 +198,7 @@ def test_names_of_passed_checks_are_not_repeated():
     assert nodes == before
 
 
-def test_sums():
+def test_sums_of_all_nodes():
     nodes = [fleet.node("a", {"capacity": CAPACITY, "isolation": PASSED}), fleet.node("b", {"capacity": DIFFERS})]
     nodes.append(fleet.node("c", {}))
     sums = fleet.totals(nodes)

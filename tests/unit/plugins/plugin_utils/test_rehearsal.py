@@ -38,7 +38,7 @@ PROFILES = [
 
 
 @pytest.mark.parametrize(("about", "gpus", "ends"), PROFILES)
-def test_profile(about, gpus, ends):
+def test_profile_of_a_simulated_host(about, gpus, ends):
     text, faults = rehearsal.profile(gpus, "host a")
     assert faults == []
     assert text.endswith("\n\n" + ends)

@@ -96,7 +96,7 @@ SHOWN = [
 
 
 @pytest.mark.parametrize(("about", "shown", "pods", "withheld", "what"), SHOWN)
-def test_differences(about, shown, pods, withheld, what):
+def test_differences_between_plugin_and_kubernetes(about, shown, pods, withheld, what):
     seen = capacity_cluster.facts(shown, pods, [GPU])
     found = capacity_cluster.compare("n1", seen, dict(OFFERED, withheld=withheld))
     assert [one["what"] for one in found] == what

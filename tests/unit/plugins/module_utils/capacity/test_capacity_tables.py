@@ -158,7 +158,7 @@ AGES += [(172799, " 47 h ago"), (172800, " 2 days ago"), (-50, " 0 s ago")]
 
 
 @pytest.mark.parametrize(("seconds", "words"), AGES)
-def test_age(seconds, words):
+def test_age_of_a_stored_check(seconds, words):
     assert tables.age({"time": 1000}, 1000 + seconds) == words
     assert tables.age({}, 1000) == ""
 

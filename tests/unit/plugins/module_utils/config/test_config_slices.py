@@ -44,7 +44,7 @@ WORKED = [
 
 
 @pytest.mark.parametrize(("memory_mib", "split", "scaling", "cores", "number", "slice_mib", "sm_percent"), WORKED)
-def test_worked_table(memory_mib, split, scaling, cores, number, slice_mib, sm_percent):
+def test_slices_of_the_worked_examples(memory_mib, split, scaling, cores, number, slice_mib, sm_percent):
     made = pieces(gpus(memory_mib), config(split, scaling, cores))
     assert len(made) == number
     assert {piece.memory_mib for piece in made} == {slice_mib}

@@ -463,7 +463,7 @@ REPOSITORIES = [
 
 
 @pytest.mark.parametrize(("host", "arch", "folder", "streams"), REPOSITORIES)
-def test_repositories(host, arch, folder, streams):
+def test_repository_of_cuda_and_stream_of_dnf(host, arch, folder, streams):
     for (branch, kind), stream in streams.items():
         found = chosen(host, [T4], arch=arch, source="cuda", branch=branch, kernel_module=kind)
         address = (found.repository.get("uris") or [found.repository.get("baseurl")])[0]

@@ -23,7 +23,7 @@ GENERATIONS = [
 
 
 @pytest.mark.parametrize(("device", "name", "first", "last"), GENERATIONS)
-def test_generations(device, name, first, last):
+def test_generation_of_a_device_id(device, name, first, last):
     found = driver_support.generation(driver_support.device_id(device))
     assert (found.name, found.first, found.last) == (name, first, last)
 
@@ -46,7 +46,7 @@ def test_unknown_device_id_has_no_generation(device):
         ("", None, ""),
     ],
 )
-def test_versions(version, branch, plain):
+def test_branch_and_version_of_a_package(version, branch, plain):
     assert (driver_support.branch_of(version), driver_support.upstream(version)) == (branch, plain)
 
 

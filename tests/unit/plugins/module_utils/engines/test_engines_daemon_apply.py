@@ -125,7 +125,7 @@ APPLIED = [
 
 
 @pytest.mark.parametrize(("before", "settings", "calls"), APPLIED)
-def test_applied(path: Path, before: str | None, settings: dict, calls: list) -> None:
+def test_calls_of_an_applied_file(path: Path, before: str | None, settings: dict, calls: list) -> None:
     if before is not None:
         path.write_text(before)
     daemon = Daemon(path)
@@ -196,7 +196,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("settings", "state", "words"), REFUSED)
-def test_refused(path: Path, settings: dict, state: dict, words: str) -> None:
+def test_fault_leaves_the_file_unchanged(path: Path, settings: dict, state: dict, words: str) -> None:
     path.write_text('{"a": 1}')
     daemon = Daemon(path)
     for name, value in state.items():

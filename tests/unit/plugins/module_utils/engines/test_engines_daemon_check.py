@@ -47,7 +47,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("document", "argv", "words"), CASES)
-def test_problems(document: dict, argv: list, words: list) -> None:
+def test_problems_of_a_file(document: dict, argv: list, words: list) -> None:
     found = daemon_check.problems(document, argv, lambda path: path != "/nowhere")
     assert len(found) == len(words), found
     for problem, word in zip(found, words):
@@ -65,5 +65,5 @@ FLAGS = [
 
 
 @pytest.mark.parametrize(("argv", "expected"), FLAGS)
-def test_flag_values(argv: list, expected: dict) -> None:
+def test_keys_that_the_command_line_sets(argv: list, expected: dict) -> None:
     assert daemon_json.flag_values(argv) == expected

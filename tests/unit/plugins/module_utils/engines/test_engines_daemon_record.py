@@ -50,7 +50,7 @@ def test_unchanged_file_is_restored_exactly(original: str | None) -> None:
 
 
 @pytest.mark.parametrize("original", ORIGINALS)
-def test_several_runs(original: str | None) -> None:
+def test_rollback_after_several_runs(original: str | None) -> None:
     text, record = applied(original, {"default-runtime": "runc"}, NVIDIA, {"default-shm-size": "4G", "debug": True})
     assert daemon_record.undo(text, record)[0] == original
 

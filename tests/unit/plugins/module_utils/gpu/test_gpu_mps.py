@@ -88,7 +88,7 @@ def test_limits_of_each_client(gpus, replicas, commands):
 
 
 @pytest.mark.parametrize("exclusive", [True, False])
-def test_the_unit(exclusive, tmp_path):
+def test_content_of_the_unit(exclusive, tmp_path):
     text = mps.files([gpu(), gpu(1)], 4, exclusive=exclusive)[mps.UNIT_PATH]
     assert "CUDA_MPS_PIPE_DIRECTORY=/run/nvidia/mps/nvidia.com/gpu/pipe" in text
     assert "CUDA_VISIBLE_DEVICES=GPU-0,GPU-1" in text

@@ -205,7 +205,7 @@ def test_kernel_side_of_the_driver(tmp_path, version_text, modules, loaded, nouv
     assert host_double.host(tmp_path, files).driver() == {"loaded_version": loaded, "nouveau": nouveau}
 
 
-def test_file_facts(tmp_path):
+def test_digest_and_mode_of_a_file(tmp_path):
     host = host_double.host(tmp_path, {"etc/x": "hello"})
     (tmp_path / "etc/x").chmod(0o640)
     facts = host.file("/etc/x")
@@ -227,7 +227,7 @@ def test_node_name_of_a_kubelet(tmp_path, kernel, name):
 
 
 @pytest.mark.parametrize(("text", "mode"), [("1", "enforcing"), ("0", "permissive"), (None, "")])
-def test_selinux(tmp_path, text, mode):
+def test_mode_of_selinux(tmp_path, text, mode):
     files = {} if text is None else {"sys/fs/selinux/enforce": text}
     assert host_double.host(tmp_path, files).os_release()["selinux"] == mode
 

@@ -83,7 +83,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize(("more", "argument", "mount"), OPTIONS)
-def test_options(more, argument, mount):
+def test_arguments_and_mounts_follow_the_settings(more, argument, mount):
     desired = DESIRED._replace(**more)
     assert argument is None or argument in pod(desired)["containers"][0]["command"]
     assert mount is None or mount in mounts(desired)
@@ -237,7 +237,7 @@ UNIONS = [
 
 
 @pytest.mark.parametrize(("by_host", "out"), UNIONS)
-def test_union(by_host, out):
+def test_configurations_of_all_hosts_are_joined(by_host, out):
     assert manifests.union(by_host) == out
 
 
@@ -250,6 +250,6 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("by_host", "words"), FAULTS)
-def test_union_refuses(by_host, words):
+def test_different_or_unnameable_configurations_are_refused(by_host, words):
     with pytest.raises(ConfigsError, match=words):
         manifests.union(by_host)

@@ -24,7 +24,7 @@ TEXTS = [
 
 
 @pytest.mark.parametrize(("text", "numbers", "refused"), TEXTS)
-def test_version(text, numbers, refused):
+def test_version_is_parsed_or_refused(text, numbers, refused):
     found = kube_version.of_text(text)
     assert found == numbers
     said = kube_version.refusal(found, "the kubelet of this host")

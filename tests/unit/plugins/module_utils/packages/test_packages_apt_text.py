@@ -42,7 +42,7 @@ deb [trusted=yes] file:/opt/apt ./
 """
 
 
-def test_deb822() -> None:
+def test_deb822_sources_are_parsed() -> None:
     first, second = apt_text.parse_sources("/etc/apt/sources.list.d/debian.sources", DEB822)
     assert first.suites == ("bookworm", "bookworm-updates")
     assert first.signed_by == "/usr/share/keyrings/debian-archive-keyring.gpg"
@@ -51,7 +51,7 @@ def test_deb822() -> None:
     assert apt_text.parse_deb822(second.text()) == [second]
 
 
-def test_one_line() -> None:
+def test_one_line_sources_are_parsed() -> None:
     sources = apt_text.parse_sources("/etc/apt/sources.list", ONE_LINE)
     assert [(one.types[0], one.uris[0], one.suites[0]) for one in sources] == [
         ("deb", "http://mirror.test/debian", "bookworm"),
@@ -121,7 +121,7 @@ runc:
 """
 
 
-def test_policy() -> None:
+def test_output_of_apt_cache_policy_is_parsed() -> None:
     policy = apt_text.parse_policy(POLICY)
     assert policy["busybox"]["installed"] is None
     assert policy["busybox"]["candidate"] == "1:1.35.0-4+deb12u1+b1"
@@ -143,7 +143,7 @@ AVAILABLE = [
 
 
 @pytest.mark.parametrize(("package", "words"), AVAILABLE)
-def test_unavailable(package: str, words: str | None) -> None:
+def test_unavailable_packages_are_named(package: str, words: str | None) -> None:
     assert apt_text.unavailable([package], apt_text.parse_policy(POLICY)) == ([words] if words else [])
 
 
@@ -161,7 +161,7 @@ SATISFIED = [
 
 
 @pytest.mark.parametrize(("package", "installed", "expected"), SATISFIED)
-def test_satisfied(package: str, installed: str | None, expected: bool) -> None:
+def test_installed_version_satisfies_the_desired_state(package: str, installed: str | None, expected: bool) -> None:
     assert apt_text.satisfied(package, installed) is expected
 
 
@@ -178,7 +178,7 @@ Purg old [1-1]
 """
 
 
-def test_simulation() -> None:
+def test_output_of_a_simulation_is_parsed() -> None:
     moved = apt_text.parse_simulation(SIMULATION)
     assert moved.install == {"runc": "1.1.5+ds1-1+deb12u1", "gcc-12-base": "12.2.0-14"}
     assert moved.change == {"libc6": ("2.36-9", "2.36-9+deb12u14")}
@@ -197,7 +197,7 @@ RESOLVED = [
 
 
 @pytest.mark.parametrize(("package", "given"), RESOLVED)
-def test_resolve(package: str, given: str) -> None:
+def test_argument_of_apt_get(package: str, given: str) -> None:
     assert apt_text.resolve(package, apt_text.parse_policy(POLICY)) == given
 
 

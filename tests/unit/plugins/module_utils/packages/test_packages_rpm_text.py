@@ -50,7 +50,7 @@ PINS = [
 
 
 @pytest.mark.parametrize(("version", "pin", "expected"), PINS)
-def test_pins(version: str, pin: str, expected: bool) -> None:
+def test_versions_that_match_a_pin(version: str, pin: str, expected: bool) -> None:
     assert rpm_text.fits(version, pin) is expected
 
 

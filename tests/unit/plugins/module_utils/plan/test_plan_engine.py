@@ -62,7 +62,7 @@ HOSTS = [
 
 
 @pytest.mark.parametrize(("found", "desired", "words", "fault"), HOSTS)
-def test_containerd(found, desired, words, fault):
+def test_changes_and_errors_of_containerd(found, desired, words, fault):
     _reason, changes, errors = plan_engine.differences({**WANTED, **desired}, found)
     assert (bool(changes), bool(errors)) == (bool(words), bool(fault))
     assert words in "\n".join(changes)

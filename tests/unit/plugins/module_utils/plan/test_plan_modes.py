@@ -78,7 +78,7 @@ MIG = [
 
 
 @pytest.mark.parametrize(("wanted", "state", "changes", "fault", "disturbs"), MIG)
-def test_mig(wanted, state, changes, fault, disturbs):
+def test_changes_of_mig(wanted, state, changes, fault, disturbs):
     whole = {**desired.INPUTS["mig"], "state": "present", "geometry": WANTED, **wanted}
     part = plan_modes.mig(whole, changed(AS_WANTED, state), {})
     if changes is None:
@@ -106,7 +106,7 @@ MPS = [
 
 
 @pytest.mark.parametrize(("wanted", "state", "changes", "fault", "disturbs"), MPS)
-def test_mps(wanted, state, changes, fault, disturbs):
+def test_changes_of_mps(wanted, state, changes, fault, disturbs):
     whole = {**desired.INPUTS["mps"], "state": "present", "replicas": 4, **wanted}
     part = plan_modes.mps_part(whole, changed(AS_WANTED, state), {})
     assert list(part.changes) == changes
@@ -128,7 +128,7 @@ SLICE = [
 
 
 @pytest.mark.parametrize(("wanted", "state", "changes"), SLICE)
-def test_time_slice(wanted, state, changes):
+def test_changes_of_the_time_slice(wanted, state, changes):
     part = plan_modes.time_slicing({"state": "present", "slice": "long", **wanted}, changed(AS_WANTED, state), {})
     assert (list(part.changes), list(part.errors)) == (changes, [])
 

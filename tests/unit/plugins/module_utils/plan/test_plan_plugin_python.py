@@ -115,7 +115,7 @@ def test_unsuitable_python_is_refused_with_a_remedy(system, python, version, sai
         ({"python3.11": "3.11.0~rc1", "python3.11-venv": "3.11.0~rc1"}, []),
     ],
 )
-def test_missing(found, missing):
+def test_missing_packages_of_the_python(found, missing):
     assert plugin_python.missing(plugin_python.choose(host("ubuntu", "22.04")), found) == missing
 
 
