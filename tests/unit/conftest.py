@@ -14,8 +14,8 @@ COLLECTIONS = TESTS.parent / ".build" / "collections"
 
 if COLLECTIONS.is_dir() and str(COLLECTIONS) not in sys.path:
     sys.path.insert(0, str(COLLECTIONS))
-sys.path.append(str(TESTS))  # for the package doubles
+sys.path.append(str(TESTS))  # the package ``doubles`` is in this folder
 
-# Hypothesis gives an example 200 ms and complains of slow ones: that tells of the machine, which others use too.
+# By default Hypothesis fails an example that takes over 200 ms. On a busy machine correct code takes longer.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")

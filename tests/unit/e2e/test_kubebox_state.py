@@ -134,7 +134,7 @@ def test_pods_and_kubelet_stop_before_the_runtime_changes(box: SimpleNamespace) 
         *("stop vgpu-device-plugin", "stop vgpu-arbiter"),
         *("stop kubelet", "stop containerd", f"configure {WITH_CDI}", f"start {WITH_CDI}", "start kubelet"),
     ]
-    assert box.steps[:2] == ["delete a", "delete b"], "pods end while the kubelet runs"
+    assert box.steps[:2] == ["delete a", "delete b"], "expected the pods to end before the kubelet stops"
 
 
 def test_running_runtime_is_not_restarted(box: SimpleNamespace) -> None:

@@ -30,6 +30,7 @@ def test_components_by_distribution(os_release: str, components: list[str]) -> N
     assert sources.distribution(os_release).components == components
 
 
+# Texts of /etc/os-release: another distribution, a release without a number, an empty file.
 @pytest.mark.parametrize("os_release", ['ID="fedora"\nVERSION_ID=41\n', "ID=debian\nVERSION_ID=sid\n", ""])
 def test_unsupported_distributions_are_refused(os_release: str) -> None:
     with pytest.raises(sources.SourcesError, match="debian or ubuntu"):
@@ -56,7 +57,7 @@ MACHINE = sources.distribution(BOOKWORM)
 
 
 def no_keys(mirror: str) -> Path:
-    raise AssertionError(f"the keys of {mirror} are asked for")
+    raise AssertionError(f"expected no request for the keys of {mirror}")
 
 
 OWN = [
@@ -73,6 +74,7 @@ def test_another_debian_release_uses_the_same_mirrors_and_keys() -> None:
     assert [(one.uri, one.signed_by) for one in moved] == [(one.uri, one.signed_by) for one in OWN]
 
 
+# columns: the machine's /etc/os-release, the requested release
 @pytest.mark.parametrize(
     ("os_release", "release"),
     [(BOOKWORM, "sid"), ('ID=ubuntu\nVERSION_ID="24.04"\nVERSION_CODENAME=noble\n', "trixie")],
@@ -166,6 +168,8 @@ def test_sources_are_listed_once_and_in_order() -> None:
     assert [target[0] for target in sources.parse_targets(listing, "debian")] == ["b", "b-updates"]
 
 
+# columns: name and text of a file of apt sources, the number of the entry in it (a stanza of .sources, a line of
+# .list), the keyring that the entry names (None: it names none, or there is no such entry)
 @pytest.mark.parametrize(
     ("name", "text", "entry", "key"),
     [
@@ -195,6 +199,7 @@ Dir::Cache "var/cache/apt";"""
     ]
 
 
+# columns: a profile of simulated GPUs, the minor number of each GPU
 @pytest.mark.parametrize(
     ("profile", "minors"),
     [
@@ -244,6 +249,7 @@ def test_a_new_host_has_empty_stores(left: list[str], monkeypatch: pytest.Monkey
     assert there == {"vgpu-p-h-docker": "empty", "vgpu-p-h-containerd": "empty"}
 
 
+# Profiles with and without a driver version.
 @pytest.mark.parametrize("profile", ["driver_version = 1\n[gpu]\n", "[gpu]\n"])
 def test_profile_gets_the_repositorys_driver_version(profile: str) -> None:
     changed = hardware.with_driver(profile, "535.309.01")

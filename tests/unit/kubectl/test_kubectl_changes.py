@@ -113,6 +113,7 @@ def exported() -> str:
     return metrics.text(status, [use])
 
 
+# A double of kubectl: it records its arguments and answers from a file. A call without an answer fails as forbidden.
 KUBECTL = """#!{python}
 import json, pathlib, sys
 here = pathlib.Path(__file__).parent
@@ -262,6 +263,7 @@ def test_request_annotation_of_a_resize(found, container, memory, cores, text):
     assert changes.request(found, container, memory, cores) == text
 
 
+# columns: the arguments of kubectl vgpu, words of the error
 REFUSED = [
     (["resize", "ml/two", "--memory", "1Gi"], "name one with --container: one, other"),
     (["resize", "ml/two", "--memory", "1Gi", "--container", "x"], "container x has no GPU; expected one or other"),
@@ -286,7 +288,7 @@ SIZES = [("8Gi", 8192), ("100Mi", 100), ("3000", 3000), ("1Ti", 1 << 20)]
 
 
 @pytest.mark.parametrize(("text", "mib"), SIZES)
-def test_sizes(text, mib):
+def test_memory_sizes_are_read_in_mib(text, mib):
     assert changes.memory_mib(text) == mib
 
 

@@ -67,6 +67,7 @@ PARTS = node(
 LABELS = {"nvidia.com/gpu.present": "true", "nvidia.com/gpu.count": "4", "nvidia.com/gpu.product": "A100-SHARED"}
 LABELS["nvidia.com/gpu.sharing-strategy"] = "vcuda"
 EQUAL = node("equal", labels=LABELS, amounts={"nvidia.com/gpu": "28"}, ready="False", cordoned=True)
+# The condition of a node whose device plugin refused its configuration.
 REFUSED = {"type": "VgpuConfiguration", "status": "False", "reason": "Refused", "message": "no such file"}
 NODES = [PARTS, EQUAL, node("plain", amounts={"cpu": "4"}), node("odd", {"vgpu.fleet/gpus": "{"}, conditions=[REFUSED])]
 PODS = [
@@ -96,6 +97,7 @@ EVENTS = [
     {"reason": "GpusNotFree", "message": "newer", "eventTime": "2026-11-24T04:00:00.5Z"},
     {"reason": "Odd"},
 ]
+# A double of kubectl: it records its arguments and answers from a file. A call without an answer fails as forbidden.
 KUBECTL = """#!{python}
 import json, pathlib, sys
 here = pathlib.Path(__file__).parent
@@ -135,7 +137,7 @@ def kubectl(tmp_path, monkeypatch):
     return answers
 
 
-def test_nodes(kubectl, capsys):
+def test_nodes_with_their_gpu_resources(kubectl, capsys):
     assert main.main(["nodes", "-o", "json"]) == 0
     found = {one["node"]: one for one in json.loads(capsys.readouterr().out)["nodes"]}
     assert list(found) == ["equal", "odd", "parts"]
@@ -171,6 +173,7 @@ def test_gpus_with_their_planned_pods(kubectl, capsys):
         assert [(each["pod"], each["memory_mib"]) for each in one["pods"]] == who
 
 
+# Pod → who chose its GPUs (None: no GPUs yet), (GPU, MiB, cores) of each GPU, words of what it waits for ("": nothing).
 HAS = {
     "train": ("scheduler", [(A, 3000, 30), (B, 1000, 0)], ""),
     "phases": ("scheduler", [(A, 5000, 20)], ""),
@@ -182,7 +185,7 @@ HAS = {
 
 
 @pytest.mark.parametrize("words", [[], ["-n", "ml"]], ids=["all namespaces", "one namespace"])
-def test_pods(kubectl, capsys, words):
+def test_pods_with_their_gpus(kubectl, capsys, words):
     assert main.main(["pods", "-o", "json", *words]) == 0
     found = {one["pod"]: one for one in json.loads(capsys.readouterr().out)["pods"]}
     assert set(found) == set(HAS)
@@ -201,6 +204,7 @@ def test_pods_without_the_right_to_read_nodes(kubectl, capsys, tmp_path):
     assert len(json.loads(capsys.readouterr().out)["pods"]) == len(HAS)
 
 
+# Pod → texts that ``kubectl vgpu why`` must print about it.
 WHY = {
     "ml/waits": ["Pending, without a node", "9000 MiB", "waits: 0/4 nodes have room", "newer", "older", "Odd"],
     "train": ["Running on parts", f"{A}: 3000 MiB, 30 %", f"{B}: 1000 MiB, any %", "by scheduler"],
@@ -253,6 +257,7 @@ def test_tables_show_problems(kubectl, capsys):
     assert "ml/phases 5000 MiB; ml/train 3000 MiB" in capsys.readouterr().out
 
 
+# Command → its output if the cluster has no GPUs.
 EMPTY = {"nodes": "no node has a GPU", "cards": "no node tells GPUs", "pods": "no pod has a GPU"}
 EMPTY["slices"] = "no exporter says anything"
 
@@ -264,6 +269,7 @@ def test_cluster_without_gpus(kubectl, capsys, command, said):
     assert said in capsys.readouterr().out
 
 
+# columns: kubectl's invalid output by command, words of the error
 FAULTS = [
     ({"get nodes": "no json"}, "its answer is no JSON"),
     ({"get nodes": []}, "expected an object, found list"),
@@ -449,7 +455,7 @@ WAITING = [
 ]
 
 
-@pytest.mark.parametrize("asks, shown", WAITING)
+@pytest.mark.parametrize(("asks", "shown"), WAITING)
 @pytest.mark.parametrize("by_template", [False, True])
 def test_pod_whose_claim_has_no_device_is_shown(kubectl, capsys, asks, shown, by_template):
     late = pod("late", phase="Pending", limits={}, conditions=refused(NO_DEVICE))
@@ -470,7 +476,7 @@ def test_pod_whose_claim_has_no_device_is_shown(kubectl, capsys, asks, shown, by
     assert found == ([("late", None, NO_DEVICE)] if shown else [])
 
 
-@pytest.mark.parametrize("labels, shown", [({"vgpu.fleet/claims": "wanted"}, True), ({}, False)])
+@pytest.mark.parametrize(("labels", "shown"), [({"vgpu.fleet/claims": "wanted"}, True), ({}, False)])
 def test_pod_whose_claim_does_not_exist_is_shown(kubectl, capsys, labels, shown):
     late = pod("late", phase="Pending", limits={}, conditions=refused(NO_DEVICE))
     late["metadata"]["labels"] = labels

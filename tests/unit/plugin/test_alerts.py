@@ -234,8 +234,8 @@ FAULTS: dict[str, tuple[int, list[Series], float, list[list[Series]]]] = {
         1,
         [[("vgpu_scheduler_unplanned_pods", NODE, "0x30")], [("vgpu_scheduler_unplanned_pods", NODE, "0x5 1x30")]],
     ),
-}  # Labels that an alert does not have, because its expression sums over them.
-# Labels that an alert does not carry on: its expression sums over them.
+}
+# Labels of the series that the alert does not have, because its expression sums over them.
 DROPPED = {"VgpuPluginSilent": {*INFO} - {"instance"}, "VgpuSchedulerNoLeader": {"instance"}}
 RULES = {one["alert"]: one for one in rules()}
 

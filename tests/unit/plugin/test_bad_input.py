@@ -77,6 +77,7 @@ def prestart(*ids: str):
     return "PreStartContainer", api.PreStartContainerRequest(devices_ids=list(ids))
 
 
+# columns: the invalid request, the function that sends it, the gRPC status, words of the error
 REQUESTS = [
     ("no container", allocate(), "INVALID_ARGUMENT", "names no container"),
     ("no id", allocate([]), "INVALID_ARGUMENT", "names no slice"),
@@ -153,6 +154,7 @@ class Deaf:
         self._socket.close()
 
 
+# What is at the path of the kubelet's socket while no kubelet answers there.
 KUBELET_SOCKETS = ["no socket", "regular file", "folder", "socket without a server", "server without a response"]
 
 

@@ -177,7 +177,7 @@ def test_lease_is_withdrawn_from_kubelet_and_comes_back(node, kubelet, daemon, c
     with pytest.raises(PodError, match="leased to a check"):
         kubelet.run_pod("late", ids=lease["ids"])
     assert vgpuctl(node, capsys, "release", lease["allocation"])[0] == 0
-    until(lambda: allocatable(kubelet) == 14, "the slice is back")
+    until(lambda: allocatable(kubelet) == 14, "the return of the slice")
     assert not Path(lease["mounts"][0]["host_path"]).parent.exists() or "lib" in lease["mounts"][0]["host_path"]
     rc, _out, err = vgpuctl(node, capsys, "release", lease["allocation"])
     assert (rc, "there is no lease" in err) == (1, True)

@@ -42,7 +42,7 @@ def imported_by(package: str) -> set[str]:
     for path in (PLUGIN / "src" / package).rglob("*.py"):
         if not path.name.endswith(("_pb2.py", "_pb2_grpc.py")):
             found |= imported(path.read_text())
-    assert found, "nothing was read"
+    assert found, f"{package}: expected imports, found none"
     return found
 
 

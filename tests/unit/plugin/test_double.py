@@ -102,6 +102,7 @@ def test_start_empties_the_folder_but_for_the_checkpoint(tmp_path):
         manager.stop()
 
 
+# columns: the invalid field of the registration, words of the kubelet's refusal
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -191,6 +192,7 @@ def test_pod_resources(kubelet, plugin, tmp_path):
     assert [list(one.device_ids) for one in free] == [["a"], ["b"], ["c"]]
 
 
+# columns: arguments of the double's command, exit status, words of the output, words of the error
 @pytest.mark.parametrize(
     ("arguments", "rc", "out", "err"),
     [

@@ -86,7 +86,7 @@ def test_lost_driver_limit_is_set_again(place: Place, found: Limits | None) -> N
     assert place.source.limits[place.uuid, group].hard == 1000 * MIB
     assert [(name, "it was set again" in text) for name, text in place.told] == [("a", True)]
     assert place.limits.repaired == 1
-    assert place.state()[0][-1] == "", "the next poll finds the promised limit"
+    assert place.state()[0][-1] == "", "expected no fault at the next poll"
 
 
 def test_ineffective_set_stays_a_fault(place: Place) -> None:
@@ -96,7 +96,7 @@ def test_ineffective_set_stays_a_fault(place: Place) -> None:
     assert "and cannot be set: it is below what is in use, or the driver dropped it" in place.state()[0][-1]
     assert "no limit, expected 1000 MiB" in place.limits.notes()[0]
     place.state()
-    assert len(place.told) == 1, "one event for all polls"
+    assert len(place.told) == 1, "expected one event for all polls"
 
 
 def test_resize_sets_the_drivers_limit(place: Place) -> None:
@@ -106,7 +106,7 @@ def test_resize_sets_the_drivers_limit(place: Place) -> None:
     assert place.source.limits[place.uuid, group].hard == 3000 * MIB
     place.promise("a", 20000, 15360)
     assert place.limits.apply("a") == ""
-    assert place.source.limits[place.uuid, group].hard == 15360 * MIB, "at most the GPU's memory"
+    assert place.source.limits[place.uuid, group].hard == 15360 * MIB, "expected the GPU's memory as the limit"
     place.source.drops = True
     place.promise("a", 10, 15360)
     assert "cannot be set" in place.limits.apply("a")
@@ -120,6 +120,7 @@ def test_shared_group_keeps_the_sum_of_its_allocations(place: Place) -> None:
     assert place.state() == [("a", 5000, 5000, 7, "")]
 
 
+# How the container's end shows: the case → the function that causes it.
 ENDED = {
     "control group removed": lambda place, group: [one.unlink() for one in group.iterdir()] and group.rmdir(),
     "control group empty": lambda place, group: (group / "cgroup.events").write_text("populated 0\n"),
@@ -136,7 +137,7 @@ def test_ended_container_is_not_polled(place: Place, case: str) -> None:
     assert place.state() == []
     if case == "control group empty":
         assert place.source.limits[place.uuid, str(group)].hard == UNLIMITED, (
-            "the limit is cleared while the group exists"
+            "expected a cleared limit while the group exists"
         )
 
 
@@ -154,6 +155,7 @@ def test_ended_allocation_clears_the_limit(place: Place) -> None:
     place.limits.clear("a")
 
 
+# Damaged texts of the file in which the hook records the container's control group.
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"group": 1}', '{"group": "/a", "inode": "x"}'])
 def test_damaged_file_is_skipped(place: Place, text: str) -> None:
     place.container("a")
@@ -231,8 +233,8 @@ def test_pod_without_cdi_does_not_start_if_the_driver_must_enforce_limits(node, 
     [
         ("driver", Terms("container", "x", "docker", by_cdi=False), True),
         ("driver", Terms("container", "x", "podman", by_cdi=True), False),
-        ("driver", Terms("exec", "x"), True),  # a program of the host, outside any container's group
-        ("driver", Terms("lease"), False),  # of the isolation check, which proves it
+        ("driver", Terms("exec", "x"), True),  # A program of the host runs outside any container's group.
+        ("driver", Terms("lease"), False),  # The isolation check tests the enforcement.
         ("auto", Terms("container", "x", "docker", by_cdi=False), False),
         ("auto", Terms("exec", "x"), False),
     ],
@@ -248,6 +250,8 @@ def test_lease_without_cdi_is_refused_if_the_driver_must_enforce_limits(node, re
         leases.lease(terms=terms)
 
 
+# columns: whether the driver enforces limits, whether a process uses the ledger, whether the hook ran, whether the
+# container is reported
 @pytest.mark.parametrize(
     ("by_driver", "in_use", "hook", "named"),
     [
@@ -273,4 +277,6 @@ def test_container_without_the_hook_is_reported(place: Place, by_driver, in_use,
     assert (list(place.limits.without) == ["a"]) is named
     notes = [one for one in place.limits.notes() if one.startswith("allocation a")]
     assert ["no hook of CDI" in one for one in notes] == [True] * named
-    assert ["no hook of CDI" in text for _name, text in place.told] == [True] * named, "one event for all polls"
+    assert ["no hook of CDI" in text for _name, text in place.told] == [True] * named, (
+        "expected one event for all polls"
+    )

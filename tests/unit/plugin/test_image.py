@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 TAG, BASE = "localhost/vgpu-device-plugin:1", "localhost/base:1"
+# A double of the container engine: its images are a file, ids → names.
 ENGINE = """#!/usr/bin/env python
 import json, pathlib, sys
 names = pathlib.Path(__file__).with_name("names.json")
@@ -44,6 +45,7 @@ def tool():
     return out
 
 
+# Images before the build: the case → (id → names, the old ids that remain after the build).
 FORMER = {
     "no image of the name": ({}, set()),
     "an image of this name alone": ({"old": [TAG]}, set()),

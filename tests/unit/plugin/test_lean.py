@@ -14,6 +14,7 @@ from vgpu_plugin import lean
 
 from .conftest import PLUGIN
 
+# Loads the program as its main function does, and prints which of three large modules are loaded.
 AS_MAIN = """
 import sys
 sys.path[:0] = {path!r}
@@ -111,7 +112,7 @@ def test_only_grpc_threads_get_coarse_timers(tmp_path):
         assert found["after", who] == {500_000_000}, who
     for who in ("ours", "lifeguard"):
         assert found["after", who] == {own}, who
-    assert found["later", "ours"] == {own}, "timers of the server's later workers"
+    assert found["later", "ours"] == {own}, "expected precise timers in later workers"
     assert ("stopped", "here") in found
 
 
@@ -144,7 +145,7 @@ def test_timers_stay_unchanged_without_permission(tmp_path, caplog):
     task.mkdir(parents=True)
     (task / "comm").write_text("event_engine\n")
     lean.CoarseTimers(str(tmp_path)).look()
-    assert not caplog.records, "an ended thread is no fault"
+    assert not caplog.records, "expected no log record for an ended thread"
     (tmp_path / "17" / "timerslack_ns").mkdir(parents=True)
     timers = lean.CoarseTimers(str(tmp_path))
     timers.look()
@@ -155,4 +156,4 @@ def test_timers_stay_unchanged_without_permission(tmp_path, caplog):
     assert (tmp_path / "17" / "timerslack_ns").read_text() == "500000000"
     (tmp_path / "17" / "timerslack_ns").write_text("50000")
     timers.look()
-    assert (tmp_path / "17" / "timerslack_ns").read_text() == "50000", "each thread is changed once"
+    assert (tmp_path / "17" / "timerslack_ns").read_text() == "50000", "expected only one change of each thread"

@@ -79,7 +79,9 @@ def given(node, capsys) -> list[str]:
 def test_pods_are_spread(node, kubelet, start, capsys, legacy, gpus):
     start(legacyPreferred=legacy)
     pods = [kubelet.run_pod(f"p{n}") for n in range(4)]
-    assert len({one.partition("::")[0] for pod in pods for one in pod["ids"]}) == 1, "the double spread them itself"
+    assert len({one.partition("::")[0] for pod in pods for one in pod["ids"]}) == 1, (
+        "expected slices of one GPU in all requests"
+    )
     assert len({gpu(pod) for pod in pods}) == gpus
     more = [kubelet.run_pod(f"q{n}") for n in range(12)]
     assert set(Counter(gpu(pod) for pod in pods + more).values()) == {4}
@@ -153,7 +155,7 @@ def test_lease_next_to_substituted_slices(node, kubelet, start, capsys):
         kubelet.run_pod(f"p{n}")
     assert ctl.main(["--socket", str(node.paths.admin_socket), "lease", "--json"]) == 0
     leased = json.loads(capsys.readouterr().out)["ids"]
-    until(lambda: allocatable(kubelet) == 15, "the slice is withdrawn")
+    until(lambda: allocatable(kubelet) == 15, "the withdrawal of the slice")
     for n in range(12):
         kubelet.run_pod(f"q{n}")
     held = given(node, capsys)
@@ -207,7 +209,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("about", "ids", "records", "spread", "expected"), ROWS, ids=[one[0] for one in ROWS])
-def test_substitution(offers, about, ids, records, spread, expected):
+def test_ids_allocated_in_place_of_the_requested(offers, about, ids, records, spread, expected):
     assert substitute(ids, offers[0](), records, spread) == expected
 
 
@@ -219,7 +221,7 @@ def test_unhealthy_gpus_are_not_substitutes(offers):
         substitute([A0, A1], found(), [record(KUBELET, [B0])], True)
 
 
-def test_lost_record(offers):
+def test_ids_after_a_lost_record(offers):
     assert on_gpus([A], [A1], offers[0](), []) == [A1]
     assert on_gpus([], [A1], offers[0](), []) == [A1]
     assert on_gpus([B], [A1], offers[0](), [record(KUBELET, [B0])]) == [B1]

@@ -70,6 +70,7 @@ def remove_all(path) -> None:
     raise AssertionError(f"{path} cannot be removed")
 
 
+# The removed files → the function that removes them while the plugin runs.
 GONE = {
     "all of /run/vgpu": lambda node: remove(node.paths.run_dir, node.mounter.mounted),
     "the socket": lambda node: node.paths.admin_socket.unlink(),
@@ -149,6 +150,7 @@ def _overwrite(path, data: bytes) -> None:
         stream.write(data)
 
 
+# The damage to an allocation's ledger → the function that causes it.
 SPOILT = {
     "zeros": lambda path: _overwrite(path, bytes(abi_files.LEDGER_FILE_SIZE)),
     "empty ledger": lambda path: _overwrite(path, b""),

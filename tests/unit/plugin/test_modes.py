@@ -43,6 +43,7 @@ def test_time_slicing_sets_no_limits(node):
     assert files.present() == []
 
 
+# columns: the setting, the requested replicas ({0}, {1}: the two GPUs), words of the refusal (None: accepted)
 @pytest.mark.parametrize(
     ("said", "ids", "words"),
     [

@@ -52,7 +52,9 @@ def test_pod_monitors_match_pod_labels_and_ports(name):
     ports = {port["name"] for container in made["spec"]["containers"] for port in container.get("ports", [])}
     assert {one["port"] for one in wanted["podMetricsEndpoints"]} <= ports
     ours = [one for one in wanted["podMetricsEndpoints"] if one["port"] == "metrics"]
-    assert [one["honorLabels"] for one in ours] == [True], "labels of tenants would be renamed"
+    assert [one["honorLabels"] for one in ours] == [True], (
+        "expected honorLabels, so that Prometheus keeps the labels of tenants"
+    )
 
 
 def test_scrape_config_uses_the_plugins_node_label():

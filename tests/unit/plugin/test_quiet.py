@@ -46,6 +46,7 @@ def folder_of(files, pool) -> Path:
     return files.folder(files.static_name(pool.slices[0].id))
 
 
+# The change to a file that the plugin made → the function that makes the change.
 CHANGES = {
     "CDI file missing": lambda node, files, pool, allocator: (
         node.paths.cdi_dir / cdi.file_name(cdi.SLICE_KIND)
@@ -255,6 +256,7 @@ def says(**fields: int) -> bytes:
     return bytes(data)
 
 
+# Ledgers that do not fit GPU-1 and allocation a of this version.
 OTHERS = {
     "ledger of another allocation": abi_files.pack_ledger(["GPU-1"], "b"),
     "ledger of another GPU": abi_files.pack_ledger(["GPU-2"], "a"),

@@ -238,6 +238,7 @@ def test_memory_is_reserved_during_the_report(node, kubelet, api, start, monkeyp
         kubelet.restart_container("one")
 
 
+# columns: the pod's annotations, words of the refusal
 @pytest.mark.parametrize(
     ("annotations", "words"),
     [
@@ -379,6 +380,8 @@ def test_requested_sizes_need_an_api_server(node):
 CONFIG = {"sharing": {"vcuda": {"splitCount": 4}}}
 X, Y, Z = samples.gpus("T4", "T4", "T4")
 
+# columns: the case, the plan and then the result as (GPU, MiB, percent), in between the kubelet's GPUs and the use by
+# others
 ASSIGNED = [
     ("as planned", [(X.uuid, 1, 5), (Y.uuid, 2, 6)], [Y, X], {}, [(Y.uuid, 2, 6), (X.uuid, 1, 5)]),
     (
@@ -405,6 +408,7 @@ def test_assignment_of_planned_sizes(about, planned, given, before, out):
     assert [tuple(one[:3]) for one in found] == out
 
 
+# columns: the case, the plan, the kubelet's GPUs, the use by others, words of the refusal
 NOT_ASSIGNED = [
     ("one MiB over the free memory", [(X.uuid, 361, 0)], [X], {X.uuid: Held(15000, 0)}, "361 MiB are asked for"),
     (

@@ -95,7 +95,7 @@ def test_granted_size_is_applied_and_neighbours_keep_theirs(node, kubelet, api, 
         until(lambda: is_done(api, "one"), "the node's confirmation")
         assert sizes(pods["one"]) == [(first, wanted[0], wanted[1] or 100)]
         assert sizes(pods["two"]) == [(first, 4000, 30)]
-    until(lambda: len(events(api, "VgpuResized")) == 4, "an event of each")
+    until(lambda: len(events(api, "VgpuResized")) == 4, "an event for each resize")
     assert [one["type"] for one in events(api, "VgpuResized")] == ["Normal"] * 4
     assert "11360 MiB, 70 %" in events(api, "VgpuResized")[-1]["message"]
     kubelet.restart_container("one")

@@ -32,6 +32,7 @@ def warnings(node, capsys) -> list[str]:
     return list(json.loads(text)["warnings"]) if rc == 0 else ["no answer"]
 
 
+# The damage to node.yaml → the function that causes it.
 SPOILT = {
     "half": lambda path: path.write_bytes(path.read_bytes()[:30]),
     "no text": lambda path: path.write_bytes(b"\xff\xfe\x00"),

@@ -136,7 +136,9 @@ WAITS = [
 
 
 @pytest.mark.parametrize(("balance", "wanted", "waited", "active", "throttled"), WAITS)
-def test_throttled(node, kubelet, daemon, capsys, monkeypatch, balance, wanted, waited, active, throttled):
+def test_active_and_throttled_containers(
+    node, kubelet, daemon, capsys, monkeypatch, balance, wanted, waited, active, throttled
+):
     pod = kubelet.run_pod("train")
     page = next(one["host_path"] for one in pod["answer"]["mounts"] if one["container_path"] == "/dev/vgpu/0/tenant")
     base, fields = abi_files.fields.TENANT_FIELDS["devices"][0], abi_files.fields.TENANT_DEVICE_FIELDS
@@ -384,7 +386,7 @@ def test_labels_of_gpus(config, wanted):
         ((0, 0), "undefined"),
     ],
 )
-def test_families(compute, name):
+def test_family_of_a_compute_capability(compute, name):
     assert labels.family(compute) == name
 
 
@@ -427,7 +429,7 @@ def test_labels_of_mig_devices():
     )
 
 
-def test_feature_file(tmp_path):
+def test_feature_file_is_written_if_a_label_changes(tmp_path):
     path = tmp_path / "features.d" / "gfd"
     assert labels.write(path, {"nvidia.com/gpu.count": "2", "nvidia.com/gfd.timestamp": "1"})
     assert path.read_text() == "nvidia.com/gfd.timestamp=1\nnvidia.com/gpu.count=2\n"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each module may send only a fixed number of core files to a host. Ansible's own packer counts the files; a growing
-payload fails the test."""
+"""Tests that each module sends at most a fixed number of core files to a host. Ansible's own packer counts the
+files.
+"""
 
 from __future__ import annotations
 
@@ -16,23 +17,23 @@ MODULES = ROOT / "plugins" / "modules"
 
 # Number of core files in each payload, without the __init__.py that Ansible adds. A higher number needs a reason.
 MOST = {
-    "apt_packages": 9,  # one file handles the private package lists of check mode
+    "apt_packages": 9,  # One file is for the private package lists of check mode.
     "check_variables": 0,
-    "containerd_config": 8,  # one file reads the cgroup driver of the running kubelet
+    "containerd_config": 8,  # One file reads the cgroup driver of the running kubelet.
     "docker_daemon": 9,
-    "driver_choice": 10,  # one file handles the keys of repositories
+    "driver_choice": 10,  # One file is for the keys of repositories.
     "driver_setup": 5,
-    "engine_choice": 10,  # "auto" needs files for the running kubelet, its version, and CRI-O, k3s and RKE2
+    "engine_choice": 10,  # The engine "auto" needs files for the kubelet, CRI-O, k3s and RKE2.
     "gpu_info": 3,
     "host_state": 22,
-    "kube_capacity_info": 6,  # three files handle claims: the rule and the quantities
-    "kube_claims": 6,  # two files define policies; one policy has its rule in CEL
-    "kube_cluster_info": 5,  # one file checks whether the nodes have the images
+    "kube_capacity_info": 6,  # Three files are for claims.
+    "kube_claims": 6,  # Two files define admission policies.
+    "kube_cluster_info": 5,  # One file checks whether the nodes have the images.
     "kube_device_plugin": 4,
     "kube_mount_policy": 4,
     "kube_node": 2,
     "kube_conflicting_plugins": 5,
-    "kube_scheduler": 7,  # two files define policies (one has its rule in CEL), one waits for the rollout
+    "kube_scheduler": 7,  # Two files define admission policies, one file waits for the rollout.
     "mig_geometry": 13,
     "mps_daemon": 7,
     "node_files": 1,
@@ -44,8 +45,8 @@ MOST = {
     "rollback_point": 12,
     "vcuda_archive": 1,
     "vcuda_library": 4,
-    "vgpu_capacity_info": 15,  # some files handle lost GPUs and the devices of claims
-    "vgpu_isolation": 20,  # five files handle limits that the driver enforces
+    "vgpu_capacity_info": 15,  # Some files are for lost GPUs and for devices of claims.
+    "vgpu_isolation": 20,  # Five files are for limits that the driver enforces.
     "desired_state": 0,
 }
 
@@ -84,7 +85,7 @@ def payloads() -> dict[str, list[str]]:
 
 def test_every_module_has_its_row(payloads: dict[str, list[str]]) -> None:
     assert set(payloads) == set(MOST)
-    assert payloads["node_files"], "the packer finds the core"
+    assert payloads["node_files"], "expected core files in the payloads, found none"
 
 
 @pytest.mark.parametrize("module", sorted(MOST))

@@ -94,7 +94,7 @@ def test_secret_without_a_certificate_is_replaced(broken):
             double.put(SECRET, {"metadata": {"name": "vgpu-scheduler-tls"}, "data": data})
             one = Tls(api, "kube-system/vgpu-scheduler-tls", NAMES, [])
             await one.keep()
-            assert tls.read(double.objects[SECRET]) == one._now != None  # noqa: E711 both sides are said
+            assert tls.read(double.objects[SECRET]) == one._now != None  # noqa: E711 compares three values
 
     asyncio.run(go())
 
@@ -108,7 +108,7 @@ def test_secret_with_a_broken_authority_is_replaced(field):
             double.put(SECRET, dict(stored, data=dict(stored["data"], **{field: "bm8gY2VydGlmaWNhdGU="})))
             one = Tls(api, "kube-system/vgpu-scheduler-tls", NAMES, [])
             await one.keep()
-            assert tls.read(double.objects[SECRET]) == one._now != None  # noqa: E711 both sides are said
+            assert tls.read(double.objects[SECRET]) == one._now != None  # noqa: E711 compares three values
 
     asyncio.run(go())
 

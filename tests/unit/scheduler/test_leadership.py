@@ -51,7 +51,9 @@ class Clock:
 
 @pytest.fixture
 def stage():
-    """Runs a test coroutine with an API server, a clock, three electors by name, and a dictionary of busy electors."""
+    """Runs a test coroutine with an API server, a clock, three electors named one, two and
+    three, and a dictionary of busy electors.
+    """
 
     def run(story):
         async def go():

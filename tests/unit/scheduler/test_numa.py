@@ -14,6 +14,7 @@ from .samples import ask, faults, gpu, pod_ask
 CARD = 16160
 PER_CONTAINER, PER_POD = Topology(SINGLE_NUMA_NODE, CONTAINER), Topology(SINGLE_NUMA_NODE, POD)
 FREE = Topology()
+# Words of the refusal of a node whose topology manager allows one NUMA node only.
 NUMA = "free on one NUMA node, as its topology manager wants"
 
 

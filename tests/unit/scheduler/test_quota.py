@@ -214,7 +214,7 @@ def review(made, operation="CREATE", namespace="default", **more):
 
 
 async def admission(one, made, verb="validate", **more):
-    """(allowed, code, message) as the webhook's half answers."""
+    """Sends a pod to the webhook; returns (allowed, code, message)."""
     async with one.session.post(f"{one.webhook_url}/{verb}", data=review(made, **more)) as answer:
         response = (await answer.json())["response"]
     status = response.get("status") or {}

@@ -375,7 +375,7 @@ def test_memory_reserved_for_a_nominated_pod_is_not_granted():
     assert here.writes == [] and "kept for a pod whose victims are leaving" in here.events[0][2]
     here.ask("a", 100)
     here.round()
-    assert here.given("a") == [(A, 100, 0)], "less is always granted"
+    assert here.given("a") == [(A, 100, 0)], "expected a grant of the smaller size"
 
 
 def test_replica_without_the_lease_grants_nothing():

@@ -35,6 +35,7 @@ OF_KUBE_SCHEDULER = {
     # client-go's LeaseLock gets, creates and updates; bootstrappolicy names the lease kube-scheduler alone.
     *((verb, "coordination.k8s.io", "leases", LEASES[0]) for verb in ("get", "update")),
 }
+# Built-in roles of Kubernetes → the file of Kubernetes that defines the role, and its purpose.
 BUILT_IN = {
     "system:kube-scheduler": "bootstrappolicy/policy.go: what kube-scheduler itself is bound to",
     "system:volume-scheduler": "bootstrappolicy/policy.go: volumes of pods that it binds",

@@ -319,6 +319,7 @@ def one_part(memory, uuid="GPU-n0-0"):
     return pod_annotations.write_plan([pod_annotations.Part("main", pod_annotations.APP, devices)])
 
 
+# columns: label, the plan annotation after a change by another user
 CHANGED_PLANS = [
     ("smaller", {pod_annotations.PLAN: one_part(1)}),
     ("larger than any GPU", {pod_annotations.PLAN: one_part(1 << 24)}),
@@ -439,6 +440,7 @@ def test_preempt_keeps_nodes_where_it_helps():
 
 
 GOOD = {"Pod": pod_object("a"), "NodeNames": ["n0"]}
+# columns: the call, the body of the request, the status and words of the response
 BODIES = [
     ("filter", b"", 400, "expected JSON"),
     ("filter", json.dumps(GOOD).encode()[:-20], 400, "expected JSON"),
@@ -515,7 +517,7 @@ def test_reasons_are_shown_in_metrics_and_commands(capsys):
             families = {one.name: one for one in text_string_to_metric_families(text)}
             assert families["vgpu_scheduler_request_duration_seconds"].type == "histogram"
             bounds = {each.labels.get("le") for each in families["vgpu_scheduler_request_duration_seconds"].samples}
-            assert {"10.0", "+Inf"} <= bounds, "buckets up to the kube-scheduler's timeout"
+            assert {"10.0", "+Inf"} <= bounds, "expected buckets up to the kube-scheduler's timeout"
             assert families["process_resident_memory_bytes"].samples[0].value > 0
             if shutil.which("promtool"):  # promtool is in Debian's package prometheus.
                 checked = await asyncio.to_thread(by_prometheus, text)

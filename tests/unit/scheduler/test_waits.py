@@ -75,6 +75,7 @@ def test_text_of_the_event():
     story(go)
 
 
+# columns: a pod's request, words of its event
 HELPS = [
     (pod_ask(one_ask(90000)), "No other pod's end helps: ask for less, for other GPUs, or add a node"),
     (pod_ask(one_ask(1000, gpus=2)), "2 fewer than 2 GPUs (n0, n1)"),
@@ -112,7 +113,7 @@ def test_frequency_of_events():
 
         assert await again(0) == 1
         assert [await again(1) for _each in range(30)] == [0] * 30
-        assert await again(CHANGED) == 0, "the same reasons"
+        assert await again(CHANGED) == 0, "expected no event for equal reasons"
         ledger.drop_node("n1")
         ledger.set_node("n1", node("n1", 1, memory=4000))
         assert await again(CHANGED) == 1

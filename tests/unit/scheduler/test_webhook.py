@@ -81,7 +81,7 @@ def test_changes_to_a_pod(limits, labels, after):
     assert again["allowed"] and "patch" not in again, "a second review changes nothing"
     assert [ask._replace(field="", where="") for ask in read_pod(made).asks] == [
         ask._replace(field="", where="") for ask in read_pod(changed).asks
-    ], "the pod still requests the same"
+    ], "expected an unchanged request of the pod"
 
 
 @pytest.mark.parametrize(
@@ -171,6 +171,7 @@ def privileged():
     return made
 
 
+# columns: the pod, words of the refusal
 REFUSED = [
     (pod({GPU: "1", MEM: "-1"}), 'limits["nvidia.com/gpumem"]: expected a whole number'),
     (pod({ALI: "7"}, {COUNT: "2"}), "7 GiB over 2 GPUs"),
@@ -292,6 +293,7 @@ def test_only_permitted_users_change_plans(user, before, after, allowed):
 PLANNED = pod_annotations.write_plan(
     [pod_annotations.Part("main", "app", (pod_annotations.Device("GPU-a", 3000, 0),))],
 )
+# columns: the text of the annotation vgpu.fleet/resize, words of the refusal ("": admitted)
 RESIZES = [
     ('{"main": {"memory_mib": 8192}}', ""),
     ('{"main": {"cores": 0}}', ""),
@@ -319,8 +321,10 @@ def test_invalid_resize_annotation_is_refused(text, words):
         response = review(new, Settings(may_write=("sched",)), "UPDATE", old, user)
         assert response["allowed"] is not bool(words), response
         assert words in response.get("status", {}).get("message", "")
-    assert review(new, Settings(), "UPDATE", new, "somebody")["allowed"], "only a label changes"
-    assert review(old, Settings(), "UPDATE", new, "somebody")["allowed"], "the annotation is removed"
+    assert review(new, Settings(), "UPDATE", new, "somebody")["allowed"], "expected no refusal if only a label changes"
+    assert review(old, Settings(), "UPDATE", new, "somebody")["allowed"], (
+        "expected no refusal if the annotation is removed"
+    )
     created = {**made, "metadata": {"annotations": {resizes.RESIZE: text}}}
     if "with a GPU" not in words:
         assert review(created)["allowed"] is not bool(words)

@@ -28,7 +28,7 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize("name, value", SETTINGS)
+@pytest.mark.parametrize(("name", "value"), SETTINGS)
 def test_ansible_cfg_has_setting(name: str, value: Any) -> None:
     found, origin = ConfigManager(str(CONFIG)).get_config_value_and_origin(name)
     assert (found, origin) == (value, str(CONFIG))

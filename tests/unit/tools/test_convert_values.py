@@ -50,7 +50,7 @@ spec:
 
 
 @pytest.mark.parametrize(
-    "words, expected",
+    ("words", "expected"),
     [
         (["--fail-on-init-error=false"], {"vgpu_fail_on_init_error": False}),
         (["--fail-on-init-error"], {"vgpu_fail_on_init_error": True}),
@@ -75,8 +75,9 @@ def test_options_of_a_plugin_are_converted(words, expected):
     assert converted(daemonset(*words)).variables == {"vgpu_sharing": "vcuda", **expected}
 
 
+# columns: an environment variable of HAMi's device plugin, the resulting group variables
 @pytest.mark.parametrize(
-    "env, expected",
+    ("env", "expected"),
     [
         ('{name: DEVICE_SPLIT_COUNT, value: "4"}', {"vgpu_split_count": 4}),
         ("{name: GPU_CORE_UTILIZATION_POLICY, value: force}", {"vgpu_core_policy": "force"}),
@@ -89,7 +90,7 @@ def test_environment_of_a_plugin_is_converted(env, expected):
 
 
 @pytest.mark.parametrize(
-    "text, expected",
+    ("text", "expected"),
     [
         ("devicePlugin: {deviceSplitCount: 5}", {"vgpu_split_count": 5}),
         ("devicePlugin: {deviceMemoryScaling: 1.5}", {"vgpu_memory_scaling": "1.5"}),
@@ -131,8 +132,9 @@ def test_values_of_hami_are_converted(text, expected):
     assert converted(text).variables == {**CHART, **expected}
 
 
+# columns: values of HAMi's chart, the path that the note names
 @pytest.mark.parametrize(
-    "text, path",
+    ("text", "path"),
     [
         ("devicePlugin: {brandNew: '{a: 1}'}", "devicePlugin.brandNew"),
         (f"{POLICY}: {{gpuSchedulerPolicy: mutex}}}}", "scheduler.defaultSchedulerPolicy.gpuSchedulerPolicy"),
@@ -259,7 +261,7 @@ FLAGS = {
 
 
 @pytest.mark.parametrize(
-    "sharing, expected",
+    ("sharing", "expected"),
     [
         ("", {"vgpu_sharing": "none"}),
         ("timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 5}]}",
@@ -529,7 +531,7 @@ def program(*arguments, **options):
 
 
 @pytest.mark.parametrize("given", ["file", "stdin"])
-def test_the_program(tmp_path, given):
+def test_program_converts_a_file_and_its_input(tmp_path, given):
     values = tmp_path / "values.yaml"
     values.write_text("devicePlugin: {deviceSplitCount: 5, pluginPath: /kubelet}\n")
     done = program(values) if given == "file" else program("-", input=values.read_text())

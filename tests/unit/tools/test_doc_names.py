@@ -128,12 +128,12 @@ def findings(text: str, folder: Path = ROOT) -> list[str]:
             if one not in PLUGIN_OPTIONS:
                 found.append(f"{one}: no option of vgpu-device-plugin")
         found += [
-            f"{one}.service: no role brings it"
+            f"{one}.service: no role installs this unit"
             for one in re.findall(r"\b(vgpu-[a-z-]+)\.service", code)
             if one not in UNITS
         ]
         found += [
-            f"unit {one}: no role brings it"
+            f"unit {one}: no role installs this unit"
             for one in re.findall(r"(?:systemctl [a-z-]+|journalctl (?:\S+ )*?-u) (vgpu-[a-z-]+)", code)
             if one not in UNITS
         ]
@@ -171,6 +171,7 @@ def test_page_names_only_existing_things(page: str) -> None:
     assert findings(read(page), (ROOT / page).parent) == []
 
 
+# columns: the text of a page with a name that does not exist, words of the fault
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
@@ -247,8 +248,8 @@ SEEN = {
 
 @pytest.mark.parametrize("words", sorted(SEEN))
 def test_quotes_in_operators_pages_match_the_source(words: str) -> None:
-    assert any(words in read(page) for page in FOR_OPERATORS), "the pages do not say so any more: take the row out"
-    assert words in read(SEEN[words]), f"{SEEN[words]} says something else now: correct the page"
+    assert any(words in read(page) for page in FOR_OPERATORS), "the pages no longer quote this text: remove its row"
+    assert words in read(SEEN[words]), f"{SEEN[words]} no longer prints this text: correct the page"
 
 
 def test_operations_say_how_long_a_killed_check_holds_a_slice() -> None:

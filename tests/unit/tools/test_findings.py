@@ -35,7 +35,7 @@ def wrong(text: str, head: str = "fault") -> list[str]:
         found += [f"{row[0]}: no test"] * (not tests)
         for name in tests:
             path, _colons, function = name.partition("::")
-            found += [f"{row[0]}: {name} is no test"] * (
+            found += [f"{row[0]}: {name} is not a test"] * (
                 not function.startswith("test_") or function not in functions(path)
             )
     return found
@@ -46,13 +46,14 @@ def test_every_fault_has_existing_tests(head: str) -> None:
     assert wrong(PAGE.read_text(), head) == []
 
 
+# columns: a pattern in docs/gates.md, its replacement, words of the fault that the check must find then
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
         (r"(?m)^\| F8 .*\n", "", "F8: expected one row"),
-        (r"::test_refusals`", "::test_refusal`", "is no test"),
+        (r"::test_refusals`", "::test_refusal`", "is not a test"),
         (r"`tests/unit/plugins/module_utils/driver/test_driver_choice.py::test_refusals`", "none", "F8: no test"),
-        (r"test_driver_choice.py::", "test_driver_choices.py::", "is no test"),
+        (r"test_driver_choice.py::", "test_driver_choices.py::", "is not a test"),
         (r"(?m)^\| §4 .*\n", "", "§4: expected one row"),
         (r"test_loader.py::", "test_loaders.py::", "F1: tests/native/vcuda/test_loaders.py::"),
     ],

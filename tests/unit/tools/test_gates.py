@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 
 GATES = Path(__file__).resolve().parents[3] / "tools" / "gates.py"
+# A failing test that writes 200 lines to the log.
 NOISE = """
 import logging
 
@@ -43,6 +44,7 @@ def write(folder: Path, name: str, text: str) -> None:
     (folder / name / "test_it.py").write_text(text)
 
 
+# columns: the folder of tests, the text of its test file, the number of passed tests, the printed failures
 @pytest.mark.parametrize(
     ("name", "text", "passed", "failures"),
     [
@@ -139,6 +141,7 @@ def test_skipped_sweeps_are_listed_with_their_command(small, capsys):
     assert "long: left out: it is in no group; `make gate NAME=long` takes about 90 minutes" in shown
 
 
+# columns: arguments, words of the error
 @pytest.mark.parametrize(
     ("argv", "fault"),
     [
@@ -225,7 +228,9 @@ def test_groups_fit_into_the_budget(gates):
     for number in range(gates.GROUPS):
         for lane in gates.in_lanes([gate for gate in gates.SWEEPS if gate.group == number]):
             minutes = sum(gate.minutes for gate in lane)
-            assert minutes <= GROUP_MINUTES, f"group {number}, lane {lane[0].lane}: {minutes} minutes"
+            assert minutes <= GROUP_MINUTES, (
+                f"group {number}, lane {lane[0].lane}: expected at most {GROUP_MINUTES} minutes, found {minutes}"
+            )
 
 
 def test_list_names_every_gate_once_and_runs_nothing(gates, capsys):

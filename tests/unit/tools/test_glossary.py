@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Words of a private dialect stay out of the product's code: names, options, metrics, help, messages, comments."""
+"""Tests that words of a private dialect stay out of the product's code: names, options, metrics, help, messages,
+comments.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +117,7 @@ def sources() -> list[str]:
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_words(folder: str) -> None:
+def test_folder_has_no_forbidden_word(folder: str) -> None:
     found = []
     for name in sources():
         if not name.startswith(folder + "/"):
@@ -123,7 +125,7 @@ def test_words(folder: str) -> None:
         for line, word in READERS[Path(name).suffix]((ROOT / name).read_text()):
             if (name, word.lower()) not in ALLOWED:
                 found.append(f"{name}:{line}: {word}")
-    assert not found, f"{len(found)} words to replace (the table above says by what):\n" + "\n".join(found)
+    assert not found, f"{len(found)} words to replace (see the table in this file):\n" + "\n".join(found)
 
 
 def test_exceptions_are_few_and_used() -> None:
@@ -133,6 +135,7 @@ def test_exceptions_are_few_and_used() -> None:
         assert word in {one.lower() for _line, one in READERS[Path(name).suffix]((ROOT / name).read_text())}, name
 
 
+# columns: the reader of a file type, a text with forbidden words, the found (line, word)
 @pytest.mark.parametrize(
     ("reader", "text", "found"),
     [
@@ -146,5 +149,5 @@ def test_exceptions_are_few_and_used() -> None:
         (in_lines, "a: wishes # beside\n", [(1, "wishes"), (1, "beside")]),
     ],
 )
-def test_readers(reader, text: str, found: list[tuple[int, str]]) -> None:
+def test_forbidden_words_are_found_by_file_type(reader, text: str, found: list[tuple[int, str]]) -> None:
     assert list(reader(text)) == found

@@ -26,7 +26,9 @@ def test_test_targets_build_the_collection_first() -> None:
         for name, (needs, recipe) in rules().items()
         if re.search(r"\$\((PYTEST|GATES)\)|molecule\.sh", recipe)
     }
-    assert {"test", "e2e", "e2e-scheduler", "fuzz", "molecule-all"} <= set(runs), "the rules were read"
+    assert {"test", "e2e", "e2e-scheduler", "fuzz", "molecule-all"} <= set(runs), (
+        "expected the rules of these test targets"
+    )
     assert {name for name, needs in runs.items() if "collection" not in needs} == set()
     assert {name for name, needs in runs.items() if "venv" not in needs} == set()
 

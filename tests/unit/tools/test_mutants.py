@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lists that `make mutants` reads name files, tests and lines that exist."""
+"""Tests that the lists of `make mutants` name files, tests and lines that exist."""
 
 from __future__ import annotations
 
@@ -31,5 +31,7 @@ def test_no_source_file_is_in_two_rows() -> None:
 def test_an_equivalent_mutant_names_a_line_and_a_reason() -> None:
     for row in EQUIVALENT:
         lines = [line.strip() for line in (ROOT / row["path"]).read_text().splitlines()]
-        assert row["line"] in lines, f"{row['path']}: no line {row['line']}; judge the mutant again"
+        assert row["line"] in lines, (
+            f"{row['path']}: expected the line {row['line']}, found none; judge the mutant again"
+        )
         assert len(row["why"].split()) > 3, row

@@ -45,7 +45,7 @@ def test_role_platforms_match_the_tables(role: str) -> None:
     assert galaxy_info(role)["platforms"] == supported()
 
 
-@pytest.mark.parametrize("family, release", sorted(plugin_python.TABLE))
+@pytest.mark.parametrize(("family", "release"), sorted(plugin_python.TABLE))
 def test_all_tables_have_the_same_systems(family: str, release: str) -> None:
     name = {"el": "rhel"}.get(family, family)
     system = distribution.system({"id": name, "version_id": release})

@@ -17,6 +17,8 @@ assert spec and spec.loader
 play_lines = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(play_lines)
 
+# A playbook with a skipped play, and with tasks that change something, change nothing, are skipped, report, or fail on
+# host b.
 PLAY = """
 - name: Do nothing
   hosts: "!all"

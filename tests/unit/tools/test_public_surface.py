@@ -139,7 +139,7 @@ def test_no_playbook_overrides_a_roles_own_variable() -> None:
         for path in (ROOT / "playbooks").rglob("*.yml")
         for role, name in given_to_roles(yaml.safe_load(path.read_text()))
     }
-    assert ("device_plugin", "__device_plugin_desired_by") in given, "the search finds the passed variables"
+    assert ("device_plugin", "__device_plugin_desired_by") in given, "expected passed variables, found none"
     own = {role: yaml.safe_load(path.read_text()) for role, _name in given for path in vars_of(role)}
     assert not [(role, name) for role, name in given if name in (own.get(role) or {})]
 

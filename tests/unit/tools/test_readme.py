@@ -51,7 +51,7 @@ def test_there_are_three_inventories() -> None:
 def test_inventories_pass_the_check(number: int) -> None:
     variables = inventories()[number]
     assert mistakes(variables) == []
-    assert mistakes({**variables, "vgpu_split_count": "seven"}), "the check finds a mistake among them"
+    assert mistakes({**variables, "vgpu_split_count": "seven"}), "expected the check to find a mistake"
 
 
 def test_number_of_bypasses_is_current() -> None:

@@ -54,13 +54,14 @@ def stale(english: str, chinese: str) -> list[str]:
         if look(chinese) != look(english):
             found.append(f"{what}: {look(chinese)}, in README.md {look(english)}")
     differ = figures(chinese) ^ figures(english)
-    return found + ([f"figures that only one of them has: {', '.join(sorted(differ))}"] if differ else [])
+    return found + ([f"figures in only one of the pages: {', '.join(sorted(differ))}"] if differ else [])
 
 
 def test_chinese_readme_matches_the_english_readme() -> None:
-    assert stale(ENGLISH, CHINESE) == [], "carry the change of README.md over to README.zh.md"
+    assert stale(ENGLISH, CHINESE) == [], "make the change of README.md in README.zh.md too"
 
 
+# columns: words of README.md, their replacement, words of the difference that the check must find then
 @pytest.mark.parametrize(
     ("old", "new", "fault"),
     [
@@ -74,5 +75,5 @@ def test_chinese_readme_matches_the_english_readme() -> None:
     ],
 )
 def test_outdated_chinese_readme_is_found(old: str, new: str, fault: str) -> None:
-    assert old in ENGLISH, "this row of the table changes nothing any more: choose other words of README.md"
+    assert old in ENGLISH, "README.md no longer has these words: choose others for this row"
     assert any(fault in one for one in stale(ENGLISH.replace(old, new), CHINESE))

@@ -23,12 +23,12 @@ PAGES = (".md", ".json")  # documents and dashboards
 SHARED = re.compile(r"(?<![\w.{}-])/(?:var/)?tmp(?![\w-])|\bmktemp\(|\btmpnam\b|\btempnam\b|\bgettempdir\b")
 # Exceptions: file → the reason why it may name a shared folder.
 SHARED_ALLOWED = {
-    "plugins/module_utils/kube/client.py": "says why the client's own discovery, which keeps a file there, is not used",
-    "plugins/module_utils/kube/scheduler_manifests.py": "a volume of the pod's own, mounted there in the container",
-    "plugins/module_utils/packages/apt_host.py": "package lists of 100 MB, in a folder named by mkdtemp",
-    "tools/archives.py": "the same",
-    "native/vcuda/src/limits/limits.c": "a library that a user has preloaded by hand; no root of a node does",
-    "native/vcuda/probe/bypass.c": "in a container: folders where a tenant may write, names by mkstemp",
+    "plugins/module_utils/kube/client.py": "a docstring explains why the client's discovery is not used",
+    "plugins/module_utils/kube/scheduler_manifests.py": "the pod has its own volume at this path",
+    "plugins/module_utils/packages/apt_host.py": "100 MB of package lists, in a TemporaryDirectory",
+    "tools/archives.py": "package lists, in a TemporaryDirectory",
+    "native/vcuda/src/limits/limits.c": "a library that a user preloads manually; root of a node does not",
+    "native/vcuda/probe/bypass.c": "runs in a container and makes its names by mkstemp",
 }
 
 # Files whose programs run as root, on a host or in an image. All others run as the user who calls them.
@@ -69,6 +69,7 @@ def test_no_predictable_name_in_a_shared_folder() -> None:
     assert found == []
 
 
+# columns: a line of a source file, whether it uses a predictable name in a shared folder
 @pytest.mark.parametrize(
     ("line", "is_one"),
     [
@@ -146,6 +147,7 @@ def test_root_starts_python_isolated() -> None:
     assert found == []
 
 
+# columns: a command that root runs, the fault in how it starts Python ("": safe or no Python)
 @pytest.mark.parametrize(
     ("command", "reason"),
     [

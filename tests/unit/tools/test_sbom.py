@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bill of materials names every file of a folder of wheels, by what the files themselves say."""
+"""Tests the bill of materials of a folder of wheels: it names every file, with the data that the file itself
+contains.
+"""
 
 from __future__ import annotations
 

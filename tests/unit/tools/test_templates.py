@@ -21,6 +21,7 @@ def wrong(text: str) -> list[str]:
     return [found[0] for found in JSON.finditer(text) if found["after"].strip()]
 
 
+# columns: a line with a template, the number of faults
 @pytest.mark.parametrize(
     ("text", "count"),
     [
@@ -31,7 +32,7 @@ def wrong(text: str) -> list[str]:
         ('a: "{{ b | to_nice_json | trim }}"', 1),
     ],
 )
-def test_rule(text: str, count: int) -> None:
+def test_filter_after_the_json_filter_is_found(text: str, count: int) -> None:
     assert len(wrong(text)) == count
 
 

@@ -20,7 +20,7 @@ spec.loader.exec_module(tool)
 @pytest.mark.parametrize("page", sorted(tool.PAGES))
 def test_generated_page_is_current(page: str) -> None:
     assert (ROOT / page).read_text() == tool.PAGES[page](), (
-        f"{page} is old: run `.build/venv/bin/python tools/variables.py`"
+        f"{page} is outdated: run `.build/venv/bin/python tools/variables.py`"
     )
 
 
@@ -31,7 +31,7 @@ def test_defaults_and_specification_name_the_same_variables(role: str) -> None:
     assert sorted(set(defaults) - set(options)) == []
     for name, option in options.items():
         if "default" in option and name in defaults and "{{" not in str(defaults[name]):
-            assert option["default"] == defaults[name], f"{role}: {name} has two defaults"
+            assert option["default"] == defaults[name], f"{role}: {name}: expected equal defaults in both files"
 
 
 @pytest.mark.parametrize("role", tool.roles(ROOT))
@@ -85,7 +85,7 @@ def test_role_uses_only_specified_variables(role: str) -> None:
         text = re.sub(r"vgpu\.fleet\.\w+|\w+\.(yml|json|py|j2)\b|'[^'\n]*'|/[\w./-]+", " ", text)
         used |= set(re.findall(rf"(?<![\w./-]){role}_[a-z0-9_]+", text))
     known = set(tool.options_of(ROOT, role)) | RESULTS
-    assert used & known, "nothing was read"
+    assert used & known, "expected variables in the roles, found none"
     assert sorted(used - known) == []
 
 
@@ -111,6 +111,7 @@ def test_package_tasks_pass_the_proxy(path: Path) -> None:
             assert task.get("environment") == "{{ vgpu_package_environment | default({}) }}", task["name"]
 
 
+# columns: a text with Ansible's markup, the same text in Markdown
 @pytest.mark.parametrize(
     ("text", "shown"),
     [

@@ -50,6 +50,7 @@ YAML = """---
   when: a and b and c
 """
 
+# columns: the file's name, its source, the extracted texts: (line, kind, words)
 FILES = [
     (
         "a.py",

@@ -56,7 +56,7 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize(("method", "path", "status"), REQUESTS)
-def test_requests(serve, method, path, status):
+def test_status_of_requests(serve, method, path, status):
     found, body = get(serve("127.0.0.1:0").port, path, method)
     assert found == status
     assert (body == TEXT) == (status == 200)
@@ -73,7 +73,7 @@ ADDRESSES = [("127.0.0.1:0", "127.0.0.1"), ("localhost:0", "localhost"), (":0", 
 
 
 @pytest.mark.parametrize(("address", "host"), ADDRESSES)
-def test_addresses(serve, address, host):
+def test_server_listens_on_the_configured_address(serve, address, host):
     if host == "::1":
         try:
             socket.create_server(("::1", 0), family=socket.AF_INET6).close()
@@ -96,7 +96,7 @@ def test_server_listens_once_another_program_frees_the_port(serve, caplog):
         server = serve(f"127.0.0.1:{port}")
         for _time in range(3):
             server.renew()
-    assert len(caplog.records) == 1, "one log record only"
+    assert len(caplog.records) == 1, "expected one log record for all attempts"
     assert [str(port) in one and "in use" in one for one in server.notes()] == [True]
     other.close()
     server.renew()
@@ -119,6 +119,7 @@ def test_stop_frees_the_port():
     socket.create_server(("127.0.0.1", port)).close()
 
 
+# Prints which modules a metrics server has loaded before its first request.
 LAZY = """
 import sys
 sys.path[:0] = {path!r}

@@ -90,6 +90,7 @@ def test_long_response_from_a_root_only_socket(server, path):
     assert [one.name for one in Path().iterdir()] == ["plugin.sock"]
 
 
+# columns: the exception that the service raises, the code and the message that the caller gets
 @pytest.mark.parametrize(
     ("fault", "code", "text"),
     [
@@ -111,6 +112,7 @@ def test_every_error_has_a_code_and_a_message(server, service, path, fault, code
     assert ask(path).version
 
 
+# Invalid requests to which the server sends no answer: the case → the bytes that the caller sends.
 SAID = {
     "no request": b"",
     "name without a line end": b"Status",
@@ -121,6 +123,7 @@ SAID = {
     "length of 4 GiB": b"Status\n\xff\xff\xff\xff",
     "another protocol": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
 }
+# Invalid requests that get an error: the case → the sent bytes, the start of the answer.
 ANSWERED = {
     "unknown method": (b"Reboot\n\0\0\0\0", b"INVALID_ARGUMENT\n"),
     "private method": (b"__init__\n\0\0\0\0", b"INVALID_ARGUMENT\n"),
@@ -248,6 +251,7 @@ def test_calls_are_served_once_descriptors_or_threads_are_available(path, servic
     assert service.inside
 
 
+# columns: what is at the socket's path, words of vgpuctl's error
 @pytest.mark.parametrize(
     ("what", "text"),
     [

@@ -135,6 +135,7 @@ def test_mounts_of_a_new_container(node):
     assert (folder / "ld.so.preload").read_text() == "/usr/local/lib/vgpu/libvgpu.so\n"
 
 
+# columns: the damage to an allocation's mounted files, the function that causes it
 SPOILT = [
     ("files of an older version", shutil.rmtree),
     ("limits file of an earlier folder", lambda share: replace_by(share / "limits", b"other")),
@@ -188,6 +189,7 @@ def test_cores_of_merged_slices_are_at_most_100_percent(node):
     assert devices_of(answer) == [(node.gpus[0].uuid, 15360, 100)]
 
 
+# columns: the ids that the kubelet requests ({0}: the first GPU), the error's class, words of the error
 @pytest.mark.parametrize(
     ("ids", "kind", "sentence"),
     [
@@ -236,7 +238,7 @@ def test_new_library_is_used_for_new_allocations_only(node):
     assert [Path(one).name for one in sources] == ["0.1.0-aaaaaaaaaaaa", "0.2.0-bbbbbbbbbbbb"]
 
 
-def test_volume_mounts(node):
+def test_volume_mounts_name_the_gpu(node):
     config = json.loads(node_yaml(node.library_root))
     config["flags"]["plugin"] = {"deviceListStrategy": "volume-mounts"}
     node.config_text = json.dumps(config)
@@ -320,6 +322,7 @@ def test_prestart_rebuilds_lost_records_from_the_checkpoint(node):
     assert (record.id, Path(record.library).name) == (answer.allocation, "0.1.0-aaaaaaaaaaaa")
 
 
+# columns: what was removed since the allocation (the records, the library), words of the error
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
     [

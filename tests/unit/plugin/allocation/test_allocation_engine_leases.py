@@ -87,6 +87,7 @@ def test_slices_of_two_gpus(node):
     } - set(answer.slice_ids)
 
 
+# columns: the requested GPU ("": any), invalid terms of a lease, words of the error
 BAD = [
     ("", Terms("kubelet"), "a lease of kind"),
     ("", Terms("container", "x"), "docker or podman for container alone"),

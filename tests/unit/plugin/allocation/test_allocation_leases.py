@@ -53,12 +53,12 @@ def test_lease_takes_the_kubelets_last_choice(node):
 def test_slices_in_use_are_not_leased(node):
     parts = node.parts(splitCount=1)
     leases = leases_of(node, parts)
-    # three slices in use: in our records; in records but not yet in the checkpoint; in the checkpoint only
+    # One slice in use is only in the records, the other only in the kubelet's checkpoint.
     parts[1].allocate([[f"{node.gpus[0].uuid}::0"]])
-    write_checkpoint(node, ids_only=[f"{node.gpus[1].uuid}::0"])  # of an earlier life, unknown to us
+    write_checkpoint(node, ids_only=[f"{node.gpus[1].uuid}::0"])  # no record exists
     with pytest.raises(NoFreeSlice, match="all 2 are in use, leased or unhealthy"):
         leases.lease()
-    assert len(healthy(parts[0])) == 2  # no slice stays withheld
+    assert len(healthy(parts[0])) == 2  # The refused lease withholds no slice from the kubelet.
 
 
 def test_unhealthy_gpu_is_not_leased(node):
@@ -69,6 +69,7 @@ def test_unhealthy_gpu_is_not_leased(node):
         leases_of(node, parts).lease(node.gpus[0].uuid)
 
 
+# columns: the requested GPU ("": any), the lease's seconds, the error's class, words of the error
 @pytest.mark.parametrize(
     ("uuid", "ttl", "kind", "sentence"),
     [
@@ -155,7 +156,7 @@ def test_expired_lease_ends_at_the_start(node, boot, seconds):
     assert parts[1].records.all() == []
 
 
-def test_release(node):
+def test_only_a_lease_is_released(node):
     parts = node.parts()
     leases = leases_of(node, parts)
     (pod,) = parts[1].allocate([[f"{node.gpus[0].uuid}::0"]])

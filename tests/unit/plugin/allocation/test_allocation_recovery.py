@@ -13,6 +13,7 @@ from vgpu_plugin.allocation.leases import Leases, Terms
 from vgpu_plugin.allocation.repair import Repair
 from vgpu_plugin.errors import NoFreeSlice
 
+# Damage to the records file: the case → the function that causes it.
 LOST = {
     "records file missing": lambda path: path.unlink(),
     "records file truncated": lambda path: path.write_bytes(path.read_bytes()[:40]),
@@ -80,6 +81,7 @@ def test_intact_records_take_precedence(node):
     assert (parts[1].records.all(), parts[1].records.warnings) == ([], [])
 
 
+# Damage to the record copy in an allocation's folder: the case → the function that causes it.
 SPOILT = {
     "record copy missing": lambda folder: (folder / "record").unlink(),
     "record copy truncated": lambda folder: (folder / "record").write_text('{"id": '),

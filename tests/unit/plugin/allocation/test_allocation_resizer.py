@@ -372,6 +372,7 @@ def test_resize_completes_after_the_oom_killer(ground):
     assert not here.resize(allocation, 2000, kill=True).leaving
 
 
+# columns: the case, a function that returns the id to resize, the error's class, words of the error
 REFUSED = [
     ("unknown allocation", lambda here: "feedfeedfeedfeed", Unknown, "there is no allocation feedfeedfeedfeed"),
     ("container not started", lambda here: here.take(here.first), NotNow, "has no size yet"),

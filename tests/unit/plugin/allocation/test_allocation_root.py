@@ -40,6 +40,7 @@ def a_file(path: Path) -> None:
     path.touch()
 
 
+# columns: the state of the root folder before the repair, the function that causes it
 SPOILT = [
     ("intact root", lambda _root: None),
     ("root missing", shutil.rmtree),

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The edges of the rules for room on a GPU: equal slices next to a resized one, and containers without a size."""
+"""Tests the rules for free compute and memory on a GPU: equal slices next to a resized slice, GPUs without a NUMA
+node, and containers without a size.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,10 @@ GPU = "GPU-a"
 SHARES = [
     ([25, 25, 25, 25], 60, 40, True),
     ([25, 25, 25, 25], 60, 41, False),
-    # slices without a limit of their own still share 100 %
+    # Slices without a limit share 100 %.
     ([], 0, 100, True),
     ([], 1, 100, False),
-    # oversold: the sum of the slices is the bound
+    # On an oversold GPU the limit is the sum of its slices.
     ([75, 75], 75, 75, True),
     ([75, 75], 75, 76, False),
 ]

@@ -122,6 +122,7 @@ def test_printed_fields_are_documented(node, kubelet, daemon, capsys):
     assert [second[key] for key in ("memory_used_mib", "utilisation", "temperature")] == [-1, -1, -1]
 
 
+# columns: vgpuctl's arguments, its exit status, the printed code (None: not checked), words of the printed error
 FAULTS = [
     (("release", "x"), 1, "NOT_FOUND", "there is no lease x"),
     (("lease", "--ttl", "4000"), 1, "INVALID_ARGUMENT", "expected 1 to 3600"),

@@ -80,7 +80,7 @@ def test_each_command_reports_a_missing_plugin(node, capsys, own_signals):
 
 def test_permission_error_names_allowed_users(vgpuctl, node, tmp_path):
     if os.geteuid() != 0:
-        pytest.skip("root alone can become nobody")
+        pytest.skip("needs root: the test changes to another user")
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
     code = f"import os; os.setuid(65534); from vgpu_plugin.ctl import main; raise SystemExit(main.main({['status']!r}))"
@@ -91,6 +91,7 @@ def test_permission_error_names_allowed_users(vgpuctl, node, tmp_path):
     assert "systemctl" not in done.stderr
 
 
+# columns: an invalid command line, words of the error
 USAGE = [
     ("top --interval -1", "expected 0.1 or more"),
     ("top --interval nan", "expected 0.1 or more"),
@@ -128,6 +129,7 @@ def test_argument_that_is_not_valid_utf8(vgpuctl):
 
 
 def test_exit_status_by_kind_of_error(node, daemon, capsys):
+    # columns: the command line, its exit status, words of its output, words of its error
     rows = [
         ("status", 0, "plugin ", ""),
         ("explain 7", 1, "", "this node has no GPU and no slice 7"),

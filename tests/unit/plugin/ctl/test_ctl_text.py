@@ -167,6 +167,7 @@ def watched(now: list[dict[str, Any]], past: list[dict[str, Any]], everything: b
 
 LEASED, POD = finding("lease"), finding("kubelet", pod="train", namespace="ml", container="main")
 COUNTED = "findings of this host's own checks that are over: 1, the last for 2 h; see: vgpuctl watch --all"
+# columns: current findings, past findings, whether --all is given, the expected lines (None: only past findings)
 WATCHED = [
     ([], [], False, ["no process bypasses the library"]),
     ([], [LEASED], False, ["no process bypasses the library", COUNTED]),
@@ -187,5 +188,5 @@ def test_finished_checks_are_not_shown_as_problems(now, past, everything, lines)
     ("seconds", "text"),
     [(0, "0 s"), (119.4, "119 s"), (120, "2 min"), (7199, "120 min"), (7200, "2 h"), (86400, "24 h"), (259200, "3 d")],
 )
-def test_age(seconds, text):
+def test_age_is_shown_in_one_unit(seconds, text):
     assert tables.age(seconds) == text

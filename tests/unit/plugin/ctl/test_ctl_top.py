@@ -114,8 +114,8 @@ class Tty(io.StringIO):
 
 
 def live_top(monkeypatch, answers: list, *options: str, lines: str = "24") -> tuple[int, list[str]]:
-    """Returns the exit status and the screens of an 80-column terminal. Ctrl-C comes after the last answer. Shares
-    start with the first.
+    """Returns the exit status and the screens of an 80-column terminal. ``answers``: the plugin's successive answers;
+    Ctrl-C is pressed after the last one.
     """
     left, shown = list(answers), Tty()
 

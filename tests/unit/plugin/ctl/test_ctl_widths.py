@@ -148,6 +148,7 @@ def test_each_problem_appears_once_and_uncut(name, words, times, width):
     assert " ".join(SHOWN[name](width).split()).count(words) == times
 
 
+# The expected table of GPUs, with single spaces between the columns.
 GPUS = [
     "GPU MODEL MiB OF MiB UTIL % °C SLICES HEALTH",
     "0 A100-SXM4-80GB 81900 81920 100 83 1 free, 3 in use healthy",
@@ -173,6 +174,7 @@ def test_columns_of_figures_have_units(width):
         assert [one for one in named if not any(one.endswith(unit) for unit in units)] == [], head
 
 
+# columns: a text, the width (0: unlimited), the expected lines
 @pytest.mark.parametrize(
     ("text", "width", "lines"),
     [

@@ -239,7 +239,7 @@ def test_second_preparation_keeps_the_files(node: Node, api: ClaimApi, manager: 
     mounts = injected(node, manager.run_pod(pod("one", claim))["main"])
     before = inodes(mounts)
     manager.restart()
-    until(lambda: len(api.slices()) == 2, "slices after the kubelet has wiped them")
+    until(lambda: len(api.slices()) == 2, "the slices that the program publishes again")
     ids = manager.run_pod(pod("two", claim))["main"]
     assert set(ids) == {"vgpu.fleet/claim=uid-c.gpu"} and len(ids) == 2, "the kubelet adds the ids of each response"
     assert inodes(injected(node, ids)) == before
@@ -293,7 +293,7 @@ def test_restarted_program_serves_prepared_claims(
     before = inodes(injected(node, ids))
     daemon.stop()
     daemon.thread.join(20)  # type: ignore[attr-defined]
-    until(lambda: not api.slices(), "the kubelet deletes the slices of a driver that is gone")
+    until(lambda: not api.slices(), "the deletion of the stopped driver's slices")
     begin()
     assert inodes(injected(node, ids)) == before
     manager.end_pod("p")
@@ -335,7 +335,7 @@ def test_purge_deletes_the_resource_slices(node: Node, api: ClaimApi, manager: C
     daemon = begin()
     daemon.stop()
     daemon.thread.join(20)  # type: ignore[attr-defined]
-    manager.stop()  # a kubelet that is not there
+    manager.stop()  # The kubelet does not run.
     api.put(f"{SLICE}-other", {"metadata": {"name": "other"}, "spec": {"driver": "x", "devices": [{"name": "d"}]}})
     purge(daemon._setup)
     assert set(api.slices()) == {"d"}
@@ -358,6 +358,8 @@ def opaque(**parameters: Any) -> dict[str, Any]:
     return {"source": "FromClaim", "opaque": {"driver": "gpu.vgpu.fleet", "parameters": words}}
 
 
+# columns: the case, the devices that are allocated to the claim, the claim's parameters, words of the refusal. The
+# first GPU has 15360 MiB, of which another pod has 4096 MiB and 30 %.
 REFUSED = [
     ("more memory than free", (part(memory="20Gi"),), (), "20480 MiB are asked for, 4096 of 15360 are held by others"),
     ("more compute than free", (part(cores="71"),), (), "71 % of the SMs are asked for, 30 % are held by others"),
@@ -437,7 +439,7 @@ def test_lease_and_claims_share_a_gpus_memory(
     for n in range(2):
         manager.run_pod(pod(f"p{n}", api.allocate(f"c{n}", part(gpu=n, memory="14Gi", cores="50"))))
     arguments = ["--socket", str(node.paths.admin_socket), "lease", "--json"]
-    assert ctl.main(arguments) == 3, "no free slice of 3840 MiB"
+    assert ctl.main(arguments) == 3, "expected exit status 3, because no slice of 3840 MiB is free"
     manager.end_pod("p1")
     capsys.readouterr()
     assert ctl.main(arguments) == 0
@@ -604,4 +606,4 @@ def test_claim_gets_the_hook_if_the_driver_enforces_limits(
     before = records(node)
     manager.restart()
     manager.run_pod(pod("q", claim))
-    assert records(node) == before, "an equal share at the second preparation"
+    assert records(node) == before, "expected an equal share at the second preparation"

@@ -153,6 +153,8 @@ def test_mig_device_is_a_separate_device() -> None:
     assert found["capacity"] == {"memory": {"value": mebibytes(40192)}}
 
 
+# columns: faults by GPU number, GPUs on which pods still have slices of the device plugin, the taints of GPU 0 (key,
+# value)
 TAINTS = [
     ({}, frozenset(), []),
     ({0: "Xid 79"}, frozenset(), [("gpu.vgpu.fleet/unhealthy", "xid-79")]),

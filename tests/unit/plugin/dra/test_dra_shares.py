@@ -38,6 +38,7 @@ def opaque(source: str = "FromClaim", requests: tuple = (), driver: str = "gpu.v
 
 
 PART = Part("gpu-00000000", "s1", 4096, 30)
+# columns: the case, the devices that are allocated to the claim, the resulting shares
 SHARES = [
     ("one request", [result()], [Share("gpu", (PART,))]),
     (
@@ -80,6 +81,7 @@ def test_shares_follow_consumed_capacity(results: list, expected: list) -> None:
     assert shares_of(CLAIM, claim(*results), "n1") == expected
 
 
+# columns: the case, the claim, words of the refusal
 REFUSED = [
     ("another uid", claim(result(), uid="uid-2"), "another one by now: its uid is uid-2, expected uid-1"),
     ("not allocated", {"metadata": {"uid": "uid-1"}, "status": {}}, "is not allocated"),
@@ -99,6 +101,7 @@ def test_invalid_claim_is_refused(found: dict, reason: str) -> None:
 
 # --- parameters
 
+# columns: invalid parameters of a claim, words of the refusal
 BAD = [
     (None, "expected an object"),
     ("x", "expected an object"),
@@ -128,6 +131,7 @@ def test_parameters_are_read_strictly(raw: Any, reason: str) -> None:
     assert reason in str(refused.value) and str(refused.value).startswith("claim default/c: parameters of its own")
 
 
+# columns: the claim's configuration, the parameters of each request in their order: those of the class come first
 GIVEN = [
     ((opaque(corePolicy="force"),), {"gpu": [{"corePolicy": "force"}]}),
     ((opaque(requests=("other",), corePolicy="force"),), {"gpu": []}),
@@ -153,6 +157,7 @@ def test_parameters_for_one_alternative_request() -> None:
 
 NODE = {"core_policy": "default", "oom_killer": False, "oversubscribe": True, "log_level": 1, "count_context": True}
 OWN, CLASS = "FromClaim", "FromClass"
+# columns: the parameters of the class and of the claim, the settings that differ from the node's
 TIGHTENED = [
     ([], {}),
     ([(OWN, {"corePolicy": "force"})], {"core_policy": "force"}),

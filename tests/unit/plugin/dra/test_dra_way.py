@@ -62,7 +62,7 @@ def test_changed_allocation_mode_ends_the_program(
     assert after not in seen
     again = start()
     until(lambda: offered(api, kubelet, manager) == [after], f"{after} alone at the kubelet")
-    assert again.thread.is_alive(), "the program ends once"  # type: ignore[attr-defined]
+    assert again.thread.is_alive(), "the restarted program keeps running"  # type: ignore[attr-defined]
 
 
 def test_claims_in_use_keep_the_allocation_mode(

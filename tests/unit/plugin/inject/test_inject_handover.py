@@ -96,6 +96,7 @@ def test_device_nodes_are_passed_where_they_exist(node, tmp_path):
 
 # ---- the strategy "auto"
 
+# Lines of containerd's configuration, versions 2 and 3, and of NVIDIA's container runtime.
 V2, V3 = "version = 2\n[plugins]\n", 'version = 3\n[plugins."io.containerd.cri.v1.runtime"]\n'
 ACCEPTS = "accept-nvidia-visible-devices-as-volume-mounts = true\n"
 HOSTS = [
@@ -290,6 +291,7 @@ def test_second_check_writes_nothing(node):
     assert {path: path.stat().st_ino for path in node.paths.cdi_dir.iterdir()} == before
 
 
+# columns: a CDI file of another program, its text, whether this program writes its own file of the kind nvidia.com/gpu
 @pytest.mark.parametrize(
     ("name", "text", "ours"),
     [

@@ -50,6 +50,7 @@ class Nvml:
         return self.answers[name]
 
 
+# The case → the NVML functions that the driver does not support, the gauges that are unknown then.
 REFUSED = {
     "no unsupported gauge": ((), {}),
     "memory": (("nvmlDeviceGetMemoryInfo",), {"memory_used_mib": UNKNOWN}),
@@ -115,8 +116,8 @@ def test_hanging_driver_delays_reads_only_briefly(source, later, shown):
     now[0] += later
     for _time in range(3):
         assert cached.of(["GPU-a"])["GPU-a"] == (Gauges(temperature=1) if shown else Gauges())
-    assert source.reads == ["GPU-a"] * 2, "one blocked read in the driver for all scrapes"
-    assert cached.of(["GPU-a", "GPU-b"])["GPU-b"].temperature == 3, "another GPU is read meanwhile"
+    assert source.reads == ["GPU-a"] * 2, "expected only one blocked read for all scrapes"
+    assert cached.of(["GPU-a", "GPU-b"])["GPU-b"].temperature == 3, "expected a read of the other GPU meanwhile"
     source.release.set()
     cached.settle()
     assert cached.of(["GPU-a"])["GPU-a"].temperature == 2
@@ -126,7 +127,7 @@ def test_hanging_gpus_are_waited_for_in_parallel(source):
     source.stuck = {f"GPU-{number}" for number in range(16)}
     begun = time.monotonic()
     assert Cached(source.gauges, wait_s=0.2).of(sorted(source.stuck)) == dict.fromkeys(source.stuck, Gauges())
-    assert time.monotonic() - begun < 1.6, "the wait for one GPU, not for sixteen"
+    assert time.monotonic() - begun < 1.6, "expected to wait for all GPUs at once"
 
 
 def test_read_error_does_not_fail_the_scrape():

@@ -60,6 +60,7 @@ def kept_of_files(allocation: str) -> str:
 
 
 BOTH = ("GPU-a", "GPU-b")
+# columns: the case, an entry of the checkpoint, then what is read of it: slices, allocation, path of the library, GPUs
 ENTRIES = [
     ("ids grouped by NUMA node", entry({"0": ["a"], "-1": ["b"]}, kept("x1")), {"a", "b"}, "x1", "/lib/1.2-x", BOTH),
     ("ids as a list, before Kubernetes 1.20", entry(["a", "b"], kept("x1")), {"a", "b"}, "x1", "/lib/1.2-x", BOTH),
@@ -89,6 +90,7 @@ def test_entries_of_the_checkpoint(tmp_path, about, one, ids, allocation, librar
     assert (read.slice_ids, read.allocation, read.library, read.uuids) == (ids, allocation, library, uuids)
 
 
+# Texts of an invalid checkpoint; None: no file.
 @pytest.mark.parametrize("text", [None, "", "{", "[]", '{"Data": null}', '{"Data": {"PodDeviceEntries": [1]}}'])
 def test_checkpoint_that_cannot_be_read(tmp_path, text):
     path = tmp_path / "checkpoint"
@@ -116,7 +118,7 @@ def test_empty_checkpoint(tmp_path):
         ("00000000:3b:00.0", "0000:3b:00.0", "", -1),
     ],
 )
-def test_numa_node(tmp_path, pci, file, content, node):
+def test_numa_node_of_a_pci_address(tmp_path, pci, file, content, node):
     folder = tmp_path / "bus/pci/devices" / file
     folder.mkdir(parents=True)
     (folder / "numa_node").write_text(content)
@@ -132,7 +134,7 @@ def test_nvml_lists_gpus(monkeypatch, tmp_path):
     ]
 
 
-def test_nvml_errors(monkeypatch, tmp_path):
+def test_nvml_errors_are_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "pynvml", Pynvml(nvmlInit=failing(9)))
     with pytest.raises(GpuError, match="NVML does not start: Driver Not Loaded"):
         Nvml(tmp_path)
@@ -141,7 +143,7 @@ def test_nvml_errors(monkeypatch, tmp_path):
         Nvml(tmp_path).gpus()
 
 
-def test_nvml_events(monkeypatch, tmp_path):
+def test_nvml_events_are_read(monkeypatch, tmp_path):
     answers = [
         types.SimpleNamespace(eventType=8, eventData=79, device="handle-1"),
         types.SimpleNamespace(eventType=2, eventData=1, device="handle-0"),  # an uncorrectable ECC error
@@ -193,7 +195,7 @@ def test_health_watch_continues_after_a_driver_error(running, monkeypatch):
 
 
 @pytest.mark.parametrize("abstract", [False, True])
-def test_notify(tmp_path, abstract):
+def test_notify_sends_the_state_to_systemd(tmp_path, abstract):
     address = f"@vgpu-test-{tmp_path.name}" if abstract else str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind("\0" + address[1:] if abstract else address)

@@ -116,6 +116,7 @@ CONFIG = {
     "contexts": [{"name": "here", "context": {"cluster": "c"}}],
     "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}],
 }
+# columns: an invalid kubeconfig file, words of the error
 FAULTS = [
     ("{", "not a kubeconfig file"),
     ("[]", 'contexts: no entry named "None"'),

@@ -12,6 +12,7 @@ from vgpu_plugin.node.kubelet_topology import KubeletTopology, parse
 from vgpu_plugin.node.paths import Paths
 
 SINGLE = "single-numa-node"
+# columns: the text of the kubelet's configuration file, the policy and scope of the topology manager
 TEXTS = [
     ("", NO_POLICY),
     ("kind: KubeletConfiguration\ntopologyManagerPolicy: single-numa-node\n", Topology(SINGLE)),

@@ -64,7 +64,7 @@ def test_nearest_gpus(about, available, must, size, answer):
 
 
 @pytest.mark.parametrize(("available", "must", "size"), [("A", "", 2), ("A", "B", 1)])
-def test_refused(available, must, size):
+def test_impossible_choice_of_gpus_is_refused(available, must, size):
     with pytest.raises(BadRequest):
         nearest(list(available), list(must), size, LINKS, ORDER)
 
@@ -87,7 +87,7 @@ def test_choice_is_nearly_optimal(cards, sizes, least):
         assert worth(nearest(order, [], size, links, order), links) >= least * best
 
 
-def test_scores():
+def test_scores_of_interconnects():
     found = scores({("A", "B"): 10, ("A", "C"): 50}, {("A", "B"): 2, ("B", "A"): 2}, {"B": 6, "C": 4})
     assert {uuid: dict(row) for uuid, row in found.items()} == {
         "A": {"B": 250, "C": 10},

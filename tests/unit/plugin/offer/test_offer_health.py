@@ -20,8 +20,10 @@ RESOURCE = "nvidia.com/gpu"
 # columns: DP_DISABLE_HEALTHCHECKS, DP_ENABLE_HEALTHCHECKS, Xids that are critical, Xids that are not
 VARIABLES = [
     (None, None, (46, 48, 62, 64, 74, 79, 92, 94, 95, 119, 120), (13, 31, 43, 45, 68, 109)),
-    (None, None, (), (8, 11, 25, 32, 69)),  # faults in a program's own command stream
-    (None, None, (), (39, 60, 70, 77, 82, 85, 88, 96, 105, 126, 135, 139)),  # engines that a program drives
+    # Xids of faults in a program's own command stream.
+    (None, None, (), (8, 11, 25, 32, 69)),
+    # Xids of faults in engines that a program drives.
+    (None, None, (), (39, 60, 70, 77, 82, 85, 88, 96, 105, 126, 135, 139)),
     (None, "8 32 69", (8, 32, 69), (13, 70)),
     ("all", None, (), (48, 79, 13)),
     ("xids", None, (), (48, 79)),
@@ -30,7 +32,7 @@ VARIABLES = [
     ("79, 74", None, (48,), (74, 79)),
     (None, "13", (13, 79), (31,)),
     ("79", "79", (79,), ()),
-    ("all", "79", (79,), (48, 13)),  # as in NVIDIA's plugin, "all" also disables Xid 79
+    ("all", "79", (79,), (48, 13)),  # As in NVIDIA's plugin, "all" also disables Xid 79.
     ("all", "all", (48, 79), (13,)),
     ("garbage", "", (79,), (13,)),
 ]

@@ -54,7 +54,7 @@ def bytes_of(answer: dict) -> int:
         return int(abi_files.parse_limits(stream.read())["devices"][0]["memory_bytes"])
 
 
-@pytest.mark.parametrize("before, after", [(2, 4), (4, 2), (3, 7)])
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2), (3, 7)])
 def test_gpu_in_use_keeps_its_split_over_a_restart(node, kubelet, begin, capsys, before, after):
     begin(splitCount=before)
     until(lambda: offered(kubelet, node) == [before, before], "the first split")
@@ -90,9 +90,10 @@ def test_new_split_waits_for_the_pod_over_restarts(node, kubelet, begin, capsys,
         server.stop(grace=0).wait()
     assert read_status(node, capsys)["waiting"] == []
     begin(splitCount=3)
-    until(lambda: offered(kubelet, node) == [3, 3], "no slice in use: the new split at once")
+    until(lambda: offered(kubelet, node) == [3, 3], "the new split, because no slice is in use")
 
 
+# Unusable texts of the file of the last offer; None: no file.
 @pytest.mark.parametrize(
     "text", [None, "", "[]", '{"version": 9, "pieces": []}', '{"version": 1, "pieces": [{"id": 1}]}']
 )

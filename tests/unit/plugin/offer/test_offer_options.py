@@ -84,7 +84,7 @@ def chosen(arguments: list[str], environment: dict[str, str]):
 @pytest.mark.parametrize(
     ("flag", "variable", "place", "file", "environment", "said"), ROWS, ids=[row[0] for row in ROWS]
 )
-def test_precedence(tmp_path, flag, variable, place, file, environment, said):
+def test_precedence_of_flag_environment_and_file(tmp_path, flag, variable, place, file, environment, said):
     path = tmp_path / "node.yaml"
     file_with(path, place, file)
     number = isinstance(file, int) and not isinstance(file, bool)
@@ -114,7 +114,7 @@ def test_every_option_is_in_the_table():
         (["--imex-channel-ids", "0"], "imex.channelIDs", [0]),
     ],
 )
-def test_spellings(tmp_path, arguments, place, value):
+def test_accepted_spellings_of_flags(tmp_path, arguments, place, value):
     path = tmp_path / "node.yaml"
     path.write_text('{"version": "v1"}')
     settings = load(path, chosen(arguments, {}))
@@ -133,6 +133,7 @@ def test_scaling_of_the_environment_is_exact(tmp_path):
     assert [one.sm_percent for one in make_slices(gpus("T4"), settings)] == [29]
 
 
+# columns: command-line arguments, environment variables, words of the error
 @pytest.mark.parametrize(
     ("arguments", "environment", "words"),
     [

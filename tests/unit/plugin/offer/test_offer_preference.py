@@ -31,12 +31,13 @@ CASES = [
 
 
 @pytest.mark.parametrize(("about", "available", "must", "size", "answer"), CASES, ids=[one[0] for one in CASES])
-def test_preferred(about, available, must, size, answer):
+def test_preferred_slices(about, available, must, size, answer):
     assert preferred(available, must, size, TOTALS, ORDER) == answer
     # The kubelet may pass the ids in any order.
     assert preferred(list(reversed(available)), must, size, TOTALS, ORDER) == answer
 
 
+# columns: available slices, slices that must be included, the requested number, words of the error
 @pytest.mark.parametrize(
     ("available", "must", "size", "sentence"),
     [
@@ -44,6 +45,6 @@ def test_preferred(about, available, must, size, answer):
         (["A::0"], ["B::0"], 1, "B::0 must be included and is not available"),
     ],
 )
-def test_refused(available, must, size, sentence):
+def test_impossible_preference_is_refused(available, must, size, sentence):
     with pytest.raises(BadRequest, match=sentence):
         preferred(available, must, size, TOTALS, ORDER)

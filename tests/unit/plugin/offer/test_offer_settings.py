@@ -14,6 +14,7 @@ from ..samples import gpus
 
 VCUDA = {"vcuda": {"splitCount": 2}}
 
+# columns: the text of node.yaml, words of the error
 REFUSED = [
     ("not json", "not valid JSON"),
     ('{"version": "v2"}', "version: expected one of v1"),
@@ -40,7 +41,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("text", "sentence"), REFUSED, ids=[one[1] for one in REFUSED])
-def test_refused(tmp_path, text, sentence):
+def test_invalid_configuration_is_refused(tmp_path, text, sentence):
     path = tmp_path / "node.yaml"
     path.write_text(text)
     with pytest.raises(Fatal) as fault:
@@ -49,7 +50,7 @@ def test_refused(tmp_path, text, sentence):
     assert str(path) in str(fault.value)
 
 
-def test_no_file(tmp_path):
+def test_missing_file_is_named(tmp_path):
     with pytest.raises(Fatal, match=r"node\.yaml: No such file or directory; the role device_plugin writes it"):
         load(tmp_path / "node.yaml")
 
@@ -67,6 +68,7 @@ def test_loaded_configuration_is_identified_by_its_digest(tmp_path):
     )
 
 
+# columns: the section sharing.vcuda of a node with two T4, words of the error
 @pytest.mark.parametrize(
     ("vcuda", "sentence"),
     [

@@ -77,7 +77,7 @@ PATCHES: dict[str, tuple[dict[str, str], dict[str, str], dict[str, str], Any, An
 
 
 @pytest.mark.parametrize(("labels", "annotations", "desired", "changed", "names"), PATCHES.values(), ids=PATCHES)
-def test_patch(labels, annotations, desired, changed, names):
+def test_patch_of_labels_and_annotation(labels, annotations, desired, changed, names):
     found = node_features.patch({"labels": labels, "annotations": annotations}, desired)
     metadata = (found or {"metadata": {}})["metadata"]
     assert metadata.get("labels") == changed
@@ -184,7 +184,7 @@ def test_disabled_option_removes_the_labels(node, api, start):
     one.stop()
     one.thread.join(20)
     start(features=False)
-    until(lambda: NAMES not in api.annotations, "their end")
+    until(lambda: NAMES not in api.annotations, "the removal of the labels")
     assert ours(api) == {}
 
 
@@ -203,7 +203,7 @@ def test_oneshot_writes_once(node, kubelet, api, start):
     )
     # The condition that the program reports next shows that it has processed both changes.
     node.paths.config.write_text("{")
-    until(lambda: api.condition().get("status") == "False", "the condition of a spoilt file")
+    until(lambda: api.condition().get("status") == "False", "the condition that reports the invalid file")
     assert COUNT not in ours(api) and ours(api)[P + "gpu.replicas"] == "4"
 
 
@@ -229,7 +229,7 @@ INTERVALS = [
 
 
 @pytest.mark.parametrize(("gfd", "later", "writes"), INTERVALS)
-def test_intervals(node, gfd, later, writes):
+def test_labels_are_written_at_the_configured_interval(node, gfd, later, writes):
     now, seen = [0.0], []
     pool = Pool(node.gpus, [])
     labeller = Labeller(FakeGpus(node.gpus), pool, False, lambda *one: seen.append(one), lambda: now[0])

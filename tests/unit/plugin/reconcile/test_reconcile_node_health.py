@@ -21,6 +21,7 @@ from ..conftest import FakeGpus
 from ..node_api import NODE, NodeApi
 from ..samples import until
 
+# (GPU, fault) of a healthy and of an unhealthy GPU.
 GOOD, BAD = ("GPU 0 GPU-a", ""), ("GPU 1 GPU-b", "Xid 79")
 POLICIES = [
     # columns: (GPU, fault) of each GPU, the policy, whether the node is tainted
@@ -36,11 +37,12 @@ POLICIES = [
 
 
 @pytest.mark.parametrize(("reasons", "policy", "tainted"), POLICIES)
-def test_policy(reasons, policy, tainted):
+def test_policy_decides_the_taint(reasons, policy, tainted):
     assert node_health.health(reasons, policy) == Health(tuple(one for one in reasons if one[1]), tainted)
 
 
 NOW, BEFORE = "2026-11-25T10:00:00Z", "2026-11-25T09:00:00Z"
+# The node's condition if all GPUs are healthy, and if GPU 1 is unhealthy.
 WELL = {"type": CONDITION, "status": "True", "reason": "AllHealthy", "message": "every GPU of this node is healthy"}
 SICK = {"type": CONDITION, "status": "False", "reason": "GpuUnhealthy", "message": "GPU 1 GPU-b: Xid 79"}
 CONDITIONS = [
@@ -60,7 +62,7 @@ CONDITIONS = [
 
 
 @pytest.mark.parametrize(("conditions", "wanted", "written", "since"), CONDITIONS)
-def test_condition(conditions, wanted, written, since):
+def test_condition_is_written_if_it_changes(conditions, wanted, written, since):
     patch = node_health.condition_patch({"status": {"conditions": conditions}}, wanted, NOW, 1000)
     if written is None:
         assert patch is None
@@ -89,7 +91,7 @@ TAINTS = [
 
 
 @pytest.mark.parametrize(("taints", "wanted", "written"), TAINTS)
-def test_taint(taints, wanted, written):
+def test_taint_is_added_and_removed(taints, wanted, written):
     patch = node_health.taint_patch({"metadata": {"resourceVersion": "7"}, "spec": {"taints": taints}}, wanted)
     expected = {"metadata": {"resourceVersion": "7"}, "spec": {"taints": written}}
     assert patch == (None if written == "nothing" else expected)

@@ -95,12 +95,13 @@ def test_label_selects_a_configuration_and_its_removal_restores_the_default(node
     until(lambda: str(node.paths.configs / "big.yaml") in api.condition().get("message", ""), "the condition")
     assert (api.condition()["status"], api.condition()["reason"]) == ("True", "Applied")
     put(node, "big", splitCount=3)
-    until(lambda: capacity(kubelet) == 6, "an edited file, without a change of the label")
+    until(lambda: capacity(kubelet) == 6, "the configuration of the edited file")
     api.label(None)
     until(lambda: capacity(kubelet) == 8, "the node's own configuration again")
     assert status(node, capsys)["config_name"] == ""
 
 
+# columns: the configuration that the label names, the text of bad.yaml ("": no such file), words of the report
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
@@ -135,7 +136,7 @@ def test_invalid_configuration_keeps_the_old_one_and_is_reported(
     assert words in caplog.text
     assert (capacity(kubelet), status(node, capsys)["config_name"]) == (4, "big")
     api.label("big")
-    until(lambda: api.condition()["reason"] == "Applied", "the fault is over")
+    until(lambda: api.condition()["reason"] == "Applied", "the end of the fault")
 
 
 def refuse_to_read(node, monkeypatch) -> None:
@@ -165,6 +166,7 @@ def lead_it_to_itself(node, _monkeypatch) -> None:
     node.paths.configs.symlink_to(node.paths.configs)
 
 
+# Words of the error → the function that makes the folder of configurations unreadable.
 UNREADABLE = {
     "Permission denied": refuse_to_read,
     "Not a directory": put_a_file_there,
@@ -202,7 +204,7 @@ def test_restart_without_the_api_server_keeps_the_configuration(node, kubelet, a
     api.fault = None
     api.label(None)
     until(lambda: capacity(kubelet) == 8, "the label's configuration again")
-    until(lambda: not status(node, capsys)["warnings"], "the warning goes")
+    until(lambda: not status(node, capsys)["warnings"], "the end of the warning")
 
 
 def test_refused_configuration_name_is_not_stored(node, kubelet, api, start, capsys):
@@ -278,7 +280,7 @@ class Impatient:
 
     def get(self, path, *_more):
         self.calls += 1
-        assert self.calls < 100, "asked again and again without a pause"
+        assert self.calls < 100, "expected pauses between the requests"
         return {"metadata": {"name": "node-1", "resourceVersion": "10"}}
 
     patch = post = get
@@ -481,7 +483,7 @@ ANSWERS = [
 ]
 
 
-@pytest.mark.parametrize("refused, words", ANSWERS, ids=[str(row[0][1][0]) for row in ANSWERS])
+@pytest.mark.parametrize(("refused", "words"), ANSWERS, ids=[str(row[0][1][0]) for row in ANSWERS])
 def test_purge_cleans_the_host_and_then_reports_a_refusal_of_the_api(node, api, kubeconfig, refused, words):
     api.node["metadata"]["annotations"] = {"vgpu.fleet/gpus": "[]"}
     api.fault = refusing(refused[0], "/api/v1/nodes", *refused[1])

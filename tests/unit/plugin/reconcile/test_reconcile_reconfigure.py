@@ -71,6 +71,7 @@ def test_new_split_is_applied_without_a_restart(node, kubelet, daemon, monkeypat
         assert abi_files.parse_limits(stream.read())["devices"][0]["memory_bytes"] == (15360 // split) << 20
 
 
+# columns: the new text of node.yaml, words of the warning
 @pytest.mark.parametrize(
     ("text", "words"),
     [

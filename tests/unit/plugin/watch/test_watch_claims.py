@@ -137,6 +137,7 @@ PLACES = [Place("/dev/vgpu", "8:1", "/claims"), Place(f"{CONTAINER_SHARE}", "8:1
 OTHERS = {"/dev/vgpu/7": Place("/dev/vgpu/7", "8:1", "/dddd/ro")}
 ROOT = Mount(1, 0, "8:1", "/", "/")
 BASE = (ROOT, Mount(2, 1, "8:1", "/claims", "/dev/vgpu"), Mount(3, 2, "8:1", "/cccc/ro", "/dev/vgpu/0"))
+# columns: the case, mounts in addition to those of the node, the paths at which a foreign mount is found
 MOUNTS = [
     ("mounts of the node only", (), []),
     ("additional share of the node", (Mount(4, 2, "8:1", "/dddd/ro", "/dev/vgpu/7"),), []),

@@ -93,7 +93,7 @@ def test_mounts_below_a_chroot_have_no_root():
     assert table((7, 3, "0:7", "/x", "/dev")).seen_at("/etc") is None
 
 
-# Where the node's folder is, on a host and in a pod that has /run/vgpu mounted.
+# columns: the case, the mounts of the program's own namespace, whether it is the host's, the found place of the path
 PLACES: list[tuple[str, list[tuple[int, int, str, str, str]], bool, Place]] = [
     ("on the host", [ROOT, (2, 1, "0:25", "/", "/run")], True, Place("/p", "0:25", "/vgpu/allocations/a/ro")),
     ("in a pod", [ROOT, (2, 1, "0:25", "/vgpu", "/run/vgpu")], False, Place("/p", "0:25", "/vgpu/allocations/a/ro")),
@@ -107,6 +107,7 @@ def test_location_of_the_nodes_path(about, rows, own_root, place):
     assert place_of(table(*rows), "/p", "/run/vgpu/allocations/a/ro", own_root) == place
 
 
+# The node's mounts, then a container's: TOP in any container, NEW as this version mounts, OLD as a former version did.
 NODE = """22 1 8:1 / / rw - ext4 /dev/sda1 rw
 23 22 0:25 / {run} rw - tmpfs tmpfs rw
 24 23 0:50 / {folder}/rw rw - tmpfs vgpu rw
@@ -129,6 +130,7 @@ OLD = """50 40 8:1 {library}/libvgpu.so /usr/local/lib/vgpu/libvgpu.so ro - ext4
 54 40 0:25 /allocations/aaaa/ld.so.preload /etc/ld.so.preload ro - tmpfs tmpfs rw
 55 40 0:25 /allocations/aaaa/gpu-{uuid} /run/vgpu/gpu-{uuid} ro - tmpfs tmpfs rw
 """
+# A mount that the tenant made; {0} is its path.
 EVIL = "0:66 /evil {0} rw - tmpfs tmpfs rw\n"
 
 
@@ -235,9 +237,10 @@ def test_mounts_of_a_container(watched, about, listed, said, old):
     assert [one.allocation for one in watched.watch.state().old_mounts] == (["aaaa"] if old else [])
 
 
+# columns: the case, the container's mounts, words of the finding ("": none)
 OWN = [
     ("as the node mounted them", TOP + OWN_ROOT, ""),
-    ("the node's", TOP + NEW, "at /dev/vgpu "),
+    ("the node's root folder", TOP + NEW, "at /dev/vgpu "),
     ("root of another allocation", TOP + OWN_ROOT.replace("aaaa/root", "cccc/root"), "at /dev/vgpu "),
 ]
 
@@ -321,7 +324,7 @@ def test_unchanged_mount_lists_are_not_parsed_or_judged_again(watched, monkeypat
     for pid in range(20, 30):
         run(watched, pid, TOP + NEW)
     watched.look(3)
-    assert (len(parsed), len(judged)) == (2, 1), "the node's list and the container's"
+    assert (len(parsed), len(judged)) == (2, 1), "expected to parse the lists of node and container once"
 
 
 def test_foreign_mount_is_ended_and_old_mounts_never(watched):

@@ -217,6 +217,7 @@ def test_process_whose_first_thread_has_ended(tmp_path, about, tasks, found):
     assert processes.of([30], DEVICES) == ({30: frozenset({"aaaa"})} if found else {})
 
 
+# A program that prints the device number of its argument and ends its first thread; its second thread continues.
 ENDS_ITS_FIRST_THREAD = """
 import ctypes, os, sys, threading, time
 threading.Thread(target=time.sleep, args=(60,)).start()

@@ -66,6 +66,8 @@ def test_share_in_a_window_of_ten_seconds(about, parts, found):
 
 
 DEVICE = {"sm_percent": 20}
+# columns: fields of the limits file, fields of its device, the enforced share of the GPU's time (None: no share is
+# enforced)
 SHARES: list[tuple[dict[str, Any], dict[str, Any], float | None]] = [
     ({}, DEVICE, 0.2),
     ({"core_policy": "force"}, DEVICE, 0.2),
@@ -84,6 +86,8 @@ def test_effective_share(limits, device, share):
 
 NOW = 10**12
 PAGE = {"open_ns": 500 * MS, "gate": "closed", "rate_ppm": 10**6, "heartbeat_ns": NOW - MS}
+# columns: the case, the arbiter's GPU page at two polls that are two seconds apart, the seconds in which the container
+# was allowed the whole GPU (2.0 also if that is unknown)
 ALONE: list[tuple[str, dict[str, Any] | None, dict[str, Any] | None, float]] = [
     ("one second of open gate", PAGE, {**PAGE, "open_ns": 1500 * MS}, 1.0),
     ("gate closed all the time", PAGE, PAGE, 0.0),
@@ -194,6 +198,7 @@ class Sampled:
         return [pynvml.c_nvmlProcessUtilizationSample_t(pid, 1, percent, 0, 0, 0) for pid, percent in self.answer]
 
 
+# columns: the case, the driver's (pid, percent) samples or its error, the average by process (None: not supported)
 SAMPLES: list[tuple[str, Any, Any]] = [
     ("one sample of each process", [(7, 30), (8, 70)], {7: 30, 8: 70}),
     ("several samples of one process", [(7, 30), (7, 60)], {7: 45}),

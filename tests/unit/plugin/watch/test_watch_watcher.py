@@ -203,7 +203,7 @@ def test_slot_of_a_dead_process_covers_no_live_process(watched):
     assert watched.look(2) == [NO_SLOT]
 
 
-@pytest.mark.parametrize("exported_mib, found", [(900, []), (700, [MEMORY]), (0, [MEMORY]), (1 << 31, [])])
+@pytest.mark.parametrize(("exported_mib", "found"), [(900, []), (700, [MEMORY]), (0, [MEMORY]), (1 << 31, [])])
 def test_exports_of_a_dead_process_stay_charged(watched, exported_mib, found):
     """The importing process still uses this memory, and the ledger keeps it in the dead slot, up to the dead process's
     amount.
@@ -294,7 +294,7 @@ def test_unlimited_gpu_is_not_reported(watched):
     assert watched.look(3) == []
 
 
-@pytest.mark.parametrize("kind, found", [("", []), ("kubelet", [NO_SLOT])])
+@pytest.mark.parametrize(("kind", "found"), [("", []), ("kubelet", [NO_SLOT])])
 def test_missing_ledger(watched, kind, found):
     """The ledger is removed with its allocation and record. While the record exists, no process is
     covered by a slot.
@@ -331,7 +331,7 @@ def test_watcher_continues_after_an_internal_error(watched, running):
     assert one.state().fault == "RuntimeError: boom"
 
 
-def test_policy_end(watched):
+def test_policy_end_terminates_the_process(watched):
     watched.run(20, MIB)
     watched.mode = watch.END
     watched.look()
@@ -341,7 +341,7 @@ def test_policy_end(watched):
     assert watched.watch.state().findings[0].action == "SIGTERM"
 
 
-@pytest.mark.parametrize("kind, asked", [("lease", []), ("kubelet", [20]), ("", [])])
+@pytest.mark.parametrize(("kind", "asked"), [("lease", []), ("kubelet", [20]), ("", [])])
 def test_leases_and_processes_without_a_record_are_never_terminated(watched, kind, asked):
     """The files of an ended lease remain without a record for a moment, or longer if they cannot be removed."""
     watched.run(20, MIB)

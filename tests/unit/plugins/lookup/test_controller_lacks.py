@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lookup names the tools that the controller needs to build missing artefacts and does not have."""
+"""Tests the lookup that names the tools that the controller needs to build missing artefacts and does not have."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The version of a build depends only on its sources."""
+"""Tests that the version of a build depends only on its sources."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize("change, differs", CHANGES)
+@pytest.mark.parametrize(("change", "differs"), CHANGES)
 def test_only_a_source_changes_the_version(root, change, differs):
     before = digest(root)
     change(root)

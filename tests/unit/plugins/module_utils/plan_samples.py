@@ -43,6 +43,7 @@ RUNNING = {
     "started": 1000.0,
     "argv": ["/usr/sbin/dockerd", "-H", "fd://"],
 }
+# The state of a host on which the plan changes nothing.
 CONVERGED = {
     "os": {"id": "debian", "id_like": "", "name": "Debian GNU/Linux 12 (bookworm)", "root": "true"},
     "gpus": [

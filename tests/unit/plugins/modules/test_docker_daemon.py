@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docker_daemon as Ansible calls it, on a separate file. test_engines_daemon_apply.py tests its calls to the daemon."""
+"""Tests the module docker_daemon as Ansible calls it, with a separate file. test_engines_daemon_apply.py tests its
+calls to the daemon.
+"""
 
 from __future__ import annotations
 

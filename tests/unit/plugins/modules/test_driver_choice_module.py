@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The facts that the module driver_choice reads from a host itself, besides the facts of driver and GPUs."""
+"""Tests the facts that the module driver_choice reads from a host in addition to the facts of driver and GPUs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from ansible_collections.vgpu.fleet.plugins.modules import driver_choice as module_under_test
 from doubles.host import host
 
+# A host whose GPU and InfiniBand device belong to a machine with NVLink 5 switches.
 FILES = {
     "etc/os-release": 'ID=ubuntu\nVERSION_ID="24.04"\n',
     "sys/bus/pci/devices/0000:01:00.0/vendor": "0x10de",
@@ -19,7 +20,7 @@ FILES = {
 INSTALLED = "Package: {}\nStatus: install ok installed\nVersion: 2025.03.1-1\n\n"
 
 
-@pytest.mark.parametrize("package, told", [("nvlsm", False), ("bash", True)])
+@pytest.mark.parametrize(("package", "told"), [("nvlsm", False), ("bash", True)])
 def test_missing_subnet_manager_of_nvlink_5_is_a_warning(tmp_path, monkeypatch, package, told):
     machine = host(tmp_path, {**FILES, "var/lib/dpkg/status": INSTALLED.format(package)})
     warnings, left = [], []
@@ -33,5 +34,7 @@ def test_missing_subnet_manager_of_nvlink_5_is_a_warning(tmp_path, monkeypatch, 
     monkeypatch.setattr(module_under_test, "AnsibleModule", lambda **_spec: double)
     monkeypatch.setattr(module_under_test, "Host", lambda: machine)
     module_under_test.main()
-    assert any("nvidia-fabricmanager" in name for name in left[0]["choice"]["packages"]), "the host has switches"
+    assert any("nvidia-fabricmanager" in name for name in left[0]["choice"]["packages"]), (
+        "expected the fabric manager, because the host has NVSwitches"
+    )
     assert [True for text in warnings if "nvlsm" in text] == [True] * told

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decisions of the module kube_claims, on an API in memory."""
+"""Tests the decisions of the module kube_claims with an API in memory."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decisions of the module kube_device_plugin, on an API in memory: missing nodes, other owners' nodes, traces."""
+"""Tests the decisions of the module kube_device_plugin with an API in memory: missing nodes, other owners' nodes,
+traces.
+"""
 
 from __future__ import annotations
 
@@ -90,6 +92,7 @@ def test_missing_node_is_not_created():
     assert "/api/v1/nodes/n3" not in api.objects
 
 
+# columns: the nodes of the first run, the nodes of the removal, words of its warnings
 @pytest.mark.parametrize(
     ("with_one", "taken", "words"),
     [
@@ -184,7 +187,7 @@ def test_a_pod_that_waits_for_room_on_its_node_is_replaced():
     assert deleted(api) == [f"{PODS}/p-n1"]
 
 
-@pytest.mark.parametrize("gone_after, rounds", [(3, 3), (None, 6)])
+@pytest.mark.parametrize(("gone_after", "rounds"), [(3, 3), (None, 6)])
 def test_run_waits_until_the_former_pod_is_gone(monkeypatch, gone_after, rounds):
     """If only options changed, the former program would look like the new one. The wait has a time limit."""
     api, slept = cluster(), []

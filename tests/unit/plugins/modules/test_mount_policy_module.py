@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decisions of the mount policy module, on an API in memory."""
+"""Tests the decisions of the mount policy module with an API in memory."""
 
 from __future__ import annotations
 
@@ -73,6 +73,8 @@ def nodes_of(api):
 
 
 TWO = ["example.com/own"]
+# columns: the case, then resources by node: in the policy before, in our run, in the other controller's run, in the
+# policy after
 RACES = [
     ("both runs add the first node", {}, {"n1": GPU}, {"n2": TWO}, {"n1": GPU, "n2": TWO}),
     ("each run adds a node", {"n0": GPU}, {"n1": GPU}, {"n2": TWO}, {"n0": GPU, "n1": GPU, "n2": TWO}),

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Desired states of many hosts: each host gets its own, and defaults are evaluated once for each distinct input."""
+"""Tests the desired states of many hosts: each host gets its own, and defaults are evaluated once for each distinct
+input.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +40,7 @@ def states(hosts: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], list[Findi
     return found, findings
 
 
+# columns: the variables of host b, a value of its desired state: (role, key) and the value
 @pytest.mark.parametrize(
     ("variables", "path", "value"),
     [
@@ -76,8 +79,8 @@ def test_value_that_needs_unread_facts_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("own", "most"),
     [
-        ("rack", 1),  # nothing depends on it
-        ("vgpu_devices", 1),  # no default of a role leads to it
+        ("rack", 1),  # No default depends on this variable.
+        ("vgpu_devices", 1),  # No default of a role uses this variable.
         ("mps_packages", 1),
         ("mps_resource", 40),
     ],

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every variable of the collection with a wrong value, a typing error in its name, and a right value.
-
-The rows are made from the argument specifications and the table of group variables, so a new variable has rows at once.
-The wrong values follow from the documented type, not from the code that reads the variable.
+"""Tests every variable of the collection with a wrong value, a typing error in its name, and a right value. The rows
+are made from the argument specifications and the table of group variables, so a new variable has rows at once. The
+wrong values follow from the documented type, not from the code that reads the variable.
 """
 
 from __future__ import annotations
@@ -213,6 +212,7 @@ def test_valid_values_are_accepted(variables: dict[str, Any]) -> None:
     assert check({"h": trusted(variables)}) == []
 
 
+# columns: variables, one of them with a wrong template; words of the error
 @pytest.mark.parametrize(
     ("variables", "words"),
     [
@@ -251,6 +251,7 @@ def test_error_of_many_hosts_is_one_line_with_their_number() -> None:
     assert "5 hosts (gpu-0, gpu-1, gpu-2, …)" in str(found[0])
 
 
+# columns: the value of a variable on 50 hosts, the number of checks
 @pytest.mark.parametrize(
     ("value", "kinds"),
     [(3, 1), ("{{ shared }}", 1), ("{{ rack }}", 50), ("{{ inventory_hostname | length }}", 50)],

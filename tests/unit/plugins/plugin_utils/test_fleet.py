@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report of a fleet: the state of each node, sums, and the changes since the last report."""
+"""Tests the report of a fleet: the state of each node, sums, and the changes since the last report."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ansible_collections.vgpu.fleet.plugins.plugin_utils import fleet
 
 UUID = "GPU-a"
 IDS = [f"{UUID}::{number}" for number in range(2)]
+# The capacity of a node in the form of the module's result: one T4 with two slices, both advertised.
 CAPACITY = {
     "ok": True,
     "shared": True,
@@ -62,7 +63,7 @@ def checked(ran, left_out):
 
 
 @pytest.mark.parametrize(
-    "facts, state",
+    ("facts", "state"),
     [
         ({"capacity": CAPACITY, "isolation": PASSED}, "passed"),
         ({"capacity": {**CAPACITY, "proven": True}}, "passed"),
@@ -158,8 +159,9 @@ RUNS = {"pod": "ns/a", "resource": "nvidia.com/gpu", "count": 1, "phase": "Runni
 WAITS = {"pod": "ns/b", "resource": "nvidia.com/gpu", "count": 1, "phase": "Pending"}
 
 
+# columns: changed parts of the capacity, then parts of the report: notes, sources without an answer, Kubernetes
 @pytest.mark.parametrize(
-    "capacity, notes, unheard, kubernetes",
+    ("capacity", "notes", "unheard", "kubernetes"),
     [
         ({}, [], {}, None),
         ({"notes": [NOTE]}, [NOTE], {}, None),
@@ -196,7 +198,7 @@ def test_names_of_passed_checks_are_not_repeated():
     assert nodes == before
 
 
-def test_sums():
+def test_sums_of_all_nodes():
     nodes = [fleet.node("a", {"capacity": CAPACITY, "isolation": PASSED}), fleet.node("b", {"capacity": DIFFERS})]
     nodes.append(fleet.node("c", {}))
     sums = fleet.totals(nodes)
@@ -219,7 +221,7 @@ def with_driver(version):
 
 
 @pytest.mark.parametrize(
-    "before, now, expected",
+    ("before", "now", "expected"),
     [
         ({"a": {"capacity": CAPACITY}}, {"a": {"capacity": CAPACITY}}, []),
         ({}, {"a": {"capacity": CAPACITY}}, [("a", "node", "", "unproven")]),
@@ -246,6 +248,7 @@ def test_changes_since_the_last_report(before, now, expected):
     assert [one["made"] for one in made["history"]] == ["2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"]
 
 
+# Unusable texts of the last report.
 @pytest.mark.parametrize("last", ["", "{", "[]", "null", '{"schema": 99, "made": "x"}'])
 def test_invalid_last_report_is_ignored(last):
     made = fleet_report({"a": {"capacity": CAPACITY}}, "2026-01-02T00:00:00Z", "Lab", last)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of a rehearsal: the declared GPUs, the simulated hosts, and the check that no real host is reachable."""
+"""Tests the plan of a rehearsal: the declared GPUs, the simulated hosts, and the check that no real host is
+reachable.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +25,7 @@ def test_models_are_those_of_the_simulated_driver():
     assert tuple(re.findall(r'\{\.key = "([^"]+)"', source)) == rehearsal.MODELS
 
 
+# columns: label, rehearse_gpus of a host, the end of the simulated host's profile
 PROFILES = [
     ("one GPU", [{"model": "T4"}], "[gpu]\nmodel = T4\ncount = 1\n"),
     ("model in lower case", [{"model": "a100-80gb", "count": "4"}], "[gpu]\nmodel = A100-80GB\ncount = 4\n"),
@@ -35,12 +38,13 @@ PROFILES = [
 
 
 @pytest.mark.parametrize(("about", "gpus", "ends"), PROFILES)
-def test_profile(about, gpus, ends):
+def test_profile_of_a_simulated_host(about, gpus, ends):
     text, faults = rehearsal.profile(gpus, "host a")
     assert faults == []
     assert text.endswith("\n\n" + ends)
 
 
+# columns: label, an invalid value of rehearse_gpus, words of the error
 FAULTS = [
     ("no list", None, "expected a list such as"),
     ("empty list", [], "expected a list such as"),
@@ -99,6 +103,7 @@ def test_replaced_inventory_has_no_leak():
     assert rehearsal.leaks(inventory(), ["a", "b"], "p") == []
 
 
+# columns: what a rehearsal would reach, the variable that leads there, its value
 LEAKS = [
     ("another address", "ansible_host", "192.0.2.7"),
     ("another connection", "ansible_connection", "ssh"),

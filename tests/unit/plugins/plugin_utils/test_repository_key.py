@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys of NVIDIA's repositories: the key of each release, the shipped keys, and the keys that the controller
-refuses."""
+"""Tests the keys of NVIDIA's repositories: the key of each release, the shipped keys, and the keys that the controller
+refuses.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that pack_limits writes at their edges, and bytes that parse_limits refuses."""
+"""Tests the smallest and greatest values that pack_limits writes, and the bytes that parse_limits refuses."""
 
 from __future__ import annotations
 

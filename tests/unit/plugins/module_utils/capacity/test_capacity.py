@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Expected capacity against advertised capacity. Each row changes one fact of a consistent host."""
+"""Tests the comparison of expected and advertised capacity. Each row changes one fact of a consistent host."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ SPOILED = [
 ]
 
 
-@pytest.mark.parametrize("spoiled, about, words", SPOILED)
+@pytest.mark.parametrize(("spoiled", "about", "words"), SPOILED)
 def test_every_difference_has_a_remedy(spoiled, about, words):
     found = compared(**spoiled)
     assert found["ok"] is False
@@ -158,7 +158,7 @@ SOCKETS = [
 ]
 
 
-@pytest.mark.parametrize("kind, present, words", SOCKETS)
+@pytest.mark.parametrize(("kind", "present", "words"), SOCKETS)
 def test_kubelet_is_found_by_connecting_to_its_socket(monkeypatch, kind, present, words):
     monkeypatch.setattr(nvml, "read", lambda: {"ok": False})
     # tmp_path may be too long: a socket's path holds at most 107 bytes.
@@ -209,6 +209,7 @@ def used(mib):
     return {"ok": True, "error": "", "lost": [], "gpus": [dict(GPUS[0], used_mib=mib), GPUS[1]]}
 
 
+# A finding of the watcher about a process that bypasses the library.
 FINDING = {
     "allocation": "a1",
     "kind": "kubelet",

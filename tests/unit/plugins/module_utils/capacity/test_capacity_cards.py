@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The card values of the device plugin (utilisation, temperature, Xids) in the capacity of a node and in the report."""
+"""Tests that a node's capacity and the report have the GPU values that the device plugin reports: utilisation,
+temperature and Xids.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from capacity_samples import compared, plugin
 
 NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z
 NOTHING = {"utilisation": None, "temperature": None, "xids": []}
+# The case → the device plugin's status, the expected values of GPU-a.
 CASES = {
     "no plugin": (None, NOTHING),
     "a plugin without GPUs": ({}, NOTHING),

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node whose pods get GPUs by claims: expected ResourceSlices against those of the API server, and the pods."""
+"""Tests the capacity of a node whose pods get GPUs by claims: the expected ResourceSlices are compared with those of
+the API server, and the pods are named.
+"""
 
 from __future__ import annotations
 
@@ -128,6 +130,7 @@ def test_host_with_claims_needs_no_resource_at_the_kubelet():
     assert compared()["claims"] is None
 
 
+# columns: changed facts of the host, words of the difference
 FAULTS = [
     ({"plugin": {"registered": False, "kubelet_error": "no socket"}}, "expected registered, found no socket"),
     ({"kubelet_fault": "refused"}, "expected an answer, found refused"),

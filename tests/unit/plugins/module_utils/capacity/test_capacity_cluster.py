@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The capacity that Kubernetes shows of nodes: the rule on tables, and the module against a small API server with
-paged lists."""
+"""Tests the capacity of nodes in Kubernetes: the comparison by tables, and the module with a small API server that
+returns lists in pages.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +41,7 @@ def pod(name, *counts, phase="Running", init=(), on="n1"):
 
 
 SIDECAR = {"restartPolicy": "Always"}
+# columns: label, the pod, the number of GPUs that it requests
 ASKED = [
     ("pod without any field", {}, 0),
     ("init containers null", {"spec": {"containers": [container(2)], "initContainers": None}}, 2),
@@ -94,7 +96,7 @@ SHOWN = [
 
 
 @pytest.mark.parametrize(("about", "shown", "pods", "withheld", "what"), SHOWN)
-def test_differences(about, shown, pods, withheld, what):
+def test_differences_between_plugin_and_kubernetes(about, shown, pods, withheld, what):
     seen = capacity_cluster.facts(shown, pods, [GPU])
     found = capacity_cluster.compare("n1", seen, dict(OFFERED, withheld=withheld))
     assert [one["what"] for one in found] == what

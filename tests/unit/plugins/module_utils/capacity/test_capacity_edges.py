@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Expected and advertised capacity if a source reports less than usual or a label selected another configuration."""
+"""Tests the comparison of capacity if a source reports less than usual or a label selected another configuration."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPUs lost according to NVML or the device plugin: capacity and plan name each lost GPU once."""
+"""Tests that capacity and plan name each GPU once that is lost according to NVML or the device plugin."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.plan import plan
 from capacity_samples import GPUS, IDS, checkpoint, compared, plugin, slices
 from plan_samples import CONVERGED, changed, made
 
+# NVML's error for a GPU that cannot be read.
 BUS = "nvmlDeviceGetHandleByIndex_v2 failed with 15: a GPU has fallen off the bus"
 
 
@@ -76,6 +77,7 @@ def one_lost(**more):
     return compared(nvml=nvml, **more)
 
 
+# GPU-b is lost. columns: label, the plugin's slices, the ids in the kubelet's checkpoint
 MADE = [
     ("plugin has unhealthy slices of the GPU", slices(), checkpoint(IDS[:2])),
     ("kubelet still advertises the GPU's slices", slices(), checkpoint(IDS)),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running containers against their records: each rule alone, at its limits. test_capacity.py tests the rules
-together."""
+"""Tests the comparison of running containers with their records: each rule alone, at its limits. test_capacity.py tests
+the rules together.
+"""
 
 from __future__ import annotations
 
@@ -143,6 +144,7 @@ def test_bypassing_process_is_named_with_its_container(who, where):
     assert running.watched(None) == [] and running.watched({"findings": None}) == []
 
 
+# columns: a finding, the container that the difference names, the start of its expected value
 @pytest.mark.parametrize(
     ("finding", "where", "expected"),
     [

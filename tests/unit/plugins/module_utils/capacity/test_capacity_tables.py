@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The printed tables of a host, and the faults of an isolation check that does not prove isolation."""
+"""Tests the printed tables of a host, and the faults that are printed if an isolation check does not prove
+isolation.
+"""
 
 from __future__ import annotations
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.capacity import tables
 
+# A host with one GPU. The kubelet advertises two of its three slices.
 CAPACITY = {
     "resource": "nvidia.com/gpu",
     "kubelet": True,
@@ -52,6 +55,7 @@ def test_the_sum_of_a_host_is_that_of_its_rows():
     assert tables.host_report(foreign)[0] == "nvidia.com/gpu: 4 advertised by the kubelet, 3 expected"
 
 
+# The printed table of this host's GPUs.
 GPU_TABLE = [
     "  GPU  model     memory MiB  slices  MiB each  SM % each  advertised  expected",
     "  ===  ========  ==========  ======  ========  =========  ==========  ========",
@@ -153,8 +157,8 @@ AGES = [(0, " 0 s ago"), (119, " 119 s ago"), (120, " 2 min ago"), (7199, " 119 
 AGES += [(172799, " 47 h ago"), (172800, " 2 days ago"), (-50, " 0 s ago")]
 
 
-@pytest.mark.parametrize("seconds, words", AGES)
-def test_age(seconds, words):
+@pytest.mark.parametrize(("seconds", "words"), AGES)
+def test_age_of_a_stored_check(seconds, words):
     assert tables.age({"time": 1000}, 1000 + seconds) == words
     assert tables.age({}, 1000) == ""
 
@@ -168,7 +172,7 @@ def test_slice_without_a_check_run_is_not_passed():
 
 
 @pytest.mark.parametrize(
-    "isolation, faults",
+    ("isolation", "faults"),
     [
         (PASSED, []),
         (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Durations of NVIDIA's files, and values as messages show them."""
+"""Tests how durations in NVIDIA's files are read, and how messages show values."""
 
 from __future__ import annotations
 

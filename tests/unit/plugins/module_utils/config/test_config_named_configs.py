@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named configurations in the plan: the files that differ, and whether the running program uses an outdated file."""
+"""Tests named configurations in the plan: the files that differ, and whether the running program uses an
+outdated file.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +27,7 @@ def state(text=BASE, named=None, **status):
     }
 
 
+# columns: label, the files on the host, the planned changes. The group configures node.yaml and big.yaml.
 CHANGES = [
     ("files as configured", state(), []),
     ("named file missing", state(named={}), ["write /etc/vgpu/configs/big.yaml"]),
@@ -43,7 +46,7 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize("about, found, changes", CHANGES, ids=[one[0] for one in CHANGES])
+@pytest.mark.parametrize(("about", "found", "changes"), CHANGES, ids=[one[0] for one in CHANGES])
 def test_files_that_differ(about, found, changes):
     assert named_configs.changes(PATH, DESIRED, found) == changes
 
@@ -60,12 +63,12 @@ IN_FORCE = [
 ]
 
 
-@pytest.mark.parametrize("about, status, behind", IN_FORCE, ids=[one[0] for one in IN_FORCE])
+@pytest.mark.parametrize(("about", "status", "behind"), IN_FORCE, ids=[one[0] for one in IN_FORCE])
 def test_program_is_compared_with_the_file_that_it_loaded(about, status, behind):
     assert named_configs.is_behind(PATH, state(**status)) is behind
 
 
-@pytest.mark.parametrize("kubeconfig, lines", [("", 1), ("/etc/kubernetes/kubelet.conf", 0)])
+@pytest.mark.parametrize(("kubeconfig", "lines"), [("", 1), ("/etc/kubernetes/kubelet.conf", 0)])
 def test_requested_sizes_need_the_api_server(kubeconfig, lines):
     desired = {
         **DESIRED,

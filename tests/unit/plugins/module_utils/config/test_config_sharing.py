@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The devices that a node advertises in each sharing mode, and which files NVIDIA's plugin and our plugin accept."""
+"""Tests which devices a node advertises in each sharing mode, and which files NVIDIA's plugin and our plugin accept."""
 
 from __future__ import annotations
 
@@ -57,6 +57,8 @@ def slicing(*entries, **more):
 
 
 TWO = [gpu(0), gpu(1)]
+# columns: label, the host's GPUs, parts of the configuration, the advertised device ids by resource ("1::0": replica 0
+# of GPU 1)
 TABLE = [
     ("nothing shared", TWO, {}, {"nvidia.com/gpu": ["0", "1"]}),
     (
@@ -185,7 +187,7 @@ TABLE = [
 ]
 
 
-@pytest.mark.parametrize("about, gpus, parts, wanted", TABLE, ids=[row[0] for row in TABLE])
+@pytest.mark.parametrize(("about", "gpus", "parts", "wanted"), TABLE, ids=[row[0] for row in TABLE])
 def test_devices_that_a_node_advertises(about, gpus, parts, wanted):
     assert offered(gpus, **parts) == wanted
 
@@ -225,7 +227,7 @@ def test_replicas_of_mig_devices_by_group_vars(gpus, variables, wanted):
 
 
 @pytest.mark.parametrize(
-    "parts, memory, percent, mode",
+    ("parts", "memory", "percent", "mode"),
     [
         ({"sharing": slicing(entry(4))}, 15360, 100, "time-slicing"),  # sharing "none" sets no limit
         ({"sharing": {"mps": {"resources": [entry(4)]}}}, 3840, 25, "mps"),
@@ -248,6 +250,7 @@ def test_replica_of_a_mig_device_names_its_gpu():
     ]
 
 
+# columns: the host's GPUs, parts of the configuration, the key that the error names, words of the error
 REFUSED = [
     (TWO, {"sharing": slicing(entry(devices=[5]))}, "sharing.timeSlicing.resources[0].devices", "no device 5"),
     (TWO, {"sharing": slicing(entry(devices=3))}, "sharing.timeSlicing.resources[0].devices", "3 devices are wanted"),
@@ -291,14 +294,15 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("gpus, parts, path, words", REFUSED)
+@pytest.mark.parametrize(("gpus", "parts", "path", "words"), REFUSED)
 def test_sharing_that_does_not_fit_the_gpus_is_an_error(gpus, parts, path, words):
     _pieces, findings = sharing.pieces_for(gpus, config(**parts))
     assert [(one.path, words in one.message) for one in kinds.errors(findings)] == [(path, True)]
 
 
+# columns: the section, failRequestsGreaterThanOne (None: not set), whether requests for several replicas are refused
 @pytest.mark.parametrize(
-    "section, said, wanted",
+    ("section", "said", "wanted"),
     [
         ("timeSlicing", None, False),
         ("timeSlicing", True, True),
@@ -376,7 +380,7 @@ NVIDIA_FILES = (
 
 
 @pytest.mark.parametrize("compat", [False, True])
-@pytest.mark.parametrize("parts, accepted", NVIDIA_FILES, ids=[json.dumps(row[0]) for row in NVIDIA_FILES])
+@pytest.mark.parametrize(("parts", "accepted"), NVIDIA_FILES, ids=[json.dumps(row[0]) for row in NVIDIA_FILES])
 def test_files_that_nvidia_publishes(parts, accepted, compat):
     whole = dict({"version": "v1"}, **json.loads(json.dumps(parts)))
     if compat:
@@ -403,7 +407,7 @@ LENIENT = [
 ]
 
 
-@pytest.mark.parametrize("parts, path, wanted", LENIENT)
+@pytest.mark.parametrize(("parts", "path", "wanted"), LENIENT)
 def test_compat_mode_warns_about_files_that_strict_mode_refuses(parts, path, wanted):
     with pytest.raises(node_config.ConfigError):
         node_config.check(dict({"version": "v1"}, **json.loads(json.dumps(parts))), "config.yaml")
@@ -431,7 +435,7 @@ def test_compat_ignores_selection_and_names_as_nvidias_plugin_does():
 
 
 @pytest.mark.parametrize(
-    "parts, name",
+    ("parts", "name"),
     [
         ({}, "nvidia.com/gpu"),
         ({"sharing": {"vcuda": {"resourceName": "example.com/vgpu"}}}, "example.com/vgpu"),

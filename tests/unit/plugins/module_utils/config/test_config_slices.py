@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slice arithmetic against tables calculated by hand."""
+"""Tests the sizes of slices against tables calculated by hand."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ WORKED = [
 ]
 
 
-@pytest.mark.parametrize("memory_mib, split, scaling, cores, number, slice_mib, sm_percent", WORKED)
-def test_worked_table(memory_mib, split, scaling, cores, number, slice_mib, sm_percent):
+@pytest.mark.parametrize(("memory_mib", "split", "scaling", "cores", "number", "slice_mib", "sm_percent"), WORKED)
+def test_slices_of_the_worked_examples(memory_mib, split, scaling, cores, number, slice_mib, sm_percent):
     made = pieces(gpus(memory_mib), config(split, scaling, cores))
     assert len(made) == number
     assert {piece.memory_mib for piece in made} == {slice_mib}
@@ -86,8 +86,9 @@ def test_unshared_host_gives_whole_gpus():
     assert [one[:4] for one in made] == [(uuid, uuid, 16160, 100) for uuid in ("GPU-00000000", "GPU-00000001")]
 
 
+# columns: GPU MiB, split count, memory scaling, cores scaling, words of the error
 @pytest.mark.parametrize(
-    "memory_mib, split, scaling, cores, words",
+    ("memory_mib", "split", "scaling", "cores", "words"),
     [
         (16160, 0, "1.0", "1", ["cannot be split into 0"]),
         (5, 6, "1.0", "6", ["less than 1 MiB", "no limit", "lower the split count"]),
@@ -107,8 +108,9 @@ def test_impossible_slice_size_is_an_error(memory_mib, split, scaling, cores, wo
         assert word in str(caught.value)
 
 
+# columns: the model in a configuration, the model that the driver reports, whether they match
 @pytest.mark.parametrize(
-    "pattern, model, same",
+    ("pattern", "model", "same"),
     [
         ("T4", "Tesla T4", True),
         ("t4", "Tesla T4", True),
@@ -129,7 +131,7 @@ def test_model_is_matched_by_a_short_name(pattern, model, same):
 
 
 @pytest.mark.parametrize(
-    "match, found",
+    ("match", "found"),
     [
         ({"index": 1}, [1]),
         ({"uuid": "GPU-00000000"}, [0]),
@@ -143,8 +145,9 @@ def test_every_condition_of_a_match_counts(match, found):
     assert [gpu["index"] for gpu in gpus(16160) if slices.matches(match, gpu)] == found
 
 
+# columns: the GPU's model, the split count, whether it exceeds the advised maximum of the model
 @pytest.mark.parametrize(
-    "model, split, warned",
+    ("model", "split", "warned"),
     [
         ("Tesla T4", 7, False),
         ("Tesla T4", 8, True),
@@ -183,6 +186,6 @@ def test_exception_shadowed_by_another_is_a_warning():
     assert (found.level, found.path) == ("warning", "sharing.vcuda.devices[1].match")
 
 
-@pytest.mark.parametrize("total, whole", [(16944988160, 16160), (16944988159, 16159), (1048576, 1), (1048575, 0)])
+@pytest.mark.parametrize(("total", "whole"), [(16944988160, 16160), (16944988159, 16159), (1048576, 1), (1048575, 0)])
 def test_mib_is_floored(total, whole):
     assert slices.mib(total) == whole

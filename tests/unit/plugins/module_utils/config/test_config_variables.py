@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of variables and the strict reader of node.yaml."""
+"""Tests the table of group variables and the strict reader of node.yaml."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BAD_VARIABLES = [
 ]
 
 
-@pytest.mark.parametrize("name, value, words", BAD_VARIABLES)
+@pytest.mark.parametrize(("name", "value", "words"), BAD_VARIABLES)
 def test_bad_value_is_one_error_that_names_the_variable(name, value, words):
     findings = []
     schema.read({name: value}, findings)
@@ -51,7 +51,7 @@ def test_bad_value_is_one_error_that_names_the_variable(name, value, words):
 
 
 @pytest.mark.parametrize(
-    "name, meant",
+    ("name", "meant"),
     [
         ("vgpu_splitcount", "vgpu_split_count"),
         ("vgpu_split_counts", "vgpu_split_count"),
@@ -67,6 +67,7 @@ def test_unknown_variable_names_the_nearest(name, meant):
     assert f'did you mean "{meant}"?' in findings[0].message
 
 
+# columns: an entry of vgpu_devices, the key that the error names, words of the error
 BAD_EXCEPTIONS = [
     ({"match": {"index": 0}, "splitcount": 1}, "vgpu_devices[0].splitcount", 'did you mean "split_count"?'),
     ({"match": {"idx": 0}, "split_count": 1}, "vgpu_devices[0].match.idx", 'did you mean "index"?'),
@@ -79,7 +80,7 @@ BAD_EXCEPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("exception, path, words", BAD_EXCEPTIONS)
+@pytest.mark.parametrize(("exception", "path", "words"), BAD_EXCEPTIONS)
 def test_bad_exception_is_an_error_with_its_place(exception, path, words):
     findings = []
     schema.read({"vgpu_devices": [exception]}, findings)
@@ -88,7 +89,7 @@ def test_bad_exception_is_an_error_with_its_place(exception, path, words):
 
 
 @pytest.mark.parametrize(
-    "name, value, clean",
+    ("name", "value", "clean"),
     [
         ("vgpu_split_count", "7", 7),  # a string, as from -e vgpu_split_count=7
         ("vgpu_memory_scaling", 1, "1"),
@@ -107,7 +108,7 @@ def test_good_value_becomes_clean(name, value, clean):
 
 
 @pytest.mark.parametrize(
-    "values, split",
+    ("values", "split"),
     [
         ({}, 2),
         ({"vgpu_slice_sizing": "equal"}, 2),
@@ -141,7 +142,7 @@ def test_unrelated_variables_are_ignored():
 
 
 @pytest.mark.parametrize(
-    "values, path, level",
+    ("values", "path", "level"),
     [
         ({"vgpu_sharing": "mig", "vgpu_mig_strategy": "mixed"}, "vgpu_mig_geometry", "error"),
         ({"vgpu_sharing": "mig", "vgpu_mig_geometry": {"1g.10gb": 7}}, "vgpu_mig_strategy", "error"),
@@ -217,7 +218,7 @@ OVERSOLD = [
 ]
 
 
-@pytest.mark.parametrize("values, names", OVERSOLD)
+@pytest.mark.parametrize(("values", "names"), OVERSOLD)
 def test_oversold_memory_is_one_warning(values, names):
     findings = []
     clean = schema.read(values, findings)
@@ -255,7 +256,7 @@ def test_named_configurations_are_checked_too():
 
 
 @pytest.mark.parametrize(
-    "node_path, variable",
+    ("node_path", "variable"),
     [
         ("sharing.vcuda.splitCount", "vgpu_split_count"),
         ("sharing.vcuda.devices[0].match", "vgpu_devices[0].match"),
@@ -343,7 +344,7 @@ REPLICATED = [
 ]
 
 
-@pytest.mark.parametrize("variables, wanted", REPLICATED)
+@pytest.mark.parametrize(("variables", "wanted"), REPLICATED)
 def test_node_yaml_of_a_group_with_time_slicing(variables, wanted):
     config = node_config.from_vars(variables)
     assert config["sharing"] == wanted
@@ -351,7 +352,7 @@ def test_node_yaml_of_a_group_with_time_slicing(variables, wanted):
 
 
 @pytest.mark.parametrize(
-    "variables, path",
+    ("variables", "path"),
     [
         ({"vgpu_split_count": 1}, "vgpu_split_count"),
         ({"vgpu_devices": [{"match": {"model": "T4"}, "split_count": 3}]}, "vgpu_devices[0].match"),
@@ -401,6 +402,7 @@ def test_variables_with_faults_give_no_file():
     assert {finding.path for finding in caught.value.findings} == {"vgpu_split_count", "vgpu_sharing"}
 
 
+# columns: the content of node.yaml, the key that the error names, words of the error
 BAD_FILES = [
     ({"version": "v1", "sharing": {"timeSlcing": {}}}, "sharing.timeSlcing", 'did you mean "timeSlicing"?'),
     ({"version": "v1", "sharing": {"vcuda": {"splitcount": 2}}}, "sharing.vcuda.splitcount", '"splitCount"'),
@@ -417,7 +419,7 @@ BAD_FILES = [
 ]
 
 
-@pytest.mark.parametrize("config, path, words", BAD_FILES)
+@pytest.mark.parametrize(("config", "path", "words"), BAD_FILES)
 def test_bad_file_names_the_file_the_key_and_the_fault(config, path, words):
     with pytest.raises(node_config.ConfigError) as caught:
         node_config.load(json.dumps(config), "/etc/vgpu/node.yaml")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts of a host and desired state -> driver: refused or allowed choices, companion packages, reasons to reboot."""
+"""Tests the choice of a driver by the facts of a host and the desired state: allowed and refused drivers, companion
+packages, and reasons to reboot.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +113,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("host, gpus, driver, wanted, words", REFUSED)
+@pytest.mark.parametrize(("host", "gpus", "driver", "wanted", "words"), REFUSED)
 def test_refusals(host, gpus, driver, wanted, words):
     found = chosen(host, gpus, driver, **wanted)
     assert words in " | ".join(found.refusals)
@@ -136,7 +138,7 @@ ALLOWED = [
 ]
 
 
-@pytest.mark.parametrize("host, gpus, driver, wanted", ALLOWED)
+@pytest.mark.parametrize(("host", "gpus", "driver", "wanted"), ALLOWED)
 def test_allowed_driver_has_no_refusal(host, gpus, driver, wanted):
     assert chosen(host, gpus, driver, **wanted).refusals == []
 
@@ -158,7 +160,7 @@ NVLINK5 = [
 ]
 
 
-@pytest.mark.parametrize("switches, wanted, packages, told", NVLINK5)
+@pytest.mark.parametrize(("switches", "wanted", "packages", "told"), NVLINK5)
 def test_nvlink_5_switches_need_packages_besides_the_fabric_manager(switches, wanted, packages, told):
     host = {**state("ubuntu24", [B200], {"nvlink5": switches}, nvswitches=4), "packages": packages}
     found = driver_choice.choose(host, {"source": "cuda", "branch": "580", **wanted})
@@ -223,7 +225,7 @@ HOST_SIDE = [
 ]
 
 
-@pytest.mark.parametrize("host, wanted, files, initramfs, arguments, services", HOST_SIDE)
+@pytest.mark.parametrize(("host", "wanted", "files", "initramfs", "arguments", "services"), HOST_SIDE)
 def test_files_services_and_kernel_arguments_of_a_driver(host, wanted, files, initramfs, arguments, services):
     found = chosen(host, [T4], **wanted)
     assert set(found.files) == files
@@ -285,7 +287,7 @@ REBOOT = [
 ]
 
 
-@pytest.mark.parametrize("driver, version, words", REBOOT)
+@pytest.mark.parametrize(("driver", "version", "words"), REBOOT)
 def test_reasons_to_reboot(driver, version, words):
     reason = driver_choice.reboot_reason({**NO_DRIVER, **driver}, "open", version)
     assert words in reason

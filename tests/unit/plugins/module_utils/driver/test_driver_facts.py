@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver's facts, read from hosts simulated in a folder."""
+"""Tests the facts of the driver that are read from a host. A folder with files simulates the host."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.driver import facts as 
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Answer, dpkg_held, matching
 from doubles import host as host_double
 
+# Texts of the kernel. /proc/driver/nvidia/version with a proprietary and with an open module, then /proc/modules: the
+# driver is idle (with nvidia_uvm, with nvidia_drm), and the driver is in use.
 LOADED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.261.03  Tue\n"
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.163.01  Release\n"
 IDLE = "nvidia_uvm 4 0 - Live 0x0\nnvidia_modeset 3 0 - Live 0x0\nnvidia 2 2 nvidia_uvm,nvidia_modeset, Live 0x0\n"
@@ -75,7 +77,7 @@ FACTS = [
 ]
 
 
-@pytest.mark.parametrize("files, answers, facts", FACTS)
+@pytest.mark.parametrize(("files", "answers", "facts"), FACTS)
 def test_facts(tmp_path, files, answers, facts):
     found = driver_facts.read(host_double.host(tmp_path, files, answers))
     assert {key: found[key] for key in facts} == facts
@@ -101,7 +103,7 @@ GROUPS = [
 ]
 
 
-@pytest.mark.parametrize("group, users", GROUPS)
+@pytest.mark.parametrize(("group", "users"), GROUPS)
 def test_services_of_the_driver_are_no_users(tmp_path, group, users):
     host = host_double.host(tmp_path, {"proc/modules": BUSY, "proc/41/comm": "python3\n", "proc/41/cgroup": group})
     (tmp_path / "proc/41/fd").mkdir()
@@ -118,6 +120,7 @@ def test_an_initramfs_that_was_made_before_the_blacklist_is_old(tmp_path):
         assert driver_facts.read(host)["initramfs_old"] is old
 
 
+# columns: PCI devices (vendor, device), the product data of an InfiniBand device, the number of NVSwitches
 SWITCHES = [
     ({"0000:01:00.0": ("0x10de", "0x1af1"), "0000:02:00.0": ("0x10de", "0x1af1")}, "", 2),
     ({"0000:01:00.0": ("0x10de", "0x22a3")}, "", 1),
@@ -128,8 +131,8 @@ SWITCHES = [
 ]
 
 
-@pytest.mark.parametrize("devices, vpd, count", SWITCHES)
-def test_nvswitches(tmp_path, devices, vpd, count):
+@pytest.mark.parametrize(("devices", "vpd", "count"), SWITCHES)
+def test_number_of_nvswitches(tmp_path, devices, vpd, count):
     files = {}
     for address, (vendor, device) in devices.items():
         files.update({f"sys/bus/pci/devices/{address}/vendor": vendor, f"sys/bus/pci/devices/{address}/device": device})

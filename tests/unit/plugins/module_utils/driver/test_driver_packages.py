@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts of a host and desired state -> packages, repositories and holds of its driver. Debian's package names were read
-from the archives of bookworm and trixie, the other names from the vendors' pages.
+"""Tests which packages, repositories and holds of the driver follow from the facts of a host and the desired state.
+Debian's package names were read from the archives of bookworm and trixie, the other names from the vendors' pages.
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ PACKAGES = [
 ]
 
 
-@pytest.mark.parametrize("host, gpus, wanted, branch, kind, packages", PACKAGES)
+@pytest.mark.parametrize(("host", "gpus", "wanted", "branch", "kind", "packages"), PACKAGES)
 def test_packages(host, gpus, wanted, branch, kind, packages):
     found = chosen(host, gpus, **wanted)
     assert found.refusals == []
@@ -302,7 +302,7 @@ NO_MODULE = [
 ]
 
 
-@pytest.mark.parametrize("signed, prebuilt, secure, refusal, warning", NO_MODULE)
+@pytest.mark.parametrize(("signed", "prebuilt", "secure", "refusal", "warning"), NO_MODULE)
 def test_refusal_for_a_missing_signed_module_names_the_remedies(signed, prebuilt, secure, refusal, warning):
     driver = {"signed_modules": signed, "secure_boot": secure}
     found = chosen("ubuntu24", [H100], driver=driver, prebuilt=prebuilt)
@@ -323,7 +323,7 @@ EL_HEADERS = [
 ]
 
 
-@pytest.mark.parametrize("kernel, arch, there, packages", EL_HEADERS)
+@pytest.mark.parametrize(("kernel", "arch", "there", "packages"), EL_HEADERS)
 def test_headers_are_those_of_the_running_kernel_alone(kernel, arch, there, packages):
     host = state("rhel9", driver={"headers": there}, arch=arch)
     host["os"]["kernel"] = kernel
@@ -343,7 +343,7 @@ COMPANIONS = [
 ]
 
 
-@pytest.mark.parametrize("host, wanted, refused", COMPANIONS)
+@pytest.mark.parametrize(("host", "wanted", "refused"), COMPANIONS)
 def test_packages_of_a_branch_install_no_other_branch(host, wanted, refused):
     found = chosen(host, [T4], **wanted)
     assert found.refusals == []
@@ -439,7 +439,7 @@ FABRIC = [
 ]
 
 
-@pytest.mark.parametrize("host, wanted, switches, packages, words", FABRIC)
+@pytest.mark.parametrize(("host", "wanted", "switches", "packages", "words"), FABRIC)
 def test_fabric_manager_has_the_version_of_the_driver(host, wanted, switches, packages, words):
     found = chosen(host, [A100], nvswitches=switches, **wanted)
     if words:
@@ -462,8 +462,8 @@ REPOSITORIES = [
 ]
 
 
-@pytest.mark.parametrize("host, arch, folder, streams", REPOSITORIES)
-def test_repositories(host, arch, folder, streams):
+@pytest.mark.parametrize(("host", "arch", "folder", "streams"), REPOSITORIES)
+def test_repository_of_cuda_and_stream_of_dnf(host, arch, folder, streams):
     for (branch, kind), stream in streams.items():
         found = chosen(host, [T4], arch=arch, source="cuda", branch=branch, kernel_module=kind)
         address = (found.repository.get("uris") or [found.repository.get("baseurl")])[0]
@@ -505,7 +505,7 @@ KERNEL_HOLDS = [
 ]
 
 
-@pytest.mark.parametrize("host, wanted, kernel", KERNEL_HOLDS)
+@pytest.mark.parametrize(("host", "wanted", "kernel"), KERNEL_HOLDS)
 def test_kernel_hold_includes_its_prebuilt_module(host, wanted, kernel):
     found = chosen(host, [T4], **wanted)
     assert [name for name in found.holds if name.startswith("linux-") and "nvidia" not in name] == kernel

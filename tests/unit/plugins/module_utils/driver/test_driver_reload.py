@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Activation of the driver's modules on a simulated kernel: loaded, reloaded if no process uses them, or left for a
-reboot."""
+"""Tests on a simulated kernel whether the driver's modules are loaded, reloaded because no process uses them, or left
+for a reboot.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ KERNELS = [
 ]
 
 
-@pytest.mark.parametrize("loaded, modules, disk, lines, reboot", KERNELS)
+@pytest.mark.parametrize(("loaded", "modules", "disk", "lines", "reboot"), KERNELS)
 def test_modules_are_reloaded_or_a_reboot_is_requested(tmp_path, loaded, modules, disk, lines, reboot):
     machine = DriverHost(tmp_path)
     machine.units["nvidia-persistenced.service"] = [True, True, True]
@@ -66,7 +67,7 @@ OPENERS = [
 ]
 
 
-@pytest.mark.parametrize("group, calls, reboot", OPENERS)
+@pytest.mark.parametrize(("group", "calls", "reboot"), OPENERS)
 def test_reload_stops_services_only_if_no_other_process_uses_the_driver(tmp_path, group, calls, reboot):
     machine = DriverHost(tmp_path)
     machine.units = {PERSISTENCED: [True, True, True], FABRIC: [True, True, True]}
@@ -95,7 +96,7 @@ def test_reload_stops_services_only_if_no_other_process_uses_the_driver(tmp_path
 KEPT = [([], ""), (["modprobe nvidia", f"systemctl start {PERSISTENCED}"], "did not start again")]
 
 
-@pytest.mark.parametrize("fails, warned", KEPT)
+@pytest.mark.parametrize(("fails", "warned"), KEPT)
 def test_module_that_cannot_be_removed_requests_a_reboot(tmp_path, fails, warned):
     machine = DriverHost(tmp_path)
     machine.units[PERSISTENCED] = [True, True, True]
@@ -134,7 +135,7 @@ CDI_UNITS = [
 ]
 
 
-@pytest.mark.parametrize("unit, fails, runs, words", CDI_UNITS)
+@pytest.mark.parametrize(("unit", "fails", "runs", "words"), CDI_UNITS)
 def test_cdi_files_are_written_again_after_a_reload(tmp_path, unit, fails, runs, words):
     machine = DriverHost(tmp_path)
     machine.units = {CDI: unit}
@@ -154,7 +155,7 @@ GPUDIRECT = [
 ]
 
 
-@pytest.mark.parametrize("others, fails, loads, words", GPUDIRECT)
+@pytest.mark.parametrize(("others", "fails", "loads", "words"), GPUDIRECT)
 def test_third_party_modules_are_loaded_again_after_a_reload(tmp_path, others, fails, loads, words):
     machine = DriverHost(tmp_path)
     machine.load("535.1", "".join(f"{name} 4 0 - Live 0x0\n" for name in others) + IDLE)

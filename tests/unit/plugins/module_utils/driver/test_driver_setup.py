@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver's setup on a simulated kernel and systemd: check, apply, repeat, undo."""
+"""Tests the setup of the driver on a simulated kernel and systemd: check mode, a first and a repeated run, and
+removal.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,7 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize("call, said, words", FAULTS)
+@pytest.mark.parametrize(("call", "said", "words"), FAULTS)
 def test_failed_step_is_named_and_a_second_run_completes_it(tmp_path, call, said, words):
     machine = DriverHost(tmp_path)
     before = machine.files()
@@ -126,7 +128,7 @@ REREAD = [("conf", CONF), ("token", TOKEN), ("", "")]
 
 
 @pytest.mark.parametrize("killed", [False, True])
-@pytest.mark.parametrize("what, path", REREAD)
+@pytest.mark.parametrize(("what", "path"), REREAD)
 def test_service_restarts_after_a_file_changed(tmp_path, what, path, killed):
     machine = DriverHost(tmp_path, gpu=False)
     machine.units = {GRIDD: [True, True, True]}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Properties of GPUs and driver versions, derived from the device ids and version texts that hosts report."""
+"""Tests the properties of GPUs and driver versions that follow from reported device ids and version texts."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ GENERATIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("device, name, first, last", GENERATIONS)
-def test_generations(device, name, first, last):
+@pytest.mark.parametrize(("device", "name", "first", "last"), GENERATIONS)
+def test_generation_of_a_device_id(device, name, first, last):
     found = driver_support.generation(driver_support.device_id(device))
     assert (found.name, found.first, found.last) == (name, first, last)
 
@@ -33,8 +33,9 @@ def test_unknown_device_id_has_no_generation(device):
     assert driver_support.generation(driver_support.device_id(device)) is None
 
 
+# columns: version of a package, branch of the driver, version without epoch and revision
 @pytest.mark.parametrize(
-    "version, branch, plain",
+    ("version", "branch", "plain"),
     [
         ("535.261.03-1", 535, "535.261.03"),
         ("1:580.65.06", 580, "580.65.06"),
@@ -45,7 +46,7 @@ def test_unknown_device_id_has_no_generation(device):
         ("", None, ""),
     ],
 )
-def test_versions(version, branch, plain):
+def test_branch_and_version_of_a_package(version, branch, plain):
     assert (driver_support.branch_of(version), driver_support.upstream(version)) == (branch, plain)
 
 

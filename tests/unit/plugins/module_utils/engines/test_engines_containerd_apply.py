@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of containerd's file and of our record after an interrupted run or a failed start of containerd."""
+"""Tests the state of containerd's file and of our record after an interrupted run or a failed start of containerd."""
 
 from __future__ import annotations
 

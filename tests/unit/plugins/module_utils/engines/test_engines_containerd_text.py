@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA's runtime in containerd's configuration: check, apply, repeat, undo, on recorded files. Python's TOML reader
-interprets each text."""
+"""Tests changes of NVIDIA's runtime in recorded files of containerd: check, apply, repeat, undo. Python's TOML reader
+interprets each result.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +42,7 @@ oom_score = -999   # do not kill us first
   [plugins."io.containerd.grpc.v1.cri".registry]
     config_path = "/etc/containerd/certs.d"
 """
+# a file in the format of version 1, which has no version line
 ONE = """\
 oom_score = 0
 [plugins.cri]
@@ -50,6 +52,7 @@ oom_score = 0
       [plugins.cri.containerd.runtimes.runc.options]
         SystemdCgroup = false
 """
+# a file in the format of version 3 that imports a folder
 THREE = """\
 version = 3
 imports = ["/etc/containerd/conf.d/*.toml"]
@@ -95,7 +98,7 @@ def cri(text, version):
     return tomllib.loads(text)["plugins"][NAMES[version]]
 
 
-@pytest.mark.parametrize("text, version, cgroup", FILES, ids=IDS)
+@pytest.mark.parametrize(("text", "version", "cgroup"), FILES, ids=IDS)
 def test_apply_repeat_undo(text, version, cgroup):
     desired = Desired()
     assert containerd_text.version_of(text) == version
@@ -114,7 +117,7 @@ def test_apply_repeat_undo(text, version, cgroup):
     assert containerd_text.undo(merged, text, merged, desired) == text
 
 
-@pytest.mark.parametrize("text, version, cgroup", FILES, ids=IDS)
+@pytest.mark.parametrize(("text", "version", "cgroup"), FILES, ids=IDS)
 def test_undo_keeps_later_additions_of_others(text, version, cgroup):
     merged = containerd_text.merge(text, Desired())[0]
     later = merged.rstrip("\n") + '\n\n[metrics]\naddress = "127.0.0.1:1338"\n'
@@ -169,13 +172,13 @@ CGROUPS = [
 ]
 
 
-@pytest.mark.parametrize("given, driver, text, expected", CGROUPS)
+@pytest.mark.parametrize(("given", "driver", "text", "expected"), CGROUPS)
 def test_cgroup_driver_follows_the_kubelet(given, driver, text, expected):
     kubelet = None if driver is None else {**KUBELET, "cgroup_driver": driver}
     assert containerd_text.systemd_cgroup(given, kubelet, text) is expected
 
 
-@pytest.mark.parametrize("daemon, version", [((1, 7), 2), ((2, 1), 3), ((), 2)])
+@pytest.mark.parametrize(("daemon", "version"), [((1, 7), 2), ((2, 1), 3), ((), 2)])
 @pytest.mark.parametrize("cgroup", [True, False, None])
 def test_new_file_gives_every_runtime_the_same_cgroup_driver(daemon, version, cgroup):
     desired = Desired(systemd_cgroup=cgroup)
@@ -186,7 +189,10 @@ def test_new_file_gives_every_runtime_the_same_cgroup_driver(daemon, version, cg
     assert {runtime["runtime_type"] for runtime in runtimes.values()} == {"io.containerd.runc.v2"}
 
 
-@pytest.mark.parametrize("shown, said", [("true", []), ("false", ["SystemdCgroup: expected true"]), ("", ["nothing"])])
+# columns: SystemdCgroup in the dump ("": missing), words of each fault
+@pytest.mark.parametrize(
+    ("shown", "said"), [("true", []), ("false", ["SystemdCgroup: expected true"]), ("", ["nothing"])]
+)
 def test_wrong_cgroup_driver_is_found_in_the_dump_of_containerd(shown, said):
     dump = containerd_text.merge("version = 2\n", Desired(systemd_cgroup=True))[0]
     line = f"SystemdCgroup = {shown}" if shown else ""
@@ -217,13 +223,13 @@ REFUSED = [
 FINE = [(DEBIAN, (1, 6)), (DEBIAN, (2, 1)), (KUBEADM, (1, 7)), (ONE, (1, 7)), (THREE, (2, 0)), (THREE, ())]
 
 
-@pytest.mark.parametrize("text, daemon, words", REFUSED)
+@pytest.mark.parametrize(("text", "daemon", "words"), REFUSED)
 def test_file_that_containerd_ignores_is_refused(text, daemon, words):
     (fault,) = containerd_text.problems(text, daemon)
     assert words in fault
 
 
-@pytest.mark.parametrize("text, daemon", FINE)
+@pytest.mark.parametrize(("text", "daemon"), FINE)
 def test_file_that_containerd_applies_is_accepted(text, daemon):
     assert containerd_text.problems(text, daemon) == []
 
@@ -238,8 +244,9 @@ def test_template_keeps_its_actions():
     assert containerd_text.merge(merged, Desired()) == (merged, [])
 
 
+# columns: the text of the file, words of the refusal
 @pytest.mark.parametrize(
-    "text, words",
+    ("text", "words"),
     [
         ('{{ template "base" . }}\n', "config.yaml.d"),
         ("version = 2\nplugins = {}\n", "write it as a table"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docker_daemon's run against a simulated host: the calls to the daemon, and the file after each outcome."""
+"""Tests runs of docker_daemon against a simulated host: the calls to the daemon, and the file after each outcome."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Daemon:
         self.names: list[str] = []
         self.command_line = ["dockerd", "-H", "fd://"]
         self.complaint: str | None = None
-        self.fails_with: str | None = None  # dockerd does not start with this key
+        self.fails_with: str | None = None  # A key with which dockerd does not start.
         self.at_boot = True
         self.masked = False
-        self.deaf = False  # a reload applies nothing
-        self.silent = False  # runs and does not respond
+        self.deaf = False  # A reload applies nothing.
+        self.silent = False  # The daemon runs and does not respond.
         self.state = self.read() if running else {}
 
     def read(self) -> dict:
@@ -125,7 +125,7 @@ APPLIED = [
 
 
 @pytest.mark.parametrize(("before", "settings", "calls"), APPLIED)
-def test_applied(path: Path, before: str | None, settings: dict, calls: list) -> None:
+def test_calls_of_an_applied_file(path: Path, before: str | None, settings: dict, calls: list) -> None:
     if before is not None:
         path.write_text(before)
     daemon = Daemon(path)
@@ -196,7 +196,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("settings", "state", "words"), REFUSED)
-def test_refused(path: Path, settings: dict, state: dict, words: str) -> None:
+def test_fault_leaves_the_file_unchanged(path: Path, settings: dict, state: dict, words: str) -> None:
     path.write_text('{"a": 1}')
     daemon = Daemon(path)
     for name, value in state.items():
@@ -349,6 +349,7 @@ def test_mode_owner_and_link_stay(path: Path, tmp_path: Path) -> None:
         assert (status.st_uid, status.st_gid) == (1234, 4321)
 
 
+# Texts of daemon.json before the first run; None: no file.
 @pytest.mark.parametrize("original", [None, "", '{ "bridge" : "none" }'])
 def test_absent_gives_the_same_bytes(path: Path, tmp_path: Path, original: str | None) -> None:
     if original is not None:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that dockerd fails to start with or silently ignores, although its own check passes them."""
+"""Tests the check of files with which dockerd does not start or which it silently ignores, although dockerd's own check
+accepts them.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("document", "argv", "words"), CASES)
-def test_problems(document: dict, argv: list, words: list) -> None:
+def test_problems_of_a_file(document: dict, argv: list, words: list) -> None:
     found = daemon_check.problems(document, argv, lambda path: path != "/nowhere")
     assert len(found) == len(words), found
     for problem, word in zip(found, words):
@@ -63,5 +65,5 @@ FLAGS = [
 
 
 @pytest.mark.parametrize(("argv", "expected"), FLAGS)
-def test_flag_values(argv: list, expected: dict) -> None:
+def test_keys_that_the_command_line_sets(argv: list, expected: dict) -> None:
     assert daemon_json.flag_values(argv) == expected

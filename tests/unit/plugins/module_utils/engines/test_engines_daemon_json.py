@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""daemon.json key by key: the texts that are accepted or refused, and the changes that a merge makes."""
+"""Tests edits of daemon.json: which texts are accepted or refused, and what a merge of settings changes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ INVALID = [
 
 
 @pytest.mark.parametrize(("text", "line", "column", "words"), INVALID)
-def test_invalid(text: str, line: int, column: int, words: str) -> None:
+def test_invalid_text_is_refused_with_its_position(text: str, line: int, column: int, words: str) -> None:
     with pytest.raises(daemon_json.DaemonJsonError) as caught:
         daemon_json.merge(text, NVIDIA)
     assert (caught.value.line, caught.value.column) == (line, column)
@@ -79,7 +79,7 @@ def test_error_shows_the_line_and_marks_the_column() -> None:
 
 # dockerd reads each of these texts as a configuration without keys.
 @pytest.mark.parametrize("text", [None, "", " \n", "\ufeff", "{}", "\ufeff{}", "{ }\n"])
-def test_no_keys(text: str | None) -> None:
+def test_text_without_keys_is_accepted(text: str | None) -> None:
     assert daemon_json.parse(text) == {}
     merged, changes = daemon_json.merge(text, NVIDIA)
     assert merged is not None
@@ -119,7 +119,7 @@ TEXTS = [
 
 
 @pytest.mark.parametrize(("before", "settings", "remove", "after"), TEXTS)
-def test_text(before: str, settings: dict, remove: list, after: str | None) -> None:
+def test_merge_changes_only_the_given_keys(before: str, settings: dict, remove: list, after: str | None) -> None:
     if after is None:
         after = before.replace("/p", "/q")
     merged, _changes = daemon_json.merge(before, settings, remove)
@@ -152,7 +152,7 @@ RESTARTS = [
 
 
 @pytest.mark.parametrize(("before", "settings", "remove", "keys"), RESTARTS)
-def test_needs_restart(before: str, settings: dict, remove: list, keys: list) -> None:
+def test_keys_that_need_a_restart(before: str, settings: dict, remove: list, keys: list) -> None:
     assert daemon_json.needs_restart(daemon_json.merge(before, settings, remove)[1]) == keys
 
 
@@ -189,7 +189,7 @@ LACKS = [
 
 
 @pytest.mark.parametrize(("info", "document", "argv", "expected"), LACKS)
-def test_unapplied(info: dict, document: dict, argv: list, expected: list) -> None:
+def test_keys_that_the_daemon_has_not_applied(info: dict, document: dict, argv: list, expected: list) -> None:
     assert [(one.key, one.apply) for one in daemon_json.unapplied(info, document, argv)] == expected
 
 
@@ -248,7 +248,9 @@ def written(document: dict, layout: object, escaped: bool, newline: str) -> str:
     st.booleans(),
     st.sampled_from(["\n", "\r\n"]),
 )
-def test_any_merge(document: dict, settings: dict, remove: list, layout: object, escaped: bool, newline: str) -> None:
+def test_merge_of_any_document(
+    document: dict, settings: dict, remove: list, layout: object, escaped: bool, newline: str
+) -> None:
     text = written(document, layout, escaped, newline)
     expected = document
     for path in remove:

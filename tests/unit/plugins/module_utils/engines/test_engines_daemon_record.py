@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rollback of daemon.json: the original bytes if only our run wrote the file, else only our keys are removed."""
+"""Tests the rollback of daemon.json: it restores the original bytes if only our run wrote the file, and otherwise
+removes only our keys.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +30,7 @@ def applied(text: str | None, *desired: dict) -> tuple[str | None, dict]:
     return text, record
 
 
+# Texts of daemon.json before the first run; None: no file.
 ORIGINALS = [
     None,
     "",
@@ -47,7 +50,7 @@ def test_unchanged_file_is_restored_exactly(original: str | None) -> None:
 
 
 @pytest.mark.parametrize("original", ORIGINALS)
-def test_several_runs(original: str | None) -> None:
+def test_rollback_after_several_runs(original: str | None) -> None:
     text, record = applied(original, {"default-runtime": "runc"}, NVIDIA, {"default-shm-size": "4G", "debug": True})
     assert daemon_record.undo(text, record)[0] == original
 

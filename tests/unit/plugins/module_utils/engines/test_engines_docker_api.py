@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to Docker's socket without a client program, against a small server on its own socket."""
+"""Tests requests to Docker's socket without a client program. A small server on its own socket answers them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize(("answer", "version"), ANSWERS)
-def test_info(tmp_path: Path, answer: bytes, version: str | None) -> None:
+def test_version_in_the_response_of_docker(tmp_path: Path, answer: bytes, version: str | None) -> None:
     path = tmp_path / "s"
     thread = serve(path, answer)
     found = docker_api.info(str(path))
@@ -62,11 +62,11 @@ def test_info(tmp_path: Path, answer: bytes, version: str | None) -> None:
         assert set(found) == set(docker_api.FIELDS)
 
 
-def test_no_daemon(tmp_path: Path) -> None:
+def test_missing_socket_gives_no_response(tmp_path: Path) -> None:
     assert docker_api.info(str(tmp_path / "nothing")) is None
     assert docker_api.containers(str(tmp_path / "nothing")) is None
 
 
-def test_containers(tmp_path: Path) -> None:
+def test_names_of_running_containers(tmp_path: Path) -> None:
     serve(tmp_path / "s", http(ROWS))
     assert docker_api.containers(str(tmp_path / "s")) == ["abc", "ape", "zebra"]

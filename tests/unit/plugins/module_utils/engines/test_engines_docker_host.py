@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The running containers of a docker that does not respond, found by their processes."""
+"""Tests that the running containers of an unresponsive docker are found by their processes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.engines.docker_host import DockerHost
 
 ID = "4f1c" * 16
+# Command lines of the process that containerd starts for each container: of a current and of an old containerd.
 SHIM = "/usr/bin/containerd-shim-runc-v2 -namespace {} -id {} -address /run/containerd/containerd.sock"
 OLD = "containerd-shim -namespace moby -workdir /var/lib/containerd/io.containerd.runtime.v1.linux/moby/{} -address /x"
 # columns: command lines of the host's processes, the expected containers

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The variant of docker on a host, from files in a folder."""
+"""Tests which variant of docker is recognised on a host by the files in a folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOSTS = [
 ]
 
 
-@pytest.mark.parametrize("files, expected", HOSTS)
+@pytest.mark.parametrize(("files", "expected"), HOSTS)
 def test_variants_of_docker_are_found(tmp_path, files, expected):
     found = docker_variants.find(host(tmp_path, {**dict.fromkeys(files, ""), "etc/passwd": PASSWD}))
     assert found == {**PLAIN, **expected}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine that "auto" selects, as a table of hosts."""
+"""Tests which engine the setting "auto" selects, by a table of hosts."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ HOSTS = [
 def test_auto_selects_the_engine_that_runs_the_containers(found, engine):
     assert engine_auto.resolve(WANTED, found).name == engine
     asked = {*engine_auto.units("auto")}
-    assert {*found["units"]} <= asked, "the role reads every unit of the table"
+    assert {*found["units"]} <= asked, "expected the role to read every unit of the table"
 
 
 @pytest.mark.parametrize("engine", ["docker", "containerd", "crio", "k3s", "rke2"])

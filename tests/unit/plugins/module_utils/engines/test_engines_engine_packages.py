@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The packages that install an engine, as a table of hosts: system, installed packages, desired state."""
+"""Tests which packages install an engine, by a table of hosts: system, installed packages, desired state."""
 
 from __future__ import annotations
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.engines import engine_packages
 
+# Systems, as /etc/os-release describes them.
 DEBIAN = {"id": "debian", "id_like": "", "version_id": "12", "name": "Debian GNU/Linux 12 (bookworm)"}
 NOBLE = {"id": "ubuntu", "id_like": "debian", "version_id": "24.04", "name": "Ubuntu 24.04.1 LTS"}
 MINT = {"id": "linuxmint", "id_like": "ubuntu debian", "version_id": "22", "name": "Linux Mint 22"}

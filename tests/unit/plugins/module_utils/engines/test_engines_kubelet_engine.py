@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine of a host's pods: processes in a simulated /proc -> engine; engine and desired state -> plan."""
+"""Tests which engine runs a host's pods, by the processes in a simulated /proc, and the plan's errors and warnings if
+another engine is desired.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ KUBELETS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("processes, config, version, engine", KUBELETS)
+@pytest.mark.parametrize(("processes", "config", "version", "engine"), KUBELETS)
 def test_the_engine_of_a_running_kubelet(tmp_path, processes, config, version, engine):
     write(tmp_path, CONFIG, config)
     for pid, (comm, line) in enumerate(processes.items(), 40):
@@ -69,7 +71,7 @@ DROP_INS = [
 ]
 
 
-@pytest.mark.parametrize("texts, engine", DROP_INS)
+@pytest.mark.parametrize(("texts", "engine"), DROP_INS)
 def test_drop_ins_of_the_kubelets_configuration_count(tmp_path, texts, engine):
     line = f"kubelet --config={CONFIG} --config-dir=/etc/kubelet.d"
     files = {"proc/40/comm": "kubelet\n", "proc/40/cmdline": line.replace(" ", "\0")}
@@ -79,7 +81,7 @@ def test_drop_ins_of_the_kubelets_configuration_count(tmp_path, texts, engine):
     assert kubelet_engine.read(Host(str(tmp_path)), (1, 34))["engine"] == engine
 
 
-@pytest.mark.parametrize("network, engine", [("net:[1]", "containerd"), ("net:[2]", None)])
+@pytest.mark.parametrize(("network", "engine"), [("net:[1]", "containerd"), ("net:[2]", None)])
 def test_kubelet_in_another_network_namespace_is_ignored(tmp_path, network, engine):
     for pid, where in ((1, "net:[1]"), (40, network)):
         (tmp_path / f"proc/{pid}/ns").mkdir(parents=True)
@@ -99,7 +101,7 @@ DRIVERS = [
 ]
 
 
-@pytest.mark.parametrize("line, config, driver", DRIVERS)
+@pytest.mark.parametrize(("line", "config", "driver"), DRIVERS)
 def test_the_cgroup_driver_of_a_running_kubelet(tmp_path, line, config, driver):
     write(tmp_path, CONFIG, config)
     write(tmp_path, "proc/40/comm", "kubelet\n")
@@ -125,7 +127,7 @@ PLANS = [
 ]
 
 
-@pytest.mark.parametrize("engine, wanted, units, fault, note", PLANS)
+@pytest.mark.parametrize(("engine", "wanted", "units", "fault", "note"), PLANS)
 def test_engine_other_than_the_kubelets_has_an_error_or_a_warning(engine, wanted, units, fault, note):
     found = None if engine is None else {"engine": engine, "endpoint": CRI}
     state = changed(CONVERGED, {**BARE, "units": units, "kubelet_engine": found})
@@ -135,7 +137,7 @@ def test_engine_other_than_the_kubelets_has_an_error_or_a_warning(engine, wanted
     assert (fault in said) if fault else not said
     assert (note in " | ".join(made["warnings"])) if note else not made["warnings"]
     if fault:
-        assert "container_runtime" not in made["roles"], "the role does not run"
+        assert "container_runtime" not in made["roles"], "expected the role not to run"
     brought = [change for step in made["steps"] for change in step["changes"] if change == "install docker.io"]
     comes = wanted == "docker" or (wanted == "auto" and engine in (None, "docker"))
     assert brought == ["install docker.io"] * (comes and not units and not fault)

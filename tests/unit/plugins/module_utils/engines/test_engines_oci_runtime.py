@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The OCI runtime that starts a host's containers, read from the files of each engine."""
+"""Tests which OCI runtime starts a host's containers, by the files of each engine."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.engines import oci_runt
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Host
 
 V2, V3 = 'plugins."io.containerd.grpc.v1.cri".containerd', 'plugins."io.containerd.cri.v1.runtime".containerd'
+# The runtimes that NVIDIA's runtime may start, in the order in which it searches for them.
 TOOLKIT = {
     "etc/nvidia-container-runtime/config.toml": '[nvidia-container-runtime]\nruntimes = ["docker-runc", "crun"]\n'
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A TOML file on disk: check, apply, repeat, undo; edits by other programs in between survive."""
+"""Tests changes of a TOML file on disk: check, apply, repeat, undo. Edits of other programs in between survive."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.engines.toolkit_file import TomlFile
 from ansible_collections.vgpu.fleet.plugins.module_utils.text.toml_text import TomlError
 
+# A file with keys and comments of another owner.
 TEXT = '# theirs\nx = 1\n\n[t]\ny = "a" # why\n'
 # columns: the text before, settings, the text after
 ROWS = [
@@ -16,7 +17,7 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("text, settings, after", ROWS)
+@pytest.mark.parametrize(("text", "settings", "after"), ROWS)
 def test_change_and_removal_restore_the_file(tmp_path, text, settings, after):
     path, record = tmp_path / "config.toml", tmp_path / "record.json"
     path.write_text(text)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides whether the driver or the library enforces memory limits. The report shows only the first reason against
-enforcement by the driver."""
+"""Tests whether the driver or the library enforces memory limits. The report shows only the first reason against
+enforcement by the driver.
+"""
 
 from __future__ import annotations
 
@@ -46,6 +47,7 @@ def test_active_enforcement_and_its_reason(wish, host, sharing, count, active, s
     assert found.backend == (active.partition("-")[2] if found.by_driver else "")
 
 
+# columns: device list strategies, words of the reason ("": none)
 @pytest.mark.parametrize(
     ("strategies", "said"),
     [(["cdi-cri"], ""), (["envvar", "cdi-annotations"], ""), (["envvar"], "by envvar"), ([], "by no way")],

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MPS: client caps and limits by architecture from NVIDIA's pages, the systemd unit, and the commands to the MPS
-daemon."""
+"""Tests MPS: the maximum number of clients and their limits by architecture (from NVIDIA's pages), the systemd unit,
+and the commands to the MPS daemon.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ CAPS = [
 ]
 
 
-@pytest.mark.parametrize("capability, cuda, clients", CAPS)
+@pytest.mark.parametrize(("capability", "cuda", "clients"), CAPS)
 def test_client_caps(capability, cuda, clients):
     assert mps.client_cap(capability, cuda) == clients
 
@@ -55,7 +56,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("gpus, replicas, cuda, words", REFUSED)
+@pytest.mark.parametrize(("gpus", "replicas", "cuda", "words"), REFUSED)
 def test_refusals(gpus, replicas, cuda, words):
     said = mps.refusals(gpus, replicas, cuda)
     assert (words in " | ".join(said)) if words else said == []
@@ -81,13 +82,13 @@ LIMITS = [
 ]
 
 
-@pytest.mark.parametrize("gpus, replicas, commands", LIMITS)
+@pytest.mark.parametrize(("gpus", "replicas", "commands"), LIMITS)
 def test_limits_of_each_client(gpus, replicas, commands):
     assert mps.limits(gpus, replicas) == commands
 
 
 @pytest.mark.parametrize("exclusive", [True, False])
-def test_the_unit(exclusive, tmp_path):
+def test_content_of_the_unit(exclusive, tmp_path):
     text = mps.files([gpu(), gpu(1)], 4, exclusive=exclusive)[mps.UNIT_PATH]
     assert "CUDA_MPS_PIPE_DIRECTORY=/run/nvidia/mps/nvidia.com/gpu/pipe" in text
     assert "CUDA_VISIBLE_DEVICES=GPU-0,GPU-1" in text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The NVML reader if parts of the driver fail; tests/native/nvml_readers reads a complete driver."""
+"""Tests the NVML reader if parts of the driver fail. tests/native/nvml_readers reads a complete driver."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_complete_driver_is_read():
 
 
 @pytest.mark.parametrize(
-    "failing, ok, indices, lost, words",
+    ("failing", "ok", "indices", "lost", "words"),
     [
         ({"start": 12}, False, [], [], "user-space packages are not installed"),
         ({"start": 9}, False, [], [], "kernel module is not loaded"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVML's calls for limits of control groups, and the probe of these calls, on a library in memory."""
+"""Tests NVML's calls for limits of control groups, and the probe of these calls, with a double of the library."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Library:
 
 def probed(tmp_path, library, **more):
     found = memory_limits.probe(library, [("GPU-0", 10), ("GPU-1", 11)], str(tmp_path), **more)
-    assert [one for one in tmp_path.iterdir() if one.is_dir()] == [], "the scratch group is gone"
+    assert [one for one in tmp_path.iterdir() if one.is_dir()] == [], "expected no remaining group of the probe"
     return found
 
 
@@ -49,6 +49,7 @@ def test_probe_passes_on_a_capable_host(tmp_path):
     ]
 
 
+# columns: NVML's faulty behaviour, words of the fault that the probe reports
 FAULTS = [
     (Library({"set": 3}), "GPU-0: the driver does not enforce limits here"),
     (Library({"get": 3}), "GPU-0: the driver does not enforce limits here"),

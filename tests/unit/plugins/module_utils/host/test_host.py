@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a host that is simulated in a folder."""
+"""Tests the facts that are read from a host. A folder with files simulates the host."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.host import host as har
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Answer, Host, unit_facts
 from doubles import host as host_double
 
+# dpkg's status file: an installed package, a half-configured one, a removed one, and a package whose name only starts
+# like the first.
 DPKG = """\
 Package: nvidia-smi
 Status: install ok installed
@@ -35,7 +37,7 @@ Version: 9
 
 
 @pytest.mark.parametrize(
-    "name, version",
+    ("name", "version"),
     [
         ("nvidia-smi", "535.261.03-1"),
         ("docker.io", None),  # a half-configured package must be installed again
@@ -113,8 +115,9 @@ def test_units_are_read_in_one_call(tmp_path):
     assert units["vgpu-device-plugin.service"]["started"] is None
 
 
+# columns: the mapped file, whether it is replaced, whether the process is reported
 @pytest.mark.parametrize(
-    "name, replaced, old",
+    ("name", "replaced", "old"),
     [
         ("libnvidia-ml.so.535.1", True, True),
         ("libcuda.so.1", True, True),
@@ -154,7 +157,7 @@ UNIT_FACTS = [
 ]
 
 
-@pytest.mark.parametrize("load, file_state, active, expected", UNIT_FACTS)
+@pytest.mark.parametrize(("load", "file_state", "active", "expected"), UNIT_FACTS)
 def test_flags_of_a_unit_follow_systemd(load, file_state, active, expected):
     fields = {"LoadState": load, "UnitFileState": file_state, "ActiveState": active}
     found = unit_facts(fields)
@@ -184,8 +187,9 @@ def test_gpus_on_the_bus_are_nvidia_display_and_compute_devices(tmp_path):
     ]
 
 
+# columns: /proc/driver/nvidia/version (None: missing), /proc/modules, the driver's version, whether nouveau is loaded
 @pytest.mark.parametrize(
-    "version_text, modules, loaded, nouveau",
+    ("version_text", "modules", "loaded", "nouveau"),
     [
         (None, "", None, False),
         ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.261.03  Tue\n", "nvidia 1 0\n", "535.261.03", False),
@@ -201,7 +205,7 @@ def test_kernel_side_of_the_driver(tmp_path, version_text, modules, loaded, nouv
     assert host_double.host(tmp_path, files).driver() == {"loaded_version": loaded, "nouveau": nouveau}
 
 
-def test_file_facts(tmp_path):
+def test_digest_and_mode_of_a_file(tmp_path):
     host = host_double.host(tmp_path, {"etc/x": "hello"})
     (tmp_path / "etc/x").chmod(0o640)
     facts = host.file("/etc/x")
@@ -216,14 +220,14 @@ def test_os_release(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kernel, name", [("gpu-1\n", "gpu-1"), ("GPU-1.Site.Example\n", "gpu-1.site.example"), (None, "")]
+    ("kernel", "name"), [("gpu-1\n", "gpu-1"), ("GPU-1.Site.Example\n", "gpu-1.site.example"), (None, "")]
 )
 def test_node_name_of_a_kubelet(tmp_path, kernel, name):
     assert host_double.host(tmp_path, {"proc/sys/kernel/hostname": kernel} if kernel else {}).node_name() == name
 
 
 @pytest.mark.parametrize(("text", "mode"), [("1", "enforcing"), ("0", "permissive"), (None, "")])
-def test_selinux(tmp_path, text, mode):
+def test_mode_of_selinux(tmp_path, text, mode):
     files = {} if text is None else {"sys/fs/selinux/enforce": text}
     assert host_double.host(tmp_path, files).os_release()["selinux"] == mode
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes in a mount namespace of their own, inspected from inside and outside. Needs root."""
+"""Tests processes in their own mount namespace, inspected from inside and outside. The tests need root."""
 
 from __future__ import annotations
 
@@ -125,6 +125,7 @@ def test_prepared_process_can_be_inspected_before_its_program_starts(source):
     assert seen == ["content\n"]
 
 
+# columns: a shell command, its time limit in seconds, the exit status (-9: killed), whether the time was over
 @pytest.mark.parametrize(
     ("script", "timeout", "rc", "timed_out"),
     [("exit 7", 30, 7, False), ("kill -9 $$", 30, -9, False), ("sleep 1000 & sleep 1000", 0.2, -9, True)],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The run id shows whether a run has ended: on simulated machines of a few files, and on this machine."""
+"""Tests that a run id shows whether its run has ended, on simulated machines of a few files and on this machine."""
 
 from __future__ import annotations
 

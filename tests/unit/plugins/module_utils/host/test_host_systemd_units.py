@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Units that start again after the GPUs changed: running services and one-shot services."""
+"""Tests which units start again after the GPUs changed: running services and one-shot services."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ UNITS = [
 ]
 
 
-@pytest.mark.parametrize("shown, verb", UNITS)
-@pytest.mark.parametrize("rc, faults", [(0, 0), (5, 0), (1, 1)])
+@pytest.mark.parametrize(("shown", "verb"), UNITS)
+@pytest.mark.parametrize(("rc", "faults"), [(0, 0), (5, 0), (1, 1)])
 def test_units_that_know_the_former_gpus_run_again(shown, verb, rc, faults):
     calls = []
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bypass checks of a slice within their time, without a device plugin or driver and with a simulated runner."""
+"""Tests the bypass checks of a slice and their time limits with a simulated runner, without a device plugin or
+driver.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check of limits that the driver enforces: the limit of the container's own group, and the bypasses."""
+"""Tests the check of limits that the driver enforces: the limit of the container's own group, and the bypasses."""
 
 from __future__ import annotations
 
@@ -154,11 +154,12 @@ BYPASSES = [
     # columns: hard limit, greatest usage of the group during the bypass's allocation, verdict, words of the detail
     (SLICE, SLICE, "passed", "the sum of its group was"),
     (SLICE, SLICE + 1, "violated", "the sum of its group was"),
-    (CARD, CARD - MIB, "passed", "the driver's limit is"),  # S > 1: part of the allocation is in host memory
+    # With a memory scaling above 1, part of the allocation is in host memory.
+    (CARD, CARD - MIB, "passed", "the driver's limit is"),
     (CARD, CARD + 64 * MIB, "violated", ""),
     (SLICE, 10 * MIB, "violated", "was not counted"),
-    (SLICE, None, "violated", "refused nothing"),  # no poll saw the allocation
-    (None, SLICE, "violated", "refused nothing"),  # the group has no limit
+    (SLICE, None, "violated", "refused nothing"),  # No poll saw the allocation.
+    (None, SLICE, "violated", "refused nothing"),  # The group has no limit.
 ]
 
 
@@ -234,6 +235,7 @@ def test_neighbour_keeps_its_limit_and_memory(seen, fill, verdict):
     assert found["verdict"] == verdict
 
 
+# columns: the container's limit after its second start, the verdict, words of the detail. The first group had inode 7.
 @pytest.mark.parametrize(
     ("again", "verdict", "said"),
     [

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine that runs the isolation check and the files that the check removes, on hosts of simulated clients."""
+"""Tests which engine runs the isolation check and which files the check removes, on hosts with simulated engine
+clients.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +116,7 @@ def test_engine_is_chosen_from_the_clients_of_the_host(
     assert (runner.name, engines.image, len(engines.reasons)) == (name, image, reasons), engines.reasons
     engines.runner(lease())
     made = [one for one in calls(tmp_path) if " import " in one]
-    assert len(made) <= (2 if "refuses" in about else 1), "made once for all slices"
+    assert len(made) <= (2 if "refuses" in about else 1), "expected one import of the image for all slices"
     engines.close()
     assert not [one for one in calls(tmp_path) if one.startswith(("docker ps", "podman ps"))] or image != OWN
     # The image that the run created is removed, and no other image.
@@ -221,6 +223,7 @@ def test_later_check_removes_the_leftovers(host, tmp_path, image):
     assert not os.path.exists(of_dead)
 
 
+# columns: the case at the end of a run, the behaviour of docker's commands, whether the record stays
 @pytest.mark.parametrize(
     ("about", "commands", "stays"),
     [
@@ -329,4 +332,6 @@ def test_root_stays_if_containerd_may_still_use_it(host, tmp_path, monkeypatch, 
     engines = isolation_engines.Engines(params)
     assert engines.runner(lease()).name == "containerd", engines.reasons
     engines.close()
-    assert [one.name for one in tmp_path.glob("isolation-*")] == [f"isolation-{OURS}"], "known to the next run"
+    assert [one.name for one in tmp_path.glob("isolation-*")] == [f"isolation-{OURS}"], (
+        "expected the folder to stay for the next run"
+    )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The root folder of a container of the isolation check, built from this machine's own files."""
+"""Tests the root folder of a container of the isolation check, built from this machine's own files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_root_of_this_machine(tmp_path):
     shell = root / os.path.realpath("/bin").lstrip("/") / "sh"
     assert shell.read_bytes() == Path("/bin/sh").read_bytes()
     texts = [one.name for one in (root / "etc").iterdir()]
-    assert set(texts) <= {"passwd", "group", "debian_version"}, "no file that identifies the host"
+    assert set(texts) <= {"passwd", "group", "debian_version"}, "expected no file that identifies the host"
     if os.geteuid() == 0:
         pid = os.fork()
         if pid == 0:

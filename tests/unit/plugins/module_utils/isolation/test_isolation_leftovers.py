@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leftovers of killed isolation checks in an engine: those removed, and those kept."""
+"""Tests which leftovers of killed isolation checks are removed from an engine and which are kept."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_clean_up(host, tmp_path, about, mark, repository, goes, labels):
     of_dead = record()
     wanted = ["c7", f"{repository}:{mark}-9"] if goes else []
     assert leftovers.left_behind(params) == [*wanted, of_dead]
-    assert not [one for one in calls(tmp_path) if " rm" in one], "left_behind removes nothing"
+    assert not [one for one in calls(tmp_path) if " rm" in one], "expected left_behind to remove nothing"
     assert os.path.exists(of_dead)
     assert leftovers.clean_up(params) == ([*wanted, of_dead], [])
     done = [one for one in calls(tmp_path) if " rm" in one]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of a slice, observed from the host: their memory by NVML, and their mounted files."""
+"""Tests the observation of a slice's processes from the host: their memory by NVML, and their mounted files."""
 
 from __future__ import annotations
 

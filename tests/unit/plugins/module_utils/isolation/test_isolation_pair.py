@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder shared by two slices exists only during their check; the folder of a killed run is removed."""
+"""Tests that the folder shared by two slices exists only during their check, and that the folder of a killed run is
+removed.
+"""
 
 from __future__ import annotations
 

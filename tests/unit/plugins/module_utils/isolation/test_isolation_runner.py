@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The docker runner against a simulated docker client."""
+"""Tests the docker runner of the isolation check with a simulated docker client."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ def docker(tmp_path, monkeypatch):
 
 
 HANG = "time.sleep(600)"
+# columns: a program that replaces `docker image`, words of the reason why the image cannot be used ("": it can)
 AT_HAND = [
     ("print('[{}]')", ""),
     ("print('[]')", f"docker has no local image {IMAGE}"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verdicts of the isolation check: for each source, a table of its reports."""
+"""Tests the verdicts of the isolation check: for each source of reports, a table of its reports."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ PROBE = [
 
 
 @pytest.mark.parametrize(("about", "rc", "out", "timed_out", "wanted"), PROBE, ids=[one[0] for one in PROBE])
-def test_probe(about, rc, out, timed_out, wanted):
+def test_verdicts_of_the_probe(about, rc, out, timed_out, wanted):
     found = verdicts(it.of_probe(rc, out, "", timed_out, EXPECTED, ["totals"]))
     assert {name: found[name] for name in wanted} == wanted
     if "violated" not in wanted.values() and "not-run" not in wanted.values():
@@ -183,7 +183,7 @@ SMI = [
 
 
 @pytest.mark.parametrize(("rc", "out", "verdict"), SMI)
-def test_nvidia_smi(rc, out, verdict):
+def test_verdict_of_nvidia_smi(rc, out, verdict):
     assert it.of_reader("nvidia-smi", rc, out, "", EXPECTED)["verdict"] == verdict
 
 
@@ -206,7 +206,7 @@ OUTSIDE = [
 
 
 @pytest.mark.parametrize(("about", "most", "filled", "verdict"), OUTSIDE, ids=[one[0] for one in OUTSIDE])
-def test_outside(about, most, filled, verdict):
+def test_verdict_of_the_polled_memory(about, most, filled, verdict):
     assert it.of_outside(most, 3, "", EXPECTED, filled)["verdict"] == verdict
 
 
@@ -226,7 +226,7 @@ def test_filled_bytes_of_the_probe(checks, filled):
 @pytest.mark.parametrize(
     ("missing", "verdict", "found"), [([], "passed", "/a, /b"), (["/a"], "violated", "/b"), (None, "not-run", "")]
 )
-def test_mounts(missing, verdict, found):
+def test_verdict_of_missing_mounts(missing, verdict, found):
     one = it.of_mounts(missing, ["/a", "/b"])
     assert (one["verdict"], one["found"]) == (verdict, found)
 
@@ -248,7 +248,7 @@ def test_mounts(missing, verdict, found):
         ([("totals", "passed"), ("bypass-setuid", "violated")], "violated"),
     ],
 )
-def test_overall(checks, verdict):
+def test_verdict_of_several_checks(checks, verdict):
     assert it.overall([it.check(name, word, "", "") for name, word in checks]) == verdict
 
 
@@ -261,7 +261,7 @@ def test_overall(checks, verdict):
         (["not-run", "violated"], "violated"),
     ],
 )
-def test_worst(words, verdict):
+def test_worst_of_several_verdicts(words, verdict):
     assert it.worst(words) == verdict
 
 
@@ -353,7 +353,7 @@ def test_check_without_time_is_left_out():
         (None, 1, None, "not-run"),
     ],
 )
-def test_device_nodes(tmp_path, names, gpus, found, verdict):
+def test_verdict_of_the_device_nodes(tmp_path, names, gpus, found, verdict):
     for name in names or ():
         (tmp_path / "7" / "root" / "dev").mkdir(parents=True, exist_ok=True)
         (tmp_path / "7" / "root" / "dev" / name).touch()
@@ -384,7 +384,7 @@ def test_older_probe_is_not_run_and_not_violated(about, rc, err, verdict, words)
     assert (one["name"], one["verdict"]) == ("probe", verdict)
     assert words in one["detail"]
     assert ("upgrade.yml" in one["detail"]) == (verdict == "not-run")
-    assert it.overall([CHECK, one]) == verdict, "no pass"
+    assert it.overall([CHECK, one]) == verdict, "expected the worse verdict for the whole slice"
 
 
 KILLED = report().replace('"detail": ""', '"detail": null')

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The watcher must name a bypass while the bypass runs: responses of vgpuctl watch in order, and the findings that
-count."""
+"""Tests that the watcher must name a bypass while the bypass runs: successive responses of ``vgpuctl watch``, and the
+findings that count.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Server-side apply of desired objects, on an API in memory."""
+"""Tests server-side apply of desired objects with an API in memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATHS = [
 
 
 @pytest.mark.parametrize(("one", "path"), PATHS)
-def test_paths(one, path):
+def test_path_of_an_object(one, path):
     assert kube_apply.path_of(one) == path
 
 
@@ -62,7 +62,7 @@ VERSIONS = [("v1.34.2", (1, 34, 2)), ("v1.31.4+k3s1", (1, 31, 4)), ("v1.29.8-eks
 
 
 @pytest.mark.parametrize(("text", "numbers"), VERSIONS)
-def test_versions(text, numbers):
+def test_version_of_the_api_server(text, numbers):
     assert kube_apply.numbers({"gitVersion": text}) == numbers
 
 

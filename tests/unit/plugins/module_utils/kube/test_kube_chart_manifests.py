@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The objects of nodes that no playbook prepares. tests/chart renders them with Helm; tests/e2e applies them to a
-cluster."""
+"""Tests the Kubernetes objects for nodes that no playbook prepares. tests/chart renders them with Helm; tests/e2e
+applies them to a cluster.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The nodes that are ready for the scheduler, and the commands that load an image on each node."""
+"""Tests which nodes are ready for the scheduler, and the commands that load an image on each node."""
 
 from __future__ import annotations
 
@@ -90,6 +90,7 @@ def test_node_without_a_device_plugin_is_a_fault(nodes, words):
     assert len(found) == len(words) and all(one.startswith(word) for one, word in zip(found, words))
 
 
+# columns: node n, which is host h (None: not in the cluster), words of the fault ("": the node can load the image)
 @pytest.mark.parametrize(
     ("one", "words"),
     [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other device plugins in a cluster. Each row is a pod that may be a device plugin."""
+"""Tests the search for other device plugins in a cluster. Each row is a pod that may be a device plugin."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The objects of the DaemonSet; tests/e2e applies them to a real API server."""
+"""Tests the Kubernetes objects of the DaemonSet. tests/e2e applies them to a real API server."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize(("more", "argument", "mount"), OPTIONS)
-def test_options(more, argument, mount):
+def test_arguments_and_mounts_follow_the_settings(more, argument, mount):
     desired = DESIRED._replace(**more)
     assert argument is None or argument in pod(desired)["containers"][0]["command"]
     assert mount is None or mount in mounts(desired)
@@ -237,10 +237,11 @@ UNIONS = [
 
 
 @pytest.mark.parametrize(("by_host", "out"), UNIONS)
-def test_union(by_host, out):
+def test_configurations_of_all_hosts_are_joined(by_host, out):
     assert manifests.union(by_host) == out
 
 
+# columns: the configuration files by host, words of the refusal
 FAULTS = [
     ({"a": {"x.yaml": "1"}, "b": {"x.yaml": "2"}}, "x.yaml is not the same on a and b"),
     ({"a": {"x y.yaml": "1"}}, '"x y.yaml" cannot be a key'),
@@ -249,6 +250,6 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("by_host", "words"), FAULTS)
-def test_union_refuses(by_host, words):
+def test_different_or_unnameable_configurations_are_refused(by_host, words):
     with pytest.raises(ConfigsError, match=words):
         manifests.union(by_host)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The objects of a cluster for claims; tests/e2e_dra shows which requests an API server denies by the policies."""
+"""Tests the Kubernetes objects of a cluster for claims. tests/e2e_dra shows which requests an API server denies by the
+policies.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ DAEMONSET = [
     ("desired", "objects"),
     [(Desired(), SERVICE), (Desired("nvidia.com/gpu"), SERVICE), (Desired("", "kube-system", "vgpu"), DAEMONSET)],
 )
-def test_objects(desired: Desired, objects: list) -> None:
+def test_objects_of_the_settings(desired: Desired, objects: list) -> None:
     assert by_kind(desired) == objects
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mount policy's objects and their text. tests/e2e/test_mount_policy.py shows what a real API server denies, with
-the table that also tests the rule in Python."""
+"""Tests the objects of the mount policy and their text. tests/e2e/test_mount_policy.py shows what a real API server
+denies, with the table that also tests the rule in Python.
+"""
 
 from __future__ import annotations
 

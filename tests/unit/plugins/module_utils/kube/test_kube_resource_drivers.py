@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other drivers of dynamic resource allocation in the cluster, in each version of the API."""
+"""Tests that other drivers of dynamic resource allocation in the cluster are named, in each version of the API."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ class Api(KubeClient):
         )
 
 
+# columns: the extended resource of a foreign DeviceClass (None: none), words of the note ("": no note)
 @pytest.mark.parametrize("version", ["v1", "v1beta2", "v1beta1"])
 @pytest.mark.parametrize(
     ("mapped", "words"),

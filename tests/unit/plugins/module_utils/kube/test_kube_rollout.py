@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Deployment counts as running or has a reason why not; a probe shows whether the scheduler receives pods."""
+"""Tests whether a Deployment counts as running, the reason if it does not, and the probe that shows whether the
+scheduler receives pods.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +38,7 @@ def pod(conditions=(), containers=(), **metadata):
 
 
 READY = {"type": "Ready", "status": "True"}
+# The condition of a pod that fits on no node.
 NO_NODE = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}
 PULLS = {
     "name": "c",
@@ -50,6 +53,7 @@ CRASH = {
 }
 
 
+# columns: a pod of the Deployment, its reasons for not being ready
 @pytest.mark.parametrize(
     ("one", "lines"),
     [
@@ -121,11 +125,14 @@ def taken(name):
     return 201, {"spec": {"schedulerName": name}}
 
 
+# The API server's answers (status, message) to a dry run of a pod: the webhook cannot be called, the webhook refuses,
+# the user has no right.
 CLOSED = (500, 'Internal error occurred: failed calling webhook "pods.vgpu.fleet": x509')
 QUOTA = (403, 'admission webhook "pods.vgpu.fleet" denied the request: over')
 RIGHTS = (403, "pods is forbidden")
 
 
+# columns: the answers to the dry runs, words of the fault, words of the doubt (nothing was tested), seconds of waiting
 @pytest.mark.parametrize(
     ("trials", "fault", "doubt", "waited"),
     [

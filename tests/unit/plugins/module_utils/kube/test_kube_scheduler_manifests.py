@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler's Kubernetes objects; tests/e2e_scheduler applies them to a real API server."""
+"""Tests the Kubernetes objects of the scheduler. tests/e2e_scheduler applies them to a real API server."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_kube_scheduler_that_hangs_is_started_again():
     else."""
     (_ours, kube) = made()["Deployment", "vgpu-scheduler"]["spec"]["template"]["spec"]["containers"]
     assert kube["livenessProbe"]["httpGet"] == {"scheme": "HTTPS", "port": 10259, "path": "/healthz"}
-    assert "readinessProbe" not in kube, "the webhook of the pod serves without it"
+    assert "readinessProbe" not in kube, "the webhook in this pod must serve without the kube-scheduler"
     assert not [word for word in kube["command"] if word.startswith("--bind-address")]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parsing of Kubernetes versions, and the refused versions."""
+"""Tests how Kubernetes versions are parsed, and which versions are refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TEXTS = [
 
 
 @pytest.mark.parametrize(("text", "numbers", "refused"), TEXTS)
-def test_version(text, numbers, refused):
+def test_version_is_parsed_or_refused(text, numbers, refused):
     found = kube_version.of_text(text)
     assert found == numbers
     said = kube_version.refusal(found, "the kubelet of this host")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Versions of the library in a folder that replaces the node: check, apply, repeat, switch, interrupted run, undo."""
+"""Tests the installed versions of the library in a folder that replaces the node: check, apply, repeat, switch, an
+interrupted run, undo.
+"""
 
 from __future__ import annotations
 
@@ -111,8 +113,9 @@ def test_only_unused_versions_are_removed(root, tmp_path):
     assert sorted(os.listdir(root)) == ["3", "4", "current"]
 
 
+# columns: wrong fields of the archive's manifest.json, words of the refusal. Version 1 is deployed.
 @pytest.mark.parametrize(
-    "spoil, words",
+    ("spoil", "words"),
     [
         ({"version": "9"}, "expected version 1, found 9"),
         ({"arch": "pdp11"}, "built for pdp11"),
@@ -129,6 +132,7 @@ def test_a_wrong_archive_is_refused_and_leaves_nothing_visible(root, tmp_path, s
     assert versions.library(Host(), root)["versions"] == []
 
 
+# The version's folder before the run: missing, or closed to other users as an older version made it.
 @pytest.mark.parametrize("found", ["nothing", "of an older version"])
 def test_every_user_of_a_container_may_look_into_a_version(root, tmp_path, found):
     """Containers mount the folder, and their users may not be root."""

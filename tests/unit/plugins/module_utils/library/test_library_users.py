@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes that use a version of the library, found in a simulated /proc and in real mounts."""
+"""Tests that the processes that use a version of the library are found, in a simulated /proc and in real mounts."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.library import users as
 from doubles.host import write
 
 ROOT = "/usr/local/lib/vgpu"
+# A line of a process's memory map, and a line of its list of mounts.
 MAPS = "7f00-7f10 r-xp 00000000 {device} {inode}  {path}\n"
 MOUNT = "700 690 0:50 {place} {point} ro,relatime - overlay overlay rw\n"
 
@@ -89,7 +90,7 @@ RECORDS = [
 ]
 
 
-@pytest.mark.parametrize("text, versions", RECORDS)
+@pytest.mark.parametrize(("text", "versions"), RECORDS)
 def test_versions_in_the_records_of_the_plugin_are_used(host, tmp_path, text, versions):
     write(tmp_path, library_users.RECORDS, text)
     assert library_users.used(host, ROOT, ["1", "2"]) == versions

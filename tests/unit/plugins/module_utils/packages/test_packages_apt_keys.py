@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys of apt sources on a simulated apt: identified by their ids, removed with their sources, and restored."""
+"""Tests the keys of apt sources on a simulated apt: they are identified by their ids, removed with their sources, and
+restored.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ ARMOUR = (
 KEY_FILES = [(KEY, 1), (ARMOUR, 1), (KEY + OTHER, 2), (b"", 0), (b"no key", 0), (KEY[:30], 0), (b"\xff\xff", 0)]
 
 
-@pytest.mark.parametrize("data, number", KEY_FILES)
+@pytest.mark.parametrize(("data", "number"), KEY_FILES)
 def test_keys_are_known_by_their_ids(data: bytes, number: int) -> None:
     found = apt_keys.key_ids(data)
     assert len(found) == number and found[:1] == [KEY_ID][:number]
@@ -58,7 +60,7 @@ STALE_KEYS = [
 ]
 
 
-@pytest.mark.parametrize("place, data, shared, ours, goes", STALE_KEYS)
+@pytest.mark.parametrize(("place", "data", "shared", "ours", "goes"), STALE_KEYS)
 def test_keys_of_stale_sources_are_removed_and_restored(
     apt: Apt, tmp_path: Path, place: str, data: bytes, shared: bool, ours: bool, goes: bool
 ) -> None:
@@ -116,7 +118,7 @@ LEFT_OVER = [
 ]
 
 
-@pytest.mark.parametrize("name, text, source, goes", LEFT_OVER)
+@pytest.mark.parametrize(("name", "text", "source", "goes"), LEFT_OVER)
 def test_key_stays_for_a_copy_of_the_repository(
     apt: Apt, tmp_path: Path, name: str, text: str, source: dict[str, Any], goes: bool
 ) -> None:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queries of the real apt about sources that are not on the host yet, and apt's messages about unreadable sources."""
+"""Tests queries of the real apt about sources that are not on the host yet, and the interpretation of apt's messages
+about unreadable sources.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def apt(options: list[str], *words: str) -> str:
 @pytest.fixture
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     if not shutil.which("apt-get"):
-        pytest.skip("needs apt, which this system has not")
+        pytest.skip("needs apt, which is not installed")
     (tmp_path / "hosts" / "lists").mkdir(parents=True)
     monkeypatch.setattr(apt_scratch, "LISTS", str(tmp_path / "hosts" / "lists"))
     folder = tmp_path / "scratch"
@@ -61,7 +63,7 @@ def test_repository_can_be_queried_before_its_source_is_written(scratch: Path, t
         "vgpu-test-one": "1.0",
         "vgpu-test-two": "2.0",
     }
-    assert not list((tmp_path / "hosts" / "lists").iterdir()), "the host's lists are its own"
+    assert not list((tmp_path / "hosts" / "lists").iterdir()), "expected the host's package lists to stay unchanged"
 
 
 def test_package_folder_can_be_queried_before_its_source_is_written(scratch: Path, tmp_path: Path) -> None:
@@ -97,6 +99,7 @@ def test_only_an_unreadable_needed_source_stops_the_role(text: str, needed: list
     assert apt_text.is_fatal(text, needed) is fatal
 
 
+# columns: apt's output, whether a file that apt's lists name is missing in the archive
 OUTDATED = [
     ("E: Failed to fetch http://m.test/p.deb  404  Not Found [IP: 127.0.0.1 80]\nE: Unable to fetch some", True),
     ("Err:1 http://m.test bookworm/main amd64 p amd64 1.0\n  404  Not Found [IP: 127.0.0.1 80]", True),

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A set of packages on a simulated apt: the calls of apt, and the rollback, which must restore the host."""
+"""Tests the installation of a set of packages on a simulated apt: the calls of apt, and the rollback, which must
+restore the host.
+"""
 
 from __future__ import annotations
 
@@ -174,7 +176,7 @@ def test_old_package_lists_are_read_again(apt: Apt, age: float, gone: bool, pack
     apt.age, apt.gone = age, gone
     run = present(apt, packages=packages)
     assert (apt.calls, set(apt.here)) == (calls, {"docker.io", "runc", "containerd"} if packages else set())
-    assert run.plan == sorted({*run.plan}), "no line twice"
+    assert run.plan == sorted({*run.plan}), "expected each line of the plan once"
     assert not present(apt, packages=packages).changed
     assert apt.calls == calls
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsers of apt's and dpkg's output, on recorded texts of Debian 12."""
+"""Tests the parsers of apt's and dpkg's output with recorded texts of Debian 12."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.packages import apt_tex
 from ansible_collections.vgpu.fleet.plugins.module_utils.packages.apt_host import faults_of
 from ansible_collections.vgpu.fleet.plugins.module_utils.packages.apt_text import Source
 
+# a .sources file with two enabled entries and one disabled entry
 DEB822 = """# the distribution
 Types: deb
 URIs: http://mirror.test/debian
@@ -32,6 +33,7 @@ Suites: bookworm
 Components: main
 """
 
+# a .list file, one entry a line
 ONE_LINE = """# comment
 deb http://mirror.test/debian bookworm main contrib non-free # why
 deb-src http://mirror.test/debian bookworm main
@@ -40,7 +42,7 @@ deb [trusted=yes] file:/opt/apt ./
 """
 
 
-def test_deb822() -> None:
+def test_deb822_sources_are_parsed() -> None:
     first, second = apt_text.parse_sources("/etc/apt/sources.list.d/debian.sources", DEB822)
     assert first.suites == ("bookworm", "bookworm-updates")
     assert first.signed_by == "/usr/share/keyrings/debian-archive-keyring.gpg"
@@ -49,7 +51,7 @@ def test_deb822() -> None:
     assert apt_text.parse_deb822(second.text()) == [second]
 
 
-def test_one_line() -> None:
+def test_one_line_sources_are_parsed() -> None:
     sources = apt_text.parse_sources("/etc/apt/sources.list", ONE_LINE)
     assert [(one.types[0], one.uris[0], one.suites[0]) for one in sources] == [
         ("deb", "http://mirror.test/debian", "bookworm"),
@@ -96,6 +98,7 @@ def test_missing_components(entries: list, wanted: str, added: list) -> None:
     assert apt_text.missing_components(entries, "bookworm", wanted.split()) == added
 
 
+# output of `apt-cache policy`
 POLICY = """busybox:
   Installed: (none)
   Candidate: 1:1.35.0-4+deb12u1+b1
@@ -118,7 +121,7 @@ runc:
 """
 
 
-def test_policy() -> None:
+def test_output_of_apt_cache_policy_is_parsed() -> None:
     policy = apt_text.parse_policy(POLICY)
     assert policy["busybox"]["installed"] is None
     assert policy["busybox"]["candidate"] == "1:1.35.0-4+deb12u1+b1"
@@ -140,7 +143,7 @@ AVAILABLE = [
 
 
 @pytest.mark.parametrize(("package", "words"), AVAILABLE)
-def test_unavailable(package: str, words: str | None) -> None:
+def test_unavailable_packages_are_named(package: str, words: str | None) -> None:
     assert apt_text.unavailable([package], apt_text.parse_policy(POLICY)) == ([words] if words else [])
 
 
@@ -158,10 +161,11 @@ SATISFIED = [
 
 
 @pytest.mark.parametrize(("package", "installed", "expected"), SATISFIED)
-def test_satisfied(package: str, installed: str | None, expected: bool) -> None:
+def test_installed_version_satisfies_the_desired_state(package: str, installed: str | None, expected: bool) -> None:
     assert apt_text.satisfied(package, installed) is expected
 
 
+# output of `apt-get --simulate install`
 SIMULATION = """Reading package lists...
 The following NEW packages will be installed:
   runc
@@ -174,7 +178,7 @@ Purg old [1-1]
 """
 
 
-def test_simulation() -> None:
+def test_output_of_a_simulation_is_parsed() -> None:
     moved = apt_text.parse_simulation(SIMULATION)
     assert moved.install == {"runc": "1.1.5+ds1-1+deb12u1", "gcc-12-base": "12.2.0-14"}
     assert moved.change == {"libc6": ("2.36-9", "2.36-9+deb12u14")}
@@ -193,7 +197,7 @@ RESOLVED = [
 
 
 @pytest.mark.parametrize(("package", "given"), RESOLVED)
-def test_resolve(package: str, given: str) -> None:
+def test_argument_of_apt_get(package: str, given: str) -> None:
     assert apt_text.resolve(package, apt_text.parse_policy(POLICY)) == given
 
 
@@ -221,11 +225,12 @@ FOLLOWERS = [
 ]
 
 
-@pytest.mark.parametrize("packages, known, pin", FOLLOWERS)
+@pytest.mark.parametrize(("packages", "known", "pin"), FOLLOWERS)
 def test_follower_has_the_version_of_its_leader(packages, known, pin):
     assert apt_text.same_version(packages, {"utils": known} if known else {})[-1] == pin
 
 
+# apt's output when the disk is full
 FULL = """\
 Unpacking libcuda1:amd64 (535.309.01-0+deb12u1) ...
 dpkg: error processing archive /tmp/apt-dpkg-install-x/1-libcuda1.deb (--unpack):
@@ -241,6 +246,7 @@ def test_reason_of_dpkg_is_the_line_below_its_error():
     assert "Unpacking" not in said
 
 
+# apt's output for an address without a repository
 NOT_FOUND = """\
 Ign:1 http://mirror.test/nowhere ./ InRelease
 Err:2 http://mirror.test/nowhere ./ Release

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls of package managers, and the records of their changes."""
+"""Tests the calls of package managers, and the records of their changes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.packages import manager as package_manager
 from ansible_collections.vgpu.fleet.plugins.module_utils.packages.manager import PackageError
 
+# Writes to both output streams, prints two variables and its input, and exits with 3.
 TALK = 'echo out; echo fault >&2; printf "%s|" "$LC_ALL" "$MARK" "$(cat)"; exit 3'
 
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The common format of a repository: its translation for each package manager, and the roles, which must all accept
-it."""
+"""Tests the common format of a repository: its translation for each package manager, and that all roles accept it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A set of packages on an in-memory RPM host; tests/rpm uses real dnf and zypper."""
+"""Tests the installation of a set of packages on an in-memory RPM host. tests/rpm uses real dnf and zypper."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Host:
     def remove(self, names: list[str]) -> None:
         self.calls.append("remove " + " ".join(names))
         for name in names:
-            assert name not in self.locked, "a lock keeps a package"
+            assert name not in self.locked, "a locked package cannot be removed"
             del self.there[name]
 
     def can_lock(self) -> bool:
@@ -330,7 +330,7 @@ ZYPPERS_ENDS = [
 ]
 
 
-@pytest.mark.parametrize("code, search, install, refresh", ZYPPERS_ENDS)
+@pytest.mark.parametrize(("code", "search", "install", "refresh"), ZYPPERS_ENDS)
 def test_exit_status_of_zypper_is_interpreted(code: int, search: bool, install: bool, refresh: bool) -> None:
     zypper = Zypper(code)
     for what, fine in (

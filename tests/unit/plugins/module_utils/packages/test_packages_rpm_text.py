@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Versions, pins, files and locks of RPM systems."""
+"""Tests the versions, pins, repository files and locks of RPM systems."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ ORDERED = [
 EQUAL = [("1.0", "1.0"), ("1.01", "1.1"), ("0:1.0", "1.0"), ("1.0_1", "1.0.1")]
 
 
-@pytest.mark.parametrize("low, high", ORDERED)
+@pytest.mark.parametrize(("low", "high"), ORDERED)
 def test_versions_are_ordered_as_rpm_orders_them(low: str, high: str) -> None:
     assert rpm_text.compare(low, high) < 0
     assert rpm_text.compare(high, low) > 0
     assert rpm_text.newest([low, high, low]) == high
 
 
-@pytest.mark.parametrize("one, other", EQUAL)
+@pytest.mark.parametrize(("one", "other"), EQUAL)
 def test_versions_that_are_equal(one: str, other: str) -> None:
     assert rpm_text.compare(one, other) == 0
 
@@ -49,8 +49,8 @@ PINS = [
 ]
 
 
-@pytest.mark.parametrize("version, pin, expected", PINS)
-def test_pins(version: str, pin: str, expected: bool) -> None:
+@pytest.mark.parametrize(("version", "pin", "expected"), PINS)
+def test_versions_that_match_a_pin(version: str, pin: str, expected: bool) -> None:
     assert rpm_text.fits(version, pin) is expected
 
 
@@ -81,7 +81,7 @@ def test_unavailable_kernel_headers_are_named():
     )
     resolved = rpm_text.resolve(["kernel-devel=5.14.0-570.12.1.el9_6"], known)
     assert resolved == {"kernel-devel": "5.14.0-570.12.1.el9_6"}, (
-        "and not the newest, which the running kernel cannot use"
+        "expected the headers of the running kernel, not the newest"
     )
 
 
@@ -96,6 +96,7 @@ def test_dependencies_of_the_same_version_change_with_the_package() -> None:
     assert rpm_text.companions({"main": "2:0.9-1"}, there, known) == {"part": "2:0.9-1"}
 
 
+# zypper's search result: an installed version, an available version, and a source package, which does not count.
 SEARCH = """<?xml version='1.0'?>
 <stream>
 <search-result version="0.0"><solvable-list>
@@ -125,7 +126,7 @@ SYSTEMS = [
 ]
 
 
-@pytest.mark.parametrize("text, manager", SYSTEMS)
+@pytest.mark.parametrize(("text", "manager"), SYSTEMS)
 def test_the_package_manager_follows_from_the_system(text: str, manager: str) -> None:
     assert rpm_text.manager_of(text) == manager
 
@@ -184,7 +185,7 @@ LOOSE = [
 ]
 
 
-@pytest.mark.parametrize("line, there, name", LOOSE)
+@pytest.mark.parametrize(("line", "there", "name"), LOOSE)
 def test_locks_without_a_version(line: str, there: list[str], name: str) -> None:
     assert rpm_text.is_loose(line)
     assert rpm_text.lock_name(line, there) == name

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host state and desired state -> plan, as tables. Each row changes one fact of a converged host."""
+"""Tests the plan that follows from a host's state and the desired state. Each row changes one fact of a
+converged host.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +119,7 @@ STATES = [
 ]
 
 
-@pytest.mark.parametrize("state, role, words", STATES)
+@pytest.mark.parametrize(("state", "role", "words"), STATES)
 def test_one_difference_runs_one_role_and_verifies(state, role, words):
     found = made(state=state)
     assert found["roles"] == [role, "verify", *(["collect"] if "switch current from 0" in words else [])]
@@ -150,7 +152,7 @@ DESIRED = [
 ]
 
 
-@pytest.mark.parametrize("variables, roles", DESIRED)
+@pytest.mark.parametrize(("variables", "roles"), DESIRED)
 def test_changed_variables_run_their_roles(variables, roles):
     assert made(variables)["roles"] == roles
 
@@ -168,7 +170,7 @@ COLLECTED = [
 ]
 
 
-@pytest.mark.parametrize("variables, state, changes", COLLECTED)
+@pytest.mark.parametrize(("variables", "state", "changes"), COLLECTED)
 def test_old_library_versions_are_removed_last(variables, state, changes):
     steps = made(variables, state)["steps"]
     assert [change for step in steps if step["role"] == "collect" for change in step["changes"]] == changes
@@ -217,7 +219,7 @@ DISTURBING = [
 ]
 
 
-@pytest.mark.parametrize("variables, state, disturbs", DISTURBING)
+@pytest.mark.parametrize(("variables", "state", "disturbs"), DISTURBING)
 def test_plan_marks_changes_that_disturb_running_work(variables, state, disturbs):
     assert made(variables, state)["disturbs"] is disturbs
 
@@ -238,7 +240,7 @@ KERNEL_MODULES = [
 ]
 
 
-@pytest.mark.parametrize("state, module, fault, note, runs", KERNEL_MODULES)
+@pytest.mark.parametrize(("state", "module", "fault", "note", "runs"), KERNEL_MODULES)
 def test_driver_role_runs_only_if_it_can_load_the_module(state, module, fault, note, runs):
     found = made({"nvidia_driver_kernel_module": module}, state)
     assert ("nvidia_driver" in found["roles"]) is runs
@@ -248,8 +250,9 @@ def test_driver_role_runs_only_if_it_can_load_the_module(state, module, fault, n
         assert words in "".join(about)
 
 
+# columns: the difference in the state, words of the error
 @pytest.mark.parametrize(
-    "state, words",
+    ("state", "words"),
     [
         ({"os.root": "false"}, "set become: true"),
         ({"os.id": "fedora", "os.name": "Fedora 41"}, "Fedora 41 is not supported"),
@@ -285,7 +288,7 @@ GPU_ROWS = [
 ]
 
 
-@pytest.mark.parametrize("state, devices, expected", GPU_ROWS)
+@pytest.mark.parametrize(("state", "devices", "expected"), GPU_ROWS)
 def test_exceptions_must_match_the_gpus(state, devices, expected):
     wanted = desired.collect({**VARIABLES, "vgpu_devices": devices})
     found = plan.check_gpus(wanted, changed(CONVERGED, state))

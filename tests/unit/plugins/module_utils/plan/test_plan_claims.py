@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of a host whose pods get GPUs by claims: the requirements, and the GPUs of claims in use."""
+"""Tests the plan of a host whose pods get GPUs by claims: the requirements, and the GPUs of claims in use."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from plan_samples import VARIABLES, changed, made
 
 CLAIMS = {"vgpu_allocation": "dra", "device_plugin_kubeconfig": "/etc/kubernetes/kubelet.conf"}
 CONTAINERD = {"engine": "containerd", "endpoint": "unix:///run/containerd/containerd.sock", "cgroup_driver": "systemd"}
+# A node that meets all requirements of claims.
 NODE = {"kubelet": (1, 36), "kubelet_engine": CONTAINERD, "containerd.config_text": "version = 3\n"}
 OLD_CONTAINERD = ("packages", "containerd.io")
 WITH_CLAIMS = node_config.dump(node_config.from_vars({"vgpu_split_count": 3, "vgpu_allocation": "dra"}))
@@ -45,6 +46,7 @@ def test_claims_name_an_unmet_requirement_of_the_host(variables, state, words):
     assert [words in one and "vgpu_allocation is dra" in one for one in found] == [True] * bool(words), found
 
 
+# columns: the difference in the state, words of the warning ("": none)
 WARNED = [
     ({}, ""),
     ({"kubelet": (1, 35)}, "DRAConsumableCapacity"),

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of the device plugin: other owners, the DaemonSet, an unavailable driver, containers that use slices."""
+"""Tests the plan of the device plugin: other owners of its resource, the DaemonSet, an unavailable driver, containers
+that use slices.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,10 @@ from plan_samples import CONVERGED, RUNNING, SILENT, UNIT, made
 DRIVERLESS = [
     (SILENT, {"vgpu_split_count": 4}, True),
     ({**SILENT, (*UNIT, "active"): False}, {}, True),
-    (SILENT, {}, False),  # nothing to do for the device plugin
-    ({**SILENT, "packages.nvidia-smi": None}, {"vgpu_split_count": 4}, False),  # the driver comes first
+    (SILENT, {}, False),  # The device plugin has no changes.
+    ({**SILENT, "packages.nvidia-smi": None}, {"vgpu_split_count": 4}, False),  # The role of the driver runs before.
     (SILENT, {"vgpu_split_count": 4, "nvidia_driver_state": None}, True),
-    (SILENT, {"vgpu_split_count": 4, "vgpu_fail_on_init_error": False}, False),  # it waits for the driver
+    (SILENT, {"vgpu_split_count": 4, "vgpu_fail_on_init_error": False}, False),  # The plugin waits for the driver.
     (SILENT, {"device_plugin_state": "absent"}, False),
     ({}, {"vgpu_split_count": 4}, False),
 ]
@@ -94,7 +96,7 @@ def test_requested_sizes_need_a_kubeconfig_only_outside_a_pod():
     assert made({**asked, **DAEMONSET}, BY_POD)["errors"] == []
 
 
-@pytest.mark.parametrize("state, variables, refused", DRIVERLESS)
+@pytest.mark.parametrize(("state", "variables", "refused"), DRIVERLESS)
 def test_a_working_device_plugin_is_not_restarted_without_a_driver(state, variables, refused):
     told = "\n".join(made(variables, state)["errors"])
     assert ("NVML does not answer (no driver) and no step mends it" in told) is refused
@@ -139,7 +141,7 @@ HOLDERS = [
 ]
 
 
-@pytest.mark.parametrize("variables, held, words", HOLDERS)
+@pytest.mark.parametrize(("variables", "held", "words"), HOLDERS)
 def test_containers_are_disturbed_by_another_slice_size(variables, held, words):
     found = made(variables, {"plugin.status": {**running(3, *held), "resource": "nvidia.com/gpu"}})
     assert found["roles"] != []
@@ -148,6 +150,7 @@ def test_containers_are_disturbed_by_another_slice_size(variables, held, words):
     assert words in "".join(found["warnings"])
 
 
+# columns: the holders of slices, the names of those that a drain of the node does not move
 OUTSIDE = [
     ([], []),
     ([POD_A, LEASE], []),
@@ -156,7 +159,7 @@ OUTSIDE = [
 ]
 
 
-@pytest.mark.parametrize("held, outside", OUTSIDE)
+@pytest.mark.parametrize(("held", "outside"), OUTSIDE)
 def test_containers_that_no_drain_moves_are_named(held, outside):
     state = {"plugin.status": {**running(3, *held), "resource": "nvidia.com/gpu"}}
     found = made({"nvidia_driver_packages": ["nvidia-smi=535.400*", "libcuda1=535.400*"]}, state)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of hosts with docker installed: restarts, faults of daemon.json, variants of docker."""
+"""Tests the plan of hosts with docker: restarts, faults of daemon.json, variants of docker."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ RESTARTS = [
 ]
 
 
-@pytest.mark.parametrize("variables, state, allowed, fault, note", RESTARTS)
+@pytest.mark.parametrize(("variables", "state", "allowed", "fault", "note"), RESTARTS)
 def test_a_restart_that_is_not_allowed_is_refused_before_any_change(variables, state, allowed, fault, note):
     found = made({**variables, "container_runtime_restart": allowed}, state)
     assert found["roles"] != []
@@ -54,6 +54,7 @@ def test_a_restart_that_is_not_allowed_is_refused_before_any_change(variables, s
         assert words in "".join(told)
 
 
+# The comma at the end of line 3 is missing.
 BAD_DAEMON_JSON = """\
 {
   "default-runtime": "nvidia",
@@ -79,7 +80,7 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("kind, value, fault, note", KINDS)
+@pytest.mark.parametrize(("kind", "value", "fault", "note"), KINDS)
 def test_a_docker_that_daemon_json_does_not_configure_is_named(kind, value, fault, note):
     wanted = {"__container_runtime_docker_settings": {"default-shm-size": "2G"}}
     found = made(wanted, {f"docker.kinds.{kind}": value})
@@ -103,6 +104,7 @@ def test_an_option_on_the_command_line_too_is_an_error_of_this_host():
     assert "command line" in found["errors"][0]
 
 
+# daemon.json with a value for the feature cdi.
 ASKED = DAEMON_JSON.replace("{", '{"features": {"cdi": %s}, ', 1)
 KUBELET = [1, 34]
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Debian 12 host with a T4 and the driver's desired state -> changes, faults, whether work is disturbed."""
+"""Tests the plan of the driver on a Debian 12 host with a T4: changes, faults, and whether running work is
+disturbed.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ from plan_samples import changed, made
 NAMES = ["nvidia-smi", "libcuda1", "libnvidia-ml1", "nvidia-kernel-dkms"]
 HEADERS = ["linux-headers-6.1.0-37-amd64", "linux-headers-amd64", "nvidia-persistenced"]
 BLACKLIST = "/etc/modprobe.d/vgpu-nouveau.conf"
+# The state of the host when the plan has no changes of the driver.
 GOOD = {
     "os": {
         "id": "debian",
@@ -126,7 +129,7 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("state, wanted, changes, fault, disturbs", ROWS)
+@pytest.mark.parametrize(("state", "wanted", "changes", "fault", "disturbs"), ROWS)
 def test_changes_of_the_driver(state, wanted, changes, fault, disturbs):
     whole = {**desired.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present", **wanted}
     found = plan_driver.nvidia_driver(whole, changed(GOOD, state), {})
@@ -171,7 +174,7 @@ GUESTS = [
 ]
 
 
-@pytest.mark.parametrize("state, wanted, changes", GUESTS)
+@pytest.mark.parametrize(("state", "wanted", "changes"), GUESTS)
 def test_a_vgpu_guest(state, wanted, changes):
     whole = {**desired.INPUTS["nvidia_driver"], "state": "present", **GUEST, **wanted}
     found = plan_driver.nvidia_driver(whole, changed(changed(GOOD, THERE), state), {})
@@ -188,7 +191,7 @@ RECORDS = [
 ]
 
 
-@pytest.mark.parametrize("record, changes", RECORDS)
+@pytest.mark.parametrize(("record", "changes"), RECORDS)
 def test_service_stopped_by_a_killed_reload_is_a_change(record, changes):
     wanted = {**desired.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present", "setup_record": "/r"}
     state = {**GOOD, "texts": {"/r": json.dumps(record)}}
@@ -227,7 +230,7 @@ BRANCHES = [
 ]
 
 
-@pytest.mark.parametrize("users, policy, last, fault", BRANCHES)
+@pytest.mark.parametrize(("users", "policy", "last", "fault"), BRANCHES)
 def test_another_branch_disturbs_even_with_other_package_names(users, policy, last, fault):
     there = {"nvidia-utils-535-server": "535.261.03-0ubuntu1", "libnvidia-compute-535-server": "535.261.03-0ubuntu1"}
     state = changed(GOOD, {**UBUNTU, "packages": there, "driver.in_use": users})
@@ -242,10 +245,10 @@ def test_another_branch_disturbs_even_with_other_package_names(users, policy, la
         facts = {key: state[key] for key in ("packages", "driver", "pci_gpus", "nvswitches")}
         whole_plan = made(wanted, {**facts, "os": {**state["os"], "root": "true"}})
         assert whole_plan["roles"][0] == "nvidia_driver" and "device_plugin" in whole_plan["roles"], (
-            "it has the old one"
+            "expected a restart of the plugin, which uses the old driver"
         )
     same = plan_driver.nvidia_driver({**whole, "branch": "535"}, state, {})
-    assert (same.disturbs, same.errors) == (False, []), "the branch that runs: its lacking packages come beside it"
+    assert (same.disturbs, same.errors) == (False, []), "expected no disturbance if the branch stays"
 
 
 # columns: a change of the step, whether it installs another version of the driver
@@ -259,7 +262,7 @@ REPLACES = [
 ]
 
 
-@pytest.mark.parametrize("change, told", REPLACES)
+@pytest.mark.parametrize(("change", "told"), REPLACES)
 def test_changes_that_replace_the_running_driver(change, told):
     assert plan_driver.replaces(change) is told
 
@@ -277,7 +280,7 @@ OF_ANOTHER_BRANCH = [
 ]
 
 
-@pytest.mark.parametrize("state, wanted, changes", OF_ANOTHER_BRANCH)
+@pytest.mark.parametrize(("state", "wanted", "changes"), OF_ANOTHER_BRANCH)
 def test_missing_packages_next_to_another_branch_disturb_nothing(state, wanted, changes):
     runs = dict.fromkeys(["driver.loaded_version", "driver.disk_version", "nvml.driver_version"], "550.90.07")
     whole = {**desired.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present", "hold": False, **wanted}
@@ -295,7 +298,7 @@ UNNAMED = [
 ]
 
 
-@pytest.mark.parametrize("runs, wanted, words", UNNAMED)
+@pytest.mark.parametrize(("runs", "wanted", "words"), UNNAMED)
 def test_warning_for_an_unset_branch_names_the_variable(runs, wanted, words):
     packages = dict.fromkeys(["nvidia-driver-cuda", "nvidia-kernel-open-dkms", *HEADERS], f"{runs}-1")
     versions = dict.fromkeys(["driver.loaded_version", "driver.disk_version", "nvml.driver_version"], runs)
@@ -314,14 +317,14 @@ OF_OTHERS = [
         {},
         "libnvidia-compute-580, nvidia-utils-580 brought it; to keep it set nvidia_driver_source: present",
     ),
-    (CUDA_REPOSITORY, {"nvml.ok": False}, ""),  # no running driver to keep
-    (CUDA_REPOSITORY, {("files", "/record"): {"sha256": "x"}}, ""),  # our own interrupted run installed it
+    (CUDA_REPOSITORY, {"nvml.ok": False}, ""),  # No driver runs.
+    (CUDA_REPOSITORY, {("files", "/record"): {"sha256": "x"}}, ""),  # Our own interrupted run installed the driver.
     ({"nvidia-utils-580-server": "580.95.05-0ubuntu1"}, {}, ""),
     ({"nvidia-container-toolkit": "1.18.0-1", "nvidia-utils-580": None}, {}, ""),
 ]
 
 
-@pytest.mark.parametrize("packages, more, words", OF_OTHERS)
+@pytest.mark.parametrize(("packages", "more", "words"), OF_OTHERS)
 def test_warning_for_a_driver_of_others_names_the_variable_to_keep_it(packages, more, words):
     state = changed(GOOD, {**UBUNTU, "packages": packages, "nvml.driver_version": "580.95.05", **more})
     state = changed(state, {"driver.loaded_version": "580.95.05", "driver.disk_version": "580.95.05"})
@@ -342,7 +345,7 @@ RETIRED = [
 ]
 
 
-@pytest.mark.parametrize("runs, lacking, kind, words", RETIRED)
+@pytest.mark.parametrize(("runs", "lacking", "kind", "words"), RETIRED)
 def test_packages_that_installed_another_branch_are_a_warning(runs, lacking, kind, words):
     whole = {
         **desired.INPUTS["nvidia_driver"],
@@ -381,7 +384,7 @@ def test_old_initramfs_is_rebuilt_next_to_an_unrelated_change():
     assert f"write {DROP_IN}" in changes and any(text.startswith("rebuild the initramfs") for text in changes)
 
 
-@pytest.mark.parametrize("state, changes", DROP_INS)
+@pytest.mark.parametrize(("state", "changes"), DROP_INS)
 def test_persistence_mode_on_ubuntu(state, changes):
     whole = {**desired.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present"}
     found = plan_driver.nvidia_driver(whole, changed(changed(GOOD, UBUNTU), state), {})

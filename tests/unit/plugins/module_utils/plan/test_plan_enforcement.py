@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory enforcement in the plan: one line, and an error if only the driver may enforce and the host cannot."""
+"""Tests memory enforcement in the plan: one line, and an error if only the driver may enforce and the host cannot."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ CAN = changed(
 )
 VOLTA = [{"address": "0000:01:00.0", "device": "0x1db1"}]
 NO_PLUGIN = {"plugin.status.memory_enforcement": "", "plugin.status.memory_enforcement_reason": ""}
+# The device plugin's status after the probe of the driver's limits failed.
 FAILED = {
     "plugin.status.memory_enforcement": "library",
     "plugin.status.memory_enforcement_reason": "memory is enforced by the library alone: GPU-1: it does not hold",
@@ -84,6 +85,7 @@ def test_enforcement_follows_the_configured_branch():
     assert "driver branch 580 has no memory limits" in made["memory_enforcement"]
 
 
+# columns: variables that contradict enforcement by the driver, words of the error
 @pytest.mark.parametrize(
     ("variables", "said"),
     [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan's step for containerd, CRI-O, k3s and RKE2, as tables."""
+"""Tests the plan's step for containerd, CRI-O, k3s and RKE2."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ WANTED = {
     "restart": "if_idle",
     "systemd_cgroup": "auto",
 }
+# containerd's configuration without any runtime
 PLAIN = "version = 2\n"
 SYSTEMD = containerd_text.Desired(systemd_cgroup=True)
 OURS = containerd_text.merge(PLAIN, SYSTEMD)[0]
+# containerd's configuration in the format of version 3, with an imported folder
 THREE = 'version = 3\nimports = ["/etc/containerd/conf.d/*.toml"]\n'
 UP = {"present": True, "active": True, "started": 1000.0}
 
@@ -59,8 +61,8 @@ HOSTS = [
 ]
 
 
-@pytest.mark.parametrize("found, desired, words, fault", HOSTS)
-def test_containerd(found, desired, words, fault):
+@pytest.mark.parametrize(("found", "desired", "words", "fault"), HOSTS)
+def test_changes_and_errors_of_containerd(found, desired, words, fault):
     _reason, changes, errors = plan_engine.differences({**WANTED, **desired}, found)
     assert (bool(changes), bool(errors)) == (bool(words), bool(fault))
     assert words in "\n".join(changes)
@@ -77,7 +79,7 @@ DROP_INS = [
 ]
 
 
-@pytest.mark.parametrize("files, unit, words", DROP_INS)
+@pytest.mark.parametrize(("files", "unit", "words"), DROP_INS)
 def test_drop_in_file_is_planned(files, unit, words):
     found = {"files": files, "units": {"crio.service": unit}, "packages": {}}
     wanted = {**WANTED, "engine": "crio"}

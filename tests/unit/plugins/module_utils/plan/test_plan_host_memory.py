@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory scaling above 1 against the host's memory: one or two T4 of 15360 MiB."""
+"""Tests a memory scaling above 1 against the memory of a host with one or two T4 of 15360 MiB."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MIG, MPS and time slice in the plan: state and desired state -> changes, faults, whether work is disturbed."""
+"""Tests MIG, MPS and time slice in the plan: changes, faults, and whether running work is disturbed."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ MIG = [
 ]
 
 
-@pytest.mark.parametrize("wanted, state, changes, fault, disturbs", MIG)
-def test_mig(wanted, state, changes, fault, disturbs):
+@pytest.mark.parametrize(("wanted", "state", "changes", "fault", "disturbs"), MIG)
+def test_changes_of_mig(wanted, state, changes, fault, disturbs):
     whole = {**desired.INPUTS["mig"], "state": "present", "geometry": WANTED, **wanted}
     part = plan_modes.mig(whole, changed(AS_WANTED, state), {})
     if changes is None:
@@ -105,8 +105,8 @@ MPS = [
 ]
 
 
-@pytest.mark.parametrize("wanted, state, changes, fault, disturbs", MPS)
-def test_mps(wanted, state, changes, fault, disturbs):
+@pytest.mark.parametrize(("wanted", "state", "changes", "fault", "disturbs"), MPS)
+def test_changes_of_mps(wanted, state, changes, fault, disturbs):
     whole = {**desired.INPUTS["mps"], "state": "present", "replicas": 4, **wanted}
     part = plan_modes.mps_part(whole, changed(AS_WANTED, state), {})
     assert list(part.changes) == changes
@@ -127,8 +127,8 @@ SLICE = [
 ]
 
 
-@pytest.mark.parametrize("wanted, state, changes", SLICE)
-def test_time_slice(wanted, state, changes):
+@pytest.mark.parametrize(("wanted", "state", "changes"), SLICE)
+def test_changes_of_the_time_slice(wanted, state, changes):
     part = plan_modes.time_slicing({"state": "present", "slice": "long", **wanted}, changed(AS_WANTED, state), {})
     assert (list(part.changes), list(part.errors)) == (changes, [])
 
@@ -165,7 +165,7 @@ BOTH_WAYS = [
 ]
 
 
-@pytest.mark.parametrize("variables, gpu, record, refused", BOTH_WAYS)
+@pytest.mark.parametrize(("variables", "gpu", "record", "refused"), BOTH_WAYS)
 def test_group_can_change_to_mig_and_back(variables, gpu, record, refused):
     state = {**AS_WANTED, "gpus": [gpu], "pci_gpus": [], "files": {"/r": {}} if record else {}}
     found = plan.check_gpus(desired.collect(variables), state)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python that runs the device plugin: the table of systems, the configured interpreter, the refusals."""
+"""Tests which Python runs the device plugin: the table of systems, the configured interpreter, the refusals."""
 
 from __future__ import annotations
 
@@ -84,6 +84,8 @@ def test_configured_interpreter_is_selected(python, packages, chosen, names):
     )
 
 
+# columns: the system, device_plugin_python, the interpreter's version (None: unknown, "": no such program), words of
+# the refusal ("": accepted)
 @pytest.mark.parametrize(
     ("system", "python", "version", "said"),
     [
@@ -113,7 +115,7 @@ def test_unsuitable_python_is_refused_with_a_remedy(system, python, version, sai
         ({"python3.11": "3.11.0~rc1", "python3.11-venv": "3.11.0~rc1"}, []),
     ],
 )
-def test_missing(found, missing):
+def test_missing_packages_of_the_python(found, missing):
     assert plugin_python.missing(plugin_python.choose(host("ubuntu", "22.04")), found) == missing
 
 
@@ -186,6 +188,7 @@ def test_the_unit_of_mig_runs_on_a_python_that_is_new_enough(system, python, cha
     assert chosen in mig_unit.files(WANTED, chosen)[mig_unit.UNIT_PATH]
 
 
+# columns: the mode of the interpreter's file (None: no file), words of the fault ("": none)
 @pytest.mark.parametrize(("mode", "words"), [(0o755, ""), (0o644, "is not there"), (None, "name a Python from 3.8 on")])
 def test_missing_python_of_the_mig_unit_is_reported_before_the_boot(tmp_path, mode, words):
     """On RHEL 8 and SLES 15 the program needs the plugin's Python, which a play without the role device_plugin does

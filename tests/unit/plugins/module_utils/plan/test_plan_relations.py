@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Relations between variables of roles: the driver's check receives every variable that it reads."""
+"""Tests relations between variables of roles: the driver's check receives every variable that it reads."""
 
 from __future__ import annotations
 
@@ -36,6 +36,6 @@ def test_the_driver_gets_every_variable_that_its_check_reads() -> None:
         ({"nvidia_driver_memacct": "none-such", "nvidia_driver_state": "absent"}, []),
     ],
 )
-def test_faults(given: dict[str, Any], paths: list[str]) -> None:
+def test_variables_that_contradict_each_other(given: dict[str, Any], paths: list[str]) -> None:
     values = {**DEFAULTS, "nvidia_driver_state": "present", **given}
     assert [one.path for one in relations.faults(values.get)] == paths

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of hosts that do not run Debian: bare, with Docker's own engine, converged, and with a version to change."""
+"""Tests the plan of hosts that do not run Debian: bare, with Docker's own engine, converged, and with a version to
+change.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.plan import desired, pl
 from ansible_collections.vgpu.fleet.plugins.module_utils.plan import driver as plan_driver
 from plan_samples import BARE, CONVERGED, RUNNING, VARIABLES
 
+# Systems, as the facts of a host describe them.
 ROCKY = {
     "id": "rocky",
     "id_like": "rhel centos fedora",

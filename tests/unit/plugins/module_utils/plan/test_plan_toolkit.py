@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The toolkit's configuration and its desired state -> changes of the plan, and warnings about containers' GPU
-access."""
+"""Tests the planned changes of the toolkit's configuration, and the warnings about containers' GPU access."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("text, changes, fault", ROWS)
+@pytest.mark.parametrize(("text", "changes", "fault"), ROWS)
 def test_the_plan_names_each_key(text, changes, fault):
     wanted = desired.collect({**VARIABLES, "nvidia_docker_config": KEYS})
     assert desired.reads(wanted)["texts"] == [PATH]
@@ -48,7 +47,7 @@ BROUGHT = [
 ]
 
 
-@pytest.mark.parametrize("package, engine, there, changes", BROUGHT)
+@pytest.mark.parametrize(("package", "engine", "there", "changes"), BROUGHT)
 def test_nvidia_docker2_is_installed_only_with_docker(package, engine, there, changes):
     variables = {**VARIABLES, **TOOLKIT, "nvidia_docker_package": package, "container_runtime_engine": engine}
     packages = {**CONVERGED["packages"], "nvidia-docker2": None, "nvidia-container-toolkit": "1.20" if there else None}
@@ -63,6 +62,7 @@ BOTH = {MOUNTS: True, ENVIRONMENT: False}
 # the file as NVIDIA ships it
 SHIPPED = f"#{MOUNTS} = false\n#{ENVIRONMENT} = true\n[nvidia-container-cli]\nload-kmods = true\n"
 SAFE = f"{MOUNTS} = true\n{ENVIRONMENT} = false\n"
+# The warnings: (the variable to change, words of the warning).
 LEAK = ("nvidia_docker_config." + ENVIRONMENT, "NVIDIA_VISIBLE_DEVICES has every GPU, without a limit; set it to false")
 BY_HANDOVER = ("vgpu_handover", "without a limit; vgpu_handover: envvar needs it so; set vgpu_handover to auto")
 NO_ENVIRONMENT = ("nvidia_docker_config." + ENVIRONMENT, "expected true, found false in")
@@ -106,7 +106,7 @@ WARNED = [
 ]
 
 
-@pytest.mark.parametrize("keys, text, variables, expected", WARNED)
+@pytest.mark.parametrize(("keys", "text", "variables", "expected"), WARNED)
 def test_toolkit_settings_that_expose_gpus_are_warnings(keys, text, variables, expected):
     wanted = desired.collect({**VARIABLES, "nvidia_docker_config": keys, **variables})
     found = plan_toolkit.check(wanted, {**CONVERGED, "texts": {PATH: text}})
@@ -121,7 +121,7 @@ def test_toolkit_settings_that_expose_gpus_are_warnings(keys, text, variables, e
 READS = [({}, "vcuda", True), (KEYS, "vcuda", True), ({}, "none", False), (KEYS, "none", True)]
 
 
-@pytest.mark.parametrize("keys, mode, read", READS)
+@pytest.mark.parametrize(("keys", "mode", "read"), READS)
 def test_toolkit_file_is_read_only_if_compared(keys, mode, read):
     wanted = desired.collect({**VARIABLES, "nvidia_docker_config": keys, "vgpu_sharing": mode})
     assert (PATH in desired.reads(wanted)["texts"]) is read

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The annotations between scheduler and device plugin: writing, reading, and every invalid form."""
+"""Tests the annotations between scheduler and device plugin: writing, reading, and every invalid form."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods written to slow down their reader: each gives one short error sentence."""
+"""Tests pods that are written to slow down their reader: each gives one short error sentence."""
 
 from __future__ import annotations
 

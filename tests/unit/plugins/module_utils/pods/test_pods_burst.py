@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Promised memory below the limit: the parsed annotation of a pod, and the words of each refusal."""
+"""Tests promised memory below the limit: how a pod's annotation is parsed, and the words of each refusal."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Translation of requests in each dialect into claims, and the words of each refusal."""
+"""Tests how requests in each dialect are translated into claims, and the words of each refusal."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The refused mounts of a pod; tests/e2e applies the same table to a real API server."""
+"""Tests which mounts of a pod are refused. tests/e2e applies the same table to a real API server."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Labels of nodes: our own, ACK's as aliases, and unknown values."""
+"""Tests the labels of nodes: our own, ACK's as aliases, and unknown values."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ def test_labels_set_the_policies_of_a_node(labels, expected):
     assert findings == []
 
 
+# columns: the node's labels, the label that the warning names, words of the warning
 @pytest.mark.parametrize(
     ("labels", "where", "words"),
     [

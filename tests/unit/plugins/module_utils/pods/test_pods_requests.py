@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods' requests in each dialect, against tables calculated by hand from the projects' documentation."""
+"""Tests pods' requests in each dialect against tables calculated by hand from the projects' documentation."""
 
 from __future__ import annotations
 
@@ -201,6 +201,7 @@ def test_sidecars_count_and_init_containers_have_ended():
     ]
 
 
+# columns: the pod, words of the refusal
 @pytest.mark.parametrize(
     ("made", "words"),
     [
@@ -245,13 +246,14 @@ PREFERENCES = [
 
 
 @pytest.mark.parametrize(("annotations", "preferences"), PREFERENCES)
-def test_preferences(annotations, preferences):
+def test_preferences_of_a_pod(annotations, preferences):
     found = requests.read_pod(pod({GPU: 1}, {}, annotations))
     assert found.preferences == requests.Preferences(**preferences)
     (ask,) = found.asks
     assert (ask.alone, ask.one_numa) == (preferences.get("alone", False), preferences.get("one_numa", False))
 
 
+# columns: the pod's annotations, words of the refusal
 @pytest.mark.parametrize(
     ("annotations", "words"),
     [
@@ -267,7 +269,7 @@ def test_preferences(annotations, preferences):
         ({"tke.cloud.tencent.com/app-class": "offline"}, "not available in this version"),
     ],
 )
-def test_preferences_refused(annotations, words):
+def test_invalid_preferences_are_refused(annotations, words):
     with pytest.raises(DialectError, match=words) as fault:
         requests.read_pod(pod({GPU: 1}, {}, annotations))
     assert fault.value.findings[0].path == f'metadata.annotations["{next(iter(annotations))}"]'
@@ -463,7 +465,7 @@ NO_NUMBERS = ["0.5", "1_000", "0x10", "e3", "1e", "∞", "٣", 8.0, True, None, 
 
 
 @pytest.mark.parametrize(("text", "number"), [*NUMBERS.items(), *((text, None) for text in NO_NUMBERS)])
-def test_quantities(text, number):
+def test_quantities_are_whole_numbers(text, number):
     if number is None:
         with pytest.raises(QuantityError):
             whole(text, -(10**9), 10**9)

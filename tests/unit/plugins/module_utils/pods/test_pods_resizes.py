@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resize requests: the parsed request, the words of each refusal, and the size that counts until it is applied."""
+"""Tests resize requests: how they are parsed, the words of each refusal, and the size that counts until a resize is
+applied.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +31,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.pods.resizes import (
     write_request,
 )
 
+# columns: the text of the annotation vgpu.fleet/resize, the requested size by container
 GOOD = [
     ('{"main": {"memory_mib": 8192, "cores": 30}}', {"main": Size(8192, 30)}),
     ('{"main": {"memory_mib": 1}}', {"main": Size(1, None)}),
@@ -45,6 +48,7 @@ def test_request_is_written_and_read_back(text, expected):
     assert read_request(write_request(found)) == expected
 
 
+# columns: an invalid text of the annotation, words of the refusal
 BAD = [
     ("", "is no JSON"),
     ("{", "is no JSON"),
@@ -165,6 +169,7 @@ def test_a_request_is_pending_until_it_is_granted():
         pending({RESIZE: "x"})
 
 
+# columns: the pod's annotations, the printed state of its resize (empty: no resize is pending)
 UNDER_WAY = [
     ({}, []),
     ({RESIZE: '{"main":{"cores":5}}', RESIZED: '{"main":{"cores":5}}'}, []),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other device plugins on a host: sockets are real, processes and static pods are files."""
+"""Tests the search for other device plugins on a host. Sockets are real; processes and static pods are files."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ SAID = [
 ]
 
 
-@pytest.mark.parametrize("name, resources, errors, warnings", SAID)
+@pytest.mark.parametrize(("name", "resources", "errors", "warnings"), SAID)
 def test_errors_and_warnings_of_a_conflicting_socket(host, serve, name, resources, errors, warnings):
     serve(name)
     told = conflicting_on_host.findings(conflicting_on_host.find(Host(str(host))), resources)

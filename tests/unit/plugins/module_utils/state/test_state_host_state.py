@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a host, read from a folder with its files."""
+"""Tests the state of a host, read from a folder with its files."""
 
 from __future__ import annotations
 
@@ -74,8 +74,9 @@ def test_the_memory_of_a_host(root):
 BASELINE = "/var/lib/vgpu/baseline"
 
 
+# columns: the content of a role's record (None: a directory in its place), words of the reason ("": readable)
 @pytest.mark.parametrize(
-    "content, words",
+    ("content", "words"),
     [
         (b'{"version": 1}', ""),
         (b'{"version": 1,', "line 1"),
@@ -116,7 +117,7 @@ def test_a_root_behind_a_link_is_resolved(root):
 
 
 @pytest.mark.parametrize(
-    "answer, status",
+    ("answer", "status"),
     [
         (Answer(0, '{"version": "1"}', ""), {"version": "1"}),
         (Answer(1, "", "no socket"), None),
@@ -130,7 +131,7 @@ def test_status_of_the_device_plugin_is_read(root, answer, status):
 
 
 @pytest.mark.parametrize(
-    "text, proof", [('{"fingerprint": "abc"}', "abc"), ("{}", None), ("torn", None), ("[]", None), ("", None)]
+    ("text", "proof"), [('{"fingerprint": "abc"}', "abc"), ("{}", None), ("torn", None), ("[]", None), ("", None)]
 )
 def test_proof_file_is_read(root, text, proof):
     write(root, "var/lib/vgpu/proof.json", text)
@@ -142,7 +143,7 @@ GPUS = [{"uuid": "GPU-a"}, {"uuid": "GPU-b"}]
 
 
 @pytest.mark.parametrize(
-    "status, gpus, driver, same",
+    ("status", "gpus", "driver", "same"),
     [
         (STATUS, list(reversed(GPUS)), "535", True),  # the proof ignores the order of the GPUs
         ({**STATUS, "pid": 7}, GPUS, "535", True),

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rollback point of an upgrade on a host simulated in a folder, also if the upgrade was killed after its switch."""
+"""Tests the rollback point of an upgrade on a host simulated in a folder, also if the upgrade was killed after its
+switch.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +110,7 @@ AFTER = [
 ]
 
 
-@pytest.mark.parametrize("after, counts", AFTER)
+@pytest.mark.parametrize(("after", "counts"), AFTER)
 def test_rollback_point_counts_until_a_newer_proof_or_a_lost_version(machine, after, counts):
     machine.prove()
     machine.persist()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys set in TOML texts. Python's tomllib checks every result; the code itself has no tomllib on old nodes."""
+"""Tests changes of keys in TOML texts. Python's tomllib checks every result; the tested code does not use it, because
+old nodes do not have it.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,7 @@ def strip(document, keys):
     return result
 
 
-@pytest.mark.parametrize("text, wanted, come, gone, changes", MERGES)
+@pytest.mark.parametrize(("text", "wanted", "come", "gone", "changes"), MERGES)
 def test_setting_keys_changes_no_other_line(text, wanted, come, gone, changes):
     after, told = toml_text.merge(text, wanted)
     assert len(told) == changes
@@ -113,6 +115,7 @@ def test_new_key_follows_the_comment_with_its_default():
     assert lines[:2] == [f"#{VOLUMES} = false", f"{VOLUMES} = true"]
 
 
+# columns: a text that is invalid or cannot be edited, words of the refusal
 REFUSED = [
     ("x = 1\nx = 2\n", "line 2: x is set twice"),
     ("[t]\n[t]\n", "line 2: the table .t. is there twice"),
@@ -123,7 +126,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("text, words", REFUSED)
+@pytest.mark.parametrize(("text", "words"), REFUSED)
 def test_invalid_text_is_refused(text, words):
     with pytest.raises(TomlError, match=words):
         toml_text.merge(text, {"t.y": 1})
