@@ -116,7 +116,7 @@ def predict(params: dict, before: dict) -> list[str]:
     if version not in before["whole"]:
         actions.append(f"would deploy {root}/{version}")
     elif version in before["closed"]:
-        actions.append(f"would let every user look into {root}/{version}")
+        actions.append(f"would let every user read {root}/{version}")
     if before["current"] != version:
         actions.append(f"would switch {root}/current to {version}")
     return actions

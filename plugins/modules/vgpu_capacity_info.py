@@ -240,7 +240,7 @@ missing:
   description: Sources that did not answer, each with the reason; of what they alone know nothing is said.
   returned: always
   type: dict
-  sample: {kubelet: there is none on this host}
+  sample: {kubelet: this host has no kubelet}
 sentences:
   description: The differences as one line each.
   returned: always

@@ -242,7 +242,7 @@ class Setup:
         found = self.host.units(stopped)
         idle = [name for name in stopped if found[name]["present"] and not found[name]["active"]]
         if idle:
-            self._do(f"start {' '.join(idle)}, which a run that was cut off had stopped", ["systemctl", "start", *idle])
+            self._do(f"start {' '.join(idle)}, which an interrupted run had stopped", ["systemctl", "start", *idle])
         if not self.check_mode:
             self._forget(STOPPED)
 

@@ -36,7 +36,7 @@ NEEDS = (
         "device_plugin_api_kubeconfig",
         "name a kubeconfig file of the controller in it or in vgpu_kubeconfig, or remove them yourself",
     ),
-    Needs("vcuda_archive", None, "vcuda_archive_checksum", "give the SHA-256 of the archive"),
+    Needs("vcuda_archive", None, "vcuda_archive_checksum", "set it to the SHA-256 of the archive"),
 )
 
 

@@ -119,7 +119,7 @@ def test_a_module_that_does_not_load_is_reported_and_stopped_services_start(tmp_
         machine.setup()
     assert machine.calls[-1] == f"systemctl start {PERSISTENCED}" and machine.units[PERSISTENCED][2] is starts
     machine.fails = {}
-    assert any("a run that was cut off had stopped" in line for line in machine.setup().plan) is not starts
+    assert any("an interrupted run had stopped" in line for line in machine.setup().plan) is not starts
     assert machine.units[PERSISTENCED] == [True, True, True]
 
 
@@ -180,7 +180,7 @@ def test_next_run_starts_services_stopped_by_a_killed_reload(tmp_path, moment, s
         machine.setup(desired=desired)
     assert machine.units[DCGM][2] is False, "the killed run must leave the service stopped"
     machine.killed_at, machine.dead = "", False
-    line = f"start {DCGM}, which a run that was cut off had stopped"
+    line = f"start {DCGM}, which an interrupted run had stopped"
     assert line in machine.setup(state, check=True, desired=desired).plan
     assert machine.units[DCGM][2] is False, "check mode starts nothing"
     assert line in machine.setup(state, desired=desired).plan

@@ -77,7 +77,7 @@ STATES = [
     ({"vcuda.current": "0.1.0-old"}, "vcuda", "switch current from 0.1.0-old to 0.1.0-new"),
     ({"vcuda.current": None, "vcuda.versions": [], "vcuda.whole": []}, "vcuda", "deploy /usr/local/lib/vgpu/0.1.0-new"),
     ({"vcuda.whole": ["0.1.0-old"]}, "vcuda", "differ from its manifest"),
-    ({"vcuda.closed": ["0.1.0-new"]}, "vcuda", "let every user look into"),
+    ({"vcuda.closed": ["0.1.0-new"]}, "vcuda", "let every user read"),
     ({ARBITER_FILE: None}, "vcuda", "write /etc/systemd/system/vgpu-arbiter.service"),
     ({(*ARBITER_FILE, "sha256"): "other"}, "vcuda", "change /etc/systemd/system/vgpu-arbiter.service"),
     # The run was killed between switch and restart, or the version's folder was deployed again under the running

@@ -55,7 +55,7 @@ ROWS = [
     (
         {"driver.initramfs_old": True},
         {},
-        ["rebuild the initramfs, which is older than the file that keeps nouveau away"],
+        ["rebuild the initramfs, which is older than the file that blocks nouveau"],
         "",
         False,
     ),
@@ -182,7 +182,7 @@ def test_a_vgpu_guest(state, wanted, changes):
 
 # columns: the reload in the role's record on the host, changes
 RECORDS = [
-    ({"stopped": ["nvidia-dcgm.service"]}, ["start nvidia-dcgm.service, which a run that was cut off had stopped"]),
+    ({"stopped": ["nvidia-dcgm.service"]}, ["start nvidia-dcgm.service, which an interrupted run had stopped"]),
     ({"stopped": []}, []),
     ({"files": {}}, []),
 ]
@@ -223,7 +223,7 @@ def test_a_fabric_manager_of_another_version_is_a_change():
 BRANCHES = [
     ([], "never", "reload the kernel modules", ""),
     (["python3 (41)"], "if_required", "reboot, for driver 535.261.03 is loaded and in use by python3 (41)", ""),
-    (["python3 (41)"], "never", "", "535.261.03 is loaded and in use by python3 (41); so a reboot is needed"),
+    (["python3 (41)"], "never", "", "535.261.03 is loaded and in use by python3 (41); a reboot is needed"),
 ]
 
 
@@ -287,8 +287,8 @@ def test_missing_packages_next_to_another_branch_disturb_nothing(state, wanted, 
 
 # columns: running driver, desired state, words of a warning. Debian 12 with NVIDIA's repository (newest branch: 580).
 UNNAMED = [
-    ("590.44.01", {}, 'to keep the one that runs set nvidia_driver_branch: "590"'),
-    ("575.57.08", {}, 'to keep the one that runs set nvidia_driver_branch: "575"'),
+    ("590.44.01", {}, 'to keep 590.44.01, set nvidia_driver_branch: "590"'),
+    ("575.57.08", {}, 'to keep 575.57.08, set nvidia_driver_branch: "575"'),
     ("590.44.01", {"branch": "580"}, ""),
     ("590.44.01", {"branch": "590"}, ""),
     ("580.95.05", {}, ""),
@@ -312,7 +312,7 @@ OF_OTHERS = [
     (
         CUDA_REPOSITORY,
         {},
-        "libnvidia-compute-580, nvidia-utils-580 brought it; to keep it set nvidia_driver_source: present",
+        "was installed by libnvidia-compute-580, nvidia-utils-580; to keep it, set nvidia_driver_source: present",
     ),
     (CUDA_REPOSITORY, {"nvml.ok": False}, ""),  # no running driver to keep
     (CUDA_REPOSITORY, {("files", "/record"): {"sha256": "x"}}, ""),  # our own interrupted run installed it
@@ -335,7 +335,7 @@ def test_warning_for_a_driver_of_others_names_the_variable_to_keep_it(packages, 
 # words of a warning
 RETIRED = [
     ("535.261.03", {}, "auto", ""),
-    ("580.178.04", {}, "auto", "branch 535 is asked for and installed, and driver 580.178.04 runs"),
+    ("580.178.04", {}, "auto", "branch 535 is requested and installed, but driver 580.178.04 runs"),
     ("580.178.04", {"packages.nvidia-utils-535-server": None}, "auto", ""),
     ("580.178.04", {("files", driver_choice.PERSISTENCE_FILE): None}, "auto", ""),
     ("580.178.04", {}, "none", ""),  # the role does not manage the module
