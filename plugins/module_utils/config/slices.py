@@ -111,7 +111,7 @@ def size_of(gpu: dict[str, Any], share: Share) -> tuple[int, int]:
     """Returns MiB of memory and percent of the SMs of each slice of a GPU. Raises SliceError if a slice would be 0."""
     total, split = int(gpu["memory_mib"]), share.split_count
     if split < 1:
-        raise SliceError(f"{_name(gpu)}: cannot be split into {split}; the split count is at least 1")
+        raise SliceError(f"{_name(gpu)}: cannot be split into {split}; expected a split count of at least 1")
     memory = int(total * Fraction(share.memory_scaling) / split)
     sm_percent = min(100, int(100 * Fraction(share.cores_scaling) / split))
     if memory < 1:
@@ -152,7 +152,7 @@ def findings_for(gpus: Sequence[dict[str, Any]], config: dict[str, Any]) -> list
         equal = vcuda.get("sliceSizing") != "requested"
         advised = advised_split(str(gpu.get("model") or "")) if equal else None
         if advised is not None and share.split_count > advised[1]:
-            message = "{0}: {1} slices, advised for {2} are at most {3}"
+            message = "{0}: {1} slices; for {2}, at most {3} are advised"
             findings.append(
                 warning(where + ".splitCount", message.format(_name(gpu), share.split_count, advised[0], advised[1]))
             )
@@ -181,7 +181,7 @@ def advised_split(model: str) -> tuple[str, int] | None:
 def _scaling(value: Any) -> str:
     text = decimal_text(value)
     if text is None or Fraction(text) <= 0:
-        raise SliceError(f'a scaling is a decimal above 0, found "{value}"')
+        raise SliceError(f'expected a scaling that is a decimal above 0, found "{value}"')
     return text
 
 

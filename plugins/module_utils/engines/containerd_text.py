@@ -101,7 +101,7 @@ def problems(text: str, daemon: tuple[int, ...]) -> list[str]:
     version, shown, found = version_of(text), ".".join(map(str, daemon)), []
     if daemon and version == 3 and daemon < (2,):
         found.append(
-            f"the file is of version 3, and containerd {shown} would leave its runtimes out without a word; write it "
+            f"the file has version 3, and containerd {shown} would leave its runtimes out without a word; write it "
             "in version 2 (containerd config default)"
         )
     if daemon >= (2,) and version == 1:
@@ -110,7 +110,7 @@ def problems(text: str, daemon: tuple[int, ...]) -> list[str]:
             "3 (containerd config migrate)"
         )
     if re.search(r"""["'](io\.containerd\.grpc\.v1\.)?cri["']""", _get(text, "disabled_plugins") or ""):
-        found.append('disabled_plugins names "cri", so no kubelet can use this containerd; take it out of the list')
+        found.append('disabled_plugins names "cri", so no kubelet can use this containerd; remove it from the list')
     return found
 
 

@@ -97,9 +97,8 @@ def obstacle(facts: Facts, sharing: str = "vcuda", count_context: bool = True) -
         return "this host does not use version 2 of control groups alone"
     if facts.controllers is not None and not facts.controllers:
         return (
-            "the driver counts memory by the controller dmem (CONFIG_CGROUP_DMEM) or misc (CONFIG_CGROUP_MISC), "
-            "and this "
-            "kernel has neither"
+            "the driver counts memory by the controller dmem (CONFIG_CGROUP_DMEM) or misc (CONFIG_CGROUP_MISC), and "
+            "this kernel has neither"
         )
     if facts.handover:
         return facts.handover

@@ -136,7 +136,9 @@ def _checked(stream: BinaryIO, archive: str, checksum: str | None) -> io.BytesIO
     content = stream.read()
     found = hashlib.sha256(content).hexdigest()
     if checksum and found != checksum:
-        raise StoreError(f"{archive}: expected SHA-256 {checksum}, found {found}; it was changed on its way, run again")
+        raise StoreError(
+            f"{archive}: expected SHA-256 {checksum}, found {found}; the archive changed during the transfer; run again"
+        )
     return io.BytesIO(content)
 
 

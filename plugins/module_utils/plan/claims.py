@@ -76,9 +76,9 @@ def _left(state: dict[str, Any], why: str) -> list[str]:
     if not claims:
         return []
     return [
-        f"{why}, and containers have {', '.join(claims)} on this node; without the driver of claims, their pods "
-        "would never end. "
-        "Drain the node first, as upgrade.yml does for a driver: kubectl drain --ignore-daemonsets, then run this again"
+        f"{why}, and containers have {', '.join(claims)} on this node; without the driver of claims, their pods would "
+        "never end. Drain the node first, as upgrade.yml does for a driver: kubectl drain --ignore-daemonsets, then "
+        "run this again"
     ]
 
 
@@ -89,9 +89,8 @@ def warnings(desired: dict[str, Any], state: dict[str, Any]) -> list[str]:
     kubelet = tuple((state.get("kubelet") or ())[:2])
     if kubelet and OLDEST <= kubelet < BY_DEFAULT:
         found.append(
-            f"Kubernetes {'.'.join(map(str, kubelet))} has shares of a device behind the feature gate {GATE}, "
-            "which is off "
-            "by default; if the API server and the scheduler do not enable it, the plugin publishes no devices"
+            f"Kubernetes {'.'.join(map(str, kubelet))} has shares of a device behind the feature gate {GATE}, which is "
+            "off by default; if the API server and the scheduler do not enable it, the plugin publishes no devices"
         )
     if (state.get("kubelet_engine") or {}).get("engine") == "docker":
         found.append(DOCKER)

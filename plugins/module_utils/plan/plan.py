@@ -312,9 +312,8 @@ def device_plugin(wanted: dict[str, Any], state: dict[str, Any], desired: dict[s
         faults += [old] if old else []
     if not by_pod and state["files"].get(wanted["daemonset_path"]):
         faults.append(
-            "this node runs the device plugin as a DaemonSet, and device_plugin_deploy is systemd; remove the "
-            "node from the DaemonSet first: "
-            "device_plugin_state: absent with device_plugin_deploy: daemonset"
+            "this node runs the device plugin as a DaemonSet, and device_plugin_deploy is systemd; remove the node "
+            "from the DaemonSet first: device_plugin_state: absent with device_plugin_deploy: daemonset"
         )
     if faults:
         return NOTHING._replace(errors=faults)

@@ -50,7 +50,7 @@ def test_loader_lies_where_the_libraries_do_too():
 
 
 def test_missing_program_is_an_error(tmp_path):
-    with pytest.raises(isolation_image.ImageError, match="program cannot be asked for its libraries"):
+    with pytest.raises(isolation_image.ImageError, match="program does not list its libraries"):
         isolation_image.needed_by(str(tmp_path / "program"))
 
 

@@ -227,11 +227,11 @@ NOUVEAU = {**SILENT, "driver.nouveau": True}
 # columns: the difference in the state, nvidia_driver_kernel_module, words of the error, words of the warning, whether
 # the role runs
 KERNEL_MODULES = [
-    (NOUVEAU, "open", "nouveau holds the GPUs", "", False),
+    (NOUVEAU, "open", "nouveau uses the GPUs", "", False),
     (NOUVEAU, "none", "", "NVML does not answer: no driver", False),
     (SILENT, "proprietary", "", "", True),
     ({**SILENT, "packages.nvidia-smi": None}, "proprietary", "", "", True),
-    ({**NOUVEAU, "packages.nvidia-smi": None}, "proprietary", "nouveau holds the GPUs", "", True),
+    ({**NOUVEAU, "packages.nvidia-smi": None}, "proprietary", "nouveau uses the GPUs", "", True),
     ({**SILENT, "driver.loaded_version": "535.1"}, "open", "", "NVML does not answer", False),
     ({**SILENT, "driver.loaded_version": "535.1", "driver.disk_version": "535.2"}, "open", "", "", True),
     ({"driver.nouveau": True}, "open", "", "", False),  # NVML works, so NVIDIA's module has the GPUs

@@ -152,7 +152,7 @@ OUTSIDE = [
     ([], []),
     ([POD_A, LEASE], []),
     ([ENGINE, PROGRAM], ["container 0", "exec 1"]),
-    ([BY_NAME], ["a container with slice GPU-b::1 by its CDI name"]),
+    ([BY_NAME], ["a container that has slice GPU-b::1 by its CDI name"]),
 ]
 
 

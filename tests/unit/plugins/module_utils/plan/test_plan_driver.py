@@ -94,11 +94,11 @@ ROWS = [
     (SILENT, {}, ["load the kernel modules"], "", False),
     (SILENT, {"kernel_module": "none"}, [], "", False),
     ({**SILENT, "driver.loaded_version": "535.1"}, {}, ["reload the kernel modules"], "", False),
-    ({**SILENT, "driver.nouveau": True}, {}, [], "nouveau holds the GPUs", False),
+    ({**SILENT, "driver.nouveau": True}, {}, [], "nouveau uses the GPUs", False),
     (
         {**SILENT, "driver.nouveau": True},
         {"reboot": "if_required"},
-        ["reboot, for nouveau holds the GPUs, and its console keeps it from being unloaded"],
+        ["reboot, for nouveau uses the GPUs and cannot be unloaded, because the console uses it"],
         "",
         True,
     ),
@@ -115,7 +115,7 @@ ROWS = [
     (
         {**SILENT, "driver.nouveau": True},
         {"reboot": "always"},
-        ["reboot, for nouveau holds the GPUs, and its console keeps it from being unloaded"],
+        ["reboot, for nouveau uses the GPUs and cannot be unloaded, because the console uses it"],
         "",
         True,
     ),

@@ -88,11 +88,11 @@ def test_enforcement_follows_the_configured_branch():
 @pytest.mark.parametrize(
     ("variables", "said"),
     [
-        ({"vgpu_count_context": False}, "driver counts contexts in any case"),
+        ({"vgpu_count_context": False}, "driver always counts contexts"),
         ({"vgpu_sharing": "none"}, "whole GPUs have no limit"),
         (
             {"vgpu_sharing": "mig", "vgpu_mig_geometry": {"1g.5gb": 7}, "vgpu_mig_strategy": "mixed"},
-            "memory is its own",
+            "memory of a MIG device is separate",
         ),
     ],
 )
