@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes the slices of a host's GPUs under a node configuration.
 
-N GPUs of M MiB give N*K slices of floor(M*S/K) MiB and min(100, floor(100*C/K)) % of the SMs each. Numbers are exact:
-scalings are read from their decimal text and computed as fractions. A result of 0 is an error, because 0 means "no
-limit" further down the line.
+K is the split count, S the memory scaling and C the cores scaling. N GPUs of M MiB give N*K slices. Each slice has
+floor(M*S/K) MiB and min(100, floor(100*C/K)) % of the SMs. Numbers are exact: scalings are read from their decimal text
+and computed as fractions. A result of 0 is an error, because later steps read 0 as "no limit".
 
 A GPU is a mapping ``{index, uuid, model, memory_mib}``; the configuration is node.yaml as ``node_config`` reads it.
 """
@@ -18,7 +18,7 @@ from .kinds import Finding, decimal_text, error, warning
 
 MIB = 1 << 20
 
-# K above which the field's documents advise against splitting a card further.
+# Model and its greatest advised K. Documents on GPU sharing advise against splitting a card further.
 ADVISED_SPLIT = (("GTX 1080 Ti", 5), ("RTX 2080 Ti", 5), ("T4", 7), ("A100", 15))
 
 # Suffixes that name a different model: a GTX 1080 Ti is no GTX 1080.

@@ -28,7 +28,8 @@ from .kinds import (
 )
 
 PREFIX = "vgpu_"
-MAX_SPLIT = 1024  # slots of a ledger
+# The number of slots of a ledger.
+MAX_SPLIT = 1024
 # Default K with vgpu_slice_sizing: requested. There K only bounds how many containers share a GPU.
 REQUESTED_SPLIT = 10
 

@@ -154,7 +154,8 @@ def merge(text: str, desired: Desired) -> tuple[str, list[str]]:
     hidden, lines = hide_template(text)
     if any('template "base"' in line for line in lines.values()):
         raise ConfigError(
-            "this template takes k3s's or RKE2's own base in, which has NVIDIA's runtime where that is installed; set "
+            "this template includes the base template of k3s or RKE2, which has NVIDIA's runtime if that is "
+            "installed; set "
             " default-runtime in config.yaml.d instead"
         )
     try:

@@ -77,7 +77,7 @@ def _carry_out(nvml: Mig, gpu: dict[str, Any], steps: Steps, geometry: dict[str,
 
 def _known(profiles: dict[str, dict[str, int]], name: str) -> dict[str, int]:
     if name not in profiles:
-        raise NvmlError(3, f"the MIG profile {name}, where there are {', '.join(sorted(profiles)) or 'none'},")
+        raise NvmlError(3, f"the MIG profile {name} (available: {', '.join(sorted(profiles)) or 'none'})")
     return profiles[name]
 
 

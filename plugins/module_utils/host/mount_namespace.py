@@ -42,7 +42,7 @@ class Mount(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """``rc`` is negative for a signal, as in subprocess."""
+    """Holds the result of a program. ``rc``: its exit status, or the negative number of the signal that ended it."""
 
     rc: int
     out: str

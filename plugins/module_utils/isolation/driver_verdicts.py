@@ -38,8 +38,9 @@ class DriverLimit(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """Holds how much the tenants of a group allocated until the driver refused. ``taken``: by their own count;
-    ``used``: by the driver's count; ``room``: the card's free memory then; ``fault``: why nothing was measured.
+    """Holds how much the tenants of a group allocated until the driver refused. ``taken``: the sum by their own
+    count; ``used``: the sum by the driver's count; ``room``: the card's free memory at that time; ``fault``: why nothing
+    was measured.
     """
 
     taken: int = 0

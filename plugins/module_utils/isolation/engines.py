@@ -37,7 +37,7 @@ CDI_KIND = "vgpu.fleet/gpu"
 
 
 class Lease(NamedTuple):
-    """Lease of a slice. ``words``: mounts of /dev/null, which name a GPU to NVIDIA's runtime."""
+    """Describes a leased slice. ``words``: mounts of /dev/null; their paths name a GPU to NVIDIA's runtime."""
 
     uuid: str
     minors: Sequence[int]

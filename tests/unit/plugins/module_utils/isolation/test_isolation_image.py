@@ -57,6 +57,6 @@ def test_missing_program_is_an_error(tmp_path):
 def test_program_of_another_libc(monkeypatch):
     monkeypatch.setattr(isolation_image, "GLIBC", ("libc.musl.so.1",))
     with pytest.raises(
-        isolation_image.ImageError, match="/bin/true is not linked with glibc; its loader said 'linux-vdso"
+        isolation_image.ImageError, match="/bin/true is not linked with glibc; its loader reported 'linux-vdso"
     ):
         isolation_image.needed_by("/bin/true")
