@@ -36,9 +36,9 @@ NAMED_HOSTS = 3
 
 
 class Kin(NamedTuple):
-    """A kind of hosts: their variables of this collection (``ours``) are equal.
+    """Describes a kind of hosts: hosts whose variables of this collection (``ours``) are equal.
 
-    ``variables`` are all variables of the first host.
+    ``variables``: all variables of the first host.
     """
 
     hosts: list[str]

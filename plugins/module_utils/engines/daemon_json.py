@@ -65,7 +65,7 @@ class Change(NamedTuple):
     """Describes one key whose value differs. ``apply``: reload or restart applies it in the running daemon."""
 
     path: Path
-    action: str  # add, change or remove
+    action: str  # One of add, change and remove.
     before: Any
     after: Any
     apply: str

@@ -69,7 +69,7 @@ class _Process(ctypes.Structure):
 
 
 class Mig(CtypesReader):
-    """One session with NVML, opened to read and change MIG."""
+    """Runs one session with NVML that reads and changes MIG."""
 
     def gpus(self) -> list[dict[str, Any]]:
         """Returns every GPU: ``index``, ``uuid``, ``model``, ``mode`` (None: no MIG), ``pending``, ``profiles`` by

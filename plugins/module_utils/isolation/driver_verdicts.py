@@ -39,8 +39,8 @@ class DriverLimit(NamedTuple):
 
 class Sum(NamedTuple):
     """Holds how much the tenants of a group allocated until the driver refused. ``taken``: the sum by their own
-    count; ``used``: the sum by the driver's count; ``room``: the card's free memory at that time; ``fault``: why nothing
-    was measured.
+    count; ``used``: the sum by the driver's count; ``room``: the card's free memory at that time; ``fault``: why
+    nothing was measured.
     """
 
     taken: int = 0

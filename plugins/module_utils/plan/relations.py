@@ -15,7 +15,9 @@ DRIVER = ("source", "version", "branch", "repository", "files", "memacct", "vgpu
 
 
 class Needs(NamedTuple):
-    """Requires: if ``name`` has one of ``values`` (None: any but empty), ``needed`` must not be empty."""
+    """Describes a requirement: if the variable ``name`` has one of ``values`` (None: any value that is not empty), the
+    variable ``needed`` must not be empty. ``way_out``: the remedy.
+    """
 
     name: str
     values: tuple[str, ...] | None
