@@ -60,7 +60,7 @@ def heading(faults: list[Mistake], unchanged: bool) -> str:
     if unchanged:
         said.append("No host was changed.")
     if any(mistake.finding.message.startswith("unknown variable") for mistake in faults):
-        said.append("A name that belongs to something else goes into the list vgpu_other_names.")
+        said.append("Put names that belong to other products into the list vgpu_other_names.")
     return " ".join(said)
 
 

@@ -101,7 +101,7 @@ def driver_key(desired: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
     except repository_key.KeyFault as fault:
         return [error(repository_key.VARIABLE, str(fault))]
     if fingerprint and not repository_keys.is_known(fingerprint):
-        said = f"only the last digits {fingerprint} of the key's fingerprint are known, and they fit"
+        said = f"only the last digits {fingerprint} of the key's fingerprint are known, and they match"
         return [warning(repository_key.VARIABLE, said)]
     return []
 

@@ -13,15 +13,15 @@ attributes:
     membership:
       - vgpu.fleet.kube
 notes:
-  - Runs where the API can be reached, most often on the controller.
+  - Runs on a host that can reach the API, most often the controller.
 requirements:
   - kubernetes (Python package)
 options:
   kubeconfig:
-    description: File that says how the API is reached.
+    description: Kubeconfig file with the address and the credentials of the API.
     type: path
     required: true
   context:
-    description: Context of that file; its current one where this is left out.
+    description: Context of the kubeconfig file. By default its current context.
     type: str
 """

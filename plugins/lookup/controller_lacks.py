@@ -8,15 +8,15 @@ name: controller_lacks
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 version_added: 0.1.0
-short_description: What this controller would need for the hosts and does not have
+short_description: List what this controller needs for the hosts and does not have
 description:
   - Internal to the roles preflight and scheduler, which refuse such a controller before any host is read.
-  - What lies built in one of the folders needs no program.
+  - An archive that exists in one of the folders needs no program to build it.
 extends_documentation_fragment:
   - vgpu.fleet.internal
 options:
   library:
-    description: Version of the library that is compiled on this controller. Empty where none is.
+    description: Version of the library to compile on this controller. Empty if none.
     type: str
     default: ""
   library_folders:
@@ -25,7 +25,7 @@ options:
     elements: str
     default: []
   plugin:
-    description: Version of the device plugin that is packed on this controller. Empty where none is.
+    description: Version of the device plugin to pack on this controller. Empty if none.
     type: str
     default: ""
   plugin_folders:
@@ -34,7 +34,7 @@ options:
     elements: str
     default: []
   image:
-    description: Version of the device plugin whose image is built on this controller. Empty where none is.
+    description: Version of the device plugin whose image this controller builds. Empty if none.
     type: str
     default: ""
   image_builder:
@@ -42,11 +42,11 @@ options:
     type: str
     default: podman
   image_base:
-    description: Image that it is built on. Empty makes a Debian root by mmdebstrap.
+    description: Base image of the image. If empty, mmdebstrap makes a Debian root.
     type: str
     default: ""
   program:
-    description: Version of the scheduler whose image is built on this controller. Empty where none is.
+    description: Version of the scheduler whose image this controller builds. Empty if none.
     type: str
     default: ""
   program_folders:
@@ -59,15 +59,15 @@ options:
     type: str
     default: ""
   program_python:
-    description: Version of the Python in its image.
+    description: Version of the Python in the scheduler's image.
     type: str
     default: "3.11"
   program_arch:
-    description: Architecture of its image, as C(uname -m) says it.
+    description: Architecture of the scheduler's image, as C(uname -m) prints it.
     type: str
     default: x86_64
   program_image:
-    description: File that its image is built into.
+    description: File of the built image of the scheduler.
     type: str
     default: ""
   kubeconfigs:
@@ -76,7 +76,7 @@ options:
     elements: str
     default: []
   kubernetes_python:
-    description: Interpreter of the controller that modules run with. Empty where it is not known.
+    description: Interpreter on the controller that runs the modules. Empty if unknown.
     type: str
     default: ""
 """
@@ -89,7 +89,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _raw:
-  description: A sentence for each that is missing, with the ways out.
+  description: A sentence for each missing item, with the remedies.
   type: list
   elements: str
 """
@@ -195,7 +195,7 @@ def kubernetes(files: list[str], python: str) -> list[str]:
     if files and not imports("kubernetes", python):
         found.append(
             f"the Kubernetes API: expected the Python package kubernetes for {python}, found none. Install it "
-            f"({python} -m pip install kubernetes); or leave vgpu_kubeconfig empty where no cluster shall be asked"
+            f"({python} -m pip install kubernetes); or leave vgpu_kubeconfig empty if no cluster is to be queried"
         )
     return found
 

@@ -11,7 +11,7 @@ version_added: 0.1.0
 short_description: Public key of a package repository, compared with its fingerprint
 description:
   - Returns the armoured text of a key. It comes from O(place), from the files of this collection, or from its address.
-  - Fails where the key has another fingerprint.
+  - Fails if the key has another fingerprint.
   - Internal. The roles use it for their repositories.
 extends_documentation_fragment:
   - vgpu.fleet.internal
@@ -22,11 +22,12 @@ options:
     elements: str
     required: true
   fingerprint:
-    description: The fingerprint that every key must have; empty compares nothing.
+    description: The fingerprint that every key must have; if empty, the fingerprint is not compared.
     type: str
     default: ""
   place:
-    description: A file or folder on the controller, or an address, that has the key in the place of its owner.
+    description:
+      - A file or folder on the controller, or an address, from which the key is read instead of its owner's address.
     type: str
     default: ""
 """

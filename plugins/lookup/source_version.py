@@ -8,16 +8,16 @@ name: source_version
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 version_added: 0.1.0
-short_description: Version of what is built from sources of this collection
+short_description: Version of a program that is built from sources of this collection
 description:
-  - Returns the version of the collection, a dash, and 12 hexadecimal digits of the digest of the sources named.
-  - The same sources give the same version on every controller; a change of any source byte gives another one.
-  - It reads files of the controller alone, so that a role knows which version it wants without a remote call.
+  - Returns the version of the collection, a dash, and 12 hexadecimal digits of the digest of the named sources.
+  - The same sources give the same version on every controller; a change of any source byte gives another version.
+  - It reads only files of the controller, so a role knows the desired version without a remote call.
 extends_documentation_fragment:
   - vgpu.fleet.internal
 options:
   _terms:
-    description: Files or folders below the root of the collection. What a build leaves there does not count.
+    description: Files or folders below the root of the collection. Build artefacts there do not count.
     type: list
     elements: str
     required: true

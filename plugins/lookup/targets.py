@@ -8,10 +8,10 @@ name: targets
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 version_added: 0.1.0
-short_description: The pattern of a playbook's hosts, where some host of the inventory matches it
+short_description: Pattern of a playbook's hosts; fails if no host of the inventory matches it
 description:
-  - Internal to the playbooks of this collection. Ansible ends a play without hosts with exit status 0, and a proof of
-    nothing would pass.
+  - Internal to the playbooks of this collection. Ansible ends a play without hosts with exit status 0, so a check that
+    checks no host would pass.
 extends_documentation_fragment:
   - vgpu.fleet.internal
 options:
@@ -27,7 +27,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _raw:
-  description: The same patterns, flat. Where no host matches them and C(--limit), the lookup fails.
+  description: The same patterns as a flat list. If no host matches them and C(--limit), the lookup fails.
   type: list
   elements: str
 """
@@ -58,8 +58,8 @@ class LookupModule(LookupBase):
             limited = f" with --limit {limit}" if limit else ""
             raise AnsibleError(
                 f"no host matches {', '.join(patterns)}{limited}, so nothing was done; expected hosts in that group, "
-                f"found hosts in {', '.join(groups) or 'no group'}. Name the group so in the inventory, give another "
-                "with -e site_hosts=GROUP, or give the inventory with -i"
+                f"found hosts in {', '.join(groups) or 'no group'}. Use this group name in the inventory, name another "
+                "group with -e site_hosts=GROUP, or name the inventory with -i"
             )
         return patterns
 

@@ -10,13 +10,13 @@ short_description: Install packages with their APT source; remove them on state=
 version_added: 0.1.0
 description:
   - One remote call for a whole role installs source, key and package lists, and all packages in one transaction of apt.
-  - Check mode asks apt to simulate the transaction and so names every package that it would install too. Where the
-    sources change, or the package lists are old, it reads the lists into a folder of its own. What it cannot find out
-    it says in a warning.
-  - A source of the host that cannot be read and that nothing here needs is a warning.
+  - Check mode asks apt to simulate the transaction and so names every package that it would install too. If the sources
+    change or the package lists are old, it reads the lists into a separate folder. A warning names what it cannot
+    predict.
+  - An unreadable source that this installation does not need gives a warning.
   - Refuses a transaction that would remove a package that was not named.
-  - Finishes an interrupted dpkg first, so that a second run repairs a killed one.
-  - With a O(record), V(absent) removes what V(present) installed, dependencies included, and nothing that was there
+  - Finishes an interrupted dpkg first, so that a second run repairs an interrupted run.
+  - With a O(record), V(absent) removes what V(present) installed, dependencies included, and nothing that was installed
     before.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
@@ -37,7 +37,7 @@ options:
     elements: str
     required: true
   state:
-    description: Whether the packages are there.
+    description: Whether the packages are installed.
     type: str
     choices: [present, absent]
     default: present
@@ -46,7 +46,7 @@ options:
     type: str
     required: true
   source:
-    description: A repository for these packages. Without it, the host's own are used.
+    description: A repository for these packages. Without it, the host's own repositories are used.
     type: dict
     suboptions:
       uris:
@@ -55,7 +55,7 @@ options:
         elements: str
         default: []
       files:
-        description: Package files on the host instead of a repository; apt is given an index of them.
+        description: Package files on the host instead of a repository; the module makes an index of them for apt.
         type: list
         elements: path
         default: []
@@ -74,13 +74,13 @@ options:
         type: str
         default: ""
       trusted:
-        description: Whether to use it without a signature. Only for a repository on the host itself.
+        description: Whether to use the repository without a signature. Only for a repository on the host itself.
         type: bool
         default: false
   components:
     description:
-      - Components of the distribution that are enabled, from the host's own mirror with its own key, when apt otherwise
-        has no candidate for a package.
+      - Components of the distribution that are enabled if apt otherwise has no candidate for a package. They come from
+        the host's own mirror, with its own key.
     type: list
     elements: str
     default: []
@@ -91,53 +91,56 @@ options:
     default: []
   stale_keys:
     description:
-      - Long ids of keys of such sources. Files that hold no other key are taken away; those in
-        C(/etc/apt/trusted.gpg.d), and those that a source file taken away names and no other does.
-      - Those in C(/etc/apt/trusted.gpg.d) stay where a source that is left is flat, its suite ending in a slash, and
-        names no key; it may be a copy of the repository and signed with them.
-      - They come back with V(absent), as the source files do.
+      - Long ids of keys of such sources. A file that holds no other key is removed if it is in
+        C(/etc/apt/trusted.gpg.d), or if only removed source files name it.
+      - Key files in C(/etc/apt/trusted.gpg.d) stay if a remaining source is flat (its suite ends in a slash) and names
+        no key. Such a source may be a copy of the repository, signed with these keys.
+      - V(absent) restores the key files and the source files.
     type: list
     elements: str
     default: []
   may_remove:
-    description: Packages that the transaction may remove, such as forerunners of those installed.
+    description: Packages that the transaction may remove, such as predecessors of the installed packages.
     type: list
     elements: str
     default: []
   refuse:
     description:
-      - Patterns of packages that must not come along. Where apt would bring one, nothing is installed and it is named.
-      - What a pattern with C(!) before it matches may come.
+      - Patterns of packages that must not be installed as dependencies. If apt would install such a package, the module
+        fails with its name and installs nothing.
+      - Packages that match a pattern with C(!) before it are allowed.
     type: list
     elements: str
     default: []
   keep_files:
     description:
-      - Files that hold the same bytes after the transaction as before it. A package that once owned a file as its
-        configuration deletes it when it is purged, whatever an administrator wrote there.
+      - Files whose content stays unchanged by the transaction. Without this option, a purged package deletes its
+        configuration files even if an administrator has edited them.
     type: list
     elements: path
     default: []
   hold:
     description:
-      - Packages, among those installed, that are kept at their version against upgrades of the whole system.
-      - A package that somebody else holds is never changed; the module stops and names it.
+      - Installed packages that are held at their version during upgrades of the whole system.
+      - A package that another user holds is never changed; the module fails with its name.
     type: list
     elements: str
     default: []
   record:
-    description: File that records what was installed and moved away; O(state=absent) reverts exactly that.
+    description:
+      - File that records the installed packages and the moved files; O(state=absent) reverts exactly these changes.
     type: path
   optional:
     description:
-      - Packages that come along where a repository has them; as O(packages). They are never the reason for a change.
+      - Packages to install in addition if a repository has them, in the notation of O(packages). They are never the
+        reason for a change.
     type: list
     elements: str
     default: []
   cache_valid_time:
     description:
-      - Seconds after which package lists are read again before something is installed. They are read again, too, where
-        a package is unknown, and once where the archive no longer has a file that they name.
+      - Seconds after which package lists are read again before something is installed. They are also read again if a
+        package is unknown, and once if the archive no longer has a file that they name.
     type: int
     default: 86400
   lock_timeout:
@@ -147,7 +150,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: The driver's user space, from the distribution's non-free part
+- name: Install the driver's user space from the distribution's non-free component
   vgpu.fleet.apt_packages:
     name: vgpu-nvidia-driver
     packages: [nvidia-smi, libcuda1, libnvidia-ml1]
@@ -157,16 +160,16 @@ EXAMPLES = r"""
 
 RETURN = r"""
 plan:
-  description: What was done, or would be, in sentences.
+  description: The changes that were made, or would be made in check mode, in sentences.
   type: list
   elements: str
   returned: always
 installed:
-  description: The packages that came, dependencies included, with their versions.
+  description: The installed packages, dependencies included, with their versions.
   type: dict
   returned: always
 removed:
-  description: The packages that went.
+  description: The removed packages.
   type: list
   elements: str
   returned: always

@@ -13,11 +13,12 @@ short_description: Check the variables of all hosts before any host is changed
 version_added: 0.1.0
 description:
   - Runs on the controller alone and makes no remote call. Run it once for a play, with C(run_once).
-  - Checks every variable that starts with C(vgpu_), every variable of the roles of this collection, and every name
-    that differs by a letter from one of them, wherever it is set, in the inventory, in a play or on the command line.
-  - A name that is unknown, a value of the wrong type, none of the choices or out of range, and values that do not fit
-    each other are a failure. It names the variable, who set it, file and line, and the hosts, once for each mistake.
-  - A template that needs facts of the host is left to the role that uses it.
+  - Checks every variable that starts with C(vgpu_), every variable of the roles of this collection, and every name that
+    differs from such a name by one letter. It checks the inventory, the play and the command line.
+  - Fails for an unknown name, a value of the wrong type, a value that is not one of the choices or is out of range, and
+    values that do not fit each other. The error names each mistake once, with the variable, its setter, file and line,
+    and the hosts.
+  - A template that needs facts of the host is not checked here, but by the role that uses it.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
@@ -30,8 +31,8 @@ options:
     elements: str
   desired:
     description:
-      - Whether the desired states are returned too, for M(vgpu.fleet.desired_state). A template of a variable that
-        the plan compares must be one that can be evaluated now.
+      - Whether the desired states are also returned, for M(vgpu.fleet.desired_state). Templates of variables that the
+        plan compares must then be evaluable at this time.
     type: bool
     default: false
 seealso:
@@ -51,12 +52,12 @@ mistakes:
   type: list
   elements: str
 states:
-  description: A desired state for each kind of host, with O(desired).
+  description: With O(desired), the desired state of each kind of host.
   returned: success
   type: list
   elements: dict
 kinds:
-  description: The place of each host's state in RV(states).
+  description: The index in RV(states) of each host's state.
   returned: success
   type: dict
 kubeconfigs:

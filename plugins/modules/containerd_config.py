@@ -12,10 +12,10 @@ version_added: 0.1.0
 description:
   - Sets the keys of one runtime in the configuration of containerd, of version 1, 2 or 3. Every other key, its order
     and all comments stay.
-  - A file of version 3 that imports a folder gets a file of our own there instead; older versions of containerd would
-    replace the whole section of the CRI plugin by such a file.
-  - Before it writes the file, it asks C(containerd config dump), whose answer must have the runtime.
-  - Where containerd does not start with it, the module restores the former file, restarts containerd, and fails.
+  - If the file has version 3 and imports a folder, the keys go into a separate file in that folder. Older versions of
+    containerd would replace the whole section of the CRI plugin by such a file.
+  - Before the module writes the file, the output of C(containerd config dump) must show the runtime.
+  - If containerd does not start with the new file, the module restores the former file, restarts containerd, and fails.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
@@ -38,18 +38,18 @@ options:
     type: path
     default: /usr/bin/nvidia-container-runtime
   default:
-    description: Whether containers that name no runtime get this one. Without it pods need a RuntimeClass.
+    description: Whether containers that name no runtime get this one. Otherwise pods need a RuntimeClass.
     type: bool
     default: true
   systemd_cgroup:
     description:
-      - Whether the runtime asks systemd for cgroups, which must be as the kubelet has it.
-      - V(auto) takes what the kubelet that runs says, else what the file has for runc; where neither says anything and
-        no kubelet runs, V(true), as kubeadm sets its kubelets up.
+      - Whether the runtime uses systemd's cgroup driver. The value must match the kubelet's cgroup driver.
+      - V(auto) takes the value of the running kubelet, else the value that the file has for runc. If no kubelet runs
+        and the file has no value, it means V(true), the default of kubeadm.
     type: raw
     default: auto
   state:
-    description: V(absent) reverts V(present), byte for byte where the file was not edited meanwhile.
+    description: V(absent) reverts V(present), byte for byte if the file was not edited since.
     type: str
     choices: [present, absent]
     default: present
@@ -77,11 +77,11 @@ options:
 """
 
 EXAMPLES = r"""
-- name: NVIDIA's runtime is containerd's default
+- name: Make NVIDIA's runtime the default of containerd
   vgpu.fleet.containerd_config:
     record: /var/lib/vgpu/baseline/containerd.json
 
-- name: Containerd is as it was before
+- name: Restore the former configuration of containerd
   vgpu.fleet.containerd_config:
     state: absent
     record: /var/lib/vgpu/baseline/containerd.json
@@ -89,16 +89,16 @@ EXAMPLES = r"""
 
 RETURN = r"""
 plan:
-  description: What was changed, or would be, in sentences.
+  description: The changes that were made, or would be made in check mode, in sentences.
   type: list
   elements: str
   returned: always
 target:
-  description: The file that our keys are in.
+  description: The file that contains the keys.
   type: str
   returned: always
 applied:
-  description: What was done to the daemon, or would be; V(none), V(restart) or V(start).
+  description: The action on the daemon, done or predicted; V(none), V(restart) or V(start).
   type: str
   returned: always
 """

@@ -15,9 +15,8 @@ description:
   - Runs on the controller alone and makes no remote call.
   - Reads every variable whose name starts with C(vgpu_), and the variables of the roles of this collection
     that are in the play.
-  - A variable that is unknown, of the wrong type or out of range is a failure that names the variable, the
-    host group that set it,
-    the host, and the nearest valid name.
+  - Fails for a variable that is unknown, of the wrong type or out of range. The error names the variable, the host
+    group that set it, the host, and the nearest valid name.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
@@ -30,7 +29,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Check the variables of every host before any is changed
+- name: Check the variables of every host before any host is changed
   vgpu.fleet.desired_state:
   register: host_desired
   any_errors_fatal: true
@@ -38,11 +37,11 @@ EXAMPLES = r"""
 
 RETURN = r"""
 desired:
-  description: What the host's group wants, the input of M(vgpu.fleet.plan).
+  description: The desired state of the host, the input of M(vgpu.fleet.plan).
   returned: success
   type: dict
 reads:
-  description: The options with which M(vgpu.fleet.host_state) reads what the plan compares.
+  description: The options with which M(vgpu.fleet.host_state) reads the data that the plan compares.
   returned: success
   type: dict
 """

@@ -12,11 +12,11 @@ description:
   - Merges keys into C(daemon.json). All other keys keep their text, order and indentation; owner, mode and a symbolic
     link stay.
   - A file that is not valid JSON is never touched; the error names line and column.
-  - The new text is checked first, by the module and by C(dockerd --validate) where the daemon has it.
-  - The running daemon is sent SIGHUP where that is enough, else restarted, and must then show the new values. If it
-    does not, the module restores the former file, the daemon runs with it again, and the module fails.
-  - A run that was interrupted between the write and the reload is repaired by the next run, also when the file is
-    already as desired.
+  - The new text is checked first, by the module and, if the daemon supports it, by C(dockerd --validate).
+  - The running daemon is reloaded by SIGHUP if that is enough, else restarted, and must then show the new values. If it
+    does not, the module restores the former file, makes the daemon apply it, and fails.
+  - The next run repairs a run that was interrupted between the write and the reload, even if the file is already as
+    desired.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
@@ -33,20 +33,20 @@ options:
   settings:
     description:
       - The keys to set. Objects are merged key by key, every other value is replaced.
-      - With O(state=absent), the keys to remove where they still have this value.
+      - With O(state=absent), the keys to remove if they still have this value.
     type: dict
     default: {}
   remove:
     description:
-      - Keys to remove whatever their value. A string is a key at the top, a list of strings the path to a key further
-        down.
+      - Keys to remove, whatever their value. A string names a top-level key; a list of strings is the path to a nested
+        key.
     type: list
     elements: raw
     default: []
   state:
     description:
-      - V(absent) reverts V(present). With a O(record) the file is byte for byte as it was before, if nobody
-        else changed it meanwhile, or does not exist if it did not; keys that others changed stay as they are.
+      - V(absent) reverts V(present). With a O(record), the former file is restored byte for byte if no other user has
+        changed the file since; a file that did not exist is removed. Keys that other users have changed stay unchanged.
     type: str
     choices: [present, absent]
     default: present
@@ -54,7 +54,7 @@ options:
     description: File that records the former values. Without it, O(state=absent) does not restore them.
     type: path
   validate:
-    description: Whether to ask C(dockerd --validate) too, where this daemon has it.
+    description: Whether to also run C(dockerd --validate), if this daemon supports it.
     type: bool
     default: true
   backup:
@@ -63,17 +63,17 @@ options:
     default: false
   apply:
     description:
-      - V(auto) makes the running daemon apply the file, and starts and enables one that is installed but does not run
-        or would not at boot.
+      - V(auto) makes the running daemon apply the file. It starts an installed daemon that does not run, and enables a
+        daemon that would not start at boot.
       - V(none) only writes the file.
     type: str
     choices: [auto, none]
     default: auto
   restart:
     description:
-      - What to do where a reload is not enough.
-      - V(if_idle) restarts when no container runs or C(live-restore) keeps them alive, and otherwise fails before
-        anything is written; V(always) restarts; V(never) fails before anything is written.
+      - What to do if a reload is not enough.
+      - V(if_idle) restarts if no container runs or C(live-restore) keeps the containers alive, and otherwise fails
+        before anything is written; V(always) restarts; V(never) fails before anything is written.
     type: str
     choices: [if_idle, always, never]
     default: if_idle
@@ -88,7 +88,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: NVIDIA's runtime is Docker's default
+- name: Make NVIDIA's runtime the default of docker
   vgpu.fleet.docker_daemon:
     settings:
       default-runtime: nvidia
@@ -98,7 +98,7 @@ EXAMPLES = r"""
           path: /usr/bin/nvidia-container-runtime
     record: /var/lib/vgpu/baseline/daemon.json
 
-- name: Docker is as it was before
+- name: Restore the former configuration of docker
   vgpu.fleet.docker_daemon:
     state: absent
     record: /var/lib/vgpu/baseline/daemon.json
@@ -106,18 +106,18 @@ EXAMPLES = r"""
 
 RETURN = r"""
 plan:
-  description: What was changed, or would be, in sentences.
+  description: The changes that were made, or would be made in check mode, in sentences.
   type: list
   elements: str
   returned: always
 changes:
-  description: Every key that changes.
+  description: All changed keys.
   type: list
   elements: dict
   returned: always
   contains:
     path:
-      description: The keys down to it.
+      description: The path to the key.
       type: list
       elements: str
     action:
@@ -130,14 +130,14 @@ changes:
       description: The value after.
       type: raw
     apply:
-      description: What makes a running daemon take it over, V(reload) or V(restart).
+      description: How a running daemon applies the change, V(reload) or V(restart).
       type: str
 applied:
-  description: What was done to the daemon, or would be; V(none), V(reload), V(restart) or V(start).
+  description: The action on the daemon, done or predicted; V(none), V(reload), V(restart) or V(start).
   type: str
   returned: always
 restart_keys:
-  description: The keys because of which a restart was needed.
+  description: The keys that needed a restart.
   type: list
   elements: str
   returned: always

@@ -21,8 +21,8 @@ extends_documentation_fragment:
 options:
   desired:
     description:
-      - The variables of the role C(nvidia_driver) without their prefix. What is left out has the role's
-        default.
+      - The variables of the role C(nvidia_driver) without their prefix. Variables that are left out have the role's
+        defaults.
     type: dict
     default: {}
 seealso:
@@ -31,7 +31,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Which driver would this host get from NVIDIA's CUDA repository?
+- name: Choose a driver for this host from NVIDIA's CUDA repository
   vgpu.fleet.driver_choice:
     desired:
       source: cuda
@@ -41,12 +41,12 @@ EXAMPLES = r"""
 
 RETURN = r"""
 choice:
-  description: What the role carries out.
+  description: The changes that the role makes.
   returned: success
   type: dict
   contains:
     branch:
-      description: Branch of the driver, V(null) where the packages alone know.
+      description: Branch of the driver, V(null) if only the packages determine it.
       type: int
       returned: always
     kernel_module:
@@ -63,21 +63,21 @@ choice:
       elements: str
       returned: always
     repository:
-      description: The repository of the packages, empty where the host's own have them.
+      description: The repository of the packages, empty if the host's own repositories have them.
       type: dict
       returned: always
     holds:
-      description: What is kept at its version.
+      description: Packages that are held at their version.
       type: list
       elements: str
       returned: always
     refuse:
-      description: Patterns of packages that must not come along, such as those of another branch.
+      description: Patterns of packages that must not be installed as dependencies, such as packages of another branch.
       type: list
       elements: str
       returned: always
     files:
-      description: Text of the files that come beside the packages, by path.
+      description: Text of the files that the role writes in addition to the packages, by path.
       type: dict
       returned: always
     services:
@@ -86,7 +86,7 @@ choice:
       elements: str
       returned: always
     reboot:
-      description: Why a reboot is needed, empty where none is.
+      description: Why a reboot is needed, empty if none is needed.
       type: str
       returned: always
 """

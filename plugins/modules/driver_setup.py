@@ -10,11 +10,11 @@ module: driver_setup
 short_description: Load an installed NVIDIA driver; unload it on state=absent
 version_added: 0.1.0
 description:
-  - One remote call for all that a driver needs besides its packages, namely modprobe files, initramfs, kernel
-    arguments, loading or reloading of kernel modules, and services.
-  - Kernel modules are reloaded only where no process uses the old ones. Where that is not possible RV(reboot_required)
-    says why; the module never reboots.
-  - Every step is derived from the state of the host, so that a second run finishes what a killed one left.
+  - One remote call makes all changes that a driver needs in addition to its packages, to modprobe files, initramfs,
+    kernel arguments, kernel modules and services.
+  - Kernel modules are reloaded only if no process uses the old modules. If a reload is not possible,
+    RV(reboot_required) gives the reason; the module never reboots.
+  - Every step is derived from the state of the host, so that a second run finishes an interrupted run.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
@@ -34,17 +34,17 @@ options:
     type: dict
     default: {}
   initramfs:
-    description: The command that rebuilds the initramfs; run when a file changed or the initramfs is older than it.
+    description: The command that rebuilds the initramfs; run if a file changed or the initramfs is older than a file.
     type: list
     elements: str
     default: []
   kernel_arguments:
-    description: Arguments of the kernel, set through grubby where the host has it.
+    description: Arguments of the kernel, set by grubby if the host has it.
     type: list
     elements: str
     default: []
   modules:
-    description: Kernel modules to load, in their order. None where the host has no GPU on its bus.
+    description: Kernel modules to load, in this order. On a host without a GPU on its bus, none is loaded.
     type: list
     elements: str
     default: []
@@ -55,7 +55,7 @@ options:
     default: []
   rereads:
     description:
-      - Of units among O(services), the files that they read when they start and never again.
+      - Maps a unit of O(services) to the files that it reads only when it starts.
       - A unit that started before such a file was changed is restarted.
     type: dict
     default: {}
@@ -67,7 +67,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Keep nouveau away and run the persistence daemon
+- name: Block nouveau and run the persistence daemon
   vgpu.fleet.driver_setup:
     files:
       /etc/modprobe.d/vgpu-nouveau.conf: "blacklist nouveau\n"
@@ -80,12 +80,12 @@ EXAMPLES = r"""
 
 RETURN = r"""
 plan:
-  description: What was done, or would be, in sentences.
+  description: The changes that were made, or would be made in check mode, in sentences.
   type: list
   elements: str
   returned: always
 reboot_required:
-  description: Why only a reboot brings the driver into force, empty where none is needed.
+  description: Why the driver becomes active only after a reboot, empty if no reboot is needed.
   type: str
   returned: always
 """

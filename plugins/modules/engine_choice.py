@@ -10,12 +10,11 @@ module: engine_choice
 short_description: Choose the packages of a host's container engine
 version_added: 0.1.0
 description:
-  - Decides which engine V(auto) means on this host. The engine of the kubelet that runs, else one that is there, else
-    docker.
-  - Reads the host's distribution, whether docker or containerd is there, and their packages, and decides which to
-    install.
-  - An engine that is installed already is used as it is.
-  - Fails, before anything is installed, where the engine is not there and the system has no package of it.
+  - Decides which engine V(auto) means on this host. It is the engine of the running kubelet, else an installed engine,
+    else docker.
+  - Reads the host's distribution, the installed engines and their packages, and decides which packages to install.
+  - An engine that is already installed stays unchanged.
+  - Fails before anything is installed if the engine is missing and the system has no package of it.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
@@ -29,7 +28,7 @@ options:
     type: dict
     default: {}
   state:
-    description: V(absent) only asks for the package manager, and never fails.
+    description: V(absent) only returns the package manager, and never fails.
     type: str
     choices: [present, absent]
     default: present
@@ -39,7 +38,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Which packages would bring docker to this host?
+- name: Choose the packages that install docker on this host
   vgpu.fleet.engine_choice:
     desired:
       engine: docker
@@ -48,22 +47,23 @@ EXAMPLES = r"""
 
 RETURN = r"""
 choice:
-  description: What the role carries out.
+  description: The changes that the role makes.
   returned: success
   type: dict
   contains:
     engine:
-      description: What V(auto) means on this host, else the engine that was named.
+      description: The engine that V(auto) means on this host, else the named engine.
       type: str
       returned: always
     engines:
       description:
-        - The engine; with V(absent) and V(auto) each one that holds changes of ours.
+        - The engine; with V(absent) and V(auto), each engine that the collection has configured.
       type: list
       elements: str
       returned: always
     drop_in:
-      description: Our file for CRI-O, k3s or RKE2, with C(engine), C(path) and C(text); empty for other engines.
+      description:
+        - The collection's file for CRI-O, k3s or RKE2, with C(engine), C(path) and C(text); empty for other engines.
       type: dict
       returned: always
     manager:
@@ -71,7 +71,7 @@ choice:
       type: str
       returned: always
     packages:
-      description: Names, or C(name=version); none where the engine is there.
+      description: Names, or C(name=version); empty if the engine is installed.
       type: list
       elements: str
       returned: always
@@ -81,7 +81,7 @@ choice:
       elements: str
       returned: always
     refusal:
-      description: Why the engine cannot be had, with V(absent) alone; otherwise the module fails with it.
+      description: Why the engine cannot be installed, only with V(absent); otherwise the module fails with this text.
       type: str
       returned: always
 """

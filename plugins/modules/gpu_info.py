@@ -10,8 +10,7 @@ module: gpu_info
 short_description: List the NVIDIA GPUs of a host
 version_added: 0.1.0
 description:
-  - Lists the GPUs as NVML names them, through the Python binding of NVIDIA where it is installed, else
-    straight from the library.
+  - Lists the GPUs by NVML, through NVIDIA's Python binding if it is installed, else directly through the library.
   - A node needs no additional Python package.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
@@ -20,7 +19,7 @@ extends_documentation_fragment:
   - vgpu.fleet.attributes.group
 options:
   require:
-    description: Whether the module fails where NVML does not answer.
+    description: Whether the module fails if NVML does not answer.
     type: bool
     default: true
 seealso:
@@ -54,7 +53,7 @@ gpus:
       type: str
       returned: always
     model:
-      description: Name that NVML gives.
+      description: Name of the model in NVML.
       type: str
       returned: always
     memory_mib:
@@ -66,7 +65,7 @@ gpus:
       type: int
       returned: always
     pci_bus_id:
-      description: PCI address, V(null) where it has none.
+      description: PCI address, V(null) if the GPU has none.
       type: str
       returned: always
     minor:
@@ -96,7 +95,7 @@ driver_version:
   returned: when NVML answers
   type: str
 cuda_version:
-  description: Newest CUDA version that the driver serves.
+  description: Newest CUDA version that the driver supports.
   returned: when NVML answers
   type: str
 lost:
@@ -105,7 +104,7 @@ lost:
   type: list
   elements: dict
 error:
-  description: Why NVML does not answer, empty where it does.
+  description: Why NVML does not answer, empty if it answers.
   returned: always
   type: str
 """

@@ -13,7 +13,7 @@ description:
   - Reads GPUs, packages, files, systemd units, Docker, the vGPU library and the device plugin of a host, in
     one remote call.
   - M(vgpu.fleet.plan) compares the result with the host's desired state.
-  - Missing parts are V(null) or empty; the module fails on no state of a host.
+  - Missing parts are V(null) or empty; the module never fails because of a host's state.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
@@ -65,7 +65,7 @@ options:
     type: bool
     default: false
   root:
-    description: Root folder below which files are read. GPUs are those of the running host whatever the root is.
+    description: Root folder below which files are read. The GPUs are always those of the running host.
     type: path
     default: /
 seealso:
@@ -97,20 +97,20 @@ state:
       type: str
       returned: always
     kubelet:
-      description: Major and minor version of the host's kubelet, V(null) where there is none.
+      description: Major and minor version of the host's kubelet, V(null) if it has none.
       type: list
       elements: int
       returned: always
     kubelet_engine:
       description:
-        - What the kubelet that runs starts containers with (C(engine), one of V(docker), V(containerd), V(crio),
-          V(k3s), V(rke2), or empty) and its socket (C(endpoint)); V(null) where no kubelet runs.
+        - The engine with which the running kubelet starts containers (C(engine), one of V(docker), V(containerd),
+          V(crio), V(k3s), V(rke2), or empty) and its socket (C(endpoint)); V(null) if no kubelet runs.
       type: dict
       returned: always
     oci_runtime:
       description:
-        - Which engine starts the host's containers (C(engine)) and by which runtime (C(runtime), such as V(runc) or
-          V(crun)); each is empty where nothing says it.
+        - The engine that starts the host's containers (C(engine)) and its runtime (C(runtime), such as V(runc) or
+          V(crun)); each is empty if unknown.
       type: dict
       returned: always
     gpus:
@@ -120,8 +120,7 @@ state:
       returned: always
     nvml:
       description:
-        - Whether NVML answers (C(ok)), why not (C(error)), the version of the driver, and the GPUs that it
-          lost.
+        - Whether NVML answers (C(ok)), why not (C(error)), the version of the driver, and the lost GPUs.
       type: dict
       returned: always
     pci_gpus:
@@ -130,7 +129,7 @@ state:
       elements: dict
       returned: always
     memory_mib:
-      description: All memory of the host in MiB, V(0) where the kernel does not say.
+      description: All memory of the host in MiB, V(0) if the kernel does not report it.
       type: int
       returned: always
     nvswitches:
@@ -139,12 +138,13 @@ state:
       returned: always
     driver:
       description:
-        - Version of the loaded kernel module and of the one on disk, whether nouveau is loaded, who uses the driver,
-          Secure Boot, and other ways by which a driver came to the host.
+        - Versions of the loaded kernel module and of the module on disk, whether nouveau is loaded, the processes that
+          use the driver, Secure Boot, and other installations of a driver on the host.
       type: dict
       returned: always
     packages:
-      description: Version of each package asked for, V(null) where it is not installed; a pattern adds all that match.
+      description:
+        - Version of each requested package, V(null) if it is not installed; a pattern adds all matching packages.
       type: dict
       returned: always
     held:
@@ -153,39 +153,39 @@ state:
       elements: str
       returned: always
     texts:
-      description: Text of each file asked for, V(null) where it is absent.
+      description: Text of each requested file, V(null) if it is absent.
       type: dict
       returned: always
     files:
-      description: Digest, mode and time of change of each file asked for, V(null) where it is absent.
+      description: Digest, mode and time of change of each requested file, V(null) if it is absent.
       type: dict
       returned: always
     units:
       description:
-        - Of each unit asked for, whether it is C(present), C(masked), C(enabled), C(active), C(failed), whether
-          its file is newer than what systemd read (C(stale)), when it was C(started), and its command line and
+        - State of each requested unit, namely whether it is C(present), C(masked), C(enabled), C(active), C(failed),
+          whether its file is newer than what systemd read (C(stale)), when it was C(started), and its command line and
           program (C(argv), C(exe)).
       type: dict
       returned: always
     docker:
       description:
-        - Text of the configuration file (C(config_text)), what the running daemon says of itself (C(info)), the names
-          of its running containers (C(containers)), and whether docker is a snap, podman's stand-in, or rootless for
+        - Text of the configuration file (C(config_text)), the information of the running daemon (C(info)), the names of
+          its running containers (C(containers)), and whether docker is a snap, podman's replacement, or rootless for
           some users (C(kinds)).
       type: dict
       returned: always
     containerd:
       description:
-        - Text of containerd's file (C(config_text)), and of our own file in a folder that it imports
+        - Text of containerd's file (C(config_text)), and of the collection's file in a folder that it imports
           (C(drop_in_text)).
       type: dict
       returned: always
     vcuda:
-      description: Versions of the vGPU library, those whose files are whole, and the current one.
+      description: Versions of the vGPU library, the versions whose files are complete, and the current version.
       type: dict
       returned: always
     plugin:
-      description: Versions of the device plugin, the current one, and the status of the running one.
+      description: Versions of the device plugin, the current version, and the status of the running plugin.
       type: dict
       returned: always
     node_config:
@@ -193,17 +193,17 @@ state:
       type: dict
       returned: always
     mig:
-      description: MIG modes, profiles, instances and processes of the GPUs, V(null) where they were not asked for.
+      description: MIG modes, profiles, instances and processes of the GPUs, V(null) if they were not requested.
       type: dict
       returned: always
     records:
       description:
-        - Path of each record of former settings in C(/var/lib/vgpu/baseline), and a sentence where it cannot be
-          read, else an empty text.
+        - Path of each record of former settings in C(/var/lib/vgpu/baseline), and a sentence if it cannot be read, else
+          an empty text.
       type: dict
       returned: always
     proof:
-      description: Fingerprint of what isolation was last proven for, V(null) where it never was.
+      description: Fingerprint of the state for which isolation was last proven, V(null) if it was never proven.
       type: str
       returned: always
 """

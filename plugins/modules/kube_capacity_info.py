@@ -11,8 +11,8 @@ short_description: Compare the GPU resources of Kubernetes nodes with those that
 version_added: 0.1.0
 description:
   - Asks the Kubernetes API once for all nodes and their pods, and compares capacity, allocatable and allocated of the
-    GPU resources with what M(vgpu.fleet.vgpu_capacity_info) found on each host. Of nodes whose pods get GPUs by claims
-    it compares the ResourceSlices.
+    GPU resources with what M(vgpu.fleet.vgpu_capacity_info) found on each host. For nodes whose pods get GPUs by
+    claims, it compares the ResourceSlices.
   - Runs once for all hosts of a play.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
@@ -23,12 +23,12 @@ extends_documentation_fragment:
 options:
   nodes:
     description:
-      - Name of each node, as C(kubectl get nodes) lists it, and what M(vgpu.fleet.vgpu_capacity_info) returned of it.
+      - Name of each node, as C(kubectl get nodes) lists it, and the result of M(vgpu.fleet.vgpu_capacity_info) for it.
     type: dict
     required: true
   timeout:
     description:
-      - Seconds to wait for the differences to vanish, because a kubelet tells the API server every ten seconds.
+      - Seconds to wait for the differences to vanish, because a kubelet reports to the API server every ten seconds.
     type: int
     default: 30
 seealso:
@@ -36,7 +36,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Compare all nodes with what Kubernetes shows of them
+- name: Compare all nodes with their state in Kubernetes
   vgpu.fleet.kube_capacity_info:
     kubeconfig: ~/.kube/config
     nodes: "{{ dict(ansible_play_hosts | zip(ansible_play_hosts | map('extract', hostvars, 'capacity'))) }}"
@@ -46,29 +46,32 @@ EXAMPLES = r"""
 
 RETURN = r"""
 missing:
-  description: Why Kubernetes could not be asked; empty where it was. Then RV(nodes) is empty.
+  description: Why the Kubernetes API could not be queried, and RV(nodes) is then empty; else an empty text.
   returned: always
   type: str
 nodes:
-  description: What is shown of each node.
+  description: The state of each node in Kubernetes.
   returned: always
   type: dict
   contains:
     found:
-      description: Whether there is a node of that name.
+      description: Whether a node of this name exists.
       type: bool
       returned: always
     ready:
-      description: Whether it is Ready.
+      description: Whether the node is Ready.
       type: bool
       returned: always
     resources:
-      description: Capacity, allocatable and allocated of each resource of the host, V(null) where the node has none.
+      description:
+        - Capacity, allocatable and allocated of each resource of the host, V(null) if the node does not have the
+          resource.
       type: dict
       returned: always
       sample: {nvidia.com/gpu: {capacity: 14, allocatable: 14, allocated: 3}}
     pods:
-      description: Pods that hold such a resource, with how many; of a claim, its name and how many devices it has.
+      description:
+        - Pods that use such a resource, with the number of units; for a claim, its name and the number of its devices.
       type: list
       elements: dict
       returned: always

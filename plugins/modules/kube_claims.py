@@ -10,10 +10,12 @@ module: kube_claims
 short_description: Let pods of a Kubernetes cluster claim shares of GPUs
 version_added: 0.1.0
 description:
-  - Applies what a cluster needs for claims (Dynamic Resource Allocation) of hosts with C(vgpu_allocation=dra).
-  - These are the DeviceClasses C(vgpu) and C(vgpu-mig), a ValidatingAdmissionPolicy for the parameters of claims, and
-    one that refuses pods with claims which mount a volume at, above or below a path of vgpu.fleet's own files.
-  - Server-side apply, and dry runs of the API server in check mode; fields of others stay.
+  - Applies the objects that a cluster needs for claims (Dynamic Resource Allocation) on hosts with
+    C(vgpu_allocation=dra).
+  - The objects are the DeviceClasses C(vgpu) and C(vgpu-mig) and two ValidatingAdmissionPolicies. One policy checks the
+    parameters of claims; the other refuses pods with claims that mount a volume at, above or below a path of
+    vgpu.fleet's own files.
+  - Uses server-side apply, and dry runs of the API server in check mode. Fields that other users own stay unchanged.
   - Kubernetes before 1.34 has no such API and is refused.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
@@ -24,29 +26,29 @@ extends_documentation_fragment:
 options:
   state:
     description:
-      - V(absent) removes the same objects. Where claims have shares of our GPUs it fails and names their pods.
+      - V(absent) removes the same objects. It fails if claims have shares of the GPUs, and names their pods.
     type: str
     choices: [present, absent]
     default: present
   extended_resource:
     description:
       - Name of a resource, such as V(nvidia.com/gpu), by which pods without a claim get a default share of such hosts.
-        Empty means none.
-      - It is refused where another DeviceClass has the name, for of two the younger wins, or where the API server does
-        not keep it (feature gate C(DRAExtendedResource)).
+        Empty means no resource.
+      - The name is refused if another DeviceClass has it, because Kubernetes uses the younger of two classes. It is
+        also refused if the API server does not store it (feature gate C(DRAExtendedResource)).
     type: str
     default: ""
 """
 
 EXAMPLES = r"""
-- name: Let pods claim shares, and have nvidia.com/gpu ride on claims too
+- name: Let pods claim shares, and serve requests for nvidia.com/gpu by claims
   vgpu.fleet.kube_claims:
     kubeconfig: ~/.kube/config
     extended_resource: nvidia.com/gpu
   delegate_to: localhost
   run_once: true
 
-- name: Take the objects away
+- name: Remove the objects
   vgpu.fleet.kube_claims:
     kubeconfig: ~/.kube/config
     state: absent
@@ -91,7 +93,9 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
             changes = kube_apply.remove(api, objects, module.check_mode)
     else:
         if not known:
-            raise ValueError(f"it is Kubernetes {version}; claims need 1.34, and shares by default 1.36. Upgrade it")
+            raise ValueError(
+                f"it is Kubernetes {version}; claims need 1.34, and shares need 1.36 by default. Upgrade Kubernetes"
+            )
         refused = kube_apply.refusals(api, objects)
         if refused:
             module.fail_json(msg=refused)
@@ -100,8 +104,8 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
         changes = kube_apply.apply(api, objects, module.check_mode)
         if numbers < BY_DEFAULT:
             module.warn(
-                f"Kubernetes {version} has shares of a device behind the feature gate DRAConsumableCapacity; where the "
-                "API server has it off, nodes publish no GPU: vgpuctl status says so"
+                f"Kubernetes {version} has shares of a device behind the feature gate DRAConsumableCapacity; if it is "
+                "off at the API server, nodes publish no GPU; see: vgpuctl status"
             )
     return {
         "changed": bool(changes),
@@ -115,7 +119,9 @@ def refuse_in_use(api: kube_client.Api) -> None:
     """Raises ValueError if claims have shares of our GPUs: their running pods still need the DeviceClass."""
     found = sorted(filter(None, map(in_use, api.list(CLAIMS))))
     if found:
-        raise ValueError(f"{', '.join(found)} have shares of our GPUs; expected none. End these pods, and run it again")
+        raise ValueError(
+            f"{', '.join(found)} have shares of vgpu.fleet's GPUs; expected none. End these pods, and run this again"
+        )
 
 
 def in_use(claim: dict) -> str:
@@ -135,14 +141,15 @@ def refuse_name(api: kube_client.Api, name: str, ours: dict) -> None:
         other = one["metadata"]["name"]
         if other != dra_manifests.CLASS and (one.get("spec") or {}).get("extendedResourceName") == name:
             raise ValueError(
-                f"DeviceClass {other} has the extendedResourceName {name} already, and of two the younger wins; "
-                "take it from that class, or leave extended_resource empty"
+                f"DeviceClass {other} already has the extendedResourceName {name}, and Kubernetes uses the "
+                "younger of two "
+                "classes; remove it from that class, or leave extended_resource empty"
             )
     kept = api.apply(kube_apply.path_of(ours), ours, True)
     if (kept.get("spec") or {}).get("extendedResourceName") != name:
         raise ValueError(
-            f"it keeps no extendedResourceName of a DeviceClass (expected {name}): its gate DRAExtendedResource is "
-            "off, as before 1.36; switch it on, or leave extended_resource empty"
+            f"it does not store the extendedResourceName of a DeviceClass (expected {name}), because its feature gate "
+            "DRAExtendedResource is off, the default before 1.36; enable it, or leave extended_resource empty"
         )
 
 

@@ -10,9 +10,9 @@ module: kube_cluster_info
 short_description: Check that a cluster's nodes are ready for the vgpu-scheduler
 version_added: 0.1.0
 description:
-  - Reads the Node objects of GPU hosts, and fails with a line for each that the cluster does not know or that
-    C(site.yml) did not set up for pods which ask for their sizes.
-  - Returns how the hosts of O(loads) load an image, by the engine that their kubelet reports.
+  - Reads the Node objects of GPU hosts. Fails with a line for each host that the cluster does not know, or that
+    C(site.yml) did not set up for pods that request their sizes.
+  - Returns the commands by which the hosts of O(loads) load an image into the engine that their kubelet reports.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
@@ -25,11 +25,11 @@ options:
     type: dict
     default: {}
   loads:
-    description: Names of the hosts that images are loaded on, each with the name of its node.
+    description: Names of the hosts on which images are loaded, each with the name of its node.
     type: dict
     default: {}
   arch:
-    description: Architecture of the image that is built, as C(uname -m) says it.
+    description: Architecture of the image that is built, as C(uname -m) prints it.
     type: str
     default: x86_64
   repository:
@@ -57,7 +57,7 @@ kubernetes:
   returned: always
   type: str
 images:
-  description: O(images) with the version in its place.
+  description: O(images) with the version filled in.
   returned: always
   type: list
   elements: str

@@ -11,11 +11,11 @@ short_description: Find conflicting device plugins in a cluster and remove named
 version_added: 0.1.0
 description:
   - Searches the pods of some nodes for the device plugins of NVIDIA, HAMi, 4paradigm, Alibaba, Tencent and Volcano, and
-    names what keeps each running, a DaemonSet, a static pod, the GPU operator or nothing.
-  - Fails where one advertises a resource of ours, unless it is named in O(remove) or O(ignore) is set.
-  - Warns of DeviceClasses whose C(extendedResourceName) is a resource of ours, and of DRA drivers whose ResourceSlices
+    names the owner that restarts each plugin, such as a DaemonSet, a static pod or the GPU operator.
+  - Fails if such a plugin advertises one of O(resources), unless it is named in O(remove) or O(ignore) is set.
+  - Warns of DeviceClasses whose C(extendedResourceName) is one of O(resources), and of DRA drivers whose ResourceSlices
     offer NVIDIA GPUs of these nodes.
-  - Kubernetes before 1.10 is refused, for its kubelet serves no device plugin of this kind.
+  - Kubernetes before 1.10 is refused, because its kubelet does not support this device plugin.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
@@ -29,21 +29,21 @@ options:
     elements: str
     required: true
   resources:
-    description: Resources that are ours.
+    description: Resources that vgpu.fleet advertises.
     type: list
     elements: str
     default: [nvidia.com/gpu]
   remove:
     description:
-      - Titles, as this module reports them, of what it may remove, such as
-        C(DaemonSet kube-system/nvidia-device-plugin-daemonset).
+      - Titles of the plugins that the module may remove, as it reports them, such as C(DaemonSet
+        kube-system/nvidia-device-plugin-daemonset).
       - A DaemonSet or a pod is deleted, on every node where it runs. Of a C(ClusterPolicy) of the GPU operator only
         C(devicePlugin.enabled) is set to false.
     type: list
     elements: str
     default: []
   ignore:
-    description: Whether a plugin that advertises a resource of ours is a warning instead of an error.
+    description: Whether a plugin that advertises one of O(resources) gives a warning instead of an error.
     type: bool
     default: false
   timeout:
@@ -53,7 +53,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Take NVIDIA's plugin from two nodes
+- name: Remove NVIDIA's plugin from two nodes
   vgpu.fleet.kube_conflicting_plugins:
     kubeconfig: ~/.kube/config
     nodes: [gpu-1, gpu-2]
@@ -64,12 +64,12 @@ EXAMPLES = r"""
 
 RETURN = r"""
 conflicting_plugins:
-  description: Each with its title, whose it is, its resources, the nodes it runs on, and what to do about it.
+  description: The conflicting plugins, each with its title, vendor, resources, nodes, and the next step.
   returned: always
   type: list
   elements: dict
 removed:
-  description: Titles of those that were removed, or would be.
+  description: Titles of the removed plugins; in check mode, of the plugins that would be removed.
   returned: success
   type: list
   elements: str

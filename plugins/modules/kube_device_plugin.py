@@ -13,8 +13,8 @@ description:
   - Applies the service account and its rights, the ConfigMap C(vgpu-configs) with the named configurations, and the
     DaemonSet; labels its nodes.
   - From Kubernetes 1.30 on a ValidatingAdmissionPolicy restricts each pod to its own node and the pods on it.
-  - Server-side apply, and dry runs of the API server in check mode; fields of others stay.
-  - Kubernetes before 1.10 is refused, for its kubelet serves no device plugin of this kind.
+  - Uses server-side apply, and dry runs of the API server in check mode. Fields that other users own stay unchanged.
+  - Kubernetes before 1.10 is refused, because its kubelet does not support this device plugin.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
@@ -24,8 +24,8 @@ extends_documentation_fragment:
 options:
   state:
     description:
-      - V(absent) removes the label from the nodes, which ends their pods, and the objects where no other node has it.
-        So do the annotation and the condition that the program wrote on the nodes; once more after the pods have ended.
+      - V(absent) removes the label from the nodes, which ends their pods. It also removes the annotations and
+        conditions that the program wrote on the nodes, and the objects if no other node has the label.
     type: str
     choices: [present, absent]
     default: present
@@ -42,26 +42,27 @@ options:
     choices: [Always, IfNotPresent, Never]
     default: IfNotPresent
   nodes:
-    description: Names of the nodes that it runs on. Each must exist.
+    description: Names of the nodes on which the DaemonSet runs. Each node must exist.
     type: list
     elements: str
     required: true
   configs:
     description:
-      - By host, file name and text of its named configurations. They become keys of one ConfigMap, so two hosts must
-        mean the same by one name.
+      - For each host, the file names and texts of its named configurations. They become keys of one ConfigMap, so two
+        hosts must not have different texts under one name.
     type: dict
     default: {}
   rollout:
     description:
-      - V(RollingUpdate) lets Kubernetes replace the pods of all nodes, a tenth at a time, wherever they are.
-      - V(OnDelete) replaces those on O(nodes) alone, all at once; pods elsewhere stay as they are, so that a node gets
-        a new image only when somebody names it.
+      - V(RollingUpdate) lets Kubernetes replace the pods of all nodes, a tenth at a time.
+      - V(OnDelete) replaces only the pods on O(nodes), all at once. Pods on other nodes stay unchanged, so that a node
+        gets a new image only if a run names it.
     type: str
     choices: [RollingUpdate, OnDelete]
     default: RollingUpdate
   exact_configs:
-    description: Whether keys that no host names any more are removed. Not where O(configs) holds a part of the hosts.
+    description:
+      - Whether keys that no host names any more are removed. Do not set it if O(configs) has only a part of the hosts.
     type: bool
     default: true
   config_path:
@@ -82,11 +83,11 @@ options:
     elements: str
     default: []
   environment:
-    description: More variables of its environment.
+    description: Additional environment variables of the program.
     type: dict
     default: {}
   tolerations:
-    description: Tolerations of its pods, besides the one for C(nvidia.com/gpu).
+    description: Tolerations of the pods, in addition to the toleration of C(nvidia.com/gpu).
     type: list
     elements: dict
     default: []
@@ -101,7 +102,7 @@ EXAMPLES = r"""
   delegate_to: localhost
   run_once: true
 
-- name: Take it out
+- name: Remove the device plugin from these nodes
   vgpu.fleet.kube_device_plugin:
     kubeconfig: ~/.kube/config
     nodes: [gpu-1, gpu-2]
@@ -112,7 +113,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 objects:
-  description: Objects that were changed, as C(Kind namespace/name); a pod that was replaced, too.
+  description: Objects that were changed, as C(Kind namespace/name); replaced pods included.
   returned: always
   type: list
   elements: str
@@ -248,7 +249,7 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
         if others and len(known) < len(nodes):
             module.warn(
                 f"the cluster has no node {missing(nodes, known)}, and the device plugin stays on {', '.join(others)}; "
-                "where one of them is that host, set its device_plugin_node_name and run this again"
+                "if one of these nodes is the missing host, set its device_plugin_node_name and run this again"
             )
         if not others:
             changes += kube_apply.remove(api, device_plugin_manifests.manifests(desired), module.check_mode)

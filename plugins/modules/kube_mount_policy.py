@@ -11,14 +11,14 @@ short_description: Refuse pods of a Kubernetes cluster that mount over vgpu.flee
 version_added: 0.1.0
 description:
   - Applies the ValidatingAdmissionPolicy C(vgpu-device-plugin-mounts) and its binding. The API server then refuses a
-    pod with a container that asks for a resource of O(nodes) and mounts a volume at, above or below a path where
+    pod with a container that requests a resource of O(nodes) and mounts a volume at, above or below a path where
     vgpu.fleet mounts its own files, such as C(/dev/vgpu) and C(/etc/ld.so.preload).
   - The policy keeps the nodes and their resources in an annotation, so that a run for some nodes changes nothing for
-    the others. It is removed with the last node. Controllers that run at once lose none; one that others forestall six
-    times fails.
-  - Server-side apply, and dry runs of the API server in check mode; fields of others stay.
+    the others. The policy is removed with the last node. If several controllers run at once, no change is lost; a
+    controller whose write is refused six times fails.
+  - Uses server-side apply, and dry runs of the API server in check mode. Fields that other users own stay unchanged.
   - Kubernetes before 1.30 has no such policy. The module then changes nothing and warns.
-  - A user without the right to read it is a failure where O(nodes) has resources, else a warning.
+  - If the user has no right to read the policy, the module fails if O(nodes) has resources, and else warns.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
@@ -28,8 +28,8 @@ extends_documentation_fragment:
 options:
   nodes:
     description:
-      - By node, a list of the resources whose containers are limited. An empty list takes the node out of the policy.
-        Other nodes of the policy stay.
+      - For each node, the list of resources whose containers are limited. An empty list removes the node from the
+        policy. Other nodes of the policy stay.
     type: dict
     required: true
 """
@@ -44,7 +44,7 @@ EXAMPLES = r"""
   delegate_to: localhost
   run_once: true
 
-- name: Take one of them out
+- name: Remove one of the nodes from the policy
   vgpu.fleet.kube_mount_policy:
     kubeconfig: ~/.kube/config
     nodes:
@@ -116,10 +116,10 @@ def _change(module: AnsibleModule, api: kube_client.Api) -> list:
             raise ValueError(f"it answered 403 Forbidden: {RIGHTS}") from None
     else:
         raise ValueError(
-            f"policy {NAME}: expected to write it as it was read, and others changed it {TRIES} times meanwhile; "
-            "let one controller at a time work on a cluster, and run it again"
+            f"policy {NAME}: other controllers changed it at each of {TRIES} attempts to write it; "
+            "run one controller at a time on a cluster, and run it again"
         )
-    module.warn(f"whether the policy for mounts names {', '.join(sorted(given))} is not known: {RIGHTS}")
+    module.warn(f"cannot check whether the policy for mounts names {', '.join(sorted(given))}: {RIGHTS}")
     return []
 
 
@@ -160,8 +160,8 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
     elif any(given.values()):
         module.warn(
             f"Kubernetes {version} has no ValidatingAdmissionPolicy (expected 1.30 or newer): pods that mount over "
-            "vgpu.fleet's files are refused by the webhook of vgpu-scheduler, where it runs, and by a device plugin "
-            "with a kubeconfig; set device_plugin_kubeconfig"
+            "vgpu.fleet's files are refused only by the webhook of vgpu-scheduler, if it runs, and by a device "
+            "plugin with a kubeconfig; set device_plugin_kubeconfig"
         )
     return {
         "changed": bool(changes),

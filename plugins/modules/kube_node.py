@@ -11,7 +11,7 @@ short_description: Drain and uncordon a Kubernetes node
 version_added: 0.1.0
 description:
   - Cordons a node and evicts its pods through the Kubernetes API, or makes it schedulable again.
-  - A node that somebody else cordoned stays cordoned; what this module cordoned carries an annotation.
+  - A node that another user cordoned stays cordoned; a node that this module cordoned has an annotation.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
@@ -30,31 +30,31 @@ options:
     required: true
   state:
     description:
-      - V(drained) cordons the node and evicts its pods, those of DaemonSets, static and finished pods left out.
-      - V(schedulable) removes the cordon if this module made it.
+      - V(drained) cordons the node and evicts its pods, except pods of DaemonSets, static pods and finished pods.
+      - V(schedulable) uncordons the node if this module cordoned it.
     type: str
     choices: [drained, schedulable]
     required: true
   reason:
-    description: What the annotation of the node says.
+    description: Text of the node's annotation.
     type: str
     default: upgrade
   only:
     description:
-      - Prefix of resource names; only pods that ask for such a resource, and pods with a claim, are evicted.
+      - Prefix of resource names; only pods that request such a resource, and pods with a claim, are evicted.
       - Empty means every pod.
     type: str
     default: ""
   force:
-    description: Whether pods without a controller are evicted too; nothing starts them again.
+    description: Whether pods without a controller are also evicted; no controller starts them again.
     type: bool
     default: false
   delete_emptydir_data:
-    description: Whether pods with data in an C(emptyDir) are evicted too; the data is lost.
+    description: Whether pods with data in an C(emptyDir) are also evicted; the data is lost.
     type: bool
     default: false
   timeout:
-    description: Seconds to wait for evicted pods to be gone, and for disruption budgets to allow it.
+    description: Seconds to wait until disruption budgets allow the evictions and the evicted pods are gone.
     type: int
     default: 600
 """
@@ -67,7 +67,7 @@ EXAMPLES = r"""
     kubeconfig: ~/.kube/config
   delegate_to: localhost
 
-- name: Give it back
+- name: Make the node schedulable again
   vgpu.fleet.kube_node:
     name: "{{ inventory_hostname }}"
     state: schedulable
@@ -77,11 +77,11 @@ EXAMPLES = r"""
 
 RETURN = r"""
 cordoned:
-  description: Whether the node was cordoned, or freed, by this call.
+  description: Whether this call cordoned or uncordoned the node.
   returned: always
   type: bool
 evicted:
-  description: Pods that were evicted, as C(namespace/name).
+  description: The evicted pods, as C(namespace/name).
   returned: always
   type: list
   elements: str

@@ -10,13 +10,14 @@ module: kube_scheduler
 short_description: Install or remove the vgpu-scheduler of a Kubernetes cluster
 version_added: 0.1.0
 description:
-  - Applies the service account and its rights, the configuration, a Deployment of stock kube-schedulers each with
-    C(vgpu-scheduler) beside it, the Service and the admission webhooks. The default scheduler is not touched.
-  - From Kubernetes 1.30 on, a ValidatingAdmissionPolicy refuses pods that ask for GPUs and mount a volume at, above or
-    below a path of vgpu.fleet's own files. Before, the webhook refuses them.
-  - Server-side apply; fields of others stay, such as the certificates that the scheduler puts into its webhooks.
-  - The kube-scheduler has the version of the API server. Before Kubernetes 1.28 the webhook cannot tell GPU pods from
-    others, and fails open for all.
+  - Applies the service account and its rights, the configuration, a Deployment whose pods run an unmodified
+    kube-scheduler and C(vgpu-scheduler), the Service and the admission webhooks. The default scheduler stays unchanged.
+  - From Kubernetes 1.30 on, a ValidatingAdmissionPolicy refuses pods that request GPUs and mount a volume at, above or
+    below a path of vgpu.fleet's own files. Before 1.30, the webhook refuses them.
+  - Uses server-side apply. Fields that other users own stay unchanged, such as the certificates that the scheduler
+    writes into its webhooks.
+  - The kube-scheduler has the version of the API server. Before Kubernetes 1.28 the API server cannot select GPU pods
+    for the webhook, so the webhook fails open for all pods.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
@@ -37,10 +38,10 @@ options:
     description: Image with the program C(vgpu-scheduler). Needed for O(state=present).
     type: str
   kube_scheduler_repository:
-    description: Image of the stock kube-scheduler without its tag, which is the version of the API server.
+    description: Image of the unmodified kube-scheduler without its tag. The tag is the version of the API server.
     type: str
   replicas:
-    description: How many; one leads, all answer admission.
+    description: Number of replicas. One replica leads; all answer admission requests.
     type: int
     default: 2
   config:
@@ -48,13 +49,13 @@ options:
     type: dict
     default: {}
   fail_closed:
-    description: Whether pods that ask for GPUs are refused while no replica answers. Other pods never are.
+    description: Whether pods that request GPUs are refused while no replica answers. Other pods are never refused.
     type: bool
     default: true
   may_give:
     description:
-      - Users that may write what the kubelet gave a pod (the annotation C(vgpu.fleet/given)), besides nodes.
-        A device plugin that runs as a DaemonSet has an account of its own, such as
+      - Users that may write the GPUs that a pod was allocated (the annotation C(vgpu.fleet/given)), in addition to
+        nodes. A device plugin that runs as a DaemonSet has a separate account, such as
         V(system:serviceaccount:kube-system:vgpu-device-plugin).
     type: list
     elements: str
@@ -62,29 +63,31 @@ options:
   metrics_namespaces:
     description:
       - Names of namespaces whose pods may read the scheduler's metrics at port 9411 of its pods, such as V(monitoring).
-      - Empty serves them on no port. A NetworkPolicy keeps others out where the cluster's network knows such policies.
+      - If empty, no port serves the metrics. A NetworkPolicy blocks other pods if the cluster's network supports such
+        policies.
     type: list
     elements: str
     default: []
   log_format:
-    description: V(json) has the scheduler log one JSON object a line. The kube-scheduler keeps its own format.
+    description: With V(json) the scheduler logs one JSON object a line. The kube-scheduler keeps its own format.
     type: str
     choices: [text, json]
     default: text
   nodes:
-    description: Names of the only nodes that it may run on, such as those that have its images. Empty means all.
+    description:
+      - Names of the only nodes on which the scheduler may run, such as the nodes that have its images. Empty means all.
     type: list
     elements: str
     default: []
   rollout:
     description:
-      - Seconds until all replicas of the applied configuration must be ready and a pod that asks for GPU memory must be
-        admitted, tried without being stored. What is missing then fails the module.
+      - Seconds to wait until all replicas of the applied configuration are ready and a dry run admits a pod that
+        requests GPU memory. After this time the module fails with the missing part.
       - V(0) does not wait.
     type: int
     default: 0
   node_selector:
-    description: Labels of the nodes that it may run on.
+    description: Labels of the nodes on which the scheduler may run.
     type: dict
     default: {}
   tolerations:
@@ -95,7 +98,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Put the scheduler into the cluster
+- name: Install the scheduler in the cluster
   vgpu.fleet.kube_scheduler:
     kubeconfig: ~/.kube/config
     image: registry.example/vgpu-scheduler:0.1.0
@@ -103,7 +106,7 @@ EXAMPLES = r"""
   delegate_to: localhost
   run_once: true
 
-- name: Take it out
+- name: Remove the scheduler from the cluster
   vgpu.fleet.kube_scheduler:
     kubeconfig: ~/.kube/config
     state: absent
@@ -174,7 +177,7 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
         if params["rollout"] and not module.check_mode:
             wait(module, api, desired)
     if not desired.match_conditions and params["state"] == "present" and params["fail_closed"]:
-        module.warn(f"Kubernetes {tag} cannot select GPU pods before the webhook: it fails open for all")
+        module.warn(f"Kubernetes {tag} cannot select GPU pods for the webhook, so the webhook fails open for all pods")
     out = {"manifests": objects} if params["state"] == "present" else {}
     return {
         **out,
@@ -200,9 +203,9 @@ def wait(module: AnsibleModule, api: kube_client.Api, desired: scheduler_manifes
     memory = scheduler_manifests.resource_names(desired.config)[2]
     fault, doubt = rollout.admission(api, memory, desired.scheduler_name, seconds)
     if fault:
-        module.fail_json(msg=f"vgpu-scheduler runs, and pods that ask for {memory} are not given to it: {fault}")
+        module.fail_json(msg=f"vgpu-scheduler runs, but pods that request {memory} are not assigned to it: {fault}")
     if doubt:
-        module.warn(f"whether pods that ask for {memory} are given to vgpu-scheduler could not be tried: {doubt}")
+        module.warn(f"could not test whether pods that request {memory} are assigned to vgpu-scheduler: {doubt}")
 
 
 def main() -> None:

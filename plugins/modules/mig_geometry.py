@@ -10,10 +10,10 @@ module: mig_geometry
 short_description: Set the MIG geometry of a host's GPUs in one transaction
 version_added: 0.1.0
 description:
-  - Compares the MIG instances of the GPUs with the desired ones, and changes only what differs. A desired instance
-    stays as it is, with its UUID.
-  - Refuses to remove an instance that processes use. A failure in the middle is rolled back on all GPUs.
-  - A systemd unit makes the geometry again at boot, for instances never survive a reset of the GPU.
+  - Compares the MIG instances of the GPUs with the desired ones, and changes only the differences. A desired instance
+    stays unchanged, with its UUID.
+  - Refuses to remove an instance that processes use. After a failure all GPUs are restored to their former geometry.
+  - A systemd unit creates the geometry again at boot, because instances never survive a reset of the GPU.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
@@ -25,8 +25,8 @@ attributes:
 options:
   geometry:
     description:
-      - Count of each profile on every GPU that can do MIG, by its name such as V(3g.40gb). GPUs without MIG stay whole
-        beside such with it.
+      - Number of instances of each profile, such as V(3g.40gb), on every GPU that supports MIG. On a host that also has
+        GPUs without MIG, these stay whole.
     type: dict
     default: {}
   state:
@@ -36,27 +36,27 @@ options:
     choices: [present, absent]
     default: present
   boot:
-    description: Whether a unit makes the geometry again at boot.
+    description: Whether a unit creates the geometry again at boot.
     type: bool
     default: true
   python:
     description:
-      - The Python that runs the unit's program; 3.8 or newer. V(auto) takes C(/usr/bin/python3), or the one of the
-        device plugin where that is older.
+      - The Python that runs the unit's program; 3.8 or newer. V(auto) means C(/usr/bin/python3), or the device plugin's
+        Python if C(/usr/bin/python3) is older than 3.8.
     type: str
     default: auto
   restart:
-    description: Units that are restarted, where they run, after a change. They know MIG devices by their UUIDs.
+    description: Running units to restart after a change, because they know MIG devices by their UUIDs.
     type: list
     elements: str
     default: [nvidia-cdi-refresh.service, vgpu-device-plugin.service]
   record:
-    description: File that records the geometry that the GPUs had before; O(state=absent) restores it.
+    description: File that records the former geometry of the GPUs; O(state=absent) restores it.
     type: path
 """
 
 EXAMPLES = r"""
-- name: Two halves of each A100
+- name: Split each A100 into two halves
   vgpu.fleet.mig_geometry:
     geometry:
       3g.20gb: 2
@@ -65,16 +65,16 @@ EXAMPLES = r"""
 
 RETURN = r"""
 plan:
-  description: What was done, or would be, in sentences.
+  description: The changes that were made, or would be made in check mode, in sentences.
   type: list
   elements: str
   returned: success
 before:
-  description: Geometry of each GPU before, by UUID.
+  description: Geometry of each GPU before the run, by UUID.
   type: dict
   returned: success
 after:
-  description: Geometry of each GPU afterwards, by UUID.
+  description: Geometry of each GPU after the run, by UUID.
   type: dict
   returned: success
 """

@@ -11,9 +11,10 @@ short_description: Run the control daemon of NVIDIA MPS as a service, with limit
 version_added: 0.1.0
 description:
   - Writes a systemd unit for C(nvidia-cuda-mps-control) with an equal part of memory and threads for each client, and
-    sees that it runs.
-  - Refuses more clients than a GPU takes, GPUs with MIG on, and a host that mixes GPUs before and from Volta on.
-  - Pipes, logs and shared memory lie where NVIDIA's device plugin looks for them below its MPS root.
+    ensures that it runs.
+  - Refuses more clients than a GPU supports, GPUs in MIG mode, and a host with GPUs both before Volta and from Volta
+    on.
+  - Pipes, logs and shared memory are in the folders that NVIDIA's device plugin expects below its MPS root.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
@@ -21,11 +22,11 @@ extends_documentation_fragment:
   - vgpu.fleet.attributes.group
 options:
   replicas:
-    description: Clients of each GPU; each may use an equal part of its memory and threads.
+    description: Number of clients of each GPU. Each client may use an equal part of the GPU's memory and threads.
     type: int
     default: 2
   mps_root:
-    description: Where pipes, logs and shared memory lie.
+    description: Folder of the pipes, logs and shared memory.
     type: path
     default: /run/nvidia/mps
   resource:
@@ -37,26 +38,26 @@ options:
     type: bool
     default: true
   state:
-    description: Whether the service is there.
+    description: Whether the service is installed.
     type: str
     choices: [present, absent]
     default: present
 """
 
 EXAMPLES = r"""
-- name: Four clients a GPU
+- name: Run MPS with four clients for each GPU
   vgpu.fleet.mps_daemon:
     replicas: 4
 """
 
 RETURN = r"""
 plan:
-  description: What was done, or would be, in sentences.
+  description: The changes that were made, or would be made in check mode, in sentences.
   type: list
   elements: str
   returned: success
 limits:
-  description: The limits of each client that the control daemon is given.
+  description: The limits of each client that the control daemon gets.
   type: list
   elements: str
   returned: success
@@ -93,12 +94,12 @@ def main() -> None:
             found = nvml.read()
             if not found["ok"] or not found["gpus"]:
                 module.fail_json(
-                    msg=f"MPS: NVML lists no GPU ({found['error'] or 'none is there'}); mend the driver first"
+                    msg=f"MPS: NVML lists no GPU ({found['error'] or 'the host has none'}); repair the driver first"
                 )
             refused = mps.refusals(found["gpus"], options["replicas"], found["cuda_version"])
             if not os.path.exists(CONTROL):
                 refused.append(
-                    f"{CONTROL} is not there; install nvidia-cuda-mps (Debian), or nvidia-compute-utils of the "
+                    f"{CONTROL} is missing; install nvidia-cuda-mps (Debian), or nvidia-compute-utils of the "
                     f"branch (Ubuntu)"
                 )
             if refused:

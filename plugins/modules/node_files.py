@@ -10,8 +10,8 @@ module: node_files
 short_description: Write several text files of a node in one call
 version_added: 0.1.0
 description:
-  - Writes each file that differs, by a rename, and makes the folders that are not there.
-  - A host with several files costs one remote call.
+  - Writes each file that differs, by a rename, and creates missing folders.
+  - Several files need only one remote call.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
@@ -21,19 +21,19 @@ options:
   files:
     description:
       - Path of each file and its whole text.
-      - Owner and mode of a file that is there stay; a new one belongs to root with mode 0644.
+      - An existing file keeps its owner and mode; a new file belongs to root and has mode 0644.
     type: dict
     required: true
   exact:
     description:
-      - Patterns, such as C(/etc/vgpu/configs/*.yaml). Files that one matches and O(files) does not name are removed.
+      - Patterns, such as C(/etc/vgpu/configs/*.yaml). Files that match a pattern and are not in O(files) are removed.
     type: list
     elements: path
     default: []
 """
 
 EXAMPLES = r"""
-- name: Configuration and unit of a service
+- name: Write the configuration and the unit of a service
   vgpu.fleet.node_files:
     files:
       /etc/vgpu/node.yaml: "{{ text }}"
@@ -42,12 +42,12 @@ EXAMPLES = r"""
 
 RETURN = r"""
 written:
-  description: The files that were written, or would be.
+  description: The written files; in check mode, the files that would be written.
   returned: always
   type: list
   elements: str
 removed:
-  description: The files that were removed, or would be.
+  description: The removed files; in check mode, the files that would be removed.
   returned: always
   type: list
   elements: str

@@ -12,10 +12,10 @@ module: plan
 short_description: Plan the changes from the state of a host to its desired state
 version_added: 0.1.0
 description:
-  - Reads the host by M(vgpu.fleet.host_state), in one remote call, and compares its state with what its groups want by
+  - Reads the host by M(vgpu.fleet.host_state), in one remote call, and compares its state with its desired state from
     M(vgpu.fleet.check_variables).
   - Returns ordered steps, each with its role, its reason, its changes, and whether it disturbs running work.
-  - Fails where this host alone cannot be changed, such as with a F(daemon.json) that cannot be read.
+  - Fails if this host alone cannot be changed, for example because its F(daemon.json) cannot be read.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
@@ -24,12 +24,12 @@ extends_documentation_fragment:
 options:
   checked:
     description:
-      - Name of the variable that M(vgpu.fleet.check_variables) registered its result in, with
+      - Name of the variable with the registered result of M(vgpu.fleet.check_variables), called with
         O(vgpu.fleet.check_variables#module:desired).
     type: str
     required: true
   groups:
-    description: Groups of the inventory in memory that the host is added to. An empty name adds it to no group.
+    description: Groups of the inventory in memory to which the host is added. An empty name adds it to no group.
     type: dict
     suboptions:
       changed:
@@ -69,7 +69,7 @@ steps:
   elements: dict
   contains:
     role:
-      description: Role that carries the step out.
+      description: Role that makes the step's changes.
       type: str
       returned: always
     reason:
@@ -77,7 +77,7 @@ steps:
       type: str
       returned: always
     changes:
-      description: What the step changes, in sentences.
+      description: The changes of the step, in sentences.
       type: list
       elements: str
       returned: always
@@ -99,13 +99,14 @@ roles:
   elements: str
 faults:
   description:
-    - Mistakes in the variables that only the GPUs of the host show, empty where there is none. With one of them
-      RV(text) is empty, and nothing else is returned but warnings.
+    - Mistakes in the variables that only the GPUs of the host show, else empty. If there is a mistake, RV(text) is
+      empty, and only warnings are returned.
   returned: always
   type: list
   elements: str
 state:
-  description: What of the host's state roles ask later; C(node), C(os), C(kubelet_engine) of M(vgpu.fleet.host_state).
+  description:
+    - Parts of the host's state that later roles need; C(node), C(os), C(kubelet_engine) of M(vgpu.fleet.host_state).
   returned: success
   type: dict
 disturbs:
@@ -114,18 +115,18 @@ disturbs:
   type: bool
 outside:
   description:
-    - Who holds slices and is moved by no drain of a Kubernetes node.
+    - Holders of slices that a drain of a Kubernetes node does not move.
     - Containers of docker and podman by name, and programs of C(vgpuctl exec).
   returned: always
   type: list
   elements: str
   sample: ["docker web"]
 allocation:
-  description: A line on claims (Dynamic Resource Allocation), empty where pods get GPUs by the device plugin.
+  description: A line on claims (Dynamic Resource Allocation), empty if pods get GPUs by the device plugin.
   returned: success
   type: str
 node_yaml:
-  description: What the configuration file of the node is to hold.
+  description: The desired content of the node's configuration file.
   returned: success
   type: str
 text:

@@ -10,9 +10,9 @@ module: plugin_python
 short_description: Find the Python of a host for the device plugin
 version_added: 0.1.0
 description:
-  - Chooses by the distribution which Python the device plugin runs on and which packages of the distribution bring it,
-    and looks whether they are there.
-  - Says in RV(refusal) why none will do; whether that stops a play is the caller's choice.
+  - Chooses the Python for the device plugin and the packages of the distribution that install it, and checks whether
+    they are installed.
+  - Returns in RV(refusal) why no Python is suitable; the caller decides whether that stops the play.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
@@ -20,11 +20,11 @@ extends_documentation_fragment:
   - vgpu.fleet.internal
 options:
   python:
-    description: Path of a Python, or V(auto) for the one of the distribution that is new enough.
+    description: Path of a Python, or V(auto) for the distribution's Python that is new enough.
     type: str
     default: auto
   packages:
-    description: Its packages, or V(auto).
+    description: Packages of the Python, or V(auto).
     type: list
     elements: str
     default: [auto]
@@ -36,28 +36,28 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Look at the host's Python
+- name: Find the host's Python
   vgpu.fleet.plugin_python:
   register: python
 """
 
 RETURN = r"""
 python:
-  description: Path of the Python; empty where the distribution has none that is new enough.
+  description: Path of the Python; empty if the distribution has none that is new enough.
   returned: always
   type: str
 packages:
-  description: The packages that bring it.
+  description: The packages that install the Python.
   returned: always
   type: list
   elements: str
 missing:
-  description: Those of them that are not installed.
+  description: The packages among RV(packages) that are not installed.
   returned: always
   type: list
   elements: str
 components:
-  description: Components of the distribution that have them, beside its main one.
+  description: Components of the distribution that have the packages, in addition to its main component.
   returned: always
   type: list
   elements: str
@@ -67,8 +67,8 @@ manager:
   type: str
 version:
   description:
-    - Its version, such as C(3.12). Where it is not installed yet, the version that the packages give; empty where that
-      is not known.
+    - Version of the Python, such as C(3.12). If it is not installed yet, the version that the packages install; empty
+      if unknown.
   returned: always
   type: str
 arch:
@@ -77,16 +77,17 @@ arch:
   type: str
 to_go_on_with:
   description:
-    - Where this module itself runs on RV(python), and that is not C(/usr/bin/python3), another Python of the host that
-      runs modules, for the rest of a play that removes RV(packages). Empty otherwise, and where there is no other.
+    - Another Python of the host, for the remaining tasks of a play that removes RV(packages). Returned only if this
+      module itself runs on RV(python) and RV(python) is not C(/usr/bin/python3). Empty otherwise, and if the host has
+      no other Python.
   returned: always
   type: str
 exists:
-  description: Of each file asked for, whether it is there.
+  description: For each file of O(exists), whether it exists.
   returned: always
   type: dict
 refusal:
-  description: Why there is no Python that will do, empty where there is, or will be with the packages.
+  description: Why no Python is suitable; empty if one is suitable, or will be after the installation of the packages.
   returned: always
   type: str
 """

@@ -12,8 +12,8 @@ version_added: 0.1.0
 description:
   - Records on the node the current versions of the library and the device plugin, and the texts of their
     configurations and units.
-  - What an upgrade that was killed has kept stays as it is until something newer is proven, so that the next
-    upgrade returns to what was there before the killed one.
+  - The rollback point of an interrupted upgrade stays unchanged until a newer state is proven, so that the next upgrade
+    rolls back to the state before the interrupted upgrade.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
@@ -22,7 +22,7 @@ extends_documentation_fragment:
 options:
   state:
     description:
-      - V(kept) saves the rollback point, V(forgotten) removes it once the upgrade is proven or rolled back.
+      - V(kept) saves the rollback point, V(forgotten) removes it after the upgrade is proven or rolled back.
     type: str
     choices: [kept, forgotten]
     default: kept
@@ -39,7 +39,7 @@ options:
     type: path
     default: /etc/vgpu/node.yaml
   daemonset:
-    description: What the host's DaemonSet was last applied with; empty keeps nothing of it.
+    description: Settings with which the host's DaemonSet was last applied; if empty, they are not saved.
     type: path
     default: ""
   units:
@@ -60,12 +60,12 @@ RETURN = r"""
 point:
   description:
     - Versions (C(library), C(plugin)) and texts (C(node_config), and by path C(units), the named configurations
-      C(configs) and C(daemonset)). V(null) was absent; C(configs) V(null) or an empty C(daemonset), not kept by the
-      version of the collection that made the record.
+      C(configs) and C(daemonset)). V(null) means absent. If C(configs) is V(null) or C(daemonset) is empty, the version
+      of the collection that made the record did not save it.
   returned: with O(state=kept)
   type: dict
 resumed:
-  description: The point is that of an earlier upgrade which was cut off.
+  description: Whether the rollback point is that of an earlier, interrupted upgrade.
   returned: with O(state=kept)
   type: bool
 """

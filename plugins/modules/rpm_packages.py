@@ -9,12 +9,12 @@ module: rpm_packages
 short_description: Install packages with their RPM repository; remove them on state=absent
 version_added: 0.1.0
 description:
-  - What M(vgpu.fleet.apt_packages) is for apt, by the command lines of dnf or zypper, namely repository, key, module
-    stream and one transaction for exactly the versions that were asked for, up or down.
-  - A repository that cannot be read, a key that does not match or a version that does not exist leaves the host as it
-    was, and the message names it.
+  - Works like M(vgpu.fleet.apt_packages), by the command lines of dnf or zypper. It sets up repository, key and module
+    stream, and installs exactly the requested versions, newer or older, in one transaction.
+  - If a repository cannot be read, a key does not match or a version does not exist, the module fails with its name and
+    leaves the host unchanged.
   - With a O(record), V(absent) removes what V(present) installed, dependencies included, its locks, keys and
-    repository, and nothing that was there before.
+    repository, and nothing that was installed before.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
@@ -22,24 +22,24 @@ extends_documentation_fragment:
   - vgpu.fleet.attributes.group
 attributes:
   check_mode:
-    details: Says what would be done; of a repository that is not there yet no versions are known.
+    details: Predicts the changes. The versions in a repository that is not set up yet are unknown.
   diff_mode:
     details: Shows the packages and the text of the repository files before and after.
 options:
   packages:
     description:
-      - Names, or C(name=version). A version may be whole, or without epoch and release, and may hold V(*).
+      - Names, or C(name=version). A version may be complete, or without epoch and release, and may contain V(*).
       - C(name=@other) takes the version that the package C(other) has, or gets in the same transaction.
     type: list
     elements: str
     required: true
   manager:
-    description: The package manager of the host; V(auto) is zypper on a system of SUSE and dnf on any other.
+    description: The package manager of the host; V(auto) means zypper on a system of SUSE and dnf on any other system.
     type: str
     choices: [auto, dnf, zypper]
     default: auto
   state:
-    description: Whether the packages are there.
+    description: Whether the packages are installed.
     type: str
     choices: [present, absent]
     default: present
@@ -48,28 +48,29 @@ options:
     type: str
     required: true
   source:
-    description: A repository for these packages. Without it, the host's own are used.
+    description: A repository for these packages. Without it, the host's own repositories are used.
     type: dict
     suboptions:
       baseurl:
-        description: Its address.
+        description: Address of the repository.
         type: str
         required: true
       key:
         description:
-          - Its public key as armoured text, its address, or the path of a file on the host. Empty checks nothing.
+          - Public key of the repository as armoured text, its address, or the path of a file on the host. If empty,
+            signatures are not checked.
         type: str
         default: ""
       gpgcheck:
-        description: Whether the packages are signed with it.
+        description: Whether the packages are signed with the key.
         type: bool
         default: true
       repo_gpgcheck:
-        description: Whether the index is signed with it.
+        description: Whether the index is signed with the key.
         type: bool
         default: false
       priority:
-        description: Its priority; a lower number goes before the others.
+        description: Priority of the repository; a lower number has precedence.
         type: int
   files:
     description: Package files on the host instead of a repository. Their signatures are not checked.
@@ -77,7 +78,7 @@ options:
     elements: path
     default: []
   module_stream:
-    description: A module of dnf and the stream of it to enable, V(name:stream).
+    description: A module of dnf and its stream to enable, as V(name:stream).
     type: str
     default: ""
   stale_sources:
@@ -87,29 +88,31 @@ options:
     default: []
   hold:
     description:
-      - Names or patterns of packages that are locked at their version, with dnf by its plugin, which is installed.
-      - What a pattern with C(!) before it matches is not locked.
-      - A package that somebody else locked is never changed; the module stops and names it.
+      - Names or patterns of packages that are locked at their version. For dnf, the module installs the versionlock
+        plugin.
+      - Packages that match a pattern with C(!) before it are not locked.
+      - A package that another user locked is never changed; the module fails with its name.
     type: list
     elements: str
     default: []
   record:
-    description: File that records what was installed and changed; O(state=absent) reverts exactly that.
+    description: File that records the installations and changes; O(state=absent) reverts exactly these.
     type: path
   optional:
     description:
-      - Packages that come along where a repository has them; as O(packages). They are never the reason for a change.
+      - Packages to install in addition if a repository has them, in the notation of O(packages). They are never the
+        reason for a change.
     type: list
     elements: str
     default: []
   lock_timeout:
-    description: Seconds that zypper waits for another one; dnf waits until the other has ended.
+    description: Seconds that zypper waits for another zypper; dnf waits until another dnf has ended.
     type: int
     default: 300
 """
 
 EXAMPLES = r"""
-- name: The toolkit at one version
+- name: Install the toolkit in one version
   vgpu.fleet.rpm_packages:
     manager: dnf
     name: vgpu-nvidia-docker
@@ -124,16 +127,16 @@ EXAMPLES = r"""
 
 RETURN = r"""
 plan:
-  description: What was done, or would be, in sentences.
+  description: The changes that were made, or would be made in check mode, in sentences.
   type: list
   elements: str
   returned: always
 installed:
-  description: The packages that came or changed, dependencies included, with their versions.
+  description: The installed or changed packages, dependencies included, with their versions.
   type: dict
   returned: always
 removed:
-  description: The packages that went.
+  description: The removed packages.
   type: list
   elements: str
   returned: always

@@ -11,7 +11,7 @@ short_description: Set the driver's time slice between processes that share a GP
 version_added: 0.1.0
 description:
   - A systemd unit sets the compute policy through C(nvidia-smi); its stop restores the driver's default.
-  - Running work goes on, with the new slice.
+  - Running programs continue with the new time slice.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
@@ -19,7 +19,7 @@ extends_documentation_fragment:
   - vgpu.fleet.attributes.group
 options:
   slice:
-    description: How long a process may run before another one's turn.
+    description: How long a process may run before the next process runs.
     type: str
     choices: [default, long, medium, short]
     default: default
@@ -31,14 +31,14 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Long turns
+- name: Set the long time slice
   vgpu.fleet.time_slice:
     slice: long
 """
 
 RETURN = r"""
 plan:
-  description: What was done, or would be, in sentences.
+  description: The changes that were made, or would be made in check mode, in sentences.
   type: list
   elements: str
   returned: success

@@ -11,8 +11,8 @@ short_description: Manage keys in the configuration of NVIDIA's container toolki
 version_added: 0.1.0
 description:
   - Sets keys of a TOML file. Comments, order, foreign keys, mode and owner survive; the file is replaced in one step.
-  - A file that cannot be read as TOML is left alone, and the fault is named with its line.
-  - Running containers are not touched; the runtime reads its file when a container is made.
+  - A file that cannot be read as TOML stays unchanged; the error names the line.
+  - Running containers are not affected; the runtime reads its file when a container is created.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
@@ -23,7 +23,7 @@ attributes:
     details: Shows the text before and after.
 options:
   path:
-    description: The file. A missing one is made.
+    description: The file. A missing file is created.
     type: path
     default: /etc/nvidia-container-runtime/config.toml
   settings:
@@ -41,7 +41,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: No GPU for a container that was not given one
+- name: Refuse GPUs to containers that request them by environment
   vgpu.fleet.toolkit_config:
     settings:
       accept-nvidia-visible-devices-envvar-when-unprivileged: false
@@ -51,7 +51,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 plan:
-  description: What was done, or would be, in sentences.
+  description: The changes that were made, or would be made in check mode, in sentences.
   type: list
   elements: str
   returned: always

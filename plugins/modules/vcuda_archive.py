@@ -10,11 +10,12 @@ module: vcuda_archive
 short_description: Compile the vGPU library into an archive
 version_added: 0.1.0
 description:
-  - Compiles the sources of the library in a folder of its own and packs the result as one archive, which
+  - Compiles the sources of the library in a separate folder and packs the result as one archive, which
     M(vgpu.fleet.vcuda_library) deploys.
-  - The archive appears by one rename when it is whole, so an existing one is complete, and nothing is compiled.
+  - The archive gets its name by one rename when it is complete, so an existing archive is complete and is not compiled
+    again.
   - The same sources and compiler give the same bytes.
-  - Its name is C(vcuda-<version>-<architecture>.tar.gz).
+  - The name of the archive is C(vcuda-<version>-<architecture>.tar.gz).
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
@@ -22,7 +23,7 @@ extends_documentation_fragment:
   - vgpu.fleet.internal
 options:
   folder:
-    description: Where the archive is, or is to be, on this host.
+    description: Folder of the archive on this host.
     type: path
     required: true
   prebuilt:
@@ -32,9 +33,10 @@ options:
     default: []
   architectures:
     description:
-      - The architectures that archives are needed for, as C(uname -m) says them. By default that of this host.
-      - Nothing is compiled where this host's own is not among them.
-      - Nothing is compiled where O(folder) or one of O(prebuilt) has the archive of this host's own.
+      - The architectures for which archives are needed, as C(uname -m) prints them. By default the architecture of this
+        host.
+      - Nothing is compiled if this host's architecture is not among them.
+      - Nothing is compiled if O(folder) or a folder of O(prebuilt) has the archive for this host's architecture.
     type: list
     elements: str
     default: []
@@ -44,13 +46,13 @@ options:
     required: true
   sources:
     description:
-      - Folder of the sources on this host, with their C(Makefile). Nothing is written in it.
-      - Without it nothing is compiled; RV(exists) says whether the archive is there.
+      - Folder of the sources on this host, with their C(Makefile). The module writes nothing there.
+      - Without it nothing is compiled; RV(exists) shows whether the archive exists.
     type: path
 """
 
 EXAMPLES = r"""
-- name: Build once on the controller
+- name: Build the archive on the controller
   vgpu.fleet.vcuda_archive:
     folder: ~/.cache/vgpu.fleet
     version: 0.1.0-0123456789ab
@@ -65,11 +67,11 @@ archive:
   returned: always
   type: str
 exists:
-  description: Whether the archive is there now.
+  description: Whether the archive exists after the run.
   returned: always
   type: bool
 missing:
-  description: The architectures among O(architectures) for which there is no archive now.
+  description: The architectures among O(architectures) that have no archive after the run.
   returned: always
   type: list
   elements: str

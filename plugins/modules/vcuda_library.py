@@ -10,10 +10,9 @@ module: vcuda_library
 short_description: Install a version of the vGPU library on a node and make it current
 version_added: 0.1.0
 description:
-  - Unpacks an archive into a folder of its own below O(root) and switches the link C(current) to it, each by one
-    rename.
+  - Unpacks an archive into a new folder below O(root) and switches the link C(current) to it, each by one rename.
   - No file of a library is ever overwritten, because running containers have it mounted.
-  - The next run deletes the unfinished parts of a killed one.
+  - The next run deletes the unfinished files of an interrupted run.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
@@ -23,8 +22,8 @@ options:
   state:
     description:
       - V(present) deploys O(version) and makes it current. Other versions stay for the containers that use them.
-      - V(collected) removes the versions that no process maps, no container mounts and no allocation names, but for
-        O(version) and the current one.
+      - V(collected) removes the versions that no process maps, no container mounts and no allocation names, except
+        O(version) and the current version.
       - V(absent) removes all versions.
     type: str
     choices: [present, collected, absent]
@@ -35,18 +34,18 @@ options:
   archive:
     description:
       - The archive on the node, with C(libvgpu.so), C(vgpu-probe) and C(manifest.json) at its top.
-      - It is read only where the version is not there yet.
+      - It is read only if the version is not installed yet.
     type: path
   checksum:
     description:
-      - SHA-256 of O(archive); another file is refused. It is taken from the bytes that are unpacked.
-      - With O(source) it is that of the controller's file.
+      - SHA-256 of O(archive); another file is refused. The checksum is computed from the unpacked bytes.
+      - With O(source), the checksum of the controller's file.
     type: str
   source:
     description:
-      - The archive on the controller, or several, of which the first that exists is sent.
-      - C({arch}) in a path stands for the node's architecture, as C(uname -m) says it.
-      - It is sent only to a node where the version is missing.
+      - The archive on the controller, or a list of paths, of which the first existing file is sent.
+      - C({arch}) in a path stands for the node's architecture, as C(uname -m) prints it.
+      - The archive is sent only to a node that does not have the version.
     type: list
     elements: path
   root:
@@ -61,7 +60,7 @@ EXAMPLES = r"""
     version: 0.1.0-0123456789ab
     source: ~/.cache/vgpu.fleet/vcuda-0.1.0-0123456789ab-{arch}.tar.gz
 
-- name: Go back to a version that is still on the node
+- name: Switch to a version that is still on the node
   vgpu.fleet.vcuda_library:
     version: 0.1.0-ba9876543210
 
@@ -73,20 +72,20 @@ EXAMPLES = r"""
 
 RETURN = r"""
 actions:
-  description: What was done, in sentences.
+  description: The changes that were made, in sentences.
   returned: always
   type: list
   elements: str
 current:
-  description: The version that C(current) names now, V(null) where there is none.
+  description: The version that C(current) names now, V(null) if no version is current.
   returned: always
   type: str
 arch:
-  description: The node's architecture, as C(uname -m) says it.
+  description: The node's architecture, as C(uname -m) prints it.
   returned: where RV(needs_archive) is true
   type: str
 needs_archive:
-  description: Nothing was done, for the node lacks the version and was given no archive.
+  description: Whether nothing was done because the node does not have the version and got no archive.
   returned: always
   type: bool
 versions:
@@ -116,7 +115,7 @@ def predict(params: dict, before: dict) -> list[str]:
     if version not in before["whole"]:
         actions.append(f"would deploy {root}/{version}")
     elif version in before["closed"]:
-        actions.append(f"would let every user look into {root}/{version}")
+        actions.append(f"would let every user read {root}/{version}")
     if before["current"] != version:
         actions.append(f"would switch {root}/current to {version}")
     return actions
@@ -161,8 +160,8 @@ def main() -> None:
     if lacks and not params["archive"] and not module.check_mode:
         if not params["source"]:
             module.fail_json(
-                msg=f"{params['root']}/{params['version']} is not there, or not whole, and no archive was given; "
-                f"it holds {', '.join(before['versions']) or 'no version'}"
+                msg=f"{params['root']}/{params['version']} is missing or not complete, and no archive was given; "
+                f"the node has {', '.join(before['versions']) or 'no version'}"
             )
         module.exit_json(
             changed=False, needs_archive=True, arch=platform.machine(), actions=[], diff=[], **shape(before)

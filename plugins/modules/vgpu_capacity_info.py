@@ -10,10 +10,11 @@ module: vgpu_capacity_info
 short_description: Compare the vGPU slices that a host should have with those that it advertises
 version_added: 0.1.0
 description:
-  - Computes the slices that the configuration of the node and its GPUs give, and compares them with those that the
-    running device plugin made and with those that the kubelet knows, by its own checkpoint.
-  - On a host without a kubelet, the device plugin's list stands for what is advertised.
-  - The module does not fail on a difference; it returns each with what was expected, what was found, and a remedy.
+  - Computes the expected slices from the node's configuration and its GPUs. Compares them with the slices that the
+    running device plugin made, and with the slices in the kubelet's checkpoint.
+  - On a host without a kubelet, the device plugin's list counts as advertised.
+  - The module does not fail on a difference; it returns each difference with the expected and the found state and a
+    remedy.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
@@ -22,21 +23,22 @@ extends_documentation_fragment:
 options:
   timeout:
     description:
-      - Seconds to wait for the differences to vanish, because a kubelet learns of slices with a delay.
-      - The module returns as soon as there is none.
+      - Seconds to wait for the differences to disappear, because a kubelet learns of slices with a delay.
+      - The module returns as soon as there is no difference.
     type: int
     default: 0
   usage:
     description:
-      - Whether to ask the device plugin also what runs. Ledgers are then compared with NVML, its records with the
-        kubelet's, processes with their ledgers, and the library of each container with the one that new ones get.
+      - Whether to also query the device plugin for the running containers. The module then compares ledgers with NVML,
+        the plugin's records with the kubelet's, processes with their ledgers, and the library of each container with
+        the version for new containers.
     type: bool
     default: false
   wanted:
     description:
-      - What the variables of the host's group make of O(node_config), as the filter P(vgpu.fleet.node_yaml#filter)
-        writes it. Every key that differs is a difference.
-      - Empty means that the file of the node stands for what is wanted.
+      - The text of O(node_config) that the variables of the host's group produce, from the filter
+        P(vgpu.fleet.node_yaml#filter). Each different key is reported.
+      - If empty, the node's file counts as the desired text.
     type: str
     default: ""
   node_config:
@@ -53,12 +55,12 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Compare what is advertised with what should be
+- name: Compare the advertised slices with the expected slices
   vgpu.fleet.vgpu_capacity_info:
     timeout: 60
   register: capacity
 
-- name: Stop on a difference
+- name: Fail if there is a difference
   ansible.builtin.assert:
     that: capacity.ok
     fail_msg: "{{ capacity.sentences | join('\n') }}"
@@ -66,7 +68,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 ok:
-  description: Whether nothing differs.
+  description: Whether there is no difference.
   returned: always
   type: bool
 resource:
@@ -75,13 +77,14 @@ resource:
   type: str
   sample: nvidia.com/gpu
 resources:
-  description: Names of all resources of the host; several where GPUs are shared in several ways.
+  description: Names of all resources of the host; several if GPUs are shared in several ways.
   returned: always
   type: list
   elements: str
 claims:
   description:
-    - Of a host whose pods get GPUs by claims, the devices that its ResourceSlices should have. V(null) of any other.
+    - For a host whose pods get GPUs by claims, the devices that its ResourceSlices should have. V(null) for any other
+      host.
     - A number that a device does not have is V(null).
   returned: always
   type: list
@@ -89,11 +92,11 @@ claims:
   sample: [{uuid: GPU-58761ffe-0000-0000-0000-000000000000, shared: true, memory_mib: 14400, slots: 7}]
 shared:
   description:
-    - Whether the GPUs are shared. Without sharing a slice is a whole GPU, without a limit that could be proven.
+    - Whether the GPUs are shared. Without sharing, a slice is a whole GPU and has no limit to prove.
   returned: always
   type: bool
 kubelet:
-  description: Whether there is a kubelet on the host.
+  description: Whether the host has a kubelet.
   returned: always
   type: bool
 node:
@@ -119,7 +122,7 @@ advertised:
   type: list
   elements: str
 lost:
-  description: GPUs that the driver counts and cannot read, or that were offered and are gone.
+  description: GPUs that the driver counts but cannot read, or that were advertised and are gone.
   returned: always
   type: list
   elements: dict
@@ -131,8 +134,8 @@ lost:
 gpus:
   description:
     - Each GPU with the number, memory and SM share of its slices, and how many of them are advertised.
-    - Also what the device plugin shows of it now, its utilisation in percent and its temperature in degrees Celsius,
-      V(null) where unknown, and the Xids that the driver reported since the plugin began.
+    - Also its present utilisation in percent and its temperature in degrees Celsius from the device plugin, V(null) if
+      unknown, and the Xids that the driver reported since the plugin started.
   returned: always
   type: list
   elements: dict
@@ -155,8 +158,9 @@ gpus:
           last: "2026-11-24T04:00:00Z"
 usage:
   description:
-    - Who holds which slices, GPU by GPU, and how much memory; empty unless O(usage) is set.
-    - Of a holder without a limit, as of a whole GPU, C(limit_mib), C(used_mib) and C(processes) are V(null).
+    - The holders of slices on each GPU, with their memory; empty unless O(usage) is set.
+    - For a holder without a limit, such as the holder of a whole GPU, C(limit_mib), C(used_mib) and C(processes) are
+      V(null).
   returned: always
   type: list
   elements: dict
@@ -168,86 +172,88 @@ usage:
       used_mib: 900
       processes: 1
 versions:
-  description: Versions of the driver and the device plugin, V(null) where unknown.
+  description: Versions of the driver and the device plugin, V(null) if unknown.
   returned: always
   type: dict
   sample: {driver: 535.261.03, plugin: 0.1.0}
 proven:
-  description: Whether the last proof of isolation holds for what runs now.
+  description: Whether the last proof of isolation is valid for the running versions.
   returned: always
   type: bool
 isolation:
   description:
-    - What the role verify found when it last checked isolation, as the filter P(vgpu.fleet.isolation_brief#filter)
-      keeps it, with C(time) in seconds since 1970. RV(proven) says whether that holds for what runs now.
-    - V(null) without O(usage), and where isolation was never checked.
+    - The result of the last isolation check by the role verify, shortened by the filter
+      P(vgpu.fleet.isolation_brief#filter), with C(time) in seconds since 1970. RV(proven) shows whether it is valid for
+      the running versions.
+    - V(null) without O(usage), and if isolation was never checked.
   returned: always
   type: dict
 library:
-  description: Version of the vGPU library that new allocations get, V(null) where the device plugin does not answer.
+  description: Version of the vGPU library that new allocations get, V(null) if the device plugin does not answer.
   returned: always
   type: str
 fingerprint:
   description:
-    - Digest of the library, the device plugin, its configuration, the driver and the GPUs. A proof of isolation holds
-      for it.
-    - V(null) where no device plugin answers.
+    - Digest of the library, the device plugin, its configuration, the driver and the GPUs. A proof of isolation is
+      valid for one fingerprint.
+    - V(null) if no device plugin answers.
   returned: always
   type: str
 drift:
-  description: Every difference.
+  description: All differences.
   returned: always
   type: list
   elements: dict
   contains:
     what:
-      description: What differs.
+      description: The property that differs.
       type: str
       returned: always
     where:
-      description: Of which object.
+      description: The object to which the property belongs.
       type: str
       returned: always
     expected:
-      description: What should be.
+      description: The expected value.
       type: str
       returned: always
     found:
-      description: What is.
+      description: The found value.
       type: str
       returned: always
     remedy:
-      description: What to do next.
+      description: The next step.
       type: str
       returned: always
 notes:
   description:
-    - What differs and goes away by itself, in the shape of RV(drift). An older library that is still mapped; a GPU that
-      keeps its former slices until those in use are free.
+    - Differences that disappear without action, in the form of RV(drift). Examples are an older library that is still
+      mapped, and a GPU that keeps its former slices until the used slices are free.
   returned: always
   type: list
   elements: dict
 plugin_warnings:
-  description: What the device plugin warns of, and is neither in RV(drift) nor in RV(notes).
+  description: Warnings of the device plugin that are neither in RV(drift) nor in RV(notes).
   returned: always
   type: list
   elements: str
 memory_enforcement:
-  description: Who refuses memory over the limit, and why so, as the device plugin says; empty where it does not.
+  description:
+    - What refuses memory over the limit, and why, as the device plugin reports it; empty if it reports nothing.
   returned: always
   type: str
 missing:
-  description: Sources that did not answer, each with the reason; of what they alone know nothing is said.
+  description: Sources that did not answer, each with the reason; the result omits what only these sources could show.
   returned: always
   type: dict
-  sample: {kubelet: there is none on this host}
+  sample: {kubelet: this host has no kubelet}
 sentences:
-  description: The differences as one line each.
+  description: Each difference as one line.
   returned: always
   type: list
   elements: str
 waited:
-  description: Seconds that the module waited for the differences to vanish.
+  description: Seconds that the module waited for the differences to disappear.
   returned: always
   type: int
 """

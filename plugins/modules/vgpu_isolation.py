@@ -11,34 +11,35 @@ author:
 version_added: 0.1.0
 short_description: Prove that a container cannot exceed its slice of a GPU
 description:
-  - Leases a free slice from the device plugin of the host, runs C(vgpu-probe) in it with exactly the mounts, the files
-    and the environment that the plugin answered, and reports a verdict for each check with the figures it measured.
-  - The probe is not trusted alone. The module compares what the probe saw with what the plugin says the slice is,
-    asks C(nvidia-smi) inside the slice, and reads on the host, from the driver, how much memory the processes of the
+  - Leases a free slice from the host's device plugin and runs C(vgpu-probe) in it, with exactly the mounts, files and
+    environment of the plugin's reply. Reports a verdict for each check, with the measured figures.
+  - The probe is not the only source. The module compares the probe's figures with the size that the plugin reports,
+    runs C(nvidia-smi) inside the slice, and reads from the driver on the host how much memory the processes of the
     slice used.
-  - The module tries the bypasses of C(docs/threat-model.md) too, checks whose names begin with C(bypass-). One that
-    user space cannot prevent runs again until the watcher of the device plugin names it; then its verdict is
-    V(detected). Without a watcher it is V(open), which fails nothing. One that the watcher could see and did not name,
-    and any other that is granted memory, is V(violated).
-  - C(neighbours) passes where NVML shows only processes and memory of the container. C(graphics) is V(open) where a
-    library of graphics or video can be loaded, and names it, for its memory is not charged; in a namespace those
-    libraries are the host's.
-  - The share of the GPU's time is measured while other tenants may run. The check C(share-beside), which runs only
-    where O(checks) names it, measures it while a tenant of our own runs in a second slice of that GPU.
-  - The check C(import-beside) leases a second free slice of that GPU and mounts a folder of this run in both, as two
-    pods share a volume. The probe in one slice exports memory and a pool by descriptors, and memory by a handle of
-    CUDA IPC. The probe in the other, whose slice is full, must not get them; nor may the exporter allocate again what
-    the other keeps on the card. Where no second slice is free, or no time is left, it is V(not-run), which fails
-    nothing.
-  - Where the device plugin says that the driver itself enforces memory, the module asks the driver for the limit of the
-    container's control group (C(driver-limit)), starts the container again and asks again (C(driver-limit-restart)),
-    and puts processes of its own, which no library limits, into that group while the container waits. One takes all
-    that it gets (C(driver-refuses)), two do in groups below it (C(driver-limit-children)), one sets the limit with the
-    container's capabilities (C(driver-limit-root)), one takes memory in the name of a process that is gone
-    (C(dead-creator)). C(managed-raw) is V(open), with the figure, where managed memory came to the card uncharged.
-    C(driver-limit-beside) fills the slice while the limit and the account of a second one are read. A bypass that was
-    granted memory is V(violated) where the sum of its group passed the hard limit.
-  - The module always releases the lease. The lease expires when the module is killed.
+  - The module also tries the bypasses of C(docs/threat-model.md), in checks whose names begin with C(bypass-). A bypass
+    that user space cannot prevent runs again until the watcher of the device plugin names it; then its verdict is
+    V(detected). Without a watcher its verdict is V(open), with which the module does not fail. The verdict is
+    V(violated) for a bypass that the watcher could see and did not name, and for any other bypass that gets memory.
+  - C(neighbours) passes if NVML shows only processes and memory of the container. C(graphics) is V(open) and names the
+    library if a library of graphics or video can be loaded, because the memory of such a library is not charged. In a
+    namespace, these libraries are the host's.
+  - The share of the GPU's time is measured while other tenants may run. The check C(share-beside), which runs only if
+    O(checks) names it, measures the share while the module runs a tenant in a second slice of the same GPU.
+  - The check C(import-beside) leases a second free slice of the same GPU and mounts a folder of this run in both
+    slices, as two pods share a volume. The probe in one slice exports memory and a pool by descriptors, and memory by a
+    handle of CUDA IPC. The probe in the other slice, which is full, must not get this memory. The exporter must not
+    allocate memory again that the other probe keeps on the card. If no second slice is free or no time is left, the
+    verdict is V(not-run), with which the module does not fail.
+  - If the device plugin reports that the driver itself enforces memory, the module reads the driver's limit of the
+    container's control group (C(driver-limit)), starts the container again and reads the limit again
+    (C(driver-limit-restart)). While the container waits, the module runs tenants without the library in this group. One
+    tenant allocates until the driver refuses (C(driver-refuses)); two tenants do the same in groups below it
+    (C(driver-limit-children)); one tenant sets the limit with the container's capabilities (C(driver-limit-root)); one
+    tenant allocates memory in the name of an ended process (C(dead-creator)). C(managed-raw) is V(open), with the
+    figure, if managed memory on the card is not charged. C(driver-limit-beside) fills the slice while the module reads
+    the limit and the account of a second slice. A bypass that got memory is V(violated) if the sum of its group
+    exceeded the hard limit.
+  - The module always releases the lease. If the module is killed, the lease expires.
 extends_documentation_fragment:
   - vgpu.fleet.attributes.info
   - vgpu.fleet.attributes.group
@@ -55,7 +56,7 @@ options:
     default: gpu
   uuids:
     description:
-      - Check these GPUs alone. Empty means all GPUs of the host.
+      - The only GPUs to check. Empty means all GPUs of the host.
     type: list
     elements: str
     default: []
@@ -68,7 +69,7 @@ options:
   runtime:
     description:
       - Where the probe runs.
-      - With V(auto) it is a container of the first engine of the host that can hand a GPU in, docker, containerd or
+      - V(auto) means a container of the first engine of the host that can pass a GPU, in the order docker, containerd,
         podman, else a mount namespace. Docker needs its runtime C(nvidia), containerd the program
         C(nvidia-container-runtime), podman the CDI files of the device plugin.
     type: str
@@ -77,8 +78,8 @@ options:
   image:
     description:
       - A local image of docker or podman with glibc and C(/bin/sh) for the container. Nothing is ever pulled.
-      - Where it is empty, and always with containerd, the container is of the host's own files, a shell and glibc. The
-        image, or the folder, of them is made for the run and removed with it.
+      - If it is empty, and always with containerd, the container's root is made of the host's own files, a shell and
+        glibc. This image or folder exists only during the run.
     type: str
     default: ""
   timeout:
@@ -88,43 +89,43 @@ options:
     default: 120
   duration:
     description:
-      - Seconds that a slice may take, and with them a GPU. V(0) is no bound.
-      - The checks of the limit itself are always run to their end. Bypasses, and C(import-beside), that
-        have not begun by then are left out with the verdict V(not-run); what is open and could no longer be shown to
-        the watcher stays V(open). Both say so in their RV(results[].checks[].detail), and RV(results[].left_out) names
-        them.
+      - Seconds that the checks of a slice may take. V(0) means no limit.
+      - The checks of the limit itself always run to their end. Bypasses and C(import-beside) are left out, with the
+        verdict V(not-run), if they have not begun by then. An open bypass that the watcher had no time to name stays
+        V(open). The reason is in RV(results[].checks[].detail), and RV(results[].left_out) has the names of these
+        checks.
     type: int
     default: 20
   fail_on:
     description:
-      - Verdicts with which the module fails.
+      - Verdicts that make the module fail.
     type: list
     elements: str
     choices: [violated, not-run]
     default: [violated, not-run]
   omit_mounts:
     description:
-      - Container paths of mounts that are left out of the answer of the plugin. For tests of the check itself; with any
-        of them left out the verdict must not be V(passed). A path that the answer does not have is refused.
+      - Container paths of mounts that are removed from the plugin's reply. This is for tests of the check itself;
+        without a mount the verdict must not be V(passed). A path that the reply does not have is refused.
     type: list
     elements: str
     default: []
   environment:
     description:
-      - More environment for the programs in the slice. For tests.
+      - Additional environment variables for the programs in the slice. For tests.
     type: dict
     default: {}
   state:
     description:
-      - With V(absent) nothing is checked. What a killed check left at the engines, its containers, its image
-        and its folders, is removed. A later check does the same. What a former version of this collection left is
-        removed too, by its pid and its age, where docker runs and where podman has a storage.
+      - V(absent) checks nothing. It removes the containers, images and folders that an interrupted check left at the
+        engines; a later check does the same. It also removes objects that a former version of this collection left,
+        identified by pid and age, if docker runs or podman has a storage.
     type: str
     choices: [present, absent]
     default: present
   vgpuctl:
     description:
-      - Path of the program that talks to the device plugin.
+      - Path of the program that calls the device plugin.
     type: path
     default: /usr/local/bin/vgpuctl
   socket:
@@ -149,12 +150,12 @@ options:
     default: /usr/bin/ctr
   nvidia_runtime:
     description:
-      - Path of the runtime that hands GPUs to containers of containerd.
+      - Path of the runtime that passes GPUs to containers of containerd.
     type: path
     default: /usr/bin/nvidia-container-runtime
   cgroup_root:
     description:
-      - Where version 2 of control groups is mounted, for limits that the driver itself enforces.
+      - Mount point of version 2 of control groups, for limits that the driver itself enforces.
     type: path
     default: /sys/fs/cgroup
   cdi_folders:
@@ -169,7 +170,7 @@ options:
     type: str
     default: nvidia-smi
 notes:
-  - No free slice gives the verdict V(not-run), which is not a pass.
+  - If no slice is free, the verdict is V(not-run), which does not count as passed.
 seealso:
   - module: vgpu.fleet.vgpu_capacity_info
 """
@@ -178,7 +179,7 @@ EXAMPLES = r"""
 - name: Prove the isolation of one slice of each GPU
   vgpu.fleet.vgpu_isolation:
 
-- name: Prove it in a container of a local image, and go on where every slice is busy
+- name: Prove the isolation in a container of a local image, and do not fail if every slice is in use
   vgpu.fleet.vgpu_isolation:
     runtime: docker
     image: localhost/debian:12
@@ -188,18 +189,18 @@ EXAMPLES = r"""
 
 RETURN = r"""
 verdict:
-  description: V(passed) where every check of every slice passed; V(violated) beats V(not-run).
+  description: V(passed) if every check of every slice passed; V(violated) has precedence over V(not-run).
   returned: always
   type: str
   sample: passed
 results:
-  description: One entry for each slice that was asked for.
+  description: One entry for each requested slice.
   returned: always
   type: list
   elements: dict
   contains:
     uuid:
-      description: UUID of the GPU, empty where no slice was free on any GPU.
+      description: UUID of the GPU, empty if no slice was free on any GPU.
       type: str
       returned: always
     slice:
@@ -207,7 +208,7 @@ results:
       type: str
       returned: always
     memory_mib:
-      description: Memory of the slice by the device plugin.
+      description: Memory of the slice, as the device plugin reports it.
       type: int
       returned: always
     runtime:
@@ -215,11 +216,12 @@ results:
       type: str
       returned: always
     image:
-      description: What the container was of, the name of an image or C(the host's own files); empty in a namespace.
+      description:
+        - Source of the container's root, the name of an image or C(the host's own files); empty in a namespace.
       type: str
       returned: always
     passed_over:
-      description: Why the engines that come before RV(results[].runtime) were not taken.
+      description: Why the engines with precedence over RV(results[].runtime) were not used.
       type: list
       elements: str
       returned: always
@@ -228,7 +230,7 @@ results:
       type: str
       returned: always
     detail:
-      description: Why nothing was run, else empty.
+      description: Why no check ran, else empty.
       type: str
       returned: always
     seconds:
@@ -237,12 +239,13 @@ results:
       returned: always
       sample: 9.7
     left_out:
-      description: Names of checks that were not tried, or not shown to the watcher, because O(duration) had passed.
+      description:
+        - Names of checks that did not run, or that the watcher had no time to name, because O(duration) had passed.
       type: list
       elements: str
       returned: always
     checks:
-      description: Every check with its figures.
+      description: The checks with their figures.
       type: list
       elements: dict
       returned: always
@@ -253,17 +256,17 @@ results:
           returned: always
         verdict:
           description:
-            - V(passed), V(violated) or V(not-run). A bypass that cannot be prevented is V(detected) where the watcher
-              of the node named it while it ran, and V(open) where no watcher polled. C(graphics) is V(open) too, where
-              libraries of graphics or video are there.
+            - V(passed), V(violated) or V(not-run). A bypass that cannot be prevented is V(detected) if the node's
+              watcher named it while it ran, and V(open) if no watcher polled. C(graphics) is also V(open) if libraries
+              of graphics or video exist.
           type: str
           returned: always
         expected:
-          description: What must be found.
+          description: The expected value.
           type: str
           returned: always
         found:
-          description: What was found.
+          description: The found value.
           type: str
           returned: always
         unit:
@@ -271,15 +274,15 @@ results:
           type: str
           returned: always
         detail:
-          description: What a person needs to understand the verdict.
+          description: Further explanation of the verdict.
           type: str
           returned: always
         left_out:
-          description: Whether it was not run for want of time.
+          description: Whether the check did not run because the time was over.
           type: bool
           returned: always
     nvidia_smi:
-      description: The table of C(nvidia-smi) inside the slice, empty where it is not there.
+      description: The table of C(nvidia-smi) inside the slice, empty if the program is missing.
       type: str
       returned: always
 """
@@ -354,7 +357,7 @@ def check_slice(module: AnsibleModule, plugin: Plugin, uuid: str, engines: Engin
         try:
             plugin.ask("release", lease["allocation"])
         except PluginError as fault:
-            module.warn(f"the lease {lease['allocation']} was not given back and will end by itself: {fault}")
+            module.warn(f"the lease {lease['allocation']} was not released and will expire: {fault}")
     result["seconds"] = round(time.monotonic() - begun, 1)
     return result
 
@@ -407,7 +410,9 @@ def main() -> None:
         run_folder = os.path.dirname(module.params["socket"])
         found += isolation_pair.left_behind(run_folder) if module.check_mode else isolation_pair.clean_up(run_folder)
         if stays:
-            module.warn(f"what a killed check left could not be removed: {', '.join(stays)}; does its engine answer?")
+            module.warn(
+                f"leftovers of an interrupted check could not be removed: {', '.join(stays)}; does their engine answer?"
+            )
         module.exit_json(changed=bool(found), verdict=verdicts.NOT_RUN, results=[])
     if module.check_mode:
         module.exit_json(changed=False, verdict=verdicts.NOT_RUN, results=[])

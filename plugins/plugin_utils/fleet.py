@@ -34,7 +34,9 @@ def node(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     """
     capacity = facts.get("capacity") or {}
     isolation = facts.get("isolation") or {}
-    fault = facts.get("fault") or ({} if capacity else {"state": "failed", "message": "nothing was read of this host"})
+    fault = facts.get("fault") or (
+        {} if capacity else {"state": "failed", "message": ("nothing was read from this host")}
+    )
     versions = capacity.get("versions") or {}
     gpus = [_gpu(one, capacity) for one in capacity.get("gpus") or []]
     results = [_in_words(one) for one in isolation.get("results") or []]

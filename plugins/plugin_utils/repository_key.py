@@ -35,8 +35,8 @@ def read(address: str, fingerprint: str = "", place: str = "") -> str:
         text = _of_file(source)
     elif fingerprint and not repository_keys.is_known(fingerprint):
         raise KeyFault(
-            f"the fingerprint of NVIDIA's key {name} is not known to this version, so it is not fetched unseen: "
-            f"compare it yourself and name the file, or a folder with it, in {VARIABLE}"
+            f"this version does not know the fingerprint of NVIDIA's key {name}, so it does not fetch the key: "
+            f"check the key yourself and name its file, or a folder with it, in {VARIABLE}"
         )
     else:
         text, source = _of_address(address), address

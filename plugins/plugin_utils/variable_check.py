@@ -36,9 +36,9 @@ NAMED_HOSTS = 3
 
 
 class Kin(NamedTuple):
-    """A kind of hosts: their variables of this collection (``ours``) are equal.
+    """Describes a kind of hosts: hosts whose variables of this collection (``ours``) are equal.
 
-    ``variables`` are all variables of the first host.
+    ``variables``: all variables of the first host.
     """
 
     hosts: list[str]
@@ -87,7 +87,10 @@ class Check:
                     # Values of role variables are not printed, because they may hold secrets.
                     shown = one.name in schema.VARIABLES and one.name not in schema.NOT_SHOWN
                     values = f"is {kin.ours[one.name]} here and {one.value} by" if shown else "has another value by"
-                    message = f"{values} {one.other}; only the names of the groups decide: set it in one of them alone"
+                    message = (
+                        f"{values} {one.other}; only the order of the groups' names decides: set it in only one "
+                        "of these groups"
+                    )
                     found.setdefault((warning(one.name, f"{message}, or on the host"), one.source), []).append(host)
         return [Mistake(finding, source, names) for (finding, source), names in found.items()]
 

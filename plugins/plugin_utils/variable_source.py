@@ -19,7 +19,9 @@ except ImportError:
 
 
 class Source(NamedTuple):
-    """Source of a value: ``setter`` such as "group t4", "host gpu-1", "the play"; ``place`` "file:line" or empty."""
+    """Describes the source of a value. ``setter``: such as "group t4", "host gpu-1" or "the play"; ``place``: "file:line",
+    or empty.
+    """
 
     setter: str
     place: str
@@ -29,7 +31,7 @@ class Source(NamedTuple):
 
 
 class Dispute(NamedTuple):
-    """A variable that two unrelated groups of a host set. ``value`` is the unused value, which ``other`` set."""
+    """Describes a variable that two unrelated groups of a host set. ``value``: the unused value, which ``other`` set."""
 
     name: str
     source: Source
@@ -38,7 +40,7 @@ class Dispute(NamedTuple):
 
 
 class Sources:
-    """Looks variables up as Ansible ranks them: groups from the outermost inwards, the host, the play, -e."""
+    """Finds variables in Ansible's order of precedence: groups from the outermost inwards, the host, the play, -e."""
 
     def __init__(self, inventory: Any, loader: Any, play: Any = None) -> None:
         self.inventory, self.loader = inventory, loader

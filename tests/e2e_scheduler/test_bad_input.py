@@ -42,7 +42,7 @@ REFUSED = [
     ({GPU: 1, MEM: -1}, {}, {}, 'limits["nvidia.com/gpumem"]: expected a whole number from 1'),
     ({GPU: -1}, {}, {}, 'limits["nvidia.com/gpu"]: expected a whole number from 0'),
     ({GPU: 1, MEM: 0}, {}, {}, 'found "0"'),
-    ({GPU: 0, MEM: 5}, {}, {}, "is 0 beside nvidia.com/gpumem"),
+    ({GPU: 0, MEM: 5}, {}, {}, "is 0 together with nvidia.com/gpumem"),
     ({GPU: 1, MEM: "0.5"}, {}, {}, "which is no whole number"),
     ({GPU: "1.5"}, {}, {}, "which is no whole number"),
     ({GPU: "100m"}, {}, {}, "which is no whole number"),

@@ -173,7 +173,7 @@ def test_library_is_sent_only_to_hosts_without_it(place: Workplace, tmp_path: Pa
     "arguments, words",
     [
         ({"source": "/no-{arch}.tar.gz"}, f"the host is {OWN}: expected one of /no-{OWN}.tar.gz on the controller"),
-        ({}, "is not there, or not whole, and no archive was given; it holds no version"),
+        ({}, "is missing or not complete, and no archive was given; the node has no version"),
     ],
 )
 def test_unavailable_version_is_named(place: Workplace, tmp_path: Path, arguments: dict[str, str], words: str) -> None:

@@ -231,7 +231,7 @@ def test_the_result_of_a_rollback_is_the_first_line(fleet: Fleet) -> None:
     ]
     assert said[2:4] == [
         "slice GPU-0::1: limit-exact is violated: expected 5 bytes, found 6 bytes",
-        "slice GPU-0::1: 1 not run",
+        "slice GPU-0::1: 1 checks not run",
     ]
 
 
@@ -296,7 +296,9 @@ def test_upgrade_names_containers_that_no_drain_moves_before_its_first_change(
     more |= {"upgrade_kubeconfig": str(kubeconfig), "ansible_python_interpreter": sys.executable}
     fleet.host("gpu-0002", table_kind="held")
     run = fleet.run("upgrade.yml", "", "-e", json.dumps(more), "--limit", "gpu-0002", *options)
-    assert "warning: nvidia_driver: it ends what no drain moves: docker web; stop them first" in run.output, run.output
+    assert (
+        "warning: nvidia_driver: this step ends containers that no drain moves: docker web; stop them first"
+    ) in run.output, run.output
     asked = "and no drain moves docker web; stop them"
     assert (asked in " ".join(run.output.split())) is refused, run.output
     if refused:

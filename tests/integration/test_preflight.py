@@ -261,7 +261,7 @@ def test_a_host_without_mistakes_is_read_once_and_planned(place: Workplace) -> N
 ENVIRONMENT = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 # columns: nvidia_docker_config of the group, words of the warning
 TOOLKIT = [
-    ({"accept-nvidia-visible-devices-as-volume-mounts": True}, "expected false, found none, which is true, in"),
+    ({"accept-nvidia-visible-devices-as-volume-mounts": True}, "expected false, found unset, which means true, in"),
     ({ENVIRONMENT: True}, "expected false, found true in"),
     ({ENVIRONMENT: False, "accept-nvidia-visible-devices-as-volume-mounts": True}, ""),
     (None, ""),

@@ -211,7 +211,7 @@ def test_version_lock_of_another_user_is_respected(host: RpmHost, mirror: str) -
     before = host.trace()
     run = toolkit(host, mirror, nvidia_docker_toolkit_version="1.18.0-1")
     assert run.code != 0, run.output
-    assert "libnvidia-container1 would change and somebody locked it" in run.said, run.output
+    assert "libnvidia-container1 would change, but another user locked it" in run.said, run.output
     assert host.trace() == before
 
 

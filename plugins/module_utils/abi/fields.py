@@ -243,7 +243,7 @@ def header_of(data: bytes, kind: Kind, size: int) -> Callable[[str], Any]:
     LayoutError if the data is no file of this kind, or has a version that this reader must not read.
     """
     if len(data) < size:
-        raise LayoutError(f"the {kind.what} holds {len(data)} bytes, its header is {size}")
+        raise LayoutError(f"the {kind.what} has {len(data)} bytes, expected at least {size} for its header")
 
     def get(name: str) -> Any:
         return get_field(data, 0, len(data), kind.fields, name)
@@ -253,6 +253,7 @@ def header_of(data: bytes, kind: Kind, size: int) -> Callable[[str], Any]:
     version, min_reader = get("version"), get("min_reader")
     if min_reader > kind.version or version == 0:
         raise LayoutError(
-            f"the {kind.what} of version {version} needs a reader of version {min_reader}, this one is {kind.version}"
+            f"the {kind.what} of version {version} needs a reader of version {min_reader} or newer, this "
+            f"reader has version {kind.version}"
         )
     return get

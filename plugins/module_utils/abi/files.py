@@ -63,13 +63,15 @@ def pack_limits(limits: Mapping[str, Any]) -> bytes:
     known = {"allocation", "devices", "core_policy", "priority", "log_level", "sequence", "version", "min_reader"}
     for key in limits:
         if key not in known and key not in fields.LIMITS_FLAGS:
-            raise LayoutError(f"limits have no key {key!r}")
+            raise LayoutError(f"a limits file has no key {key!r}")
     devices = limits.get("devices", [])
     if len(devices) > fields.MAX_DEVICES:
-        raise LayoutError(f"limits name {len(devices)} devices, at most {fields.MAX_DEVICES} are possible")
+        raise LayoutError(f"{len(devices)} devices for a limits file, expected at most {fields.MAX_DEVICES}")
     policy = limits.get("core_policy", "default")
     if policy not in fields.CORE_POLICIES:
-        raise LayoutError("core_policy {!r} is none of {}".format(policy, ", ".join(sorted(fields.CORE_POLICIES))))
+        raise LayoutError(
+            ("core_policy {!r}: expected one of {}").format(policy, ", ".join(sorted(fields.CORE_POLICIES)))
+        )
     flags = 0
     for name, bit in fields.LIMITS_FLAGS.items():
         if limits.get(name, name == "count_context"):
@@ -95,7 +97,7 @@ def pack_limits(limits: Mapping[str, Any]) -> bytes:
         what = f"devices[{i}]"
         uuid = device.get("uuid", "")
         if not uuid or uuid in seen:
-            raise LayoutError(f"{what}.uuid {uuid!r} is empty or given twice")
+            raise LayoutError(f"{what}.uuid {uuid!r} is empty or occurs twice")
         seen.add(uuid)
         memory = whole_number(device.get("memory_bytes", 0), 2**64 - 1, what + ".memory_bytes")
         unlimited = bool(device.get("unlimited", False))
@@ -124,19 +126,25 @@ def parse_limits(data: bytes) -> dict[str, Any]:
     get = header_of(data, fields.LIMITS, fields.LIMITS_FIELDS["devices"][0])
     size = get("size")
     if size > len(data) or size < fields.LIMITS_FIELDS["devices"][0]:
-        raise LayoutError(f"limits say they are {size} bytes long, {len(data)} were read")
+        raise LayoutError(f"the limits file states a size of {size} bytes, found {len(data)} bytes")
     if get("sequence") % 2:
-        raise LayoutError("limits are being written or were torn: sequence {} is odd".format(get("sequence")))
+        raise LayoutError(
+            ("the limits file is being written, or its writer was interrupted: sequence {} is odd").format(
+                get("sequence")
+            )
+        )
     if get("crc32") != limits_crc(data[:size]):
-        raise LayoutError(f"limits are torn: crc32 is {get('crc32'):#x}, expected {limits_crc(data[:size]):#x}")
+        raise LayoutError(
+            f"the limits file is incomplete: crc32 is {get('crc32'):#x}, expected {limits_crc(data[:size]):#x}"
+        )
     count, offset, stride = get("device_count"), get("device_offset"), get("device_size")
     end = offset + count * stride
     if count > fields.MAX_DEVICES or end > size or (count and not 56 <= stride <= size):
-        raise LayoutError(f"limits name {count} devices of {stride} bytes at {offset}, more than fit")
+        raise LayoutError(f"the limits file names {count} devices of {stride} bytes at {offset}, more than fit")
 
     policies = {number: name for name, number in fields.CORE_POLICIES.items()}
     if get("core_policy") not in policies:
-        raise LayoutError("limits have the unknown core policy {}".format(get("core_policy")))
+        raise LayoutError("the limits file has the unknown core policy {}".format(get("core_policy")))
     out = {
         "version": get("version"),
         "min_reader": get("min_reader"),
@@ -154,11 +162,13 @@ def parse_limits(data: bytes) -> dict[str, Any]:
         base = offset + i * stride
         uuid = get_field(data, base, stride, fields.LIMITS_DEVICE_FIELDS, "uuid")
         if uuid[0] == 0 or uuid[-1] != 0:
-            raise LayoutError(f"limits give device {i} the UUID {uuid!r}, which is no name that ends")
+            raise LayoutError(
+                f"the limits file gives device {i} the UUID {uuid!r}; expected a text that ends with a zero byte"
+            )
         flags = get_field(data, base, stride, fields.LIMITS_DEVICE_FIELDS, "flags")
         percent = get_field(data, base, stride, fields.LIMITS_DEVICE_FIELDS, "sm_percent")
         if percent > 100:
-            raise LayoutError(f"limits give device {i} {percent} % of the SMs, at most 100 are there")
+            raise LayoutError(f"the limits file gives device {i} {percent} % of the SMs, expected at most 100 %")
         card = get_field(data, base, stride, fields.LIMITS_DEVICE_FIELDS, "card_bytes")
         out["devices"].append(
             {

@@ -39,8 +39,8 @@ def observe(
     usage: bool = False,
     wanted_text: str = "",
 ) -> dict[str, Any]:
-    """Reads what the comparison needs of a host. ``usage``: also reads what runs, with three more calls of the plugin.
-    ``wanted_text``: node.yaml made from the group variables; empty: not compared.
+    """Reads the data of a host that the comparison needs. ``usage``: also reads what runs, with three more calls of the
+    plugin. ``wanted_text``: node.yaml made from the group variables; empty: not compared.
     """
     base_path = config_path
     kubelet_socket = host.path(os.path.join(kubelet_dir, os.path.basename(SOCKET)))
@@ -143,7 +143,7 @@ def missing(seen: dict[str, Any]) -> dict[str, str]:
     if seen["plugin"] is None:
         found["device plugin"] = "vgpuctl status does not answer"
     if not seen["kubelet"] and not seen["checkpoint_text"]:
-        found["kubelet"] = "there is none on this host"
+        found["kubelet"] = "this host has no kubelet"
     elif seen["kubelet_fault"]:
         found["kubelet"] = str(seen["kubelet_fault"])
     if not seen.get("asked_usage"):
@@ -152,9 +152,9 @@ def missing(seen: dict[str, Any]) -> dict[str, str]:
         found["ledgers"] = "the device plugin does not answer"
     watch = seen.get("watch")
     if seen.get("asked_usage") and not watch:
-        found["watcher"] = "the device plugin has none, or does not answer"
+        found["watcher"] = "the device plugin has no watcher, or does not answer"
     elif watch and (watch.get("fault") or not watch.get("interval_s")):
-        found["watcher"] = str(watch.get("fault") or "it is switched off")
+        found["watcher"] = str(watch.get("fault") or "the watcher is switched off")
     return found
 
 
@@ -210,7 +210,7 @@ def _expect(config: dict[str, Any], seen: dict[str, Any], answer: dict[str, Any]
     pieces, findings = sharing.pieces_for(seen["nvml"]["gpus"], config)
     for fault in errors(findings):
         remedy = "correct the variables of the host's group"
-        _differ(answer["drift"], "slices", fault.path, "at least one", fault.message, remedy)
+        _differ(answer["drift"], "slices", fault.path, "at least one slice", fault.message, remedy)
     pieces = _until_free(pieces, seen, answer)
     answer["expected"] = [piece._asdict() for piece in pieces]
     answer["resources"] = sharing.resources_of(pieces, config)
@@ -244,12 +244,12 @@ def _until_free(pieces: list[sharing.Piece], seen: dict[str, Any], answer: dict[
         made = [one for one in status.get("slices") or [] if one["uuid"] == uuid]
         wanted = [one for one in pieces if one.uuid == uuid]
         held = sum(bool(one.get("in_use")) for one in made)
-        now = f"{len(made)} of the split before"
+        now = f"{len(made)} slices of the former split"
         if not held:
             remedy = "systemctl restart vgpu-device-plugin"
-            _differ(answer["drift"], "split", uuid, f"{len(wanted)} slices", f"{now}, none in use", remedy)
+            _differ(answer["drift"], "split", uuid, f"{len(wanted)} slices", f"{now}, none of them in use", remedy)
             continue
-        remedy = f"nothing to do: the GPU changes when the {held} in use are free"
+        remedy = f"nothing to do: the GPU changes its split when the {held} slices in use are free"
         _differ(answer["notes"], "split", uuid, f"{len(wanted)} slices", now, remedy)
         before = [sharing.Piece(**{key: one[key] for key in sharing.Piece._fields}) for one in made]
         at = pieces.index(wanted[0]) if wanted else len(pieces)
@@ -310,7 +310,7 @@ def _compare_library(seen: dict[str, Any], answer: dict[str, Any]) -> None:
     """
     status = seen["plugin"]
     if answer["shared"] and status is not None and status.get("library") == "":
-        found = "none that is whole; every container is refused"
+        found = "no complete version; the device plugin refuses every container"
         remedy = "run site.yml for this host"
         _differ(answer["drift"], "library", "device plugin", "a version of libvgpu.so", found, remedy)
 
@@ -357,7 +357,7 @@ def _compare_kubelet(seen: dict[str, Any], answer: dict[str, Any]) -> None:
         foreign = sorted(one for one in set(advertised) - set(expected) if one.partition("::")[0] not in _lost(answer))
         # Report one difference for one cause: with an unregistered plugin all slices are missing.
         if expected and missing and not deaf:
-            remedy = "systemctl restart vgpu-device-plugin; if it stays, check slice health above"
+            remedy = "systemctl restart vgpu-device-plugin; if the difference stays, check slice health above"
             found = f"{len(set(advertised) & set(expected))} of {len(expected)}; missing {_some(missing)}"
             where = ", ".join(answer["resources"])
             _differ(answer["drift"], "advertised", where, f"{len(expected)} slices", found, remedy)

@@ -11,7 +11,7 @@ from ..config import sharing, slices
 def expected(
     gpus: Iterable[dict[str, Any]], pieces: Sequence[sharing.Piece], config: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Returns ``{uuid, shared, memory_mib, slots}`` of each device, UUID of a GPU or a MIG device. A number that the
+    """Returns ``{uuid, shared, memory_mib, slots}`` of each device, which is a GPU or a MIG device. A number that the
     device does not have is None.
     """
     requested = (slices.vcuda_of(config) or {}).get("sliceSizing") == "requested"

@@ -75,7 +75,7 @@ def compare(name: str, seen: dict[str, Any], offered: dict[str, Any]) -> list[di
     """
     if not seen["found"]:
         remedy = "give the name that kubectl get nodes lists (device_plugin_node_name), or join the host to the cluster"
-        return [entry("Kubernetes", name, "a node", "none of that name", remedy)]
+        return [entry("Kubernetes", name, "a node", "no node of this name", remedy)]
     out = []
     if not seen["ready"]:
         remedy = "kubectl describe node; systemctl status kubelet"
@@ -83,15 +83,18 @@ def compare(name: str, seen: dict[str, Any], offered: dict[str, Any]) -> list[di
     for resource, count in sorted(offered["resources"].items()):
         shown = seen["resources"].get(resource) or {"capacity": None, "allocatable": None, "allocated": 0}
         if shown["capacity"] != count:
-            remedy = "wait for the kubelet's next report; if it stays: systemctl restart vgpu-device-plugin kubelet"
+            remedy = (
+                "wait for the kubelet's next report; if the difference stays: systemctl restart vgpu-device-plugin "
+                "kubelet"
+            )
             found = "none" if shown["capacity"] is None else shown["capacity"]
             out.append(entry("Kubernetes capacity", f"{name} {resource}", count, found, remedy))
         elif shown["allocatable"] is not None and shown["allocatable"] < count - int(offered.get("withheld") or 0):
-            remedy = "some pieces are not healthy for the kubelet: vgpuctl slices, journalctl -u kubelet"
+            remedy = "the kubelet lists some slices as unhealthy; see: vgpuctl slices, journalctl -u kubelet"
             expected = f"at least {count - int(offered.get('withheld') or 0)}"
             out.append(entry("Kubernetes allocatable", f"{name} {resource}", expected, shown["allocatable"], remedy))
         if shown["allocated"] > count:
-            remedy = "pods were placed for pieces that are gone: evict the newest of them"
+            remedy = "pods use slices that no longer exist: evict the newest of these pods"
             out.append(
                 entry("Kubernetes allocated", f"{name} {resource}", f"at most {count}", shown["allocated"], remedy)
             )

@@ -10,7 +10,7 @@ from typing import Any, Iterable, Mapping, Sequence
 from ..pods import quantity
 from .running import CLAIM_DRIVER, MIB, entry
 
-LOOK = "vgpuctl status says why; journalctl -u vgpu-device-plugin"
+LOOK = "see: vgpuctl status, journalctl -u vgpu-device-plugin"
 # Columns: name in a device's capacity; key of the expected value; factor from the expected value to the device's unit.
 CAPACITIES = (("memory", "memory_mib", MIB), ("slots", "slots", 1))
 
@@ -40,7 +40,7 @@ def compare(
             continue
         shared = bool(device.get("allowMultipleAllocations"))
         if shared != want["shared"]:
-            words = {True: "for many claims", False: "for one claim"}
+            words = {True: "a device for many claims", False: "a device for one claim"}
             remedy = f"{LOOK}; the API server needs the feature gate DRAConsumableCapacity"
             out.append(entry("ResourceSlices", f"{where} {want['uuid']}", words[want["shared"]], words[shared], remedy))
         for key, ours, unit in CAPACITIES:
@@ -48,7 +48,7 @@ def compare(
             if want[ours] is not None and amount != want[ours] * unit:
                 shown = "none" if amount is None else f"{float(amount / unit):g}"
                 out.append(entry(f"ResourceSlices {key}", f"{where} {want['uuid']}", want[ours], shown, LOOK))
-    remedy = "wait for the device plugin's next look; if it stays: systemctl restart vgpu-device-plugin"
+    remedy = "wait for the device plugin's next update; if the device stays: systemctl restart vgpu-device-plugin"
     out += [
         entry("ResourceSlices", f"{where} {uuid}", "no device", "a device", remedy)
         for uuid in sorted(devices)

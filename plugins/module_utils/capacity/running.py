@@ -114,7 +114,7 @@ def ledgers(usages: list[dict[str, Any]], gpus: list[dict[str, Any]]) -> list[di
         if charged > gpu["used_mib"] + max(LEAST_MIB, charged // PART):
             worst = max(mine, key=lambda one: int(one.get("memory_used") or 0))
             who = names(mine).get(str(worst.get("allocation")), str(worst.get("allocation")))
-            remedy = f"a slot outlives its memory; most is charged to {who}: restart it, and see vgpuctl top"
+            remedy = f"a ledger still charges freed memory; {who} has the largest charge: restart it; see: vgpuctl top"
             expected = f"at most the {gpu['used_mib']} MiB that the driver has in use"
             out.append(entry("ledger", str(gpu["uuid"]), expected, f"{charged} MiB charged", remedy))
     return out
@@ -149,13 +149,14 @@ def allocations(status: dict[str, Any], given: dict[str, list[str]] | None) -> l
     for one in recorded:
         if not known & set(one["slice_ids"]):
             remedy = (
-                "it ends by itself within a minute or two; if it stays: journalctl -u vgpu-device-plugin -u kubelet"
+                "the plugin removes the record within about two minutes; if it stays: journalctl -u "
+                "vgpu-device-plugin -u kubelet"
             )
             out.append(entry("allocation", one["id"], "a container of the kubelet", "none", remedy))
     for holder, ids in sorted(given.items()):
         lost = sorted((set(ids) & slices) - of_plugin)
         if lost:
-            remedy = "the container's limits are not kept by this plugin: restart vgpu-device-plugin, then the pod"
+            remedy = "this plugin does not apply the container's limits: restart vgpu-device-plugin, then the pod"
             out.append(entry("allocation", holder, f"a record of {', '.join(lost)}", "none", remedy))
     return out
 
@@ -169,7 +170,7 @@ def older_libraries(status: dict[str, Any], who: dict[str, str]) -> list[dict[st
             who.get(one["id"], f"allocation {one['id']}"),
             current,
             f"{one['library']}, still mapped",
-            "it goes with its pod; upgrade.yml replaces a node's pods a batch at a time",
+            "the old version stays until the pod ends; upgrade.yml replaces a node's pods in batches",
         )
         for one in status.get("allocations") or []
         if current and one.get("kind") == "kubelet" and one.get("library") and one["library"] != current
@@ -178,13 +179,16 @@ def older_libraries(status: dict[str, Any], who: dict[str, str]) -> list[dict[st
 
 # Reason of a finding → (expected state, remedy). Findings with another reason concern memory and use MEMORY.
 EXPECTED = {
-    "more-time": ("its share of the GPU's time", "look at that container; no process is ended for it"),
-    "foreign-mount": ("the node's own files at their paths", "look at what that container mounts"),
-    "unplaced": ("a container with a slice, or a process of the host", "look at who started it; it has no limit"),
+    "more-time": ("at most its share of the GPU's time", "check that container; its processes are not ended"),
+    "foreign-mount": ("the node's own files at their paths", "check the mounts of that container"),
+    "unplaced": (
+        ("a container with a slice, or a process of the host"),
+        "find out what started the process; it has no limit",
+    ),
 }
 MEMORY = (
     "all its GPU memory in its ledger, and within its limit",
-    "look at that container; vgpu_watch: end ends such processes",
+    "check that container; with vgpu_watch: end, such processes are ended",
 )
 
 
@@ -201,7 +205,7 @@ def watched(answer: dict[str, Any] | None) -> list[dict[str, str]]:
 
 def old_mounts(answer: dict[str, Any] | None) -> list[dict[str, str]]:
     """Returns notes: containers that have the mounts of a former version."""
-    remedy = "it goes with its pod or container; upgrade.yml replaces a node's pods a batch at a time"
+    remedy = "the old mounts stay until the pod or container ends; upgrade.yml replaces a node's pods in batches"
     return [
         entry("mounts", _where(one), "the folders below /dev/vgpu", "single files of a former version", remedy)
         for one in (answer or {}).get("old_mounts") or []
@@ -231,7 +235,7 @@ def card(plugin: Mapping[str, Any] | None, uuid: str, now: float) -> dict[str, A
 
 
 def _figure(value: Any) -> int | None:
-    """The plugin reports -1 if the driver reports nothing."""
+    """Returns a figure of the plugin, None for -1: the driver reports no figure."""
     return None if value is None or value < 0 else int(value)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Sequence
 PASSED, OPEN, DETECTED, VIOLATED, NOT_RUN = "passed", "open", "detected", "violated", "not-run"
 # Verdicts and their words in the order of the report: violations first.
 COUNTED = ((VIOLATED, "VIOLATED"), (PASSED, "passed"), (DETECTED, "detected"), (OPEN, "open"))
-# Maximum letters of a table cell.
+# Maximum number of characters of a table cell.
 WIDEST = 44
 # The probe's texts begin with the GPU's UUID. The report omits it, because the line of the slice names the GPU.
 OF_GPU = re.compile(r"^GPU-[0-9a-f-]{36}: ")
@@ -33,7 +33,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
 
 
 def _cell(value: Any) -> str:
-    """Returns a value on one line, cut to WIDEST letters. The list of faults shows the whole value."""
+    """Returns a value on one line, cut to WIDEST characters. The list of faults shows the whole value."""
     text = "" if value is None else " ".join(str(value).split())
     return text if len(text) <= WIDEST else text[: WIDEST - 3] + "..."
 
@@ -199,7 +199,7 @@ def isolation_faults(isolation: dict[str, Any]) -> list[str]:
                 text = f"slice {where}: {one['name']} is {one['verdict']}: expected {expected}, found {found}"
                 faults.append(text + (f"; {one['detail']}" if one.get("detail") else ""))
         if silent:
-            faults.append(f"slice {where}: {len(silent)} not run")
+            faults.append(f"slice {where}: {len(silent)} checks not run")
         if not result.get("checks"):
             faults.append(f"slice {where}: {result['verdict']}: {result.get('detail') or 'no check ran'}")
     if not faults and isolation.get("verdict") != PASSED:

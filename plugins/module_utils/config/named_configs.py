@@ -41,7 +41,7 @@ def outside(state: dict[str, Any]) -> list[str]:
     ]
     recorded = {name for one in allocations for name in one.get("slice_ids") or []}
     free = [one["id"] for one in status.get("slices") or [] if one.get("in_use") and one["id"] not in recorded]
-    return sorted(named) + [f"a container with slice {one} by its CDI name" for one in sorted(free)]
+    return sorted(named) + [f"a container that has slice {one} by its CDI name" for one in sorted(free)]
 
 
 def claims(state: dict[str, Any]) -> list[str]:
@@ -79,10 +79,10 @@ def changes(path: str, desired: dict[str, Any], state: dict[str, Any]) -> list[s
 
 def faults(desired: dict[str, Any], kubeconfig: str) -> list[str]:
     """Returns errors: settings of the configurations that the device plugin cannot apply."""
-    way_out = "set device_plugin_kubeconfig to a file on the host"
+    way_out = "set device_plugin_kubeconfig to a kubeconfig file on the host"
     named = {"node.yaml": desired["node_config"], **(desired.get("node_configs") or {})}
     return [
-        f"vgpu_slice_sizing: requested ({name}) asks the API server for the sizes of pods; {way_out}"
+        f"vgpu_slice_sizing: requested ({name}) reads the sizes of pods from the API server; {way_out}"
         for name, config in named.items()
         if (slices.vcuda_of(config) or {}).get("sliceSizing") == "requested" and not kubeconfig
     ]

@@ -241,16 +241,21 @@ def _replicated(clean: dict[str, Any]) -> dict[str, Any]:
         match, where = item["match"], f"vgpu_devices[{n}]"
         named = [match[key] for key in ("index", "uuid") if key in match]
         if len(named) != 1 or "model" in match:
-            message = f"vgpu_sharing: {clean['vgpu_sharing']} names a GPU by its index or its uuid, one of the two"
+            message = f"vgpu_sharing: {clean['vgpu_sharing']} needs either the index or the uuid of a GPU"
             findings.append(error(where + ".match", message))
         elif item.get("split_count", 2) < 2:
-            findings.append(error(where + ".split_count", "replicas are at least 2 in NVIDIA's file"))
+            findings.append(
+                error(where + ".split_count", ("expected at least 2, the least number of replicas in NVIDIA's file"))
+            )
         else:
             split = item.get("split_count", clean["vgpu_split_count"])
             entries.append({"name": RESOURCE_NAME, "devices": [str(named[0])], "replicas": split})
     if clean["vgpu_split_count"] < 2:
         findings.append(
-            error("vgpu_split_count", "replicas are at least 2 in NVIDIA's file; or use vgpu_sharing: none")
+            error(
+                "vgpu_split_count",
+                ("expected at least 2, the least number of replicas in NVIDIA's file; or use vgpu_sharing: none"),
+            )
         )
     if findings:
         raise ConfigError("variables", findings)

@@ -205,9 +205,9 @@ class Names:
         if name in self.valid or name.startswith(("_", "ansible_", *OTHERS_PREFIXES)):
             return None
         if name in RENAMED:
-            return error(name, f'"{name}" is no variable any more; set "{RENAMED[name]}" in its place')
+            return error(name, f'"{name}" is no longer a variable; set "{RENAMED[name]}" in its place')
         if name in INTERNAL:
-            return error(name, f'"{name}" is no variable any more; remove it, for its role decides the value')
+            return error(name, f'"{name}" is no longer a variable; remove it, because its role decides the value')
         meant = self._one_off(name) or self._alike(name)
         if meant is None and not name.startswith(OWN_PREFIXES):
             return None

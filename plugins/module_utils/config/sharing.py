@@ -150,12 +150,14 @@ def _check_single(gpus: Sequence[dict[str, Any]], findings: list[Finding]) -> No
     enabled = [gpu for gpu in gpus if gpu.get("mig_enabled")]
     if enabled and len(enabled) < len(gpus):
         others = ", ".join(_name(gpu) for gpu in gpus if not gpu.get("mig_enabled"))
-        findings.append(error("flags.migStrategy", f"single wants every GPU in MIG mode; not in it: {others}"))
+        findings.append(
+            error("flags.migStrategy", (f"single needs every GPU in MIG mode; found without MIG mode: {others}"))
+        )
     profiles = sorted({str(one["profile"]) for gpu in enabled for one in gpu.get("mig") or []})
     if len(profiles) > 1:
         found = ", ".join(profiles)
         findings.append(
-            error("flags.migStrategy", f"single wants one MIG profile on all GPUs, found {found}; use mixed")
+            error("flags.migStrategy", f"single needs one MIG profile on all GPUs, found {found}; use mixed")
         )
 
 
@@ -185,14 +187,22 @@ def _choose(
             of_name = [one for one in devices if one.resource == normal_name(entry["name"])]
             if not of_name:
                 have = ", ".join(sorted({one.resource for one in devices})) or "none"
-                findings.append(warning(where, f"no device is {entry['name']} on this host ({have}); it has no effect"))
+                findings.append(
+                    warning(
+                        where,
+                        (f"no device of this host has the resource {entry['name']} ({have}); this entry has no effect"),
+                    )
+                )
             for device in _selected(entry.get("devices", "all"), of_name, set(chosen), where, findings):
                 if device.uuid in chosen:
                     if _is_named(entry) and device.uuid in named:
-                        message = f"{device.reference} is shared by {named[device.uuid]} already; name it once"
+                        message = f"{named[device.uuid]} already shares device {device.reference}; name the device once"
                         findings.append(error(where + ".devices", message))
                     elif chosen[device.uuid][0] != mode and not _is_named(entry):
-                        message = f"{places[device.uuid]} shares device {device.reference} already; name the devices"
+                        message = (
+                            f"{places[device.uuid]} already shares device {device.reference}; list the devices of "
+                            "each entry"
+                        )
                         findings.append(error(where, message))
                     continue
                 if device.is_mig and mode == MPS:
@@ -217,14 +227,14 @@ def _selected(
     if isinstance(wanted, int):
         free = [one for one in devices if one.uuid not in taken]
         if devices and wanted > len(free):
-            findings.append(error(where + ".devices", f"{wanted} devices are wanted, {len(free)} are there"))
+            findings.append(error(where + ".devices", f"expected {wanted} devices, found {len(free)} free ones"))
         return free[:wanted]
     out = []
     for reference in wanted:
         found = [one for one in devices if str(reference) in (one.reference, one.uuid)]
         if not found and devices:
             have = ", ".join(f"{one.reference} ({one.uuid})" for one in devices)
-            findings.append(error(where + ".devices", f"no device {reference} on this host; it has {have}"))
+            findings.append(error(where + ".devices", f"no device {reference} on this host; the host has {have}"))
         out += found
     return out
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes the slices of a host's GPUs under a node configuration.
 
-N GPUs of M MiB give N*K slices of floor(M*S/K) MiB and min(100, floor(100*C/K)) % of the SMs each. Numbers are exact:
-scalings are read from their decimal text and computed as fractions. A result of 0 is an error, because 0 means "no
-limit" further down the line.
+K is the split count, S the memory scaling and C the cores scaling. N GPUs of M MiB give N*K slices. Each slice has
+floor(M*S/K) MiB and min(100, floor(100*C/K)) % of the SMs. Numbers are exact: scalings are read from their decimal text
+and computed as fractions. A result of 0 is an error, because later steps read 0 as "no limit".
 
 A GPU is a mapping ``{index, uuid, model, memory_mib}``; the configuration is node.yaml as ``node_config`` reads it.
 """
@@ -18,7 +18,7 @@ from .kinds import Finding, decimal_text, error, warning
 
 MIB = 1 << 20
 
-# K above which the field's documents advise against splitting a card further.
+# Model and its greatest advised K. Documents on GPU sharing advise against splitting a card further.
 ADVISED_SPLIT = (("GTX 1080 Ti", 5), ("RTX 2080 Ti", 5), ("T4", 7), ("A100", 15))
 
 # Suffixes that name a different model: a GTX 1080 Ti is no GTX 1080.
@@ -111,7 +111,7 @@ def size_of(gpu: dict[str, Any], share: Share) -> tuple[int, int]:
     """Returns MiB of memory and percent of the SMs of each slice of a GPU. Raises SliceError if a slice would be 0."""
     total, split = int(gpu["memory_mib"]), share.split_count
     if split < 1:
-        raise SliceError(f"{_name(gpu)}: cannot be split into {split}; the split count is at least 1")
+        raise SliceError(f"{_name(gpu)}: cannot be split into {split}; expected a split count of at least 1")
     memory = int(total * Fraction(share.memory_scaling) / split)
     sm_percent = min(100, int(100 * Fraction(share.cores_scaling) / split))
     if memory < 1:
@@ -152,7 +152,7 @@ def findings_for(gpus: Sequence[dict[str, Any]], config: dict[str, Any]) -> list
         equal = vcuda.get("sliceSizing") != "requested"
         advised = advised_split(str(gpu.get("model") or "")) if equal else None
         if advised is not None and share.split_count > advised[1]:
-            message = "{0}: {1} slices, advised for {2} are at most {3}"
+            message = "{0}: {1} slices; for {2}, at most {3} are advised"
             findings.append(
                 warning(where + ".splitCount", message.format(_name(gpu), share.split_count, advised[0], advised[1]))
             )
@@ -181,7 +181,7 @@ def advised_split(model: str) -> tuple[str, int] | None:
 def _scaling(value: Any) -> str:
     text = decimal_text(value)
     if text is None or Fraction(text) <= 0:
-        raise SliceError(f'a scaling is a decimal above 0, found "{value}"')
+        raise SliceError(f'expected a scaling that is a decimal above 0, found "{value}"')
     return text
 
 

@@ -28,7 +28,8 @@ from .kinds import (
 )
 
 PREFIX = "vgpu_"
-MAX_SPLIT = 1024  # slots of a ledger
+# The number of slots of a ledger.
+MAX_SPLIT = 1024
 # Default K with vgpu_slice_sizing: requested. There K only bounds how many containers share a GPU.
 REQUESTED_SPLIT = 10
 
@@ -53,10 +54,10 @@ RESOURCE_NAMES = Record(
 )
 MIG_PROFILE = Text("a MIG profile such as 1g.10gb", r"^[1-7]g\.[0-9]+gb(\+[a-z.]+)?\Z")
 METRICS_LISTEN = Text(
-    "an address and a port, such as 127.0.0.1:9410, or nothing",
+    "an address and a port, such as 127.0.0.1:9410, or an empty text",
     r"^([^\s:]*:[0-9]{1,5}|\[[0-9a-fA-F:]+\]:[0-9]{1,5})?\Z",
 )
-CONFIG_NAME = Text("a name of small letters, digits and dashes", r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?\Z")
+CONFIG_NAME = Text("a name of lowercase letters, digits and dashes", r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?\Z")
 
 
 class Variable(NamedTuple):
@@ -77,77 +78,91 @@ VARIABLES: dict[str, Variable] = {
         Choice("vcuda", "time-slicing", "mps", "mig", "none"), "vcuda", (), "how the GPUs of a host are shared"
     ),
     "vgpu_split_count": Variable(
-        PER_GPU["split_count"], 2, (*VCUDA, "splitCount"), "K: slices (or replicas) of each GPU; 10 where requested"
+        PER_GPU["split_count"],
+        2,
+        (*VCUDA, "splitCount"),
+        ("K: slices (or replicas) of each GPU; default 10 with vgpu_slice_sizing: requested"),
     ),
     "vgpu_memory_scaling": Variable(
-        PER_GPU["memory_scaling"], "1.0", (*VCUDA, "memoryScaling"), "S: above 1 sells more memory than the card has"
+        PER_GPU["memory_scaling"],
+        "1.0",
+        (*VCUDA, "memoryScaling"),
+        ("S: factor of the card's memory; above 1, the slices together exceed the card"),
     ),
     "vgpu_cores_scaling": Variable(
         PER_GPU["cores_scaling"],
         None,
         (*VCUDA, "coresScaling"),
-        "C: each slice may use 100*C/K % of the SMs; unset: K of that GPU, which is no limit",
+        "C: each slice may use 100*C/K % of the SMs; unset: K of that GPU, which means no limit",
     ),
     "vgpu_slice_sizing": Variable(
-        Choice("equal", "requested"), "equal", (*VCUDA, "sliceSizing"), "equal slices, or as pods ask (scheduler)"
+        Choice("equal", "requested"),
+        "equal",
+        (*VCUDA, "sliceSizing"),
+        ("equal slices, or the sizes that pods request (needs the scheduler)"),
     ),
     "vgpu_allocation": Variable(
         Choice("device-plugin", "dra"),
         "device-plugin",
         ("flags", "allocation"),
-        "by which way of Kubernetes pods get GPUs; dra: by claims, from 1.36 on",
+        "how pods get GPUs; dra: by claims, from Kubernetes 1.36 on",
     ),
     "vgpu_devices": Variable(
         ListOf(EXCEPTION), [], (*VCUDA, "devices"), "exceptions by index, uuid or model; the first match wins"
     ),
     "vgpu_multi_slice": Variable(
-        Choice("distinct", "merge"), "distinct", (*VCUDA, "multiSlice"), "a container's slices: distinct GPUs or merged"
+        Choice("distinct", "merge"),
+        "distinct",
+        (*VCUDA, "multiSlice"),
+        ("several slices of a container: on distinct GPUs, or merged on one GPU"),
     ),
     "vgpu_count_context": Variable(Bool(), True, (*VCUDA, "countContext"), "the limit covers contexts and modules too"),
     "vgpu_memory_enforcement": Variable(
         Choice("auto", "driver", "library"),
         "auto",
         ("flags", "plugin", "memoryEnforcement"),
-        "who refuses memory over the limit: the driver (615 or newer) where it is proved to, or the library alone",
+        "what refuses memory over the limit: the driver (615 or newer) if a probe succeeds, or the library alone",
     ),
     "vgpu_core_policy": Variable(
-        Choice("default", "force", "disable"), "default", (*VCUDA, "corePolicy"), "when the SM limit binds"
+        Choice("default", "force", "disable"), "default", (*VCUDA, "corePolicy"), "when the SM limit applies"
     ),
     "vgpu_disable_core_limit": Variable(
         Bool(), False, (*VCUDA, "disableCoreLimit"), "switches the SM limit off for the host"
     ),
     "vgpu_oom_killer": Variable(Bool(), False, (*VCUDA, "oomKiller"), "ends a process that is found over its limit"),
-    "vgpu_log_level": Variable(Int(0, 5), 1, (*VCUDA, "logLevel"), "0 error to 5 trace, of the library in containers"),
+    "vgpu_log_level": Variable(
+        Int(0, 5), 1, (*VCUDA, "logLevel"), ("of the library in containers: 0 (error) to 5 (trace)")
+    ),
     "vgpu_handover": Variable(
         Choice("auto", "cdi-cri", "cdi-annotations", "volume-mounts", "envvar"),
         "auto",
         ("flags", "plugin", "deviceListStrategy"),
-        "how a container gets its GPU; auto: as kubelet and runtime declare",
+        "how a container gets its GPU; auto: in a way that kubelet and runtime declare",
     ),
     "vgpu_resource_names": Variable(RESOURCE_NAMES, {}, (), "names of the resources; count defaults to nvidia.com/gpu"),
     "vgpu_fail_on_init_error": Variable(
-        Bool(), True, ("flags", "failOnInitError"), "the plugin ends, instead of idling, where NVML fails"
+        Bool(), True, ("flags", "failOnInitError"), "if NVML fails, the plugin ends instead of idling"
     ),
     "vgpu_legacy_preferred": Variable(
-        Bool(), False, (*VCUDA, "legacyPreferred"), "spreads slices itself where the kubelet, before 1.19, cannot ask"
+        Bool(), False, (*VCUDA, "legacyPreferred"), "the plugin spreads slices itself, for kubelets before 1.19"
     ),
     "vgpu_watch": Variable(
         Choice("report", "end"),
         "report",
         (*VCUDA, "watch"),
-        "whether a container's process that bypasses the library is only reported, or killed too",
+        "whether a container's process that bypasses the library is only reported, or also killed",
     ),
     "vgpu_rename_by_default": Variable(
         Bool(),
         False,
         ("sharing", "timeSlicing", "renameByDefault"),
-        "time-slicing, mps, vgpu_mig_replicas: resource <name>.shared",
+        "time-slicing, mps, vgpu_mig_replicas: adds .shared to the resource's name",
     ),
     "vgpu_fail_requests_greater_than_one": Variable(
         Bool(),
         False,
         ("sharing", "timeSlicing", "failRequestsGreaterThanOne"),
-        "time-slicing, mps and vgpu_mig_replicas: refuse a container that asks for two replicas",
+        "time-slicing, mps and vgpu_mig_replicas: refuses a container that requests two replicas",
     ),
     "vgpu_time_slice": Variable(
         Choice("default", "short", "medium", "long"), "default", (), "time-slicing: the driver's time slice"
@@ -160,7 +175,7 @@ VARIABLES: dict[str, Variable] = {
         Mapping(MIG_PROFILE, Int(2, MAX_SPLIT)),
         {},
         (),
-        "mig: {profile: count}, so many containers take turns on each instance of it, with no limits within",
+        "mig: {profile: count}, how many containers share each instance by time-slicing, without limits",
     ),
     "vgpu_configs": Variable(
         Mapping(CONFIG_NAME, Mapping(Text(), Text())), {}, (), "more named configurations, chosen by a node label"
@@ -175,26 +190,27 @@ VARIABLES: dict[str, Variable] = {
         Bool(),
         True,
         (),
-        "sets nvidia.com/gpu.product and its like on the node, as feature discovery does; by device_plugin_kubeconfig",
+        "sets labels such as nvidia.com/gpu.product on the node, like feature discovery; needs "
+        "device_plugin_kubeconfig",
     ),
     "vgpu_unhealthy_taint": Variable(
         Choice("none", "any", "all"),
         "none",
         (),
-        "taints the node, NoSchedule, while any or all of its GPUs are unhealthy; a kubelet's own credentials may not",
+        "taints the node with NoSchedule while any or all of its GPUs are unhealthy; a kubelet's credentials cannot",
     ),
     "vgpu_metrics_listen": Variable(
-        METRICS_LISTEN, "127.0.0.1:9410", (), "where a node serves its metrics; :9410 on all addresses, empty: nowhere"
+        METRICS_LISTEN, "127.0.0.1:9410", (), "address of a node's metrics; :9410: all addresses; empty: no metrics"
     ),
-    "vgpu_kube_context": Variable(Text(), "", (), "context of that file; empty: its current one"),
+    "vgpu_kube_context": Variable(Text(), "", (), "context of vgpu_kubeconfig; empty: its current context"),
     "vgpu_package_environment": Variable(
         Mapping(Text(), Text()),
         {},
         (),
-        "environment of apt, dnf and zypper, such as https_proxy and no_proxy; the host keeps nothing of it",
+        "environment of apt, dnf and zypper, such as https_proxy and no_proxy; not stored on the host",
     ),
     "vgpu_other_names": Variable(
-        ListOf(Text()), [], (), "names of variables that look like ours and belong to something else: not checked"
+        ListOf(Text()), [], (), "names that resemble vgpu_ variables but belong to other products: not checked"
     ),
 }
 # Variables of the run or of the whole cluster: a named configuration cannot set them.
@@ -297,24 +313,29 @@ def unavailable(clean: dict[str, Any]) -> list[Finding]:
     for key in sorted(clean["vgpu_resource_names"] or {}):
         if key != "count" and clean["vgpu_slice_sizing"] != "requested":
             where, sizing = f"vgpu_resource_names.{key}", clean["vgpu_slice_sizing"]
-            message = f"has no effect with vgpu_slice_sizing: {sizing}; pods ask for it where it is requested"
+            message = (
+                f"has no effect with vgpu_slice_sizing: {sizing}; pods can request it only with "
+                "vgpu_slice_sizing: requested"
+            )
             findings.append(warning(where, message))
     for name, variable in VARIABLES.items():
         mode = clean["vgpu_sharing"]
         modes = OTHER_MODES.get(name) or ("vcuda" if variable.node[:2] == VCUDA else mode,)
         if mode not in modes and clean[name] != variable.default:
-            message = f"has no effect with vgpu_sharing: {mode}; it belongs to {' and '.join(modes)}"
+            message = f"has no effect with vgpu_sharing: {mode}; it applies to {' and '.join(modes)}"
             findings.append(warning(name, message))
     findings += oversold(clean)
     if clean["vgpu_sharing"] == "mig":
         if not clean["vgpu_mig_geometry"]:
             findings.append(error("vgpu_mig_geometry", "is empty; name a profile, such as {1g.10gb: 7}"))
         if clean["vgpu_mig_strategy"] == "none":
-            message = "none offers no MIG device; choose mixed, or single where all GPUs have one profile alone"
+            message = (
+                "with none, no MIG device is advertised; choose mixed, or single if all GPUs have one common profile"
+            )
             findings.append(error("vgpu_mig_strategy", message))
         for profile in sorted(set(clean["vgpu_mig_replicas"]) - set(clean["vgpu_mig_geometry"])):
             made = ", ".join(sorted(clean["vgpu_mig_geometry"]))
-            message = f"vgpu_mig_geometry makes no such instance; expected one of {made}"
+            message = f"vgpu_mig_geometry has no such profile; expected one of {made}"
             findings.append(error(f"vgpu_mig_replicas.{profile}", message))
     if clean["vgpu_memory_enforcement"] == "driver":
         findings += _driver_limits(clean)
@@ -328,13 +349,13 @@ def _claims(clean: dict[str, Any]) -> list[Finding]:
     """Returns findings for settings that claims do not support, whatever the host."""
     name, found = "vgpu_allocation", []
     if clean["vgpu_sharing"] == "mps":
-        message = "dra offers no clients of MPS; leave it at device-plugin, or choose another vgpu_sharing"
+        message = "dra does not support MPS; set device-plugin, or choose another vgpu_sharing"
         found.append(error(name, message))
     if clean["vgpu_handover"] not in WAYS_OF_CLAIMS:
-        message = f"{clean['vgpu_handover']} is no way for claims, which are handed over by CDI; leave it at auto"
+        message = f"{clean['vgpu_handover']} cannot pass claims, which need CDI; set auto"
         found.append(error("vgpu_handover", message))
     if clean["vgpu_sharing"] == "vcuda" and clean["vgpu_multi_slice"] == "merge":
-        message = "merge has no effect with vgpu_allocation: dra: a container with several shares has their sum"
+        message = "merge has no effect with vgpu_allocation: dra: a container with several shares gets their sum"
         found.append(warning("vgpu_multi_slice", message))
     return found
 
@@ -343,12 +364,13 @@ def _driver_limits(clean: dict[str, Any]) -> list[Finding]:
     """Returns findings for settings with which the driver cannot enforce limits, whatever the host."""
     name, sharing = "vgpu_memory_enforcement", clean["vgpu_sharing"]
     if sharing in ("mig", "none"):
-        cause = "a MIG device's memory is its own" if sharing == "mig" else "whole GPUs have no limit"
-        return [
-            error(name, f"driver has nothing to enforce with vgpu_sharing: {sharing}, for {cause}; leave it at auto")
-        ]
+        cause = "the memory of a MIG device is separate" if sharing == "mig" else "whole GPUs have no limit"
+        return [error(name, f"driver has nothing to enforce with vgpu_sharing: {sharing}, because {cause}; set auto")]
     if sharing == "vcuda" and not clean["vgpu_count_context"]:
-        message = "driver counts contexts in any case, and vgpu_count_context is false; set that to true, or use auto"
+        message = (
+            "driver always counts contexts, and vgpu_count_context is false; set vgpu_count_context to true, or "
+            "use auto"
+        )
         return [error(name, message)]
     return []
 
@@ -363,14 +385,17 @@ def _named_faults(clean: dict[str, Any], name: str) -> list[Finding]:
     """Returns the findings for one entry of vgpu_configs, with paths of its keys."""
     own, path = clean["vgpu_configs"][name], f"vgpu_configs.{name}."
     findings = [
-        error(path + key, "a node label cannot choose it; set it for the host's group")
+        error(path + key, "a named configuration cannot set this; set it for the host's group")
         for key in ONLY_FOR_THE_HOST
         if key in own
     ]
     mode, wanted = clean["vgpu_sharing"], own.get("sharing", clean["vgpu_sharing"])
     allowed = BY_LABEL.get(mode, (mode,))
     if wanted not in allowed:
-        message = f"{wanted} needs more on the node than vgpu_sharing: {mode} installs; choose {' or '.join(allowed)}"
+        message = (
+            f"{wanted} needs services that vgpu_sharing: {mode} does not install on the node; choose "
+            f"{' or '.join(allowed)}"
+        )
         findings.append(error(path + "sharing", message))
     for fault in unavailable(named(clean, name)):
         key = fault.path[len(PREFIX) :]
@@ -385,7 +410,7 @@ def oversold(clean: dict[str, Any]) -> list[Finding]:
     if clean["vgpu_sharing"] != "vcuda":
         return []
     scaled = [path for path, _split, memory, _cores in _shares(clean) if Fraction(memory) > 1]
-    message = "above 1, a slice's memory lies in host memory where the card is full, and is read over the bus"
+    message = "above 1, slices use host memory when the card is full, and access it over the bus"
     return [warning(scaled[0] + "memory_scaling", message)] if scaled else []
 
 
@@ -402,8 +427,8 @@ def _shares(clean: dict[str, Any]) -> list[tuple[str, int, str, str | None]]:
 
 
 def variable_of(node_path: str) -> str | None:
-    """Returns the variable, with the position inside it, from which a path of node.yaml was made; None if there is
-    none.
+    """Returns the variable, with the position inside it, from which a path of node.yaml was made; None if the
+    path was made from no variable.
 
     ``sharing.vcuda.devices[0].splitCount`` was made from ``vgpu_devices[0].split_count``.
     """

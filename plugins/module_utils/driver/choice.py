@@ -33,7 +33,7 @@ TOKEN_MODE = "0600"
 # loaded.
 PERSISTENCE_FILE = "/etc/systemd/system/nvidia-persistenced.service.d/vgpu.conf"
 PERSISTENCE_TEXT = """\
-# Managed by vgpu.fleet: the driver stays loaded while nobody uses a GPU.
+# Managed by vgpu.fleet: the driver stays loaded while no program uses a GPU.
 [Unit]
 StopWhenUnneeded=no
 
@@ -130,7 +130,7 @@ def choose(state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
             modules = [] if kind == "none" else MODULES
             return NOTHING._replace(packages=_pinned(wanted), kernel_module=kind, modules=modules, reboot=reboot)
         return NOTHING._replace(
-            refusals=[f"{name} has no driver packages that are known; supported are {distribution.SUPPORTED}"]
+            refusals=[f"{name} has no known driver packages; supported are {distribution.SUPPORTED}"]
         )
     return _install(host, state, wanted)
 
@@ -143,24 +143,26 @@ def inputs(wanted: dict[str, Any]) -> list[str]:
         said.append(f"nvidia_driver_source: expected one of {', '.join(SOURCES)}, found {source}")
     if driver_support.too_old(version) or (branch.isdigit() and int(branch) < driver_support.OLDEST_DRIVER[0]):
         which = "version" if version else "branch"
-        said.append(f"nvidia_driver_{which} {version or branch} is too old; the first that works here is 384.81")
+        said.append(f"nvidia_driver_{which} {version or branch} is too old; expected 384.81 or newer")
     if branch and not branch.isdigit():
         said.append(f"nvidia_driver_branch: expected a number such as 580, found {branch}")
     of_version = driver_support.branch_of(version) if version else None
     if branch.isdigit() and of_version is not None and of_version != int(branch):
-        said.append(f"nvidia_driver_version {version} is not of nvidia_driver_branch {branch}; leave one of them out")
+        said.append(
+            f"nvidia_driver_version {version} does not belong to nvidia_driver_branch {branch}; set only one of them"
+        )
     if source in ("mirror", "file") and not (wanted["repository"] or wanted["files"]):
         need = "nvidia_driver_files" if source == "file" else "nvidia_driver_repository"
-        said.append(f"nvidia_driver_source is {source} and {need} is empty; say where the packages are")
+        said.append(f"nvidia_driver_source is {source} and {need} is empty; set it to the place of the packages")
     if wanted["vgpu_guest"] and source in ("distribution", "cuda"):
         said.append(
-            "nvidia_driver_vgpu_guest: a vGPU guest needs NVIDIA's guest driver of the branch of its host, which no "
-            "public repository has; set nvidia_driver_source to mirror or file"
+            "nvidia_driver_vgpu_guest: a vGPU guest needs NVIDIA's guest driver of its host's branch, and no public "
+            "repository has that driver; set nvidia_driver_source to mirror or file"
         )
     if wanted["memacct"] not in ("", *MEMACCT):
         said.append(f"nvidia_driver_memacct: expected one of {', '.join(MEMACCT)}, found {wanted['memacct']}")
     elif wanted["memacct"] and branch.isdigit() and int(branch) < MEMACCT_BRANCH:
-        said.append(f"nvidia_driver_memacct has no effect on branch {branch}; it came with {MEMACCT_BRANCH}")
+        said.append(f"nvidia_driver_memacct has no effect on branch {branch}; expected {MEMACCT_BRANCH} or newer")
     if wanted["vgpu_feature"] not in FEATURE_TYPES:
         features = ", ".join(FEATURE_TYPES)
         said.append(f"nvidia_driver_vgpu_feature: expected one of {features}, found {wanted['vgpu_feature']}")
@@ -174,9 +176,7 @@ def _present(state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
         found = "nvidia_driver_source is present and no driver is loaded; start the driver, or choose another source"
         return NOTHING._replace(refusals=[found])
     if loaded and driver_support.too_old(loaded):
-        return NOTHING._replace(
-            refusals=[f"driver {loaded} is loaded and too old; the first that works here is 384.81"]
-        )
+        return NOTHING._replace(refusals=[f"driver {loaded} is loaded and too old; expected 384.81 or newer"])
     branch = driver_support.branch_of(loaded or "")
     return NOTHING._replace(branch=branch)
 
@@ -186,7 +186,7 @@ def _install(host: System, state: dict[str, Any], wanted: dict[str, Any]) -> Cho
     host = host._replace(headers=bool(driver.get("headers")))
     found = driver_support.generations(gpus)
     warnings = [
-        f"the GPU {device} is not in the table of GPUs, so nothing is known of it"
+        f"the GPU {device} is not in the table of known GPUs, so its supported branches are unknown"
         for device in driver_support.unknown_gpus(gpus)
     ]
     branch, refusals = _branch(host, wanted, found)
@@ -199,8 +199,8 @@ def _install(host: System, state: dict[str, Any], wanted: dict[str, Any]) -> Cho
         refusals += driver_support.wrong_modules(kind, branch, found)
     if kind != "none" and not gpus:
         refusals.append(
-            "no NVIDIA GPU is on the PCI bus of this host, so a driver has nothing to drive; take the host out of the "
-            "group, or set nvidia_driver_kernel_module: none where the GPU comes by another way"
+            "no NVIDIA GPU is on the PCI bus of this host, so it needs no driver; remove the host from the group, or "
+            "set nvidia_driver_kernel_module: none if the GPU is not a PCI device"
         )
     refusals += _in_the_way(host, driver)
     refusals += _sources(host, wanted, kind, branch)
@@ -224,8 +224,8 @@ def _install(host: System, state: dict[str, Any], wanted: dict[str, Any]) -> Cho
         services.append("nvidia-fabricmanager.service")
         if driver.get("nvlink5") and not (state.get("packages") or {}).get(SUBNET_MANAGER):
             warnings.append(
-                f"the NVSwitches of this host are of NVLink 5, so the fabric manager also needs {SUBNET_MANAGER} and "
-                "infiniband-diags (CUDA repository) and the kernel module ib_umad; this role does not bring them"
+                f"the NVSwitches of this host use NVLink 5, so the fabric manager also needs {SUBNET_MANAGER} and "
+                "infiniband-diags (CUDA repository) and the kernel module ib_umad; this role does not install them"
             )
     files, initramfs, arguments = _host_files(host, wanted, kind)
     if wanted["memacct"] and kind != "none":
@@ -277,11 +277,14 @@ def _branch(
     asked = int(wanted["branch"]) if wanted["branch"] else driver_support.branch_of(str(wanted["version"]))
     if offered == ():
         way_out = "set nvidia_driver_source to cuda, mirror or file"
-        return asked, [f"{host.name} has no NVIDIA driver of its own; {way_out}"]
+        return asked, [f"{host.name} has no NVIDIA driver in its own repositories; {way_out}"]
     if asked is not None:
         if offered is not None and asked not in offered and not wanted["packages"]:
             have = ", ".join(str(one) for one in offered)
-            return asked, [f"{host.name} has the branches {have} and not {asked}; choose one, or source cuda or mirror"]
+            return asked, [
+                f"{host.name} has the branches {have} and not {asked}; choose one of these, or "
+                "nvidia_driver_source cuda or mirror"
+            ]
         return asked, []
     if wanted["source"] in ("mirror", "file"):
         return None, []
@@ -294,7 +297,8 @@ def _branch(
         kinds = ", ".join(sorted({one.name for _address, one in found}))
         where = f"{host.name} has" if offered else "NVIDIA has"
         return None, [
-            f"{where} no branch that drives all GPUs of this host together ({kinds}); split them, or see source"
+            f"{where} no branch that drives all GPUs of this host together ({kinds}); move some to another host, or "
+            "choose another source"
         ]
     return branch, []
 
@@ -305,7 +309,7 @@ def _in_the_way(host: System, driver: dict[str, Any]) -> list[str]:
     if driver.get("container"):
         said.append(
             "a driver container provides the driver below /run/nvidia/driver; set nvidia_driver_source to present, or "
-            "take the container away first"
+            "remove the container first"
         )
     if driver.get("runfile"):
         said.append(
@@ -324,10 +328,13 @@ def _sources(host: System, wanted: dict[str, Any], kind: str, branch: int | None
         part = driver_packages.DEBIAN[host.release].get(branch or 0, "")
         if part and kind == "open":
             said.append(
-                f"{host.name} has branch {branch} with proprietary kernel modules alone; use proprietary or cuda"
+                f"{host.name} has branch {branch} with proprietary kernel modules only; set "
+                "nvidia_driver_kernel_module: proprietary or nvidia_driver_source: cuda"
             )
     if source == "cuda" and host.family == "ubuntu" and host.release == "20.04" and branch and branch > 570:
-        said.append(f"the CUDA repository of Ubuntu 20.04 is frozen and ends with branch 570; {branch} is not there")
+        said.append(
+            f"the CUDA repository of Ubuntu 20.04 is frozen and ends with branch 570; it does not have {branch}"
+        )
     if source == "cuda" and host.family == "debian" and branch is not None and branch < 560:
         said.append(f"the CUDA repository of Debian has compute-only packages from branch 560 on, not for {branch}")
     return said
@@ -352,14 +359,18 @@ def _signed(
     if there is None or flavour in there:
         return True, [], []
     missing = f"{host.name} has no signed module of {flavour} for kernel {host.kernel}"
-    kernel = "install a kernel that has one and reboot"
+    kernel = "install a kernel that has a signed module and reboot"
     if wanted["prebuilt"] is True:
-        return True, [f"{missing}: {kernel}, or set nvidia_driver_prebuilt to auto or false to build it by DKMS"], []
+        return (
+            True,
+            [f"{missing}: {kernel}, or set nvidia_driver_prebuilt to auto or false to build the module by DKMS"],
+            [],
+        )
     if driver.get("secure_boot") and driver.get("signing_key") != "enrolled":
         key = "/var/lib/shim-signed/mok/MOK.der"
         way_out = f"{kernel}; or mokutil --import {key}, reboot, and confirm it on the console"
-        return True, [f"{missing}, and Secure Boot is on, which refuses one that DKMS builds: {way_out}"], []
-    return False, [], [f"{missing}, so DKMS builds it on the host; for a signed one {kernel}"]
+        return True, [f"{missing}, and Secure Boot refuses a module that DKMS builds: {way_out}"], []
+    return False, [], [f"{missing}, so DKMS builds the module on the host; for a signed module, {kernel}"]
 
 
 def _secure_boot(host: System, driver: dict[str, Any], kind: str, prebuilt: bool) -> list[str]:
@@ -377,9 +388,7 @@ def _secure_boot(host: System, driver: dict[str, Any], kind: str, prebuilt: bool
     enrol = f"mokutil --import {key}, reboot, and confirm it on the console"
     if host.family == "ubuntu":
         enrol = f"set nvidia_driver_prebuilt to auto for modules that Ubuntu signed; or {enrol}"
-    state = (
-        "no signing key is there yet (dkms generate_mok makes one)" if signing is None else "its key is not enrolled"
-    )
+    state = "no signing key exists yet (dkms generate_mok makes one)" if signing is None else "its key is not enrolled"
     return [
         f"Secure Boot is on, the kernel modules are built on the host, and {state}; the kernel would refuse them. "
         f"{enrol}; or switch Secure Boot off"
@@ -412,7 +421,7 @@ def _fabric_manager(
 
 
 def _host_files(host: System, wanted: dict[str, Any], kind: str) -> tuple[dict[str, str], list[str], list[str]]:
-    """Returns the files that the driver needs besides its packages, the command that rebuilds the initramfs, and the
+    """Returns the files that the driver needs in addition to packages, the command that rebuilds the initramfs, and the
     kernel arguments.
     """
     files: dict[str, str] = {}
@@ -480,7 +489,7 @@ def reboot_reason(driver: dict[str, Any], kind: str, version: str = "") -> str:
     if kind == "none":
         return ""
     if driver.get("nouveau"):
-        return "nouveau holds the GPUs, and its console keeps it from being unloaded"
+        return "nouveau uses the GPUs and cannot be unloaded, because the console uses it"
     if not driver.get("loaded_version"):
         return ""
     users = driver.get("in_use") or []

@@ -17,12 +17,12 @@ DRIVER_CONTAINER = "/run/nvidia/driver"
 RUNFILE = "/usr/bin/nvidia-uninstall"
 # Paths at which packages and runfiles install the program.
 SMI = ("/usr/bin/nvidia-smi", "/usr/local/bin/nvidia-smi", "/opt/bin/nvidia-smi")
-# The file that keeps nouveau from the GPUs; the initramfs must have a copy.
+# The file that blocks nouveau; the initramfs must have a copy.
 NOUVEAU_FILE = "/etc/modprobe.d/vgpu-nouveau.conf"
 CONTROLLERS = ("dmem", "misc")
 # Modules in the order in which they must be unloaded: each module uses those after it.
 MODULES = ("nvidia_drm", "nvidia_modeset", "nvidia_peermem", "nvidia_fs", "gdrdrv", "nvidia_uvm", "nvidia")
-# Services that hold the driver open besides users' work. A reload of the modules stops them and starts them again,
+# Services that use the driver in addition to users' programs. A reload of the modules stops them and starts them again,
 # so they are no reason for a reboot. The path unit loads modules when it sees a new one on disk, which would race with
 # the unloading.
 HOLDERS = (
@@ -109,7 +109,7 @@ def users(host: Host, modules: dict[str, tuple[int, list[str]]], besides: Sequen
             holders += 1
         else:
             found.append(f"{(host.text(f'/proc/{pid}/comm') or '?').strip()} ({pid})")
-    return found if found or holders else ["a user inside the kernel"]
+    return found if found or holders else ["an unknown user in the kernel"]
 
 
 def disk_version(host: Host) -> str | None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets up and reverts what a driver needs on a host besides its packages.
+"""Sets up and reverts what a driver needs on a host in addition to its packages.
 
 It manages modprobe files, initramfs, kernel arguments, kernel modules and services. Each step follows from the host's
 state, so the next run finishes an interrupted run.
@@ -85,7 +85,7 @@ class Setup:
             self._do("rebuild the initramfs", argv)
         added = record.get("kernel_arguments", [])
         if added:
-            self._do(f"take {' '.join(added)} from the kernel's arguments", self._grubby("remove-args", added))
+            self._do(f"remove {' '.join(added)} from the kernel's arguments", self._grubby("remove-args", added))
         for name in record.get("services", []):
             if self.host.units([name])[name]["enabled"]:
                 self._do(f"disable and stop {name}", ["systemctl", "disable", "--now", name])
@@ -156,7 +156,7 @@ class Setup:
         if not self.desired.modules or not (self.host.pci_gpus() or facts["loaded_version"]):
             return
         if facts["nouveau"]:
-            self.reboot = "nouveau holds the GPUs, and its console keeps it from being unloaded"
+            self.reboot = "nouveau uses the GPUs and cannot be unloaded, because the console uses it"
             return
         loaded, on_disk = facts["loaded_version"], facts["disk_version"]
         if loaded is None:
@@ -175,7 +175,7 @@ class Setup:
         stopped = [name for name, unit in self.host.units(driver_facts.HOLDERS).items() if unit["active"]]
         if stopped:
             self._remember(STOPPED, stopped)
-            self._run("stopping what holds the driver", ["systemctl", "stop", *stopped])
+            self._run("stopping the services that use the driver", ["systemctl", "stop", *stopped])
         try:
             self._swap(loaded)
         except SetupError:
@@ -208,7 +208,7 @@ class Setup:
         others = [name for name in reversed(there) if name not in self.desired.modules]
         for name in there:
             if self.host.run(["rmmod", name]).rc != 0:
-                self.reboot = f"the kernel does not let go of the module {name} of driver {loaded}"
+                self.reboot = f"the kernel cannot unload the module {name} of driver {loaded}"
                 # Load the modules again. This fails if the module that stayed has another version than the files on
                 # disk.
                 for one in [*self.desired.modules, *others]:
@@ -219,14 +219,14 @@ class Setup:
         for name in others:
             if self.host.run(["modprobe", name]).rc != 0:
                 self.warnings.append(
-                    f"the kernel module {name} was loaded beside driver {loaded} and does not load beside the new one; "
-                    "look at dkms status and dmesg"
+                    f"the kernel module {name} was loaded with driver {loaded} and does not load with the new driver; "
+                    "check dkms status and dmesg"
                 )
 
     def _start_again(self, stopped: Sequence[str]) -> None:
         argv = ["systemctl", "start", *stopped]
         if not self.reboot:
-            self._run("starting what used the driver", argv)
+            self._run("starting the services that use the driver", argv)
         elif self.host.run(argv).rc != 0:
             # The services' programs are new and the module is old: they start at the boot that this host needs.
             self.warnings.append(
@@ -242,7 +242,7 @@ class Setup:
         found = self.host.units(stopped)
         idle = [name for name in stopped if found[name]["present"] and not found[name]["active"]]
         if idle:
-            self._do(f"start {' '.join(idle)}, which a run that was cut off had stopped", ["systemctl", "start", *idle])
+            self._do(f"start {' '.join(idle)}, which an interrupted run had stopped", ["systemctl", "start", *idle])
         if not self.check_mode:
             self._forget(STOPPED)
 
@@ -257,9 +257,7 @@ class Setup:
         for name, unit in self.host.units(list(self.desired.services)).items():
             if not unit["present"]:
                 if not self.check_mode:
-                    self.warnings.append(
-                        f"{name} is not there, though it was asked for; its package may have another name"
-                    )
+                    self.warnings.append(f"the requested unit {name} does not exist; its package may have another name")
             elif not (unit["enabled"] and unit["active"]):
                 if not unit["enabled"] and not self.check_mode:
                     self._remember("services", [name])
@@ -293,7 +291,7 @@ class Setup:
         if "Key was rejected" in said or "Required key not available" in said:
             hint = "; Secure Boot is on and the kernel does not know this module's key: enrol it with mokutil --import"
         elif argv[0] == "modprobe":
-            hint = "; look at dkms status and dmesg"
+            hint = "; check dkms status and dmesg"
         raise SetupError(f"{what} failed ({' '.join(argv)}, exit status {answer.rc}): {said}{hint}")
 
     def _record(self) -> dict[str, Any]:

@@ -151,7 +151,7 @@ def unsupported(branch: int, found: Sequence[tuple[str, Generation]]) -> list[st
             )
         elif one.last and branch > one.last:
             said.append(
-                f"branch {branch} no longer supports the {one.name} GPU at {address}; the last one that does is "
+                f"branch {branch} no longer supports the {one.name} GPU at {address}; the last branch with support is "
                 f"{one.last}"
             )
     return said
@@ -173,12 +173,12 @@ def wrong_modules(kind: str, branch: int | None, found: Sequence[tuple[str, Gene
     for address, one in found:
         if kind not in one.modules:
             other = "proprietary" if kind == "open" else "open"
-            limit = "open modules drive Turing and later" if kind == "open" else "it has no proprietary ones"
+            limit = "open modules drive Turing and later" if kind == "open" else "it has no proprietary modules"
             said.append(
                 f"the {kind} kernel modules do not drive the {one.name} GPU at {address} ({limit}); use {other}"
             )
     if kind == "open" and branch is not None and branch < OPEN_FIRST:
-        said.append(f"branch {branch} has no open kernel modules; they came with {OPEN_FIRST}")
+        said.append(f"branch {branch} has no open kernel modules; {OPEN_FIRST} is the first with them")
     if kind == "proprietary" and branch is not None and branch >= OPEN_ONLY:
-        said.append(f"branch {branch} has open kernel modules alone; use open, or a branch before {OPEN_ONLY}")
+        said.append(f"branch {branch} has only open kernel modules; use open, or a branch before {OPEN_ONLY}")
     return said

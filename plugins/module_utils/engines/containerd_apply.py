@@ -62,7 +62,7 @@ class Applier:
             if record and self.before is not None:
                 self.after = containerd_text.undo(self.before, record["former"], record["ours"], self.options.desired)
             if self.after != self.before:
-                self.changes = [f"take NVIDIA's runtime out of {self.target}"]
+                self.changes = [f"remove NVIDIA's runtime from {self.target}"]
         else:
             base = main if main is not None else containerd_text.fresh(daemon, self.options.desired)
             found = containerd_text.problems(base, daemon)
@@ -82,12 +82,12 @@ class Applier:
     def validate(self, main: str, daemon: tuple[int, ...], check_mode: bool) -> None:
         """Asks the containerd program how it reads the candidate. Without the program there is nothing to check."""
         if not daemon:
-            self.warnings.append(f"no program {self.options.program} on this host, so nothing could validate the file")
+            self.warnings.append(f"no program {self.options.program} on this host, so the file was not validated")
             return
         if not self.changes or self.after is None:
             return
         if self.options.path.endswith(".tmpl"):
-            self.warnings.append(f"{self.options.path} is a template, so nothing could validate it")
+            self.warnings.append(f"{self.options.path} is a template, so the file was not validated")
             return
         with tempfile.TemporaryDirectory(prefix="containerd-") as folder:
             candidate = os.path.join(folder, "config.toml")
@@ -98,7 +98,9 @@ class Applier:
                 write_text(candidate, toml_text.put(main, "imports", json.dumps([ours])), 0o600)
             code, said = run([self.options.program, "--config", candidate, "config", "dump"])
         if code != 0:
-            raise ConfigError(f"nothing was written to {self.target}, for containerd says: {said.splitlines()[-1]}")
+            raise ConfigError(
+                f"nothing was written to {self.target}, because containerd reports: {said.splitlines()[-1]}"
+            )
         missing = containerd_text.missing(
             said[said.find("\n[") :] if said.find("\n[") >= 0 else said, self.options.desired
         )
@@ -106,7 +108,7 @@ class Applier:
             raise ConfigError(f"nothing was written to {self.target}: " + "; ".join(missing))
         if not check_mode and not os.access(self.options.desired.path, os.X_OK):
             raise ConfigError(
-                f"nothing was written to {self.target}: {self.options.desired.path} is no program on this host; "
+                f"nothing was written to {self.target}: the program {self.options.desired.path} is missing; "
                 "install NVIDIA's container toolkit first (role nvidia_docker)"
             )
 
@@ -130,7 +132,7 @@ class Applier:
             if self.options.restart == "never":
                 raise ConfigError(
                     f"nothing was written to {self.target}: {self.options.service} must be restarted to read it, and "
-                    "restart is never; pods live through a restart, so allow it"
+                    "restart is never; pods survive a restart, so set restart to another value"
                 )
             self.applied = "restart"
 
@@ -163,7 +165,7 @@ class Applier:
                 again = self.restart()
                 state = f"does NOT run: see journalctl -u {self.options.service}" if again else "runs with it"
                 raise ConfigError(
-                    f"containerd did not come up with the new file: {fault}; the former file is back, and containerd "
+                    f"containerd did not start with the new file: {fault}; the former file is back, and containerd "
                     f"{state}"
                 )
         if self.options.absent and self.options.record:

@@ -101,7 +101,7 @@ def problems(text: str, daemon: tuple[int, ...]) -> list[str]:
     version, shown, found = version_of(text), ".".join(map(str, daemon)), []
     if daemon and version == 3 and daemon < (2,):
         found.append(
-            f"the file is of version 3, and containerd {shown} would leave its runtimes out without a word; write it "
+            f"the file has version 3, and containerd {shown} would leave its runtimes out without a word; write it "
             "in version 2 (containerd config default)"
         )
     if daemon >= (2,) and version == 1:
@@ -110,7 +110,7 @@ def problems(text: str, daemon: tuple[int, ...]) -> list[str]:
             "3 (containerd config migrate)"
         )
     if re.search(r"""["'](io\.containerd\.grpc\.v1\.)?cri["']""", _get(text, "disabled_plugins") or ""):
-        found.append('disabled_plugins names "cri", so no kubelet can use this containerd; take it out of the list')
+        found.append('disabled_plugins names "cri", so no kubelet can use this containerd; remove it from the list')
     return found
 
 
@@ -154,7 +154,8 @@ def merge(text: str, desired: Desired) -> tuple[str, list[str]]:
     hidden, lines = hide_template(text)
     if any('template "base"' in line for line in lines.values()):
         raise ConfigError(
-            "this template takes k3s's or RKE2's own base in, which has NVIDIA's runtime where that is installed; set "
+            "this template includes the base template of k3s or RKE2, which has NVIDIA's runtime if that is "
+            "installed; set "
             " default-runtime in config.yaml.d instead"
         )
     try:

@@ -86,7 +86,9 @@ class Applier:
         else:
             found += missing
         if found:
-            raise ApplyError("nothing was written, because dockerd would not run with it:\n- " + "\n- ".join(found))
+            raise ApplyError(
+                ("nothing was written, because dockerd would not run with this file:\n- ") + "\n- ".join(found)
+            )
         if self.options.validate and self.changes:
             complaint = self.ask_dockerd(argv)
             if complaint:
@@ -128,12 +130,15 @@ class Applier:
         self.containers = self.host.containers(answers=bool(info))
         keys = ", ".join(self.restart_keys)
         if self.options.restart == "never":
-            raise ApplyError(f"nothing was written: a restart of docker is needed (keys: {keys}), and restart is never")
+            raise ApplyError(
+                f"nothing was written: a restart of docker is needed (keys: {keys}), and restart is never; set it "
+                "to another value"
+            )
         alive = bool(info.get("LiveRestoreEnabled"))
         if self.options.restart == "if_idle" and self.containers and not alive:
             raise ApplyError(
                 f"nothing was written: a restart of docker is needed (keys: {keys}) and would stop the running "
-                f"containers {', '.join(self.containers)}; stop them, or set live-restore, or allow it: restart=always"
+                f"containers {', '.join(self.containers)}; stop them, or set live-restore, or set restart to always"
             )
 
     def plan(self) -> list[str]:
@@ -161,9 +166,9 @@ class Applier:
             self.follow()
         except DockerHostError as fault:
             self.put_back(former)
-            back = "the former file is back" if self.before != self.after else "the file is as it was"
+            back = "the former file is back" if self.before != self.after else "the file is unchanged"
             raise ApplyError(
-                f"docker did not take the file over: {fault}\n{back}; docker "
+                f"docker did not apply the file: {fault}\n{back}; docker "
                 + ("runs with it" if self.host.info() is not None else "does NOT run: see journalctl -u docker")
             ) from None
         with contextlib.suppress(FileNotFoundError):
@@ -197,7 +202,7 @@ class Applier:
                 self.host.wait(shown, min(self.options.timeout, 15.0))
                 return
             except DockerHostError:
-                self.restart_keys = ["which the reload did not take over"]
+                self.restart_keys = ["which the reload did not apply"]
                 try:
                     self.allow_restart(self.host.info() or {})
                 except ApplyError as fault:

@@ -106,6 +106,6 @@ def conflicts(document: dict[str, Any], argv: Sequence[str]) -> list[str]:
     both = [key for key in flag_values(argv) if key in document and key != "runtimes"]
     return [
         f'"{key}" is in the file and on dockerd\'s command line too; dockerd refuses that even with equal values: '
-        "take it out of the file, or out of the service unit or its environment file"
+        "remove it from the file, or from the service unit or its environment file"
         for key in both
     ]

@@ -65,7 +65,7 @@ class Change(NamedTuple):
     """Describes one key whose value differs. ``apply``: reload or restart applies it in the running daemon."""
 
     path: Path
-    action: str  # add, change or remove
+    action: str  # One of add, change and remove.
     before: Any
     after: Any
     apply: str
@@ -162,9 +162,9 @@ def check_settings(settings: dict[str, Any], path: Path = ()) -> None:
     for key, value in settings.items():
         name = ".".join((*path, str(key)))
         if not isinstance(key, str) or not key:
-            raise DaemonJsonError(f"the settings hold the key {show(key)}; keys are non-empty strings")
+            raise DaemonJsonError(f"the settings have the key {show(key)}; keys are non-empty strings")
         if value is None:
-            raise DaemonJsonError(f'the setting "{name}" has no value; to take a key out, name it in remove')
+            raise DaemonJsonError(f'the setting "{name}" has no value; to remove a key, name it in remove')
         if isinstance(value, dict):
             check_settings(value, (*path, key))
 

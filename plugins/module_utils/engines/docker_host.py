@@ -35,7 +35,7 @@ def run(arguments: list[str], timeout: float = 120.0) -> tuple[int, str]:
     except FileNotFoundError:
         return 127, f"no program {arguments[0]}"
     except subprocess.TimeoutExpired:
-        return 124, f"no end of {arguments[0]} after {timeout:.0f} s"
+        return 124, f"{arguments[0]} did not end within {timeout:.0f} s"
     return done.returncode, done.stdout.decode("utf-8", "replace").strip()
 
 
@@ -134,7 +134,7 @@ class DockerHost:
                 return info
             seen = info or seen
             if self.facts()["failed"] or time.monotonic() >= end:
-                what = "answers, but not with what the file says" if seen else "does not answer"
+                what = "answers, but has not applied the file" if seen else "does not answer"
                 raise DockerHostError(f"the daemon {what} after {timeout:.0f} s\n{self.journal()}".strip())
             time.sleep(0.25)
 

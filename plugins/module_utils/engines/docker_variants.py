@@ -40,7 +40,7 @@ def findings(kinds: dict[str, Any]) -> tuple[list[str], list[str]]:
     faults, notes = [], []
     if kinds["snap"]:
         faults.append(
-            "docker is installed as a snap, which reads a daemon.json of its own and does not see the host's nvidia "
+            "docker is installed as a snap, which reads its own daemon.json and does not see the host's nvidia "
             "runtime; remove it with: snap remove docker, or take the role container_runtime out of the play"
         )
     if kinds["podman"]:

@@ -69,8 +69,10 @@ def resolve(wanted: dict[str, Any], state: dict[str, Any]) -> Engine:
     if there:
         return Engine(there[0])
     if kubelet:
-        return Engine("containerd", "a kubelet is here and no engine, so it gets containerd")
-    return Engine("docker", "no engine and no kubelet is here, so docker is chosen (container_runtime_engine: auto)")
+        return Engine("containerd", "the host has a kubelet and no engine, so containerd is chosen")
+    return Engine(
+        "docker", ("the host has no engine and no kubelet, so docker is chosen (container_runtime_engine: auto)")
+    )
 
 
 def configured(wanted: dict[str, Any], found: dict[str, Any]) -> list[str]:

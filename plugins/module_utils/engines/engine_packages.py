@@ -112,6 +112,8 @@ def choose(state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
         return Choice(manager, [])
     if not brings and not there:
         system = state["os"]["name"] or state["os"]["id"]
-        way_out = "name Docker's repository, or a mirror of it, in container_runtime_repository, or install it first"
+        way_out = (
+            "name Docker's repository, or a mirror of it, in container_runtime_repository, or install the engine first"
+        )
         return Choice(manager, [], f"{system} has no package of {engine}, and {engine} is not installed; {way_out}")
     return Choice(manager, list(brings), "", distribution.community(state["os"]) if brings else ())

@@ -93,8 +93,8 @@ def findings(found: dict[str, Any] | None, wanted: str, there: bool) -> tuple[li
         return [], []
     text = (
         f"the kubelet of this host starts containers with {engine} ({found['endpoint']}), and container_runtime_engine "
-        f"is {wanted}: its pods would get no GPU from that; set container_runtime_engine: {engine}"
+        f"is {wanted}: pods would get no GPU; set container_runtime_engine: {engine}"
     )
     if there:
-        return [], [f"{text}, unless {wanted} is there for containers outside Kubernetes"]
-    return [f"{text}. {wanted} is not on this host, and nothing was installed beside {engine}"], []
+        return [], [f"{text}, unless {wanted} is meant for containers outside Kubernetes"]
+    return [f"{text}. {wanted} is not on this host, and was not installed in addition to {engine}"], []

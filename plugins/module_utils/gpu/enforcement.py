@@ -22,13 +22,14 @@ LIMITED = ("vcuda", "time-slicing", "mps")
 
 
 class Facts(NamedTuple):
-    """Holds the facts of a host on which the decision depends. ``probed``: (backend, why not) of gpu/memory_limits.py;
-    None if no probe ran.
+    """Holds the facts of a host on which the decision depends. ``probed``: result of gpu/memory_limits.py, as the
+    backend and the reason why not; None if no probe ran.
 
-    ``branch``: of the driver, 0: unknown. ``cards``: GPUs before Turing. ``handover``: empty if containers get their
-    GPUs by CDI, else the reason why not. ``cgroup2``: whether version 2 of control groups is mounted at their root.
-    ``controllers``: dmem and misc, as far as the kernel has them; None: unknown. ``engine``, ``runtime``: the container
-    engine and the OCI runtime that it calls; empty: unknown.
+    ``branch``: the driver's branch, 0 if unknown. ``modules``: ``proprietary``, else empty. ``cards``: GPUs older than
+    Turing. ``mig``: UUIDs of GPUs in MIG mode. ``memacct_mode``: the driver's RmMemacctMode, empty if not set.
+    ``handover``: empty if containers get their GPUs by CDI, else the reason why not. ``cgroup2``: whether version 2 of
+    control groups is mounted at their root. ``controllers``: dmem and misc, as far as the kernel has them; None:
+    unknown. ``engine``, ``runtime``: the container engine and the OCI runtime that it calls; empty: unknown.
     """
 
     branch: int
@@ -50,7 +51,10 @@ class Facts(NamedTuple):
             said.append(f"the kernel has {' and '.join(self.controllers)}")
         if self.runtime:
             by = f"{self.engine} starts containers by {self.runtime}"
-            said.append(by + (", which turns neither on: the hook does" if self.runtime == CRUN else ""))
+            said.append(
+                by
+                + ((", which enables neither dmem nor misc, so the hook enables them") if self.runtime == CRUN else "")
+            )
         return f" ({'; '.join(said)})" if said else ""
 
 
@@ -69,7 +73,7 @@ class Verdict(NamedTuple):
         return self.active.partition("-")[2]
 
     def line(self) -> str:
-        who = {LIBRARY: "the library alone", NONE: "nobody"}.get(self.active, "the driver")
+        who = {LIBRARY: "the library alone", NONE: "neither driver nor library"}.get(self.active, "the driver")
         return f"memory is enforced by {who}: {self.why}"
 
 
@@ -84,17 +88,17 @@ def obstacle(facts: Facts, sharing: str = "vcuda", count_context: bool = True) -
     if facts.cards:
         return f"{facts.cards[0]} is older than Turing, the first generation whose driver has limits"
     if facts.modules == "proprietary":
-        return "the proprietary kernel modules have no limits; the open ones have"
+        return "the proprietary kernel modules have no such limits; the open kernel modules have them"
     if facts.mig:
         return f"{facts.mig[0]} is in MIG mode, where the driver charges nothing"
     if facts.memacct_mode == "0":
         return "RmMemacctMode=0 turns the driver's limits off"
     if not facts.cgroup2:
-        return "version 2 of control groups alone is not what is mounted at the root of control groups"
+        return "this host does not use version 2 of control groups alone"
     if facts.controllers is not None and not facts.controllers:
         return (
-            "this kernel has neither of the controllers by which the driver counts, dmem (CONFIG_CGROUP_DMEM) and misc "
-            "(CONFIG_CGROUP_MISC)"
+            "the driver counts memory by the controller dmem (CONFIG_CGROUP_DMEM) or misc (CONFIG_CGROUP_MISC), and "
+            "this kernel has neither"
         )
     if facts.handover:
         return facts.handover

@@ -106,7 +106,7 @@ def probe(
     try:
         os.mkdir(group)
     except OSError as fault:
-        return "", f"a group cannot be made in {cgroup_root}: {fault.strerror}"
+        return "", f"no control group can be made in {cgroup_root}: {fault.strerror}"
     try:
         why = _turned_on(group, cgroup_root)
         for uuid, handle in handles:
@@ -128,7 +128,7 @@ def _turned_on(group: str, cgroup_root: str) -> str:
         with open(path, "w", encoding="ascii") as stream:
             stream.write("+" + controller)
     except OSError as fault:
-        return f"the controller {controller} cannot be turned on in {path}: {fault.strerror}"
+        return f"the controller {controller} cannot be enabled in {path}: {fault.strerror}"
     return ""
 
 

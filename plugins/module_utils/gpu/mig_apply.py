@@ -68,7 +68,7 @@ def _carry_out(nvml: Mig, gpu: dict[str, Any], steps: Steps, geometry: dict[str,
     except NvmlError as fault:
         if fault.code != INSUFFICIENT_RESOURCES or any(one["instance"] is not None for one in gpu["processes"]):
             raise
-        # The instances that stayed block the placement and are unused: create all again, the largest first.
+        # The kept instances block the placement. No process uses them: destroy and create all, the largest first.
         _clear(nvml, index)
         fresh = mig_plan.plan({**nvml.gpu(index), "processes": []}, geometry)
         for name in fresh.create:
@@ -77,7 +77,7 @@ def _carry_out(nvml: Mig, gpu: dict[str, Any], steps: Steps, geometry: dict[str,
 
 def _known(profiles: dict[str, dict[str, int]], name: str) -> dict[str, int]:
     if name not in profiles:
-        raise NvmlError(3, f"the MIG profile {name}, where there are {', '.join(sorted(profiles)) or 'none'},")
+        raise NvmlError(3, f"the MIG profile {name} (available: {', '.join(sorted(profiles)) or 'none'})")
     return profiles[name]
 
 
@@ -90,17 +90,15 @@ def _failed(
     nvml: Mig, gpu: dict[str, Any], geometry: dict[str, int], fault: NvmlError, done: list[dict[str, Any]]
 ) -> str:
     """Reverts all changes, the last first, and reports the result."""
-    lines = [f"GPU {gpu['index']} ({gpu['model']}): {mig_plan.show(geometry)} cannot be made: {fault}"]
+    lines = [f"GPU {gpu['index']} ({gpu['model']}): the geometry {mig_plan.show(geometry)} cannot be made: {fault}"]
     left = []
     for one in reversed(done):
         try:
             restore(nvml, one)
         except NvmlError as second:
-            left.append(
-                f"GPU {one['index']} could not be brought back to {mig_plan.show(mig_plan.found(one))}: {second}"
-            )
+            left.append(f"GPU {one['index']} could not be restored to {mig_plan.show(mig_plan.found(one))}: {second}")
     if left:
-        return "\n".join([*lines, *left, "look at nvidia-smi -L and nvidia-smi mig -lgi"])
+        return "\n".join([*lines, *left, "check the GPUs: nvidia-smi -L, nvidia-smi mig -lgi"])
     return "\n".join([*lines, "Every GPU has the geometry that it had before."])
 
 

@@ -53,8 +53,8 @@ class MigHost:
         if os.access(self.path(python), os.X_OK):
             return []
         return [
-            f"{python} is not there, and {mig_unit.UNIT} needs it at the next boot: the role device_plugin installs "
-            "it; without that role install it, or name a Python from 3.8 on in mig_python"
+            f"{python} is missing, and {mig_unit.UNIT} needs it at the next boot: use the role device_plugin, which "
+            "installs it, or install it, or name a Python 3.8 or newer in mig_python"
         ]
 
     def absent(self, session: Callable[[], Mig]) -> None:
@@ -69,7 +69,7 @@ class MigHost:
                 self._apply(session(), {}, kept, keep=False)
             except NvmlError as fault:
                 # A host whose driver was removed has no geometry either.
-                self.warnings.append(f"the geometry of the GPUs was not given back: {fault}")
+                self.warnings.append(f"the former geometry of the GPUs was not restored: {fault}")
         self.unit.remove(list(mig_unit.files({})), mig_unit.folders())
         self.plan += self.unit.plan
         if self.record and not self.check_mode:

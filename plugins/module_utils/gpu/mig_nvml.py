@@ -15,8 +15,10 @@ from .nvml import CtypesReader, NvmlError
 
 NOT_SUPPORTED, INVALID_ARGUMENT, NOT_FOUND, FUNCTION_NOT_FOUND, IN_USE = 3, 2, 6, 13, 19
 INSUFFICIENT_SIZE, INSUFFICIENT_RESOURCES = 7, 23
-PROFILES = 16  # NVML numbers its kinds of profiles from 0; for an unknown kind it returns INVALID_ARGUMENT.
-MOST = 8  # instances of one profile on a GPU
+# NVML numbers its kinds of profiles from 0; for an unknown kind it returns INVALID_ARGUMENT.
+PROFILES = 16
+# Maximum instances of one profile on a GPU.
+MOST = 8
 # Number of slices of a GPU instance → the compute profile that uses all of them.
 WHOLE = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4, 8: 5, 6: 6}
 
@@ -67,7 +69,7 @@ class _Process(ctypes.Structure):
 
 
 class Mig(CtypesReader):
-    """One session with NVML, opened to read and change MIG."""
+    """Runs one session with NVML that reads and changes MIG."""
 
     def gpus(self) -> list[dict[str, Any]]:
         """Returns every GPU: ``index``, ``uuid``, ``model``, ``mode`` (None: no MIG), ``pending``, ``profiles`` by

@@ -64,7 +64,7 @@ Before=rke2-server.service rke2-agent.service vgpu-device-plugin.service nvidia-
 Type=oneshot
 RemainAfterExit=yes
 ExecStart=@PYTHON@ -I -B {FOLDER} {GEOMETRY}
-# CDI specifications name MIG devices, and nothing else notices that they changed.
+# CDI specifications name MIG devices, and no other service updates them after this unit has made new MIG devices.
 ExecStartPost=-/bin/sh -c 'one={CDI_REFRESH}; systemctl -q is-enabled $$one && systemctl --no-block restart $$one'
 
 [Install]

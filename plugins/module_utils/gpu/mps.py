@@ -42,13 +42,16 @@ def refusals(gpus: Sequence[dict[str, Any]], replicas: int, cuda_version: str | 
         capability = _numbers(gpu["compute_capability"])
         cap = client_cap(gpu["compute_capability"], cuda_version)
         if gpu["mig_enabled"]:
-            said.append(f"{name} has MIG on, which MPS as a node's way of sharing does not go with; switch MIG off")
+            said.append(f"{name} has MIG enabled, and MPS cannot share a node's GPUs together with MIG; switch MIG off")
         elif capability and capability < (3, 5):
             said.append(f"{name} has compute capability {gpu['compute_capability']}; MPS needs 3.5 or newer")
         elif replicas > cap:
             said.append(f"{name} takes at most {cap} clients of MPS, not {replicas}; lower vgpu_split_count")
     if volta and len(volta) != len(gpus):
-        said.append("a server of MPS drives GPUs before Volta or from Volta on, not both; part this host's GPUs")
+        said.append(
+            "a server of MPS drives either GPUs before Volta or GPUs from Volta on, and this host has both; share "
+            "them another way"
+        )
     return said
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads GPUs from NVML through ctypes: nodes have the standard library alone, and no module may need a pip install.
 
-The device plugin, which brings its own packages, reads through nvidia-ml-py (``vgpu_plugin/node/gpus.py``).
+The device plugin, which has its own packages, reads through nvidia-ml-py (``vgpu_plugin/node/gpus.py``).
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def run_program(argv: Sequence[str], timeout: int = 60) -> Answer:
     except OSError as fault:
         return Answer(127, "", str(fault))
     except subprocess.TimeoutExpired:
-        return Answer(124, "", f"{argv[0]} gave no answer within {timeout} s")
+        return Answer(124, "", f"{argv[0]} did not answer within {timeout} s")
     return Answer(done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace"))
 
 

@@ -42,7 +42,7 @@ class Mount(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """``rc`` is negative for a signal, as in subprocess."""
+    """Holds the result of a program. ``rc``: its exit status, or the negative number of the signal that ended it."""
 
     rc: int
     out: str
@@ -63,7 +63,7 @@ class Namespace:
     def enter(self) -> None:
         if self._libc.unshare(CLONE_NEWNS) != 0:
             number = ctypes.get_errno()
-            raise NamespaceError(f"no mount namespace of its own: {os.strerror(number)}; it needs root")
+            raise NamespaceError(f"the mount namespace cannot be created: {os.strerror(number)}; it needs root")
         self._mount("none", "/", None, MS_REC | MS_PRIVATE)
 
     def _mount(self, source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
@@ -203,7 +203,7 @@ def run(
             if fault != "ready":
                 os.waitpid(pid, 0)
                 pid = 0
-                raise NamespaceError(fault or "the process ended before its namespace was laid out")
+                raise NamespaceError(fault or "the process ended before its namespace was prepared")
             before_start(pid)
             os.write(go_w, b"g")
             status, timed_out = _wait(pid, timeout, while_running)

@@ -106,7 +106,7 @@ class SliceCheck:
         self.runner = self._choose_runner()
         self._by_driver = self._claimed.startswith("driver-") and self.runner.name != NAMESPACE
         # The driver's limit for the container's group at the container's first start.
-        self._limit = driver_verdicts.DriverLimit(fault="the host could not look")
+        self._limit = driver_verdicts.DriverLimit(fault="the host did not read the limit")
         self.smi_table = ""
         # Bypasses that did not run, or not long enough for the watcher, because ``duration`` had passed.
         self.left_out: list[str] = []
@@ -133,7 +133,7 @@ class SliceCheck:
         sources = {one.container_path: one.host_path for one in self._promised}
         folder = sources.get(LIBRARY) or os.path.dirname(sources.get(OLD_LIBRARY, ""))
         if not folder:
-            raise RunnerError(f"the answer of the plugin mounts no {LIBRARY}; the GPU is not shared by vcuda")
+            raise RunnerError(f"the plugin's answer mounts no {LIBRARY}; the GPU is not shared by vcuda")
         return Mount(PROBE, os.path.join(folder, os.path.basename(PROBE)), True)
 
     def run(self) -> list[dict[str, Any]]:
@@ -202,7 +202,9 @@ class SliceCheck:
     def _tenants(self, reader: Any) -> DriverChecks:
         """Raises NvmlError."""
         full = self._oversold and self._has_neighbours
-        crowded = "the slices of the GPU are oversold and others are in use, so it is not filled" if full else ""
+        crowded = (
+            ("the slices of the GPU are oversold and others are in use, so this slice is not filled") if full else ""
+        )
         return DriverChecks(Account(reader, self._expected.uuid), self._expected.uuid, self._claimed, crowded)
 
     def _check_driver(self) -> list[dict[str, Any]]:

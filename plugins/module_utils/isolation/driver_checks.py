@@ -164,8 +164,8 @@ def _remove(group: str) -> None:
 
 
 class DriverChecks:
-    """Runs the checks of one waiting container, given its control group. ``crowded``: why its memory must not be
-    filled, empty if it may.
+    """Runs the checks of one waiting container, given its control group. ``crowded``: the reason if the memory
+    must not be filled, else empty.
     """
 
     def __init__(self, account: Account, uuid: str, claimed: str, crowded: str = "") -> None:

@@ -38,8 +38,9 @@ class DriverLimit(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """Holds how much the tenants of a group allocated until the driver refused. ``taken``: by their own count;
-    ``used``: by the driver's count; ``room``: the card's free memory then; ``fault``: why nothing was measured.
+    """Holds how much the tenants of a group allocated until the driver refused. ``taken``: the sum by their own
+    count; ``used``: the sum by the driver's count; ``room``: the card's free memory at that time; ``fault``: why
+    nothing was measured.
     """
 
     taken: int = 0
@@ -71,7 +72,7 @@ def of_driver(claimed: str, seen: DriverLimit, expected: Expected, name: str = L
         return check(name, VIOLATED, wanted, "none", "bytes", f"{claimed} is claimed: {seen.fault}")
     at_most_card = min(expected.memory_mib * MIB, seen.card or expected.memory_mib * MIB)
     held = (seen.soft, seen.hard) == (0, at_most_card) and seen.own
-    detail = f"{claimed}, group {seen.group}" + ("" if seen.own else ", whose limit is not its own but one above it")
+    detail = f"{claimed}, group {seen.group}" + ("" if seen.own else ", whose limit is that of a group above it")
     return check(name, PASSED if held else VIOLATED, wanted, f"soft {seen.soft}, hard {seen.hard}", "bytes", detail)
 
 
@@ -79,7 +80,7 @@ def of_restart(claimed: str, first: DriverLimit, again: DriverLimit, expected: E
     """Judges the limit of the group that a restarted container has before its program runs."""
     found = of_driver(claimed, again, expected, RESTART)
     which = "the same group" if first.inode and first.inode == again.inode else "a new group"
-    return dict(found, detail=f"{found['detail']}; {which}, before the program of its second start ran")
+    return dict(found, detail=f"{found['detail']}; {which}, read after the second start and before its program ran")
 
 
 def of_bypass(one: dict[str, Any], claimed: str, hard: int | None = None, most: int | None = None) -> dict[str, Any]:
@@ -93,9 +94,9 @@ def of_bypass(one: dict[str, Any], claimed: str, hard: int | None = None, most: 
     granted = int(one["found"]) if str(one["found"]).isdigit() else 0
     if hard is None or most is None:
         return dict(one, verdict=VIOLATED, detail=f"{one['detail']}; {claimed} is claimed and refused nothing")
-    report = f"{one['detail']}; the sum of its group was {most} bytes, the driver's limit is {hard}"
+    report = f"{one['detail']}; the sum of the group was {most} bytes, the driver's limit is {hard}"
     if most < granted:
-        return dict(one, verdict=VIOLATED, detail=f"{report}: what it was granted was not counted")
+        return dict(one, verdict=VIOLATED, detail=f"{report}: the granted memory was not counted")
     verdict = VIOLATED if most > hard else PASSED
     return check(one["name"], verdict, f"a sum of at most {hard}", most, "bytes", f"{report} ({claimed})")
 
@@ -111,8 +112,10 @@ def of_sum(name: str, claimed: str, hard: int, found: Sum) -> dict[str, Any]:
     if not most:
         return check(name, NOT_RUN, wanted, most, "bytes", f"{claimed}: not even a context was granted")
     if most + SLACK < hard and found.room < SLACK:
-        return check(name, NOT_RUN, wanted, most, "bytes", f"{report}; the card had no more room, so no limit was met")
-    return check(name, PASSED, wanted, most, "bytes", f"{report}, and refused the rest")
+        return check(
+            name, NOT_RUN, wanted, most, "bytes", (f"{report}; the card had no more room, so no limit was reached")
+        )
+    return check(name, PASSED, wanted, most, "bytes", f"{report} and refused the rest")
 
 
 def of_root(claimed: str, code: int, call: str, capabilities: int) -> dict[str, Any]:
@@ -121,9 +124,11 @@ def of_root(claimed: str, code: int, call: str, capabilities: int) -> dict[str, 
     if code == NO_PERMISSION:
         return check(ROOT, PASSED, wanted, found, detail=claimed)
     if code != 0:
-        return check(ROOT, NOT_RUN, wanted, found, detail=f"{call}, so the question was not put")
+        return check(ROOT, NOT_RUN, wanted, found, detail=f"{call}, so the limit was not tested")
     if capabilities & CAP_SYS_ADMIN:
-        detail = "the container has CAP_SYS_ADMIN, so its root may lift the limit: start it without --privileged"
+        detail = (
+            "the container has CAP_SYS_ADMIN, so its root may raise the limit: start the container without --privileged"
+        )
         return check(ROOT, OPEN, wanted, found, detail=detail)
     return check(ROOT, VIOLATED, wanted, found, detail=f"{claimed}: root without CAP_SYS_ADMIN may set the limit")
 
@@ -138,12 +143,12 @@ def of_managed(claimed: str, found: Deltas) -> dict[str, Any]:
     if 100 * found.ordinary < SHOWN_PERCENT * found.size:
         detail = f"{claimed}: not even ordinary memory is charged to the group"
         return check(MANAGED, VIOLATED, wanted, found.ordinary, "bytes", detail)
-    report = f"{claimed}: of {found.size} bytes of managed memory {found.card} came to the card"
+    report = f"{claimed}: of {found.size} bytes of managed memory, {found.card} came to the card"
     if 100 * found.group >= SHOWN_PERCENT * found.size:
         return check(MANAGED, PASSED, wanted, found.group, "bytes", report)
     if 100 * found.card < SHOWN_PERCENT * found.size:
         return check(MANAGED, NOT_RUN, wanted, found.group, "bytes", report)
-    detail = f"{report}, past every limit of the driver; our library, where a program has it, counts them"
+    detail = f"{report} without a charge by the driver; libvgpu.so counts them in programs that load it"
     return check(MANAGED, OPEN, wanted, found.group, "bytes", detail)
 
 

@@ -37,7 +37,7 @@ CDI_KIND = "vgpu.fleet/gpu"
 
 
 class Lease(NamedTuple):
-    """Lease of a slice. ``words``: mounts of /dev/null, which name a GPU to NVIDIA's runtime."""
+    """Describes a leased slice. ``words``: mounts of /dev/null; their paths name a GPU to NVIDIA's runtime."""
 
     uuid: str
     minors: Sequence[int]
@@ -77,7 +77,7 @@ class Engines:
         if wanted == AUTO:
             self.image = ""
             return self.namespace(lease)
-        raise RunnerError(f"runtime: {wanted} is asked for, and {'; '.join(self.reasons)}")
+        raise RunnerError(f"runtime: {wanted} is requested, and {'; '.join(self.reasons)}")
 
     def heed(self, fault: Exception) -> None:
         """Excludes an engine that hung once from the rest of this run: each slice would wait for its time-out."""
@@ -93,7 +93,7 @@ class Engines:
         if not os.path.exists(client):
             raise RunnerError(f"{client} does not exist")
         if client in self._silent:
-            raise RunnerError(f"{self._silent[client]}; it is not asked again in this run")
+            raise RunnerError(f"{self._silent[client]}; this run does not ask it again")
         named = engine != CONTAINERD and bool(image)
         if named:
             reason = image_at_hand(client, image)
@@ -191,4 +191,4 @@ def cdi_device(uuid: str, folders: Sequence[str]) -> str:
                 return f"{CDI_KIND}={uuid}"
         except (OSError, ValueError, KeyError, TypeError):
             continue
-    raise RunnerError(f"no CDI file in {' or '.join(folders)} has {CDI_KIND}={uuid}, so podman hands in no GPU")
+    raise RunnerError(f"no CDI file in {' or '.join(folders)} has {CDI_KIND}={uuid}, so podman passes no GPU")

@@ -48,10 +48,12 @@ def needed_by(program: str) -> list[str]:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as fault:
-        raise ImageError(f"{program} cannot be asked for its libraries: {fault}") from None
+        raise ImageError(f"{program} does not list its libraries: {fault}") from None
     found = re.findall(r"^\s+(?:\S+ => )?(/\S+) \(0x", done.stdout, re.MULTILINE)
     if not any(os.path.basename(one) == GLIBC[0] for one in found):
-        raise ImageError(f"{program} is not linked with glibc; its loader said {' '.join(done.stdout.split())[:200]!r}")
+        raise ImageError(
+            f"{program} is not linked with glibc; its loader reported {' '.join(done.stdout.split())[:200]!r}"
+        )
     return found
 
 

@@ -39,7 +39,7 @@ def meeting(run_folder: str) -> Iterator[Mount]:
         os.mkdir(path, 0o700)
         os.chmod(path, 0o777)  # The containers may run as other users than the host.
     except OSError as fault:
-        raise RunnerError(f"no folder for two slices to meet in: {path}: {fault.strerror}") from None
+        raise RunnerError(f"cannot create a folder that two slices share: {path}: {fault.strerror}") from None
     try:
         yield Mount(MEETING, path, False)
     finally:

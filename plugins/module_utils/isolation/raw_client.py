@@ -58,7 +58,7 @@ class Client:
             if bytes(found).hex() == uuid.replace("GPU-", "").replace("-", "").lower():
                 self._must("cuCtxCreate_v2", ctypes.byref(ctypes.c_void_p()), 0, self.device)
                 return {"code": 0}
-        return {"code": -1, "call": f"the driver shows no {uuid} to a process of the group"}
+        return {"code": -1, "call": f"the driver lists no {uuid} to a process of the group"}
 
     def take(self, size: int) -> dict[str, Any]:
         block = ctypes.c_uint64()

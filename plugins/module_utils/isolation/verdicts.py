@@ -166,12 +166,14 @@ def equal(name: str, expected: Any, found: Any, unit: str = "", detail: str = ""
 
 def of_mounts(missing: list[str] | None, expected: Sequence[str]) -> dict[str, Any]:
     """Judges whether the process sees every file of the Allocate reply. ``missing``: None if the
-    host could not look.
+    process had ended.
     """
     if missing is None:
-        return check("mounts", NOT_RUN, ", ".join(expected), "", detail="the process ended before the host could look")
+        return check(
+            "mounts", NOT_RUN, ", ".join(expected), "", detail=("the process ended before the host read its mounts")
+        )
     present = [path for path in expected if path not in missing]
-    detail = f"not the host's file inside: {', '.join(missing)}" if missing else ""
+    detail = f"not the host's file in the slice: {', '.join(missing)}" if missing else ""
     return check("mounts", VIOLATED if missing else PASSED, ", ".join(expected), ", ".join(present), detail=detail)
 
 
@@ -181,7 +183,11 @@ def of_device_nodes(found: Sequence[str] | None, gpus: int) -> dict[str, Any]:
     """
     wanted = f"{gpus} GPU" if gpus == 1 else f"{gpus} GPUs"
     if not found:
-        why = "this host has no device nodes of GPUs" if found == [] else "the process ended before the host could look"
+        why = (
+            "this host has no device nodes of GPUs"
+            if found == []
+            else ("the process ended before the host read its devices")
+        )
         return check("device-nodes", NOT_RUN, wanted, "", detail=why)
     return check("device-nodes", VIOLATED if len(found) > gpus else PASSED, wanted, ", ".join(found))
 
@@ -197,7 +203,7 @@ def of_probe(
         if rc == BAD_ARGUMENTS and USAGE in err:
             return [check("probe", NOT_RUN, "a report", "none", detail=_older(err))]
         said = " ".join((err or out).split())[-400:]
-        detail = "it ran past its time" if timed_out else f"exit status {rc}: {said}"
+        detail = "the probe ran past its time" if timed_out else f"exit status {rc}: {said}"
         return [check("probe", VIOLATED, "a report", "none", detail=detail)]
     checks = [_clean(one) for one in own]
     seen = {one["name"] for one in checks}
@@ -207,7 +213,7 @@ def of_probe(
         if name not in seen
     ]
     if timed_out or rc < 0:
-        detail = "it ran past its time" if timed_out else f"it was ended by signal {-rc}"
+        detail = "the probe ran past its time" if timed_out else f"the probe was ended by signal {-rc}"
         checks.append(check("probe", VIOLATED, "exit status 0", rc, detail=detail))
     uuids = [str(one.get("uuid", "")) for one in devices]
     checks.append(equal("gpu-as-leased", expected.uuid, ", ".join(uuids)))
@@ -223,7 +229,7 @@ def _older(err: str) -> str:
     """Returns the reason and the next step from ``err``, the stderr of a probe that lacks a check or an option."""
     found = NO_CHECK.search(err)
     what = found[1] if found else "no such option"
-    return f"the probe of this node knows {what}; its library is of another version: run upgrade.yml first"
+    return f"the probe of this node knows {what}; the node's library has another version: run upgrade.yml first"
 
 
 def _clean(one: dict[str, Any]) -> dict[str, Any]:
@@ -250,7 +256,10 @@ def of_namespace(checks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the probe's checks of a run without a container. An open check of graphics gets a note: the libraries
     that the probe found are the host's.
     """
-    why = "this was a namespace of the host, with its libraries; a container has those that its runtime mounts"
+    why = (
+        "the probe ran in a namespace of the host, with the host's libraries; a container has the libraries that "
+        "its runtime mounts"
+    )
     return [
         dict(one, detail=f"{one['detail']}; {why}") if (one["name"], one["verdict"]) == (GRAPHICS, OPEN) else one
         for one in checks
@@ -280,7 +289,10 @@ def of_outside(most_bytes: int | None, polls: int, fault: str, expected: Expecte
         return check("outside-memory", NOT_RUN, f"at most {limit}", "", "bytes", detail)
     verdict, detail = PASSED if most_bytes <= limit else VIOLATED, f"greatest of {polls} polls"
     if verdict == PASSED and not seen(most_bytes, filled_bytes):
-        verdict, detail = NOT_RUN, f"{detail}, and none saw the {filled_bytes} bytes that the probe says it filled"
+        verdict, detail = (
+            NOT_RUN,
+            (f"{detail}, and no poll saw the {filled_bytes} bytes that the probe reports as filled"),
+        )
     return check("outside-memory", verdict, f"at most {limit}", most_bytes, "bytes", detail)
 
 
@@ -295,9 +307,9 @@ def of_watcher(
     if named_s is not None:
         return check(one["name"], DETECTED, wanted, f"after {named_s:.1f} s", "", text)
     if fault or polls < needed:
-        why = fault or f"the watcher polled {polls} times meanwhile, {needed} were needed"
+        why = fault or f"the watcher polled {polls} times while the bypass ran, {needed} polls were needed"
         return dict(one, detail=f"{one['detail']}; not detected: {why}")
-    return check(one["name"], VIOLATED, wanted, f"not in {polls} polls", "", one["detail"])
+    return check(one["name"], VIOLATED, wanted, f"not named in {polls} polls", "", one["detail"])
 
 
 def left_out(name: str, duration: int) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the Kubernetes objects for nodes that no playbook prepares: a DaemonSet that brings the library, the arbiter
+"""Builds the Kubernetes objects for nodes that no playbook prepares: a DaemonSet that installs the library, the arbiter
 and the settings. A node needs only its driver and an engine that supports CDI or NVIDIA's runtime. ``tools/chart``
 writes the Helm chart and the Kustomize base from these objects.
 """

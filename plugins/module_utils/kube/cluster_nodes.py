@@ -26,8 +26,9 @@ def faults(nodes: Mapping[str, dict[str, Any]], hosts: Mapping[str, str]) -> lis
         text = (node["metadata"].get("annotations") or {}).get(pod_annotations.GPUS)
         if not text:
             found.append(
-                f"{host}: node {name} has no annotation {pod_annotations.GPUS}, which the device plugin writes where "
-                "pods ask for their sizes; run site.yml with vgpu_slice_sizing: requested on this host, then this again"
+                f"{host}: node {name} has no annotation {pod_annotations.GPUS}, which the device plugin writes if "
+                "pods request their sizes; run site.yml with vgpu_slice_sizing: requested on this host, then "
+                "this playbook again"
             )
     return found
 
@@ -52,7 +53,7 @@ def loading(
         info = (node.get("status") or {}).get("nodeInfo") or {}
         engine = node_images.engine_of(node)
         if not engine:
-            runs = info.get("containerRuntimeVersion") or "nothing that is known"
+            runs = info.get("containerRuntimeVersion") or "an unknown engine"
             lines.append(
                 f"{host}: its kubelet runs containers with {runs}; expected containerd, CRI-O or docker to load an "
                 "image into; choose other nodes (scheduler_hosts), or a registry (scheduler_image)"

@@ -128,7 +128,7 @@ def _keeper(api: Any, pod: dict[str, Any], node: str) -> tuple[str, str, str]:
     above = _controller((api.get(path) or {}).get("metadata") or {})
     if above is not None and above["kind"] == "ClusterPolicy":
         policy = f"/apis/{above['apiVersion']}/clusterpolicies/{above['name']}"
-        remedy = "set devicePlugin.enabled=false in it, for the GPU operator starts its plugin again"
+        remedy = "set devicePlugin.enabled=false in it, because the GPU operator would start its plugin again"
         return f"ClusterPolicy {above['name']}", policy, remedy
     return title, path, "delete it"
 
@@ -153,8 +153,10 @@ def judge(
             faults.append(f"{said}; the API server cannot remove it: {one.remedy}")
         elif set(one.resources) & set(resources) and not ignore:
             faults.append(
-                f'{said}, and so do we; the kubelet keeps the last one. Either {one.remedy}, or put "{one.title}" into '
-                "device_plugin_conflicting_plugins_remove, or set device_plugin_conflicting_plugins: ignore"
+                f"{said}; our plugin offers this too, and the kubelet keeps only the last plugin. Either "
+                f"{one.remedy}, or "
+                f'put "{one.title}" into device_plugin_conflicting_plugins_remove, or set '
+                "device_plugin_conflicting_plugins: ignore"
             )
         else:
             notes.append(f"{said}; its allocations of the same GPUs are not counted here")

@@ -145,7 +145,7 @@ def drain(
             raise DrainError(
                 f"node {name}: {len(waiting)} of {len(pods)} pods are still there after {timeout:g} s: "
                 + "; ".join(sorted(rows))
-                + "; look at these pods, or give a longer timeout"
+                + "; check these pods, or set a longer timeout"
             )
         sleep(PAUSE)
     return [title(pod) for pod in pods]

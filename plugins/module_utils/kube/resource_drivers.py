@@ -25,9 +25,7 @@ def notes(api: Any, nodes: Iterable[str], resources: Sequence[str]) -> list[str]
         if classes is None:
             continue
         if not classes:
-            return [
-                "DeviceClasses of resource.k8s.io may not be read by this user; drivers next to ours are not searched"
-            ]
+            return ["DeviceClasses of resource.k8s.io may not be read by this user; other drivers were not searched"]
         found = [_class_note(one, resources) for one in classes.get("items") or []]
         return [one for one in found if one] + _slice_notes(api, version, nodes)
     return []
@@ -38,8 +36,9 @@ def _class_note(one: dict[str, Any], resources: Sequence[str]) -> str:
     if mapped not in resources or one["metadata"]["name"] == OUR_CLASS:
         return ""
     return (
-        f"DeviceClass {one['metadata']['name']} maps {mapped}, which we offer too: on nodes without our plugin its "
-        "driver serves pods that ask for it, and limits nothing. If nobody needs it, remove its extendedResourceName"
+        f"DeviceClass {one['metadata']['name']} maps {mapped}, which our plugin offers too: on nodes without "
+        "our plugin, the driver of the class serves pods that request it, without limits. If no pod needs the class, "
+        "remove its extendedResourceName"
     )
 
 
@@ -49,13 +48,16 @@ def _slice_notes(api: Any, version: str, nodes: Iterable[str]) -> list[str]:
         selector = quote(f"spec.nodeName={node}", safe="")
         answer = api.get(f"{GROUP}/{version}/resourceslices?fieldSelector={selector}", REFUSALS)
         if not answer:
-            return ["ResourceSlices of resource.k8s.io may not be read by this user; their GPUs are not searched"]
+            return [
+                "ResourceSlices of resource.k8s.io may not be read by this user; the GPUs of other drivers were "
+                "not searched"
+            ]
         drivers = {one["spec"]["driver"] for one in answer.get("items") or [] if _of_nvidia(one["spec"])}
         for driver in sorted(drivers - {OUR_DRIVER}):
             offered.setdefault(driver, []).append(node)
     return [
         f"the DRA driver {driver} offers NVIDIA GPUs on {', '.join(where)}; its allocations of the same GPUs are not "
-        "counted here: keep it from these nodes"
+        "counted here: remove this driver from these nodes"
         for driver, where in sorted(offered.items())
     ]
 

@@ -72,7 +72,7 @@ def wait(
         said = reasons(pods)
         hopeless = any(word in line for line in said for word in NO_IMAGE)
         if not done and (hopeless or clock() >= deadline):
-            return said or ["no pod of it was created; is the controller manager of the cluster running?"]
+            return said or ["no pod of the Deployment was created; is the controller manager of the cluster running?"]
         sleep(PAUSE_S)
 
 

@@ -40,6 +40,6 @@ def refusal(numbers: Sequence[int] | None, who: str) -> str:
         return ""
     found, oldest = (".".join(str(number) for number in one) for one in (numbers, OLDEST))
     return (
-        f"{who} is Kubernetes {found}; expected {oldest} or newer, for older ones serve no device plugin of this kind. "
-        "Upgrade Kubernetes first"
+        f"{who} is Kubernetes {found}; expected {oldest} or newer, because older kubelets do not support this device "
+        "plugin. Upgrade Kubernetes first"
     )

@@ -47,7 +47,7 @@ def deploy(root: str, version: str, archive: str, checksum: str | None = None) -
     # Do not depend on the umask of the process that made the file.
     if not versions.is_open(Host(), folder):
         os.chmod(folder, 0o755)
-        done.append(f"let every user look into {folder}")
+        done.append(f"let every user read {folder}")
     if switch(root, version):
         done.append(f"switched {root}/current to {version}")
     return done
@@ -136,7 +136,9 @@ def _checked(stream: BinaryIO, archive: str, checksum: str | None) -> io.BytesIO
     content = stream.read()
     found = hashlib.sha256(content).hexdigest()
     if checksum and found != checksum:
-        raise StoreError(f"{archive}: expected SHA-256 {checksum}, found {found}; it was changed on its way, run again")
+        raise StoreError(
+            f"{archive}: expected SHA-256 {checksum}, found {found}; the archive changed during the transfer; run again"
+        )
     return io.BytesIO(content)
 
 

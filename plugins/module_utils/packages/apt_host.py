@@ -40,7 +40,7 @@ class AptHost:
             done = package_manager.run(*arguments, environment=quiet, together=True)
         except FileNotFoundError:
             raise AptError(
-                f"this host has no {arguments[0]} ({self.os_name()}); supported so far are Debian and Ubuntu"
+                f"this host has no {arguments[0]} ({self.os_name()}); supported systems are Debian and Ubuntu"
             ) from None
         return done.code, done.out
 
@@ -121,7 +121,7 @@ class AptHost:
         whole = [name for name in going if f"{name} installed" in unfinished.splitlines()]
         if whole:
             raise AptError(
-                f"{what} would remove {', '.join(whole)}; inspect with: dpkg --audit, and mend it by hand with: "
+                f"{what} would remove {', '.join(whole)}; inspect with: dpkg --audit, and repair it by hand with: "
                 "apt-get --fix-broken install"
             )
         self.must(what, *words, "install")

@@ -120,7 +120,9 @@ class PackageSet:
             return
         policy = self.policy()
         if self.unread and apt_text.unavailable(self.missing(policy, ()), policy):
-            self.warnings.append(f"{names} cannot be predicted, for some package lists cannot be read:\n{self.unread}")
+            self.warnings.append(
+                f"{names} cannot be predicted, because some package lists cannot be read:\n{self.unread}"
+            )
             return
         self.install_known()
 
@@ -139,7 +141,7 @@ class PackageSet:
         self.updated = True
         self.unread = self.host.update(needed)
         if self.unread:
-            self.warnings.append(f"some package lists cannot be read, and apt goes on with older ones:\n{self.unread}")
+            self.warnings.append(f"some package lists cannot be read, and apt uses older ones:\n{self.unread}")
 
     def addresses(self) -> list[str]:
         """Returns the addresses of the sources that must be readable: those of this set's source, or all sources if a
@@ -198,7 +200,7 @@ class PackageSet:
         foreign = sorted(touched & {*self.host.held()} - {*ours}) if touched else []
         if foreign:
             raise AptError(
-                f"nothing was changed: {', '.join(foreign)} would change and somebody holds it; release it with: "
+                f"nothing was changed: {', '.join(foreign)} would change, but another user holds it; release it with: "
                 f"apt-mark unhold {' '.join(foreign)}"
             )
 
@@ -222,8 +224,8 @@ class PackageSet:
         foreign = [name for name in self.transaction.remove if name not in self.desired.may_remove and name not in ours]
         if foreign:
             raise AptError(
-                f"nothing was installed: apt would remove {', '.join(foreign)} for it; remove or hold them by hand, or "
-                "choose versions that go together"
+                f"nothing was installed: apt would remove {', '.join(foreign)} for this; remove or hold them by hand, "
+                "or choose compatible versions"
             )
 
     def refuse_companions(self, missing: Sequence[str]) -> None:
@@ -231,8 +233,8 @@ class PackageSet:
         if came:
             asked = ", ".join(split_pin(one)[0] for one in missing)
             raise AptError(
-                f"nothing was installed: {', '.join(came)} would come along with {asked}, for this archive has put it "
-                "in the place of what was asked; ask for it by its own name, or take another source"
+                f"nothing was installed: {', '.join(came)} would be installed for {asked}, because this archive "
+                "replaces the requested packages; request the replacement by its own name, or use another source"
             )
 
     def wanted_files(self, policy: dict[str, dict[str, Any]]) -> dict[str, str | None]:
@@ -372,8 +374,8 @@ class PackageSet:
         ]
         if foreign:
             raise AptError(
-                f"nothing was removed: {', '.join(foreign)} would go too, which this role did not install; remove them "
-                "first if they are not needed"
+                f"nothing was removed: {', '.join(foreign)} would be removed too, but this role did not install them; "
+                "remove them first if they are not needed"
             )
         self.plan += self.transaction.lines()
         if not self.check_mode:

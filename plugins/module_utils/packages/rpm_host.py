@@ -48,7 +48,7 @@ class RpmHost:
         try:
             return package_manager.run(*arguments, environment={"ZYPP_LOCK_TIMEOUT": str(self.lock_timeout)})
         except FileNotFoundError:
-            raise RpmError(f"this host has no {arguments[0]}; it was taken for a host of {self.manager}") from None
+            raise RpmError(f"this host has no {arguments[0]}; expected a host with {self.manager}") from None
 
     def must(self, what: str, *arguments: str) -> str:
         code, out, fault = self.run(*arguments)
@@ -144,7 +144,7 @@ class RpmHost:
         self.must(f"importing the key {path}", "rpm", "--import", path)
 
     def distrust(self, key: str) -> None:
-        self.must(f"taking the key {key} away", "rpm", "-e", "--allmatches", key)
+        self.must(f"removing the key {key}", "rpm", "-e", "--allmatches", key)
 
     def install(self, packages: dict[str, str], files: Sequence[str], keep: Sequence[str] = ()) -> None:
         """Installs exactly these versions in one transaction, newer or older, without recommended packages.

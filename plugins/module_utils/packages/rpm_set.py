@@ -114,7 +114,7 @@ class PackageSet:
             why = (
                 "the host does not have their repository yet" if self.source_changed else "their stream is not enabled"
             )
-            self.warnings.append(f"{unknown} cannot be predicted, for {why}")
+            self.warnings.append(f"{unknown} cannot be predicted, because {why}")
             return
         names += [split_pin(one)[0] for one in self.desired.optional]
         names += [name for name in self.load_record().get("packages", []) if name not in names and name in self.before]
@@ -139,8 +139,8 @@ class PackageSet:
         if foreign:
             release = "dnf versionlock delete" if self.host.manager == "dnf" else "zypper removelock"
             raise RpmError(
-                f"nothing was installed: {', '.join(foreign)} would change and somebody locked it; release it with: "
-                f"{release} {' '.join(foreign)}"
+                f"nothing was installed: {', '.join(foreign)} would change, but another user locked it; release it "
+                f"with: {release} {' '.join(foreign)}"
             )
         self.predict(packages)
         if self.check_mode:
@@ -300,7 +300,7 @@ class PackageSet:
     def refuse_dependents(self, there: Sequence[str]) -> None:
         needed = self.host.needed_by_others(there) if there else ""
         if needed:
-            raise RpmError(f"nothing was removed, for other packages need what this role installed:\n{needed}")
+            raise RpmError(f"nothing was removed, because other packages need what this role installed:\n{needed}")
 
     def absent_source(self, record: dict[str, Any]) -> None:
         for path, text in (record.get("stream") or {}).items():

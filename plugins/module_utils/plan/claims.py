@@ -21,8 +21,8 @@ GATE = "DRAConsumableCapacity"
 CDI_BY_ITSELF = (2, 0)
 ENABLE_CDI = re.compile(r"^\s*enable_cdi\s*=\s*(true|false)\b", re.MULTILINE)
 DOCKER = (
-    "the kubelet of this host starts containers by docker; only a cri-dockerd of 2026 or newer hands claims over, and "
-    "nobody has tried it"
+    "the kubelet of this host starts containers by docker; only a cri-dockerd of 2026 or newer passes claims to "
+    "containers, and this is untested"
 )
 
 
@@ -40,18 +40,21 @@ def faults(desired: dict[str, Any], wanted: dict[str, Any], state: dict[str, Any
     found = []
     kubelet = tuple((state.get("kubelet") or ())[:2])
     if not kubelet and not state.get("kubelet_engine"):
-        found.append("this host has no kubelet, and claims are Kubernetes'; install one, or leave it at device-plugin")
+        found.append(
+            "this host has no kubelet, and claims need one; install it, or set vgpu_allocation to device-plugin"
+        )
     if kubelet and kubelet < OLDEST:
         version, oldest = (".".join(map(str, one)) for one in (kubelet, OLDEST))
         found.append(f"the kubelet of this host is Kubernetes {version}; expected {oldest} or newer. Upgrade it first")
     if wanted["deploy"] != "systemd":
-        found.append("device_plugin_deploy is daemonset, which serves no claims in this version; set it to systemd")
+        found.append("device_plugin_deploy is daemonset, which does not support claims; set it to systemd")
     elif not wanted["kubeconfig"]:
         found.append(
-            "claims are read at the API server; set device_plugin_kubeconfig to the kubelet's own file on the host"
+            "the device plugin reads claims from the API server; set device_plugin_kubeconfig to the kubelet's "
+            "own kubeconfig"
         )
     engine = handover(state) or _containerd(state)
-    found += [f"{engine}; claims are handed over by CDI alone"] if engine else []
+    found += [f"{engine}; containers get claims by CDI alone"] if engine else []
     return [f"vgpu_allocation is dra, and {one}" for one in found]
 
 
@@ -73,8 +76,9 @@ def _left(state: dict[str, Any], why: str) -> list[str]:
     if not claims:
         return []
     return [
-        f"{why}, and containers have {', '.join(claims)} on this node; without our driver their pods would never end. "
-        "Drain the node first, as upgrade.yml does for a driver: kubectl drain --ignore-daemonsets, then run this again"
+        f"{why}, and containers have {', '.join(claims)} on this node; without the driver of claims, their pods would "
+        "never end. Drain the node first, as upgrade.yml does for a driver: kubectl drain --ignore-daemonsets, then "
+        "run this again"
     ]
 
 
@@ -85,14 +89,17 @@ def warnings(desired: dict[str, Any], state: dict[str, Any]) -> list[str]:
     kubelet = tuple((state.get("kubelet") or ())[:2])
     if kubelet and OLDEST <= kubelet < BY_DEFAULT:
         found.append(
-            f"Kubernetes {'.'.join(map(str, kubelet))} has shares of a device behind the gate {GATE}, which is off; "
-            "where the API server and the scheduler do not have it on, nothing is published"
+            f"Kubernetes {'.'.join(map(str, kubelet))} has shares of a device behind the feature gate {GATE}, which is "
+            "off by default; if the API server and the scheduler do not enable it, the plugin publishes no devices"
         )
     if (state.get("kubelet_engine") or {}).get("engine") == "docker":
         found.append(DOCKER)
     holders = 0 if _had_claims(state) else len(named_configs.held(state))
     if holders:
-        found.append(f"{holders} containers of the device plugin hold slices; their GPUs take no claims until they end")
+        found.append(
+            f"{holders} containers have slices from the device plugin; their GPUs take no claims until these "
+            "containers end"
+        )
     return found
 
 
@@ -109,5 +116,7 @@ def _containerd(state: dict[str, Any]) -> str:
         return "containerd's configuration says enable_cdi = false"
     if version and version < CDI_BY_ITSELF and said[-1:] != ["true"]:
         shown = ".".join(map(str, version))
-        return f"containerd {shown} needs enable_cdi = true below the CRI plugin of its configuration, and 2.0 does not"
+        return (
+            f"containerd {shown} needs enable_cdi = true for the CRI plugin in its configuration; 2.0 has it by default"
+        )
     return ""

@@ -58,13 +58,13 @@ def nvidia_driver(wanted: dict[str, Any], state: dict[str, Any], desired: dict[s
         runs = state["nvml"]["driver_version"]
         notes.append(
             f"driver {runs} runs, and {choice.branch} is the newest branch for these GPUs here; no branch is named, so "
-            f'it comes in its place; to keep the one that runs set nvidia_driver_branch: "{branch_of(runs)}"'
+            f'this branch replaces the driver; to keep {runs}, set nvidia_driver_branch: "{branch_of(runs)}"'
         )
     if choice.refuse and choice.modules and _other_branch(choice, state) and not (changes or host):
         runs = state["driver"]["loaded_version"]
         notes.append(
-            f"branch {choice.branch} is asked for and installed, and driver {runs} runs: where the packages of "
-            f"{choice.branch} here install another branch, name that, or choose another source"
+            f"branch {choice.branch} is requested and installed, but driver {runs} runs; if the packages of "
+            f"{choice.branch} here install another branch, name that branch, or choose another source"
         )
     if reboot and not faults:
         host.append(f"reboot, for {reboot}")
@@ -126,8 +126,8 @@ def _of_others(changes: list[str], choice: Choice, wanted: dict[str, Any], state
     if not others or any(name in ours for name in there):
         return []
     return [
-        f"driver {state['nvml']['driver_version']} runs, and {', '.join(others)} brought it; to keep it set "
-        "nvidia_driver_source: present, to replace it remove those packages first"
+        f"driver {state['nvml']['driver_version']} runs and was installed by {', '.join(others)}; to keep it, set "
+        "nvidia_driver_source: present; to replace it, remove those packages first"
     ]
 
 
@@ -141,7 +141,7 @@ def _host_files(choice: Choice, state: dict[str, Any]) -> list[str]:
             changes.append(f"change {path}")
     # A changed file of modprobe.d rebuilds the initramfs anyway.
     if state["driver"].get("initramfs_old") and not any(driver_setup.MODPROBE in text for text in changes):
-        changes.append("rebuild the initramfs, which is older than the file that keeps nouveau away")
+        changes.append("rebuild the initramfs, which is older than the file that blocks nouveau")
     return changes
 
 
@@ -190,7 +190,7 @@ def _cut_off(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
     except (ValueError, AttributeError):
         # The role's module reports an unreadable record; the plan ignores it.
         return []
-    return [f"start {name}, which a run that was cut off had stopped" for name in stopped]
+    return [f"start {name}, which an interrupted run had stopped" for name in stopped]
 
 
 def _kernel_side(
@@ -224,4 +224,4 @@ def _reboot_faults(reboot: str, wanted: dict[str, Any]) -> list[str]:
     way_out = "set it to if_required on a host that may be rebooted"
     if "nouveau" in reboot:
         way_out += ", or write 'blacklist nouveau' to /etc/modprobe.d, rebuild the initramfs and reboot it yourself"
-    return [f"{reboot}; so a reboot is needed, and nvidia_driver_reboot is never: {way_out}"]
+    return [f"{reboot}; a reboot is needed for this, and nvidia_driver_reboot is never; {way_out}"]

@@ -20,7 +20,7 @@ from .part import PRESENT
 # The first versions of the kubelet, docker and containerd that pass devices to containers by CDI.
 CDI_KUBELET, CDI_DOCKER, CDI_CONTAINERD = (1, 29), (25, 0), (1, 7)
 CONTAINERD_PACKAGES = ("containerd.io", "containerd")
-NOT_YET = "the device plugin tries it when it starts"
+NOT_YET = "the device plugin probes the driver's limits when it starts"
 
 
 def verdict(desired: dict[str, Any], state: dict[str, Any]) -> Verdict | None:
@@ -41,7 +41,7 @@ def faults(desired: dict[str, Any], found: Verdict | None) -> list[str]:
     requested = desired["node_config"].get("flags", {}).get("plugin", {}).get("memoryEnforcement", rule.AUTO)
     if found is None or requested != DRIVER or found.by_driver or found.why.startswith(NOT_YET):
         return []
-    way_out = "change that, or set vgpu_memory_enforcement: auto"
+    way_out = "remove this cause, or set vgpu_memory_enforcement: auto"
     return [f"device_plugin: vgpu_memory_enforcement is driver, and {found.why}; {way_out}"]
 
 
@@ -89,14 +89,14 @@ def handover(state: dict[str, Any]) -> str:
     if state.get("kubelet_engine"):
         kubelet = tuple((state.get("kubelet") or ())[:2])
         if kubelet and kubelet < CDI_KUBELET:
-            return f"kubelet {'.'.join(map(str, kubelet))} hands no CDI devices to containers; 1.29 does"
+            return f"kubelet {'.'.join(map(str, kubelet))} passes no CDI devices to containers; 1.29 does"
         for name in CONTAINERD_PACKAGES:
             version = numbers(str(packages.get(name) or ""))
             if version and version < CDI_CONTAINERD:
-                return f"containerd {'.'.join(map(str, version))} has no CDI; 1.7 has"
+                return f"containerd {'.'.join(map(str, version))} has no CDI; 1.7 has it"
         return ""
     version = numbers(str(((state.get("docker") or {}).get("info") or {}).get("ServerVersion") or ""))
-    return f"docker {'.'.join(map(str, version))} has no CDI; 25.0 has" if version and version < CDI_DOCKER else ""
+    return f"docker {'.'.join(map(str, version))} has no CDI; 25.0 has it" if version and version < CDI_DOCKER else ""
 
 
 def numbers(text: str) -> tuple[int, ...]:

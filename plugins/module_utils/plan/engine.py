@@ -72,13 +72,13 @@ def container_runtime(wanted: dict[str, Any], state: dict[str, Any], desired: di
         todo = daemon_json.unapplied(docker["info"], document, argv)
         if todo:
             changes += [str(lack) for lack in todo]
-            reason = f"the running daemon has not taken {path} over"
+            reason = f"the running daemon has not applied {path}"
     elif unit.get("active"):
         changes.append(f"restart {DOCKER_UNIT}, which does not answer")
-        reason = f"{DOCKER_UNIT} is active and does not answer on its socket"
+        reason = f"{DOCKER_UNIT} is active but does not answer on its socket"
     if not todo and state["files"].get(daemon_json.PENDING) is not None:
         changes.append("finish an interrupted change of the running daemon")
-        reason = f"a run was interrupted before docker had taken {path} over"
+        reason = f"a run was interrupted before docker had applied {path}"
     if unit.get("present") and not unit.get("active"):
         changes.append(f"start {DOCKER_UNIT}")
         reason = f"{DOCKER_UNIT} is not running" if len(changes) == 1 else reason
@@ -101,8 +101,9 @@ def _by_device(document: dict[str, Any], state: dict[str, Any], desired: dict[st
         return []
     shown = ".".join(map(str, found))
     return [
-        f"docker {shown} starts no container by --device vgpu.fleet/slice=… as it is, and vgpuctl run does; "
-        "container_runtime_docker_extra: {features: {cdi: true}} allows it with a restart of docker, false leaves it"
+        f"docker {shown} cannot start containers by --device vgpu.fleet/slice=…, because its feature cdi is off; "
+        "vgpuctl run works. To enable it, set container_runtime_docker_extra: {features: {cdi: true}}, which restarts "
+        "docker; {cdi: false} hides this warning"
     ]
 
 
@@ -113,7 +114,7 @@ def _docker_restart(part: Part, wanted: dict[str, Any], state: dict[str, Any], k
     info = state["docker"]["info"]
     pending = state["files"].get(daemon_json.PENDING) or {}
     if not keys and pending.get("sha256") == sha256("restart\n"):
-        keys = ["what an interrupted run changed"]
+        keys = ["the changes of an interrupted run"]
     if not keys and info is None:
         keys = ["a daemon that does not answer"]
     if not keys:
@@ -121,7 +122,10 @@ def _docker_restart(part: Part, wanted: dict[str, Any], state: dict[str, Any], k
     names = ", ".join(keys)
     if wanted["restart"] == "never":
         return part._replace(
-            errors=[f"a restart of docker is needed for {names}, and container_runtime_restart is never; allow it"]
+            errors=[
+                f"a restart of docker is needed for {names}, and container_runtime_restart is never; set it to another "
+                "value"
+            ]
         )
     if info is None:
         return part._replace(
@@ -155,7 +159,10 @@ def differences(wanted: dict[str, Any], state: dict[str, Any]) -> tuple[str, lis
     active = [name for name, unit in units.items() if unit.get("active")]
     if changes:
         if active and wanted["restart"] == "never":
-            way_out = f"{active[0]} must be restarted to read it, and container_runtime_restart is never; allow it"
+            way_out = (
+                f"{active[0]} must be restarted to read it, and container_runtime_restart is never; set it to "
+                "another value"
+            )
             return "", [], [f"{changes[0]}: {way_out}"]
         return "the configuration of the engine differs", changes, []
     for name in active:

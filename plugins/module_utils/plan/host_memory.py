@@ -33,13 +33,14 @@ def findings(gpus: Sequence[dict[str, Any]], config: dict[str, Any], host_mib: i
         if slice_mib > card_mib + host_mib:
             message = (
                 f"a slice of GPU {gpu['index']} has {slice_mib} MiB; expected at most the {card_mib} MiB of the card "
-                f"and the {host_mib} MiB of the host together, for more can never be used; lower the scaling"
+                f"and the {host_mib} MiB of the host together, because more can never be used; lower the scaling"
             )
             found.append(error(where, message))
     if beyond > host_mib and not found:
         message = (
-            f"the slices have {beyond} MiB more than the cards, and the host has {host_mib} MiB of memory for that and "
-            "for all else; where containers use it, the kernel kills programs; lower the scaling"
+            f"the slices have {beyond} MiB more than the cards, and the host has only {host_mib} MiB of memory "
+            "for this excess and for all programs; if containers use the excess, the kernel kills programs; "
+            "lower the scaling"
         )
         found.append(warning(first, message))
     return found

@@ -14,7 +14,7 @@ from .part import NOTHING, PRESENT, Part, undone
 def mig(wanted: dict[str, Any], state: dict[str, Any], desired: dict[str, Any]) -> Part:
     if wanted["state"] != PRESENT:
         changes = undone(wanted, state)
-        return Part("the MIG geometry is to be given back", changes, bool(changes))
+        return Part("the former MIG geometry is to be restored", changes, bool(changes))
     if not wanted["geometry"]:
         return NOTHING._replace(errors=["vgpu_mig_geometry is empty; name a profile, such as {1g.10gb: 7}"])
     found = state["mig"]
@@ -39,7 +39,7 @@ def mig(wanted: dict[str, Any], state: dict[str, Any], desired: dict[str, Any]) 
         if not (state["units"].get(mig_unit.UNIT) or {}).get("enabled"):
             changes.append(f"enable {mig_unit.UNIT}")
     reason = (
-        "the GPUs have another geometry" if geometry_differs else "the geometry is not made again at boot as wanted"
+        "the GPUs have another geometry" if geometry_differs else "the unit that creates the geometry at boot differs"
     )
     return Part(reason, changes, geometry_differs and found["ok"], notes)
 
@@ -74,7 +74,7 @@ def mps_part(wanted: dict[str, Any], state: dict[str, Any], desired: dict[str, A
     if wanted["state"] != PRESENT:
         return Part("MPS is to be absent", [f"remove {path}" for path in there], bool(there))
     if not state["nvml"]["ok"]:
-        return Part("the control daemon of MPS is to run", [f"run {mps.UNIT} once the driver answers"])
+        return Part("the control daemon of MPS is to run", [f"run {mps.UNIT} when the driver answers"])
     refused = mps.refusals(state["gpus"], wanted["replicas"], state["nvml"]["cuda_version"])
     if refused:
         return NOTHING._replace(errors=refused)
@@ -95,7 +95,7 @@ def time_slicing(wanted: dict[str, Any], state: dict[str, Any], desired: dict[st
     path = time_slice.UNIT_PATH
     if wanted["state"] != PRESENT:
         there = state["files"].get(path) is not None
-        return Part("the driver's own time slice is wanted", [f"remove {path}"] if there else [])
+        return Part("the driver's default time slice is to be restored", [f"remove {path}"] if there else [])
     files = time_slice.files(wanted["slice"])
     changes = _differing(files, state)
     unit = state["units"].get(time_slice.UNIT) or {}
@@ -103,7 +103,7 @@ def time_slicing(wanted: dict[str, Any], state: dict[str, Any], desired: dict[st
         changes.append(f"enable {time_slice.UNIT}")
     if changes or not unit.get("active") or _left_over(files, state, unit):
         changes.append(f"set the time slice of the GPUs to {wanted['slice']}")
-    return Part("the GPUs have another time slice", changes)
+    return Part("the GPUs do not have the desired time slice", changes)
 
 
 def _differing(files: dict[str, str], state: dict[str, Any]) -> list[str]:

@@ -30,9 +30,9 @@ from .toolkit import nvidia_docker
 DAEMONSET = "daemonset"
 # This is a warning and no error, because docker and containerd start containers unconfined by default.
 CONFINED = (
-    "SELinux is enforcing, with which nobody has tried slices: the files of a slice have the label of containers, and "
-    "one that its engine confines may need `setsebool -P container_use_devices on` for its GPU; look at `ausearch -m "
-    "avc` after the first pod (docs/unverified.md)"
+    "SELinux is enforcing; slices are untested with it. The files of a slice have the label of containers. A container "
+    "that SELinux confines may need `setsebool -P container_use_devices on` for its GPU; check `ausearch -m avc` after "
+    "the first pod (docs/unverified.md)"
 )
 # Roles that interrupt running work on the GPUs.
 OF_THE_CARD = ("nvidia_driver", "mig", "mps")
@@ -71,7 +71,7 @@ def make_plan(desired: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
             )
     outside = named_configs.outside(state)
     if outside:
-        ends = f"it ends what no drain moves: {', '.join(outside)}; stop them first"
+        ends = f"this step ends containers that no drain moves: {', '.join(outside)}; stop them first"
         warnings += [f"{step['role']}: {ends}" for step in steps if step["disturbs"] and step["role"] in OF_THE_CARD]
     steps += _after_driver(desired, state, steps)
     faults += _without_driver(desired, state, [step["role"] for step in steps])
@@ -113,7 +113,7 @@ def refusals(desired: dict[str, Any], state: dict[str, Any]) -> list[str]:
     if not desired["roles"]:
         return found
     if host["root"] != "true":
-        found.append("the host is reached without root rights, and every role needs them; set become: true")
+        found.append("the connection to the host has no root rights, and every role needs them; set become: true")
     if not engine_packages.family_of(host):
         name = host["name"] or host["id"] or "an unknown distribution"
         found.append(f"{name} is not supported; {distribution.SUPPORTED} are")
@@ -137,7 +137,14 @@ def _after_driver(
     if not (replaced and running) or "device_plugin" in changes:
         return []
     todo = ["restart {}".format(wanted["unit"])]
-    return [{"role": "device_plugin", "reason": "the driver changes under it", "changes": todo, "disturbs": False}]
+    return [
+        {
+            "role": "device_plugin",
+            "reason": "the driver changes while the plugin runs",
+            "changes": todo,
+            "disturbs": False,
+        }
+    ]
 
 
 def _without_driver(desired: dict[str, Any], state: dict[str, Any], roles: Sequence[str]) -> list[str]:
@@ -150,8 +157,11 @@ def _without_driver(desired: dict[str, Any], state: dict[str, Any], roles: Seque
     if wanted.get("state") != PRESENT or "device_plugin" not in roles or mended or waits:
         return []
     fault = state["nvml"]["error"]
-    way_out = "look at nvidia-smi and dmesg, mend the driver, then run again"
-    return [f"device_plugin: it could not start, for NVML does not answer ({fault}) and no step mends it; {way_out}"]
+    way_out = "check nvidia-smi and dmesg, repair the driver, then run again"
+    return [
+        f"device_plugin: the plugin could not start, because NVML does not answer ({fault}) and no step repairs it; "
+        f"{way_out}"
+    ]
 
 
 def why_prove(desired: dict[str, Any], state: dict[str, Any], changes: bool) -> str:
@@ -167,7 +177,7 @@ def why_prove(desired: dict[str, Any], state: dict[str, Any], changes: bool) -> 
     if changes:
         return "the plan changes the host"
     runs = fingerprint(state["plugin"]["status"], state["gpus"], state["nvml"]["driver_version"])
-    return "isolation is not proven for what runs now" if runs != state["proof"] else ""
+    return "isolation is not proven for the running versions" if runs != state["proof"] else ""
 
 
 def _collect(desired: dict[str, Any], state: dict[str, Any]) -> list[dict[str, Any]]:
@@ -229,11 +239,11 @@ def vcuda(wanted: dict[str, Any], state: dict[str, Any], desired: dict[str, Any]
     if version not in found["versions"]:
         changes.append(f"deploy {root}/{version}")
     elif version not in found["whole"]:
-        changes.append(f"deploy {root}/{version} again, its files differ from its manifest")
+        changes.append(f"deploy {root}/{version} again, because its files differ from its manifest")
         reason = "the library is damaged"
     elif version in found["closed"]:
-        changes.append(f"let every user look into {root}/{version}")
-        reason = "users of containers cannot look into the library's folder"
+        changes.append(f"let every user read {root}/{version}")
+        reason = "users of containers cannot read the library's folder"
     if found["current"] != version:
         changes.append("switch current from {} to {}".format(found["current"] or "nothing", version))
     text, path = wanted["arbiter_unit_text"], wanted["arbiter_unit_path"]
@@ -281,7 +291,7 @@ def device_plugin(wanted: dict[str, Any], state: dict[str, Any], desired: dict[s
         if unit.get("present"):
             changes.append(f"remove {unit_name}")
         if state["files"].get(wanted["daemonset_path"]):
-            changes.append("take this node from the DaemonSet")
+            changes.append("remove this node from the DaemonSet")
         changes += undone(wanted, state)
         held = len(named_configs.held(state)) if changes else 0
         notes = [f"{held} containers use slices; their allocations end"] if held else []
@@ -302,8 +312,8 @@ def device_plugin(wanted: dict[str, Any], state: dict[str, Any], desired: dict[s
         faults += [old] if old else []
     if not by_pod and state["files"].get(wanted["daemonset_path"]):
         faults.append(
-            "this node runs the device plugin as a DaemonSet, and device_plugin_deploy is systemd; take it out first: "
-            "device_plugin_state: absent with device_plugin_deploy: daemonset"
+            "this node runs the device plugin as a DaemonSet, and device_plugin_deploy is systemd; remove the node "
+            "from the DaemonSet first: device_plugin_state: absent with device_plugin_deploy: daemonset"
         )
     if faults:
         return NOTHING._replace(errors=faults)

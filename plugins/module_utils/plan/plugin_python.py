@@ -114,12 +114,14 @@ def refusal(host: dict[str, Any], choice: Choice, version: str | None = None) ->
 
     ``version``: the version that the program reports, None if unknown, empty if there is no such program.
     """
-    way_out = "install one and name it in device_plugin_python"
+    way_out = "install such a Python and name it in device_plugin_python"
     need = "the device plugin needs Python {}.{} or newer".format(*OLDEST)
     if not choice.python:
-        return f"{need}, and {host.get('name') or host.get('id') or 'this system'} has none in its archive; {way_out}"
+        return (
+            f"{need}, and {host.get('name') or host.get('id') or 'this system'} has none in its repositories; {way_out}"
+        )
     if version == "":
-        return f"{choice.python} is not there, or does not run; {need}; {way_out}"
+        return f"{choice.python} is missing or does not run; {need}; {way_out}"
     if version is not None and _numbers(version) < OLDEST:
         return f"{choice.python} is Python {version}; {need}; {way_out}"
     return ""

@@ -15,7 +15,9 @@ DRIVER = ("source", "version", "branch", "repository", "files", "memacct", "vgpu
 
 
 class Needs(NamedTuple):
-    """Requires: if ``name`` has one of ``values`` (None: any but empty), ``needed`` must not be empty."""
+    """Describes a requirement: if the variable ``name`` has one of ``values`` (None: any value that is not empty), the
+    variable ``needed`` must not be empty. ``way_out``: the remedy.
+    """
 
     name: str
     values: tuple[str, ...] | None
@@ -36,7 +38,7 @@ NEEDS = (
         "device_plugin_api_kubeconfig",
         "name a kubeconfig file of the controller in it or in vgpu_kubeconfig, or remove them yourself",
     ),
-    Needs("vcuda_archive", None, "vcuda_archive_checksum", "give the SHA-256 of the archive"),
+    Needs("vcuda_archive", None, "vcuda_archive_checksum", "set it to the SHA-256 of the archive"),
 )
 
 

@@ -17,7 +17,7 @@ BY_ENVIRONMENT = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 BY_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 UNSET = {BY_ENVIRONMENT: "true", BY_MOUNTS: "false"}
 VARIABLE = "nvidia_docker_config"
-LEAK = "a container that runs with NVIDIA's runtime and sets NVIDIA_VISIBLE_DEVICES has every GPU, without a limit"
+LEAK = "a container that runs with NVIDIA's runtime and sets NVIDIA_VISIBLE_DEVICES gets every GPU, without a limit"
 
 
 def nvidia_docker(wanted: dict[str, Any], state: dict[str, Any], desired: dict[str, Any]) -> Part:
@@ -25,7 +25,7 @@ def nvidia_docker(wanted: dict[str, Any], state: dict[str, Any], desired: dict[s
         return Part("the NVIDIA runtime is to be absent", undone(wanted, state))
     changes = packages(wanted["packages"], "", state)
     if changes and wanted["package"] == "auto" and _on_docker(state, desired):
-        changes.append("install nvidia-docker2 where a repository has it")
+        changes.append("install nvidia-docker2 if a repository has it")
     reason = "packages are missing or of another version"
     path = wanted["config_path"]
     try:
@@ -63,13 +63,13 @@ def check(desired: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
         return []  # The plan reports this error.
     in_force = {key: value or UNSET[key] for key, value in found.items()}
     path = wanted["config_path"]
-    shown = {key: f"{value or f'none, which is {UNSET[key]},'} in {path}" for key, value in found.items()}
+    shown = {key: f"{value or f'unset, which means {UNSET[key]},'} in {path}" for key, value in found.items()}
     strategy = desired["node_config"]["flags"]["plugin"]["deviceListStrategy"]
     by_environment = strategy == "envvar"
     hidden = in_force[BY_ENVIRONMENT] == "false"
     findings = []
     if not hidden and by_environment:
-        way_out = "vgpu_handover: envvar needs it so; set vgpu_handover to auto, and the key to false"
+        way_out = "vgpu_handover: envvar needs this value; set vgpu_handover to auto and the key to false"
         message = f"{BY_ENVIRONMENT} is {shown[BY_ENVIRONMENT]}: {LEAK}; {way_out}"
         findings.append(warning("vgpu_handover", message))
     elif not hidden:
@@ -77,12 +77,12 @@ def check(desired: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
         findings.append(warning(f"{VARIABLE}.{BY_ENVIRONMENT}", message))
     elif by_environment:
         message = f"expected true, found {shown[BY_ENVIRONMENT]}: pods start without their GPU"
-        way_out = "vgpu_handover: envvar needs it true; set that to auto, or the key to true"
+        way_out = "vgpu_handover: envvar needs the value true; set vgpu_handover to auto, or the key to true"
         findings.append(warning(f"{VARIABLE}.{BY_ENVIRONMENT}", f"{message}; {way_out}"))
     # auto uses the environment if neither CDI nor mounts are declared.
     left = strategy == "auto" and hidden
     if in_force[BY_MOUNTS] != "true" and (left or strategy == "volume-mounts"):
-        unless = "unless kubelet and engine hand devices in by CDI, " if left else ""
+        unless = "unless kubelet and engine pass devices by CDI, " if left else ""
         message = f"expected true, found {shown[BY_MOUNTS]}: {unless}pods start without their GPU; set it to true"
         findings.append(warning(f"{VARIABLE}.{BY_MOUNTS}", message))
     return findings

@@ -69,11 +69,13 @@ def _promised(ask: Ask, mib: int | None, findings: list[Finding]) -> Ask:
     if kind != MIB:
         _fault(
             findings,
-            f"container {ask.container} asks by {ask.field}, which is no limit in MiB; expected such as "
+            f"container {ask.container} requests by {ask.field}, which is no limit in MiB; expected such as "
             "nvidia.com/gpumem for the limit, or no annotation",
         )
     elif ask.burst_mib:
-        _fault(findings, f"container {ask.container} has a request beside {ask.field} already; name one of them")
+        _fault(
+            findings, (f"container {ask.container} already has a request in addition to {ask.field}; name one of them")
+        )
     elif mib > limit:
         _fault(
             findings,

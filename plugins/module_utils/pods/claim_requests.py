@@ -21,7 +21,7 @@ from .resources import MIB, Ask, annotation
 DRIVER, CLASS, REQUEST = "gpu.vgpu.fleet", "vgpu", "gpu"
 # Label of a pod or of its namespace, and the label's values; the pod's label overrides its namespace's.
 ALLOCATION, CLAIMS, EXTENDER = "vgpu.fleet/allocation", "dra", "extender"
-NEXT = f"ask otherwise, or label the pod {ALLOCATION}: {EXTENDER}"
+NEXT = f"request it in another way, or label the pod {ALLOCATION}: {EXTENDER}"
 # The webhook adds these to a pod: the label that selects the pod, and the annotation with the requests of its claims.
 LABEL, WANTED = "vgpu.fleet/claims", "wanted"
 ANNOTATION = "vgpu.fleet/claims"
@@ -71,10 +71,10 @@ def read_claims(ask: PodAsk, findings: list[Finding]) -> Claims:
         _of_container(one, findings)
         shares[one.container] = Share(one.gpus, one.memory.amount, one.cores)
         if not one.cores:
-            text = "names no compute; by a claim that is the equal part of a GPU, and not what others leave"
+            text = "names no compute; a claim then gives the equal part of a GPU, not the compute that others leave"
             warnings.append(warning(one.where, text))
     if len(shares) > MOST_CLAIMS:
-        findings.append(error("spec.containers", f"more than {MOST_CLAIMS} of them ask for GPUs; {NEXT}"))
+        findings.append(error("spec.containers", f"more than {MOST_CLAIMS} containers request GPUs; {NEXT}"))
     return Claims(shares, tuple(selectors), tuple(warnings))
 
 
@@ -157,26 +157,28 @@ def spec_of(share: Share, selectors: tuple[str, ...]) -> dict[str, Any]:
 
 def _of_container(one: Ask, findings: list[Finding]) -> None:
     if one.memory.kind != MIB:
-        text = f"asks for {needs(one)}, and a claim has MiB alone; {NEXT}"
+        text = f"requests {needs(one)}, and a claim supports only MiB; {NEXT}"
         findings.append(error(one.where, text))
     if one.burst_mib:
-        findings.append(error(one.where, f"is promised less than its limit, which no claim can be; {NEXT}"))
+        findings.append(error(one.where, f"is promised less than its limit, which a claim cannot express; {NEXT}"))
     if one.one_numa and one.gpus > 1:
-        findings.append(error(annotation(preferences.NUMA_BIND), f"GPUs of one NUMA node are in no claim; {NEXT}"))
+        findings.append(
+            error(annotation(preferences.NUMA_BIND), (f"a claim cannot request GPUs of one NUMA node; {NEXT}"))
+        )
 
 
 def _of_pod(ask: PodAsk, findings: list[Finding]) -> None:
     # Every claim has the low priority, 1.
     if ask.priority == 0:
         where = next(one.where for one in ask.asks if one.priority == 0)
-        findings.append(error(where, f"names the high priority, and claims have the low one; {NEXT}"))
+        findings.append(error(where, f"names the high priority, and claims have only the low priority; {NEXT}"))
     chosen = ask.preferences
     if chosen.node_policy:
-        text = f"a claim cannot ask for {chosen.node_policy}; {NEXT}"
+        text = f"a claim cannot request {chosen.node_policy}; {NEXT}"
         findings.append(error(annotation(preferences.NODE_POLICY[0]), text))
     if chosen.gpu_policy or chosen.alone:
         words = ", ".join(filter(None, (chosen.gpu_policy, preferences.MUTEX if chosen.alone else "")))
-        findings.append(error(annotation(preferences.GPU_POLICY[0]), f"a claim cannot ask for {words}; {NEXT}"))
+        findings.append(error(annotation(preferences.GPU_POLICY[0]), f"a claim cannot request {words}; {NEXT}"))
 
 
 def _selectors(chosen: preferences.Preferences, findings: list[Finding]) -> list[str]:
@@ -196,7 +198,7 @@ def _selectors(chosen: preferences.Preferences, findings: list[Finding]) -> list
             continue
         text = expression.format(_text(list(words)))
         if len(text.encode()) > LONGEST_EXPRESSION:
-            findings.append(error(annotation(name), f"is longer than a claim may be; name fewer, or {NEXT}"))
+            findings.append(error(annotation(name), f"is longer than a claim allows; name fewer, or {NEXT}"))
         out.append(text)
     return out
 

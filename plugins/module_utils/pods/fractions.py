@@ -37,7 +37,7 @@ def read_fractions(annotations: dict[str, Any], spec: dict[str, Any], findings: 
         return {}
     of_pod, of_container = _of_pod(annotations, spec, findings), _of_containers(annotations, spec, findings)
     if of_pod and of_container:
-        text = f"beside {of_pod.field}, which asks for a container of the pod too; name one of them"
+        text = f"is set together with {of_pod.field}, which also requests GPUs for a container; name one of them"
         findings.append(error(annotation(next(iter(of_container.values())).field), text))
         return {}
     return of_container or ({of_pod.container: of_pod} if of_pod else {})
@@ -61,7 +61,7 @@ def _of_containers(annotations: dict[str, Any], spec: dict[str, Any], findings: 
     found = {}
     for container, fields in named.items():
         if LIMIT not in fields:
-            text = f"without {OF_CONTAINER}{container}.{LIMIT}; name the limit too"
+            text = f"is set without {OF_CONTAINER}{container}.{LIMIT}; name the limit too"
             findings.append(error(annotation(fields[REQUEST]), text))
             continue
         limit = _mib(annotations, fields[LIMIT], findings)
@@ -100,7 +100,7 @@ def _of_pod(annotations: dict[str, Any], spec: dict[str, Any], findings: list[Fi
 
 def _memory(annotations: dict[str, Any], named: list[str], findings: list[Finding]) -> Memory:
     if len(named) > 1:
-        findings.append(error(annotation(GPU_FRACTION), f"beside {GPU_MEMORY}; name one of them"))
+        findings.append(error(annotation(GPU_FRACTION), f"is set together with {GPU_MEMORY}; name one of them"))
     if named[0] == GPU_MEMORY:
         return Memory(MIB, _number(annotations, GPU_MEMORY, MAX_MIB, "MiB", findings))
     value = annotations[GPU_FRACTION]

@@ -60,6 +60,6 @@ def _value(labels: Mapping[str, Any], name: str, words: Mapping[str, str], findi
     if value not in words:
         meant = nearest(value, list(words))
         hint = f'; did you mean "{meant}"?' if meant else ""
-        text = f"expected one of {', '.join(words)}, found {show(value)}{hint}; it is as if the label were not there"
+        text = f"expected one of {', '.join(words)}, found {show(value)}{hint}; the label is ignored"
         findings.append(warning(f'metadata.labels["{name}"]', text))
     return words.get(value, "")

@@ -160,7 +160,7 @@ def needs(ask: Ask) -> str:
         SLICE: "an equal slice",
     }[kind]
     if ask.burst_mib:
-        words += f" (up to {amount + ask.burst_mib} MiB while nobody was promised them)"
+        words += f" (up to {amount + ask.burst_mib} MiB while no container was promised them)"
     return words + (f" and {ask.cores} % of the compute" if ask.cores and kind != CARD else "")
 
 
@@ -180,7 +180,9 @@ def admission_findings(pod: dict[str, Any], ask: PodAsk) -> list[Finding]:
         return findings
     spec = _mapping(pod.get("spec"))
     if spec.get("nodeName"):
-        message = f'names the node "{spec["nodeName"]}" itself, so nobody would plan its GPUs; use a nodeSelector'
+        message = (
+            f'names the node "{spec["nodeName"]}" itself, so the scheduler would not plan its GPUs; use a nodeSelector'
+        )
         findings.append(error("spec.nodeName", message))
     asking = {one.container for one in ask.asks}
     for kind in ("initContainers", "containers"):
@@ -229,7 +231,9 @@ def _gpu_count_of_one_container(asks: list[Ask], labels: dict[str, Any], finding
         findings.append(warning(where, message))
     elif len(mine) > 1 and any(ask.gpus > 1 for ask in mine):
         names = ", ".join(ask.container for ask in mine)
-        message = f"says over how many GPUs the memory of one container goes, and here are several: {names}"
+        message = (
+            f"is the number of GPUs for the memory of one container, and several containers request memory: {names}"
+        )
         findings.append(error(where, message))
 
 

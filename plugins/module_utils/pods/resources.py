@@ -183,11 +183,13 @@ def read_container(
     shared = values.named(config.shared)
     spoken = [names for names in (hami, alibaba, tencent, qgpu, volcano, shared) if names]
     if fraction is not None and spoken:
-        values.fault(spoken[0][0], f"beside the annotation {fraction.field}; use the names of one dialect")
+        values.fault(
+            spoken[0][0], (f"is set together with the annotation {fraction.field}; use the names of one dialect")
+        )
         return None
     if len(spoken) > 1:
         first, other = spoken[0][0], spoken[1][0]
-        values.fault(other, f"beside {first} of another dialect; use the names of one dialect")
+        values.fault(other, f"is set together with {first} of another dialect; use the names of one dialect")
         return None
     if fraction is not None:
         _agree(values, config, fraction.gpus, fraction.field)
@@ -267,17 +269,17 @@ def _hami(values: _Values, name: str, config: Config, named: list[str]) -> Ask |
     also = values.number(config.cores_also, 0, 100, "%")
     priority = values.number(config.priority, 0, 1, "(0 high, 1 low)")
     if cores is not None and also is not None and cores != also:
-        values.fault(config.cores_also, f"is {also}, and {config.cores} says {cores}; name one")
+        values.fault(config.cores_also, f"is {also}, and {config.cores} is {cores}; name one of them")
     if mib is not None and percent:
-        values.fault(config.memory_percentage, f"beside {config.memory}; name one of them")
+        values.fault(config.memory_percentage, f"is set together with {config.memory}; name one of them")
     if not values.named(config.gpu):
         count = config.default_count
         if not count:
-            values.fault(named[0], f"without {config.gpu}; say how many GPUs")
+            values.fault(named[0], f"is set without {config.gpu}; name the number of GPUs")
         elif named == [config.priority]:
-            values.fault(config.priority, f"without a GPU; name {config.gpu} too")
+            values.fault(config.priority, f"is set without a GPU; name {config.gpu} too")
     elif count == 0:
-        values.fault(config.gpu, f"is 0 beside {named[0]}; say how many GPUs, or leave both out")
+        values.fault(config.gpu, f"is 0 together with {named[0]}; name the number of GPUs, or leave both out")
     if mib is not None:
         memory = Memory(MIB, mib * config.memory_factor)
     elif percent:
@@ -298,7 +300,7 @@ def _alibaba(values: _Values, name: str, labels: dict[str, Any], config: Config)
     total = values.number(GPU_MEM, 1, MAX_MIB // 1024, "GiB")
     cores = values.number(GPU_CORE, 1, 100, "%")
     if not values.named(GPU_MEM):
-        values.fault(GPU_CORE, f"without {GPU_MEM}; say how much memory")
+        values.fault(GPU_CORE, f"is set without {GPU_MEM}; name the memory")
     label = f'metadata.labels["{GPU_COUNT_LABEL}"]'
     gpus = 1
     if GPU_COUNT_LABEL in labels:
@@ -308,7 +310,7 @@ def _alibaba(values: _Values, name: str, labels: dict[str, Any], config: Config)
             values.faulty = True
             values.findings.append(error(label, str(fault)))
     if gpus > 1 and cores is not None:
-        message = f"with {GPU_COUNT_LABEL} {gpus}: over several GPUs memory alone is divided; leave it out"
+        message = f"with {GPU_COUNT_LABEL} {gpus}: only memory is divided over several GPUs; leave this resource out"
         values.fault(GPU_CORE, message)
     if total is not None and not values.faulty and total % gpus:
         message = f"{total} GiB over {gpus} GPUs gives no whole GiB each; expected a multiple of {gpus}"
@@ -323,17 +325,17 @@ def _tencent(values: _Values, name: str, config: Config) -> Ask | None:
     hundredths = values.number(VCUDA_CORE, 1, 100 * MAX_GPUS)
     units = values.number(VCUDA_MEMORY, 1, MAX_MIB // VCUDA_UNIT_MIB, "units of 256 MiB")
     if not values.named(VCUDA_CORE):
-        values.fault(VCUDA_MEMORY, f"without {VCUDA_CORE}; say how much of a GPU, 100 is a whole one")
+        values.fault(VCUDA_MEMORY, f"is set without {VCUDA_CORE}; name the hundredths of a GPU (100: a whole GPU)")
     if hundredths is None or values.faulty:
         return None
     if hundredths < 100:
         if units is None:
-            values.fault(VCUDA_CORE, f"is under 100, a part of a GPU, and needs {VCUDA_MEMORY} beside it")
+            values.fault(VCUDA_CORE, f"is under 100, which means a part of a GPU, and needs {VCUDA_MEMORY} too")
         _agree(values, config, 1, VCUDA_CORE)
         memory = Memory(MIB, (units or 0) * VCUDA_UNIT_MIB)
         return _ask(values, name, 1, memory, hundredths, "tencent", VCUDA_CORE)
     if hundredths % 100:
-        values.fault(VCUDA_CORE, f"is {hundredths}; above 100 expected a multiple of 100, for whole GPUs")
+        values.fault(VCUDA_CORE, f"is {hundredths}; expected a multiple of 100 (whole GPUs) above 100")
     elif units is not None:
         message = f"has no effect: {VCUDA_CORE} {hundredths} takes whole GPUs with all of their memory"
         values.findings.append(warning(values.path(VCUDA_MEMORY), message))
@@ -375,11 +377,11 @@ def _volcano(values: _Values, name: str, config: Config, named: list[str]) -> As
     percent = values.number(VOLCANO_PERCENTAGE, 0, 100, "%")
     cores = values.number(VOLCANO_CORES, 0, 100, "%")
     if mib is not None and percent:
-        values.fault(VOLCANO_PERCENTAGE, f"beside {VOLCANO_MEMORY}; name one of them")
+        values.fault(VOLCANO_PERCENTAGE, f"is set together with {VOLCANO_MEMORY}; name one of them")
     if not values.named(VOLCANO):
         count = config.default_count
         if not count:
-            values.fault(named[0], f"without {VOLCANO}; say how many GPUs")
+            values.fault(named[0], f"is set without {VOLCANO}; name the number of GPUs")
     memory = Memory(MIB, mib) if mib is not None else Memory(PERCENT, percent) if percent else Memory(CARD, 0)
     _agree(values, config, count or 0, named[0])
     return _ask(values, name, count or 0, memory, cores or 0, "volcano", named[0])
@@ -393,5 +395,5 @@ def _agree(values: _Values, config: Config, count: int, field: str) -> None:
         return
     named = values.number(config.gpu, 0, MAX_GPUS, "GPUs")
     if named is not None and named != count and not values.faulty:
-        message = f"is {named}, and {field} asks for {count} GPU{'s' if count > 1 else ''}; leave it out"
+        message = f"is {named}, and {field} asks for {count} GPU{'s' if count > 1 else ''}; leave this resource out"
         values.fault(config.gpu, message)

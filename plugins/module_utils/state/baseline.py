@@ -34,6 +34,6 @@ def fault(path: str) -> str:
 def sentence(path: str, why: str) -> str:
     """Describes a record that cannot be read, as one line for a person."""
     return (
-        f"{path}: expected the record of former settings in JSON, found {why}; restore the file, or remove it, and "
-        "what it records is left on the host"
+        f"{path}: expected the record of former settings in JSON, found {why}; restore the file, or remove "
+        "it; after a removal the recorded changes stay on the host"
     )

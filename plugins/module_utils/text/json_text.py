@@ -126,7 +126,7 @@ class Reader:
             key, end = self.string(position)
             if key in seen:
                 first = JsonTextError("", self.text, seen[key]).line
-                raise JsonTextError(f'the key "{key}" is there already, in line {first}', self.text, position)
+                raise JsonTextError(f'the key "{key}" already occurs in line {first}', self.text, position)
             seen[key] = position
             colon = self.skip(end)
             if not self.text.startswith(":", colon):

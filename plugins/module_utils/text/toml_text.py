@@ -62,7 +62,7 @@ def scan(text: str) -> Scan:
             table, several = split_key(header.group(2)), header.group(1) == "[["
             if not several:
                 if table in tables:
-                    raise TomlError(f"line {place + 1}: the table [{'.'.join(table)}] is there twice")
+                    raise TomlError(f"line {place + 1}: the table [{'.'.join(table)}] occurs twice")
                 tables[table] = (place, place + 1)
         elif found:
             last = _end_of_value(lines, place, found.end())

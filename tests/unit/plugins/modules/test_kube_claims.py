@@ -83,7 +83,7 @@ def test_class_of_another_owner_is_refused():
     call(api, name=NAME)
     api.objects[f"{GROUP}/deviceclasses/gpu.nvidia.com"]["spec"]["extendedResourceName"] = NAME
     before = len(api.writes)
-    with pytest.raises(ValueError, match=r"DeviceClass gpu\.nvidia\.com has the extendedResourceName nvidia\.com/gpu"):
+    with pytest.raises(ValueError, match=r"gpu\.nvidia\.com already has the extendedResourceName nvidia\.com/gpu"):
         call(api, name=NAME)
     assert len(api.writes) == before
     call(api)

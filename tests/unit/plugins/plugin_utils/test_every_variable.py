@@ -121,7 +121,7 @@ def test_removed_name_is_one_error_that_asks_to_remove_it(old: str) -> None:
     assert old not in NAMES
     found = check({"h": {old: "x"}})
     assert [(one.finding.level, one.finding.path) for one in found] == [("error", old)]
-    assert "remove it, for its role decides the value" in found[0].finding.message
+    assert "remove it, because its role decides the value" in found[0].finding.message
 
 
 def test_the_changelog_has_every_old_name() -> None:

@@ -124,7 +124,7 @@ PLACES = [
     ("D42D0685.pub", repository_keys.CUDATOOLS_RPM.fingerprint, "folder", "expected the fingerprint 610C7B14", 0),
     ("other.pub", repository_keys.CUDATOOLS_RPM.fingerprint, "", "expected the fingerprint 610C7B14", 1),
     ("nosuch.pub", repository_keys.CUDATOOLS_RPM.fingerprint, "", "the controller cannot fetch the key", 2),
-    ("CDF6BA43.pub", "CDF6BA43", "", "is not known to this version, so it is not fetched unseen", 0),
+    ("CDF6BA43.pub", "CDF6BA43", "", "this version does not know the fingerprint of NVIDIA's key CDF6BA43.pub", 0),
     ("CDF6BA43.pub", "CDF6BA43", "folder", "expected an armoured public key, found none", 0),
     ("CDF6BA43.pub", "CDF6BA43", "file", "expected the fingerprint CDF6BA43, found EB693B30", 0),
     ("short.pub", "3BF863CC", "file", "", 0),

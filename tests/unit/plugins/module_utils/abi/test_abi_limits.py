@@ -46,13 +46,13 @@ def test_the_greatest_value_is_packed_and_the_next_is_refused(key: str, greatest
 
 # columns: field, its value, whether it is a device's, words of the refusal
 REFUSED = [
-    ("uuid", b"", True, "which is no name that ends"),
-    ("uuid", b"G" * fields.UUID_SIZE, True, "which is no name that ends"),
+    ("uuid", b"", True, "expected a text that ends with a zero byte"),
+    ("uuid", b"G" * fields.UUID_SIZE, True, "expected a text that ends with a zero byte"),
     ("sm_percent", 101, True, "101 % of the SMs"),
     ("sequence", 1, False, "sequence 1 is odd"),
     ("core_policy", 99, False, "unknown core policy 99"),
     ("device_count", fields.MAX_DEVICES + 1, False, "more than fit"),
-    ("size", fields.LIMITS_FILE_SIZE + 1, False, "bytes long"),
+    ("size", fields.LIMITS_FILE_SIZE + 1, False, "states a size of"),
 ]
 
 
@@ -63,7 +63,7 @@ def test_refuses_a_field_out_of_range(name: str, value: Any, device: bool, words
 
 
 def test_refuses_a_wrong_checksum() -> None:
-    with pytest.raises(files.LayoutError, match="limits are torn: crc32"):
+    with pytest.raises(files.LayoutError, match="the limits file is incomplete: crc32"):
         files.parse_limits(with_field("memory_bytes", 1, device=True, checksum=False))
 
 

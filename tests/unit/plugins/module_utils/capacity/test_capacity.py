@@ -107,7 +107,7 @@ SPOILED = [
         "found waiting for the kubelet",
     ),
     ({"plugin": plugin(registered=False)}, ["kubelet"], "found not registered"),
-    ({"plugin": plugin(library="")}, ["library"], "every container is refused"),
+    ({"plugin": plugin(library="")}, ["library"], "refuses every container"),
 ]
 
 
@@ -341,9 +341,9 @@ MISSING = [
     ({"nvml": {"ok": False, "error": "no driver", "gpus": [], "lost": []}}, "nvml", "no driver"),
     ({"plugin": None}, "device plugin", "does not answer"),
     ({"plugin": None}, "ledgers", "does not answer"),
-    ({"kubelet": False, "checkpoint_text": None, "kubelet_fault": "x"}, "kubelet", "there is none"),
+    ({"kubelet": False, "checkpoint_text": None, "kubelet_fault": "x"}, "kubelet", "has no kubelet"),
     ({"kubelet_fault": "Connection refused"}, "kubelet", "Connection refused"),
-    ({"watch": None}, "watcher", "has none"),
+    ({"watch": None}, "watcher", "has no watcher"),
     ({"watch": {**WATCHING, "fault": "GPU is lost"}}, "watcher", "GPU is lost"),
     ({"watch": {**WATCHING, "interval_s": 0.0}}, "watcher", "switched off"),
 ]

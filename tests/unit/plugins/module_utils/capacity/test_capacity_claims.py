@@ -75,7 +75,7 @@ COMPARED = [
     ([piece(good()[0])], ["GPU-b: expected a device, found none"]),
     # Devices of an older generation of the ResourceSlice are not used.
     ([piece(*good()), piece(good()[0], generation=2)], ["GPU-b: expected a device, found none"]),
-    ([piece(device("GPU-a"), good()[1])], ["expected for many claims, found for one claim"]),
+    ([piece(device("GPU-a"), good()[1])], ["expected a device for many claims, found a device for one claim"]),
     (
         [piece(device("GPU-a", "14Gi", **SHARED), good()[1])],
         ["memory n1 gpu.vgpu.fleet GPU-a: expected 15360, found 14336"],

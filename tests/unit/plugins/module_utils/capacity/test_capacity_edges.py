@@ -85,7 +85,7 @@ KUBELETS = [
     (
         "socket and checkpoint missing",
         {"kubelet": False, "kubelet_fault": "No such file", "checkpoint_text": None},
-        "there is none",
+        "this host has no kubelet",
     ),
 ]
 
@@ -94,7 +94,7 @@ KUBELETS = [
 def test_missing_kubelet_is_a_missing_source(about, spoiled, said):
     found = compared(**spoiled)["missing"].get("kubelet")
     assert (found is None) if said is None else said in found
-    assert compared(**spoiled)["kubelet"] is (said != "there is none")
+    assert compared(**spoiled)["kubelet"] is (said != "this host has no kubelet")
 
 
 def test_only_ledgers_are_missing_without_the_usage_query():

@@ -87,7 +87,7 @@ def test_remedy_names_the_container_with_the_largest_ledger():
     small = usage(100, "a2", namespace="team", pod="small", container="main")
     for usages in ([usage(3000, **OWNER), small], [small, usage(3000, **OWNER)]):
         (one,) = running.ledgers(usages, [gpu(100)])
-        assert "most is charged to team/train/main: restart it" in one["remedy"]
+        assert "team/train/main has the largest charge: restart it" in one["remedy"]
         assert one["found"] == "3100 MiB charged"
 
 
@@ -149,7 +149,7 @@ def test_bypassing_process_is_named_with_its_container(who, where):
     ("finding", "where", "expected"),
     [
         ({"reason": "more-memory", "allocation": "a1"}, "allocation a1", "all its GPU memory in its ledger"),
-        ({"reason": "more-time", "allocation": "a1"}, "allocation a1", "its share of the GPU's time"),
+        ({"reason": "more-time", "allocation": "a1"}, "allocation a1", "at most its share of the GPU's time"),
         ({"reason": "foreign-mount", **OWNER}, "team/train/main", "the node's own files"),
         ({"reason": "unplaced", "allocation": ""}, "no known container", "a container with a slice"),
         ({"reason": "of a later version", "allocation": "a1"}, "allocation a1", "all its GPU memory"),

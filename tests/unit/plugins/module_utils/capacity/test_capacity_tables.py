@@ -189,7 +189,10 @@ def test_slice_without_a_check_run_is_not_passed():
                     )
                 ],
             },
-            ["slice GPU-a::1: totals is violated: expected 5 MiB, found 6 MiB; past it", "slice GPU-a::1: 2 not run"],
+            [
+                ("slice GPU-a::1: totals is violated: expected 5 MiB, found 6 MiB; past it"),
+                "slice GPU-a::1: 2 checks not run",
+            ],
         ),
         (
             {"verdict": "not-run", "results": [result("not-run", [], "no slice is free")]},

@@ -253,18 +253,18 @@ def test_replica_of_a_mig_device_names_its_gpu():
 # columns: the host's GPUs, parts of the configuration, the key that the error names, words of the error
 REFUSED = [
     (TWO, {"sharing": slicing(entry(devices=[5]))}, "sharing.timeSlicing.resources[0].devices", "no device 5"),
-    (TWO, {"sharing": slicing(entry(devices=3))}, "sharing.timeSlicing.resources[0].devices", "3 devices are wanted"),
+    (TWO, {"sharing": slicing(entry(devices=3))}, "sharing.timeSlicing.resources[0].devices", "expected 3 devices"),
     (
         TWO,
         {"sharing": dict(slicing(entry(devices=[0])), mps={"resources": [entry(devices=[0])]})},
         "sharing.mps.resources[0].devices",
-        "0 is shared by sharing.timeSlicing.resources[0] already",
+        "sharing.timeSlicing.resources[0] already shares device 0",
     ),
     (
         TWO,
         {"sharing": slicing(entry(devices=[0]), entry(3, devices=["0"]))},
         "sharing.timeSlicing.resources[1].devices",
-        "shared by sharing.timeSlicing.resources[0] already",
+        "sharing.timeSlicing.resources[0] already shares",
     ),
     (
         [gpu(0, mig=["1g.10gb"])],
@@ -283,7 +283,7 @@ REFUSED = [
         [gpu(0, mig=["1g.10gb"]), gpu(1)],
         {"flags": {"migStrategy": "single"}},
         "flags.migStrategy",
-        "every GPU in MIG mode; not in it: GPU 1",
+        "every GPU in MIG mode; found without MIG mode: GPU 1",
     ),
     (
         [dict(gpu(0), mig_enabled=True)],

@@ -36,7 +36,7 @@ BAD_VARIABLES = [
     ("vgpu_resource_names", {"count": "nvidia.com/gpu\n"}, "resource name"),
     ("vgpu_devices", [{"match": {"uuid": "GPU-1\n"}}], "GPU UUID"),
     ("vgpu_mig_geometry", {"1g.10gb\n": 7}, "MIG profile"),
-    ("vgpu_configs", {"big\n": {}}, "small letters"),
+    ("vgpu_configs", {"big\n": {}}, "lowercase letters"),
     ("vgpu_verify", "sometimes", "changed, always, never"),
 ]
 
@@ -245,7 +245,7 @@ def test_named_configurations_override_the_configuration_of_the_host():
 
 def test_fault_of_a_named_configuration_names_the_entry():
     variables = {"vgpu_configs": {"slots": {"sharing": "time-slicing", "split_count": 1}}}
-    with pytest.raises(node_config.ConfigError, match=r"vgpu_configs\.slots: vgpu_split_count: replicas are"):
+    with pytest.raises(node_config.ConfigError, match=r"vgpu_configs\.slots: vgpu_split_count: expected at least 2"):
         node_config.named_from_vars(variables)
 
 

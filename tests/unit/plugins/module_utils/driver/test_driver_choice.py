@@ -29,10 +29,10 @@ from driver_samples import (
 
 # columns: host, GPUs, facts of the driver, desired state, words of the refusal
 REFUSED = [
-    ("debian12", [T4], {}, {"version": "384.80"}, "384.80 is too old; the first that works here is 384.81"),
+    ("debian12", [T4], {}, {"version": "384.80"}, "384.80 is too old; expected 384.81 or newer"),
     ("debian12", [T4], {}, {"branch": "375"}, "too old"),
     ("debian12", [T4], {}, {"branch": "five"}, "expected a number such as 580, found five"),
-    ("debian12", [T4], {}, {"branch": "535", "version": "550.54.15"}, "is not of nvidia_driver_branch 535"),
+    ("debian12", [T4], {}, {"branch": "535", "version": "550.54.15"}, "does not belong to nvidia_driver_branch 535"),
     ("debian12", [T4], {}, {"source": "internet"}, "expected one of distribution, cuda, mirror, file, present"),
     ("debian12", [T4], {}, {"source": "mirror"}, "nvidia_driver_repository is empty"),
     ("debian12", [T4], {}, {"source": "file"}, "nvidia_driver_files is empty"),
@@ -40,24 +40,24 @@ REFUSED = [
     ("debian12", [T4], {}, {"memacct": "cgroup"}, "nvidia_driver_memacct: expected one of off, misc, dmem, auto"),
     ("debian12", [T4], {}, {"memacct": "misc", "branch": "580"}, "nvidia_driver_memacct has no effect on branch 580"),
     ("debian11", [T4], {}, {}, "supported are Debian 12 and 13"),
-    ("fedora", [T4], {}, {}, "Fedora Linux 42 has no driver packages that are known"),
+    ("fedora", [T4], {}, {}, "Fedora Linux 42 has no known driver packages"),
     ("debian12", [], {}, {}, "no NVIDIA GPU is on the PCI bus of this host"),
     (
         "ubuntu24",
         [],
         {},
         {"source": "cuda"},
-        "take the host out of the group, or set nvidia_driver_kernel_module: none",
+        "remove the host from the group, or set nvidia_driver_kernel_module: none",
     ),
-    ("rocky9", [T4], {}, {}, "has no NVIDIA driver of its own; set nvidia_driver_source to cuda"),
-    ("sles15", [T4], {}, {}, "has no NVIDIA driver of its own"),
+    ("rocky9", [T4], {}, {}, "has no NVIDIA driver in its own repositories; set nvidia_driver_source to cuda"),
+    ("sles15", [T4], {}, {}, "has no NVIDIA driver in its own repositories"),
     # GPUs that a branch no longer supports, or does not support yet
     (
         "ubuntu22",
         [K80],
         {},
         {"branch": "535"},
-        "no longer supports the Kepler GPU at 0000:00:00.0; the last one that does is 470",
+        "no longer supports the Kepler GPU at 0000:00:00.0; the last branch with support is 470",
     ),
     ("debian13", [K80], {}, {}, "no branch that drives all GPUs of this host together (Kepler)"),
     ("ubuntu24", [M60], {}, {"source": "mirror", "repository": {"uris": ["x"]}, "branch": "590"}, "Maxwell GPU"),
@@ -66,13 +66,13 @@ REFUSED = [
         [P100],
         {},
         {"source": "cuda", "branch": "590"},
-        "Pascal GPU at 0000:00:00.0; the last one that does is 580",
+        "Pascal GPU at 0000:00:00.0; the last branch with support is 580",
     ),
     ("rhel9", [T4, V100], {}, {"source": "cuda", "branch": "595"}, "Volta GPU at 0000:01:00.0"),
     ("debian12", [B200], {}, {}, "no branch that drives all GPUs of this host together (Blackwell)"),
     ("ubuntu22", [B200], {}, {"branch": "550"}, "is older than the Blackwell GPU at 0000:00:00.0, which needs 570"),
     ("ubuntu22", [H200], {}, {"branch": "535"}, "which needs 550"),
-    ("ubuntu24", [K80, H100], {}, {}, "split them"),
+    ("ubuntu24", [K80, H100], {}, {}, "move some to another host"),
     # kernel modules
     ("debian12", [V100], {}, {"kernel_module": "open"}, "open modules drive Turing and later"),
     ("ubuntu24", [B200], {}, {"kernel_module": "proprietary"}, "do not drive the Blackwell GPU"),
@@ -83,7 +83,7 @@ REFUSED = [
         [A100],
         {},
         {"kernel_module": "open", "branch": "470"},
-        "has no open kernel modules; they came with 515",
+        "has no open kernel modules; 515 is the first with them",
     ),
     ("debian12", [T4], {}, {"kernel_module": "open", "branch": "470"}, "470 has no open kernel modules"),
     (
@@ -91,13 +91,13 @@ REFUSED = [
         [T4],
         {},
         {"source": "cuda", "kernel_module": "proprietary", "branch": "620"},
-        "open kernel modules alone",
+        "only open kernel modules",
     ),
-    ("debian13", [T4], {}, {"kernel_module": "open", "branch": "535"}, "proprietary kernel modules alone"),
+    ("debian13", [T4], {}, {"kernel_module": "open", "branch": "535"}, "proprietary kernel modules only"),
     # Secure Boot
     ("debian12", [T4], {"secure_boot": True}, {}, "Secure Boot is on"),
     ("debian12", [T4], {"secure_boot": True, "signing_key": "missing"}, {}, "its key is not enrolled"),
-    ("rhel9", [T4], {"secure_boot": True}, {"source": "cuda"}, "no signing key is there yet"),
+    ("rhel9", [T4], {"secure_boot": True}, {"source": "cuda"}, "no signing key exists yet"),
     ("ubuntu22", [T4], {"secure_boot": True}, {"prebuilt": False}, "set nvidia_driver_prebuilt to auto"),
     # combinations that would conflict
     ("debian12", [T4], {"container": True}, {}, "a driver container provides the driver"),
@@ -277,7 +277,7 @@ def test_drop_in_starts_ubuntus_persistence_daemon_with_the_mode_on():
 # columns: facts of the driver, configured version, words of the reason to reboot
 REBOOT = [
     ({}, "", ""),
-    ({"nouveau": True}, "", "nouveau holds the GPUs"),
+    ({"nouveau": True}, "", "nouveau uses the GPUs"),
     ({"loaded_version": "535.1", "disk_version": "535.1", "in_use": ["python (7)"]}, "", ""),
     ({"loaded_version": "535.1", "disk_version": "535.2", "in_use": []}, "", ""),  # a reload of the modules is enough
     ({"loaded_version": "535.1", "disk_version": "535.2", "in_use": ["python (7)"]}, "", "in use by python (7)"),

@@ -39,7 +39,7 @@ FACTS = [
     ({"usr/bin/nvidia-smi": "x"}, {}, {"smi": True}),
     ({"proc/modules": IDLE}, {}, {"in_use": [], "modules": ["nvidia_modeset", "nvidia_uvm", "nvidia"]}),
     ({"proc/modules": DRM}, {}, {"in_use": []}),
-    ({"proc/modules": BUSY}, {}, {"in_use": ["a user inside the kernel"]}),
+    ({"proc/modules": BUSY}, {}, {"in_use": ["an unknown user in the kernel"]}),
     ({EFI: "\x06\0\0\0\x01"}, {}, {"secure_boot": True, "signing_key": None}),
     ({EFI: "\x06\0\0\0\0"}, {}, {"secure_boot": False, "signing_key": None}),
     (

@@ -291,12 +291,18 @@ NO_MODULE = [
     (None, True, False, "", ""),
     (["595-server-open"], "auto", False, "", "has no signed module of 580-server-open for kernel 6.8.0-84-generic"),
     (["595-server-open"], False, False, "", ""),
-    (["595-server-open"], True, False, "install a kernel that has one and reboot, or set nvidia_driver_prebuilt", ""),
+    (
+        ["595-server-open"],
+        True,
+        False,
+        ("install a kernel that has a signed module and reboot, or set nvidia_driver_prebuilt"),
+        "",
+    ),
     (
         ["595-server-open"],
         "auto",
         True,
-        "and Secure Boot is on, which refuses one that DKMS builds: install",
+        "and Secure Boot refuses a module that DKMS builds: install",
         "",
     ),
 ]

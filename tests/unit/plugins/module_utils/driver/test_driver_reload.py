@@ -16,7 +16,7 @@ KERNELS = [
     ("535.2", IDLE, "535.2", [], ""),
     ("535.1", IDLE, "535.2", ["reload the kernel modules, from 535.1 to 535.2"], ""),
     ("535.1", BUSY, "535.2", [], "loaded and in use"),
-    (None, "nouveau 1 2 - Live\n", "535.2", [], "nouveau holds the GPUs"),
+    (None, "nouveau 1 2 - Live\n", "535.2", [], "nouveau uses the GPUs"),
     ("535.1", IDLE, "", [], ""),  # the package was removed: no module to load
 ]
 
@@ -103,7 +103,7 @@ def test_module_that_cannot_be_removed_requests_a_reboot(tmp_path, fails, warned
     machine.load("535.1", IDLE)
     machine.fails = {call: Answer(1, "", "version mismatch") for call in ["rmmod nvidia", *fails]}
     run = machine.setup()
-    assert run.reboot == "the kernel does not let go of the module nvidia of driver 535.1"
+    assert run.reboot == "the kernel cannot unload the module nvidia of driver 535.1"
     assert warned in "".join(run.warnings) and bool(run.warnings) is bool(warned)
     assert machine.calls[-3:] == ["modprobe nvidia", "modprobe nvidia_uvm", f"systemctl start {PERSISTENCED}"]
 
@@ -120,7 +120,7 @@ def test_a_module_that_does_not_load_is_reported_and_stopped_services_start(tmp_
         machine.setup()
     assert machine.calls[-1] == f"systemctl start {PERSISTENCED}" and machine.units[PERSISTENCED][2] is starts
     machine.fails = {}
-    assert any("a run that was cut off had stopped" in line for line in machine.setup().plan) is not starts
+    assert any("an interrupted run had stopped" in line for line in machine.setup().plan) is not starts
     assert machine.units[PERSISTENCED] == [True, True, True]
 
 
@@ -151,7 +151,7 @@ def test_cdi_files_are_written_again_after_a_reload(tmp_path, unit, fails, runs,
 GPUDIRECT = [
     (["nvidia_peermem"], "", ["nvidia", "nvidia_uvm", "nvidia_peermem"], ""),
     (["nvidia_peermem", "gdrdrv"], "", ["nvidia", "nvidia_uvm", "gdrdrv", "nvidia_peermem"], ""),
-    (["gdrdrv"], "gdrdrv", ["nvidia", "nvidia_uvm", "gdrdrv"], "gdrdrv was loaded beside driver 535.1"),
+    (["gdrdrv"], "gdrdrv", ["nvidia", "nvidia_uvm", "gdrdrv"], "gdrdrv was loaded with driver 535.1"),
 ]
 
 
@@ -181,7 +181,7 @@ def test_next_run_starts_services_stopped_by_a_killed_reload(tmp_path, moment, s
         machine.setup(desired=desired)
     assert machine.units[DCGM][2] is False, "the killed run must leave the service stopped"
     machine.killed_at, machine.dead = "", False
-    line = f"start {DCGM}, which a run that was cut off had stopped"
+    line = f"start {DCGM}, which an interrupted run had stopped"
     assert line in machine.setup(state, check=True, desired=desired).plan
     assert machine.units[DCGM][2] is False, "check mode starts nothing"
     assert line in machine.setup(state, desired=desired).plan

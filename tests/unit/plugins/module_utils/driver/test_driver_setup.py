@@ -65,7 +65,7 @@ def test_absent_leaves_a_former_service_running(tmp_path):
 # columns: the failing call, its error output, words of the message
 FAULTS = [
     ("modprobe nvidia", "modprobe: ERROR: Key was rejected by service", "enrol it with mokutil --import"),
-    ("modprobe nvidia", "modprobe: FATAL: Module nvidia not found", "look at dkms status and dmesg"),
+    ("modprobe nvidia", "modprobe: FATAL: Module nvidia not found", "check dkms status and dmesg"),
     ("update-initramfs -u -k all", "No space left on device", "rebuild the initramfs failed"),
 ]
 

@@ -90,7 +90,7 @@ class Daemon:
     def wait(self, condition: object, timeout: float) -> dict:
         info = self.info()
         if info is None or not condition(info):  # type: ignore[operator]
-            raise DockerHostError("the daemon answers, but not with what the file says")
+            raise DockerHostError("the daemon answers, but has not applied the file")
         return info
 
 

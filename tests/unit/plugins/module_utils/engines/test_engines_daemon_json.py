@@ -38,7 +38,7 @@ INVALID = [
     ('{\n  // ours\n  "debug": true\n}', 2, 3, "JSON has no comments"),
     ('{\n  "debug": true # ours\n}', 2, 17, "JSON has no comments"),
     ('{"debug": true, /* x */ "a": 1}', 1, 17, "JSON has no comments"),
-    ('{"a": 1,\n "b": 2,\n "a": 3}', 3, 2, 'the key "a" is there already, in line 1'),
+    ('{"a": 1,\n "b": 2,\n "a": 3}', 3, 2, 'the key "a" already occurs in line 1'),
     ('{"runtimes": {"x": {"path": "/a", "path": "/b"}}}', 1, 35, 'the key "path"'),
     ("{'a': 1}", 1, 2, "a key in double quotes"),
     ("{a: 1}", 1, 2, "a key in double quotes"),

@@ -119,11 +119,11 @@ PLANS = [
     # The play would install docker next to containerd.
     ("containerd", "docker", {}, "set container_runtime_engine: containerd. docker is not on this host", ""),
     ("k3s", "containerd", {}, "set container_runtime_engine: k3s. containerd is not on this host", ""),
-    ("containerd", "k3s", {}, "nothing was installed beside containerd", ""),
+    ("containerd", "k3s", {}, "was not installed in addition to containerd", ""),
     ("containerd", "auto", {}, "", ""),
     ("docker", "auto", {}, "", ""),
     (None, "auto", {}, "", ""),
-    ("containerd", "docker", PRESENT, "", "unless docker is there for containers outside Kubernetes"),
+    ("containerd", "docker", PRESENT, "", "unless docker is meant for containers outside Kubernetes"),
 ]
 
 

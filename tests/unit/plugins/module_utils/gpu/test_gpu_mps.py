@@ -51,8 +51,8 @@ REFUSED = [
     ([gpu()], 60, "13.1", ""),
     ([gpu(capability="6.1")], 17, "12.2", "takes at most 16"),
     ([gpu(capability="3.0")], 2, "11.4", "MPS needs 3.5"),
-    ([gpu(mig=True)], 2, "12.2", "has MIG on"),
-    ([gpu(), gpu(1, "6.1")], 2, "12.2", "before Volta or from Volta on, not both"),
+    ([gpu(mig=True)], 2, "12.2", "has MIG enabled"),
+    ([gpu(), gpu(1, "6.1")], 2, "12.2", "this host has both"),
 ]
 
 

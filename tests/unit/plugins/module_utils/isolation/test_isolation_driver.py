@@ -152,8 +152,8 @@ def test_allocated_sum_is_judged_by_the_hard_limit(found, verdict, said):
 
 BYPASSES = [
     # columns: hard limit, greatest usage of the group during the bypass's allocation, verdict, words of the detail
-    (SLICE, SLICE, "passed", "the sum of its group was"),
-    (SLICE, SLICE + 1, "violated", "the sum of its group was"),
+    (SLICE, SLICE, "passed", "the sum of the group was"),
+    (SLICE, SLICE + 1, "violated", "the sum of the group was"),
     # With a memory scaling above 1, part of the allocation is in host memory.
     (CARD, CARD - MIB, "passed", "the driver's limit is"),
     (CARD, CARD + 64 * MIB, "violated", ""),

@@ -131,7 +131,7 @@ def test_engine_is_chosen_from_the_clients_of_the_host(
 def test_missing_configured_runtime_is_an_error(host):
     for runtime, client in (("docker", "docker"), ("podman", "podman"), ("containerd", "ctr")):
         with pytest.raises(
-            isolation_runner.RunnerError, match=f"runtime: {runtime} is asked for, and .*{client} does not"
+            isolation_runner.RunnerError, match=f"runtime: {runtime} is requested, and .*{client} does not"
         ):
             isolation_engines.Engines({**host(), "runtime": runtime}).runner(lease())
 
@@ -194,7 +194,7 @@ def test_device_of_podman(tmp_path, about, specs, found):
     if found:
         assert isolation_engines.cdi_device(UUID, folders) == "vgpu.fleet/gpu=GPU-1"
     else:
-        with pytest.raises(isolation_runner.RunnerError, match="so podman hands in no GPU"):
+        with pytest.raises(isolation_runner.RunnerError, match="so podman passes no GPU"):
             isolation_engines.cdi_device(UUID, folders)
 
 
@@ -270,7 +270,7 @@ def test_engine_that_hung_is_not_asked_again(host, tmp_path, monkeypatch, about,
     engines.close()
     asked = [one.split()[1] for one in calls(tmp_path)]
     assert (asked.count(word), asked[-1]) == (1, word), asked
-    assert [one.endswith("it is not asked again in this run") for one in said] == [False, True, True]
+    assert [one.endswith("this run does not ask it again") for one in said] == [False, True, True]
     assert all(f"docker {word}" in one and "systemctl status docker" in one for one in said)
 
 

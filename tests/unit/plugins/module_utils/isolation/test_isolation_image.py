@@ -50,13 +50,13 @@ def test_loader_lies_where_the_libraries_do_too():
 
 
 def test_missing_program_is_an_error(tmp_path):
-    with pytest.raises(isolation_image.ImageError, match="program cannot be asked for its libraries"):
+    with pytest.raises(isolation_image.ImageError, match="program does not list its libraries"):
         isolation_image.needed_by(str(tmp_path / "program"))
 
 
 def test_program_of_another_libc(monkeypatch):
     monkeypatch.setattr(isolation_image, "GLIBC", ("libc.musl.so.1",))
     with pytest.raises(
-        isolation_image.ImageError, match="/bin/true is not linked with glibc; its loader said 'linux-vdso"
+        isolation_image.ImageError, match="/bin/true is not linked with glibc; its loader reported 'linux-vdso"
     ):
         isolation_image.needed_by("/bin/true")

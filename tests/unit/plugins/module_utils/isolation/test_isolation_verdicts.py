@@ -286,8 +286,8 @@ WATCHED = [
     # columns: label, seconds until the bypass was named, polls, the watcher's fault, verdict, words of the detail
     ("bypass named", 3.21, 2, "", "detected", "3.2"),
     ("bypass named by a partly blind watcher", 3.21, 2, "GPU is lost", "detected", "3.2"),
-    ("bypass not named in enough polls", None, 5, "", "violated", "not in 5 polls"),
-    ("bypass not named in too few polls", None, 4, "", "open", "4 times meanwhile, 5 were needed"),
+    ("bypass not named in enough polls", None, 5, "", "violated", "not named in 5 polls"),
+    ("bypass not named in too few polls", None, 4, "", "open", "4 times while the bypass ran, 5 polls were needed"),
     ("bypass not named by a blind watcher", None, 9, "GPU is lost", "open", "not detected: GPU is lost"),
 ]
 
@@ -371,8 +371,8 @@ USAGE = (
 UNKNOWN = f"vgpu-probe: there is no check 'neighbours'\n{USAGE}"
 OLDER_PROBE = [
     # columns: label, exit status, stderr, the verdict, words of the detail
-    ("unknown check", 64, UNKNOWN, "not-run", "no check 'neighbours'; its library is of another version"),
-    ("unknown option", 64, USAGE, "not-run", "no such option; its library is of another version"),
+    ("unknown check", 64, UNKNOWN, "not-run", "no check 'neighbours'; the node's library has another version"),
+    ("unknown option", 64, USAGE, "not-run", "no such option; the node's library has another version"),
     ("other exit status with the same stderr", 1, UNKNOWN, "violated", "exit status 1: "),
     ("same exit status with another stderr", 64, "bad arguments", "violated", "exit status 64: bad arguments"),
 ]
@@ -390,15 +390,15 @@ def test_older_probe_is_not_run_and_not_violated(about, rc, err, verdict, words)
 KILLED = report().replace('"detail": ""', '"detail": null')
 DETAILS = [
     # columns: label, the check, words of its detail
-    ("mount of another file", it.of_mounts(["/a"], ["/a", "/b"]), "not the host's file inside: /a"),
+    ("mount of another file", it.of_mounts(["/a"], ["/a", "/b"]), "not the host's file in the slice: /a"),
     ("all mounts correct", it.of_mounts([], ["/a"]), ""),
     ("no device nodes", it.of_device_nodes([], 1), "this host has no device nodes of GPUs"),
-    ("process ended", it.of_device_nodes(None, 1), "the process ended before the host could look"),
+    ("process ended", it.of_device_nodes(None, 1), "the process ended before the host read its devices"),
     ("no report", it.of_probe(3, "", "it said why", False, EXPECTED, [])[0], "exit status 3: it said why"),
     ("no report, text on stdout", it.of_probe(3, "its words", "", False, EXPECTED, [])[0], "exit status 3: its words"),
-    ("no report in time", it.of_probe(0, "", "", True, EXPECTED, [])[0], "it ran past its time"),
-    ("killed after its report", it.of_probe(-9, KILLED, "", False, EXPECTED, [])[1], "it was ended by signal 9"),
-    ("late with its report", it.of_probe(-9, KILLED, "", True, EXPECTED, [])[1], "it ran past its time"),
+    ("no report in time", it.of_probe(0, "", "", True, EXPECTED, [])[0], "the probe ran past its time"),
+    ("killed after its report", it.of_probe(-9, KILLED, "", False, EXPECTED, [])[1], "the probe was ended by signal 9"),
+    ("late with its report", it.of_probe(-9, KILLED, "", True, EXPECTED, [])[1], "the probe ran past its time"),
     ("detail of the probe", it.of_probe(0, KILLED.replace("null", '"why"'), "", False, EXPECTED, [])[0], "why"),
     ("detail null", it.of_probe(0, KILLED, "", False, EXPECTED, [])[0], ""),
     ("failing NVML", it.of_outside(None, 0, "GPU is lost", EXPECTED, 1), "GPU is lost"),

@@ -97,7 +97,7 @@ def test_node_without_a_device_plugin_is_a_fault(nodes, words):
         (node(), ""),
         (node(arch=""), ""),
         (node("rkt://1"), "h: its kubelet runs containers with rkt://1; expected containerd, CRI-O or docker"),
-        (node(""), "h: its kubelet runs containers with nothing that is known"),
+        (node(""), "h: its kubelet runs containers with an unknown engine"),
         (node(arch="arm64"), "h: its architecture is arm64, and the image is built for x86_64"),
         (None, "h: the cluster has no node n"),
     ],

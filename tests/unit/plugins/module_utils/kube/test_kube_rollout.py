@@ -110,7 +110,7 @@ class Api:
         (
             [deployment(replicas=0)],
             [[]],
-            ["no pod of it was created; is the controller manager of the cluster running?"],
+            ["no pod of the Deployment was created; is the controller manager of the cluster running?"],
             20,
         ),
     ],

@@ -55,8 +55,8 @@ def test_packages_of_the_set_may_be_replaced_by_its_new_packages(
 
 # columns: forbidden patterns, words of the refusal; docker.io depends on runc and containerd
 COMPANIONS = [
-    (["run*"], "runc would come along with docker.io"),
-    (["*", "!docker.io", "!runc"], "containerd would come along with docker.io"),
+    (["run*"], "runc would be installed for docker.io"),
+    (["*", "!docker.io", "!runc"], "containerd would be installed for docker.io"),
     (["*", "!*"], ""),
     (["nvidia-*"], ""),
 ]
@@ -211,7 +211,7 @@ UNPREDICTED: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
         "",
         "cannot be predicted: reading",
     ),
-    ({"unreachable": "m.test"}, {"packages": ["nosuch"]}, "", "nosuch cannot be predicted, for some package lists"),
+    ({"unreachable": "m.test"}, {"packages": ["nosuch"]}, "", "nosuch cannot be predicted, because some package lists"),
 ]
 
 
@@ -288,7 +288,7 @@ def test_removal_that_removes_other_packages_is_refused(apt: Apt, tmp_path: Path
     record = str(tmp_path / "record.json")
     present(apt, packages=["docker.io"], record=record)
     apt.would_remove = ["their-tool"]
-    with pytest.raises(AptError, match="their-tool would go too"):
+    with pytest.raises(AptError, match="their-tool would be removed too"):
         absent(apt, packages=["docker.io"], record=record)
     assert "docker.io" in apt.here
 
@@ -339,6 +339,6 @@ def test_package_installed_before_is_released_and_stays(apt: Apt, tmp_path: Path
 def test_package_held_by_others_is_not_changed(apt: Apt, tmp_path: Path) -> None:
     apt.holds, apt.would_remove = {"their-tool"}, ["their-tool"]
     before = state(apt)
-    with pytest.raises(AptError, match="somebody holds it; release it with: apt-mark unhold their-tool"):
+    with pytest.raises(AptError, match="another user holds it; release it with: apt-mark unhold their-tool"):
         present(apt, packages=["docker.io"], may_remove=["their-tool"], record=str(tmp_path / "record.json"))
     assert state(apt) == before

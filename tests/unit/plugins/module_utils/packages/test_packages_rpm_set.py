@@ -109,7 +109,7 @@ SOURCE = {"baseurl": "https://m.example.com", "key": "https://m.example.com/k", 
 def test_set_is_installed_kept_and_removed(host: Host) -> None:
     foretold = run(host, "a=1-1", source=SOURCE, hold=["a"], check=True)
     assert foretold.changed and host.there == {"theirs": "9-1"} and not list(host.folder.iterdir())
-    assert "cannot be predicted, for the host does not have their repository" in foretold.warnings[0]
+    assert "cannot be predicted, because the host does not have their repository" in foretold.warnings[0]
     assert not [line for line in foretold.plan if line.startswith("install")]
     first = run(host, "a=1-1", source=SOURCE, hold=["a"])
     assert first.changed and host.there["a"] == "1-1" and host.locked == ["a"]
@@ -189,7 +189,7 @@ def test_own_locks_are_updated_and_locks_of_others_kept(host: Host) -> None:
     host.there.update({"a": "1-1"})
     host.locked = ["a"]
     with pytest.raises(
-        RpmError, match=r"somebody locked it; release it with: (dnf versionlock delete|zypper removelock) a"
+        RpmError, match=r"another user locked it; release it with: (dnf versionlock delete|zypper removelock) a"
     ):
         run(host, "a=2-1", hold=["a"])
     assert host.there["a"] == "1-1" and host.locked == ["a"]
@@ -222,7 +222,7 @@ def test_pattern_locked_by_others_keeps_its_packages(host: Host) -> None:
     host.locked = ["lib*"]
     with pytest.raises(RpmError, match=r"a 2-1 requires liba 2-1\n.*as they were"):
         run(host, "a=2-1")
-    with pytest.raises(RpmError, match="liba would change and somebody locked it"):
+    with pytest.raises(RpmError, match="liba would change, but another user locked it"):
         run(host, "liba=2-1")
     assert host.there == {"theirs": "9-1", "liba": "1-1"} and host.locked == ["lib*"]
 
@@ -358,5 +358,5 @@ def test_key_that_cannot_be_downloaded_is_named(monkeypatch: pytest.MonkeyPatch,
 
 def test_a_host_without_the_package_manager_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     real = rpm_host.RpmHost("dnf")
-    with pytest.raises(RpmError, match=r"this host has no no-such-tool; it was taken for a host of dnf"):
+    with pytest.raises(RpmError, match=r"this host has no no-such-tool; expected a host with dnf"):
         real.must("asking", "no-such-tool")

@@ -79,7 +79,7 @@ STATES = [
     ({"vcuda.current": "0.1.0-old"}, "vcuda", "switch current from 0.1.0-old to 0.1.0-new"),
     ({"vcuda.current": None, "vcuda.versions": [], "vcuda.whole": []}, "vcuda", "deploy /usr/local/lib/vgpu/0.1.0-new"),
     ({"vcuda.whole": ["0.1.0-old"]}, "vcuda", "differ from its manifest"),
-    ({"vcuda.closed": ["0.1.0-new"]}, "vcuda", "let every user look into"),
+    ({"vcuda.closed": ["0.1.0-new"]}, "vcuda", "let every user read"),
     ({ARBITER_FILE: None}, "vcuda", "write /etc/systemd/system/vgpu-arbiter.service"),
     ({(*ARBITER_FILE, "sha256"): "other"}, "vcuda", "change /etc/systemd/system/vgpu-arbiter.service"),
     # The run was killed between switch and restart, or the version's folder was deployed again under the running
@@ -229,11 +229,11 @@ NOUVEAU = {**SILENT, "driver.nouveau": True}
 # columns: the difference in the state, nvidia_driver_kernel_module, words of the error, words of the warning, whether
 # the role runs
 KERNEL_MODULES = [
-    (NOUVEAU, "open", "nouveau holds the GPUs", "", False),
+    (NOUVEAU, "open", "nouveau uses the GPUs", "", False),
     (NOUVEAU, "none", "", "NVML does not answer: no driver", False),
     (SILENT, "proprietary", "", "", True),
     ({**SILENT, "packages.nvidia-smi": None}, "proprietary", "", "", True),
-    ({**NOUVEAU, "packages.nvidia-smi": None}, "proprietary", "nouveau holds the GPUs", "", True),
+    ({**NOUVEAU, "packages.nvidia-smi": None}, "proprietary", "nouveau uses the GPUs", "", True),
     ({**SILENT, "driver.loaded_version": "535.1"}, "open", "", "NVML does not answer", False),
     ({**SILENT, "driver.loaded_version": "535.1", "driver.disk_version": "535.2"}, "open", "", "", True),
     ({"driver.nouveau": True}, "open", "", "", False),  # NVML works, so NVIDIA's module has the GPUs

@@ -51,7 +51,7 @@ WARNED = [
     ({}, ""),
     ({"kubelet": (1, 35)}, "DRAConsumableCapacity"),
     ({"kubelet_engine": {"engine": "docker"}}, "cri-dockerd"),
-    (allocations(("kubelet", ""), ("lease", "")), "1 containers of the device plugin hold slices"),
+    (allocations(("kubelet", ""), ("lease", "")), "1 containers have slices from the device plugin"),
 ]
 
 

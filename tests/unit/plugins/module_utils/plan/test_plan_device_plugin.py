@@ -87,7 +87,7 @@ def test_daemonset_is_replaced_by_a_service_in_two_steps():
     (told,) = made({}, BY_POD)["errors"]
     assert "device_plugin_state: absent with device_plugin_deploy: daemonset" in told
     gone = made({**DAEMONSET, "device_plugin_state": "absent"}, BY_POD)
-    assert "take this node from the DaemonSet" in gone["steps"][0]["changes"]
+    assert "remove this node from the DaemonSet" in gone["steps"][0]["changes"]
 
 
 def test_requested_sizes_need_a_kubeconfig_only_outside_a_pod():
@@ -99,7 +99,7 @@ def test_requested_sizes_need_a_kubeconfig_only_outside_a_pod():
 @pytest.mark.parametrize(("state", "variables", "refused"), DRIVERLESS)
 def test_a_working_device_plugin_is_not_restarted_without_a_driver(state, variables, refused):
     told = "\n".join(made(variables, state)["errors"])
-    assert ("NVML does not answer (no driver) and no step mends it" in told) is refused
+    assert ("NVML does not answer (no driver) and no step repairs it" in told) is refused
 
 
 def running(split, *held):
@@ -155,7 +155,7 @@ OUTSIDE = [
     ([], []),
     ([POD_A, LEASE], []),
     ([ENGINE, PROGRAM], ["container 0", "exec 1"]),
-    ([BY_NAME], ["a container with slice GPU-b::1 by its CDI name"]),
+    ([BY_NAME], ["a container that has slice GPU-b::1 by its CDI name"]),
 ]
 
 
@@ -165,7 +165,7 @@ def test_containers_that_no_drain_moves_are_named(held, outside):
     found = made({"nvidia_driver_packages": ["nvidia-smi=535.400*", "libcuda1=535.400*"]}, state)
     assert "nvidia_driver" in found["roles"]
     assert found["outside"] == outside
-    ends = [one for one in found["warnings"] if "nvidia_driver: it ends what no drain moves: " in one]
+    ends = [one for one in found["warnings"] if "nvidia_driver: this step ends containers that no drain moves: " in one]
     assert len(ends) == bool(outside)
     assert all(one in ends[0] for one in outside)
     assert made({}, state)["outside"] == outside  # the containers are listed, and no step ends them

@@ -40,7 +40,7 @@ RESTARTS = [
     ({"__container_runtime_docker_settings": {"default-shm-size": "2G"}}, BUSY, "never", "", ""),
     ({}, {"docker.info": None}, "if_idle", "", "its containers are unknown"),
     ({}, {"docker.info": None}, "never", "a daemon that does not answer", ""),
-    ({}, {**BUSY, PENDING: {"sha256": sha256("restart\n")}}, "if_idle", "what an interrupted run changed", ""),
+    ({}, {**BUSY, PENDING: {"sha256": sha256("restart\n")}}, "if_idle", "the changes of an interrupted run", ""),
     ({}, {**BUSY, PENDING: {"sha256": sha256("reload\n")}}, "never", "", ""),
 ]
 

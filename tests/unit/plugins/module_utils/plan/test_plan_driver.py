@@ -58,7 +58,7 @@ ROWS = [
     (
         {"driver.initramfs_old": True},
         {},
-        ["rebuild the initramfs, which is older than the file that keeps nouveau away"],
+        ["rebuild the initramfs, which is older than the file that blocks nouveau"],
         "",
         False,
     ),
@@ -97,11 +97,11 @@ ROWS = [
     (SILENT, {}, ["load the kernel modules"], "", False),
     (SILENT, {"kernel_module": "none"}, [], "", False),
     ({**SILENT, "driver.loaded_version": "535.1"}, {}, ["reload the kernel modules"], "", False),
-    ({**SILENT, "driver.nouveau": True}, {}, [], "nouveau holds the GPUs", False),
+    ({**SILENT, "driver.nouveau": True}, {}, [], "nouveau uses the GPUs", False),
     (
         {**SILENT, "driver.nouveau": True},
         {"reboot": "if_required"},
-        ["reboot, for nouveau holds the GPUs, and its console keeps it from being unloaded"],
+        ["reboot, for nouveau uses the GPUs and cannot be unloaded, because the console uses it"],
         "",
         True,
     ),
@@ -118,7 +118,7 @@ ROWS = [
     (
         {**SILENT, "driver.nouveau": True},
         {"reboot": "always"},
-        ["reboot, for nouveau holds the GPUs, and its console keeps it from being unloaded"],
+        ["reboot, for nouveau uses the GPUs and cannot be unloaded, because the console uses it"],
         "",
         True,
     ),
@@ -185,7 +185,7 @@ def test_a_vgpu_guest(state, wanted, changes):
 
 # columns: the reload in the role's record on the host, changes
 RECORDS = [
-    ({"stopped": ["nvidia-dcgm.service"]}, ["start nvidia-dcgm.service, which a run that was cut off had stopped"]),
+    ({"stopped": ["nvidia-dcgm.service"]}, ["start nvidia-dcgm.service, which an interrupted run had stopped"]),
     ({"stopped": []}, []),
     ({"files": {}}, []),
 ]
@@ -226,7 +226,7 @@ def test_a_fabric_manager_of_another_version_is_a_change():
 BRANCHES = [
     ([], "never", "reload the kernel modules", ""),
     (["python3 (41)"], "if_required", "reboot, for driver 535.261.03 is loaded and in use by python3 (41)", ""),
-    (["python3 (41)"], "never", "", "535.261.03 is loaded and in use by python3 (41); so a reboot is needed"),
+    (["python3 (41)"], "never", "", "535.261.03 is loaded and in use by python3 (41); a reboot is needed"),
 ]
 
 
@@ -290,8 +290,8 @@ def test_missing_packages_next_to_another_branch_disturb_nothing(state, wanted, 
 
 # columns: running driver, desired state, words of a warning. Debian 12 with NVIDIA's repository (newest branch: 580).
 UNNAMED = [
-    ("590.44.01", {}, 'to keep the one that runs set nvidia_driver_branch: "590"'),
-    ("575.57.08", {}, 'to keep the one that runs set nvidia_driver_branch: "575"'),
+    ("590.44.01", {}, 'to keep 590.44.01, set nvidia_driver_branch: "590"'),
+    ("575.57.08", {}, 'to keep 575.57.08, set nvidia_driver_branch: "575"'),
     ("590.44.01", {"branch": "580"}, ""),
     ("590.44.01", {"branch": "590"}, ""),
     ("580.95.05", {}, ""),
@@ -315,7 +315,7 @@ OF_OTHERS = [
     (
         CUDA_REPOSITORY,
         {},
-        "libnvidia-compute-580, nvidia-utils-580 brought it; to keep it set nvidia_driver_source: present",
+        "was installed by libnvidia-compute-580, nvidia-utils-580; to keep it, set nvidia_driver_source: present",
     ),
     (CUDA_REPOSITORY, {"nvml.ok": False}, ""),  # No driver runs.
     (CUDA_REPOSITORY, {("files", "/record"): {"sha256": "x"}}, ""),  # Our own interrupted run installed the driver.
@@ -338,7 +338,7 @@ def test_warning_for_a_driver_of_others_names_the_variable_to_keep_it(packages, 
 # words of a warning
 RETIRED = [
     ("535.261.03", {}, "auto", ""),
-    ("580.178.04", {}, "auto", "branch 535 is asked for and installed, and driver 580.178.04 runs"),
+    ("580.178.04", {}, "auto", "branch 535 is requested and installed, but driver 580.178.04 runs"),
     ("580.178.04", {"packages.nvidia-utils-535-server": None}, "auto", ""),
     ("580.178.04", {("files", driver_choice.PERSISTENCE_FILE): None}, "auto", ""),
     ("580.178.04", {}, "none", ""),  # the role does not manage the module

@@ -36,14 +36,14 @@ FAILED = {
 ROWS = [
     # columns: the difference on the host, words of the line, whether the driver enforces
     ({}, "set and read back on this host (backend dmem)", True),
-    (NO_PLUGIN, "the device plugin tries it when it starts", False),
+    (NO_PLUGIN, "the device plugin probes the driver's limits when it starts", False),
     (FAILED, "GPU-1: it does not hold", False),
     ({"nvml.driver_version": "580.95.05"}, "driver branch 580 has no memory limits", False),
     ({"pci_gpus": VOLTA}, "the Volta GPU at 0000:01:00.0 is older than Turing", False),
-    ({"driver.open_module": False}, "the proprietary kernel modules have no limits", False),
+    ({"driver.open_module": False}, "the proprietary kernel modules have no such limits", False),
     ({"driver.registry": "PowerMizerEnable=1;RmMemacctMode=0"}, "RmMemacctMode=0", False),
     ({"driver.cgroup2": False}, "version 2 of control groups alone", False),
-    ({"driver.controllers": []}, "neither of the controllers by which the driver counts, dmem (CONFIG_CGROUP", False),
+    ({"driver.controllers": []}, "the driver counts memory by the controller dmem (CONFIG_CGROUP", False),
     (
         {"driver.controllers": ["dmem", "misc"], "oci_runtime": {"engine": "containerd", "runtime": "runc"}},
         "(the kernel has dmem and misc; containerd starts containers by runc)",
@@ -51,10 +51,11 @@ ROWS = [
     ),
     (
         {"driver.controllers": ["misc"], "oci_runtime": {"engine": "crio", "runtime": "crun"}},
-        "(the kernel has misc; crio starts containers by crun, which turns neither on: the hook does)",
+        "(the kernel has misc; crio starts containers by crun, which enables neither dmem nor misc, so the hook "
+        "enables them)",
         True,
     ),
-    ({"kubelet": (1, 28)}, "kubelet 1.28 hands no CDI devices", False),
+    ({"kubelet": (1, 28)}, "kubelet 1.28 passes no CDI devices", False),
     ({"kubelet": (1, 29)}, "read back", True),
     ({"packages": {"containerd.io": "1.6.33-1"}}, "containerd 1.6 has no CDI", False),
     ({"packages": {"containerd.io": "1.7.0-1"}}, "read back", True),
@@ -89,11 +90,11 @@ def test_enforcement_follows_the_configured_branch():
 @pytest.mark.parametrize(
     ("variables", "said"),
     [
-        ({"vgpu_count_context": False}, "driver counts contexts in any case"),
+        ({"vgpu_count_context": False}, "driver always counts contexts"),
         ({"vgpu_sharing": "none"}, "whole GPUs have no limit"),
         (
             {"vgpu_sharing": "mig", "vgpu_mig_geometry": {"1g.5gb": 7}, "vgpu_mig_strategy": "mixed"},
-            "memory is its own",
+            "memory of a MIG device is separate",
         ),
     ],
 )

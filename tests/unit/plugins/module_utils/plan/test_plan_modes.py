@@ -99,7 +99,7 @@ MPS = [
     ({}, {("units", mps.UNIT, "started"): 0.5}, [f"restart {mps.UNIT}"], "", True),
     ({}, {("units", mps.UNIT, "stale"): True}, [f"restart {mps.UNIT}"], "", True),
     ({}, {("units", mps.UNIT, "started"): 1.5}, [], "", False),
-    ({}, {"nvml.ok": False}, [f"run {mps.UNIT} once the driver answers"], "", False),
+    ({}, {"nvml.ok": False}, [f"run {mps.UNIT} when the driver answers"], "", False),
     ({"state": "absent"}, {}, [f"remove {mps.UNIT_PATH}", f"remove {mps.START_PATH}"], "", True),
     ({"state": "absent"}, {"files": {}}, [], "", False),
 ]

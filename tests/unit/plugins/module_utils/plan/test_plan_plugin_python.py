@@ -92,9 +92,9 @@ def test_configured_interpreter_is_selected(python, packages, chosen, names):
         (host("ubuntu", "22.04"), "auto", None, ""),
         (host("ubuntu", "22.04"), "auto", "3.11", ""),
         (host("ubuntu", "22.04"), "/usr/bin/python3", "3.10", "/usr/bin/python3 is Python 3.10"),
-        (host("ubuntu", "20.04"), "auto", None, "ubuntu 20.04 has none in its archive"),
+        (host("ubuntu", "20.04"), "auto", None, "ubuntu 20.04 has none in its repositories"),
         (host("ubuntu", "20.04"), "/opt/python", "3.12", ""),
-        (host("ubuntu", "20.04"), "/opt/python", "", "/opt/python is not there, or does not run"),
+        (host("ubuntu", "20.04"), "/opt/python", "", "/opt/python is missing or does not run"),
         (host("linuxmint", "20", "ubuntu"), "auto", "3.8", "/usr/bin/python3 is Python 3.8"),
         (host("debian", "13"), "auto", "3.13", ""),
         (host("debian", "99"), "auto", "4.0", ""),
@@ -189,7 +189,7 @@ def test_the_unit_of_mig_runs_on_a_python_that_is_new_enough(system, python, cha
 
 
 # columns: the mode of the interpreter's file (None: no file), words of the fault ("": none)
-@pytest.mark.parametrize(("mode", "words"), [(0o755, ""), (0o644, "is not there"), (None, "name a Python from 3.8 on")])
+@pytest.mark.parametrize(("mode", "words"), [(0o755, ""), (0o644, "is missing"), (None, "name a Python 3.8 or newer")])
 def test_missing_python_of_the_mig_unit_is_reported_before_the_boot(tmp_path, mode, words):
     """On RHEL 8 and SLES 15 the program needs the plugin's Python, which a play without the role device_plugin does
     not install."""

@@ -34,7 +34,7 @@ def test_the_plan_names_each_key(text, changes, fault):
 
 
 TOOLKIT = {"nvidia_docker_packages": ["nvidia-container-toolkit=*"], "container_runtime_packages": []}
-WHERE = "install nvidia-docker2 where a repository has it"
+WHERE = "install nvidia-docker2 if a repository has it"
 COMES = "install nvidia-container-toolkit"
 # columns: nvidia_docker_package, the engine, whether the toolkit is installed, changes
 BROUGHT = [
@@ -63,10 +63,13 @@ BOTH = {MOUNTS: True, ENVIRONMENT: False}
 SHIPPED = f"#{MOUNTS} = false\n#{ENVIRONMENT} = true\n[nvidia-container-cli]\nload-kmods = true\n"
 SAFE = f"{MOUNTS} = true\n{ENVIRONMENT} = false\n"
 # The warnings: (the variable to change, words of the warning).
-LEAK = ("nvidia_docker_config." + ENVIRONMENT, "NVIDIA_VISIBLE_DEVICES has every GPU, without a limit; set it to false")
-BY_HANDOVER = ("vgpu_handover", "without a limit; vgpu_handover: envvar needs it so; set vgpu_handover to auto")
+LEAK = (
+    "nvidia_docker_config." + ENVIRONMENT,
+    ("NVIDIA_VISIBLE_DEVICES gets every GPU, without a limit; set it to false"),
+)
+BY_HANDOVER = ("vgpu_handover", "without a limit; vgpu_handover: envvar needs this value; set vgpu_handover to auto")
 NO_ENVIRONMENT = ("nvidia_docker_config." + ENVIRONMENT, "expected true, found false in")
-NO_MOUNTS = ("nvidia_docker_config." + MOUNTS, "expected true, found none, which is false, in")
+NO_MOUNTS = ("nvidia_docker_config." + MOUNTS, "expected true, found unset, which means false, in")
 NO_GPU = ("nvidia_docker_config." + MOUNTS, "by CDI, pods start without their GPU; set it to true")
 # columns: nvidia_docker_config, the toolkit's file before the run, other variables, (variable, words) of each warning
 WARNED = [

@@ -58,7 +58,9 @@ def test_request_of_gpu_memory_by_annotation():
 def test_request_with_a_limit_of_kai():
     limit = "nvidia.com/container.main.gpu-memory.limit"
     assert sizes(read_pod(pod("400", {limit: "1000Mi"}, main={}))) == {"main": (400, 1000)}
-    with pytest.raises(DialectError, match=f"container main has a request beside {limit} already; name one of them"):
+    with pytest.raises(
+        DialectError, match=(f"container main already has a request in addition to {limit}; name one of them")
+    ):
         read_pod(pod("400", {limit: "1000Mi", "nvidia.com/container.main.gpu-memory.request": "1Mi"}, main={}))
 
 
@@ -95,10 +97,10 @@ REFUSED = [
     (2000, MAIN, "expected text"),
     ("400", {**MAIN, "side": {GPU: 1, MEM: 300}}, "container side: 400 MiB are more than its limit of 300 MiB"),
     # Requests of a fixed size: whole GPUs, parts of a card, equal slices, MIG, and pods without a GPU request.
-    ("400", {"main": {GPU: 1}}, "asks by nvidia.com/gpu, which is no limit in MiB"),
+    ("400", {"main": {GPU: 1}}, "requests by nvidia.com/gpu, which is no limit in MiB"),
     ("400", {"main": {GPU: 1, PERCENT: 50}}, "which is no limit in MiB"),
     ("400", {"main": {GPU + ".shared": 1}}, "which is no limit in MiB"),
-    ("400", {"main": {ALI: 8}}, "asks by aliyun.com/gpu-mem, which is no limit in MiB"),
+    ("400", {"main": {ALI: 8}}, "requests by aliyun.com/gpu-mem, which is no limit in MiB"),
     ("400", {"main": {"nvidia.com/mig-1g.10gb": 1}}, "MIG, time-slicing and claims have one size"),
     ("400", {"main": {}}, "no container asks for GPU memory in MiB"),
 ]
@@ -116,7 +118,7 @@ def test_refusal_names_the_annotation_and_the_reason(value, containers, words):
 def test_description_names_request_and_limit():
     lines = asked(read_pod(pod("2000", main={GPU: 1, MEM: 8000, "nvidia.com/gpucores": 30})))
     assert lines[1] == (
-        "container main: 1 GPU 2000 MiB (up to 8000 MiB while nobody was promised them) and 30 % of the compute"
+        "container main: 1 GPU 2000 MiB (up to 8000 MiB while no container was promised them) and 30 % of the compute"
     )
 
 

@@ -53,7 +53,7 @@ def test_request_of_each_dialect_becomes_a_claim(limits, labels, annotations, co
         "main": {"devices": {"requests": [request]}}
     }
     assert claim_requests.read_annotation(claim_requests.write_claims(found)) == found._replace(warnings=())
-    shared = ["not what others leave" in str(one) for one in found.warnings]
+    shared = ["not the compute that others leave" in str(one) for one in found.warnings]
     assert shared == ([] if "cores" in amounts else [True])
 
 
@@ -83,20 +83,20 @@ def test_gpus_by_uuid_and_model(annotations, expressions):
 
 # columns: limits, annotations, words of the only finding
 REFUSED = [
-    ({"nvidia.com/gpumem-percentage": 50}, {}, "50 % of the memory, and a claim has MiB alone"),
+    ({"nvidia.com/gpumem-percentage": 50}, {}, "50 % of the memory, and a claim supports only MiB"),
     ({ALI: 8}, {}, "8 GiB (as aliyun.com/gpu-mem counts)"),
     ({GPU: 1}, {}, "all of the memory, and a claim"),
     ({VCORE: 200}, {}, "all of the memory, and a claim"),
     ({GPU + ".shared": 1}, {}, "an equal slice, and a claim"),
-    ({}, {"gpu-fraction": "0.5"}, 'annotations["gpu-fraction"]: asks for 50 %'),
+    ({}, {"gpu-fraction": "0.5"}, 'annotations["gpu-fraction"]: requests 50 %'),
     ({MEM: 3000}, {"vgpu.fleet/memory-request": "1000"}, "promised less than its limit"),
     ({MEM: 3000, "nvidia.com/priority": 0}, {}, "the high priority"),
-    ({MEM: 3000}, {"vgpu.fleet/gpu-policy": "spread"}, "cannot ask for spread"),
-    ({MEM: 3000}, {"vgpu.fleet/gpu-policy": "numa,mutex"}, "cannot ask for numa, mutex"),
-    ({MEM: 3000}, {"vgpu.fleet/gpu-policy": "topology"}, "cannot ask for topology"),
-    ({MEM: 3000}, {"vgpu.fleet/node-policy": "binpack"}, "cannot ask for binpack"),
+    ({MEM: 3000}, {"vgpu.fleet/gpu-policy": "spread"}, "cannot request spread"),
+    ({MEM: 3000}, {"vgpu.fleet/gpu-policy": "numa,mutex"}, "cannot request numa, mutex"),
+    ({MEM: 3000}, {"vgpu.fleet/gpu-policy": "topology"}, "cannot request topology"),
+    ({MEM: 3000}, {"vgpu.fleet/node-policy": "binpack"}, "cannot request binpack"),
     ({GPU: 2, MEM: 3000}, {"nvidia.com/numa-bind": "true"}, "GPUs of one NUMA node"),
-    ({MEM: 3000}, {"nvidia.com/use-gputype": "x" * 9000}, "is longer than a claim may be"),
+    ({MEM: 3000}, {"nvidia.com/use-gputype": "x" * 9000}, "is longer than a claim allows"),
 ]
 
 
@@ -110,7 +110,7 @@ def test_claims_of_one_pod_are_bounded():
     made = pod({})
     made["spec"]["containers"] = [{"name": f"c{n}", "resources": {"limits": {MEM: 1000}}} for n in range(17)]
     _found, (finding,) = read(made)
-    assert "more than 16 of them ask for GPUs" in finding
+    assert "more than 16 containers request GPUs" in finding
     made["spec"]["containers"] = made["spec"]["containers"][:16]
     assert read(made)[1] == []
 

@@ -97,7 +97,7 @@ def test_relative_sizes_follow_the_card():
 LIMIT = 'spec.containers[0].resources.limits["{}"]'
 REFUSED = [
     ({GPU: -1}, {}, LIMIT.format(GPU), "from 0 to 128 GPUs, found -1"),
-    ({GPU: 0, MEM: 100}, {}, LIMIT.format(GPU), "is 0 beside nvidia.com/gpumem"),
+    ({GPU: 0, MEM: 100}, {}, LIMIT.format(GPU), "is 0 together with nvidia.com/gpumem"),
     ({GPU: 1, MEM: 0}, {}, LIMIT.format(MEM), "from 1 to"),
     ({GPU: 1, MEM: -5}, {}, LIMIT.format(MEM), "found -5"),
     ({GPU: 1, MEM: "1.5"}, {}, LIMIT.format(MEM), "no whole number"),
@@ -113,8 +113,8 @@ REFUSED = [
     ({GPU: 129}, {}, LIMIT.format(GPU), "from 0 to 128"),
     ({GPU: 1, PERCENT: 101}, {}, LIMIT.format(PERCENT), "from 0 to 100 %"),
     ({GPU: 1, CORES: 101}, {}, LIMIT.format(CORES), "from 0 to 100 %"),
-    ({GPU: 1, CORES: 30, "nvidia.com/cores": 40}, {}, LIMIT.format("nvidia.com/cores"), "nvidia.com/gpucores says 30"),
-    ({GPU: 1, MEM: 100, PERCENT: 10}, {}, LIMIT.format(PERCENT), "beside nvidia.com/gpumem"),
+    ({GPU: 1, CORES: 30, "nvidia.com/cores": 40}, {}, LIMIT.format("nvidia.com/cores"), "nvidia.com/gpucores is 30"),
+    ({GPU: 1, MEM: 100, PERCENT: 10}, {}, LIMIT.format(PERCENT), "together with nvidia.com/gpumem"),
     ({GPU: 1, "nvidia.com/priority": 2}, {}, LIMIT.format("nvidia.com/priority"), "from 0 to 1"),
     ({"nvidia.com/priority": 1}, {}, LIMIT.format("nvidia.com/priority"), "without a GPU"),
     ({GPU: 1, "nvidia.com/gpumemory": 1}, {}, LIMIT.format("nvidia.com/gpumemory"), '"nvidia.com/gpumem"'),
@@ -124,7 +124,7 @@ REFUSED = [
     ({ALI: 8}, {COUNT: "two"}, f'metadata.labels["{COUNT}"]', "no quantity"),
     ({ALI: 8}, {COUNT: "1.5"}, f'metadata.labels["{COUNT}"]', "no whole number"),
     ({ALI: 8}, {COUNT: "-2"}, f'metadata.labels["{COUNT}"]', "found"),
-    ({ALI: 8, ALI_CORE: 30}, {COUNT: "2"}, LIMIT.format(ALI_CORE), "memory alone is divided"),
+    ({ALI: 8, ALI_CORE: 30}, {COUNT: "2"}, LIMIT.format(ALI_CORE), "only memory is divided"),
     ({ALI: 8, GPU: 3}, {COUNT: "2"}, LIMIT.format(GPU), "asks for 2 GPUs"),
     ({ALI_CORE: 30}, {}, LIMIT.format(ALI_CORE), "without aliyun.com/gpu-mem"),
     ({CORE: 150, UNITS: 1}, {}, LIMIT.format(CORE), "multiple of 100"),
@@ -138,7 +138,7 @@ REFUSED = [
     ({QMEM: 0}, {}, LIMIT.format(QMEM), "from 1 to"),
     # Compute left unused by other pods: our plans cannot express it.
     ({QCORE + "-greedy": 30, QMEM: 5}, {}, LIMIT.format(QCORE + "-greedy"), "is no resource of GPU sharing"),
-    ({VOLCANO: 1, VMEM: 100, VPERCENT: 10}, {}, LIMIT.format(VPERCENT), "beside volcano.sh/vgpu-memory"),
+    ({VOLCANO: 1, VMEM: 100, VPERCENT: 10}, {}, LIMIT.format(VPERCENT), "together with volcano.sh/vgpu-memory"),
     ({VOLCANO: 0, VMEM: 100}, {}, LIMIT.format(VOLCANO), "from 1 to 128 GPUs"),
     ({VOLCANO: 1, VCORES: 101}, {}, LIMIT.format(VCORES), "from 0 to 100 %"),
     ({VOLCANO: 1, "volcano.sh/vgpu-mem": 1}, {}, LIMIT.format("volcano.sh/vgpu-mem"), '"volcano.sh/vgpu-memory"'),
@@ -207,7 +207,7 @@ def test_sidecars_count_and_init_containers_have_ended():
     [
         (containers({MEM: 100}, {ALI: 4}), "one dialect in all containers"),
         (containers({GPU: 1}, {CORE: 50, UNITS: 4}), "one dialect in all containers"),
-        (containers({ALI: 4}, {ALI: 4}, labels={COUNT: "2"}), "here are several: c0, c1"),
+        (containers({ALI: 4}, {ALI: 4}, labels={COUNT: "2"}), "several containers request memory: c0, c1"),
         (containers({GPU: 1, "nvidia.com/priority": 0}, {GPU: 1, "nvidia.com/priority": 1}), "different priorities"),
     ],
 )
@@ -308,11 +308,11 @@ def test_annotations_of_kai(annotations, first, second, expected):
         ({FRACTION: "half"}, {}, {}, FRACTION, 'found "half"'),
         ({MEMORY: "0"}, {}, {}, MEMORY, "from 1 to"),
         ({MEMORY: "2000Mib"}, {}, {}, MEMORY, "no quantity"),
-        ({MEMORY: "2000", FRACTION: "0.5"}, {}, {}, FRACTION, "beside gpu-memory"),
+        ({MEMORY: "2000", FRACTION: "0.5"}, {}, {}, FRACTION, "together with gpu-memory"),
         ({MEMORY: "2000", DEVICES: "0"}, {}, {}, DEVICES, "from 1 to 128 GPUs"),
         ({MEMORY: "2000", NAMED: "c7"}, {}, {}, NAMED, "no container"),
         ({MEMORY: "2000"}, {GPU: "2"}, {}, GPU, "asks for 1 GPU"),
-        ({MEMORY: "2000"}, {MEM: "100"}, {}, MEM, "beside the annotation gpu-memory"),
+        ({MEMORY: "2000"}, {MEM: "100"}, {}, MEM, "together with the annotation gpu-memory"),
         ({MEMORY: "2000"}, {}, {MEM: "100"}, MEM, "one dialect in all containers"),
     ],
 )
@@ -371,9 +371,9 @@ def test_limits_of_containers_by_kai(annotations, first, expected):
         ({of("c0", "gpu-memory.limits"): "1Gi"}, {}, {}, of("c0", "gpu-memory.limits"), "correct the name"),
         ({"nvidia.com/container.": "1Gi"}, {}, {}, "nvidia.com/container.", "correct the name"),
         ({of("c7", "gpu-memory.limit"): "1Gi"}, {}, {}, of("c7", "gpu-memory.limit"), 'no container "c7"'),
-        ({C1: "1Gi", FRACTION: "0.5"}, {}, {}, C1, "beside gpu-fraction"),
+        ({C1: "1Gi", FRACTION: "0.5"}, {}, {}, C1, "together with gpu-fraction"),
         ({C0: "1Gi"}, {GPU: "2"}, {}, GPU, "asks for 1 GPU"),
-        ({C0: "1Gi"}, {MEM: "100"}, {}, MEM, f"beside the annotation {C0}"),
+        ({C0: "1Gi"}, {MEM: "100"}, {}, MEM, f"together with the annotation {C0}"),
         ({C0: "1Gi"}, {}, {MEM: "100"}, MEM, "one dialect in all containers"),
     ],
 )

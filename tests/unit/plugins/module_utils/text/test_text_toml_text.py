@@ -118,7 +118,7 @@ def test_new_key_follows_the_comment_with_its_default():
 # columns: a text that is invalid or cannot be edited, words of the refusal
 REFUSED = [
     ("x = 1\nx = 2\n", "line 2: x is set twice"),
-    ("[t]\n[t]\n", "line 2: the table .t. is there twice"),
+    ("[t]\n[t]\n", "line 2: the table .t. occurs twice"),
     ('x = "open\n', "line 1: the text has no closing"),
     ("x = [1,\n", "line 1: the value does not end"),
     ("what is this\n", "line 1: expected a key, a table or a comment"),
