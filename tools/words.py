@@ -191,8 +191,8 @@ def sheet(root: Path, seed: str, files: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("seed", help="any text; publish it with the sheet")
-    parser.add_argument("--files", type=int, default=25, help="how many files are drawn (default: 25)")
+    parser.add_argument("seed", help="any text that selects the files; publish it with the sheet")
+    parser.add_argument("--files", type=int, default=25, help="number of drawn files (default: 25)")
     given = parser.parse_args()
     try:
         print(sheet(ROOT, given.seed, given.files))
