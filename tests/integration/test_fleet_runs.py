@@ -134,7 +134,8 @@ def test_check_mode_verifies_only_hosts_without_changes(fleet: Fleet) -> None:
     run = fleet.run("site.yml", "", "--check")
     assert run.code == 0, run.output
     assert hosts_of(run, DEPLOYED) == {"gpu-0002"}
-    assert hosts_of(run, "vgpu.fleet.verify : Compare the advertised slices with the expected slices") == NAMES - {"gpu-0002"}
+    compare = "vgpu.fleet.verify : Compare the advertised slices with the expected slices"
+    assert hosts_of(run, compare) == NAMES - {"gpu-0002"}
     upgrade = fleet.run("upgrade.yml", "", "--check")
     assert upgrade.code == 0, upgrade.output
     assert hosts_of(upgrade, "vgpu.fleet.upgrade : Save the rollback point") == set()
