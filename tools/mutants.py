@@ -147,7 +147,7 @@ class Tree:
         source = path.read_text(encoding="utf-8")
         changed = mutate_code(source, plugins.get_operator(mutant.operator)(), mutant.occurrence)
         if changed is None:
-            raise SystemExit(f"mutants: {mutant.key} changes nothing; remove {FOLDER} and run again")
+            raise SystemExit(f"mutants: {mutant.key} does not change the source; remove {FOLDER} and run again")
         path.write_text(changed, encoding="utf-8")
         try:
             return self.run(mutant.tests, seconds)

@@ -30,7 +30,7 @@ MOST_CHARACTERS = 420
 MOST_TEXTS = 60
 # A string of at least three words is a message; a shorter string is a key or a name.
 MESSAGE = re.compile(r"[A-Za-z]\S* +\S+ +\S")
-# Keys of YAML files whose values are prose for people.
+# Keys of YAML files whose values are sentences for a reader.
 KEYS = {"name", "msg", "fail_msg", "success_msg", "description", "short_description", "summary", "title", "notes"}
 
 
