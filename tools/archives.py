@@ -65,7 +65,7 @@ def systems(family: str) -> list[distribution.System]:
         host = {"id": family, "version_id": release, "name": f"{family.title()} {release}", "kernel": kernel}
         system = distribution.system(host)
         if system is None:
-            raise SystemExit(f"archives: {family} {release} is no system of plugins/module_utils/host/distribution.py")
+            raise SystemExit(f"archives: {family} {release}: not in plugins/module_utils/host/distribution.py")
         found.append(system)
     return found
 

@@ -114,7 +114,7 @@ def make(out: Path, platforms: list[str], images: list[str]) -> Path:
     try:
         sbom.write(prebuilt, version, datetime.fromtimestamp(EPOCH, timezone.utc))
     except (sbom.SbomError, ValueError) as fault:
-        raise ArtefactError(f"the bill of materials: {fault}") from None
+        raise ArtefactError(f"bill of materials: {fault}") from None
     for left in tree.rglob("__pycache__"):
         shutil.rmtree(left)
     call("ansible-galaxy", ["ansible-galaxy", "collection", "build", "--force", f"--output-path={out}", str(tree)])
@@ -145,7 +145,7 @@ def library(tree: Path, prebuilt: Path, arch: str) -> None:
             cross=(arch, compiler),
         )
     except (builder.BuildError, OSError) as fault:
-        raise ArtefactError(f"the library for {arch}: {fault}") from None
+        raise ArtefactError(f"library for {arch}: {fault}") from None
 
 
 def wheels(tree: Path, folder: Path, platform_name: str, name: str, cache: Path) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+# The texts of notes. Each note follows the path of its setting in the output, such as "devicePlugin.libPath: ".
 NO_MEANING = "not carried over: this collection has no such setting"
 PLUGIN_IS_OFF = "NVIDIA's plugin is off; convert the values of the plugin that shares the GPUs"
 
@@ -113,6 +114,7 @@ HAMI_POLICIES = {
 }
 # HAMi's name of a policy → ours. HAMi's policy mutex has no counterpart.
 POLICIES = {"binpack": "binpack", "spread": "spread", "topology-aware": "topology"}
+# Notes on settings of HAMi's chart.
 HAMI_NOTES = {
     "schedulerName": "the webhook of the role scheduler sets the scheduler of pods",
     "devicePlugin.pluginPath": "if the kubelet has another folder, set --kubelet-dir in device_plugin_options",
@@ -145,6 +147,7 @@ NVIDIA_CHART_PLACES = {
     "gfd.noTimestamp": ("flags", "gfd", "noTimestamp"),
     "gfd.sleepInterval": ("flags", "gfd", "sleepInterval"),
 }
+# Notes on settings of the chart of NVIDIA's device plugin.
 NVIDIA_CHART_NOTES = {
     "devicePlugin.enabled": "the role device_plugin installs the plugin",
     "compatWithCPUManager": "set --pass-device-specs=true in device_plugin_options",
@@ -161,6 +164,7 @@ OPERATOR_NOTES = {
     "operator": "not carried over: this collection has no operator in the cluster; site.yml sets up the nodes",
 }
 
+# Notes on command-line flags of other device plugins that ours does not have.
 FLAG_NOTES = {
     "config-file": "the role device_plugin writes its file, node.yaml, from the group's variables",
     "kubelet-socket": "if the kubelet has another folder, set --kubelet-dir in device_plugin_options",
@@ -168,6 +172,7 @@ FLAG_NOTES = {
     "v": "set --log-level in device_plugin_options",
 }
 MPS_PART = "vgpu_sharing: mps gives each client an equal part; a pod may lower its own part by this variable"
+# Notes on environment variables of containers.
 ENVIRONMENT_NOTES = {
     "CUDA_DISABLE_CONTROL": "works only if the group sets vgpu_disable_core_limit or the limits file allows it",
     "NVIDIA_VISIBLE_DEVICES": "the device plugin sets this variable for the runtime",
@@ -178,7 +183,7 @@ ENVIRONMENT_NOTES = {
     "DP_ENABLE_HEALTHCHECKS": "our plugin reads the same variable; set it in the unit's environment",
 }
 
-# Resource names and labels in pods that get a note. nvidia.com/gpu is missing, because it has the same meaning here.
+# Resource names and labels of pods that get the note below. nvidia.com/gpu is missing: it has the same meaning here.
 ASKED = (
     "nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.com/gpucores", "nvidia.com/cores",
     "nvidia.com/priority", "aliyun.com/gpu-mem", "aliyun.com/gpu-core.percentage", "aliyun.com/gpu-count",
