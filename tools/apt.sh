@@ -20,5 +20,5 @@ echo "apt: installing$missing"
 export DEBIAN_FRONTEND=noninteractive
 # A fresh machine has no package lists, and old lists name files that no longer exist, so the lists are always updated.
 apt-get -qq update
-# shellcheck disable=SC2086 # a list of words is meant
+# shellcheck disable=SC2086 # $missing is a list of words
 apt-get -qq install -y --no-install-recommends $missing >/dev/null

@@ -38,7 +38,7 @@ CODENAMES = {
 # Placeholder kernel in a package's name; replaced by the newest kernel that the archive lists.
 KERNEL = {release: f"{series}0-0-generic" for release, series in names.UBUNTU_KERNEL.items()}
 TIMEOUT = 15
-COMES_ALONG = "would come along"
+COMES_ALONG = "would also be installed"
 UNSIGNED = "has no signed module for"
 IMAGE = "linux-image-"
 
@@ -65,7 +65,7 @@ def systems(family: str) -> list[distribution.System]:
         host = {"id": family, "version_id": release, "name": f"{family.title()} {release}", "kernel": kernel}
         system = distribution.system(host)
         if system is None:
-            raise SystemExit(f"archives: {family} {release} is no system of plugins/module_utils/host/distribution.py")
+            raise SystemExit(f"archives: {family} {release}: not in plugins/module_utils/host/distribution.py")
         found.append(system)
     return found
 
@@ -195,7 +195,7 @@ def lines_of(host: distribution.System, machine: tuple, keys: Path) -> list[str]
         key = str(sources.ubuntu_keyring(mirror, keys))
         moved = [sources.Source(mirror, codename + pocket, key) for pocket in ("", "-updates", "-security")]
     else:
-        raise sources.SourcesError(f"this machine is {own.id}, and knows no mirror of {host.family}")
+        raise sources.SourcesError(f"this machine runs {own.id} and has no mirror of {host.family}")
     return [one.line(sources.COMPONENTS[host.family]) for one in moved]
 
 
@@ -220,7 +220,7 @@ def asked(host: distribution.System, machine: tuple, keys: Path, folder: Path) -
             retired.add(question.branch)
             print(f"{host.name}: branch {question.branch} is retired ({fault}); the role refuses it", flush=True)
         elif fault.startswith(UNSIGNED):
-            print(f"{host.name}: {question.title}: {fault}; the role builds it by DKMS", flush=True)
+            print(f"{host.name}: {question.title}: {fault}; the role builds the modules by DKMS", flush=True)
         elif fault:
             faults.append(f"{host.name}: {question.title}: {fault}")
         else:
@@ -258,7 +258,7 @@ def repositories() -> Iterator[tuple[str, repository_keys.Key, list[str]]]:
 
 
 def main() -> int:
-    faults, unasked, answered = [], ["RHEL, Rocky and SLES: no archive of theirs is known to this machine"], 0
+    faults, unasked, answered = [], ["RHEL, Rocky and SLES: this machine has no sources of their archives"], 0
     machine = sources.read_machine()
     with tempfile.TemporaryDirectory(prefix="vgpu-archives-", dir="/var/tmp") as folder:
         # apt downloads as the user _apt, who must be able to enter the folder.
@@ -278,13 +278,13 @@ def main() -> int:
             faults += wrong
             unasked += [why] if why else []
             if not why and not wrong:
-                print(f"{name}: repository and key answer")
+                print(f"{name}: repository and key are available")
     for line in unasked:
-        print(f"not asked: {line}")
+        print(f"not checked: {line}")
     for line in faults:
         print(f"WRONG: {line}")
     if not answered:
-        print("WRONG: no archive could be asked; give this machine's apt a mirror, or name one in VGPU_UBUNTU_MIRROR")
+        print("WRONG: no archive could be read; set a mirror in this machine's apt sources or in VGPU_UBUNTU_MIRROR")
     return 1 if faults or not answered else 0
 
 

@@ -52,11 +52,11 @@ class ArtefactError(Exception):
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / ".build" / "artefact")
-    parser.add_argument("--platforms", default="", help=f"of the hosts (default: {' '.join(PLATFORMS)})")
+    parser.add_argument("--platforms", default="", help=f"platforms of the hosts (default: {' '.join(PLATFORMS)})")
     parser.add_argument(
         "--scheduler",
         default="",
-        help="platforms of the scheduler's image, or none (default: Python of a default image, their architectures)",
+        help="platforms of the scheduler's image, or none (default: the default image on the hosts' architectures)",
     )
     given = parser.parse_args()
     platforms = given.platforms.split() or list(PLATFORMS)
@@ -73,8 +73,8 @@ def main() -> int:
     print(f"{artefact} {hashlib.sha256(artefact.read_bytes()).hexdigest()}")
     if size > GALAXY_MOST:
         print(
-            f"artefact: {size / 1e6:.0f} MB, and Galaxy takes {GALAXY_MOST / 1e6:.0f} MB: for it name fewer platforms, "
-            "and none for the scheduler",
+            f"artefact: {size / 1e6:.0f} MB, but Galaxy accepts {GALAXY_MOST / 1e6:.0f} MB: set fewer --platforms and "
+            "--scheduler none",
             file=sys.stderr,
         )
     return 0
@@ -114,7 +114,7 @@ def make(out: Path, platforms: list[str], images: list[str]) -> Path:
     try:
         sbom.write(prebuilt, version, datetime.fromtimestamp(EPOCH, timezone.utc))
     except (sbom.SbomError, ValueError) as fault:
-        raise ArtefactError(f"the bill of materials: {fault}") from None
+        raise ArtefactError(f"bill of materials: {fault}") from None
     for left in tree.rglob("__pycache__"):
         shutil.rmtree(left)
     call("ansible-galaxy", ["ansible-galaxy", "collection", "build", "--force", f"--output-path={out}", str(tree)])
@@ -145,7 +145,7 @@ def library(tree: Path, prebuilt: Path, arch: str) -> None:
             cross=(arch, compiler),
         )
     except (builder.BuildError, OSError) as fault:
-        raise ArtefactError(f"the library for {arch}: {fault}") from None
+        raise ArtefactError(f"library for {arch}: {fault}") from None
 
 
 def wheels(tree: Path, folder: Path, platform_name: str, name: str, cache: Path) -> None:

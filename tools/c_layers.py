@@ -60,7 +60,7 @@ def check(sources: Path, objects: Path) -> tuple[list[str], list[str]]:
     package = sources_of(sources)
     unknown = sorted({name for name in package.values() if name not in ORDER})
     if unknown:
-        return [f"{sources}: {', '.join(unknown)} is none of the packages {' < '.join(ORDER)}"], []
+        return [f"{sources}: expected the packages {' < '.join(ORDER)}, found also {', '.join(unknown)}"], []
     symbols = {path: symbols_of(objects / f"{path.relative_to(sources)}.o") for path in package}
     home = {name: path for path, (defined, _needed) in symbols.items() for name in defined}
     tables = {name for name in exempt(sources / "events.h") if home.get(name) == sources / "events.c"}
@@ -71,7 +71,7 @@ def check(sources: Path, objects: Path) -> tuple[list[str], list[str]]:
             other = home[name]
             if ORDER.index(package[other]) > ORDER.index(package[path]):
                 where = f"{path.relative_to(sources)} calls up to {other.relative_to(sources)}: {name}"
-                refused.append(f"{where}; report it through a table of events.h, or move one of the two")
+                refused.append(f"{where}; report it through a table of events.h, or move one of the two functions")
             elif package[other] == package[path] and other != path:
                 needs[str(path.relative_to(sources))].add(str(other.relative_to(sources)))
     allowed: list[str] = []
@@ -89,11 +89,11 @@ def main() -> int:
     names = [path.relative_to(options.sources) for path in sources_of(options.sources)]
     missing = [name for name in names if not (options.objects / f"{name}.o").exists()]
     if missing:
-        print(f"{options.objects} has no object of {missing[0]}: run make native first", file=sys.stderr)
+        print(f"expected an object of {missing[0]} in {options.objects}, found none; run make native", file=sys.stderr)
         return 2
     refused, allowed = check(options.sources, options.objects)
     for line in allowed:
-        print(f"loop, allowed: {line}")
+        print(f"allowed loop: {line}")
     for line in refused:
         print(f"refused: {line}", file=sys.stderr)
     return 1 if refused else 0

@@ -50,20 +50,20 @@ DASHBOARDS = (
         "vgpu.fleet: nodes",
         {"instance": "label_values(vgpu_plugin_info, instance)"},
         (
-            one("Which GPUs are unhealthy", "short", f"vgpu_gpu_healthy{{{NODES}}} == 0", CARD),
+            one("Unhealthy GPUs", "short", f"vgpu_gpu_healthy{{{NODES}}} == 0", CARD),
             one(
-                "Which nodes give no slices out",
+                "Device plugins not registered with the kubelet",
                 "short",
                 f"vgpu_plugin_registered{{{NODES}}} == 0",
                 "{{instance}}",
             ),
             one(
-                "Memory of GPUs that is used",
+                "Used part of each GPU's memory",
                 "percentunit",
                 f"vgpu_gpu_memory_used_bytes{{{NODES}}} / vgpu_gpu_memory_bytes{{{NODES}}}",
                 CARD,
             ),
-            one("How busy the GPUs are", "percentunit", f"vgpu_gpu_utilization_ratio{{{NODES}}}", CARD),
+            one("Utilization of GPUs", "percentunit", f"vgpu_gpu_utilization_ratio{{{NODES}}}", CARD),
             one("Temperature", "celsius", f"vgpu_gpu_temperature_celsius{{{NODES}}}", CARD),
             one("Power", "watt", f"vgpu_gpu_power_watts{{{NODES}}}", CARD),
             Panel(
@@ -75,7 +75,7 @@ DASHBOARDS = (
                 ),
             ),
             Panel(
-                "Xids and ECC errors within an hour",
+                "Xids and ECC errors in the last hour",
                 "short",
                 (
                     # The series of an Xid number begins with the first such Xid, so increase() would miss that one.
@@ -84,7 +84,7 @@ DASHBOARDS = (
                 ),
             ),
             Panel(
-                "Slices in use, and all",
+                "Slices in use, and all slices",
                 "short",
                 (
                     (f"sum by (instance) (vgpu_slice_in_use{{{NODES}}})", "{{instance}} in use"),
@@ -92,7 +92,7 @@ DASHBOARDS = (
                 ),
             ),
             Panel(
-                "Who is on a GPU without a slice, and what the watcher found",
+                "Processes without a slice, findings of the watcher",
                 "short",
                 (
                     (f"vgpu_watch_unplaced{{{NODES}}} > 0", "{{instance}} {{uuid}} without a slice"),
@@ -110,21 +110,21 @@ DASHBOARDS = (
         "vgpu.fleet: tenants",
         {"namespace": "label_values(vgpu_container_memory_limit_bytes, namespace)"},
         (
-            one("Memory that containers hold", "bytes", f"vgpu_container_memory_used_bytes{{{SPACE}}}", TENANT),
+            one("Memory used by containers", "bytes", f"vgpu_container_memory_used_bytes{{{SPACE}}}", TENANT),
             one(
-                "Part of the limit that they hold",
+                "Used part of the memory limit",
                 "percentunit",
                 f"vgpu_container_memory_used_bytes{{{SPACE}}} / vgpu_container_memory_limit_bytes{{{SPACE}}}",
                 TENANT,
             ),
             one(
-                "Part of the GPU's time that they got",
+                "Used part of the GPU's time",
                 "percentunit",
                 f"rate(vgpu_container_device_seconds_total{{{SPACE}}}{RATE})",
                 TENANT,
             ),
             Panel(
-                "Part that they may use, and that is granted now",
+                "Part of the GPU's time: limit and current grant",
                 "percentunit",
                 (
                     (f"vgpu_container_share_limit_ratio{{{SPACE}}}", f"{TENANT} limit"),
@@ -132,20 +132,20 @@ DASHBOARDS = (
                 ),
             ),
             one(
-                "Seconds a second that launches wait for the share",
+                "Seconds per second that launches are throttled",
                 "short",
                 f"rate(vgpu_container_throttled_seconds_total{{{SPACE}}}{RATE})",
                 TENANT,
             ),
-            one("Processes on the GPU", "short", f"vgpu_container_processes{{{SPACE}}}", TENANT),
+            one("Processes of containers on GPUs", "short", f"vgpu_container_processes{{{SPACE}}}", TENANT),
             one(
-                "Times over the memory limit, within an hour",
+                "Violations of the memory limit in the last hour",
                 "short",
                 f"increase(vgpu_container_memory_violations_total{{{SPACE}}}[1h]) > 0",
                 TENANT,
             ),
             one(
-                "What the watcher names now",
+                "Current findings of the watcher",
                 "short",
                 f"vgpu_container_watch_finding{{{SPACE}}} == 1",
                 f"{TENANT} {{{{reason}}}}",
@@ -157,41 +157,41 @@ DASHBOARDS = (
         "vgpu.fleet: scheduler",
         {},
         (
-            one("Which replica binds", "short", "vgpu_scheduler_leader", "{{instance}}"),
+            one("Leader of the scheduler's replicas", "short", "vgpu_scheduler_leader", "{{instance}}"),
             one(
-                "Binds a second, by outcome",
+                "Binds per second by outcome",
                 "short",
                 f"sum by (outcome) (rate(vgpu_scheduler_binds_total{RATE}))",
                 "{{outcome}}",
             ),
             one(
-                "Time of an answer, the slowest of a hundred",
+                "Response time, 99th percentile",
                 "s",
                 "histogram_quantile(0.99, sum by (le, verb) "
                 f"(rate(vgpu_scheduler_request_duration_seconds_bucket{RATE})))",
                 "{{verb}}",
             ),
             one(
-                "Memory of each node that pods hold",
+                "Part of each node's GPU memory assigned to pods",
                 "percentunit",
                 # max, because each replica exports these metrics.
                 "max by (node) (vgpu_scheduler_node_memory_held_bytes / vgpu_scheduler_node_memory_capacity_bytes)",
                 "{{node}}",
             ),
             one(
-                "Slices of each node that pods hold",
+                "Slices of each node assigned to pods",
                 "short",
                 "max by (node) (vgpu_scheduler_node_slots_held)",
                 "{{node}}",
             ),
             one(
-                "Quotas that are used up",
+                "Used part of each quota",
                 "percentunit",
                 "max by (namespace, quota, resource) (vgpu_scheduler_quota_used / vgpu_scheduler_quota_hard)",
                 "{{namespace}} {{quota}} {{resource}}",
             ),
             Panel(
-                "What should be 0",
+                "Values that should be 0",
                 "short",
                 (
                     ("max(vgpu_scheduler_oversold_gpus)", "oversold GPUs"),
@@ -201,7 +201,7 @@ DASHBOARDS = (
                 ),
             ),
             one(
-                "Requests to the API server a second",
+                "Requests to the API server per second",
                 "short",
                 f"sum by (method, kind) (rate(vgpu_scheduler_api_requests_total{RATE}))",
                 "{{method}} {{kind}}",

@@ -136,7 +136,7 @@ class Demo:
                     self.say(f"{phase.name}: done in {phase.seconds:.0f} s")
                     spoken = time.monotonic()
                 if open_phases and time.monotonic() - spoken > HEARTBEAT:
-                    self.say("still at work: " + ", ".join(f"{p.name} ({p.seconds:.0f} s)" for p in open_phases))
+                    self.say("still running: " + ", ".join(f"{p.name} ({p.seconds:.0f} s)" for p in open_phases))
                     spoken = time.monotonic()
                 time.sleep(0.1)
         finally:
@@ -163,7 +163,7 @@ class Demo:
                 if ended:
                     break
                 if time.monotonic() - spoken > HEARTBEAT:
-                    self.say(f"  still at work, after {filtered.task} ({phase.seconds:.0f} s)")
+                    self.say(f"  still running, last task: {filtered.task} ({phase.seconds:.0f} s)")
                     spoken = time.monotonic()
                 time.sleep(0.1)
         if phase.process.returncode != 0:
@@ -178,10 +178,14 @@ class Demo:
         # disk, and the C code uses one core. Together they take little longer than the longest phase.
         self.together(
             [
-                Phase("venv", ["make", "--no-print-directory", "venv"], "pinned Python packages into .build/venv"),
-                Phase("native", ["make", "--no-print-directory", "native"], "vCUDA library and simulated driver, in C"),
-                Phase("image", [hostctl, "image"], "systemd image of this machine's distribution"),
-                Phase("packages", [str(HOSTS / "payload.sh")], "apt repository and container image for the hosts"),
+                Phase("venv", ["make", "--no-print-directory", "venv"], "pinned Python packages for .build/venv"),
+                Phase(
+                    "native",
+                    ["make", "--no-print-directory", "native"],
+                    "vCUDA library and simulated driver, compiled",
+                ),
+                Phase("image", [hostctl, "image"], "image with systemd of this machine's distribution"),
+                Phase("packages", [str(HOSTS / "payload.sh")], "apt repository and container image of the hosts"),
             ]
         )
         pairs = [word for name in NAMES for word in ("--host", name, "--profile", f"{HOSTS}/profiles/{name}.profile")]
@@ -192,14 +196,20 @@ class Demo:
         inventory = ["-i", "inventories/demo"]
         self.shown(Phase("site", [playbook, "playbooks/site.yml", *inventory], "ansible-playbook playbooks/site.yml"))
         folder = ["-e", f"report_dir={BUILD}/report"]
-        self.shown(Phase("report", [playbook, "playbooks/report.yml", *inventory, *folder], "what the hosts now offer"))
+        self.shown(
+            Phase(
+                "report",
+                [playbook, "playbooks/report.yml", *inventory, *folder],
+                "resources of the hosts",
+            )
+        )
         self.smi()
         self.ending()
 
     def smi(self) -> None:
         """Show NVIDIA's own nvidia-smi on a host and inside one of its slices."""
         host = simpodman.Host(PROJECT, NAMES[0])
-        self.say(f"nvidia-smi: on {host.name}, and in a container of one slice there")
+        self.say(f"nvidia-smi: run on {host.name}, and in a container with a slice on this host")
         (LOGS / "nvidia-smi.log").touch()
         try:
             outside = simpodman.podman("exec", host.container, "nvidia-smi")
@@ -215,18 +225,18 @@ class Demo:
         seconds = time.monotonic() - self.started
         host = simpodman.Host(PROJECT, NAMES[0]).container
         print(
-            f"""Three hosts with simulated GPUs are verified vGPU nodes, after {seconds:.0f} s. What to type next:
+            f"""Three hosts with simulated GPUs are verified vGPU nodes, after {seconds:.0f} s. Commands to try next:
 
   export PATH={BIN}:$PATH
   ansible-playbook playbooks/site.yml -i inventories/demo                 # again: changed=0, two remote calls a host
-  ansible-playbook playbooks/site.yml -i inventories/demo --check --diff  # nothing to do, nothing to show
-  xdg-open .build/report/fleet.html                                       # the same fleet as one page
+  ansible-playbook playbooks/site.yml -i inventories/demo --check --diff  # predicts no change and shows no diff
+  xdg-open .build/report/fleet.html                                       # report of these hosts
   podman exec -it {host} vgpuctl status
   podman exec -it {host} nvidia-smi
-  # A container in a slice; what stands behind -v is for the simulated driver alone:
+  # A container in a slice; only the simulated driver needs the mounts after -v:
   podman exec -it {host} vgpuctl run -- {" ".join(CONTAINER)} nvidia-smi
-  $EDITOR inventories/demo/group_vars/t4.yml                              # another split_count, then site.yml again
-  make demo-down                                                          # removes all of it
+  $EDITOR inventories/demo/group_vars/t4.yml                              # change split_count, then run site.yml again
+  make demo-down                                                          # removes the hosts, their volumes and image
 """,
             flush=True,
         )
@@ -247,7 +257,7 @@ def down() -> None:
     """Remove hosts, volumes, the image in podman and the logs. `make clean` removes the build products in .build."""
     code = subprocess.run([str(HOSTS / "hostctl"), "down", "--project", PROJECT, "--image"], check=False).returncode
     if code != 0:
-        raise PhaseFailed(f"phase down failed: hostctl ended with status {code}; its words are above")
+        raise PhaseFailed(f"phase down failed: hostctl ended with status {code}; its output is above")
     shutil.rmtree(LOGS, ignore_errors=True)
 
 
@@ -257,7 +267,7 @@ def main(arguments: list[str]) -> int:
         print("usage: tools/demo.sh [up|down]", file=sys.stderr)
         return 2
     if os.geteuid() != 0:
-        print("demo: needs root: the hosts are systemd machines with docker inside. Run it with sudo.", file=sys.stderr)
+        print("demo: expected root, because the hosts run systemd and docker. Run it with sudo.", file=sys.stderr)
         return 1
     try:
         if arguments == ["down"]:
@@ -266,11 +276,11 @@ def main(arguments: list[str]) -> int:
             Demo().up()
     except PhaseFailed as error:
         print(
-            f"\ndemo: {error}\n  When the cause is gone, run `make demo` again: it goes on from here.", file=sys.stderr
+            f"\ndemo: {error}\n  Remove the cause and run `make demo` again: it continues from here.", file=sys.stderr
         )
         return 1
     except KeyboardInterrupt:
-        print("\ndemo: stopped. `make demo` goes on from here, `make demo-down` removes everything.", file=sys.stderr)
+        print("\ndemo: stopped. `make demo` continues from here, `make demo-down` removes everything.", file=sys.stderr)
         return 130
     return 0
 

@@ -26,7 +26,7 @@ for file in "$work"/context/Containerfile "$work"/context/_build/requirements.ym
     fi
 done
 
-# Repeats the steps of the image's build: installs the collections of the context by its own list, then reads their needs.
+# Repeats the steps of the image's build: installs the collections that the context lists, then reads their requirements.
 (cd "$work/context/_build" && ansible-galaxy collection install -r requirements.yml --offline \
     --collections-path "$work/installed" >"$work/install.log" 2>&1) || {
     cat "$work/install.log" >&2
@@ -35,7 +35,7 @@ done
 ansible-builder introspect "$work/installed" >"$work/needs.yml"
 for need in kubernetes gcc make glibc-devel openssh-clients; do
     if ! grep -q "$need" "$work/needs.yml"; then
-        echo "execution environment: $need: expected among what the collection needs, found in none; see meta/execution-environment.yml" >&2
+        echo "execution environment: $need: expected in the requirements of the collection, found in none; add it to meta/execution-environment.yml" >&2
         exit 1
     fi
 done
@@ -52,7 +52,7 @@ for playbook in "$root"/playbooks/*.yml; do
 done
 if ansible-playbook site.yml -i hosts -e vgpu_split_counts=3 >"$work/mistake.log" 2>&1 ||
     ! grep -q 'did you mean .*vgpu_split_count' "$work/mistake.log"; then
-    echo "execution environment: site.yml: expected it to name the mistake vgpu_split_counts; see $work/mistake.log" >&2
+    echo "execution environment: site.yml: expected an error that names vgpu_split_counts; see $work/mistake.log" >&2
     exit 1
 fi
 echo "execution environment: $work/context (no image was built)"

@@ -39,10 +39,10 @@ def main(folders: list[str]) -> int:
     for folder in folders:
         files = sorted(Path(folder).rglob("*.py"))
         if not files:
-            print(f"{folder}: no Python file is there", file=sys.stderr)
+            print(f"{folder}: expected Python files, found none", file=sys.stderr)
             return 2
         found += [fault for file in files for fault in faults(file)]
-    print("\n".join(found) or "no function is too long or takes too many parameters")
+    print("\n".join(found) or "all functions are within the limits of lines and parameters")
     return 1 if found else 0
 
 

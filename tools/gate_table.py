@@ -88,7 +88,7 @@ GATES = [
     Gate("native", {}, NATIVE, QUICK, lane="native", minutes=5),
     Gate("integration", {}, ["tests/integration"], QUICK, lane="native", minutes=6),
     Gate("molecule", {"molecule default": ["tools/molecule.sh", "default"]}, lane="hosts", minutes=9),
-    # The newest ansible-core that runs on Debian 12's Python.
+    # 2.19 is the newest ansible-core that runs on Debian 12's Python.
     Gate("as-installed", {}, ["tests/installed"], ["--core=2.19"], lane="hosts", minutes=8),
 ]
 
@@ -121,7 +121,8 @@ SWEEPS = [
         minutes=2,
         group=1,
     ),
-    # The first run makes a Debian root with dnf and zypper. Sixty calls of real package managers take minutes.
+    # The first run of packages-rpm makes a Debian root with dnf and zypper. Each run calls real package managers sixty
+    # times, which takes minutes.
     Gate("packages-rpm", {}, ["tests/rpm"], minutes=8, group=1),
     molecule("faults", 18, group=1),
     Gate("native-thread", {}, ["tests/native/vcuda"], ["--sanitizer=thread", *SANITIZED], "native", 14, 2),
@@ -132,7 +133,7 @@ SWEEPS = [
     molecule("airgapped", 7, group=3),
     Gate("bench", {}, ["tests/bench"], lane="native", minutes=3, group=4),
     Gate("native-hostile", {}, ["tests/native/vcuda"], ["--hostile=all", *QUICK], "native", 9, 4),
-    # The first run installs two environments of a gigabyte each.
+    # The first run of clients installs two environments of a gigabyte each.
     Gate(
         "clients",
         {
@@ -145,7 +146,7 @@ SWEEPS = [
         group=4,
     ),
     Gate("native-loader", {}, ["tests/native/vcuda"], ["--sanitizer=loader", *SANITIZED], "native", 5, 5),
-    # Ten model runs of one or two seconds each; the first run also installs 150 MB of Debian packages.
+    # Ten runs of a model take one or two seconds each; the first run also installs 150 MB of Debian packages.
     Gate(
         "workloads",
         {"torch for the CPU": ["tests/gpu/workloads/torch_cpu.sh"]},
@@ -156,11 +157,10 @@ SWEEPS = [
     molecule("teardown", 11, group=4),
     molecule("packages", 8, group=4),
     molecule("day2", 10, group=5),
-    # The sweeps below are in no group.
-    # Fails as soon as NVIDIA publishes a new function name, whatever the tested commit changed. A separate job runs it
-    # each night.
+    # The sweeps below are in no group. newest-headers fails as soon as NVIDIA publishes a new function name, whatever
+    # the tested commit changed; a separate job runs this sweep each night.
     Gate("newest-headers", {"newest CUDA": ["python", "tests/native/vcuda/driver_names.py", "--newest"]}, minutes=1),
-    # Fails as soon as an archive removes a package name. A separate job runs it each week.
+    # archives fails as soon as an archive removes a package name; a separate job runs this sweep each week.
     Gate("archives", {"archives of packages": ["python", "tools/archives.py"]}, minutes=7),
     Gate(
         "bench-hosts",
@@ -172,15 +172,16 @@ SWEEPS = [
         minutes=18,
     ),
     make("molecule-ubuntu", "hosts", 23),
-    # The first run builds Helm from its Go module, which takes eight minutes on a busy machine; the tests take two.
+    # The first run of chart builds Helm from its Go module, which takes eight minutes on a busy machine; the tests take
+    # two minutes.
     Gate("chart", {"helm": ["tests/chart/helm.sh"]}, ["tests/chart"], minutes=10),
-    # The oldest and the newest ansible-core; the newest needs Python 3.12 or newer.
+    # These two sweeps test with the oldest and the newest ansible-core; the newest needs Python 3.12 or newer.
     Gate("as-installed-2.16", {}, ["tests/installed"], ["--core=2.16"], lane="hosts", minutes=8),
     Gate("as-installed-2.20", {}, ["tests/installed"], ["--core=2.20", "--release=trixie"], lane="hosts", minutes=8),
-    # The first run of either sweep builds Kubernetes, which takes 40 minutes more.
+    # The first run of e2e or e2e-scheduler also builds Kubernetes, which takes 40 minutes more.
     make("e2e", "hosts", 26),
     make("e2e-scheduler", "hosts", 9),
-    # Sweeps with the newest supported Kubernetes; each version is built once.
+    # These sweeps use the newest supported Kubernetes; each version of Kubernetes is built once.
     make("e2e-dra", "hosts", 18),
     make("e2e-136", "hosts", 26),
     make("e2e-scheduler-136", "hosts", 9),

@@ -82,11 +82,11 @@ def listing() -> list[str]:
     ]:
         always = [] if gates is GATES else GATES
         longest = max(sum(gate.minutes for gate in lane) for lane in in_lanes(always + gates)) + BUILD_GATE.minutes
-        lines.append(f"{title}: {longest} minutes by its longest lane{', with the gates' if always else ''}")
+        lines.append(f"{title}: {longest} minutes in the longest lane{', gates included' if always else ''}")
         for lane in in_lanes(gates):
             what = ", ".join(f"{gate.name} {gate.minutes}" for gate in lane)
             lines.append(f"  {lane[0].lane:7} {sum(gate.minutes for gate in lane):3}: {what}")
-    lines.append("no group: `make gate NAME=...` runs one")
+    lines.append("sweeps without a group: `make gate NAME=...` runs one")
     return lines + [f"  {gate.name} {gate.minutes}" for gate in SWEEPS if gate.group is None]
 
 
@@ -107,11 +107,11 @@ def run(title: str, command: list[str], lines: int = 60) -> bool:
             code = subprocess.run(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
         except OSError as fault:  # counts as a failure, so the other lanes continue
             code = 127
-            output.write(f"{command[0]} could not be started: {fault}; run it by make, which sets PATH\n".encode())
+            output.write(f"{command[0]} could not be started: {fault}; run make, which sets PATH\n".encode())
     text = [f"  {'ok  ' if code == 0 else 'FAIL'} {title} ({time.monotonic() - started:.0f} s)"]
     if code != 0:
         text += ["       " + line for line in log.read_text(errors="replace").splitlines()[-lines:]]
-        text += [f"       whole log: {log.relative_to(ROOT)}"]
+        text += [f"       complete log: {log.relative_to(ROOT)}"]
     say("\n".join(text))
     return code == 0
 
@@ -155,11 +155,11 @@ def run_tests(folder: str, options: list[str]) -> Outcome:
     report.unlink(missing_ok=True)
     fine = run(title, [*PYTEST, f"--junitxml={report}", *options, folder], lines=15)
     if not report.exists():
-        return Outcome(failures=[f"{title}: ended without a report"])
+        return Outcome(failures=[f"{title}: pytest ended without a report"])
     outcome, skipped = read_report(report, folder)
     deselected = re.search(r"(\d+) deselected", log_of(title).read_text(errors="replace")[-500:])
     if deselected and any(option.startswith("not slow") for option in options):
-        say(f"       {folder}: left out: {deselected[1]} tests by their markers: `make native-slow` runs slow")
+        say(f"       {folder}: left out: {deselected[1]} tests by their markers; `make native-slow` runs slow ones")
     for reason in skipped:
         say(f"       {folder}: left out: {reason}")
     if not outcome.failures and (not fine or outcome.passed == 0):
@@ -201,15 +201,15 @@ def main(argv: list[str]) -> int:
     """Run the chosen gates; the exit status is 1 after a failure, 2 for a wrong command line."""
     known = [gate.name for gate in GATES + SWEEPS]
     parser = argparse.ArgumentParser(prog="tools/gates.py", usage="%(prog)s [--list] [--group GROUP] [NAME ...]")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(known)}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"gates and sweeps to run: {', '.join(known)}")
     numbers = [str(number) for number in range(GROUPS)]
-    parser.add_argument("--group", choices=["", *numbers, "turn", "all"], default="", help="the sweeps that run too")
-    parser.add_argument("--list", action="store_true", help="print what each group runs, and end")
+    parser.add_argument("--group", choices=["", *numbers, "turn", "all"], default="", help="a group of sweeps")
+    parser.add_argument("--list", action="store_true", help="print the sweeps of each group and exit")
     options = parser.parse_args(argv)
     if unknown := [name for name in options.names if name not in known]:
-        parser.error(f"no gate is named {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+        parser.error(f"unknown gates {', '.join(unknown)}; expected some of {', '.join(sorted(known))}")
     if options.names and options.group:
-        parser.error("expected names or --group, found both: names are run alone")
+        parser.error("expected names or --group, found both; a group runs only with all gates")
     if options.list:
         print("\n".join(listing()))
         return 0

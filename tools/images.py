@@ -32,10 +32,10 @@ class ImagesError(Exception):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--registry", default="localhost", help="what the names begin with (default: %(default)s)")
-    parser.add_argument("--only", choices=(PLUGIN, SCHEDULER), help="one of the two")
+    parser.add_argument("--registry", default="localhost", help="registry in the names (default: %(default)s)")
+    parser.add_argument("--only", choices=(PLUGIN, SCHEDULER), help="build only this image")
     parser.add_argument("--out", type=Path, default=ROOT / ".build" / "images")
-    parser.add_argument("--engine", default="podman", help="podman or docker (default: %(default)s)")
+    parser.add_argument("--engine", default="podman", help="builds the images: podman or docker (default: %(default)s)")
     given = parser.parse_args()
     try:
         for name in names(given.registry):

@@ -147,7 +147,7 @@ class Tree:
         source = path.read_text(encoding="utf-8")
         changed = mutate_code(source, plugins.get_operator(mutant.operator)(), mutant.occurrence)
         if changed is None:
-            raise SystemExit(f"mutants: {mutant.key} changes nothing; remove {FOLDER} and run again")
+            raise SystemExit(f"mutants: {mutant.key} does not change the source; remove {FOLDER} and run again")
         path.write_text(changed, encoding="utf-8")
         try:
             return self.run(mutant.tests, seconds)
@@ -173,10 +173,10 @@ def digest(mutant: Mutant) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seed", default="1", help="draws the mutants; publish it with the rate")
-    parser.add_argument("--count", type=int, default=400, help="how many are drawn, 0 for all (default: 400)")
+    parser.add_argument("--seed", default="1", help="selects the mutants; publish the seed with the rate")
+    parser.add_argument("--count", type=int, default=400, help="number of mutants, 0 for all (default: 400)")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--only", default="", help="a part of the path of the files")
+    parser.add_argument("--only", default="", help="test only files whose path contains this text")
     given = parser.parse_args()
     everything = mutants(given.only)
     chosen = drawn(everything, given.seed, given.count)
@@ -214,7 +214,7 @@ def timed(trees: Queue[Tree], tests: tuple[str, ...]) -> float:
     tree = trees.get()
     begun = time.monotonic()
     if tree.run(tests, None) != "survived":
-        raise SystemExit(f"mutants: {' '.join(tests)} fail without a mutant; mend them first")
+        raise SystemExit(f"mutants: {' '.join(tests)} fail without a mutant; repair them first")
     trees.put(tree)
     return time.monotonic() - begun
 
@@ -229,8 +229,8 @@ def report(judged: list[tuple[Mutant, str]], of_all: int, seed: str) -> int:
     killed, named = len(judged) - len(survivors), len(survivors) - len(open_ones)
     rate = 100 * killed / max(1, len(judged) - named)
     print(
-        f"{len(judged)} of {of_all} mutants (seed {seed}): {killed} killed, {named} named as equivalent, "
-        f"{len(open_ones)} survive; {rate:.1f} % of those that are not equivalent are killed"
+        f"{len(judged)} of {of_all} mutants (seed {seed}): {killed} killed, {named} listed as equivalent, "
+        f"{len(open_ones)} survive; {rate:.1f} % of the mutants that are not equivalent are killed"
     )
     return 1 if open_ones else 0
 

@@ -97,7 +97,7 @@ def copy_tree() -> None:
     ):
         done = run(*command)
         if done.returncode:
-            raise Fault(f"{command[0]} ended with {done.returncode}: {done.stdout.strip()}")
+            raise Fault(f"{command[0]}: exit status {done.returncode}: {done.stdout.strip()}")
 
 
 def lint() -> str:
@@ -110,7 +110,7 @@ def lint() -> str:
         "--disallow-unknown-collection-refs",
         TREE,
     )
-    return done.stdout.strip() or (f"it ended with {done.returncode}" if done.returncode else "")
+    return done.stdout.strip() or (f"exit status {done.returncode}" if done.returncode else "")
 
 
 def build() -> str:
@@ -122,15 +122,15 @@ def build() -> str:
     # For a page that it cannot make, antsibull-docs writes a page with an error message and still returns 0.
     said = done.stdout.strip()
     if done.returncode or said:
-        return said or f"antsibull-docs ended with {done.returncode}"
+        return said or f"antsibull-docs: exit status {done.returncode}"
     inventory = site / "ansible.inv"
     inventory.write_bytes(inventory_bytes())
     (site / "conf.py").write_text(CONF.format(pages=ANSIBLE_PAGES, inventory=inventory))
     done = run("sphinx-build", "-q", "-W", "--keep-going", "-b", "html", "-c", site, rst, WORK / "html")
     if done.returncode:
-        return done.stdout.strip() or f"sphinx-build ended with {done.returncode}"
+        return done.stdout.strip() or f"sphinx-build: exit status {done.returncode}"
     missing = [page for page in pages_wanted(TREE) if not (WORK / "html" / page).exists()]
-    return f"no page was built: {', '.join(missing)}" if missing else ""
+    return f"these pages were not built: {', '.join(missing)}" if missing else ""
 
 
 def pages_wanted(tree: Path) -> list[str]:
@@ -162,7 +162,7 @@ def planted(name: str) -> None:
     finally:
         path.write_text(text)
     if not said:
-        raise Fault(f"{name}: a fault planted in {file} was not found")
+        raise Fault(f"{name}: expected an error for the fault planted in {file}, found none")
 
 
 def main() -> int:

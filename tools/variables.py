@@ -23,14 +23,14 @@ ROOT = Path(__file__).resolve().parent.parent
 HEAD = """\
 # Variables
 
-Made by `make docs`: do not edit this page.
+`make docs` writes this page from the tables of the code: do not edit the page.
 
 ## Of a host group
 
-Set them in `group_vars/<group>.yml`. From `plugins/module_utils/config/variables.py`.
+Set these variables in `group_vars/<group>.yml`. Their table is in `plugins/module_utils/config/variables.py`.
 
-Every variable of this page is checked before any host is read. A name that is none of them and starts as one of them,
-or differs by a letter, is an error that names the nearest one; `vgpu_other_names` lists what belongs to something else.
+Every variable on this page is checked before any host is read. An unknown name that has the prefix of these variables
+or resembles one of them is an error, which names the nearest variable. `vgpu_other_names` exempts names.
 
 | variable | default | expected | meaning |
 |---|---|---|---|
@@ -39,13 +39,12 @@ or differs by a letter, is an error that names the nearest one; `vgpu_other_name
 ROLES = """
 ## Of a role
 
-Set them with the others, or with `-e`. From each role's
-`meta/argument_specs.yml` and `defaults/main.yml`; its README shows its use. A default "computed" is an expression in
-that file.
+Set these variables in `group_vars` too, or with `-e`. They come from each role's `meta/argument_specs.yml` and
+`defaults/main.yml`; the role's README shows their use. A "computed" default is an expression in `defaults/main.yml`.
 
-A variable is public, and on this page, where an operator has a reason to set it. Everything else of a role (records,
-units, texts and paths of files that it writes) has a name that begins with `__`, lies in its `vars/main.yml`, and may
-change in any release.
+This page lists the public variables, which an operator may have a reason to set. All other variables of a role
+(records, units, texts and paths of its files) begin with `__`, are in its `vars/main.yml`, and may change in any
+release.
 """
 
 ROLE_TABLE = "| variable | type | default | meaning |\n|---|---|---|---|\n"
@@ -53,21 +52,21 @@ ROLE_TABLE = "| variable | type | default | meaning |\n|---|---|---|---|\n"
 MODULES = """\
 # Modules
 
-Made by `make docs`, which also builds a page of each with all options and answers below `.build/docs/html`;
-`ansible-doc vgpu.fleet.<name>` shows the same on a terminal.
+`make docs` writes this page. It also builds a page for each module in `.build/docs/html`, with all options and return
+values; `ansible-doc vgpu.fleet.<name>` shows the same in a terminal.
 
 ## Public
 
-A playbook of your own may call these; they are the group `vgpu.fleet.vgpu` for `module_defaults`. The group
-`vgpu.fleet.kube` holds every module that takes `kubeconfig` and `context`.
+Your own playbooks may call these modules. For `module_defaults` they are the group `vgpu.fleet.vgpu`. The group
+`vgpu.fleet.kube` has all modules with the options `kubeconfig` and `context`.
 
 """
 
 INTERNAL = """
 ## Internal
 
-The roles of this collection call these. Options and results may change in any release, as those of all its filters
-and lookups.
+Only the roles of this collection call these modules. Options and results may change in any release; the same applies
+to all filters and lookups of the collection.
 
 """
 

@@ -30,7 +30,7 @@ MOST_CHARACTERS = 420
 MOST_TEXTS = 60
 # A string of at least three words is a message; a shorter string is a key or a name.
 MESSAGE = re.compile(r"[A-Za-z]\S* +\S+ +\S")
-# Keys of YAML files whose values are prose for people.
+# Keys of YAML files whose values are sentences for a reader.
 KEYS = {"name", "msg", "fail_msg", "success_msg", "description", "short_description", "summary", "title", "notes"}
 
 
@@ -191,8 +191,8 @@ def sheet(root: Path, seed: str, files: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("seed", help="any text; publish it with the sheet")
-    parser.add_argument("--files", type=int, default=25, help="how many files are drawn (default: 25)")
+    parser.add_argument("seed", help="any text that selects the files; publish it with the sheet")
+    parser.add_argument("--files", type=int, default=25, help="number of drawn files (default: 25)")
     given = parser.parse_args()
     try:
         print(sheet(ROOT, given.seed, given.files))

@@ -115,7 +115,7 @@ REFUSED = [
         "equal slices",
         {"vgpu_slice_sizing": "equal"},
         None,
-        "vgpu_slice_sizing is equal on a1, a2; pods get what they ask",
+        "vgpu_slice_sizing is equal on a1, a2; pods get the sizes",
     ),
     ("misspelt variable", {"vgpu_slice_sizin": "equal"}, None, "did you mean"),
     (

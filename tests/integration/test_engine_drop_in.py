@@ -93,8 +93,8 @@ def test_engine_that_fails_runs_with_the_former_file(engine: Engine, before: str
         engine.path.parent.mkdir()
         engine.path.write_text(before)
     run = engine.play()
-    assert run.code != 0 and "crio.service did not come up with" in run.output, run.output
-    assert "The former file is back" in run.output and "the engine runs with it" in " ".join(run.output.split())
+    assert run.code != 0 and "crio.service did not start after" in run.output, run.output
+    assert "The former file is restored" in run.output and "the engine runs with it" in " ".join(run.output.split())
     assert engine.text() == before
     assert (engine.folder / "state").read_text() == "active\n", "the engine runs"
     assert engine.calls()[-2:] == ["reset-failed", "restart"]

@@ -118,7 +118,7 @@ def test_role_runs_only_on_hosts_with_a_step(fleet: Fleet) -> None:
     assert hosts_of(run, DEPLOYED) == {"gpu-0002", "gpu-0003"}
     assert hosts_of(run, PLUGIN) == {"gpu-0003"}
     assert hosts_of(run, PROVEN) == {"gpu-0002", "gpu-0003"}
-    assert hosts_of(run, "vgpu.fleet.preflight : Stop where a step is still needed") == {"gpu-0002", "gpu-0003"}
+    assert hosts_of(run, "vgpu.fleet.preflight : Stop if a step is still needed") == {"gpu-0002", "gpu-0003"}
     assert {host: run.tasks(host) <= 10 for host in NAMES} == {
         "gpu-0001": True,
         "gpu-0002": False,
@@ -134,7 +134,8 @@ def test_check_mode_verifies_only_hosts_without_changes(fleet: Fleet) -> None:
     run = fleet.run("site.yml", "", "--check")
     assert run.code == 0, run.output
     assert hosts_of(run, DEPLOYED) == {"gpu-0002"}
-    assert hosts_of(run, "vgpu.fleet.verify : Compare what is advertised with what should be") == NAMES - {"gpu-0002"}
+    compare = "vgpu.fleet.verify : Compare the advertised slices with the expected slices"
+    assert hosts_of(run, compare) == NAMES - {"gpu-0002"}
     upgrade = fleet.run("upgrade.yml", "", "--check")
     assert upgrade.code == 0, upgrade.output
     assert hosts_of(upgrade, "vgpu.fleet.upgrade : Save the rollback point") == set()
@@ -222,12 +223,12 @@ def test_the_result_of_a_rollback_is_the_first_line(fleet: Fleet) -> None:
     fleet.host("gpu-0002", table_kind="unproven")
     run = fleet.run("upgrade.yml", "")
     assert run.code != 0
-    failed = run.output.split("TASK [vgpu.fleet.upgrade : Stop where the upgrade failed]")[1]
+    failed = run.output.split("TASK [vgpu.fleet.upgrade : Stop if the upgrade failed]")[1]
     (result,) = re.findall(r"^fatal: \[gpu-0002\]: FAILED! => (\{.*\})$", failed, re.MULTILINE)
     said = json.loads(result)["msg"]
     assert said[:2] == [
         "gpu-0002: the host is back at library 0.0.1-old and device plugin 0.0.1-plug and advertises all its slices.",
-        "It was not upgraded: Stop where isolation is not proven: Isolation is not proven on this host:",
+        "It was not upgraded: Stop if isolation is not proven: Isolation is not proven on this host:",
     ]
     assert said[2:4] == [
         "slice GPU-0::1: limit-exact is violated: expected 5 bytes, found 6 bytes",
@@ -299,7 +300,7 @@ def test_upgrade_names_containers_that_no_drain_moves_before_its_first_change(
     assert (
         "warning: nvidia_driver: this step ends containers that no drain moves: docker web; stop them first"
     ) in run.output, run.output
-    asked = "and no drain moves docker web; stop them"
+    asked = "and a drain does not move docker web; stop them"
     assert (asked in " ".join(run.output.split())) is refused, run.output
     if refused:
         assert run.code != 0 and run.counts["gpu-0002"]["changed"] == 0, run.output

@@ -246,6 +246,6 @@ def test_node_that_cannot_be_drained_is_uncordoned_if_nothing_changed(
     assert failed.code != 0
     said = " ".join(failed.output.split())
     assert "a PodDisruptionBudget forbids its eviction" in said
-    assert ("nothing was changed on the host, and its node takes pods again" in said) is freed
-    assert ("Its node is left cordoned" in said) is not freed
+    assert ("nothing was changed on the host, and its node accepts pods again" in said) is freed
+    assert ("Its node stays cordoned" in said) is not freed
     assert (cluster.node["spec"] == {}, MARK in cluster.node["metadata"]["annotations"]) == (freed, not freed)

@@ -26,25 +26,25 @@ NAME = "vgpu-fleet"
 KUBE_SCHEDULER = "registry.k8s.io/kube-scheduler"
 # Value → its comment in values.yaml.
 ABOUT = {
-    "image": "of the device plugin, with library and arbiter; `make images` builds it. Push it to a registry of yours",
-    "imagePullPolicy": "Never where the image was loaded on each node",
-    "imagePullSecrets": "names of secrets of this namespace",
-    "nodeSelector": "the nodes that share their GPUs; one with vgpu.fleet/device-plugin=absent is emptied",
-    "tolerations": "besides those for nvidia.com/gpu and CriticalAddonsOnly",
-    "kubeletDir": "the kubelet's folder on each node",
-    "libraryRoot": "where the library's versions lie on each node; elsewhere where /usr/local is read-only",
-    "environment": "more variables of the plugin's environment",
-    "options": "of the plugin, such as --log-format=json",
-    "scheduler": "places pods that ask for memory and cores: vgpu_slice_sizing: requested",
+    "image": "Image of the device plugin, library and arbiter. `make images` builds it; push it to your registry",
+    "imagePullPolicy": "Set Never if the image was loaded on each node",
+    "imagePullSecrets": "Names of secrets in the release's namespace",
+    "nodeSelector": "Nodes that share their GPUs. Nodes with vgpu.fleet/device-plugin=absent lose our files",
+    "tolerations": "Tolerations in addition to those for nvidia.com/gpu and CriticalAddonsOnly",
+    "kubeletDir": "The kubelet's folder on each node",
+    "libraryRoot": "Folder of the library's versions on each node. Set another one if /usr/local is read-only",
+    "environment": "Additional environment variables of the plugin",
+    "options": "Command-line options of the plugin, such as --log-format=json",
+    "scheduler": "Scheduler for pods that request memory and cores. Needs vgpu_slice_sizing: requested",
 }
 NOTES = f"""\
-Nodes that match nodeSelector get slices. By default they are those that you label:
+Nodes that match nodeSelector get slices. By default these are the nodes with this label:
 
   kubectl label node NODE {device_plugin_manifests.NODE_LABEL}={device_plugin_manifests.LABEL_VALUE}
   kubectl -n {{{{ .Release.Namespace }}}} rollout status daemonset/{device_plugin_manifests.NAME}
   kubectl describe node NODE | grep nvidia.com/
 
-Before `helm uninstall`, empty the nodes: what is left on one is nobody's afterwards.
+Before `helm uninstall`, remove our files from the nodes. Afterwards nothing removes them.
 
   kubectl label node NODE {device_plugin_manifests.NODE_LABEL}={chart_manifests.ABSENT} --overwrite
   kubectl -n {{{{ .Release.Namespace }}}} wait daemonset/{chart_manifests.REMOVAL} \\
@@ -55,10 +55,10 @@ Before `helm uninstall`, empty the nodes: what is left on one is nobody's afterw
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="chart", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / ".build" / "chart")
+    parser.add_argument("--registry", default="localhost", help="registry in the images' names (default: localhost)")
     parser.add_argument(
-        "--registry", default="localhost", help="what the images' names begin with (default: localhost)"
+        "--namespace", default="kube-system", help="namespace of the Kustomize bases (default: %(default)s)"
     )
-    parser.add_argument("--namespace", default="kube-system", help="of the Kustomize base (default: %(default)s)")
     given = parser.parse_args(arguments)
     names = values.Images(*images.names(given.registry))
     write(given.out / NAME, helm(names))
@@ -82,7 +82,7 @@ def helm(names: values.Images) -> dict[str, str]:
     about = {
         "apiVersion": "v2",
         "name": NAME,
-        "description": "Slices of NVIDIA GPUs, limited in memory and compute time, on nodes that have a driver alone",
+        "description": "Slices of NVIDIA GPUs with limited memory and compute time, for nodes that have only a driver",
         "type": "application",
         "version": version,
         "appVersion": names.plugin.rpartition(":")[2],
@@ -106,9 +106,7 @@ def values_text(names: values.Images) -> str:
     lines = [templates.HEAD, "# docs/chart.md has examples; values.schema.json checks every value.\n"]
     for name, value in values.defaults(names).items():
         if name == "variables":
-            lines.append(
-                "\n# The group variables of docs/variables.md, by their names. In their places are the defaults.\n"
-            )
+            lines.append("\n# Group variables, by the names of docs/variables.md. The list shows the defaults.\n")
             lines += [f"#   {line}\n" for line in variable_lines()]
         else:
             lines.append(f"\n# {ABOUT[name]}.\n")

@@ -19,8 +19,9 @@ from convert_values import convert  # noqa: E402
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the group variables. Returns 2 if the file cannot be read or has an unknown format."""
-    parser = argparse.ArgumentParser(prog="convert_values", description="Settings of another kit as group variables.")
-    parser.add_argument("file", help="values of a Helm chart, NVIDIA's configuration file, or a manifest; - for stdin")
+    about = "Prints another project's settings as group variables."
+    parser = argparse.ArgumentParser(prog="convert_values", description=about)
+    parser.add_argument("file", help="values of a Helm chart, NVIDIA's configuration file or a manifest; - reads stdin")
     file = parser.parse_args(arguments).file
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")

@@ -48,7 +48,7 @@ class Converted:
     def set(self, path: str, variable: str, value: Any) -> None:
         known = self.variables.get(variable, value)
         if known != value:
-            self.note(path, f"{variable} would be {value!r}, and something before it said {known!r}, which stays")
+            self.note(path, f"not set: {variable} would be {value!r}, but an earlier setting made it {known!r}")
             return
         self.variables[variable] = value
 
@@ -101,8 +101,8 @@ def _document(document: Any, where: str, found: Converted) -> None:
     else:
         keys = ", ".join(sorted(map(str, document))[:5]) or "none"
         raise Unknown(
-            f"{where or 'the file'} has the keys {keys}; expected values of HAMi's chart or of NVIDIA's, NVIDIA's file "
-            "(version: v1), or a manifest with kind"
+            f"{where or 'the file'} has the keys {keys}; expected values of HAMi's or NVIDIA's chart, NVIDIA's "
+            "configuration file (version: v1), or a manifest with the key kind"
         )
 
 
@@ -147,8 +147,8 @@ def _hami_chart(values: Mapping[str, Any], found: Converted) -> None:
         elif not path.startswith(tables.CHART_ONLY):
             found.note(path, tables.NO_MEANING)
     if others:
-        more = f"and {len(others) - 1} more are" if len(others) > 1 else "is"
-        found.note(others[0], f"{more} of other vendors' cards: this collection shares NVIDIA's alone")
+        more = f"and {len(others) - 1} more settings are" if len(others) > 1 else "is"
+        found.note(others[0], f"{more} for other vendors' cards: this collection shares only NVIDIA's GPUs")
 
 
 def _default_memory(value: Any, found: Converted) -> None:
@@ -220,7 +220,7 @@ def _named_files(config: Mapping[str, Any], key: str, where: str, found: Convert
     texts = config.get(key) or {}
     if not texts and config.get("name"):
         read = f"kubectl get configmap {config['name']} -o yaml | python tools/convert_values -"
-        found.note(f"{where}.name", f"what is shared stands in that ConfigMap; convert it too: {read}")
+        found.note(f"{where}.name", f"that ConfigMap defines how GPUs are shared; convert it too: {read}")
     elif not texts:
         found.set(where, "vgpu_sharing", "none")
     default = config.get("default") or next(iter(texts), "")
@@ -228,7 +228,7 @@ def _named_files(config: Mapping[str, Any], key: str, where: str, found: Convert
         one = parse(text)
         path = f"{where}.{key}.{name}"
         if not isinstance(one, Mapping):
-            found.note(path, f"expected NVIDIA's file as text, found {as_text(text)[:40]}")
+            found.note(path, f"expected NVIDIA's configuration file as text, found {as_text(text)[:40]}")
         elif name == default:
             _file_v1(one, path, found)
         else:
@@ -238,11 +238,11 @@ def _named_files(config: Mapping[str, Any], key: str, where: str, found: Convert
             named = found.variables.setdefault("vgpu_configs", {})
             ours = _config_name(str(name), path, found)
             if ours in named:
-                found.note(path, f"the name {ours} is taken; give this file another name and convert again")
+                found.note(path, f"the name {ours} is taken by another file; rename this file and convert again")
                 continue
             named[ours] = {key[len(schema.PREFIX) :]: value for key, value in other.variables.items() if _is_ours(key)}
             for option in other.variables.get("device_plugin_options", []):
-                found.note(path, f"{option} holds for the whole program here; set it in device_plugin_options")
+                found.note(path, f"{option} applies to all configurations; set it in device_plugin_options")
 
 
 def _config_name(name: str, path: str, found: Converted) -> str:
@@ -274,7 +274,7 @@ def _file_v1(config: Mapping[str, Any], where: str, found: Converted) -> None:
         found.set(f"{prefix}sharing", "vgpu_sharing", "none")
         return
     if len(wanted) > 1:
-        found.note(f"{prefix}sharing", "names timeSlicing and mps; NVIDIA's plugin then takes mps, and so is done here")
+        found.note(f"{prefix}sharing", "sets timeSlicing and mps; this conversion chooses mps, as NVIDIA's plugin does")
     mode = wanted[-1]
     found.set(f"{prefix}sharing.{mode}", "vgpu_sharing", modes[mode])
     _replicated(sharing[mode], f"{prefix}sharing.{mode}", found)
@@ -291,15 +291,15 @@ def _replicated(section: Mapping[str, Any], path: str, found: Converted) -> None
     for number, entry in enumerate(section.get("resources") or []):
         where = f"{path}.resources[{number}]"
         if entry.get("name") != GPU:
-            found.note(where, f"only {GPU} has replicas in a host group; {entry.get('name')} stays as it is")
+            found.note(where, f"not carried over: {entry.get('name')}; only {GPU} has replicas in a host group")
             continue
         if entry.get("rename"):
-            found.note(f"{where}.rename", "NVIDIA's plugin reads it and takes no notice; use vgpu_rename_by_default")
+            found.note(f"{where}.rename", "NVIDIA's plugin ignores this key; use vgpu_rename_by_default")
         devices = entry.get("devices", "all")
         if devices == "all" or isinstance(devices, int):
             found.set(where, "vgpu_split_count", entry.get("replicas"))
             if devices != "all":
-                found.note(f"{where}.devices", "a number of GPUs has no variable; name them in vgpu_devices")
+                found.note(f"{where}.devices", "no variable sets a number of GPUs; list the GPUs in vgpu_devices")
             continue
         exceptions = found.variables.setdefault("vgpu_devices", [])
         for device in devices:
@@ -324,7 +324,7 @@ def _manifest(document: Mapping[str, Any], found: Converted) -> None:
     pod = template.get("spec") or {}
     containers = list(_containers(pod))
     if not containers:
-        raise Unknown(f"a {kind} without containers; expected a plugin's DaemonSet, a ConfigMap or a Pod")
+        raise Unknown(f"expected a plugin's DaemonSet, a ConfigMap or a Pod, found a {kind} without containers")
     plugin = [one for one in containers if _is_plugin(one[1])]
     if plugin:
         image = " ".join(str(one.get("image")) for _unused, one in plugin)
@@ -392,7 +392,7 @@ def _variable(name: str, value: Any, path: str, plugin: bool, found: Converted) 
         _place(option.place, str(value), f"{path}.{name}", found)
     elif option is not None:
         known = PLACES.get(option.place, f"--{option.flag} in device_plugin_options")
-        text = f"in a pod it still works, where it only tightens; for all pods of a host group: {known}"
+        text = f"works in a pod, but can only tighten a limit; for all pods of a host group: {known}"
         found.note(f"{path}.{name}", text)
     elif name in tables.ENVIRONMENT_NOTES:
         found.note(f"{path}.{name}", tables.ENVIRONMENT_NOTES[name])
@@ -419,10 +419,10 @@ def _place(place: tuple[str, ...], value: Any, path: str, found: Converted) -> N
 def _hand_over(value: Any, path: str, found: Converted) -> Any:
     words = value if isinstance(value, list) else str(value).split(",")
     if len(words) > 1:
-        found.note(path, f"several ways at once are not offered; auto picks the best that the host has, of {words}")
+        found.note(path, f"expected one strategy, found {words}; auto chooses the best that the host supports")
         return "auto"
     if words[0] == "envvar":
-        found.note(path, "envvar lets every unprivileged container ask for all GPUs; vgpu_handover: auto is safer")
+        found.note(path, "with envvar every unprivileged container can request all GPUs; vgpu_handover: auto is safer")
     return words[0]
 
 
@@ -431,7 +431,7 @@ def _hami_nodes(nodes: list[Any], path: str, found: Converted) -> None:
     for number, one in enumerate(nodes):
         said = {tables.HAMI_NODE[key]: plain(value) for key, value in one.items() if key in tables.HAMI_NODE}
         lines = ", ".join(f"{key}: {value}" for key, value in said.items())
-        found.note(f"{path}[{number}]", f"for {one.get('name')} alone; in host_vars/{one.get('name')}.yml: {lines}")
+        found.note(f"{path}[{number}]", f"for the host {one.get('name')}; in host_vars/{one.get('name')}.yml: {lines}")
         for key in sorted(set(one) - set(tables.HAMI_NODE) - {"name"}):
             found.note(f"{path}[{number}].{key}", tables.NO_MEANING)
 

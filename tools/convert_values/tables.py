@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-NO_MEANING = "not carried over: nothing here stands for it"
-PLUGIN_IS_OFF = "NVIDIA's plugin is off, so nothing is said of how the GPUs are shared; convert what shares them"
+# The texts of notes. Each note follows the path of its setting in the output, such as "devicePlugin.libPath: ".
+NO_MEANING = "not carried over: this collection has no such setting"
+PLUGIN_IS_OFF = "NVIDIA's plugin is off; convert the values of the plugin that shares the GPUs"
 
 # Keys that identify the values of NVIDIA's GPU operator. A document is compared with the operator's keys first, then
 # with those of HAMi's chart, then with those of the chart of NVIDIA's plugin.
@@ -70,28 +71,29 @@ HAMI_PLACES = {
 }
 # Notes on ports and addresses, by the beginning of the setting's path.
 HAMI_SERVICES = {
-    "scheduler.service": "no NodePort here: the webhook and /metrics are at the Service vgpu-scheduler, port 443",
-    "devicePlugin.service": 'metrics are on the node\'s loopback here; vgpu_metrics_listen: ":9410" opens the port',
-    "devicePlugin.monitor": "not carried over: the device plugin itself has the metrics (vgpu_metrics_listen)",
+    "scheduler.service": "not carried over: the Service vgpu-scheduler has the webhook and /metrics at port 443",
+    "devicePlugin.service": 'metrics are at the node\'s loopback address; vgpu_metrics_listen: ":9410" opens the port',
+    "devicePlugin.monitor": "not carried over: the device plugin itself serves the metrics (vgpu_metrics_listen)",
 }
 # Memory of pods that request a count of GPUs without memory.
 DEFAULT_MEMORY = "scheduler.defaultMem"
 NO_DEFAULT_MEMORY = (
-    "says nothing of scheduler.defaultMem: older charts give a pod with a count alone 5000 MiB, newer ones the whole "
-    "card, as is done here; for the former add scheduler_plain: default"
+    "does not set scheduler.defaultMem: a pod that requests only a count of GPUs gets 5000 MiB from older charts, and "
+    "the whole card from newer charts and from this collection; for 5000 MiB set scheduler_plain: default"
 )
 OF_COUNT_ALONE = (
-    "a pod with a count alone has this memory too (scheduler_plain: default); HAMi gives it all compute of the card as "
-    "well, so that nobody shares it, which is not carried over: scheduler_plain: whole is nearest to that"
+    "a pod that requests only a count of GPUs also gets this memory (scheduler_plain: default). HAMi also gives such a "
+    "pod all compute of the card, so no other pod shares the card. This is not carried over; the nearest setting is "
+    "scheduler_plain: whole"
 )
 # Note on steps that a group with requested sizes needs, and that HAMi's values do not name.
 OF_CLUSTER = (
-    "after site.yml run cluster.yml, which puts the scheduler into the cluster; vgpu_kubeconfig is kubectl's usual "
-    "file on the controller, so check it"
+    "run cluster.yml after site.yml to install the scheduler in the cluster; check vgpu_kubeconfig, which names "
+    "kubectl's default file on the controller"
 )
 RENAMED = (
-    "becomes {new}, for a name here has small letters, digits and dashes; label the nodes that name it: "
-    "kubectl label node NODE nvidia.com/device-plugin.config={new} --overwrite"
+    "becomes {new}, because a name may have only small letters, digits and dashes; change the label of nodes with the "
+    "old name: kubectl label node NODE nvidia.com/device-plugin.config={new} --overwrite"
 )
 # HAMi's config.json as a text.
 HAMI_NODES = "devicePlugin.nodeConfiguration.config"
@@ -112,10 +114,11 @@ HAMI_POLICIES = {
 }
 # HAMi's name of a policy → ours. HAMi's policy mutex has no counterpart.
 POLICIES = {"binpack": "binpack", "spread": "spread", "topology-aware": "topology"}
+# Notes on settings of HAMi's chart.
 HAMI_NOTES = {
-    "schedulerName": "pods are given the scheduler by the webhook of the role scheduler",
-    "devicePlugin.pluginPath": "a kubelet that keeps its folder elsewhere: --kubelet-dir in device_plugin_options",
-    "devicePlugin.libPath": "libraries are under vcuda_root, a folder for each version",
+    "schedulerName": "the webhook of the role scheduler sets the scheduler of pods",
+    "devicePlugin.pluginPath": "if the kubelet has another folder, set --kubelet-dir in device_plugin_options",
+    "devicePlugin.libPath": "vcuda_root has a folder for each version of the library",
     "devicePlugin.runtimeClassName": "the role container_runtime makes nvidia the default runtime, or a RuntimeClass",
     "devicePlugin.createRuntimeClass": "the role container_runtime makes nvidia the default runtime, or a RuntimeClass",
 }
@@ -144,8 +147,9 @@ NVIDIA_CHART_PLACES = {
     "gfd.noTimestamp": ("flags", "gfd", "noTimestamp"),
     "gfd.sleepInterval": ("flags", "gfd", "sleepInterval"),
 }
+# Notes on settings of the chart of NVIDIA's device plugin.
 NVIDIA_CHART_NOTES = {
-    "devicePlugin.enabled": "the role device_plugin",
+    "devicePlugin.enabled": "the role device_plugin installs the plugin",
     "compatWithCPUManager": "set --pass-device-specs=true in device_plugin_options",
     "runtimeClassName": "the role container_runtime makes nvidia the default runtime, or a RuntimeClass",
 }
@@ -153,31 +157,33 @@ NVIDIA_CHART_NOTES = {
 # Notes on other parts that the operator installs, by the first key of the setting's path.
 OPERATOR_NOTES = {
     "driver": "the role nvidia_driver installs it; see nvidia_driver_branch and nvidia_driver_version",
-    "toolkit": "the roles nvidia_docker and container_runtime",
-    "devicePlugin": "the role device_plugin",
-    "migManager": "the role mig makes the geometry that vgpu_mig_geometry names",
-    "mps": "the role mps",
-    "operator": "not carried over: nothing of ours runs in the cluster to set nodes up",
+    "toolkit": "the roles nvidia_docker and container_runtime install and configure it",
+    "devicePlugin": "the role device_plugin installs it",
+    "migManager": "the role mig sets the MIG geometry of vgpu_mig_geometry",
+    "mps": "the role mps runs its control daemon",
+    "operator": "not carried over: this collection has no operator in the cluster; site.yml sets up the nodes",
 }
 
+# Notes on command-line flags of other device plugins that ours does not have.
 FLAG_NOTES = {
-    "config-file": "node.yaml is written from the group's variables",
-    "kubelet-socket": "a kubelet that keeps its folder elsewhere: --kubelet-dir in device_plugin_options",
-    "node-name": "taken from the host",
-    "v": "--log-level in device_plugin_options",
+    "config-file": "the role device_plugin writes its file, node.yaml, from the group's variables",
+    "kubelet-socket": "if the kubelet has another folder, set --kubelet-dir in device_plugin_options",
+    "node-name": "the role reads the name from the host",
+    "v": "set --log-level in device_plugin_options",
 }
-MPS_PART = "vgpu_sharing: mps gives each client an equal part; a pod may lower its own by it"
+MPS_PART = "vgpu_sharing: mps gives each client an equal part; a pod may lower its own part by this variable"
+# Notes on environment variables of containers.
 ENVIRONMENT_NOTES = {
-    "CUDA_DISABLE_CONTROL": "works only where the group sets vgpu_disable_core_limit or the limits file allows it",
-    "NVIDIA_VISIBLE_DEVICES": "the device plugin sets it for the runtime",
-    "NVIDIA_DRIVER_CAPABILITIES": "a slice gets compute and utility",
+    "CUDA_DISABLE_CONTROL": "works only if the group sets vgpu_disable_core_limit or the limits file allows it",
+    "NVIDIA_VISIBLE_DEVICES": "the device plugin sets this variable for the runtime",
+    "NVIDIA_DRIVER_CAPABILITIES": "a slice gets the capabilities compute and utility",
     "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": MPS_PART,
     "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": MPS_PART,
-    "DP_DISABLE_HEALTHCHECKS": "understood under the same name; set it in the unit's environment",
-    "DP_ENABLE_HEALTHCHECKS": "understood under the same name; set it in the unit's environment",
+    "DP_DISABLE_HEALTHCHECKS": "our plugin reads the same variable; set it in the unit's environment",
+    "DP_ENABLE_HEALTHCHECKS": "our plugin reads the same variable; set it in the unit's environment",
 }
 
-# Resource names and labels in pods that get a note. nvidia.com/gpu is missing, because it has the same meaning here.
+# Resource names and labels of pods that get the note below. nvidia.com/gpu is missing: it has the same meaning here.
 ASKED = (
     "nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.com/gpucores", "nvidia.com/cores",
     "nvidia.com/priority", "aliyun.com/gpu-mem", "aliyun.com/gpu-core.percentage", "aliyun.com/gpu-count",
@@ -186,8 +192,8 @@ ASKED = (
     "volcano.sh/vgpu-memory", "volcano.sh/vgpu-memory-percentage", "volcano.sh/vgpu-cores",
 )  # fmt: skip
 ASKED_NOTE = (
-    "stays in the pod: it is read where the group has vgpu_slice_sizing: requested and cluster.yml put the scheduler "
-    "into the cluster; without them such a pod stays Pending"
+    "keep it in the pod: it works if the group has vgpu_slice_sizing: requested and cluster.yml installed the "
+    "scheduler; otherwise such a pod stays Pending"
 )
 # Annotations by which pods of KAI request GPUs and pods of HAMi select GPUs.
 ANNOTATIONS = (
@@ -199,6 +205,6 @@ ANNOTATIONS = (
 # Prefix of annotations that continue with a container's name and ".gpu-memory.limit" or ".gpu-memory.request".
 ANNOTATION_PREFIX = "nvidia.com/container."
 ANNOTATION_NOTE = (
-    "stays in the pod: it is read where the group has vgpu_slice_sizing: requested and cluster.yml put the scheduler "
-    "into the cluster; without them it does nothing"
+    "keep it in the pod: it works if the group has vgpu_slice_sizing: requested and cluster.yml installed the "
+    "scheduler; otherwise it has no effect"
 )

@@ -18,10 +18,10 @@ def refusal(path: str, expected: str) -> str:
         file = os.fstat(stream.fileno())
         for name, found in ((os.path.dirname(path), folder), (path, file)):
             if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-                expected_owner = f"expected uid {os.geteuid()} and no one else to write"
+                expected_owner = f"expected owner uid {os.geteuid()} and no write permission for others"
                 return f"{name}: {expected_owner}, found uid {found.st_uid}, mode {stat.S_IMODE(found.st_mode):o}"
         if not stat.S_ISDIR(folder.st_mode) or not stat.S_ISREG(file.st_mode):
-            return f"{path}: expected a plain file in a folder"
+            return f"{path}: expected a regular file in a directory that is no link"
         digest = hashlib.sha256()
         for block in iter(lambda: stream.read(1 << 20), b""):
             digest.update(block)

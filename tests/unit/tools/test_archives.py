@@ -42,7 +42,7 @@ KERNELS = {f"linux-image-{version}-generic": "" for version in ("6.8.0-7", "6.8.
 # words of the expected fault
 ANSWERS = [
     ({"a": "b", "b": ""}, ["a"], [], ""),
-    ({"a": "b", "b": ""}, ["a"], ["b*"], "b would come along"),
+    ({"a": "b", "b": ""}, ["a"], ["b*"], "b would also be installed"),
     ({"a": "nosuch"}, ["a"], [], "nosuch"),
     ({"a": ""}, ["a", "c"], [], "c: no repository"),
     (

@@ -155,7 +155,7 @@ def test_unknown_values_of_hami_get_a_note(text, path):
 NEEDED = [
     # columns: the values, words of the expected note
     ("devicePlugin: {deviceSplitCount: 5}", "cluster.yml"),
-    ("devicePlugin: {deviceSplitCount: 5}", "older charts give a pod with a count alone 5000 MiB"),
+    ("devicePlugin: {deviceSplitCount: 5}", "a pod that requests only a count of GPUs gets 5000 MiB from older charts"),
     ("scheduler: {defaultMem: 5000}", "all compute of the card"),
 ]
 
@@ -202,11 +202,11 @@ def test_other_vendors_devices_give_one_note():
         "devices: {ascend: {enabled: true}, kunlun: {customresources: [a.b/e]}}"
     )
     assert [note.text for note in found.notes if "vendor" in note.text] == [
-        "and 3 more are of other vendors' cards: this collection shares NVIDIA's alone"
+        "and 3 more settings are for other vendors' cards: this collection shares only NVIDIA's GPUs"
     ]
     assert len(found.notes) == 1 + len(converted("resourceName: nvidia.com/gpu").notes)
     (one,) = [note for note in converted("resourceName: a.b/c\nmluResourceName: a.b/d").notes if "vendor" in note.text]
-    assert one == ("mluResourceName", "is of other vendors' cards: this collection shares NVIDIA's alone")
+    assert one == ("mluResourceName", "is for other vendors' cards: this collection shares only NVIDIA's GPUs")
 
 
 def test_unknown_setting_of_nvidia_gets_no_note_on_other_vendors():
@@ -433,8 +433,8 @@ def test_plain_plugin_of_nvidia_has_no_sharing():
         ("GPU_CORE_UTILIZATION_POLICY", "for all pods of a host group: vgpu_core_policy"),
         ("LIBCUDA_LOG_LEVEL", "for all pods of a host group: vgpu_log_level"),
         ("CUDA_DISABLE_CONTROL", "vgpu_disable_core_limit"),
-        ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "a pod may lower its own by it"),
-        ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "a pod may lower its own by it"),
+        ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "a pod may lower its own part by this variable"),
+        ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "a pod may lower its own part by this variable"),
     ],
 )
 def test_environment_variables_of_a_pod_are_not_converted(name, words):

@@ -56,7 +56,7 @@ def test_long_functions_are_refused(tmp_path: Path, source: str, fault: str) -> 
 
 
 def test_folder_without_a_file_is_a_fault(tmp_path: Path) -> None:
-    assert run(tmp_path) == (2, f"{tmp_path}: no Python file is there\n")
+    assert run(tmp_path) == (2, f"{tmp_path}: expected Python files, found none\n")
     assert run()[0] == 2
 
 

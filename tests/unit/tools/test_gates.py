@@ -53,7 +53,7 @@ def write(folder: Path, name: str, text: str) -> None:
         ("empty", "", 0, ["empty: pytest failed"]),
         ("broken", "import nothing_of_that_name\n", 0, ["broken: .broken.test_it"]),
         ("skipped", "import pytest\ndef test_one(): pytest.skip('why')\n", 0, ["skipped: no test was found"]),
-        ("dies", "import os\ndef test_one(): os._exit(3)\n", 0, ["dies: ended without a report"]),
+        ("dies", "import os\ndef test_one(): os._exit(3)\n", 0, ["dies: pytest ended without a report"]),
     ],
 )
 def test_failures_are_counted_and_named(gates, tmp_path, name, text, passed, failures):
@@ -145,7 +145,7 @@ def test_skipped_sweeps_are_listed_with_their_command(small, capsys):
 @pytest.mark.parametrize(
     ("argv", "fault"),
     [
-        (["three"], "no gate is named three"),
+        (["three"], "unknown gates three"),
         (["--group", "6"], "invalid choice: '6'"),
         (["one", "--group", "1"], "expected names or --group, found both"),
     ],

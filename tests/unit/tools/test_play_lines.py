@@ -29,7 +29,7 @@ PLAY = """
     - name: Look first
       ansible.builtin.command: "true"
       changed_when: false
-    - name: Show the plan, and stop where a host's GPUs contradict the variables
+    - name: Show the plan, and stop if a host's GPUs contradict the variables
       ansible.builtin.assert:
         that: true
         success_msg: ["2 GPUs: 2 x Tesla T4", "1. vcuda: it's \\"old\\""]
