@@ -93,7 +93,7 @@ def test_vgpuctl_and_metrics_show_promise_and_limit(node, kubelet, api, start, c
     run(kubelet, "quiet", ids=[f"{first}::0"])
     plan(api, "bursts", (first, 2000, 20, 6000))
     run(kubelet, "bursts", ids=[f"{first}::1"])
-    words = "default/bursts/main: 2000 MiB of GPU 0 are promised, up to 8000 while nobody needs them; 8000 now"
+    words = "default/bursts/main: 2000 MiB of GPU 0 are promised; the limit is 8000 MiB now, and at most 8000 MiB"
     for command in (("top", "--once", "--interval", "0.1"), ("slices",)):
         status, out = said(node, capsys, *command)
         assert status == 0 and out.count("are promised") == 1 and words in out, out

@@ -14,7 +14,7 @@ from .samples import ask, faults, gpu, pod_ask
 CARD = 16160
 PER_CONTAINER, PER_POD = Topology(SINGLE_NUMA_NODE, CONTAINER), Topology(SINGLE_NUMA_NODE, POD)
 FREE = Topology()
-NUMA = "free on one NUMA node, as its topology manager wants"
+NUMA = "free on one NUMA node, as its topology manager requires"
 
 
 def ledger_of(numas, topology, full=(), **policies):

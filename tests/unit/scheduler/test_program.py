@@ -96,7 +96,7 @@ def test_program_serves_extender_and_webhook_and_drains_at_sigterm(tmp_path):
 
                 async def refused():
                     async with session.get(f"https://127.0.0.1:{outer}/readyz", ssl=context) as answer:
-                        assert (answer.status, await answer.text()) == (503, "this replica ends\n")
+                        assert (answer.status, await answer.text()) == (503, "this replica is shutting down\n")
 
                 await eventually(refused)
                 # Callers that do not know of the shutdown yet still get a response; they call another replica next.

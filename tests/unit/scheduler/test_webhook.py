@@ -224,7 +224,7 @@ MANY = [
     ({GPU: "9"}, {}, {}, {"empty": 0}, ""),
     ({GPU: "1"}, {}, {}, {"empty": 0}, ""),
     # GPUs that the pod's annotations exclude do not count. If all are excluded, the number of GPUs is not the reason.
-    ({GPU: "2"}, {}, {"nvidia.com/use-gpuuuid": "GPU-big-3"}, {"big": 8}, "has 1 that the pod's annotations take"),
+    ({GPU: "2"}, {}, {"nvidia.com/use-gpuuuid": "GPU-big-3"}, {"big": 8}, "has 1 that the pod's annotations accept"),
     ({GPU: "2"}, {}, {"nvidia.com/use-gpuuuid": "GPU-big-3,GPU-big-4"}, {"big": 8}, ""),
     ({GPU: "3"}, {}, {"nvidia.com/nouse-gputype": "V100"}, {"big": 8}, ""),
     ({GPU: "9"}, {}, A100, {"big": 8}, ""),

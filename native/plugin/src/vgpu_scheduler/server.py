@@ -188,7 +188,7 @@ class Service:
     async def _readyz(self, _request: web.Request) -> web.Response:
         """Ready once nodes and pods were listed, on every replica, because all replicas answer admission."""
         if self._drains:
-            return say(503, "this replica ends")
+            return say(503, "this replica is shutting down")
         if self._cluster.synced:
             return web.Response(text="ok\n")
         faults = [one.fault for one in self._cluster.reflectors if one.fault]

@@ -202,7 +202,7 @@ def too_many(ask: PodAsk, nodes: Nodes) -> list[Finding]:
     name, count = nodes.most_gpus(ask.preferences) if most > 1 else ("", 0)
     if not name or most <= count:
         return []
-    taken = " that the pod's annotations take" if ask.preferences.selects else ""
+    taken = " that the pod's annotations accept" if ask.preferences.selects else ""
     found = []
     for one in ask.asks:
         if one.gpus > count:

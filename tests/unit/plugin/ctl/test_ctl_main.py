@@ -109,7 +109,7 @@ USAGE = [
     ("run --memory 0Gi -- image", "expected a number with its unit"),
     ("run --engine lxc -- image", "invalid choice"),
     ("completion fish", "invalid choice"),
-    ("explain 0 0", "explain takes one thing"),
+    ("explain 0 0", "explain expects one name"),
     ("explain pod", "needs a name"),
     ("", "required"),
     ("tpo", "invalid choice"),
@@ -124,13 +124,13 @@ def test_wrong_command_line_exits_with_2(node, capsys, words, said):
 
 def test_argument_that_is_not_valid_utf8(vgpuctl):
     done = subprocess.run([*vgpuctl, "release", b"\xff\xfe"], capture_output=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (2, b"vgpuctl: an argument is no text in UTF-8\n")
+    assert (done.returncode, done.stderr) == (2, b"vgpuctl: an argument is not valid UTF-8\n")
 
 
 def test_exit_status_by_kind_of_error(node, daemon, capsys):
     rows = [
         ("status", 0, "plugin ", ""),
-        ("explain 7", 1, "", "this node has no GPU and no slice 7"),
+        ("explain 7", 1, "", "this node has no GPU or slice 7"),
         ("explain 7 --json", 1, '"facts": []', ""),
         ("release x", 1, "", "there is no lease x"),
         ("lease --ttl 4000", 1, "", "expected 1 to 3600"),
@@ -320,4 +320,4 @@ def test_exec_with_an_expired_lease_returns_the_programs_status(vgpuctl, node, d
         timeout=60,
         check=False,
     )
-    assert (done.returncode, "was not given back" in done.stderr) == (7, True), done.stderr
+    assert (done.returncode, "was not released" in done.stderr) == (7, True), done.stderr
