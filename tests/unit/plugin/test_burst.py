@@ -37,7 +37,7 @@ def test_pod_bursts_and_returns_memory(node, kubelet, api, start):  # noqa: F811
     assert sizes(bursts) == [(first, CARD - 3000, 20)]
     end = hold(bursts, 9000)
     plan(api, "comes", (first, 5000, 20))
-    with pytest.raises(PodError, match=r"1640 MiB of GPU .* are promised to it and still in use"):
+    with pytest.raises(PodError, match=r"1640 MiB of GPU .* are promised to it, but still used"):
         run(kubelet, "comes", ids=[f"{first}::2"])
     assert sizes(bursts) == [(first, 9000, 20)]
     end()

@@ -127,7 +127,7 @@ FILES = [
     ({"claims": "dra"}, {}, "expected true or false"),
     ({"tooManyGpus": "wat"}, {}, 'did you mean "wait"'),
     ({"gpuPolicy": "least"}, {}, "one of binpack, spread, topology"),
-    ({"resourceNames": {"count": "nvidia.com/gpumem"}}, {}, "two resources have one name"),
+    ({"resourceNames": {"count": "nvidia.com/gpumem"}}, {}, "two resources have the same name"),
     ([], {}, "expected a mapping"),
 ]
 

@@ -412,7 +412,7 @@ def test_bind_reads_an_unknown_pod_after_a_restart():
             assert await one.bind(pod, "n0") == ""
             stale = json.loads(json.dumps(pod))
             stale["metadata"]["uid"] = "uid-of-before"
-            assert "is another one now" in await one.bind(stale, "n0")
+            assert "another pod has the name" in await one.bind(stale, "n0")
             gone = pod_object("gone")
             assert "404" in await one.bind(gone, "n0")
 

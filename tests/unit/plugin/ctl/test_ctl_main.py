@@ -73,8 +73,8 @@ def test_each_command_reports_a_missing_plugin(node, capsys, own_signals):
     socket = node.paths.admin_socket
     for words in COMMANDS:
         status, out, err = here(node, capsys, words)
-        text = f"vgpuctl: {socket} does not exist: the plugin does not run, or waits for the driver; one that runs "
-        text += "makes it again within 10 s; see: systemctl "
+        text = f"vgpuctl: {socket} does not exist: the plugin does not run, or waits for the driver; a running plugin "
+        text += "creates it again within 10 s; see: systemctl "
         assert (status, out, err.startswith(text)) == (1, "", True), (words, err)
 
 
@@ -87,7 +87,7 @@ def test_permission_error_names_allowed_users(vgpuctl, node, tmp_path):
     code = code.replace("['status']", repr(["--socket", str(closed / "plugin.sock"), "status"]))
     code = f"import sys; sys.path[:0] = {sys.path!r}; import vgpu_plugin.ctl.main; {code}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, "is root's alone: run this as root, or by sudo" in done.stderr) == (1, True), done.stderr
+    assert (done.returncode, "run this command as root, or with sudo" in done.stderr) == (1, True), done.stderr
     assert "systemctl" not in done.stderr
 
 

@@ -53,7 +53,7 @@ def chosen(named: str) -> str:
         if shutil.which(engine) and ask(engine, "info", "--format", "json") is not None:
             return engine
     raise EngineError(
-        f"{named or ' and '.join(ENGINES)} cannot be used: not installed, or no answer to "
+        f"{named or ' and '.join(ENGINES)} cannot be used: not installed, or no response to the command "
         f"{named or DOCKER} info; see: systemctl status docker"
     )
 
