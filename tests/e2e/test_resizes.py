@@ -90,7 +90,7 @@ def test_its_owner_makes_a_pod_larger_and_smaller(machine, fleet, pair):  # noqa
     assert limits_of(pid) == [(11360, 70)]
     # A limit below the current usage takes effect only after the program has freed memory.
     ask(cluster, one, {"memory_mib": 2000, "cores": 10})
-    said(cluster, one, "VgpuResizeWaits", "2000 MiB are asked for, and its programs hold 11360 MiB")
+    said(cluster, one, "VgpuResizeWaits", "2000 MiB are requested, and its programs use 11360 MiB")
     assert limits_of(pid) == [(11360, 70)] and used(node)[pid] == 11360 * MIB
     assert [each["memory_mib"] for each in leaders_view(fleet, node, one)] == [11360 + 4000], "it counts until then"
     os.kill(pid, signal.SIGUSR1)
@@ -169,7 +169,7 @@ def test_a_pod_that_bursts_gives_back_what_another_was_promised(machine, fleet, 
     until(lambda: used(node)[pid] == (15360 - 4000) * MIB, "pod that uses all free memory of the GPU")
     assert [each["memory_mib"] for each in leaders_view(fleet, node, one)] == [4000 + 2000], "what was promised counts"
     comes = pod("comes", {GPU: 1, MEM: 6000}, notes=here)
-    said(cluster, comes, "Failed", "are promised to it and still in use by containers that use more")
+    said(cluster, comes, "Failed", "are promised to it, but still used as burst memory")
     assert comes.object()["spec"]["nodeName"] and not comes.running()
     assert used(node)[pid] == (15360 - 4000) * MIB and one.restarts() == 0
     os.kill(pid, signal.SIGUSR1)

@@ -214,6 +214,6 @@ def test_a_claim_that_a_tenant_wrote_is_not_used(
         return [one["message"] for one in events if one["reason"] == "GpuClaimRefused"]
 
     until(told, f"event of the refusal; the log:\n{webhook.tail(20)}")
-    assert "ResourceClaim default/own: expected none, or the pod's own, found another's" in told()[0]
+    assert "ResourceClaim default/own: expected no claim or a claim of this pod, found another owner" in told()[0]
     assert cluster.api.get(f"{CLAIMS}/own")["metadata"]["uid"] == before["metadata"]["uid"]
     assert phase(cluster, "forged") == "Pending"

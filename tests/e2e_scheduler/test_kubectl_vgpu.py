@@ -117,7 +117,7 @@ def test_drain_writes_the_node_and_evicts_who_is_on_the_gpu(fleet, kubectl, admi
     status, said = kubectl("vgpu", "drain", "a", device.uuid, "--force")
     assert status == 1 and "forbidden" in said.lower(), said
     status, said = admin("vgpu", "drain", "a", device.uuid)
-    assert status == 1 and "nobody makes these pods again: default/has" in said, said
+    assert status == 1 and "no controller creates these pods again: default/has" in said, said
     status, said = admin("vgpu", "drain", "a", device.uuid, "--force")
     assert status == 0 and "evicted: default/has" in said and "default/other" not in said, said
     notes = fleet.api.get("/api/v1/nodes/a")["metadata"]["annotations"]
@@ -137,6 +137,6 @@ def test_resize_writes_the_request_of_the_pods_owner(fleet, admin):
     fleet.pod("has", {GPU: 1, MEM: 4000})
     fleet.bound("has")
     status, said = admin("vgpu", "resize", "default/has", "--memory", "6000", "--wait", "0")
-    assert status == 0 and 'asked for {"' in said, said
+    assert status == 0 and 'requested {"' in said, said
     (asked,) = json.loads(fleet.get("has")["metadata"]["annotations"]["vgpu.fleet/resize"]).values()
     assert asked == {"memory_mib": 6000}

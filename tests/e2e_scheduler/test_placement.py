@@ -117,9 +117,9 @@ def test_gpus_are_chosen_by_uuid_and_by_model(fleet):
             _node, found = uuids(fleet, f"p{n}")
             assert found <= allowed, (notes, found)
         else:
-            assert "2 not a GPU that the pod's annotations take" in fleet.waits(f"p{n}"), notes
+            assert "2 not a GPU that the pod's annotations accept" in fleet.waits(f"p{n}"), notes
     # The pod requests two GPUs of a model, but its annotations allow only one.
-    with pytest.raises(ApiError, match=r"asks for 2 different GPUs, and .* b, has 1 that the pod's annotations take"):
+    with pytest.raises(ApiError, match=r"asks for 2 different GPUs, and .* b, has 1 that the pod's annotations accept"):
         fleet.pod("two", {GPU: 2, MEM: 1000}, {USE_MODEL: "A100", AVOID_UUID: "GPU-b-0"})
     assert fleet.faults() == []
 
@@ -175,7 +175,7 @@ def test_gpus_of_one_numa_node_where_the_kubelet_wants_that(fleet):
         fleet.pod(f"p{n}", {GPU: 2, MEM: 1000})
         assert uuids(fleet, f"p{n}")[1] == expected
     fleet.pod("three", {GPU: 3, MEM: 1000})
-    assert "on one NUMA node, as its topology manager wants" in fleet.waits("three")
+    assert "on one NUMA node, as its topology manager requires" in fleet.waits("three")
     fleet.node("b", 4, told={n: {"numa": n // 2} for n in range(4)})
     assert uuids(fleet, "three")[0] == "b"
     assert fleet.faults() == []

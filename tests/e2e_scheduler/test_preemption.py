@@ -95,7 +95,7 @@ def test_what_becomes_free_is_kept_while_the_last_victim_is_there(fleet):
     for name in ("p0", "p1"):
         fleet.delete(name)
     fleet.pod("late", {GPU: 1, MEM: 6000}, priorityClassName="low")
-    kept = "what becomes free is kept for a pod whose victims are leaving"
+    kept = "the freed room is reserved for a pod whose preemption victims are still ending"
     until(lambda: kept in fleet.waits("late"), f"reason; {fleet.says('late')}", 120)
     fleet.delete("p2")
     assert fleet.bound("important", 90)[0] == "a"
@@ -134,7 +134,7 @@ def test_memory_alone_is_short_and_slots_are_free(fleet):
     until(lambda: ending(fleet), f"victims; {fleet.says('important')}", 60)
     assert until(lambda: nominated(fleet, "important"), "nomination") == "a"
     fleet.pod("late", {GPU: 1, MEM: 3000}, priorityClassName="low")
-    kept = "what becomes free is kept for a pod whose victims are leaving"
+    kept = "the freed room is reserved for a pod whose preemption victims are still ending"
     until(lambda: kept in fleet.waits("late"), f"reason; {fleet.says('late')}", 120)
     fleet.pause(4)
     # Evicting p0 alone is enough: 16160 - 4000 MiB are then free.

@@ -48,13 +48,15 @@ NO_EXTRAS = Extras()
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--archive", type=Path, required=True, help="what wheelhouse.py made")
+    parser.add_argument("--archive", type=Path, required=True, help="archive that wheelhouse.py built")
     parser.add_argument("--tag", required=True, help="name and tag of the image")
-    parser.add_argument("--out", type=Path, required=True, help="file of the image, in docker's format")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="file to which the image is written, in docker's format"
+    )
     parser.add_argument("--engine", default="podman", help="podman or docker (default: %(default)s)")
     parser.add_argument("--base", default="", help=f"image to build on (default: a Debian root, {SUITE})")
-    parser.add_argument("--library", type=Path, help="archive of the library, to lie in the image")
-    parser.add_argument("--oci", type=Path, help="also write the image to this file, in OCI's format; with podman")
+    parser.add_argument("--library", type=Path, help="archive of the library to include in the image")
+    parser.add_argument("--oci", type=Path, help="also write the image to this file, in OCI's format; needs podman")
     given = parser.parse_args()
     try:
         made = make(given.archive, given.tag, given.out, given.engine, given.base, Extras(given.library, given.oci))
@@ -72,7 +74,7 @@ def make(archive: Path, tag: str, out: Path, engine: str, base: str, extras: Ext
     with zipfile.ZipFile(archive) as content:
         about = json.loads(content.read("about.json"))
     if about["name"] not in CONTAINERFILES:
-        raise ImageError(f"{archive}: no image is made of {about['name']}, only of {' and '.join(CONTAINERFILES)}")
+        raise ImageError(f"{archive}: expected an archive of {' or '.join(CONTAINERFILES)}, found {about['name']}")
     recipe = CONTAINERFILES[about["name"]]
     # The inputs are recorded, because a path chosen by a person may contain the image of another version or tag.
     note = out.with_name(out.name + ".of")
@@ -84,9 +86,9 @@ def make(archive: Path, tag: str, out: Path, engine: str, base: str, extras: Ext
     if out.exists() and written and note.exists() and note.read_text() == made_of:
         return False
     if extras.oci is not None and Path(engine).name != "podman":
-        raise ImageError(f"{engine} writes no file of OCI's format; leave --oci out, or use --engine podman")
+        raise ImageError(f"{engine} cannot write files in OCI's format; leave --oci out, or use --engine podman")
     if shutil.which(engine) is None:
-        raise ImageError(f"{engine} is not installed; install it, or name another with --engine")
+        raise ImageError(f"{engine} is not installed; install it, or name another engine with --engine")
     if not base:
         base = ROOT_IMAGE
         if not image_id(engine, base):

@@ -52,17 +52,19 @@ class WheelhouseError(Exception):
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / ".build" / "wheelhouse")
-    parser.add_argument("--python", default="3.11", help="Python of the host (default: %(default)s)")
+    parser.add_argument("--python", default="3.11", help="Python version of the host (default: %(default)s)")
     parser.add_argument("--arch", default="x86_64", help="architecture of the host (default: %(default)s)")
-    parser.add_argument("--version", default="", help="default: 0.0.0-<digest of the sources>")
+    parser.add_argument("--version", default="", help="version of the archive (default: 0.0.0-<digest of the sources>)")
     kind = parser.add_mutually_exclusive_group()
     for word, name, text in (
-        ("--double", DOUBLE, "the kubelet double instead, for simulated hosts"),
-        ("--scheduler", SCHEDULER, "the scheduler's program instead, for its image"),
+        ("--double", DOUBLE, "build the archive of the kubelet double, for simulated hosts"),
+        ("--scheduler", SCHEDULER, "build the archive of the scheduler, for its image"),
     ):
         kind.add_argument(word, dest="name", action="store_const", const=name, help=text)
-    parser.add_argument("--wheels", type=Path, action="append", default=[], help="folder of wheels, asked first")
-    parser.add_argument("--collect", type=Path, help="put the wheels into this folder, and make no archive")
+    parser.add_argument(
+        "--wheels", type=Path, action="append", default=[], help="folder of wheels that are used before any download"
+    )
+    parser.add_argument("--collect", type=Path, help="copy the wheels into this folder, and build no archive")
     given = parser.parse_args()
     # A role passes an empty word if there is no folder.
     wheels = [one for one in given.wheels if str(one) != "."]

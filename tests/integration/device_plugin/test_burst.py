@@ -132,7 +132,7 @@ def test_program_bursts_and_returns_memory_without_disturbing_its_neighbour(pods
 
     # The bursting program still uses memory that is promised to the new pod: the new pod's start fails with a reason,
     # and the bursting program continues.
-    with pytest.raises(PodError, match=r"MiB of GPU .* are promised to it and still in use"):
+    with pytest.raises(PodError, match=r"MiB of GPU .* are promised to it, but still used"):
         pods.admit("comes", 6000)
     assert pods.holds(pid) > CARD - 3000 - PIECE
     assert 0 <= pods.limit("bursts") - pods.holds(pid) <= 1, "the limit equals current usage"

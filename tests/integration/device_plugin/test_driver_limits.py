@@ -210,7 +210,7 @@ def test_unproved_limit_refuses_slices_and_pods(node_at_rest: RealNode) -> None:
     furnish(node_at_rest, "none")
     node_at_rest.start()
     assert not (node_at_rest.folder / "cdi" / "vgpu-vgpu.fleet-slice.json").exists()
-    with pytest.raises(PodError, match="vgpu_memory_enforcement is driver, and the driver's limit is not proved"):
+    with pytest.raises(PodError, match="vgpu_memory_enforcement is driver, but no probe proved"):
         node_at_rest.kubelet.run_pod("one")
     (note,) = [one for one in node_at_rest.vgpuctl("status")["warnings"] if one.startswith("memory is enforced")]
     assert "does not enforce limits here" in note

@@ -57,7 +57,7 @@ def test_the_program_runs_from_the_installation_alone(archive, tmp_path):
     assert "--lease-seconds" in said.stdout
     # The scheduler starts and stops only because it finds no API server.
     failed = subprocess.run([program], capture_output=True, text=True, env=plain, cwd=tmp_path, check=False)
-    assert failed.returncode == 1 and "this is no pod; name a file with --kubeconfig" in failed.stderr
+    assert failed.returncode == 1 and "does not run in a pod; name a file with --kubeconfig" in failed.stderr
 
 
 def test_unknown_archive_makes_no_image(tmp_path):
@@ -70,7 +70,7 @@ def test_unknown_archive_makes_no_image(tmp_path):
     command = [sys.executable, str(IMAGE), "--archive", str(other), "--tag", "t", "--base", "b"]
     command += ["--out", str(tmp_path / "out"), "--engine", str(engine)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and "no image is made of vgpu-kubelet-double" in done.stderr
+    assert done.returncode == 1 and ", found vgpu-kubelet-double" in done.stderr
 
 
 MADE_AGAIN = [

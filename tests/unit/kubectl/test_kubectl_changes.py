@@ -230,7 +230,7 @@ def test_resize_writes_the_request_and_waits_for_the_grant(kubectl, capsys):
     text = '{"main":{"cores":30,"memory_mib":8192}}'
     kubectl(**{"get pod train --namespace ml": resized(text)})
     status, out = said(capsys, "resize", "ml/train", "--memory", "8Gi", "--cores", "30")
-    assert (status, out) == (0, f"ml/train: asked for {text}\n  granted\n")
+    assert (status, out) == (0, f"ml/train: requested {text}\n  granted\n")
     assert kubectl.asked("annotate") == [f"annotate pod train --namespace ml vgpu.fleet/resize={text} --overwrite"]
 
 
@@ -272,7 +272,7 @@ REFUSED = [
     (["resize", "ml/nobody", "--memory", "1Gi"], "Forbidden"),
     (["drain", "parts", "7"], f"it has 0: {A}, 1: {B}"),
     (["drain", "parts", "GPU-"], "expected one GPU, found 2"),
-    (["drain", "parts", "1"], "nobody makes these pods again: ml/alone; give --force"),
+    (["drain", "parts", "1"], "no controller creates these pods again: ml/alone; give --force"),
     (["drain", "nowhere", "1"], "Forbidden"),
 ]
 
@@ -316,13 +316,13 @@ def test_drain_of_equal_slices_reads_the_exporter(kubectl, capsys):
     assert status == 0 and "evicted: ml/equal-1" in out and "equal-2" not in out
     assert kubectl.asked("annotate") == [f"annotate node equal vgpu.fleet/drained-gpus={A} --overwrite"]
     status, out = said(capsys, "drain", "equal", B)
-    assert status == 0 and "nobody is on it" in out
+    assert status == 0 and "no pod uses it" in out
 
 
 def test_drain_without_an_exporter_prints_a_remedy(kubectl, capsys):
     kubectl(**{"get --raw /api/v1/nodes/equal:9410/proxy/metrics": "no metrics here"})
     status, out = said(capsys, "drain", "equal", "0")
-    assert status == 1 and "name the GPU by its whole UUID" in out
+    assert status == 1 and "give the whole UUID of the GPU" in out
     status, out = said(capsys, "drain", "equal", A, "--keep-pods", "--port", "1")
     assert (status, out) == (0, f"equal: {A} gets no more pods\n")
     status, out = said(capsys, "drain", "equal", A, "--port", "1")
@@ -341,7 +341,7 @@ def test_drain_reports_pods_that_cannot_be_evicted(kubectl, capsys, tmp_path):
     del answers["create"]
     (tmp_path / "answers.json").write_text(json.dumps(answers))
     status, out = said(capsys, "drain", "parts", "0")
-    assert status == 0 and "stays: ml/train: Error from server" in out and "run this again" in out
+    assert status == 0 and "stays: ml/train: Error from server" in out and "run the command again" in out
 
 
 DRAINED = [

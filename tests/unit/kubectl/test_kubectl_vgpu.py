@@ -177,7 +177,7 @@ def test_gpus_with_their_planned_pods(kubectl, capsys):
 HAS = {
     "train": ("scheduler", [(A, 3000, 30), (B, 1000, 0)], ""),
     "phases": ("scheduler", [(A, 5000, 20)], ""),
-    "moved": ("kubelet, other than planned", [(B, 500, 5)], ""),
+    "moved": ("kubelet, not as planned", [(B, 500, 5)], ""),
     "equal-1": ("kubelet", [], ""),
     "waits": (None, [], "0/4 nodes have room"),
     "forged": ("scheduler", [], "expected a mapping"),
@@ -258,8 +258,8 @@ def test_tables_show_problems(kubectl, capsys):
 
 
 # Command → its output if the cluster has no GPUs.
-EMPTY = {"nodes": "no node has a GPU", "cards": "no node tells GPUs", "pods": "no pod has a GPU"}
-EMPTY["slices"] = "no exporter says anything"
+EMPTY = {"nodes": "no node reports GPUs", "cards": "no node publishes GPUs", "pods": "no pod has a GPU"}
+EMPTY["slices"] = "no exporter reports a slice"
 
 
 @pytest.mark.parametrize(("command", "said"), EMPTY.items())
@@ -271,9 +271,9 @@ def test_cluster_without_gpus(kubectl, capsys, command, said):
 
 # columns: kubectl's invalid output by command, words of the error
 FAULTS = [
-    ({"get nodes": "no json"}, "its answer is no JSON"),
+    ({"get nodes": "no json"}, "expected JSON as output"),
     ({"get nodes": []}, "expected an object, found list"),
-    ({"get pods --all-namespaces": "["}, "its answer is no JSON"),
+    ({"get pods --all-namespaces": "["}, "expected JSON as output"),
 ]
 
 

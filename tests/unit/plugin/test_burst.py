@@ -37,7 +37,7 @@ def test_pod_bursts_and_returns_memory(node, kubelet, api, start):  # noqa: F811
     assert sizes(bursts) == [(first, CARD - 3000, 20)]
     end = hold(bursts, 9000)
     plan(api, "comes", (first, 5000, 20))
-    with pytest.raises(PodError, match=r"1640 MiB of GPU .* are promised to it and still in use"):
+    with pytest.raises(PodError, match=r"1640 MiB of GPU .* are promised to it, but still used"):
         run(kubelet, "comes", ids=[f"{first}::2"])
     assert sizes(bursts) == [(first, 9000, 20)]
     end()
@@ -93,7 +93,7 @@ def test_vgpuctl_and_metrics_show_promise_and_limit(node, kubelet, api, start, c
     run(kubelet, "quiet", ids=[f"{first}::0"])
     plan(api, "bursts", (first, 2000, 20, 6000))
     run(kubelet, "bursts", ids=[f"{first}::1"])
-    words = "default/bursts/main: 2000 MiB of GPU 0 are promised, up to 8000 while nobody needs them; 8000 now"
+    words = "default/bursts/main: 2000 MiB of GPU 0 are promised; the limit is 8000 MiB now, and at most 8000 MiB"
     for command in (("top", "--once", "--interval", "0.1"), ("slices",)):
         status, out = said(node, capsys, *command)
         assert status == 0 and out.count("are promised") == 1 and words in out, out

@@ -93,7 +93,7 @@ def test_ineffective_set_stays_a_fault(place: Place) -> None:
     group = place.container("a")
     place.source.limits[place.uuid, group] = Limits(0, UNLIMITED, 7)
     place.source.drops = True
-    assert "and cannot be set: it is below what is in use, or the driver dropped it" in place.state()[0][-1]
+    assert "and cannot be set: the container uses more than this limit, or the driver lost it" in place.state()[0][-1]
     assert "no limit, expected 1000 MiB" in place.limits.notes()[0]
     place.state()
     assert len(place.told) == 1, "expected one event for all polls"
@@ -144,7 +144,7 @@ def test_ended_container_is_not_polled(place: Place, case: str) -> None:
 def test_enforcement_by_the_library_only_is_reported(place: Place) -> None:
     place.container("a", enforcement="library")
     assert place.state() == []
-    assert place.limits.notes() == ["allocation a: the library alone enforces its memory: no luck"]
+    assert place.limits.notes() == ["allocation a: only the library enforces its memory limit: no luck"]
 
 
 def test_ended_allocation_clears_the_limit(place: Place) -> None:
@@ -276,7 +276,5 @@ def test_container_without_the_hook_is_reported(place: Place, by_driver, in_use,
         place.limits.poll()
     assert (list(place.limits.without) == ["a"]) is named
     notes = [one for one in place.limits.notes() if one.startswith("allocation a")]
-    assert ["no hook of CDI" in one for one in notes] == [True] * named
-    assert ["no hook of CDI" in text for _name, text in place.told] == [True] * named, (
-        "expected one event for all polls"
-    )
+    assert ["no CDI hook ran" in one for one in notes] == [True] * named
+    assert ["no CDI hook ran" in text for _name, text in place.told] == [True] * named, "one event for all polls"

@@ -47,10 +47,10 @@ def test_time_slicing_sets_no_limits(node):
 @pytest.mark.parametrize(
     ("said", "ids", "words"),
     [
-        ({"failRequestsGreaterThanOne": True}, ["{0}::0", "{1}::0"], "more than one gives no more of a GPU"),
+        ({"failRequestsGreaterThanOne": True}, ["{0}::0", "{1}::0"], "several replicas give no larger share"),
         ({"failRequestsGreaterThanOne": False}, ["{0}::0", "{1}::0"], None),
         ({}, ["{0}::0", "{1}::0"], None),
-        ({"failRequestsGreaterThanOne": True}, ["{0}::0", "{0}::1"], "more than one gives no more of a GPU"),
+        ({"failRequestsGreaterThanOne": True}, ["{0}::0", "{0}::1"], "several replicas give no larger share"),
         ({"failRequestsGreaterThanOne": False}, ["{0}::0", "{0}::1"], None),
         ({}, ["{0}::0", "{0}::1"], None),
     ],
@@ -81,7 +81,7 @@ def test_status_warns_of_several_replicas_of_one_gpu(node, kubelet, running, cap
     kubelet.run_pod("greedy", resource="nvidia.com/gpu", count=5)
     (warning,) = status(node, capsys)["warnings"]
     assert "5 replicas of 2 GPUs" in warning
-    assert "gets no more compute" in warning
+    assert "give no more compute" in warning
 
 
 def test_compat_mode_merges_replicas_of_one_gpu(node):
@@ -108,7 +108,7 @@ def test_mps_gives_the_pipe_of_its_daemon(node, tmp_path):
         ("/mps/nvidia.com/gpu/pipe", str(pipe), True),
         ("/dev/shm", str(root / "shm"), False),
     ]
-    with pytest.raises(Refused, match="more than one gives no more"):
+    with pytest.raises(Refused, match="several replicas give no larger share"):
         allocator.allocate([[f"{gpu.uuid}::1" for gpu in node.gpus]])
 
 
@@ -165,7 +165,7 @@ def test_mig_device_by_cdi(node, monkeypatch):
 def test_mig_device_without_device_nodes_is_refused(node, monkeypatch):
     mig_host(node, monkeypatch, ("nvidia0", "nvidia-caps/nvidia-cap21"))
     _pool, allocator, _files = node.parts()
-    with pytest.raises(Refused, match=r"nvidia-cap22 does not exist; nvidia-modprobe makes it"):
+    with pytest.raises(Refused, match=r"nvidia-cap22 does not exist; nvidia-modprobe creates it"):
         allocator.allocate([[MIG]])
     with pytest.raises(Refused, match=r"gi7/access"):
         allocator.allocate([[node.gpus[0].mig[0].uuid]])

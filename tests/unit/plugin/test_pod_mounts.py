@@ -132,7 +132,7 @@ def test_unresponsive_api_server_does_not_stop_pods(node, kubelet, api, start, u
     api.fault = lambda method, path: fault if "/pods" in path else None
     with caplog.at_level(logging.WARNING):
         run(kubelet)
-    assert unchecked() == 1 and "the mounts of its pod are unchecked" in caplog.text
+    assert unchecked() == 1 and "without a check of its pod's mounts" in caplog.text
     api.fault = None
     with pytest.raises(PodError, match=OVER):
         kubelet.restart_container("one")

@@ -274,7 +274,7 @@ def test_missing_api_server_delays_first_starts_only(node, kubelet, api, start):
 def test_pod_of_the_same_name_with_another_uid_is_ignored(node, kubelet, api, start):
     start()
     plan(api, "one", (node.gpus[0].uuid, 5000, 30), uid="somebody-else")
-    with pytest.raises(PodError, match="so its size is not known"):
+    with pytest.raises(PodError, match="so its size is unknown"):
         run(kubelet, "one")
 
 

@@ -111,7 +111,7 @@ def test_memory_in_use_is_not_removed_and_reported_once(node, kubelet, api, star
     try:
         grant(api, "one", (first, 5999, 20))
         (event,) = until(lambda: events(api, "VgpuResizeWaits"), "an event")
-        assert "5999 MiB are asked for, and its programs hold 6000 MiB" in event["message"]
+        assert "5999 MiB are requested, and its programs use 6000 MiB" in event["message"]
         assert event["involvedObject"]["name"] == "one" and event["type"] == "Warning"
         before = len(api.calls)
         with api.edit(pod_path("one")) as stored:
@@ -193,7 +193,7 @@ def test_resize_by_root_is_written_to_the_pod(node, kubelet, api, start, capsys)
     grant(api, "one", (first, 1, 1))
     try:
         status, answer = asked(node, capsys, "default/one", "--memory", "5000Mi")
-        assert (status, answer["code"]) == (1, "UNAVAILABLE") and "another size was granted" in answer["error"]
+        assert (status, answer["code"]) == (1, "UNAVAILABLE") and "an earlier resize is not done yet" in answer["error"]
     finally:
         end()
     until(lambda: is_done(api, "one"), "the grant")

@@ -285,13 +285,13 @@ def test_top_slices_and_explain(node, kubelet, daemon, capsys):
     assert first == ["0", "free", "3840", "50", "vcuda", "-", f"{node.gpus[0].uuid}::0"]
     assert second == ["0", "in", "use", "3840", "50", "vcuda", "ml/train/main", f"{node.gpus[0].uuid}::1"]
     said = vgpuctl(node, capsys, "explain", f"{node.gpus[0].uuid}::1")
-    assert "3840 MiB, one of 4 of a GPU of 15360 MiB" in said
+    assert "one of 4 slices (15360 MiB in total) of a GPU with 15360 MiB" in said
     assert "held by allocation" in said
     daemon.source.xids.put((node.gpus[1].uuid, 79))
     until(lambda: "is unhealthy: Xid 79" in vgpuctl(node, capsys, "explain", "1"), "the reason")
     assert "unhealthy" not in vgpuctl(node, capsys, "explain", "0")
     assert ctl.main(["--socket", str(node.paths.admin_socket), "explain", "7"]) == 1
-    assert "this node has no GPU and no slice 7" in capsys.readouterr().err
+    assert "this node has no GPU or slice 7" in capsys.readouterr().err
     assert "containers get their GPU by envvar" in vgpuctl(node, capsys, "explain")
 
 

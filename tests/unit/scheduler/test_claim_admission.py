@@ -243,10 +243,10 @@ def test_ended_bound_or_deleted_pod_gets_no_claim(end):
 OWN = {"ownerReferences": [{"uid": "uid-a"}]}
 # columns: metadata of the existing claim with this name, its spec, words of the expected event
 FOREIGN = [
-    ({"ownerReferences": [{"uid": "uid-b"}]}, SPEC, "found another's; create the pod again"),
-    ({}, SPEC, "found another's; create the pod again"),
+    ({"ownerReferences": [{"uid": "uid-b"}]}, SPEC, "found another owner; create the pod again"),
+    ({}, SPEC, "found another owner; create the pod again"),
     ({**OWN, "deletionTimestamp": "2026-11-27T00:00:00Z"}, SPEC, "it is being deleted"),
-    (OWN, {"devices": {}}, "found another request; delete it"),
+    (OWN, {"devices": {}}, "found another request; delete the claim"),
 ]
 
 
@@ -273,7 +273,7 @@ def test_no_claim_if_the_api_server_drops_share_fields():
         claims.pod(False, claiming("a", ONE))
         await claims.round()
         (text,) = told(double)
-        assert "found fewer fields; Kubernetes 1.36 keeps those of shares" in text and claims.counts["made"] == 0
+        assert "found fewer fields; shares need Kubernetes 1.36" in text and claims.counts["made"] == 0
         assert not double.of("resourceclaims") and not [one for one in double.writes[len(writes) :] if FOLDER in one[1]]
 
     with_claims(go)

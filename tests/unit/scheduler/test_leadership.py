@@ -87,7 +87,7 @@ def test_first_replica_takes_and_renews_the_lease(stage):
         await one.round()
         assert await one.may_bind() == "" and one.writes() and holder(double) == "one"
         await two.round()
-        assert "the one that binds is one" in two.why and not two.writes()
+        assert "the replica that binds is one" in two.why and not two.writes()
         for _each in range(20):
             clock.time += 2
             await one.round()
@@ -124,7 +124,7 @@ def test_dead_holder_is_replaced_after_its_lease_ends(stage):
         # The first elector runs again and notices that it lost the lease.
         await one.round()
         await one.round()
-        assert not one.leads and "the one that binds is two" in await one.may_bind()
+        assert not one.leads and "the replica that binds is two" in await one.may_bind()
 
     stage(story)
 
@@ -256,7 +256,7 @@ WHILE_READ = [
     # error
     (0.0, "", ""),
     (12.0, "", "about to end"),
-    (4.0, "two", "two is called"),
+    (4.0, "two", "the kube-scheduler now calls two"),
 ]
 
 
@@ -325,7 +325,7 @@ def test_only_the_holder_binds_and_only_after_listing():
                 pods = [double.put(pod_path(name), pod_object(name)) for name in "abcd"]
                 await first.until(lambda: first.cluster.pods.listed_at >= first.leadership._since)
                 assert await first.bind(pods[0], "n0") == ""
-                assert "the one that binds is" in await second.bind(pods[1], "n0")
+                assert "the replica that binds is" in await second.bind(pods[1], "n0")
                 # Both replicas filter, because an autoscaler may call either.
                 assert (await second.verb("filter", {"Pod": pods[1], "NodeNames": names}))[1]["NodeNames"] == names
                 # The second replica gets no event of the leader's last bind.
@@ -340,7 +340,10 @@ def test_only_the_holder_binds_and_only_after_listing():
                 await second.until(lambda: second.cluster.pods.listed_at >= second.leadership._since)
                 assert second.ledger.held("uid-b") is not None
                 assert await second.bind(pods[2], "n0") == ""
-                assert "lease" in await first.bind(pods[3], "n0") or "this replica ends" in first.leadership.why
+                assert (
+                    "lease" in await first.bind(pods[3], "n0")
+                    or "this replica is shutting down" in first.leadership.why
+                )
 
     asyncio.run(go())
 

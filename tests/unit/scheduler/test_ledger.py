@@ -127,7 +127,7 @@ def test_gpus_by_uuid_and_model(preferences, uuids):
     asked = pod_ask(ask(), **preferences)
     answer = ledger.filter(asked, ["a"])
     if uuids is None:
-        assert "annotations take" in answer.never["a"]
+        assert "annotations accept" in answer.never["a"]
     else:
         assert [device.uuid for device in ledger.place(asked, "a")[0].devices] == uuids
 
@@ -219,7 +219,7 @@ def test_returning_node_keeps_its_usage():
     bind(ledger, "x", pod_ask(ask(5000, 20)), "a")
     before = ledger.use("a")
     ledger.drop_node("a")
-    assert ledger.filter(pod_ask(), ["a"]).never["a"].startswith("the node tells no GPUs")
+    assert ledger.filter(pod_ask(), ["a"]).never["a"].startswith("the node publishes no GPUs")
     ledger.set_node("a", ())
     # An empty GPU list means that the node no longer offers parts of GPUs.
     assert list(ledger.filter(pod_ask(), ["a"]).never) == ["a"] and ledger.prioritize(pod_ask(), ["a"]) is not None

@@ -15,7 +15,7 @@ CARD = 16160
 PER_CONTAINER, PER_POD = Topology(SINGLE_NUMA_NODE, CONTAINER), Topology(SINGLE_NUMA_NODE, POD)
 FREE = Topology()
 # Words of the refusal of a node whose topology manager allows one NUMA node only.
-NUMA = "free on one NUMA node, as its topology manager wants"
+NUMA = "free on one NUMA node, as its topology manager requires"
 
 
 def ledger_of(numas, topology, full=(), **policies):

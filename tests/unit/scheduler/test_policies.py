@@ -61,9 +61,9 @@ CHAINS = [
     ((9, 0, 8, 0), {GPU_POLICY: "binpack"}, 2, "02"),
     ((9, 0, 8, 0), {GPU_POLICY: "binpack", BIND: "true"}, 2, "01"),
     ((0, 0, 8, 7), {GPU_POLICY: "binpack", BIND: "true"}, 2, "23"),
-    ((0, MEMORY, 0, MEMORY), {BIND: "true"}, 2, "free on one NUMA node, as the pod wants"),
+    ((0, MEMORY, 0, MEMORY), {BIND: "true"}, 2, "free on one NUMA node, as the pod requires"),
     ((0, MEMORY, 0, MEMORY), {}, 2, "02"),
-    ((0, 0, 0, 0), {BIND: "true"}, 3, "free on one NUMA node, as the pod wants"),
+    ((0, 0, 0, 0), {BIND: "true"}, 3, "free on one NUMA node, as the pod requires"),
     # In a chain, each further policy decides only between GPUs that are equal for the policies before it.
     ((9, 0, 8, 0), {GPU_POLICY: "binpack,numa"}, 2, "02"),
     ((9, 0, 8, 0), {GPU_POLICY: "numa,binpack"}, 2, "01"),
@@ -106,7 +106,7 @@ def test_containers_of_a_mutex_pod_get_separate_gpus():
 def test_gpus_without_numa_nodes_count_as_one_numa_node():
     assert placed(ledger_of(numas=(-1, -1)), asked({BIND: "true"}, 2)) == ["01"]
     assert placed(ledger_of(numas=(-1, -1, 0)), asked({BIND: "true"}, 2)) == (
-        "not 2 GPUs with 3000 MiB free on one NUMA node, as the pod wants"
+        "not 2 GPUs with 3000 MiB free on one NUMA node, as the pod requires"
     )
 
 

@@ -96,7 +96,7 @@ def test_program_serves_extender_and_webhook_and_drains_at_sigterm(tmp_path):
 
                 async def refused():
                     async with session.get(f"https://127.0.0.1:{outer}/readyz", ssl=context) as answer:
-                        assert (answer.status, await answer.text()) == (503, "this replica ends\n")
+                        assert (answer.status, await answer.text()) == (503, "this replica is shutting down\n")
 
                 await eventually(refused)
                 # Callers that do not know of the shutdown yet still get a response; they call another replica next.
@@ -128,7 +128,7 @@ FILES = [
     ({"claims": "dra"}, {}, "expected true or false"),
     ({"tooManyGpus": "wat"}, {}, 'did you mean "wait"'),
     ({"gpuPolicy": "least"}, {}, "one of binpack, spread, topology"),
-    ({"resourceNames": {"count": "nvidia.com/gpumem"}}, {}, "two resources have one name"),
+    ({"resourceNames": {"count": "nvidia.com/gpumem"}}, {}, "two resources have the same name"),
     ([], {}, "expected a mapping"),
 ]
 

@@ -372,7 +372,7 @@ def test_memory_reserved_for_a_nominated_pod_is_not_granted():
     here.cluster.pod(False, wire.msgspec.json.decode(json.dumps(waits), type=wire.Pod))
     here.ask("a", 8000)
     here.round()
-    assert here.writes == [] and "kept for a pod whose victims are leaving" in here.events[0][2]
+    assert here.writes == [] and "reserved for a pod whose preemption victims are still ending" in here.events[0][2]
     here.ask("a", 100)
     here.round()
     assert here.given("a") == [(A, 100, 0)], "expected a grant of the smaller size"

@@ -413,7 +413,7 @@ def test_bind_reads_an_unknown_pod_after_a_restart():
             assert await one.bind(pod, "n0") == ""
             stale = json.loads(json.dumps(pod))
             stale["metadata"]["uid"] = "uid-of-before"
-            assert "is another one now" in await one.bind(stale, "n0")
+            assert "another pod has the name" in await one.bind(stale, "n0")
             gone = pod_object("gone")
             assert "404" in await one.bind(gone, "n0")
 
@@ -498,7 +498,7 @@ def test_reasons_are_shown_in_metrics_and_commands(capsys):
             assert "2 nodes: not a GPU with 8000 MiB free (n0, n1)" in text
             text = (await one.get("/explain/default/huge"))[1]
             assert "not a GPU large enough for 90000 MiB" in text and "add a node" in text
-            assert "asks for what cannot be" in (await one.get("/explain/default/odd"))[1]
+            assert "its GPU request is invalid" in (await one.get("/explain/default/odd"))[1]
             assert "holds on node n0" in (await one.get("/explain/default/a"))[1]
             assert (await one.get("/explain/default/nobody"))[0] == 404
             address = one.url.removeprefix("http://")
@@ -506,7 +506,7 @@ def test_reasons_are_shown_in_metrics_and_commands(capsys):
             assert await asyncio.to_thread(main_module.ask, address, "default/nobody") == 1
             assert await asyncio.to_thread(main_module.ask, "127.0.0.1:1", "a") == 1
             said = capsys.readouterr()
-            assert "it would fit on n0" in said.out and "404" in said.err and "nobody listens" in said.err
+            assert "it would fit on n0" in said.out and "404" in said.err and "no scheduler listens" in said.err
             # The webhook's socket, which the API server calls, serves no cluster metrics.
             async with one.session.get(f"{one.webhook_url}/metrics") as refused:
                 assert refused.status == 404

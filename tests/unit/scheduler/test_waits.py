@@ -77,9 +77,9 @@ def test_text_of_the_event():
 
 # columns: a pod's request, words of its event
 HELPS = [
-    (pod_ask(one_ask(90000)), "No other pod's end helps: ask for less, for other GPUs, or add a node"),
+    (pod_ask(one_ask(90000)), "The end of other pods does not help: request less or other GPUs, or add a node"),
     (pod_ask(one_ask(1000, gpus=2)), "2 fewer than 2 GPUs (n0, n1)"),
-    (pod_ask(one_ask(1000), use_models=("a100",)), "2 not a GPU that the pod's annotations take (n0, n1)"),
+    (pod_ask(one_ask(1000), use_models=("a100",)), "2 not a GPU that the pod's annotations accept (n0, n1)"),
 ]
 
 
@@ -169,7 +169,7 @@ def test_only_pending_pods_get_an_event_over_http(monkeypatch):
             await one.until(lambda: len(double.of("events")) == 2)
             assert "12000 of 12500 in use" in double.of("events")[-1]["message"]
             text = (await one.get("/explain/default/small"))[1]
-            assert "12000 of 12500 in use" in text and "what it waits for is not GPUs" not in text
+            assert "12000 of 12500 in use" in text and "it does not wait for GPUs" not in text
             # A bound or deleted pod is removed from memory.
             double.remove(pod_path("waits"))
             await one.until(lambda: "uid-waits" not in one.extender.waiting._reported)

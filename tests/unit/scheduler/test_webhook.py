@@ -178,13 +178,13 @@ REFUSED = [
     (pod({GPU: "1"}, nodeName="n1"), "spec.nodeName"),
     (privileged(), "securityContext.privileged"),
     (pod({GPU: "1"}, {}, {"hami.io/gpu-scheduler-policy": "binpak"}), 'did you mean "binpack"'),
-    (pod({GPU: "1"}, {}, {pod_annotations.PLAN: "{}"}), "written by the scheduler alone"),
-    (pod({GPU: "1"}, {}, {pod_annotations.GIVEN: "{}"}), "written by the scheduler alone"),
+    (pod({GPU: "1"}, {}, {pod_annotations.PLAN: "{}"}), "only the scheduler may write this annotation"),
+    (pod({GPU: "1"}, {}, {pod_annotations.GIVEN: "{}"}), "only the scheduler may write this annotation"),
     (
         pod({GPU: "1"}, {"vgpu.fleet/webhook": "ignore"}, {pod_annotations.GIVEN: "{}"}),
-        "written by the scheduler alone",
+        "only the scheduler may write this annotation",
     ),
-    (pod({"cpu": "1"}, {}, {pod_annotations.PLAN: "{}"}), "written by the scheduler alone"),
+    (pod({"cpu": "1"}, {}, {pod_annotations.PLAN: "{}"}), "only the scheduler may write this annotation"),
     (pod({GPU: "1", "nvidia.com/gpumen": "5"}), 'did you mean "nvidia.com/gpumem"'),
 ]
 
@@ -225,7 +225,7 @@ MANY = [
     ({GPU: "9"}, {}, {}, {"empty": 0}, ""),
     ({GPU: "1"}, {}, {}, {"empty": 0}, ""),
     # GPUs that the pod's annotations exclude do not count. If all are excluded, the number of GPUs is not the reason.
-    ({GPU: "2"}, {}, {"nvidia.com/use-gpuuuid": "GPU-big-3"}, {"big": 8}, "has 1 that the pod's annotations take"),
+    ({GPU: "2"}, {}, {"nvidia.com/use-gpuuuid": "GPU-big-3"}, {"big": 8}, "has 1 that the pod's annotations accept"),
     ({GPU: "2"}, {}, {"nvidia.com/use-gpuuuid": "GPU-big-3,GPU-big-4"}, {"big": 8}, ""),
     ({GPU: "3"}, {}, {"nvidia.com/nouse-gputype": "V100"}, {"big": 8}, ""),
     ({GPU: "9"}, {}, A100, {"big": 8}, ""),

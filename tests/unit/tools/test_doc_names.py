@@ -224,7 +224,7 @@ SEEN = {
     "does not exist: the plugin does not run, or waits for the driver": f"{PLUGIN}/admin/admin_socket.py",
     " is lost: ": f"{PLUGIN}/reconcile/reconfigure.py",
     "has files that were removed from the node": f"{PLUGIN}/watch/watcher.py",
-    "was gone; it is made again": f"{PLUGIN}/admin/admin_socket.py",
+    "was deleted or replaced; it is created again": f"{PLUGIN}/admin/admin_socket.py",
     "are held by processes of no allocation": f"{PLUGIN}/watch/setup.py",
     " is full (": f"{PLUGIN}/allocation/repair.py",
     "not registered: ": f"{PLUGIN}/ctl/text.py",

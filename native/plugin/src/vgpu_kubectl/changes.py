@@ -77,7 +77,7 @@ def outcome(pod: Object, asked: str) -> str:
     notes = (pod.get("metadata") or {}).get("annotations") or {}
     if notes.get(resizes.RESIZED) != asked:
         return ""
-    return "granted; its node has not given it yet" if resizes.FORMER in notes else "granted"
+    return "granted, but its node has not applied it yet" if resizes.FORMER in notes else "granted"
 
 
 # ---- a GPU that gets no more pods
@@ -95,7 +95,7 @@ def the_gpu(node: Object, named: str, exported: Mapping[str, int]) -> str:
         found = [uuid for uuid in known if uuid.startswith(named)] if known else [named]
     where = f"node {rows.name_of(node)}"
     if not known and not re.fullmatch(r"GPU-[0-9A-Za-z-]+", named):
-        raise Refused(f"{where}: its GPUs are not known here; name the GPU by its whole UUID, as vgpuctl status has it")
+        raise Refused(f"{where}: its GPUs are unknown here; give the whole UUID of the GPU, as vgpuctl status shows it")
     if len(found) != 1:
         names = ", ".join(f"{number}: {uuid}" for uuid, number in sorted(known.items(), key=lambda one: one[1]))
         raise Refused(f"{where}: expected one GPU, found {len(found)} by the name {named}; it has {names}")

@@ -222,7 +222,7 @@ def _resize(cluster: Cluster, given: argparse.Namespace) -> str:
     namespace = str((pod.get("metadata") or {}).get("namespace") or "")
     asked = changes.request(pod, given.container, given.memory, given.cores)
     cluster.annotate("pod", name, namespace, resizes.RESIZE, asked)
-    lines = [f"{namespace}/{name}: asked for {asked}"]
+    lines = [f"{namespace}/{name}: requested {asked}"]
     end, granted = time.monotonic() + given.wait, ""
     while granted != "granted" and time.monotonic() < end:
         time.sleep(PAUSE_S)
@@ -230,7 +230,9 @@ def _resize(cluster: Cluster, given: argparse.Namespace) -> str:
         granted = changes.outcome(pod, asked)
     if granted:
         return "\n".join([*lines, f"  {granted}"])
-    lines.append("  not granted yet; it is asked for until it is, or the annotation goes. What is known:")
+    lines.append(
+        "  not granted yet; the request stays until it is granted or its annotation is removed. State of the pod:"
+    )
     events = cluster.events(namespace, str((pod.get("metadata") or {}).get("uid") or ""))
     return "\n".join([*lines, *rows.why(pod, events)])
 
@@ -242,7 +244,7 @@ def _drain(cluster: Cluster, given: argparse.Namespace) -> str:
     alone = changes.unmanaged(pods)
     if alone and not given.keep_pods and not given.force:
         raise changes.Refused(
-            f"nobody makes these pods again: {', '.join(alone)}; give --force to end them for good, or --keep-pods"
+            f"no controller creates these pods again: {', '.join(alone)}; give --force to evict them, or --keep-pods"
         )
     cluster.annotate("node", given.node, "", changes.DRAINED, changes.drained(node, uuid, True))
     lines = [f"{given.node}: {uuid} gets no more pods"]
@@ -250,8 +252,8 @@ def _drain(cluster: Cluster, given: argparse.Namespace) -> str:
         return "\n".join([*lines, *(f"  stays: {rows.key_of(one)}" for one in pods)])
     if not known:
         raise changes.Refused(
-            f"{lines[0]}, and who is on it is not known here: slices are equal and no exporter answers on port "
-            f"{given.port}; vgpuctl top on {given.node} has them, and kubectl delete pod ends them"
+            f"{lines[0]}, but its current pods are unknown: slices are equal, and no exporter responds on port "
+            f"{given.port}; find them with vgpuctl top on {given.node}, and end them with kubectl delete pod"
         )
     for one in pods:
         namespace, _slash, name = rows.key_of(one).partition("/")
@@ -259,8 +261,8 @@ def _drain(cluster: Cluster, given: argparse.Namespace) -> str:
             cluster.evict(namespace, name, changes.eviction(one))
             lines.append(f"  evicted: {namespace}/{name}")
         except NoAnswer as fault:
-            lines.append(f"  stays: {namespace}/{name}: {fault}; run this again")
-    return "\n".join(lines if pods else [*lines, "  nobody is on it"])
+            lines.append(f"  stays: {namespace}/{name}: {fault}; run the command again")
+    return "\n".join(lines if pods else [*lines, "  no pod uses it"])
 
 
 def _undrain(cluster: Cluster, given: argparse.Namespace) -> str:

@@ -193,13 +193,17 @@ def why(pod: Object, events: Iterable[Object], most: int = 5) -> list[str]:
     lines = [f"{key_of(pod)}: {_phase(pod) or 'unknown'}{where}"]
     try:
         ask = read_pod(dict(pod))
-        lines += [f"  {line}" for line in asked(ask)] if ask.wants_gpus else ["  asks for no GPU by the usual names"]
+        lines += (
+            [f"  {line}" for line in asked(ask)]
+            if ask.wants_gpus
+            else ["  requests no GPU by the default resource names"]
+        )
     except DialectError as fault:
-        lines += ["  asks for what cannot be", *(f"    {one}" for one in fault.findings)]
+        lines += ["  its GPU request is invalid:", *(f"    {one}" for one in fault.findings)]
     try:
         uses, limits = held(pod), limits_of(pod)
         if uses:
-            lines.append(f"  was given, by {_chosen_by(pod)}:")
+            lines.append(f"  has GPUs, chosen by {_chosen_by(pod)}:")
         for uuid, use in sorted(uses.items()):
             more = f" promised, up to {limits[uuid]} MiB" if limits.get(uuid, 0) > use.memory_mib else ""
             lines.append(f"    {uuid}: {use.memory_mib} MiB{more}, {use.cores or 'any'} %")
@@ -258,7 +262,7 @@ def _chosen_by(pod: Object) -> str | None:
     if resizes.RESIZED in _annotations(pod):
         return "scheduler, resized"
     if pod_annotations.GIVEN in _annotations(pod):
-        return "kubelet, other than planned"
+        return "kubelet, not as planned"
     if pod_annotations.PLAN in _annotations(pod):
         return "scheduler"
     return "kubelet" if node_of(pod) else None
@@ -271,7 +275,7 @@ def _waits_for(pod: Object) -> str:
     for one in (pod.get("status") or {}).get("conditions") or []:
         if one.get("type") == "PodScheduled" and one.get("status") == "False":
             return str(one.get("message") or one.get("reason") or "")
-    return "nobody has tried to find a node yet"
+    return "no scheduler has tried to find a node yet"
 
 
 def _trouble(node: Object, gpus: tuple[NodeGpu, ...]) -> list[str]:

@@ -89,7 +89,7 @@ class Cluster:
         try:
             found = json.loads(self._said(*words, "--output", "json"))
         except ValueError as fault:
-            raise NoAnswer(f"{' '.join(command)}: its answer is no JSON: {fault}") from None
+            raise NoAnswer(f"{' '.join(command)}: expected JSON as output: {fault}") from None
         if not isinstance(found, dict):
             raise NoAnswer(f"{' '.join(command)}: expected an object, found {type(found).__name__}")
         return found

@@ -15,7 +15,7 @@ SHORT_UUID = len("GPU-12345678")
 
 def nodes(rows: Sequence[Values], _wide: bool = False) -> list[str]:
     if not rows:
-        return ["no node has a GPU that Kubernetes knows"]
+        return ["no node reports GPUs to Kubernetes"]
     found: list[Row] = [("NODE", "STATUS", "GPUS", "SHARING", "GIVEN OUT", "PLANNED MiB", "OF MiB", "PODS")]
     for row in rows:
         status = ("Ready" if row["ready"] else "NotReady") + ("" if row["schedulable"] else ",cordoned")
@@ -30,7 +30,9 @@ def nodes(rows: Sequence[Values], _wide: bool = False) -> list[str]:
 
 def cards(rows: Sequence[Values], wide: bool = False) -> list[str]:
     if not rows:
-        return ["no node tells GPUs that pods may ask parts of; kubectl vgpu nodes has the others"]
+        return [
+            "no node publishes GPUs of which pods may request parts; kubectl vgpu nodes shows nodes with other GPUs"
+        ]
     more = ("UUID", "WHO") if wide else ()
     found: list[Row] = [("NODE", "GPU", "MODEL", "PLANNED MiB", "OF MiB", "CORES %", "SLOTS", "PODS", "HEALTH", *more)]
     for row in rows:
@@ -59,7 +61,7 @@ def pods(rows: Sequence[Values], wide: bool = False) -> list[str]:
     for row in rows:
         has = "; ".join(_part(one, wide) for one in row["gpus"])
         counted = ", ".join(f"{count} × {name}" for name, count in row["resources"].items())
-        asks = has or (counted if row["node"] else f"asks for {counted}" if counted else "-")
+        asks = has or (counted if row["node"] else f"requests {counted}" if counted else "-")
         found.append(
             (row["namespace"], row["pod"], row["node"] or "-", row["phase"], asks, row["chosen_by"] or "waits")
         )
@@ -70,7 +72,7 @@ def pods(rows: Sequence[Values], wide: bool = False) -> list[str]:
 
 def slices(rows: Sequence[Values], wide: bool = False) -> list[str]:
     if not rows:
-        return ["no exporter says anything of a slice"]
+        return ["no exporter reports a slice"]
     found: list[Row] = [("NODE", "GPU", "SLICE", "MiB", "CORES %", "STATE", *(("RESOURCE",) if wide else ()))]
     for row in rows:
         name = row["slice"] if wide else row["slice"].rpartition("::")[2] or row["slice"]

@@ -68,8 +68,9 @@ MOUNTS_ANSWER_S = 1.5
 
 
 class Extras(NamedTuple):
-    """Optional services: metrics on an address, labels in a file. ``kubeconfig`` and the node's name are needed to
-    follow the node's label; empty: not followed. ``watch_s``: seconds between two polls of the watcher; 0: no watcher.
+    """Optional services. ``metrics``: address of the metrics server. ``labels``: whether to write a feature file.
+    ``kubeconfig``: access to the API server; empty: none, so the node's label is not followed. ``watch_s``: seconds
+    between two polls of the watcher; 0: no watcher.
     """
 
     metrics: str = ""
@@ -133,8 +134,8 @@ class Parts:
 
 
 def resources(pool: Pool, settings: Settings) -> list[str]:
-    """Returns the resources to register: those of the slices; a node without slices registers its plain resource, with
-    no device. With claims, none.
+    """Returns the resources to register: the resources of the slices; without slices, the node's plain resource without
+    devices; with claims, none.
     """
     if settings.claims:
         return []

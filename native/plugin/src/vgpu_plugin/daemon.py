@@ -86,7 +86,9 @@ class Daemon:
                 source.close()
                 fault = "NVML lists no GPU on this host"
                 if unreadable:
-                    fault = f"NVML lists {len(unreadable)} GPUs and none can be read: {next(iter(unreadable.values()))}"
+                    fault = (
+                        f"NVML lists {len(unreadable)} GPUs, but none can be read: {next(iter(unreadable.values()))}"
+                    )
             except GpuError as error:
                 fault = str(error)
             if settings.fail_on_init_error:
@@ -94,7 +96,7 @@ class Daemon:
                     f"{fault}; set flags.failOnInitError: false in {settings.path} to wait for the driver instead"
                 )
             if fault != reported:
-                log.warning("%s; tried again every %.0f s", fault, DRIVER_RETRY_S)
+                log.warning("%s; trying again every %.0f s", fault, DRIVER_RETRY_S)
                 notify(f"READY=1\nSTATUS=waiting for the driver: {fault}")
                 reported = fault
             self._stopping.wait(DRIVER_RETRY_S)
@@ -107,7 +109,9 @@ class Daemon:
             parts.files.prepare()
         except OSError as fault:
             run = self._setup.paths.run_dir
-            raise Fatal(f"{run}: the folder of all containers cannot be made there: {fault}; is it writable?") from None
+            raise Fatal(
+                f"{run}: the folder of all allocations cannot be created there: {fault}; is it writable?"
+            ) from None
         parts.static_slices.refresh()
         parts.leases.restore()
         parts.resizer.restore()
@@ -188,7 +192,7 @@ class Daemon:
             try:
                 task()
             except Exception:
-                log.exception("housekeeping failed; it is tried again in %.0f s", HOUSEKEEPING_S)
+                log.exception("a periodic task failed; it is tried again in %.0f s", HOUSEKEEPING_S)
 
     def _servers(self, parts: Parts) -> list[admin_socket.Server | metrics_server.Server]:
         """Returns the admin socket's server, and the metrics server if an address is given. Raises Fatal."""
@@ -197,7 +201,7 @@ class Daemon:
         try:
             servers.append(admin_socket.Server(paths.admin_socket, service))
         except OSError as fault:
-            raise Fatal(f"{paths.admin_socket} cannot be served: {fault}; vgpuctl asks there") from None
+            raise Fatal(f"{paths.admin_socket} cannot be served, and vgpuctl needs it: {fault}") from None
         if address:
 
             def make() -> str:

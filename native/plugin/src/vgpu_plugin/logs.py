@@ -34,7 +34,7 @@ class JsonFormatter(logging.Formatter):
 def add_to(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log-level", choices=LEVELS, default="info")
     parser.add_argument(
-        "--log-format", choices=FORMATS, default=TEXT, help="json: one object a line (default: %(default)s)"
+        "--log-format", choices=FORMATS, default=TEXT, help="json: one object per line (default: %(default)s)"
     )
 
 

@@ -41,76 +41,93 @@ def _add_paths(out: argparse.ArgumentParser) -> None:
         "--kubelet-dir", type=Path, default=defaults.kubelet_dir, help="folder of kubelet.sock (default: %(default)s)"
     )
     out.add_argument(
-        "--run-dir", type=Path, default=defaults.run_dir, help="sockets, allocations (default: %(default)s)"
+        "--run-dir",
+        type=Path,
+        default=defaults.run_dir,
+        help="folder of sockets and allocations (default: %(default)s)",
     )
-    out.add_argument("--state-dir", type=Path, default=defaults.state_dir, help="records (default: %(default)s)")
-    out.add_argument("--sys-root", type=Path, default=defaults.sys_root, help="sysfs, for NUMA (default: %(default)s)")
+    out.add_argument(
+        "--state-dir",
+        type=Path,
+        default=defaults.state_dir,
+        help="folder of the allocation records (default: %(default)s)",
+    )
+    out.add_argument(
+        "--sys-root",
+        type=Path,
+        default=defaults.sys_root,
+        help="mount point of sysfs, for NUMA nodes (default: %(default)s)",
+    )
     out.add_argument(
         "--cgroup-root",
         type=Path,
         default=defaults.cgroup_root,
-        help="version 2 of control groups, for limits that the driver enforces (default: %(default)s)",
+        help="mount point of control groups version 2, for limits that the driver enforces (default: %(default)s)",
     )
     out.add_argument(
         "--in-container",
         action="store_true",
-        help="this is a pod: the driver is the host's, below --host-root (default: it is where this program runs)",
+        help="this program runs in a pod, so search the driver's files below --host-root",
     )
     out.add_argument(
         "--host-root",
         type=Path,
         default=defaults.host_root,
-        help="the host's root folder, for runtimes' configurations (default: /)",
+        help="path of the host's root folder, which has the configurations of container runtimes (default: /)",
     )
     out.add_argument(
         "--cdi-dir",
         default=str(defaults.cdi_dir),
-        help="where CDI files are written; empty: none (default: %(default)s)",
+        help="folder in which CDI files are written; empty: write none (default: %(default)s)",
     )
 
 
 def parser() -> argparse.ArgumentParser:
     out = argparse.ArgumentParser(
-        prog="vgpu-device-plugin", description="Offers slices of this host's GPUs to the kubelet, as node.yaml says."
+        prog="vgpu-device-plugin",
+        description="Offers slices of this host's GPUs to the kubelet, as configured in node.yaml.",
     )
     _add_paths(out)
     logs.add_to(out)
     out.add_argument(
-        "--purge", action="store_true", help="end every allocation, remove what this program left, and exit"
+        "--purge", action="store_true", help="end every allocation, remove all files of this program, and exit"
     )
     out.add_argument(
         "--health-clean-period",
         type=float,
         default=CLEAN_S,
         metavar="SECONDS",
-        help="a GPU without a fault for so long is healthy again (default: %(default).0f)",
+        help="time without errors after which a GPU is healthy again (default: %(default).0f)",
     )
     out.add_argument(
         "--metrics-listen",
         default="",
         metavar="HOST:PORT",
-        help="serve Prometheus metrics there; empty: nowhere (default)",
+        help="serve Prometheus metrics on this address; empty: serve none (default)",
     )
     out.add_argument("--labels", action="store_true", help="write labels for node-feature-discovery (gfd.* options)")
     out.add_argument(
-        "--node-labels", action="store_true", help="set the same labels on this node's object; needs --kubeconfig"
+        "--node-labels", action="store_true", help="set the labels of --labels on the Node object; needs --kubeconfig"
     )
     out.add_argument(
         "--unhealthy-taint",
         choices=("none", "any", "all"),
         default="none",
-        help="taint this node, NoSchedule, while any or all of its GPUs are unhealthy; needs --kubeconfig and a user "
-        "who may change taints, which a kubelet may not (default: %(default)s)",
+        help="taint this node with NoSchedule while any or all of its GPUs are unhealthy; needs --kubeconfig with a "
+        "user who may change taints (a kubelet's user may not; default: %(default)s)",
     )
     out.add_argument(
-        "--configs-dir", type=Path, default=None, help="named configurations (default: configs next to the file)"
+        "--configs-dir",
+        type=Path,
+        default=None,
+        help="folder of named configurations (default: the folder configs next to the file of --config)",
     )
     out.add_argument(
         "--kubeconfig",
         default="",
         metavar="FILE",
-        help="follow this node's label nvidia.com/device-plugin.config, which names a configuration; in-cluster: with "
-        "the pod's service account (default: the label is not followed)",
+        help="kubeconfig file for the API server, or in-cluster: the pod's service account; also follows this node's "
+        "label nvidia.com/device-plugin.config, which names a configuration (default: no API server)",
     )
     out.add_argument("--node-name", default="", help="name of this node (default: NODE_NAME, else the host's name)")
     out.add_argument(
@@ -118,7 +135,7 @@ def parser() -> argparse.ArgumentParser:
         type=seconds,
         default=INTERVAL_S,
         metavar="SECONDS",
-        help="between two polls for processes that bypass the library; 0: none (default: %(default)s)",
+        help="time between two polls for processes that bypass the library; 0: never (default: %(default)s)",
     )
     options.add_to(out)
     out.add_argument("--version", action="version", version=version())

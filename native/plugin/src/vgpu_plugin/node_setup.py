@@ -48,12 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="vgpu-node-setup", description=__doc__.splitlines()[0])
     commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    setup = commands.add_parser("install", help="the library on the host, node.yaml from variables")
+    setup = commands.add_parser("install", help="install the library on the host, and write node.yaml from variables")
     setup.add_argument("--archives", type=Path, required=True, help="folder with one archive of the library")
     setup.add_argument("--variables", type=Path, required=True, help="file with a JSON object of vgpu_* variables")
     setup.add_argument("--config", type=Path, default=Paths().config, help="node.yaml to write (default: %(default)s)")
-    removal = commands.add_parser("remove", help="the library and our empty folders, from the host")
-    removal.add_argument("--host-root", default="/", help="where the host's root folder is mounted, writable")
+    removal = commands.add_parser("remove", help="remove the library and our empty folders from the host")
+    removal.add_argument("--host-root", default="/", help="path at which the host's root folder is mounted, writable")
     for one in (setup, removal):
         one.add_argument("--library-root", default=node_config.LIBRARY_ROOT, help="(default: %(default)s)")
     return made
@@ -96,7 +96,9 @@ def configurations(variables: Path, library_root: str) -> dict[str | None, str]:
 
 def not_by_a_pod(variables: dict[str, Any]) -> dict[str, str]:
     """Returns variable → why a pod cannot apply it, for settings that need the host."""
-    host = {schema.PREFIX + name: "a playbook sets it, no pod does; leave it out" for name in schema.ONLY_FOR_THE_HOST}
+    host = {
+        schema.PREFIX + name: "only a playbook can set it, not a pod; leave it out" for name in schema.ONLY_FOR_THE_HOST
+    }
     found = {name: why for name, why in host.items() if name in variables}
     sharing = variables.get("vgpu_sharing", "vcuda")
     if sharing not in schema.BY_LABEL:

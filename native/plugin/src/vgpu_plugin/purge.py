@@ -57,7 +57,7 @@ def _withdraw(api: Server, node: str) -> None:
         Publisher(api, api, node, list).withdraw()
     except ApiError as fault:
         # The cluster has no ResourceSlices, or the user may not read them.
-        log.info("node %s: whether slices of claims are left is not known: %s", node, fault)
+        log.info("node %s: its ResourceSlices could not be deleted, if there are any: %s", node, fault)
 
 
 def _remove_files(paths: Paths) -> None:

@@ -36,10 +36,10 @@ def unavailable(wanted: bool, first: bool) -> list[Finding]:
     """Returns why this pod cannot get claims, whatever it requests. ``first``: whether the pod may still be changed."""
     where = f'metadata.labels["{ALLOCATION}"]'
     if not wanted:
-        text = f"this scheduler makes no claims; set {VARIABLE}: true, or label the pod {EXTENDER}"
+        text = f"this scheduler creates no claims; set {VARIABLE}: true, or label the pod {EXTENDER}"
         return [Finding("error", where, text)]
     if not first:
-        text = "another webhook made the pod ask in names of the extender after it had its claims; keep it from that"
+        text = "another webhook added a GPU request after the pod got its claims; exclude such pods from that webhook"
         return [Finding("error", where, text)]
     return []
 

@@ -100,7 +100,11 @@ class Cluster:
                 # The annotation was deleted; the device plugin writes it again. Running pods keep their GPUs.
                 self._faulty[name] = text
                 self.drift["gpus_deleted"] += 1
-                log.warning("node %s: %s is gone; its GPUs stay as they were", name, pod_annotations.GPUS)
+                log.warning(
+                    "node %s: the annotation %s was deleted; the scheduler keeps the GPUs that it knows",
+                    name,
+                    pod_annotations.GPUS,
+                )
             return
         faults: list[Finding] = []
         labels = read_labels(node.metadata.labels, faults)
@@ -115,7 +119,9 @@ class Cluster:
         except PlanError as fault:
             self._faulty[name] = text
             self.drift["gpus_unreadable"] += 1
-            log.warning("node %s: %s: %s; its GPUs stay as they were", name, pod_annotations.GPUS, fault)
+            log.warning(
+                "node %s: %s: %s; the scheduler keeps the GPUs that it knows", name, pod_annotations.GPUS, fault
+            )
 
     def all_nodes(self, nodes: list[wire.Node], _began: float) -> None:
         there = {node.metadata.name for node in nodes}
@@ -254,11 +260,11 @@ class Cluster:
             meta = pod.get("metadata") or {}
             if meta.get("uid") == uid and (pod.get("spec") or {}).get("nodeName"):
                 self._extender.uncertain.pop(uid, None)
-                log.info("bind of %s: it was done", key)
+                log.info("bind of %s: it succeeded", key)
             elif meta.get("uid") != uid or time.monotonic() - when > GIVE_UP:
                 self._extender.uncertain.pop(uid, None)
                 self._ledger.release(uid)
-                log.info("bind of %s: it was not done; its GPUs are free again", key)
+                log.info("bind of %s: it failed; its GPUs are free again", key)
 
     async def _every(self, seconds: float, what: Callable) -> None:
         while True:

@@ -25,9 +25,9 @@ def explain(
     try:
         ask = read_pod(pod, config)
     except DialectError as fault:
-        return [f"{key}: asks for what cannot be", *(f"  {one}" for one in fault.findings)]
+        return [f"{key}: its GPU request is invalid:", *(f"  {one}" for one in fault.findings)]
     if not ask.wants_gpus:
-        return [f"{key}: asks for no GPU"]
+        return [f"{key}: requests no GPU"]
     lines = [f"{key}: {asked(ask)[0]}", *(f"  {line}" for line in asked(ask)[1:])]
     if held is not None:
         lines.append(f"  holds on node {held.node}:")
@@ -44,11 +44,12 @@ def explain(
     if not names:
         return [
             *lines,
-            "  no node tells GPUs that pods may ask parts of; is the device plugin with sliceSizing: requested up?",
+            "  no node publishes GPUs of which pods may request parts; does the device plugin run with sliceSizing: "
+            "requested?",
         ]
     lines.append(f"  {len(answer.fits)} of {len(names)} nodes have room")
     if answer.fits and not over:
-        lines.append(f"  it fits on {_some(answer.fits)}: what it waits for is not GPUs; see its events")
+        lines.append(f"  it fits on {_some(answer.fits)}, so it does not wait for GPUs; see its events")
     lines += [f"  {count} nodes: {text} ({nodes})" for count, text, nodes in _reasons(answer, names)]
     if not answer.fits:
         lines += [f"  {line}" for line in _help(ledger, ask, answer)]
@@ -85,7 +86,7 @@ def _help(ledger: Ledger, ask: PodAsk, answer: Answer, most: int = MAX_TRIED, sp
     failed, never = answer.failed, answer.never
     if not failed:
         return [
-            "no other pod's end helps: ask for less, for other GPUs, or add a node",
+            "the end of other pods does not help: request less or other GPUs, or add a node",
             *sorted(set(never.values()))[:SHOWN],
         ]
     best: tuple[int, str, str] | None = None
@@ -100,7 +101,7 @@ def _help(ledger: Ledger, ask: PodAsk, answer: Answer, most: int = MAX_TRIED, sp
         size, pod, node = best
         who = pod if space in ("", pod.partition("/")[0]) else "a pod of another namespace"
         return [f"it would fit on {node} once {who} ({size} MiB) ends"]
-    return ["on no node would the end of one pod alone do; it needs several to end, or a node more"]
+    return ["on no node the end of a single pod makes enough room; several pods must end, or add a node"]
 
 
 def _some(names: list[str]) -> str:

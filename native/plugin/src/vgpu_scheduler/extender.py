@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 # Pods between their filter and their bind; a pod that is dropped from this cache is read from the API again.
 MAX_WAITING = 20_000
-KEPT = "what becomes free is kept for a pod whose victims are leaving"
+KEPT = "the freed room is reserved for a pod whose preemption victims are still ending"
 
 
 class Binder(Evicts, Protocol):
@@ -146,7 +146,7 @@ class Extender:
             try:
                 pod = await self.api.pod(args.PodNamespace, args.PodName)
                 if (pod.get("metadata") or {}).get("uid") != args.PodUID:
-                    return self._refused(f"pod {key} is another one now; expected uid {args.PodUID}")
+                    return self._refused(f"another pod has the name {key} now; expected uid {args.PodUID}")
                 known = self._known(pod)
             except (ApiError, DialectError) as fault:
                 return self._refused(f"pod {key}: {fault}")
@@ -166,7 +166,7 @@ class Extender:
             plan = self._place(args, ask, priority) if ask.wants_gpus else ()
         except NoRoom as fault:
             self.counts["lost_race"] += 1
-            await self._tell(args, "GpuNoRoom", f"{fault}; another pod was quicker, it is tried again")
+            await self._tell(args, "GpuNoRoom", f"{fault}; another pod got the room first; the pod is scheduled again")
             return wire.BindResult(f"pod {key}: {fault}; it is scheduled again")
         uses = pod_annotations.use_of(plan).values()
         demand = Demand(sum(use.memory_mib for use in uses), sum(use.cores for use in uses))
@@ -190,7 +190,7 @@ class Extender:
     async def _again(self, args: wire.BindArgs, key: str, node: str, plan: str) -> wire.BindResult:
         """Repeats a bind whose outcome was unknown; the first plan stays valid on its node."""
         if node != args.Node:
-            text = f"pod {key} holds GPUs of node {node} from a bind whose outcome is not known yet; it is cleared up"
+            text = f"pod {key} holds GPUs of node {node} from an earlier bind, whose outcome is not known yet"
             return self._refused(text)
         return await self._post(args, key, plan)
 
@@ -203,7 +203,9 @@ class Extender:
             # The bind may have succeeded. The pod keeps its room until the watch or a list shows the outcome.
             self.counts["uncertain"] += 1
             self.uncertain[args.PodUID] = (args, time.monotonic())
-            log.warning("bind of %s to %s: %s; its GPUs stay held until it is known", key, args.Node, fault)
+            log.warning(
+                "bind of %s to %s: %s; its GPUs stay reserved until the outcome is known", key, args.Node, fault
+            )
             return wire.BindResult(f"pod {key}: {fault}")
         except ApiError as fault:
             if fault.status == 409:
@@ -233,7 +235,7 @@ class Extender:
             about = {"namespace": args.PodNamespace, "name": args.PodName, "uid": args.PodUID}
             await self.api.event(about, reason, message)
         except ApiError as fault:
-            log.warning("no event on %s/%s: %s", args.PodNamespace, args.PodName, fault)
+            log.warning("the event on pod %s/%s could not be written: %s", args.PodNamespace, args.PodName, fault)
 
     def forget(self, namespace: str, uid: str) -> None:
         """Drops the requests of a pod that is bound, has ended or is gone."""

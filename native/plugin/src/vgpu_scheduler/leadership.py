@@ -89,9 +89,9 @@ class Leadership:
                 self.called()
                 return self.why
             if self._now() + TIMEOUT > self._until:
-                return "the lease is about to end; it is tried again"
+                return "the lease is about to end; the bind is tried again"
         if not self._cluster.synced or self._cluster.pods.listed_at < self._since:
-            return "pods and nodes are being listed; it is tried again"
+            return "pods and nodes are being listed; the bind is tried again"
         return ""
 
     def writes(self) -> bool:
@@ -113,7 +113,7 @@ class Leadership:
                     self.why = f"the lease cannot be read: {fault}"
                 log.warning("lease %s: %s", self._path, fault)
             if self.leads and self._now() > self._until:
-                self._set(False, "the lease has ended, and was not renewed")
+                self._set(False, "the lease ended, because it was not renewed in time")
             await self._pause()
 
     async def round(self) -> None:
@@ -131,7 +131,7 @@ class Leadership:
         if holder == self.identity:
             idle = self._now() - self._called > QUIET and not (self._busy and self._busy())
             if wanted not in ("", self.identity) and idle:
-                self._set(False, f"{wanted} is called and has the lease now")
+                self._set(False, f"the kube-scheduler now calls {wanted}, which gets the lease")
                 return await self._write(lease, "")
             return await self._write(lease, self.identity)
         # Another replica holds the Lease, so the cached copy must be read again next time.
@@ -140,7 +140,7 @@ class Leadership:
         recent = self._now() - self._called < RECENT
         if (holder and ended) or (not holder and (wanted in ("", self.identity) or recent or ended)):
             return await self._write(lease, self.identity)
-        self._set(False, f"this is {self.identity}, and the one that binds is {holder or 'none'}")
+        self._set(False, f"this replica is {self.identity}, and the replica that binds is {holder or 'none'}")
         if recent and wanted != self.identity:
             patch = {"metadata": {"resourceVersion": self._version(lease), "annotations": {WANTED: self.identity}}}
             try:
@@ -153,7 +153,7 @@ class Leadership:
     async def release(self) -> None:
         """Releases the Lease at shutdown, so that another replica need not wait until it expires."""
         if self._path and self.leads:
-            self._set(False, "this replica ends")
+            self._set(False, "this replica is shutting down")
             with contextlib.suppress(ApiError):
                 await self._read()
                 if self._lease is not None and self._lease["spec"].get("holderIdentity") == self.identity:
@@ -221,7 +221,7 @@ class Leadership:
             self._since = time.monotonic()
             self._cluster.pods.list_again()
         if leads != self.leads:
-            log.info("this replica %s: %s", "binds" if leads else "binds no more", why or self.identity)
+            log.info("this replica %s: %s", "binds" if leads else "no longer binds", why or self.identity)
         self.leads, self.why = leads, why
 
     async def _pause(self) -> None:

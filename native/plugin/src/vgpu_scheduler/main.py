@@ -47,39 +47,84 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--kubeconfig",
         default=kube_access.IN_CLUSTER,
-        help="how the API server is reached: a file, or in-cluster, as a pod reaches it (default: %(default)s)",
+        help="kubeconfig file, or in-cluster: the pod's service account (default: %(default)s)",
     )
-    add("--config", type=Path, help="configuration file; see the README")
+    add("--config", type=Path, help="configuration file, JSON or YAML (default: no file)")
     add("--scheduler-name", default="vgpu-scheduler", help="spec.schedulerName of our pods (default: %(default)s)")
-    add("--extender", default="127.0.0.1:8880", help="where the kube-scheduler calls (default: %(default)s)")
+    add(
+        "--extender",
+        default="127.0.0.1:8880",
+        help="address on which the kube-scheduler calls the extender (default: %(default)s)",
+    )
     add(
         "--webhook",
         default=":8443",
-        help="where the API server calls, with TLS; empty: no webhook (default: %(default)s)",
+        help="address on which the API server calls the webhook, with TLS; empty: no webhook (default: %(default)s)",
     )
     add(
-        "--metrics", default="", help="where metrics are served, without TLS; empty: next to the extender's verbs alone"
+        "--metrics",
+        default="",
+        help="address for metrics, without TLS; empty: metrics are served only at the extender's address (default)",
     )
     add(
         "--lease",
         default="kube-system/vgpu-scheduler-extender",
-        help="Lease by which replicas elect the one that binds; empty: this is the only one (default: %(default)s)",
+        help="namespace/name of the Lease that elects the replica that binds; empty: this is the only replica "
+        "(default: %(default)s)",
     )
-    add("--lease-seconds", type=float, default=15.0, help="how long a dead one is waited for (default: %(default)s)")
-    add("--identity", default=f"{socket.gethostname()}_{uuid.uuid4()}", help="name in the Lease, of this process alone")
-    add("--secret", default="kube-system/vgpu-scheduler-tls", help="namespace/name for certificates")
-    add("--names", default="vgpu-scheduler.kube-system.svc", help="names of the webhook's service, with commas")
-    add("--webhook-configuration", default="vgpu-scheduler", help="webhook configurations that shall trust us")
-    add("--may-write", default="system:serviceaccount:kube-system:vgpu-scheduler", help="users that write plans")
-    add("--may-give", default="", help="users of device plugins that are no nodes, with commas")
-    add("--resync", type=float, default=300.0, help="seconds between whole lists (default: %(default)s)")
+    add(
+        "--lease-seconds",
+        type=float,
+        default=15.0,
+        help="seconds after which the Lease of a dead replica expires (default: %(default)s)",
+    )
+    add(
+        "--identity",
+        default=f"{socket.gethostname()}_{uuid.uuid4()}",
+        help="unique name of this process in the Lease (default: the host's name and a random UUID)",
+    )
+    add(
+        "--secret",
+        default="kube-system/vgpu-scheduler-tls",
+        help="namespace/name of the Secret with the webhook's certificates (default: %(default)s)",
+    )
+    add(
+        "--names",
+        default="vgpu-scheduler.kube-system.svc",
+        help="DNS names of the webhook's Service, separated by commas (default: %(default)s)",
+    )
+    add(
+        "--webhook-configuration",
+        default="vgpu-scheduler",
+        help="webhook configurations that get our certificate authority, separated by commas (default: %(default)s)",
+    )
+    add(
+        "--may-write",
+        default="system:serviceaccount:kube-system:vgpu-scheduler",
+        help="users that may write plans on pods, separated by commas (default: %(default)s)",
+    )
+    add(
+        "--may-give",
+        default="",
+        help="users of device plugins that do not use the credentials of their node, separated by commas",
+    )
+    add(
+        "--resync",
+        type=float,
+        default=300.0,
+        help="seconds after which nodes and pods are listed again (default: %(default)s)",
+    )
     add(
         "--drain-seconds",
         type=float,
         default=5.0,
-        help="how long, after SIGTERM, calls of the API server are still answered (default: %(default)s)",
+        help="seconds after SIGTERM in which calls of the API server are still answered (default: %(default)s)",
     )
-    add("--explain", metavar="NAMESPACE/POD", help="ask the program that runs here why a pod waits, and end")
+    add(
+        "--explain",
+        metavar="NAMESPACE/POD",
+        help="print why this pod waits, as reported by the scheduler at the address of --extender, and exit",
+    )
     logs.add_to(options)
     return options
 
@@ -154,7 +199,7 @@ async def first_certificates(tls: Tls, stop: asyncio.Event) -> None:
         try:
             return await tls.keep()
         except ApiError as fault:
-            log.warning("no certificates yet: %s", fault)
+            log.warning("the webhook has no certificates yet, trying again: %s", fault)
             await asyncio.sleep(2)
     return None
 
@@ -165,7 +210,7 @@ async def keep_certificates(tls: Tls) -> None:
         try:
             await tls.keep()
         except ApiError as fault:
-            log.warning("certificates were not looked after: %s", fault)
+            log.warning("the webhook's certificates could not be checked: %s", fault)
 
 
 def ask(address: str, pod: str) -> int:
@@ -179,7 +224,8 @@ def ask(address: str, pod: str) -> int:
         text = answer.read().decode(errors="replace")
     except OSError as fault:
         print(
-            f"vgpu-scheduler: nobody listens on {address} ({fault}); run it where the scheduler runs", file=sys.stderr
+            f"vgpu-scheduler: no scheduler listens on {address} ({fault}); run this command where the scheduler runs",
+            file=sys.stderr,
         )
         return 1
     print(text, end="", file=sys.stdout if answer.status == 200 else sys.stderr)

@@ -24,7 +24,7 @@ FITS = -1
 
 
 class Judged(NamedTuple):
-    """For each row: FITS or the reason why not, and the score."""
+    """The result for each row. ``codes``: FITS, or the Reason why the pod does not fit; ``scores``: the row's score."""
 
     codes: np.ndarray
     scores: np.ndarray

@@ -163,7 +163,7 @@ class PodClaims:
             for query in ({"dryRun": "All"}, {}):
                 found = await self._api.json("POST", folder, body, **query)
                 if found.get("spec") != spec:
-                    text = "found fewer fields; Kubernetes 1.36 keeps those of shares"
+                    text = "found fewer fields; shares need Kubernetes 1.36"
                     raise ClaimError(f"{where}: expected to read back what was written, {text}")
         except ApiError as fault:
             if fault.status != 409:
@@ -176,11 +176,13 @@ class PodClaims:
     def _compare(where: str, found: Mapping[str, Any], meta: wire.Meta, spec: Mapping[str, Any]) -> None:
         kept = found.get("metadata") or {}
         if not any(one.get("uid") == meta.uid for one in kept.get("ownerReferences") or []):
-            raise ClaimError(f"{where}: expected none, or the pod's own, found another's; create the pod again")
+            raise ClaimError(
+                f"{where}: expected no claim or a claim of this pod, found another owner; create the pod again"
+            )
         if kept.get("deletionTimestamp"):
-            raise ClaimError(f"{where}: it is being deleted, and made again after that")
+            raise ClaimError(f"{where}: it is being deleted, and is created again after that")
         if found.get("spec") != spec:
-            raise ClaimError(f"{where}: expected what the pod asks for, found another request; delete it")
+            raise ClaimError(f"{where}: expected the pod's request, found another request; delete the claim")
 
     async def _tell(self, meta: wire.Meta, text: str) -> None:
         """Writes an event if the reason changed, at most one a minute for a pod."""
@@ -190,9 +192,9 @@ class PodClaims:
         self._events += 1
         self._said[meta.uid] = text, self._now()
         self.counts["refused"] += 1
-        log.warning("pod %s/%s: its claims were not made: %s", meta.namespace, meta.name, text)
+        log.warning("pod %s/%s: its claims could not be created: %s", meta.namespace, meta.name, text)
         about = {"namespace": meta.namespace, "name": meta.name, "uid": meta.uid}
         try:
-            await self._api.event(about, REFUSED, f"its claims were not made, and are tried again: {text}")
+            await self._api.event(about, REFUSED, f"its claims could not be created; trying again: {text}")
         except ApiError as fault:
-            log.warning("no event on %s/%s: %s", meta.namespace, meta.name, fault)
+            log.warning("the event on pod %s/%s could not be written: %s", meta.namespace, meta.name, fault)

@@ -171,7 +171,7 @@ class Quotas:
             value = exact(hard[resource])
             if value is None:
                 # The API server stores no such value; refuse everything, because the intended limit is unknown.
-                text = "ResourceQuota %s: %s: %r is no quantity; it lets nothing pass"
+                text = "ResourceQuota %s: %s: %r is not a quantity; all pods that need this resource are refused"
                 log.warning(text, name, resource, hard[resource])
             found.append(Limit(name, resource, math.floor(value or 0), of))
         return found

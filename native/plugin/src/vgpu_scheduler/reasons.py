@@ -16,7 +16,7 @@ from vgpu_plugin._shared.pods.resources import CARD
 from . import numa, placement
 from .table import View
 
-NO_GPUS = "the node tells no GPUs that pods may ask parts of"
+NO_GPUS = "the node publishes no GPUs of which pods may request parts"
 
 
 class Reason(IntEnum):
@@ -74,7 +74,7 @@ def text(reason: Reason, ask: PodAsk) -> str:
     if reason == Reason.UNHEALTHY:
         return f"not {many} in health"
     if reason == Reason.SELECTED:
-        return f"not {many} that the pod's annotations take"
+        return f"not {many} that the pod's annotations accept"
     if reason == Reason.LABELS:
         whole = all(one.memory.kind == CARD for one in ask.asks)
         return f"labelled for pods that take {'parts of GPUs' if whole else 'whole GPUs'}"
@@ -89,5 +89,5 @@ def text(reason: Reason, ask: PodAsk) -> str:
         return f"not {many} with {sizes} and its compute free"
     if reason == Reason.NUMA:
         who = "the pod" if most.one_numa else "its topology manager"
-        return f"not {many} with {sizes} free on one NUMA node, as {who} wants"
+        return f"not {many} with {sizes} free on one NUMA node, as {who} requires"
     return f"not all containers fit at once: {sizes}"

@@ -150,7 +150,9 @@ class Resizing:
         counted = resizes.greater(after, resizes.counted(annotations) or ())
         reason = self._fault(uid, pod, counted)
         if reason:
-            return await self._tell(pod, WAITS, f"{reason}; it is tried again while {resizes.RESIZE} asks for it")
+            return await self._tell(
+                pod, WAITS, f"{reason}; the resize is tried again as long as {resizes.RESIZE} requests it"
+            )
         return await self._grant(uid, pod, Grant(request, plan, after, counted))
 
     def _fault(self, uid: str, pod: wire.Pod, parts: tuple[Part, ...]) -> str:
@@ -186,11 +188,13 @@ class Resizing:
             # On this version of the pod only: otherwise changes that its node wrote meanwhile would be lost.
             await self._api.annotate(meta.namespace, meta.name, uid, texts, meta.resourceVersion)
         except Unknown as fault:
-            log.warning("pod %s: that it is resized could not be written: %s; its room stays claimed", held.pod, fault)
+            log.warning(
+                "pod %s: the write of its resize has no known outcome: %s; its room stays reserved", held.pod, fault
+            )
             return False
         except ApiError as fault:
             # Usually a newer version of the pod exists; the next event contains it.
-            log.info("pod %s: that it is resized was not written: %s", held.pod, fault)
+            log.info("pod %s: its resize could not be written: %s", held.pod, fault)
             self._claims.pop(uid, None)
             self._granted_at.pop(uid, None)
             if self._ledger.held(uid) is not None:
@@ -213,7 +217,7 @@ class Resizing:
         try:
             await self._api.event({"namespace": meta.namespace, "name": meta.name, "uid": meta.uid}, reason, text)
         except ApiError as fault:
-            log.warning("no event on %s/%s: %s", meta.namespace, meta.name, fault)
+            log.warning("the event on pod %s/%s could not be written: %s", meta.namespace, meta.name, fault)
         return False
 
 
@@ -241,7 +245,7 @@ def misfit(ledger: Ledger, node: str, had: Mapping[str, Use], parts: tuple[Part,
         if _within(use, mine):
             continue
         if uuid not in gpus:
-            return f"GPU {uuid}: node {node} does not tell of it now"
+            return f"GPU {uuid}: node {node} does not publish this GPU now"
         total = used[uuid]
         others = Use(total.memory_mib - mine.memory_mib, total.cores - mine.cores, total.slots - mine.slots)
         capacity = gpus[uuid].capacity_mib
@@ -254,6 +258,6 @@ def misfit(ledger: Ledger, node: str, had: Mapping[str, Use], parts: tuple[Part,
         if use.cores > mine.cores and (others.cores + use.cores > 100 or (owns and others.slots)):
             return (
                 f"GPU {uuid}: {use.cores} % of the SMs are asked for, {others.cores} % are held by others"
-                f"{', and 100 % is the GPU for one pod alone' if owns else ''}"
+                f"{', and 100 % requires the GPU without other pods' if owns else ''}"
             )
     return ""

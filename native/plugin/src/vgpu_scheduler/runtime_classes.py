@@ -46,13 +46,13 @@ class RuntimeClasses:
             return ""
         start = f'pod {pod}: RuntimeClass "{name}"'
         if self.handlers is None:
-            return f"{start}: RuntimeClasses have not been listed yet, so its handler is not known; try again"
+            return f"{start}: RuntimeClasses have not been listed yet, so its handler is unknown; try again"
         handler = self.handlers.get(name)
         if handler is None:
-            return f"{start} is not known here, so its handler is not; try again in a moment"
+            return f"{start} is not in the scheduler's list, so its handler is unknown; try again in a moment"
         if handler in self.allowed:
             return ""
         return (
-            f'{start} has the handler "{handler}", in which no limit of a slice was tried; expected one of '
-            f"{', '.join(sorted(self.allowed))}. Where limits hold in it, list it in {VARIABLE}"
+            f'{start} has the handler "{handler}", with which the limits of slices were not tested; expected one of '
+            f"{', '.join(sorted(self.allowed))}. If limits are effective with this handler, list it in {VARIABLE}"
         )

@@ -109,7 +109,7 @@ class Service:
             raise
         except Exception:
             log.exception("%s failed", request.path)
-            return say(500, f"{request.path}: failed inside; the log has more")
+            return say(500, f"{request.path}: internal error; see the log of vgpu-scheduler")
         finally:
             verb = request.path.strip("/").split("/")[0]
             if verb in ("filter", "prioritize", "bind", "preempt", "mutate", "validate"):
@@ -119,7 +119,7 @@ class Service:
         self._leadership.called()
         if not self._cluster.synced:
             # The kube-scheduler retries an error soon; "no node has GPUs" would make the pod wait until a node changes.
-            return answer(wire.FilterResult(Error="nodes and pods are being listed; it is tried again"))
+            return answer(wire.FilterResult(Error="nodes and pods are being listed; trying again"))
         return answer(self._extender.filter(await body(request, wire.ExtenderArgs)))
 
     async def _prioritize(self, request: web.Request) -> web.Response:
@@ -131,7 +131,7 @@ class Service:
     async def _preempt(self, request: web.Request) -> web.Response:
         if not self._cluster.synced:
             # Nodes whose pods are not listed yet would look free, so the picked victims would be deleted needlessly.
-            return say(503, "nodes and pods are being listed; it is tried again")
+            return say(503, "nodes and pods are being listed; trying again")
         return answer(self._extender.preempt(await body(request, wire.PreemptArgs)))
 
     async def _mutate(self, request: web.Request) -> web.Response:
@@ -179,7 +179,7 @@ class Service:
         lines = explain.explain(pod, extender.ledger, extender.config, extender.quotas, untried)
         refusal = await self._leadership.may_bind()
         if refusal:
-            lines.append(f"  this replica binds nothing now: {refusal}")
+            lines.append(f"  this replica does not bind pods now: {refusal}")
         return web.Response(text="\n".join(lines) + "\n")
 
     async def _healthz(self, _request: web.Request) -> web.Response:
@@ -188,7 +188,7 @@ class Service:
     async def _readyz(self, _request: web.Request) -> web.Response:
         """Ready once nodes and pods were listed, on every replica, because all replicas answer admission."""
         if self._drains:
-            return say(503, "this replica ends")
+            return say(503, "this replica is shutting down")
         if self._cluster.synced:
             return web.Response(text="ok\n")
         faults = [one.fault for one in self._cluster.reflectors if one.fault]

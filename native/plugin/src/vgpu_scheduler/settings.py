@@ -91,7 +91,7 @@ def read(document: Any, where: str) -> SchedulerSettings:
     fields = {FIELDS[key]: value for key, value in clean.items() if key in FIELDS}
     config = Config(**names, **fields)
     if len({config.gpu, config.memory, config.memory_percentage, config.cores, config.priority}) < 5:
-        raise SettingsError(f"{where}: resourceNames: two resources have one name")
+        raise SettingsError(f"{where}: resourceNames: two resources have the same name")
     return SchedulerSettings(
         config,
         clean.get("nodePolicy", BINPACK),

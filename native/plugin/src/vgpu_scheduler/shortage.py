@@ -148,11 +148,11 @@ class Shortages:
             raise
         for one in victims:
             if not await self._evicts(one, dry_run=False):
-                log.warning("pod %s: a disruption budget kept a pod on node %s that was to go", short.key, node)
+                log.warning("pod %s: a PodDisruptionBudget protected a chosen victim on node %s", short.key, node)
                 return True
             self.evicted += 1
             await self._tell(one, uid, node)
-        log.info("pod %s: %d pods of lower priority leave node %s for it", short.key, len(victims), node)
+        log.info("pod %s: evicted %d pods of lower priority from node %s", short.key, len(victims), node)
         return True
 
     async def _choose(self, uid: str, short: Short, spared: set[str]) -> tuple[str, list[str]]:
@@ -195,4 +195,4 @@ class Shortages:
         except ApiError as fault:
             # A pod without a grace period is gone already.
             if fault.status not in (404, 409):
-                log.warning("pod %s: it is not marked as preempted: %s", key, fault)
+                log.warning("pod %s: it could not be marked as preempted: %s", key, fault)

@@ -74,7 +74,7 @@ class Tls:
                 raise
             log.info("new certificates in secret %s/%s", self._namespace, self._secret)
             return new
-        raise ApiError(f"secret {self._namespace}/{self._secret}: others keep changing it")
+        raise ApiError(f"secret {self._namespace}/{self._secret}: other programs changed it during each attempt")
 
     def _body(self, secret: dict[str, Any], new: Certificates) -> dict[str, Any]:
         metadata = secret.get("metadata") or {"name": self._secret, "namespace": self._namespace}
@@ -99,14 +99,14 @@ class Tls:
                 version = (found.get("metadata") or {}).get("resourceVersion")
                 # With the resource version, so that two replicas never mix their lists.
                 await self._api.call("PATCH", path, {"metadata": {"resourceVersion": version}, "webhooks": webhooks})
-                log.info("%s trusts the certificates of now", path)
+                log.info("%s trusts the current certificates", path)
                 return
             except ApiError as fault:
                 if fault.status == 404:
                     return
                 if fault.status != 409:
                     raise
-        raise ApiError(f"{path}: others keep changing it")
+        raise ApiError(f"{path}: other programs changed it during each attempt")
 
 
 def read(secret: dict[str, Any]) -> Certificates | None:

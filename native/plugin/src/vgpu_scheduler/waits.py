@@ -99,4 +99,4 @@ class WaitingPods:
             await self._api.event(waits.pod, REASON, text)
             self.events += 1
         except ApiError as fault:
-            log.warning("no event on %s/%s: %s", space, waits.pod.get("name"), fault)
+            log.warning("the event on pod %s/%s could not be written: %s", space, waits.pod.get("name"), fault)

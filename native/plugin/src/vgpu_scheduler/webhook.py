@@ -118,7 +118,7 @@ def mutate(
         return refuse(request, findings)
     scheduler = spec.get("schedulerName") or DEFAULT_SCHEDULER
     if scheduler not in (DEFAULT_SCHEDULER, settings.scheduler_name):
-        text = f'spec.schedulerName: "{scheduler}" plans no GPUs of vgpu.fleet; the pod is left as it is'
+        text = f'spec.schedulerName: "{scheduler}" does not plan GPUs of vgpu.fleet; the pod stays unchanged'
         return _answer(request, warnings=[text])
     many = too_many(ask, nodes) if nodes else []
     findings += admission_findings(pod, ask) + (many if settings.too_many == REFUSE else [])
@@ -137,7 +137,7 @@ def whatever_the_labels_say(pod: dict[str, Any], settings: Settings) -> list[Fin
     """Returns the faults that matter for every pod, even a pod of another scheduler: ledger and device plugins trust
     the annotations of any pod, and a device plugin gives any pod the same files.
     """
-    text = "is written by the scheduler alone; leave it out"
+    text = "only the scheduler may write this annotation; leave it out"
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
     forged = [Finding("error", f'metadata.annotations["{name}"]', text) for name in OURS if name in annotations]
     found = forged or excess(pod) or resize_findings(pod)
@@ -202,7 +202,7 @@ def too_many(ask: PodAsk, nodes: Nodes) -> list[Finding]:
     name, count = nodes.most_gpus(ask.preferences) if most > 1 else ("", 0)
     if not name or most <= count:
         return []
-    taken = " that the pod's annotations take" if ask.preferences.selects else ""
+    taken = " that the pod's annotations accept" if ask.preferences.selects else ""
     found = []
     for one in ask.asks:
         if one.gpus > count:
@@ -240,9 +240,11 @@ def _update(request: wire.AdmissionRequest, settings: Settings) -> dict[str, Any
     findings = []
     for name, users in allowed.items():
         if before.get(name) != after.get(name) and user not in users and not user.startswith("system:node:"):
-            findings.append(Finding("error", f'metadata.annotations["{name}"]', f"is not yours to change ({user})"))
+            findings.append(
+                Finding("error", f'metadata.annotations["{name}"]', f"the user {user} may not change this annotation")
+            )
     if before.get(burst.REQUEST) != after.get(burst.REQUEST):
-        text = "stays as it was admitted; create the pod again to be promised something else"
+        text = "stays as it was admitted; create the pod again to change it"
         findings.append(Finding("error", f'metadata.annotations["{burst.REQUEST}"]', text))
     if before.get(resizes.RESIZE) != after.get(resizes.RESIZE):
         findings += resize_findings(request.object or {})
@@ -271,7 +273,10 @@ def resize_findings(pod: dict[str, Any]) -> list[Finding]:
         return [Finding("error", where, str(fault))]
     unknown = [name for name in request if name not in containers]
     shown = ", ".join(containers[:10])
-    return [Finding("error", where, f"{name[:64]}: no container of the pod; expected {shown}") for name in unknown]
+    return [
+        Finding("error", where, f"{name[:64]}: no container of the pod has this name; expected {shown}")
+        for name in unknown
+    ]
 
 
 def _answer(

@@ -211,7 +211,7 @@ def test_lease_ends_if_its_caller_is_gone(server, service, path, why):
             caller.sendall(b"Lease\n\0\0\0\0")
             until(lambda: service.inside == 2, "the start of the Lease call")
     else:
-        with pytest.raises(Fault, match="no answer to Lease"):
+        with pytest.raises(Fault, match="no response to Lease"):
             Client(path, 0.1).call("Lease", api.LeaseRequest())
         until(lambda: service.inside == 2, "the start of the Lease call")
     service.gate.set()
@@ -256,10 +256,10 @@ def test_calls_are_served_once_descriptors_or_threads_are_available(path, servic
     ("what", "text"),
     [
         ("no socket", "does not exist: the plugin does not run"),
-        ("socket without a server", "does not answer: "),
-        ("regular file", "does not answer: "),
-        ("server without a response", "no answer to Status in 0 s"),
-        ("gRPC server", "does not answer: no line end"),
+        ("socket without a server", "does not respond: "),
+        ("regular file", "does not respond: "),
+        ("server without a response", "no response to Status within 0 s"),
+        ("gRPC server", "does not respond: no line end"),
     ],
 )
 def test_vgpuctl_names_the_fault_of_the_socket(path, what, text):

@@ -197,7 +197,7 @@ def test_cores_of_merged_slices_are_at_most_100_percent(node):
         (["GPU-x::0"], BadRequest, "GPU-x::0 was never offered by this node"),
         (["{0}::2"], BadRequest, "was never offered"),
         (["{0}"], BadRequest, "was never offered"),
-        (["{0}::0", "{0}::0"], BadRequest, "comes twice"),
+        (["{0}::0", "{0}::0"], BadRequest, "is in the request twice"),
     ],
 )
 def test_bad_requests(node, ids, kind, sentence):
@@ -217,7 +217,7 @@ def test_one_invalid_container_reverts_the_whole_request(node):
 def test_failed_mount_leaves_no_files(node):
     _pool, allocator, files = node.parts()
     node.mounter.fail_with = OSError(1, "Operation not permitted")
-    with pytest.raises(NotNow, match="its files cannot be made"):
+    with pytest.raises(NotNow, match="its files cannot be created"):
         allocator.allocate([[slice_id(node.gpus[0])]])
     assert (files.present(), allocator.records.all()) == ([], [])
 
@@ -326,7 +326,7 @@ def test_prestart_rebuilds_lost_records_from_the_checkpoint(node):
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
     [
-        (lambda node: node.paths.records.unlink(), "neither .* nor the kubelet's checkpoint knows an allocation"),
+        (lambda node: node.paths.records.unlink(), "neither .* nor the kubelet's checkpoint contains an allocation"),
         (lambda node: shutil.rmtree(node.library_root / "0.1.0-aaaaaaaaaaaa"), "is gone, and the container mounts"),
     ],
 )
@@ -343,7 +343,7 @@ def test_unreadable_records_are_moved_away(node):
     node.paths.records.write_text('{"version": 1, "allocations": [{"id": 3')
     _pool, allocator, _files = node.parts()
     assert allocator.records.all() == []
-    assert "was put aside" in allocator.records.warnings[0]
+    assert "was renamed" in allocator.records.warnings[0]
     assert node.paths.records.with_suffix(".broken").exists()
 
 
@@ -419,7 +419,7 @@ def test_broken_records_that_cannot_be_moved_away(node, monkeypatch):
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr("os.replace", refuse)
-    assert "could not be put aside" in node.parts()[1].records.warnings[0]
+    assert "could not be renamed" in node.parts()[1].records.warnings[0]
 
 
 def test_response_names_the_numa_node_of_the_gpu(node):

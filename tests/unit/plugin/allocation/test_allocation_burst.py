@@ -142,7 +142,7 @@ def test_new_pod_waits_with_a_reason_while_other_pods_use_its_promised_memory(gr
     here = ground()
     one, plain = here.comes(0, 2000, 10000), here.comes(1, 3360)
     pid = here.holds(one, 9000)
-    words = "3000 MiB of GPU .* are promised to it and still in use by containers that use more than they were promised"
+    words = "3000 MiB of GPU .* are promised to it, but still used as burst memory by other containers"
     with pytest.raises(NotNow, match=words):
         here.comes(2, 6000)
     assert here.mib(one, plain) == [9000, 3360], "the bursting pod's limit is exactly its used memory"
@@ -211,7 +211,7 @@ def test_oom_killer_setting_of_a_pod_does_not_apply_to_its_neighbour(ground):
     here.holds(gentle, 5500)
     here.burst.poll()
     assert here.mib(kills, gentle) == [9000, 6000]
-    with pytest.raises(NotNow, match="still in use"):
+    with pytest.raises(NotNow, match="still used"):
         here.comes(2, 4000)
     # 7360 MiB are promised to no pod; each pod gets half.
     assert here.mib(kills, gentle) == [5680, 5680]
@@ -247,7 +247,7 @@ def test_growing_neighbour_gets_its_promise(ground):
 def test_burst_memory_cannot_be_resized_but_cores_can(ground):
     here = ground()
     one = here.comes(0, 2000, 10000)
-    with pytest.raises(Refused, match="is from 2000 to 12000 MiB by the vgpu"):
+    with pytest.raises(Refused, match="changes from 2000 to 12000 MiB with the free memory"):
         here.resize(one, 5000)
     here.resize(one, None, 30)
     assert here.sizes(one) == [(12000, 30)]
@@ -267,7 +267,7 @@ def test_limit_is_not_lowered_below_memory_allocated_during_the_start_of_a_pod(g
     here = ground()
     one = here.comes(0, 2000, 10000)
     here.while_waiting = lambda: here.holds(one, 11000) if not here.children else None
-    with pytest.raises(NotNow, match="still in use"):
+    with pytest.raises(NotNow, match="still used"):
         here.comes(1, 9360)
     assert here.mib(one) == [11000]
 

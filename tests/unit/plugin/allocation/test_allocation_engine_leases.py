@@ -62,7 +62,7 @@ def test_lease_is_at_most_the_requested_size(node, at_most, limits):
 @pytest.mark.parametrize("at_most", [AtMost(3841 * MIB), AtMost(0, 26)])
 def test_request_larger_than_any_slice_is_refused(node, at_most):
     leases = leases_of(node, node.parts(splitCount=4, coresScaling="1"))
-    with pytest.raises(NoFreeSlice, match="the largest has 3840 MiB and 25 % of the SMs; ask for less"):
+    with pytest.raises(NoFreeSlice, match="the largest has 3840 MiB and 25 % of the SMs; request less"):
         leases.lease(terms=replace(DOCKER, at_most=at_most))
 
 
@@ -79,7 +79,7 @@ def test_slices_of_two_gpus(node):
     answer = leases.lease(terms=replace(DOCKER, gpus=2))
     assert {one.partition("::")[0] for one in answer.slice_ids} == {gpu.uuid for gpu in node.gpus}
     assert len(limits_of(node, answer.allocation)) == 2
-    with pytest.raises(NoFreeSlice, match="not 3 GPUs with a free slice each: this node has 2 GPUs"):
+    with pytest.raises(NoFreeSlice, match="3 GPUs with a free slice are requested; too few of this node's 2 have one"):
         leases.lease(terms=replace(DOCKER, gpus=3))
     # The slices that were taken before the failure are offered again.
     assert {offer.slice.id for offer in parts[0].offers()[1] if offer.healthy} == {
@@ -90,11 +90,11 @@ def test_slices_of_two_gpus(node):
 # columns: the requested GPU ("": any), invalid terms of a lease, words of the error
 BAD = [
     ("", Terms("kubelet"), "a lease of kind"),
-    ("", Terms("container", "x"), "docker or podman for container alone"),
-    ("", Terms("container", "x", "lxc"), "docker or podman for container alone"),
-    ("", Terms("exec", "x", "docker"), "docker or podman for container alone"),
+    ("", Terms("container", "x"), "docker or podman only for container"),
+    ("", Terms("container", "x", "lxc"), "docker or podman only for container"),
+    ("", Terms("exec", "x", "docker"), "docker or podman only for container"),
     ("", replace(DOCKER, gpus=0), "expected 1 or more"),
-    ("GPU", replace(DOCKER, gpus=2), "1 where one is named"),
+    ("GPU", replace(DOCKER, gpus=2), "1 if a GPU is named"),
     ("", replace(DOCKER, at_most=AtMost(-1)), "expected bytes"),
     ("", replace(DOCKER, at_most=AtMost(0, 101)), "percent from 1 to 100"),
 ]

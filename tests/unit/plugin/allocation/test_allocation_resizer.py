@@ -160,7 +160,7 @@ TABLE = [
         (4000, 20),
         1500,
         (1499, None),
-        "1499 MiB are asked for, and its programs hold 1500",
+        "1499 MiB are requested, and its programs use 1500",
     ),
     ("unchanged size", [(11360, 80)], (4000, 20), 4000, (4000, 20), (4000, 20)),
     ("empty request", [], (4000, 20), 0, (None, None), (4000, 20)),
@@ -259,7 +259,7 @@ def test_allocation_during_a_resize_restores_the_old_size(ground):
         here.holds(allocation, 2000)
 
     here.while_waiting = late
-    with pytest.raises(Refused, match="1500 MiB are asked for, and its programs hold 2000"):
+    with pytest.raises(Refused, match="1500 MiB are requested, and its programs use 2000"):
         here.resize(allocation, 1500)
     assert seen == [[(1500, 20)]] and here.sizes(allocation) == here.kept(allocation) == [(4000, 20)]
 
@@ -295,7 +295,7 @@ def test_requested_memory_counts_before_it_is_written(ground):
     def publish(_devices, _leaving):
         with pytest.raises(Refused, match="10000 of 15360 are held"):
             here.resize(other, 6000)
-        with pytest.raises(NotNow, match="another change of its size"):
+        with pytest.raises(NotNow, match="an earlier change of its size"):
             here.resize(one, 100)
         found.append(here.kept(one))
 
@@ -333,7 +333,7 @@ def test_oom_killer_allows_a_size_below_the_use(ground, by):
     here.sized(other, (1000, 20))
     pid = here.holds(allocation, 9000)
     if by == "command option":
-        with pytest.raises(Refused, match="its programs hold 9000 MiB"):
+        with pytest.raises(Refused, match="its programs use 9000 MiB"):
             here.resize(allocation, 2000)
     done = here.resize(allocation, 2000, kill=by == "command option")
     assert done.leaving and here.limits(allocation)["oom_killer"] and here.sizes(allocation) == [(2000, 20)]
@@ -392,7 +392,7 @@ def test_claims_cannot_be_resized_on_the_node(ground):
     here.sized(allocation, (4000, 20))
     with here.records.lock:
         here.records.put(replace(here.records.get(allocation), kind=CLAIM, claim="uid"))
-    with pytest.raises(Refused, match="is of a claim, whose size the kube-scheduler allocated"):
+    with pytest.raises(Refused, match="belongs to a claim, whose size the kube-scheduler allocated"):
         here.resize(allocation, 3000)
     assert here.sizes(allocation) == here.kept(allocation) == [(4000, 20)]
 
@@ -402,7 +402,7 @@ def test_invalid_ledger_refuses_only_less_memory(ground):
     allocation = here.take(here.first)
     here.sized(allocation, (4000, 20))
     (here.files.folder(allocation) / "rw" / "ledger").write_bytes(b"nonsense")
-    with pytest.raises(NotNow, match="what it holds is not known"):
+    with pytest.raises(NotNow, match="its memory usage is unknown"):
         here.resize(allocation, 3000)
     assert here.resize(allocation, 5000).gpus[0].used == -1
     assert here.sizes(allocation) == [(5000, 20)]
@@ -546,7 +546,7 @@ def test_context_memory_counts_as_used_memory(ground):
     here.sized(allocation, (4000, 20))
     here.holds(allocation, 1500, context=300)
     here.holds(allocation, 500, slot=7, context=500)
-    with pytest.raises(Refused, match="1999 MiB are asked for, and its programs hold 2000"):
+    with pytest.raises(Refused, match="1999 MiB are requested, and its programs use 2000"):
         here.resize(allocation, 1999)
     assert here.resize(allocation, 2000).gpus[0].used == 2000 * MIB
 
@@ -559,7 +559,7 @@ def test_ledger_below_the_drivers_value_releases_no_memory(ground):
     here.sized(other, (5000, 20))
     shown = {"mib": 9000}
     here.resizer.shown = lambda record, _uuid: shown["mib"] * MIB if record.id == allocation else 0
-    with pytest.raises(NotNow, match="the driver shows that they hold more; it keeps its size"):
+    with pytest.raises(NotNow, match="the driver reports more memory for them, so it keeps its size"):
         here.resize(allocation, 2000)
     assert here.sizes(allocation) == here.kept(allocation) == [(10000, 20)]
     with pytest.raises(Refused, match="10000 of 15360 are held"):
@@ -591,7 +591,7 @@ def test_resize_of_one_gpu_leaves_the_other_gpu_unchanged(ground):
     here.resizer.resize(answer.allocation, {here.second.uuid: Wanted(9000, 50)})
     assert here.sizes(answer.allocation) == [(4000, 20), (9000, 50)]
     here.holds(answer.allocation, 3000, device=0)
-    with pytest.raises(Refused, match=f"GPU {here.first.uuid}: 1000 MiB are asked for"):
+    with pytest.raises(Refused, match=f"GPU {here.first.uuid}: 1000 MiB are requested"):
         here.resize(answer.allocation, 1000)
     assert here.sizes(answer.allocation) == [(4000, 20), (9000, 50)]
     with pytest.raises(BadRequest):

@@ -127,9 +127,9 @@ FAULTS = [
     (("release", "x"), 1, "NOT_FOUND", "there is no lease x"),
     (("lease", "--ttl", "4000"), 1, "INVALID_ARGUMENT", "expected 1 to 3600"),
     (("forget", "GPU-x"), 1, None, "GPU-x"),
-    (("resize", "x"), 1, "INVALID_ARGUMENT", "x: no size is asked for"),
+    (("resize", "x"), 1, "INVALID_ARGUMENT", "x: no size is requested"),
     (("resize", "x", "--memory", "512K"), 1, "INVALID_ARGUMENT", "expected 1 MiB or more"),
-    (("resize", "x", "--memory", "1Gi"), 1, "NOT_FOUND", "no allocation, slice that is in use, or pod of this node"),
+    (("resize", "x", "--memory", "1Gi"), 1, "NOT_FOUND", "this node has no allocation, slice in use or pod named"),
     (("resize", "0::1", "--cores", "0"), 1, "NOT_FOUND", "named 0::1"),
     (("resize", "ml/train/main", "--cores", "7%"), 1, "NOT_FOUND", "named ml/train/main"),
 ]

@@ -73,8 +73,8 @@ def test_each_command_reports_a_missing_plugin(node, capsys, own_signals):
     socket = node.paths.admin_socket
     for words in COMMANDS:
         status, out, err = here(node, capsys, words)
-        text = f"vgpuctl: {socket} does not exist: the plugin does not run, or waits for the driver; one that runs "
-        text += "makes it again within 10 s; see: systemctl "
+        text = f"vgpuctl: {socket} does not exist: the plugin does not run, or waits for the driver; a running plugin "
+        text += "creates it again within 10 s; see: systemctl "
         assert (status, out, err.startswith(text)) == (1, "", True), (words, err)
 
 
@@ -87,7 +87,7 @@ def test_permission_error_names_allowed_users(vgpuctl, node, tmp_path):
     code = code.replace("['status']", repr(["--socket", str(closed / "plugin.sock"), "status"]))
     code = f"import sys; sys.path[:0] = {sys.path!r}; import vgpu_plugin.ctl.main; {code}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, "is root's alone: run this as root, or by sudo" in done.stderr) == (1, True), done.stderr
+    assert (done.returncode, "run this command as root, or with sudo" in done.stderr) == (1, True), done.stderr
     assert "systemctl" not in done.stderr
 
 
@@ -110,7 +110,7 @@ USAGE = [
     ("run --memory 0Gi -- image", "expected a number with its unit"),
     ("run --engine lxc -- image", "invalid choice"),
     ("completion fish", "invalid choice"),
-    ("explain 0 0", "explain takes one thing"),
+    ("explain 0 0", "explain expects one name"),
     ("explain pod", "needs a name"),
     ("", "required"),
     ("tpo", "invalid choice"),
@@ -125,14 +125,14 @@ def test_wrong_command_line_exits_with_2(node, capsys, words, said):
 
 def test_argument_that_is_not_valid_utf8(vgpuctl):
     done = subprocess.run([*vgpuctl, "release", b"\xff\xfe"], capture_output=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (2, b"vgpuctl: an argument is no text in UTF-8\n")
+    assert (done.returncode, done.stderr) == (2, b"vgpuctl: an argument is not valid UTF-8\n")
 
 
 def test_exit_status_by_kind_of_error(node, daemon, capsys):
     # columns: the command line, its exit status, words of its output, words of its error
     rows = [
         ("status", 0, "plugin ", ""),
-        ("explain 7", 1, "", "this node has no GPU and no slice 7"),
+        ("explain 7", 1, "", "this node has no GPU or slice 7"),
         ("explain 7 --json", 1, '"facts": []', ""),
         ("release x", 1, "", "there is no lease x"),
         ("lease --ttl 4000", 1, "", "expected 1 to 3600"),
@@ -322,4 +322,4 @@ def test_exec_with_an_expired_lease_returns_the_programs_status(vgpuctl, node, d
         timeout=60,
         check=False,
     )
-    assert (done.returncode, "was not given back" in done.stderr) == (7, True), done.stderr
+    assert (done.returncode, "was not released" in done.stderr) == (7, True), done.stderr

@@ -75,12 +75,12 @@ TOLD = [
     (
         pod(annotations={pod_annotations.PLAN: PLAN, pod_annotations.GIVEN: GIVEN}, node="n0"),
         [],
-        ["given by the kubelet, other than planned", "GPU-b: 3000 MiB, what others leave"],
+        ["assigned by the kubelet, not as planned", "GPU-b: 3000 MiB, the compute that others leave"],
         ["GPU-a"],
     ),
     (pod(annotations={pod_annotations.PLAN: "{"}), [], ['metadata.annotations["vgpu.fleet/plan"]: is no JSON'], []),
-    (pod({"nvidia.com/gpumem": "-1"}), [], ["asks for what cannot be", "expected a whole number"], []),
-    (pod({"cpu": "1"}), [], ["asks for no GPU"], []),
+    (pod({"nvidia.com/gpumem": "-1"}), [], ["its GPU request is invalid", "expected a whole number"], []),
+    (pod({"cpu": "1"}), [], ["requests no GPU"], []),
     (
         pod(conditions=[{"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available"}]),
         [],

@@ -79,7 +79,9 @@ def test_slices_of_two_sizes_are_two_lines():
 def test_promised_memory_is_the_sum_of_the_slices():
     (line,) = texts(status(MIG), "GPU-a::0")
     assert texts(status(MIG), "0::0") == [line]
-    assert line.startswith("slice GPU-a::0: 4864 MiB, one of 2 of a GPU of 40960 MiB (24832 MiB sold)")
+    assert line.startswith(
+        "slice GPU-a::0: 4864 MiB and 14 % of the SMs; one of 2 slices (24832 MiB in total) of a GPU with 40960 MiB;"
+    )
 
 
 # columns: kind of the allocation, health and state of the slice, the GPU's fault, the reason why the slice is withheld
@@ -103,8 +105,8 @@ def test_reason_for_a_withheld_slice(kind, health, state, reason, why):
     (row,) = ctl_text.slices(ctl_text.slice_rows(answer, [])).splitlines()[1:]
     assert row.removeprefix("0    ").startswith(state)
     assert f"1 {state}" in ctl_text.status(answer)
-    withheld = [line for line in texts(answer, "GPU-a::0") if "may not give it out" in line]
-    assert withheld == ([f"the kubelet may not give it out: {why}"] if why else [])
+    withheld = [line for line in texts(answer, "GPU-a::0") if "cannot assign it" in line]
+    assert withheld == ([f"the kubelet cannot assign it: {why}"] if why else [])
 
 
 # columns: terminal width, the shown name of a slice

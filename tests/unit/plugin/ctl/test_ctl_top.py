@@ -151,12 +151,12 @@ GONE = Fault("UNAVAILABLE", "it does not answer")
 def test_live_screen_survives_a_plugin_restart(monkeypatch):
     status, screens = live_top(monkeypatch, [[row("train")], [row("train")], GONE, GONE, [row("train")], []])
     assert (status, len(screens)) == (0, 5)
-    assert all(one.startswith("vgpuctl: it does not answer\nno answer for 0 s") for one in screens[1:3])
+    assert all(one.startswith("vgpuctl: it does not answer\nno response for 0 s") for one in screens[1:3])
     for one in screens:
         assert max(map(len, one.splitlines())) <= 80
     assert "Tesla V100-SXM2-16GB" in screens[0] and "1 in use" in screens[0] and "ml/train/main" in screens[3]
     assert ctl_top.NOBODY in screens[4]
-    assert screens[0].splitlines()[-1] == "every 2 s; q ends"
+    assert screens[0].splitlines()[-1] == "updated every 2 s; q ends"
 
 
 @pytest.mark.parametrize("lines", [8, 12, 24])
@@ -165,7 +165,7 @@ def test_screen_fits_the_terminals_height(monkeypatch, lines):
     _status, screens = live_top(monkeypatch, [usages, usages], lines=str(lines))
     found = screens[0].splitlines()
     assert len(found) == lines
-    hidden = int(found[-2].split()[0]) if "lines more" in found[-2] else 0
+    hidden = int(found[-2].split()[0]) if "more lines" in found[-2] else 0
     assert (sum("ml/train-" in line for line in found) + hidden == 15) == (lines == 24 or hidden > 0)
 
 

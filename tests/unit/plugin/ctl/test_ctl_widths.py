@@ -135,8 +135,8 @@ SAID = [
     ("explain", LOST, 1),
     ("explain 3", LOST, 1),
     ("explain 3", "is lost: NVML: GPU is lost; reset or replace it", 2),
-    ("explain 3", "clean period", 0),
-    ("explain", "clean period", 1),
+    ("explain 3", "without errors", 0),
+    ("explain", "without errors", 1),
     ("watch", FINDING["text"], 1),
     ("watch", "900 polls, one every 2 s", 1),
 ]

@@ -367,8 +367,8 @@ REFUSED = [
     ("unknown parameter", (part(memory="1Gi"),), (opaque(memory="16Gi"),), "unknown parameter 'memory'"),
     ("parameters of another kind", (part(memory="1Gi"),), (opaque(kind="Gpu"),), "expected vgpu.fleet/v1 Share"),
     ("unknown device", (part(gpu=7),), (), "this node has no device gpu-00000007"),
-    ("another node", (part(pool="node-2"),), (), "of pool node-2"),
-    ("no memory named", (part(consumedCapacity={"slots": "1"}),), (), "is shared in another way"),
+    ("another node", (part(pool="node-2"),), (), "belongs to pool node-2"),
+    ("no memory named", (part(consumedCapacity={"slots": "1"}),), (), "is now shared in another mode"),
 ]
 
 
@@ -388,7 +388,7 @@ def test_refused_claim_leaves_no_files(
 
 
 UIDS = [
-    ("another uid", "uid-other", "is another one by now: its uid is uid-c, expected uid-other"),
+    ("another uid", "uid-other", "was replaced: its uid is uid-c, expected uid-other"),
     ("a path", "../../etc/passwd", "expected letters, digits and dashes"),
     ("empty uid", "", "expected letters, digits and dashes"),
 ]
@@ -405,7 +405,7 @@ def test_claim_with_another_uid_is_refused(
     assert reason in str(refused.value) and allocations(node) == records(node) == []
 
 
-FAULTS = [(404, "is gone"), (403, "cannot be read"), (500, "cannot be read")]
+FAULTS = [(404, "no longer exists"), (403, "cannot be read"), (500, "cannot be read")]
 
 
 @pytest.mark.parametrize(("status", "reason"), FAULTS)
@@ -457,7 +457,7 @@ def test_share_of_a_claim_is_not_resized(
     manager.run_pod(pod("p", api.allocate("c", part())))
     (record,) = records(node)
     assert ctl.main(["--socket", str(node.paths.admin_socket), "resize", record["id"], "--memory", "2Gi"]) != 0
-    assert "is of a claim, whose size the kube-scheduler allocated" in capsys.readouterr().err
+    assert "belongs to a claim, whose size the kube-scheduler allocated" in capsys.readouterr().err
     assert records(node) == [record]
 
 

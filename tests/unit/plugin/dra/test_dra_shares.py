@@ -83,9 +83,9 @@ def test_shares_follow_consumed_capacity(results: list, expected: list) -> None:
 
 # columns: the case, the claim, words of the refusal
 REFUSED = [
-    ("another uid", claim(result(), uid="uid-2"), "another one by now: its uid is uid-2, expected uid-1"),
+    ("another uid", claim(result(), uid="uid-2"), "was replaced: its uid is uid-2, expected uid-1"),
     ("not allocated", {"metadata": {"uid": "uid-1"}, "status": {}}, "is not allocated"),
-    ("claim of another node", claim(result(pool="n2")), "of pool n2, this node's is n1"),
+    ("claim of another node", claim(result(pool="n2")), "belongs to pool n2, expected this node's pool n1"),
     ("half a MiB", claim(result(consumedCapacity={"memory": "1500k"})), "expected a whole number of MiB"),
     ("no memory", claim(result(consumedCapacity={"memory": "0"})), "expected a whole number of MiB"),
     ("part of a percent", claim(result(consumedCapacity={"memory": "1Mi", "cores": "1500m"})), "of cores, expected a"),
@@ -128,7 +128,7 @@ def test_parameters_are_read_strictly(raw: Any, reason: str) -> None:
     )
     with pytest.raises(Refused) as refused:
         shares_of(CLAIM, claim(result(), config=(entry,)), "n1")
-    assert reason in str(refused.value) and str(refused.value).startswith("claim default/c: parameters of its own")
+    assert reason in str(refused.value) and str(refused.value).startswith("claim default/c: parameters of the claim")
 
 
 # columns: the claim's configuration, the parameters of each request in their order: those of the class come first

@@ -102,12 +102,12 @@ def test_service_account_of_a_pod(tmp_path, authority, server, monkeypatch):
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
     assert kube_api.Api(kube_access.read("in-cluster", tmp_path)).get(NODE)["kind"] == "Node"
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST")
-    with pytest.raises(Fatal, match="KUBERNETES_SERVICE_HOST is missing: this is no pod"):
+    with pytest.raises(Fatal, match="KUBERNETES_SERVICE_HOST is missing, so this program does not run in a pod"):
         kube_access.read("in-cluster", tmp_path)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "::1")
     assert kube_access.read("in-cluster", tmp_path).server == f"https://[::1]:{port}"
     (tmp_path / "token").unlink()
-    with pytest.raises(Fatal, match="token is missing: this is no pod"):
+    with pytest.raises(Fatal, match="token is missing, so this program does not run in a pod"):
         kube_access.read("in-cluster", tmp_path)
 
 

@@ -28,14 +28,14 @@ REFUSED = [
     ),
     (
         '{"version": "v1", "sharing": {"vcuda": {"sliceSizing": "requested"}}}',
-        "sliceSizing: requested asks the API server",
+        "sliceSizing: requested reads the sizes of pods",
     ),
     ('{"version": "v1", "flags": {"migStrategy": "singel"}}', 'did you mean "single"'),
     ("version: v1\nsharing: [", "nor YAML"),
     ("just words", "nor a YAML mapping"),
     (
         '{"version": "v1", "flags": {"plugin": {"deviceListStrategy": ["auto", "cdi-cri"]}}}',
-        "auto stands alone",
+        "auto must be the only strategy",
     ),
 ]
 

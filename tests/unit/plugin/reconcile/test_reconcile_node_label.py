@@ -105,7 +105,7 @@ def test_label_selects_a_configuration_and_its_removal_restores_the_default(node
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("bgi", "", "it holds big"),
+        ("bgi", "", "only has big"),
         ("../node", "", 'names "../node"'),
         ("bad", '{"version": "v1", "sharing": {"vcuda": {"splitCuont": 2}}}', 'did you mean "splitCount"'),
         (
@@ -226,7 +226,7 @@ def test_missing_remembered_file_selects_the_default(node, kubelet, api, start, 
     (node.paths.configs / "big.yaml").unlink()
     start()
     until(lambda: capacity(kubelet) == 8, "the node's own configuration")
-    until(lambda: "it holds none" in status(node, capsys)["config_fault"], "the fault")
+    until(lambda: "only has none" in status(node, capsys)["config_fault"], "the fault")
 
 
 def test_label_is_ignored_without_a_kubeconfig(node, kubelet, api, start, capsys):
@@ -477,9 +477,9 @@ ANSWERS = [
     (("GET", (404, 'nodes "node-1" not found')), ""),
     (
         ("GET", (403, "nodes is forbidden")),
-        "vgpu.fleet/gpus and .*, its conditions VgpuConfiguration and .*, its taint .* may be left",
+        "may still have the annotations vgpu.fleet/gpus and .*, the conditions VgpuConfiguration and .*, the taint ",
     ),
-    (("PATCH", (500, "etcd has no leader")), "Run this again once the API answers, or without --kubeconfig"),
+    (("PATCH", (500, "etcd has no leader")), "Run this again when the API server responds, or without --kubeconfig"),
 ]
 
 

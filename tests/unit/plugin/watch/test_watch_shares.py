@@ -125,7 +125,7 @@ def test_container_that_exceeds_its_share_is_reported(watched, percent, found):
     assert watched.look() == found
     if found:
         (finding,) = watched.found
-        assert f"the driver says {percent} % of the time of the GPU over 10 s, its share was 50 %" in finding.text()
+        assert f"the driver reports {percent} % of the GPU's time over 10 s, its share was 50 %" in finding.text()
 
 
 def test_only_the_containers_own_processes_count(watched):
@@ -213,7 +213,7 @@ def test_samples_are_averaged_by_process(about, answer, wanted):
     source = Nvml.__new__(Nvml)
     source._nvml = Sampled(answer)
     if wanted is GpuError:
-        with pytest.raises(GpuError, match="NVML does not say what processes take"):
+        with pytest.raises(GpuError, match="NVML does not report the GPU time of processes"):
             source.utilisation("GPU-1", 5)
     else:
         assert source.utilisation("GPU-1", 5) == wanted

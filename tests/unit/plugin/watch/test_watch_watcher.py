@@ -163,7 +163,7 @@ def test_process_of_an_unknown_container_is_a_metric_and_a_finding(watched):
     assert watched.watch.state().unplaced == {watched.uuid: 1}
     assert watched.look() == [UNPLACED]
     (finding,) = watched.found
-    assert finding.text().startswith(f"process 40 (python) is on {watched.uuid}")
+    assert finding.text().startswith(f"process 40 (python) uses {watched.uuid}")
     assert (finding.allocation, finding.kind, watched.ender.asked) == ("", "unknown", [])
     watched.card.running.clear()
     assert watched.look() == []
@@ -273,7 +273,7 @@ def test_forged_live_slot_is_reported(watched):
     descriptor = watched.charge(20, 0)
     assert watched.look(2) == [MEMORY]
     (found,) = watched.found
-    assert "the driver says 900 MiB" in found.text()
+    assert "the driver reports 900 MiB" in found.text()
     os.close(descriptor)
 
 

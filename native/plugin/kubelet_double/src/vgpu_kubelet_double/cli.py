@@ -21,11 +21,11 @@ PENDING = 3
 
 def parser() -> argparse.ArgumentParser:
     out = argparse.ArgumentParser(
-        prog="vgpu-kubelet-double", description="Stands in for the kubelet towards device plugins; not for real nodes."
+        prog="vgpu-kubelet-double", description="Test double of the kubelet for device plugins; never for real nodes."
     )
     out.add_argument("--control", type=Path, default=Path("/run/kubelet-double.sock"), help="default: %(default)s")
     commands = out.add_subparsers(dest="op", required=True)
-    serve = commands.add_parser("serve", help="run")
+    serve = commands.add_parser("serve", help="run the double")
     serve.add_argument("--dir", type=Path, default=Path("/var/lib/kubelet/device-plugins"), help="default: %(default)s")
     serve.add_argument(
         "--pod-resources",
@@ -34,22 +34,22 @@ def parser() -> argparse.ArgumentParser:
         help="default: %(default)s",
     )
     serve.add_argument(
-        "--without-preferred", action="store_true", help="a kubelet before 1.19: never asks for a preference"
+        "--without-preferred", action="store_true", help="act as a kubelet before 1.19: no GetPreferredAllocation"
     )
     run = commands.add_parser("run-pod", help="admit and start a pod (exit 3: it stays Pending)")
-    run.add_argument("--count", type=int, default=1, help="devices of its container (default: 1)")
+    run.add_argument("--count", type=int, default=1, help="number of devices for its container (default: 1)")
     run.add_argument("--resource", default="nvidia.com/gpu", help="default: %(default)s")
-    run.add_argument("--ids", default="", help="exactly these device ids, separated by commas")
-    run.add_argument("--init-container", action="store_true", help="an init container shares the devices")
+    run.add_argument("--ids", default="", help="allocate exactly these device ids, separated by commas")
+    run.add_argument("--init-container", action="store_true", help="add an init container that shares the devices")
     delete = commands.add_parser("delete-pod", help="delete a pod")
     again = commands.add_parser("restart-container", help="start the container of a pod again")
     for one in (run, delete, again):
         one.add_argument("--name", required=True)
         one.add_argument("--namespace", default="default")
-    state = commands.add_parser("state", help="resources and pods")
-    restart = commands.add_parser("restart", help="restart the kubelet: plugins are forgotten, the checkpoint stays")
+    state = commands.add_parser("state", help="print resources and pods")
+    restart = commands.add_parser("restart", help="restart the double: forget plugins, keep the checkpoint")
     for one in (run, delete, again, state, restart):
-        one.add_argument("--json", action="store_true", help="one line instead of indented output")
+        one.add_argument("--json", action="store_true", help="print JSON in one line")
     return out
 
 
@@ -63,7 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         answer = control.ask(path, given)
     except OSError as fault:
-        print(f"vgpu-kubelet-double: {path}: {fault.strerror}; does `serve` run?", file=sys.stderr)
+        print(
+            f"vgpu-kubelet-double: {path}: {fault.strerror}; is `vgpu-kubelet-double serve` running?", file=sys.stderr
+        )
         return 1
     if "error" in answer:
         print(f"vgpu-kubelet-double: {answer['reason']}: {answer['error']}", file=sys.stderr)

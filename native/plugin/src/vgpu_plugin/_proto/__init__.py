@@ -11,7 +11,7 @@ _here = Path(__file__).resolve().parent
 if not (_here / "deviceplugin_pb2.py").exists():
     _generated = _here.parents[3] / "build" / "plugin" / "vgpu_plugin" / "_proto"
     if not (_generated / "deviceplugin_pb2.py").exists():
-        raise ImportError(f"{_generated} holds no generated gRPC code; run: make -C native/plugin proto")
+        raise ImportError(f"{_generated} contains no generated gRPC code; run: make -C native/plugin proto")
     __path__.append(str(_generated))
 
 if TYPE_CHECKING:  # these modules are found at run time alone

@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 
 
 class Fault(Exception):
-    """The plugin's error response, or no response; ``code`` is the name of a gRPC status."""
+    """Raised if the plugin returns an error or does not respond. ``code`` is the name of a gRPC status."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
@@ -60,7 +60,9 @@ class Fault(Exception):
 
 
 class Server:
-    """``service`` has a method for each of METHODS: takes a message, returns a message or raises PluginError."""
+    """``service`` has a method for each of METHODS. A method takes a message, and returns a message or raises
+    PluginError.
+    """
 
     def __init__(self, path: Path, service: Any) -> None:
         self._path, self._service = path, service
@@ -74,7 +76,7 @@ class Server:
         """Listens again if the socket's file was deleted or replaced. Raises OSError."""
         if self._served == _identity(self._path):
             return
-        log.warning("%s was gone; it is made again", self._path)
+        log.warning("the socket %s was deleted or replaced; it is created again", self._path)
         former = self._socket
         self._socket, self._served = _listen(self._path)
         with contextlib.suppress(OSError):
@@ -107,7 +109,7 @@ class Server:
                     self._free.release()
                     continue
                 # No descriptor or thread is free; waiting callers are served later.
-                log.warning("%s: a call cannot be taken: %s; the next is in %.0f s", self._path, fault, AGAIN_S)
+                log.warning("%s: a call cannot be accepted: %s; trying again in %.0f s", self._path, fault, AGAIN_S)
                 self._free.release()
                 self._stopping.wait(AGAIN_S)
 
@@ -124,7 +126,7 @@ class Server:
                         self._end_unheard(body)
                     raise
         except (OSError, ValueError) as fault:
-            log.debug("a caller of %s went away, or is none: %s", self._path, fault)
+            log.debug("a client of %s disconnected or sent no valid call: %s", self._path, fault)
         finally:
             self._free.release()
 
@@ -133,13 +135,15 @@ class Server:
         release it.
         """
         lease = api.LeaseResponse.FromString(answer).allocation
-        log.warning("lease %s: its client is gone; it ends now", lease)
+        log.warning("lease %s ends now, because its client is gone", lease)
         self._call("Release", api.ReleaseRequest(allocation=lease).SerializeToString())
 
     def _call(self, method: str, data: bytes) -> tuple[str, bytes]:
         try:
             if method not in METHODS:
-                raise BadRequest(f'"{method}" is no call of this plugin; vgpuctl is of another version')
+                raise BadRequest(
+                    f'this plugin does not know the call "{method}"; use the vgpuctl of the plugin\'s version'
+                )
             try:
                 request = METHODS[method][0].FromString(data)
             except DecodeError as fault:
@@ -199,14 +203,16 @@ class Client:
                     return METHODS[method][1].FromString(body)
         except FileNotFoundError:
             text = f"{self._path} does not exist: the plugin does not run, or waits for the driver"
-            again = "one that runs makes it again within 10 s; see: systemctl status vgpu-device-plugin"
+            again = "a running plugin creates it again within 10 s; see: systemctl status vgpu-device-plugin"
             raise Fault(UNAVAILABLE, f"{text}; {again}") from None
         except PermissionError:
-            raise Fault("PERMISSION_DENIED", f"{self._path} is root's alone: run this as root, or by sudo") from None
+            raise Fault(
+                "PERMISSION_DENIED", f"only root may use {self._path}: run this command as root, or with sudo"
+            ) from None
         except TimeoutError:
-            raise Fault(UNAVAILABLE, f"{self._path}: no answer to {method} in {self._timeout_s:.0f} s") from None
+            raise Fault(UNAVAILABLE, f"{self._path}: no response to {method} within {self._timeout_s:.0f} s") from None
         except (OSError, ValueError, DecodeError) as fault:
-            text = f"{self._path} does not answer: {fault}; see: systemctl status vgpu-device-plugin"
+            text = f"{self._path} does not respond: {fault}; see: systemctl status vgpu-device-plugin"
             raise Fault(UNAVAILABLE, text) from None
         raise Fault(code, body.decode(errors="replace"))
 
@@ -228,7 +234,7 @@ def _line(channel: socket.socket) -> str:
 def _body(channel: socket.socket, most: int | None = None) -> bytes:
     length = struct.unpack(">I", _exactly(channel, 4))[0]
     if most is not None and length > most:
-        raise ValueError(f"a message of {length} bytes, at most {most} are taken")
+        raise ValueError(f"found a message of {length} bytes, expected at most {most}")
     return _exactly(channel, length)
 
 
@@ -237,7 +243,7 @@ def _exactly(channel: socket.socket, length: int) -> bytes:
     while length:
         part = channel.recv(min(length, 1 << 16))
         if not part:
-            raise ValueError("it ended in the middle of a message")
+            raise ValueError("the connection ended in the middle of a message")
         parts.append(part)
         length -= len(part)
     return b"".join(parts)

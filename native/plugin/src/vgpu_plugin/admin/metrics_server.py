@@ -57,7 +57,7 @@ class Server:
             if fault.errno not in MAY_END:
                 raise
             if not self._fault:
-                log.warning("metrics are not served on %s until it is free: %s", self._address, fault)
+                log.warning("metrics are not served until the address %s is free: %s", self._address, fault)
             self._fault = f"metrics are not served on {self._address} until it is free: {fault}"
             return
         if self._fault:
@@ -96,7 +96,7 @@ def _http_server(listening: socket.socket, make: Callable[[], str]) -> Any:
             try:
                 body = make().encode()
             except Exception as fault:
-                log.exception("metrics cannot be made")
+                log.exception("the metrics could not be collected")
                 self.send_error(500, str(fault))
                 return
             self.send_response(200)

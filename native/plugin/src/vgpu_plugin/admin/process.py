@@ -10,11 +10,11 @@ from pathlib import Path
 from .exposition import Exposition
 
 TYPES = {
-    "process_cpu_seconds_total": ("counter", "Time of the processor that the program used."),
-    "process_resident_memory_bytes": ("gauge", "Memory of the program."),
-    "process_start_time_seconds": ("gauge", "When the program began, in seconds since 1970."),
-    "process_open_fds": ("gauge", "Descriptors that the program has open."),
-    "process_max_fds": ("gauge", "Descriptors that it may have open."),
+    "process_cpu_seconds_total": ("counter", "CPU time that the program used."),
+    "process_resident_memory_bytes": ("gauge", "Resident memory of the program."),
+    "process_start_time_seconds": ("gauge", "Start time of the program, in seconds since 1970."),
+    "process_open_fds": ("gauge", "Number of file descriptors that the program has open."),
+    "process_max_fds": ("gauge", "Maximum number of open file descriptors."),
 }
 SELF = Path("/proc/self")
 

@@ -39,7 +39,7 @@ class Resizing:
         """Resizes an allocation. Raises PluginError."""
         cores = request.sm_percent if request.HasField("sm_percent") else None
         if request.memory_mib < 0 or (not request.memory_mib and cores is None and not request.oom_killer):
-            raise BadRequest(f"{request.what}: no size is asked for; expected memory of 1 MiB or more, cores, or both")
+            raise BadRequest(f"{request.what}: no size is requested; expected memory of 1 MiB or more, cores, or both")
         holders = self._holders() or {}
         record = self._record(request.what, holders)
         uuids = [one["uuid"] for one in record.limits.get("devices") or []]
@@ -68,12 +68,12 @@ class Resizing:
             found = [one for one in known if what in (one.id, *one.slice_ids, *map(self._short, one.slice_ids))]
         if not found:
             raise Unknown(
-                f"no allocation, slice that is in use, or pod of this node is named {what}; expected the id of an "
+                f"this node has no allocation, slice in use or pod named {what}; expected the id of an "
                 "allocation or a slice, or NAMESPACE/POD/CONTAINER; see: vgpuctl status, vgpuctl slices"
             )
         if len(found) > 1:
             named = ", ".join(one.id for one in found)
-            raise BadRequest(f"{what} is several allocations ({named}); name one of them, or NAMESPACE/POD/CONTAINER")
+            raise BadRequest(f"{what} has several allocations ({named}); name one of them, or NAMESPACE/POD/CONTAINER")
         return found[0]
 
     def _short(self, slice_id: str) -> str:
@@ -90,7 +90,7 @@ class Resizing:
         pods, owner = self._pods, self._pods.owner(record)
         plan = pods.plan(owner)
         if resizes.FORMER in (owner.pod["metadata"].get("annotations") or {}):
-            raise NotNow(f"pod {owner.name}: another size was granted to it a moment ago; try again once it has that")
+            raise NotNow(f"pod {owner.name}: an earlier resize is not done yet; try again when it is done")
         planned = next((part for part in plan if part.container == owner.container), None)
         if planned is None or {one.uuid for one in planned.devices} != set(uuids):
             raise Refused(

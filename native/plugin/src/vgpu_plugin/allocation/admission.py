@@ -54,8 +54,8 @@ def refuse_several(pieces: list[Piece], config: dict[str, Any]) -> None:
     for piece in pieces:
         if piece.mode in sharing.SHARED_BY_NVIDIA and sharing.refuses_several(piece.mode, config):
             raise Refused(
-                f"the container asks for {len(pieces)} of {piece.resource}, whose GPUs are shared by {piece.mode}: "
-                "more than one gives no more of a GPU; ask for 1, or set failRequestsGreaterThanOne: false"
+                f"the container requests {len(pieces)} of {piece.resource}, whose GPUs are shared by {piece.mode}: "
+                "several replicas give no larger share; request 1, or set failRequestsGreaterThanOne: false"
             )
 
 
@@ -93,4 +93,4 @@ def refuse_unnamed(gpus: Iterable[Gpu], uuids: Iterable[str], nodes: Callable[[G
                 if mig.uuid in uuids:
                     nodes(gpu, mig)
             except OSError as fault:
-                raise Refused(f"{mig.uuid} cannot be handed over by CDI: {fault}") from None
+                raise Refused(f"{mig.uuid} cannot be given to a container by CDI: {fault}") from None

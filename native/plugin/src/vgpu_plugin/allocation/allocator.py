@@ -96,7 +96,9 @@ class Allocator:
             self.hand_over = settings.hand_over(self._paths.host_root, can_cdi)
             self.enforcement.configure(settings, driver, self.pool.gpus, self.hand_over)
             if self.hand_over != before:
-                log.info("hand-over: %s (%s)", ", ".join(self.hand_over.strategies), self.hand_over.reason)
+                log.info(
+                    "containers get their GPUs by %s (%s)", ", ".join(self.hand_over.strategies), self.hand_over.reason
+                )
 
     def allocate(self, requests: Iterable[Iterable[str]]) -> list[Answer]:
         """Returns one response for each container. If one allocation fails, all allocations of this call are ended."""
@@ -205,7 +207,7 @@ class Allocator:
     def asked_for_preference(self) -> None:
         """Notes that the current kubelet asks for a preferred allocation, so the kubelet's own choice is used."""
         if self.settings.legacy_preferred and not self.kubelet_asks:
-            log.warning("legacyPreferred has no effect: this kubelet asks for a preference itself")
+            log.warning("legacyPreferred has no effect, because this kubelet calls GetPreferredAllocation")
         self.kubelet_asks = True
 
     def _limits(self, allocation: str, devices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -226,7 +228,9 @@ class Allocator:
                 self._files.keep_limits(record.id, limits)
         except OSError as fault:
             self.forget(record.id)
-            raise NotNow(f"allocation {record.id}: its limits cannot be kept in {self._files.root}: {fault}") from fault
+            raise NotNow(
+                f"allocation {record.id}: its limits cannot be written into {self._files.root}: {fault}"
+            ) from fault
 
     def _flags_of(self, gpus: list[Gpu]) -> dict[str, Any]:
         """Returns the flags of the limits file. Cached, because they are costly to compute and stay equal for all
@@ -249,7 +253,9 @@ class Allocator:
             self._files.make(record, new)
         except OSError as fault:
             self._remove_files(record.id)
-            raise NotNow(f"allocation {record.id}: its files cannot be made in {self._files.root}: {fault}") from fault
+            raise NotNow(
+                f"allocation {record.id}: its files cannot be created in {self._files.root}: {fault}"
+            ) from fault
 
     def prestart(self, ids: list[str]) -> None:
         """Creates the files again before a start: /run is empty after a reboot, and a restarted container starts with
@@ -268,8 +274,8 @@ class Allocator:
                 records = self._rebuild(ids)
             if not records:
                 raise Refused(
-                    f"slices {', '.join(ids)}: neither {self._paths.records} nor the kubelet's checkpoint knows an "
-                    "allocation of them; delete the pod so that it is admitted again"
+                    f"slices {', '.join(ids)}: neither {self._paths.records} nor the kubelet's checkpoint contains "
+                    "an allocation of these slices; delete the pod so that it is admitted again"
                 )
         for record in records:  # without the lock, because this asks the API server
             if record.limits.get("deny"):
@@ -280,7 +286,9 @@ class Allocator:
             self.pool.refuse_unhealthy(ids)
             records = self.records.with_ids(ids)
             if not records:
-                raise NotNow(f"slices {', '.join(ids)}: their allocation ended while its size was asked for")
+                raise NotNow(
+                    f"slices {', '.join(ids)}: their allocation ended while its size was read from the API server"
+                )
             for record in records:
                 if record.limits:
                     self.make_again(record)

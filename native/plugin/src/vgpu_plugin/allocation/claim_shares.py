@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Wanted:
-    """One request of a claim. ``parts``: (UUID of the device, MiB, percent of the SMs); None means all of the device.
-    ``flags``: flags of the limits file.
+    """One request of a claim. ``parts``: (UUID of the device, MiB, percent of the SMs); None as MiB or percent means
+    all of the device. ``flags``: flags for the limits file.
     """
 
     request: str
@@ -86,7 +86,7 @@ class ClaimShares:
                     f"request {record.request} of the claim had another share here, which a program still uses; end "
                     "the containers of the claim's former pod"
                 )
-            log.info("allocation %s: its claim has another allocation by now; it ends", record.id)
+            log.info("allocation %sends, because its claim has another allocation now", record.id)
             self._allocator.forget(record.id)
 
     def _is_of(self, record: Record, wanted: Wanted) -> bool:
@@ -121,7 +121,9 @@ class ClaimShares:
             if self._files.lacks(record):
                 self._files.mend(record)
         except OSError as fault:
-            raise NotNow(f"allocation {record.id}: its files cannot be made in {self._files.root}: {fault}") from fault
+            raise NotNow(
+                f"allocation {record.id}: its files cannot be created in {self._files.root}: {fault}"
+            ) from fault
 
     def _new(self, uid: str, holder: str, wanted: Wanted) -> Record:
         pieces = self._pieces(wanted)
@@ -174,7 +176,7 @@ class ClaimShares:
             if reason := pool.unhealthy_reason(mine[0].uuid):
                 raise NotNow(f"{uuid} is unhealthy: {reason}")
             if (mine[0].mode == VCUDA) != (mib is not None):
-                raise Refused(f"{uuid} is shared in another way by now; delete the claim's pods")
+                raise Refused(f"{uuid} is now shared in another mode; delete the claim's pods")
             if not free:
                 raise Taken(f"{uuid}: all {len(mine)} of its slots are held by others; see: vgpuctl status")
             chosen.append(free[0])
@@ -194,7 +196,9 @@ class ClaimShares:
         used = {one.number for one in self._allocator.records.all() if one.kind == CLAIM and one.limits}
         number = next((one for one in range(MOST_CLAIMS) if one not in used), None)
         if number is None:
-            raise Taken(f"{MOST_CLAIMS} claims have a share on this node, and a container finds no more")
+            raise Taken(
+                f"{MOST_CLAIMS} shares of claims exist on this node, the maximum that containers have mount points for"
+            )
         return number
 
     def end(self, uid: str) -> list[str]:

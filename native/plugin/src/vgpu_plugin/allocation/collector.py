@@ -77,7 +77,7 @@ class Collector:
             self._missing_since = {one: self._missing_since.get(one, now) for one in missing}
             ended = [one for one, since in self._missing_since.items() if now - since >= GRACE_S]
             for allocation in ended:
-                log.info("allocation %s: the kubelet no longer knows it; it ends", allocation)
+                log.info("allocation %s ends, because the kubelet no longer knows it", allocation)
                 self._allocator.forget(allocation)
                 del self._missing_since[allocation]
             return ended

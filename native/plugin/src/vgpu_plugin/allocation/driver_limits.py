@@ -30,8 +30,8 @@ LOST = "the driver's limit was {found}, expected {expected}; it was set again"
 UNSET = "the driver's limit is {found}, expected {expected}, and cannot be set: {why}"
 
 NO_HOOK = (
-    "no hook of CDI ran for it: it was started without CDI, outside containers, or before the driver was found to "
-    "enforce; start it again by CDI"
+    "no CDI hook ran for its container: the container was started without CDI, or before the driver enforced limits; "
+    "or the program runs outside containers. Start it again by CDI"
 )
 
 NOTHING = Limits(0, UNLIMITED, 0)
@@ -149,7 +149,7 @@ class DriverLimits:
         verdict = self._enforcement.verdict
         out = [verdict.line()] if self._enforcement.requested == DRIVER and not verdict.by_driver else []
         out += [f"allocation {one.allocation} on {one.uuid}: {one.fault}" for one in self.state if one.fault]
-        alone = "the library alone enforces its memory"
+        alone = "only the library enforces its memory limit"
         return out + [f"allocation {name}: {alone}: {why}" for name, why in self.without.items()]
 
     # --- one container -------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class DriverLimits:
         if before is not None and (before.soft, before.hard) == (0, expected):
             return Status(active.allocation, uuid, expected, before.hard, before.used)
         self.lost += before is None or before.hard == UNLIMITED
-        why = "it is below what is in use, or the driver dropped it"
+        why = "the container uses more than this limit, or the driver lost it"
         try:
             self._source.limit_group(uuid, active.group, expected)
         except GpuError as refused:

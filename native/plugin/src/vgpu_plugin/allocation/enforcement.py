@@ -55,7 +55,7 @@ class Enforcement:
         program = settings.library_root / "current" / limit_hook.PROGRAM
         nvml = dict(driver.libraries).get(NVML, "")
         if self.by_driver and not (program.is_file() and nvml):
-            missing = f"{program} is not there" if nvml else f"no {NVML} of the driver is found on this host"
+            missing = f"{program} does not exist" if nvml else f"no {NVML} of the driver is found on this host"
             self.verdict = Verdict(rule.LIBRARY if settings.sharing == VCUDA else rule.NONE, missing)
         self._hook = None
         if self.by_driver:
@@ -87,7 +87,7 @@ class Enforcement:
         try:
             branch = int(self._source.driver().version.partition(".")[0])
         except (GpuError, ValueError) as fault:
-            log.warning("the driver's version is not known: %s", fault)
+            log.warning("the driver's version is unknown: %s", fault)
         kubelet = self._paths.kubelet_socket.exists()
         return Facts(
             branch=branch,
@@ -100,14 +100,16 @@ class Enforcement:
         """Raises Refused if only the driver may enforce and no probe proved that it does."""
         if self.requested == DRIVER and not self.by_driver:
             why = self.verdict.why
-            raise Refused(f"vgpu_memory_enforcement is driver, and the driver's limit is not proved: {why}")
+            raise Refused(
+                f"vgpu_memory_enforcement is driver, but no probe proved that the driver enforces limits: {why}"
+            )
 
     def refuse_without_hook(self, what: str) -> None:
         """Raises Refused if only the driver may enforce: no hook runs for ``what``."""
         if self.requested == DRIVER:
             raise Refused(
-                f"vgpu_memory_enforcement is driver, and {what} starts without CDI, so no hook has the driver limit "
-                "it; use containers by CDI (kubelet 1.29 with containerd 1.7 or CRI-O, docker 25, podman 4.3)"
+                f"vgpu_memory_enforcement is driver, and {what} starts without CDI, so no hook sets the driver's limit "
+                "for it; use containers by CDI (kubelet 1.29 with containerd 1.7 or CRI-O, docker 25, podman 4.3)"
             )
 
     def hooks(self) -> list[dict[str, Any]]:
@@ -158,7 +160,7 @@ class _NoDriver:
     """A GPU source without a driver; its methods raise GpuError."""
 
     def __getattr__(self, name: str) -> Any:
-        raise GpuError(f"no driver is asked for {name}")
+        raise GpuError(f"no driver is available for {name}")
 
 
 def host_group(root: Path, name: str) -> str:

@@ -57,12 +57,12 @@ class Terms:
         if self.kind not in LEASES or (self.kind == CONTAINER) != (self.engine in ENGINES):
             raise BadRequest(
                 f'a lease of kind "{self.kind}" and engine "{self.engine}"; expected one of {", ".join(LEASES)}, and '
-                f"{' or '.join(ENGINES)} for {CONTAINER} alone"
+                f"{' or '.join(ENGINES)} only for {CONTAINER}"
             )
         if self.gpus < 1 or (of_one_gpu and self.gpus > 1):
-            raise BadRequest(f"slices of {self.gpus} GPUs are asked for; expected 1 or more, and 1 where one is named")
+            raise BadRequest(f"slices of {self.gpus} GPUs are requested; expected 1 or more, and 1 if a GPU is named")
         if self.at_most.memory_bytes < 0 or not 0 <= self.at_most.sm_percent <= 100:
-            raise BadRequest(f"{self.at_most} is asked for; expected bytes, and percent from 1 to 100")
+            raise BadRequest(f"{self.at_most} is requested; expected bytes, and percent from 1 to 100")
 
 
 class Leases:
@@ -112,7 +112,7 @@ class Leases:
         """Leases free slices on different GPUs, or one slice of the GPU ``uuid``. Raises NoFreeSlice."""
         ttl_s, terms = ttl_s or DEFAULT_TTL_S, terms or Terms()
         if not 0 < ttl_s <= MAX_TTL_S:
-            raise BadRequest(f"a lease of {ttl_s} s is asked for; expected 1 to {MAX_TTL_S}")
+            raise BadRequest(f"a lease of {ttl_s} s is requested; expected 1 to {MAX_TTL_S}")
         known = [gpu.uuid for gpu in self._pool.gpus]
         if uuid and uuid not in known:
             raise Unknown(f"this node has no GPU {uuid}; it has {', '.join(known) or 'none'}")
@@ -175,12 +175,13 @@ class Leases:
         if offered and not any(terms.at_most.fits(one) for one in offered):
             most = max(offered, key=lambda one: one.memory_mib)
             return (
-                f"no slice{' of ' + uuid if uuid else ''} is so large: the largest has {most.memory_mib} MiB and "
-                f"{most.sm_percent} % of the SMs; ask for less, or let fewer containers share a GPU (vgpu_split_count)"
+                f"no slice{' of ' + uuid if uuid else ''} is large enough: the largest has {most.memory_mib} MiB and "
+                f"{most.sm_percent} % of the SMs; request less, or let fewer containers share a GPU (vgpu_split_count)"
             )
         text = f"no free slice{' of ' + uuid if uuid else ''}: all {len(offered)} are in use, leased or unhealthy"
         if terms.gpus > 1:
-            text = f"not {terms.gpus} GPUs with a free slice each: this node has {len(self._pool.gpus)} GPUs"
+            count = len(self._pool.gpus)
+            text = f"{terms.gpus} GPUs with a free slice are requested; too few of this node's {count} have one"
         return f"{text}; see: vgpuctl status"
 
     def _free(self, uuid: str, at_most: AtMost) -> list[str]:
@@ -268,14 +269,14 @@ class Leases:
                     # is not enough.
                     self._missing[record.id] = self._missing.get(record.id, 0) + 1
                     if self._missing[record.id] >= LOOKS:
-                        log.info("lease %s: %s has its container no more; it ends", record.id, record.engine)
+                        log.info("lease %s ends, because %s no longer has its container", record.id, record.engine)
                         self._end(record)
 
     def expire(self) -> None:
         with self._allocator.lock:
             for record in self._leases():
                 if self._over(record):
-                    log.warning("lease %s was not released in time; it ends now", record.id)
+                    log.warning("lease %s ends now, because its time is over", record.id)
                     self._end(record)
 
     def seconds_left(self, record: Record) -> int:

@@ -31,7 +31,7 @@ class AtMost:
     def of(self, device: dict[str, Any]) -> dict[str, Any]:
         """Returns the device reduced to this bound. Raises BadRequest for a device without limits."""
         if device.get("unlimited") and (self.memory_bytes or self.sm_percent):
-            raise BadRequest(f"{device['uuid']} is not shared by libvgpu, so nothing can be limited; ask for no size")
+            raise BadRequest(f"{device['uuid']} is not shared by libvgpu and has no limits; leave out the size")
         return {
             **device,
             "memory_bytes": min(device["memory_bytes"], self.memory_bytes or device["memory_bytes"]),
@@ -56,8 +56,8 @@ def limit_devices(pieces: list[Piece], settings: Settings, gpus: int) -> list[di
             both = [one.id for one in pieces if one.uuid == piece.uuid]
             raise Refused(
                 f"{len(both)} slices of one GPU for one container ({', '.join(both)}), and this node's policy is "
-                f"distinct GPUs: the container asks for {len(pieces)} slices, the node has {gpus} "
-                "GPUs; ask for at most one slice for each GPU that has one free, or set vgpu_multi_slice: merge"
+                f"distinct GPUs: the container requests {len(pieces)} slices, the node has {gpus} "
+                "GPUs; request at most one slice for each GPU with a free slice, or set vgpu_multi_slice: merge"
             )
     return list(devices.values())
 
@@ -69,7 +69,7 @@ def notes(records: Iterable[Record]) -> list[str]:
         replicas, gpus = len(record.slice_ids), len({gpu_of(one) for one in record.slice_ids})
         if not record.limits and replicas > gpus:
             found.append(
-                f"allocation {record.id} holds {replicas} replicas of {gpus} GPUs: more than one replica of a GPU gets "
-                "no more compute; ask for one for each GPU, or set failRequestsGreaterThanOne: true to refuse such pods"
+                f"allocation {record.id} holds {replicas} replicas of {gpus} GPUs: several replicas of a GPU give no "
+                "more compute; request one for each GPU, or set failRequestsGreaterThanOne: true to refuse such pods"
             )
     return found

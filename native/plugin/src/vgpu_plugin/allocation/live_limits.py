@@ -30,7 +30,7 @@ def used(files: AllocationFiles, record: Record) -> dict[str, int]:
         found = abi_files.read_ledger(path)
     except (OSError, abi_files.LayoutError) as fault:
         raise NotNow(
-            f"allocation {record.id}: what it holds is not known, for {path} cannot be read: {fault}; a smaller size "
-            "needs that, so start the container again first"
+            f"allocation {record.id}: its memory usage is unknown, because {path} cannot be read: {fault}; to make it "
+            "smaller, first start the container again"
         ) from None
     return {one["uuid"]: one["used"] + one["context"] for one in found["totals"]}

@@ -49,7 +49,7 @@ class MountCheck:
         except NotNow as fault:
             with self._counting:
                 self.unchecked += 1
-            log.warning("allocation %s: it starts, and the mounts of its pod are unchecked: %s", record.id, fault)
+            log.warning("allocation %s: its container starts without a check of its pod's mounts: %s", record.id, fault)
             return
         self.refuse(owner, record)
 

@@ -80,7 +80,7 @@ class PodSizes:
         if pod is None or not container:
             raise NotNow(
                 f"allocation {record.id}: neither PodResources nor the checkpoint of the kubelet names the pod of "
-                f"{', '.join(record.kubelet_ids)}, so its size is not known; it is tried again"
+                f"{', '.join(record.kubelet_ids)}, so its size is unknown; the start is tried again"
             )
         return Owner(pod, container)
 
@@ -94,7 +94,7 @@ class PodSizes:
         try:
             return self._api.get(path)
         except ApiError as fault:
-            raise NotNow(f"the size of a pod cannot be asked for: {fault}") from None
+            raise NotNow(f"the size of a pod cannot be read from the API server: {fault}") from None
 
     def plan(self, owner: Owner) -> tuple[Part, ...]:
         """Returns the plan of a pod. Raises Refused if the pod has none."""
@@ -155,7 +155,7 @@ class PodSizes:
         try:
             self._api.patch(path, {"metadata": change})
         except ApiError as fault:
-            raise NotNow(f"pod {owner.name}: what it has cannot be written on it: {fault}") from None
+            raise NotNow(f"pod {owner.name}: its GPUs and sizes cannot be written on it: {fault}") from None
 
     def report(self, owner: Owner, reason: str, text: str, kind: str = "Warning") -> None:
         """Reports an event on a pod. A failed request is only logged."""
@@ -172,7 +172,7 @@ class PodSizes:
         try:
             self._api.post(f"/api/v1/namespaces/{quote(metadata['namespace'])}/events", event)
         except ApiError as fault:
-            log.warning("pod %s: an event was not taken: %s", owner.name, fault)
+            log.warning("pod %s: an event could not be written: %s", owner.name, fault)
 
     def expected(self, size: int) -> list[str]:
         """Returns the GPUs planned for the container that the kubelet most likely admits now: the oldest pod without

@@ -117,9 +117,9 @@ class RecordStore:
             aside = self._path.with_suffix(".broken")
             try:
                 os.replace(self._path, aside)
-                done = f"it was put aside as {aside}"
+                done = f"it was renamed to {aside}"
             except OSError as second:
-                done = f"it could not be put aside as {aside}: {second}"
+                done = f"it could not be renamed to {aside}: {second}"
             self.warnings.append(f"{self._path} could not be read ({fault}); {done}")
             log.warning("%s", self.warnings[-1])
 
@@ -143,7 +143,7 @@ class RecordStore:
     def renew(self) -> None:
         """Writes the file again if it was deleted. Raises OSError."""
         if self._words and not os.path.exists(self._name):
-            log.warning("%s was gone; it is written again", self._path)
+            log.warning("%s was deleted; it is written again", self._path)
             self._save(self._words)
 
     def all(self) -> list[Record]:
@@ -188,7 +188,7 @@ class RecordStore:
             self._save({**self._words, record.id: json.dumps(vars(record))})
         except OSError as fault:
             raise NotNow(
-                f"allocation {record.id} cannot be written down in {self._path}: {fault}; make room there"
+                f"allocation {record.id} cannot be saved in {self._path}: {fault}; free space there"
             ) from fault
         if (before := self._records.get(record.id)) is not None:
             self._forget(before)
@@ -208,7 +208,7 @@ class RecordStore:
         try:
             self._save(self._words)
         except OSError as fault:
-            log.warning("allocation %s has ended and %s still lists it: %s", allocation, self._path, fault)
+            log.warning("allocation %s has ended, but could not be removed from %s: %s", allocation, self._path, fault)
 
 
 def _overwrite(path: str, data: bytes) -> None:

@@ -32,8 +32,8 @@ def _from_copies(records: RecordStore, files: AllocationFiles) -> None:
         try:
             records.put(record)
         except NotNow as fault:
-            log.error("allocation %s is not recovered: %s", record.id, fault)
+            log.error("allocation %s could not be recovered: %s", record.id, fault)
     if found:
         count = "1 allocation was" if len(found) == 1 else f"{len(found)} allocations were"
-        records.warnings.append(f"{count} recovered from {files.root}, for no record of them was left")
+        records.warnings.append(f"{count} recovered from {files.root}, because the file of all records was lost")
         log.warning("%s", records.warnings[-1])

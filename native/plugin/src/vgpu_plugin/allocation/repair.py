@@ -80,7 +80,7 @@ class Repair:
 
     def _sentence(self, error: Exception) -> str:
         where = f"{self._paths.run_dir} or {self._paths.state_dir}"
-        return f"what is missing in {where} cannot be made again: {error}; is there room, and may it be written?"
+        return f"missing files in {where} cannot be created again: {error}; check its free space and permissions"
 
     def _look_for_room(self) -> None:
         """Logs full disks, so that they are noticed before a container fails to start."""
@@ -90,7 +90,7 @@ class Repair:
             log.warning("%s", self._full(folder))
 
     def _full(self, folder: Path) -> str:
-        return f"{folder} is full ({self._short[folder]} left): no container can begin in a slice; make room there"
+        return f"{folder} is full ({self._short[folder]} left): no container can start in a slice; free space there"
 
     def notes(self) -> list[str]:
         """Returns messages for the node's administrator."""
@@ -105,7 +105,9 @@ class Repair:
         if self._files.lacks(record):
             self._files.mend(record)
             log.warning(
-                "allocation %s: files of it were gone from %s; they are made again", record.id, self._files.root
+                "allocation %s: some of its files were missing in %s; they are created again",
+                record.id,
+                self._files.root,
             )
         self._mend_ledger(record)
 
@@ -125,10 +127,10 @@ class Repair:
             reason = str(fault)
         if not abi_files.ledger_in_use(path):
             abi_files.rewrite_ledger(path, uuids, record.id)
-            log.warning("allocation %s: its ledger was spoilt (%s); it is written again", record.id, reason)
+            log.warning("allocation %s: its ledger was damaged (%s); it is written again", record.id, reason)
             return
         whose = f" ({record.holder})" if record.holder else ""
         self._spoilt[record.id] = (
             f"the ledger of allocation {record.id}{whose} was overwritten ({reason}): its programs get no more memory; "
-            "start the container again, and within 10 s of its end the ledger is written again"
+            "stop the container, wait 10 s until the ledger is written again, and start the container"
         )

@@ -225,20 +225,20 @@ class Resizer:
             raise Unknown(f"there is no allocation {allocation}; see: vgpuctl status")
         if not record.limits or any(one.get("unlimited") for one in record.limits["devices"]):
             raise Refused(
-                f"allocation {allocation} has GPUs that are not shared by libvgpu, so it has no size; expected a slice "
+                f"allocation {allocation} has GPUs that libvgpu does not share, so it has no size; expected a slice "
                 "of mode vcuda, see: vgpuctl slices"
             )
         if record.kind == CLAIM:
             raise Refused(
-                f"allocation {allocation} is of a claim, whose size the kube-scheduler allocated and counts; expected "
-                "one of a pod, a lease or vgpuctl run. Ask for another size with another claim"
+                f"allocation {allocation} belongs to a claim, whose size the kube-scheduler allocated and counts; "
+                "expected an allocation of a pod, a lease or vgpuctl run. Create another claim for another size"
             )
         if record.limits.get("deny"):
-            raise NotNow(f"allocation {allocation} has no size yet, for its container has not started; try again then")
+            raise NotNow(f"allocation {allocation} has no size yet; try again when its container has started")
         if self._sizer.reserved(allocation):
             raise NotNow(
-                f"allocation {allocation}: another change of its size is not done yet; try again, and where processes "
-                "hold more than its new size, end them first"
+                f"allocation {allocation}: an earlier change of its size is not done yet; try again. If processes use "
+                "more than that size, end them first"
             )
         return record
 
@@ -314,9 +314,9 @@ class Resizer:
             bounds = sizing.bounds_of(record, uuid)
             if bounds is not None and size.memory_mib is not None and not size.burst:
                 raise Refused(
-                    f"allocation {record.id}: its memory of GPU {uuid} is from {bounds.promised} to {bounds.limit} MiB "
-                    "by the vgpu.fleet/memory-request of its pod, and follows what is free; ask for cores alone, or "
-                    "create the pod again"
+                    f"allocation {record.id}: its memory on GPU {uuid} changes from {bounds.promised} to "
+                    f"{bounds.limit} MiB with the free memory, by the vgpu.fleet/memory-request of its pod; change "
+                    "only the cores, or create the pod again"
                 )
 
     def _used(self, record: Record, before: list[Device], now: list[Device]) -> dict[str, int]:
@@ -347,7 +347,9 @@ class Resizer:
                 fault = sizing.crowded(at, shares.get(new.uuid, sizing.Held()), new.cores)
                 fault = fault and f"GPU {new.uuid}: {fault}"
             if fault:
-                raise Refused(f"allocation {record.id}: {fault}; ask for less, or make another one smaller first")
+                raise Refused(
+                    f"allocation {record.id}: {fault}; request less, or make another allocation smaller first"
+                )
 
     # --- regular work
 
@@ -418,7 +420,7 @@ class Resizer:
                 if not self._records.lease_of(slice_id):
                     self._pool.give_back(slice_id)
             for slice_id in desired - self._withheld:
-                self._pool.withhold(slice_id, "its room went to a container that was resized")
+                self._pool.withhold(slice_id, "a resized container uses its memory")
             self._withheld = desired
 
     def notes(self) -> list[str]:
@@ -426,7 +428,7 @@ class Resizer:
         if not self._withheld:
             return []
         count = f"{len(self._withheld)} slice{'s are' if len(self._withheld) > 1 else ' is'}"
-        return [f"{count} not offered: their room went to containers that were resized; see: vgpuctl slices"]
+        return [f"{count} not offered, because resized containers use their memory; see: vgpuctl slices"]
 
 
 def _nobody(_devices: list[Device], _leaving: bool) -> None:
@@ -435,7 +437,7 @@ def _nobody(_devices: list[Device], _leaving: bool) -> None:
 
 def _shown_more(record: Record) -> str:
     return (
-        f"allocation {record.id}: its ledger says that its programs fit, and the driver shows that they hold more; it "
+        f"allocation {record.id}: by its ledger its programs fit, but the driver reports more memory for them, so it "
         "keeps its size. See: vgpuctl watch, vgpuctl top"
     )
 
@@ -461,7 +463,7 @@ def _refuse_in_use(record: Record, devices: list[Device], used: Mapping[str, int
         holds = used.get(one.uuid, 0)
         if one.memory_mib * MIB < had and holds > one.memory_mib * MIB:
             raise Refused(
-                f"allocation {record.id}: GPU {one.uuid}: {one.memory_mib} MiB are asked for, and its programs hold "
-                f"{-(-holds // MIB)} MiB; ask for at least that, have them free memory, or let the OOM killer end some "
-                "(vgpuctl resize --oom-killer)"
+                f"allocation {record.id}: GPU {one.uuid}: {one.memory_mib} MiB are requested, and its programs use "
+                f"{-(-holds // MIB)} MiB; request at least that, free memory in the programs, or let the OOM killer "
+                "end some of them (vgpuctl resize --oom-killer)"
             )

@@ -137,7 +137,9 @@ class Sizer:
         files, or does not fit on the GPUs that the kubelet chose. The caller does not hold the lock.
         """
         if self._pods is None:
-            raise NotNow(f"allocation {record.id} waits for its size, and this program knows no API server")
+            raise NotNow(
+                f"allocation {record.id} needs its size from the API server, and this program has no --kubeconfig"
+            )
         owner = self._pods.owner(record)
         self.mounts.refuse(owner, record)
         plan = self._pods.plan(owner)
@@ -149,7 +151,9 @@ class Sizer:
             raise Refused(f"pod {owner.name}: {fault}") from None
         try:
             if {one.uuid for one in devices} != {one.uuid for one in planned}:
-                log.info("pod %s: given %s instead of what was planned", owner.name, [one.uuid for one in devices])
+                log.info(
+                    "pod %s: it gets the GPUs %s instead of the planned GPUs", owner.name, [one.uuid for one in devices]
+                )
                 self._pods.write_given(owner, sizing.with_part(plan, owner.container, devices))
             with self._records.lock:
                 if self._records.get(record.id) is None:
@@ -169,8 +173,8 @@ class Sizer:
                 if last:
                     short = ", ".join(f"{mib} MiB of GPU {uuid}" for uuid, mib in fault.missing.items())
                     raise NotNow(
-                        f"allocation {record.id}: {short} are promised to it and still in use by containers that use "
-                        "more than they were promised; it starts once these have freed them, and is tried again"
+                        f"allocation {record.id}: {short} are promised to it, but still used as burst memory by other "
+                        "containers; its start is tried again until they have freed that memory"
                     ) from None
                 self.lender.give_back(record.id, fault.wanted)
         raise AssertionError  # the loop returns or raises
@@ -181,7 +185,7 @@ class Sizer:
         """
         with self._records.lock:
             if record.id in self._reserved:
-                raise NotNow(f"allocation {record.id}: another call finds out its size now; it is tried again")
+                raise NotNow(f"allocation {record.id}: another call is reading its size; the start is tried again")
             given_limits = record.limits["devices"]
             given = [self._pool.gpu(one["uuid"]) for one in given_limits]
             others = self.others(record.kubelet_ids)

@@ -173,7 +173,7 @@ class StaticSlices:
                 edits = self._make(piece, by_uuid[piece.uuid], flags[piece.uuid], library, piece.id in held)
             except FAULTS as error:
                 where = self._paths.allocations
-                faults.append(f"slice {piece.id} cannot be offered by CDI out of {where}: {error}")
+                faults.append(f"slice {piece.id} cannot be offered by CDI with its files in {where}: {error}")
             else:
                 devices.append((piece.id, edits))
         if devices:
@@ -188,7 +188,7 @@ class StaticSlices:
             # With claims the scheduler allocates all of a GPU to claims, so only slices in use are still offered here.
             pieces = [one for one in pieces if self._in_use(self._files.static_name(one.id))]
         if len(pieces) > MOST_SLICES:
-            log.debug("%d slices are more than %d; none is offered by CDI", len(pieces), MOST_SLICES)
+            log.debug("%d slices exceed the maximum of %d; none is offered by CDI", len(pieces), MOST_SLICES)
             return []
         return pieces
 

@@ -71,7 +71,7 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
             "vgpuctl resize 1f2e3d4c5b6a7988 --memory 2Gi --oom-killer",
         ),
     ),
-    "release": ("release a leased slice", ("vgpuctl release 1f2e3d4c5b6a7988",)),
+    "release": ("end a lease, so that the kubelet may assign its slice again", ("vgpuctl release 1f2e3d4c5b6a7988",)),
     "forget": (
         "stop showing a lost GPU that was removed for good",
         ("vgpuctl forget GPU-58761ffe-067d-967c-c921-df91885a18d2",),
@@ -125,15 +125,25 @@ def _of_people(made: dict[str, argparse.ArgumentParser]) -> None:
     top.add_argument("--once", action="store_true", help="print one table for one interval and exit")
     top.add_argument("--live", action="store_true", help="show a live screen (default in a terminal)")
     top.add_argument(
-        "--interval", type=_interval, default=2.0, metavar="SECONDS", help="between updates (default: %(default)s)"
+        "--interval", type=_interval, default=2.0, metavar="SECONDS", help="time between updates (default: %(default)s)"
     )
     why = made["explain"]
-    why.add_argument("what", nargs="?", default="", help="index or UUID of a GPU, id of a slice, or the word pod")
-    why.add_argument("pod", nargs="?", default="", metavar="NAMESPACE/NAME", help="the pod, after the word pod")
+    why.add_argument("what", nargs="?", default="", help="index or UUID of a GPU, id of a slice, or pod")
     why.add_argument(
-        "--scheduler", default="127.0.0.1:8880", metavar="HOST:PORT", help="scheduler, for pod (default: %(default)s)"
+        "pod", nargs="?", default="", metavar="NAMESPACE/NAME", help="the pod to explain, after the word pod"
     )
-    why.add_argument("--kubeconfig", default="", metavar="FILE", help="for pod (default: KUBECONFIG, ~/.kube/config)")
+    why.add_argument(
+        "--scheduler",
+        default="127.0.0.1:8880",
+        metavar="HOST:PORT",
+        help="address of the scheduler, to explain a pod (default: %(default)s)",
+    )
+    why.add_argument(
+        "--kubeconfig",
+        default="",
+        metavar="FILE",
+        help="kubeconfig, to explain a pod without the scheduler (default: KUBECONFIG, ~/.kube/config)",
+    )
     made["watch"].add_argument("--all", action="store_true", help="include ended findings of this host's own checks")
     made["completion"].add_argument("shell", choices=("bash", "zsh"))
 
@@ -162,10 +172,10 @@ def _of_slices(made: dict[str, argparse.ArgumentParser]) -> None:
         action="store_true",
         help="allow a limit below the used memory: ends the largest process until the rest fits",
     )
-    made["release"].add_argument("allocation", help="id that lease printed")
-    made["forget"].add_argument("uuid", help="UUID as status shows it")
+    made["release"].add_argument("allocation", help="id of the allocation, as lease printed it")
+    made["forget"].add_argument("uuid", help="UUID of the GPU, as status shows it")
     run = made["exec"]
-    run.add_argument("--ttl", type=_ttl, default=3600, metavar="SECONDS", help="slice is reserved for (default: 3600)")
+    run.add_argument("--ttl", type=_ttl, default=3600, metavar="SECONDS", help="duration of the lease (default: 3600)")
     run.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM …", help="program and its arguments")
     run = made["run"]
     run.add_argument("--gpus", type=_count, default=1, metavar="N", help="number of GPUs, one slice each (default: 1)")

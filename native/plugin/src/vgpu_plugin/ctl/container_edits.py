@@ -104,4 +104,4 @@ def _from_file(path: Path, devices: Sequence[str]) -> tuple[dict[str, Any], list
             "files; see: journalctl -u vgpu-device-plugin"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as fault:
-        raise EditsError(f"{path} does not say how a container gets {', '.join(devices)}: {fault!r}") from None
+        raise EditsError(f"{path} does not define the devices {', '.join(devices)}: {fault!r}") from None

@@ -53,7 +53,7 @@ def chosen(named: str) -> str:
         if shutil.which(engine) and ask(engine, "info", "--format", "json") is not None:
             return engine
     raise EngineError(
-        f"{named or ' and '.join(ENGINES)} cannot be used: not installed, or no answer to "
+        f"{named or ' and '.join(ENGINES)} cannot be used: not installed, or no response to the command "
         f"{named or DOCKER} info; see: systemctl status docker"
     )
 
@@ -85,7 +85,7 @@ def run(given: argparse.Namespace, plugin: Client) -> int:
     """Returns the container's exit status, or the engine's if the container did not start. Raises Fault."""
     words = given.words[1:] if given.words[:1] == ["--"] else given.words
     if bool(words) == bool(given.compose):
-        hint = "run needs an image: vgpuctl run -- IMAGE COMMAND, or --compose SERVICE and no image"
+        hint = "run needs an image (vgpuctl run -- IMAGE COMMAND), or --compose SERVICE without an image"
         print(f"vgpuctl: {hint}", file=sys.stderr)
         return USAGE
     try:

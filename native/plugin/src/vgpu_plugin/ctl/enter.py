@@ -24,7 +24,7 @@ def main() -> int:
         namespace.lay_out([Mount(*one) for one in wanted["mounts"]], gpu_nodes(wanted["minors"]))
         os.chdir(folder)
     except (NamespaceError, OSError) as fault:
-        print(f"vgpuctl: the slice cannot be laid out: {fault}", file=sys.stderr)
+        print(f"vgpuctl: the files of the slice cannot be mounted: {fault}", file=sys.stderr)
         return 126
     try:
         os.execvpe(command[0], command, {**os.environ, **wanted["envs"]})

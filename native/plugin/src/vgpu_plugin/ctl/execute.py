@@ -68,12 +68,15 @@ def _give_back(plugin: Client, allocation: str) -> None:
     left = descendants.end()
     if left:
         names = ", ".join(str(pid) for pid in left)
-        print(f"vgpuctl: the slice was not given back, process {names} in it does not end", file=sys.stderr)
+        print(f"vgpuctl: the slice was not released, because process {names} in it does not end", file=sys.stderr)
         return
     try:
         plugin.call("Release", api.ReleaseRequest(allocation=allocation))
     except Fault as fault:  # the exit status of the program stays
-        print(f"vgpuctl: the slice was not given back, its lease ends after its time: {fault}", file=sys.stderr)
+        print(
+            f"vgpuctl: the slice was not released; it is free when the time of its lease is over: {fault}",
+            file=sys.stderr,
+        )
 
 
 def _on_ends(handler: Callable[[int, FrameType | None], None], *numbers: int) -> None:

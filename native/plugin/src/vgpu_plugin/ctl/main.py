@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except UnicodeError:
-        print("vgpuctl: an argument is no text in UTF-8", file=sys.stderr)
+        print("vgpuctl: an argument is not valid UTF-8", file=sys.stderr)
         return USAGE
     except BrokenPipeError:
         _lose_output()
@@ -65,7 +65,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     reader = parser()
     given = reader.parse_args(arguments)
     if given.command == "explain" and given.pod and given.what != "pod":
-        reader.error(f"explain takes one thing, or: pod NAMESPACE/NAME; found {given.what} and {given.pod}")
+        reader.error(f"explain expects one name, or: pod NAMESPACE/NAME; found {given.what} and {given.pod}")
     if given.command == "explain" and given.what == "pod":
         from . import pod as ctl_pod  # needed by this command only
 
@@ -84,7 +84,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     if given.json:
         print(json.dumps(answer, indent=1))
     elif unknown:
-        print(f"vgpuctl: this node has no GPU and no slice {given.what}; see: vgpuctl slices", file=sys.stderr)
+        print(f"vgpuctl: this node has no GPU or slice {given.what}; see: vgpuctl slices", file=sys.stderr)
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
         print(TEXTS[given.command](answer, width, given))
@@ -162,7 +162,7 @@ def explain(plugin: Client, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def lease_text(answer: dict[str, Any]) -> str:
-    lines = [f"leased {', '.join(answer['ids'])}; give it back with: vgpuctl release {answer['allocation']}"]
+    lines = [f"leased {', '.join(answer['ids'])}; release it with: vgpuctl release {answer['allocation']}"]
     lines += [f"env {name}={value}" for name, value in sorted(answer["envs"].items())]
     for one in answer["mounts"]:
         lines.append(f"mount {one['host_path']} at {one['container_path']}{' read-only' if one['read_only'] else ''}")

@@ -79,7 +79,7 @@ def kubeconfig(named: str) -> str:
         if path.exists() or named:
             return str(path)
     raise Fatal(
-        f"no scheduler listens here and no kubeconfig is in {', '.join(KUBECONFIGS)}; name one with --kubeconfig"
+        f"the scheduler does not respond, and no kubeconfig is at {', '.join(KUBECONFIGS)}; name one with --kubeconfig"
     )
 
 
@@ -91,9 +91,9 @@ def of_api(api: Any, namespace: str, name: str) -> list[str]:
     lines = [f"{namespace}/{name}: {status.get('phase') or 'Unknown'}, on {spec.get('nodeName') or 'no node'}"]
     try:
         ask = requests.read_pod(pod)
-        lines += [f"  {line}" for line in (requests.asked(ask) if ask.wants_gpus else ["asks for no GPU"])]
+        lines += [f"  {line}" for line in (requests.asked(ask) if ask.wants_gpus else ["requests no GPU"])]
     except requests.DialectError as fault:
-        lines += ["  asks for what cannot be", *(f"    {one}" for one in fault.findings)]
+        lines += ["  its GPU request is invalid:", *(f"    {one}" for one in fault.findings)]
     if spec.get("schedulerName"):
         lines.append(f"  scheduler {spec['schedulerName']}")
     lines += plan(meta.get("annotations") or {})
@@ -115,12 +115,12 @@ def plan(annotations: dict[str, str]) -> list[str]:
         return [f"  {fault}"]
     if parts is None:
         return ["  no plan of its GPUs yet"]
-    source = "given by the kubelet, other than planned" if pod_annotations.GIVEN in annotations else "planned"
-    source = "given, resized" if resizes.RESIZED in annotations else source
+    source = "assigned by the kubelet, not as planned" if pod_annotations.GIVEN in annotations else "planned"
+    source = "assigned, resized" if resizes.RESIZED in annotations else source
     lines = [f"  {source}:"]
     for part in parts:
         for device in part.devices:
-            compute = f"{device.cores} %" if device.cores else "what others leave of the compute"
+            compute = f"{device.cores} %" if device.cores else "the compute that others leave"
             lines.append(f"    container {part.container}: {device.uuid}: {device.memory_mib} MiB, {compute}")
     return [*lines, *(f"  {one}" for one in resizes.under_way(annotations))]
 

@@ -120,7 +120,7 @@ def watch(answer: dict[str, Any], everything: bool = False, width: int = 0) -> s
         )
     for one in answer["old_mounts"]:
         lines.append(
-            f"old mounts  {container(one)}  allocation {one['allocation']} has the single files of a former version; "
+            f"old mounts  {container(one)}  allocation {one['allocation']} mounts single files, as older versions did; "
             "create its pod or container again"
         )
     return wrapped("\n".join(lines), width)
@@ -203,7 +203,7 @@ def slices(rows: list[dict[str, Any]], width: int = 0) -> str:
 
 def bursting(name: str, gpu: object, promised: int, most: int, now: int) -> str:
     """Returns a line about a burst limit, in MiB."""
-    return f"{name}: {promised} MiB of GPU {gpu} are promised, up to {most} while nobody needs them; {now} now"
+    return f"{name}: {promised} MiB of GPU {gpu} are promised; the limit is {now} MiB now, and at most {most} MiB"
 
 
 def resized(answer: dict[str, Any], width: int = 0) -> str:
@@ -219,8 +219,8 @@ def resized(answer: dict[str, Any], width: int = 0) -> str:
         lines.append(f"{whose}: GPU {one['uuid']}: {memory}, {cores}{held}")
     if answer["leaving"]:
         lines.append(
-            "its processes hold more than that: each one that does ends at its next call of the driver, and its room "
-            "is free then; see: vgpuctl top"
+            "its processes use more than the new size: each process that does so ends at its next driver call, and its "
+            "memory is free then; see: vgpuctl top"
         )
     return wrapped("\n".join(lines), width)
 
@@ -243,7 +243,7 @@ def explain(status: dict[str, Any], wanted: str) -> list[dict[str, str]]:
     if not wanted:
         lines = []
         if not status["registered"]:
-            lines.append(f"the kubelet hands nothing out: {status['kubelet_error']}")
+            lines.append(f"the kubelet can assign no slices: {status['kubelet_error']}")
         if not status["library"] and any(one["mode"] == "vcuda" for one in status["slices"]):
             lines.append("no container can start with a slice: the library is not installed; run site.yml")
         lines.append(f"containers get their GPU by {status['hand_over']}: {status['hand_over_reason']}")
@@ -264,7 +264,10 @@ def explain_gpu(status: dict[str, Any], gpu: dict[str, Any]) -> list[str]:
     if gpu["reason"].startswith(LOST):
         lines.append(f"{name} is {gpu['reason']}; reset or replace it")
     elif not gpu["healthy"]:
-        remedy = "it comes back after a clean period, once the driver answers for it; see the kernel log for Xid"
+        remedy = (
+            "it is healthy again after a period without errors, if the driver responds for it; see the Xid errors in "
+            "the kernel log"
+        )
         lines.append(f"{name} is unhealthy: {gpu['reason']}; {remedy}")
     kinds = [(one["resource"], one["mode"], one["memory_mib"], one["sm_percent"]) for one in pieces]
     for kind in dict.fromkeys(kinds):
@@ -274,7 +277,7 @@ def explain_gpu(status: dict[str, Any], gpu: dict[str, Any]) -> list[str]:
             f"{name}: {kinds.count(kind)} of {resource} by {mode}, {memory_mib} MiB and {sm_percent} % of the SMs "
             f"each; {used} in use"
         )
-    return lines or [f"{name} offers nothing: the configuration {status['config_path']} leaves it out"]
+    return lines or [f"{name} has no slices: the configuration {status['config_path']} does not offer this GPU"]
 
 
 def explain_slice(status: dict[str, Any], piece: dict[str, Any]) -> list[str]:
@@ -283,18 +286,19 @@ def explain_slice(status: dict[str, Any], piece: dict[str, Any]) -> list[str]:
         one["memory_mib"] for one in status["slices"] if one["uuid"] == piece["uuid"] and one["mode"] == piece["mode"]
     ]
     lines = [
-        f"slice {piece['id']}: {piece['memory_mib']} MiB, one of {len(sizes)} of a GPU of {gpu['memory_mib']} MiB "
-        f"({sum(sizes)} MiB sold), {piece['sm_percent']} % of the SMs, by {piece['mode']} of {status['config_path']}"
+        f"slice {piece['id']}: {piece['memory_mib']} MiB and {piece['sm_percent']} % of the SMs; one of {len(sizes)} "
+        f"slices ({sum(sizes)} MiB in total) of a GPU with {gpu['memory_mib']} MiB; mode {piece['mode']} in "
+        f"{status['config_path']}"
     ]
     holder = next((one for one in status["allocations"] if piece["id"] in one["slice_ids"]), None)
     if holder is not None:
         lines.append(f"held by allocation {holder['id']} ({_whose(holder)}){_ends(holder)}")
     elif piece["in_use"]:
-        lines.append("held by a container outside Kubernetes, or by one that the kubelet alone knows")
+        lines.append("held by a container outside Kubernetes, or by a container that only the kubelet knows")
     if piece["health"] != "Healthy":
         leased = holder is not None and holder["kind"] == "lease"
         outside = holder is None or holder["kind"] in ("slice", "container", "exec")
         why = gpu["reason"] or ("it is leased to a check" if leased else "")
         why = why or ("it is used outside Kubernetes" if outside else "it is in use")
-        lines.append(f"the kubelet may not give it out: {why}")
+        lines.append(f"the kubelet cannot assign it: {why}")
     return lines

@@ -175,9 +175,9 @@ def screen(table_text: str, status: dict[str, Any], size: tuple[int, int], inter
     if troubles := reasons(status):
         lines += ["", *wrapped("\n".join(troubles), width).splitlines()]
     if len(lines) > height - 1:
-        lines = [*lines[: height - 2], f"{len(lines) - height + 2} lines more: vgpuctl top --once"]
+        lines = [*lines[: height - 2], f"{len(lines) - height + 2} more lines; see: vgpuctl top --once"]
     lines += [""] * (height - 1 - len(lines))
-    return "\n".join([*lines, f"every {interval:g} s; q ends"])
+    return "\n".join([*lines, f"updated every {interval:g} s; q ends"])
 
 
 def _live(given: argparse.Namespace, source: Source) -> int:
@@ -191,7 +191,7 @@ def _live(given: argparse.Namespace, source: Source) -> int:
             except Fault as fault:
                 # A restarted plugin soon responds again.
                 failed_since = failed_since or time.monotonic()
-                text = f"vgpuctl: {fault}\nno answer for {age(time.monotonic() - failed_since)}; q ends"
+                text = f"vgpuctl: {fault}\nno response for {age(time.monotonic() - failed_since)}; q ends"
             rows = [shortened(line, size.columns) + REST_OF_LINE for line in text.splitlines()]
             sys.stdout.write(HOME + "\n".join(rows) + REST_OF_SCREEN)
             sys.stdout.flush()

@@ -59,7 +59,7 @@ class ClaimFiles:
         folder = self._folder()
         if not self._driver.complete:
             raise Refused(
-                "claims are handed over by CDI, which names the driver's files, and no libcuda.so.1 is found on this "
+                "containers get claims by CDI, which needs the driver's files, and no libcuda.so.1 is found on this "
                 "host; install the driver, or set flags.nvidiaDriverRoot, and restart this program"
             )
         common = cdi.common_edits(self._driver, self._dev_root)
@@ -105,5 +105,5 @@ class ClaimFiles:
                     try:
                         return cdi.mig_nodes(gpu, mig, self._paths.host_root / "proc", self._dev_root)
                     except OSError as fault:
-                        raise Refused(f"{uuid} cannot be handed over by CDI: {fault}") from None
+                        raise Refused(f"{uuid} cannot be given to a container by CDI: {fault}") from None
         raise Refused(f"this node has no device {uuid}")

@@ -96,7 +96,7 @@ class Claims:
             return self._api.get(path)
         except ApiError as fault:
             if fault.status == NOT_FOUND:
-                raise Refused(f"{claim} is gone; expected one with uid {claim.uid}") from None
+                raise Refused(f"{claim} no longer exists; expected a claim with uid {claim.uid}") from None
             raise NotNow(f"{claim} cannot be read: {fault}") from None
 
     def _wanted(self, claim: Claim, share: Share, devices: Mapping[str, str]) -> Wanted:
@@ -125,7 +125,7 @@ class Claims:
         except OSError as fault:
             raise NotNow(f"the CDI file of claim {uid} cannot be removed: {fault}") from fault
         for allocation in self._shares.end(uid):
-            log.info("allocation %s: its claim is unprepared; it ends", allocation)
+            log.info("allocation %s ends, because its claim is unprepared", allocation)
 
     def restore(self, records: Sequence[Record]) -> None:
         """Runs once at the start: writes deleted files of claims again, and removes files of ended claims."""
@@ -142,4 +142,4 @@ class Claims:
             for uid, mine in by_uid.items():
                 self._files.write(uid, mine, self._pool.gpus)
         except (OSError, PluginError) as fault:
-            log.error("the CDI files of claims cannot be made again: %s", fault)
+            log.error("the CDI files of claims cannot be written again: %s", fault)

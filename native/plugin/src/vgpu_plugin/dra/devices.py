@@ -92,7 +92,7 @@ def _shared(node: NodeView, gpu: Gpu, mig: MigDevice | None, pieces: list[Piece]
 def _capacity(gpu: Gpu, config: Mapping[str, Any], pieces: list[Piece]) -> dict[str, Any]:
     share = slices.share_of(gpu.facts(), dict(config))
     if share is None:
-        raise ValueError(f"{gpu.uuid} has pieces of vcuda and no share")
+        raise ValueError(f"{gpu.uuid} has slices of mode vcuda, but no settings for sharing")
     slice_mib, percent = slices.size_of(gpu.facts(), share)
     total = slices.claimable_mib(gpu.facts(), share, _requested(config))
     if not _requested(config):

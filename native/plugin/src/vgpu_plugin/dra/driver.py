@@ -88,7 +88,7 @@ class ClaimDriver:
         try:
             self._driver = self._source.driver()
         except GpuError as fault:
-            log.debug("the driver does not say its version: %s", fault)
+            log.debug("the version of the NVIDIA driver is unknown: %s", fault)
         gpus = tuple(self._pool.gpus)
         records = self._allocator.records.all()
         # The scheduler for claims does not see pods of the device plugin: their GPUs are offered to claims only after

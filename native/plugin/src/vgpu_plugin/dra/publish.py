@@ -107,7 +107,7 @@ class Publisher:
                     self.ask()
                 retry_s = FIRST_RETRY_S
             except ApiError as fault:
-                log.debug("slices are not watched: %s", fault)
+                log.debug("the watch of ResourceSlices failed: %s", fault)
                 self._stopping.wait(retry_s)
                 retry_s = min(LAST_RETRY_S, 2 * retry_s)
 

@@ -99,13 +99,13 @@ class Registration(rpc.RegistrationServicer):
             self._stop_serving()
             said = f"{self.endpoint} and {self.socket} cannot be served: {fault}"
             if said != self._said:
-                log.error("%s; tried again every %.0f s", said, POLL_S)
+                log.error("%s; trying again every %.0f s", said, POLL_S)
             self._said = said
 
     def _serve(self) -> None:
         self._folder.mkdir(mode=0o750, parents=True, exist_ok=True)
         self._registry.mkdir(mode=0o750, parents=True, exist_ok=True)
-        self._said = f"the kubelet has not asked at {self.socket} yet"
+        self._said = f"the kubelet has not connected to {self.socket} yet"
         self._start(self.endpoint, self._add_services)
         self._start(self.socket, lambda server: rpc.add_RegistrationServicer_to_server(self, server))
         self._served = self._identities()

@@ -55,7 +55,7 @@ def shares_of(claim: Claim, found: Mapping[str, Any], pool: str) -> list[Share]:
     """
     uid = (found.get("metadata") or {}).get("uid")
     if uid != claim.uid:
-        raise Refused(f"{claim} is another one by now: its uid is {uid}, expected {claim.uid}")
+        raise Refused(f"{claim} was replaced: its uid is {uid}, expected {claim.uid}")
     allocation = (found.get("status") or {}).get("allocation")
     if not isinstance(allocation, Mapping):
         raise Refused(f"{claim} is not allocated; expected status.allocation, which the scheduler writes")
@@ -66,8 +66,8 @@ def shares_of(claim: Claim, found: Mapping[str, Any], pool: str) -> list[Share]:
         if result.get("driver") != DRIVER:
             continue
         if result.get("pool") != pool:
-            device = f"device {result.get('device')} is of pool {result.get('pool')}"
-            raise Refused(f"{claim}: {device}, this node's is {pool}")
+            device = f"device {result.get('device')} belongs to pool {result.get('pool')}"
+            raise Refused(f"{claim}: {device}, expected this node's pool {pool}")
         # A chosen alternative is named <request>/<subrequest>.
         full = str(result["request"])
         request = full.partition("/")[0]
@@ -103,6 +103,6 @@ def _given(claim: Claim, config: Any, names: set[str]) -> tuple[tuple[str, Mappi
         if opaque.get("driver") != DRIVER or (requests and names.isdisjoint(requests)):
             continue
         source = str(entry.get("source"))
-        where = f"{claim}: parameters of its {'class' if source == parameters.FROM_CLASS else 'own'}"
+        where = f"{claim}: parameters of {'its class' if source == parameters.FROM_CLASS else 'the claim'}"
         out.append((source, parameters.check(opaque.get("parameters"), where)))
     return tuple(sorted(out, key=lambda one: one[0] != parameters.FROM_CLASS))

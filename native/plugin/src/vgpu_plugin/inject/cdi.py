@@ -76,7 +76,7 @@ def mig_nodes(gpu: Gpu, mig: MigDevice, proc: Path, dev_root: Path) -> list[dict
             raise OSError(f"{access} names no DeviceFileMinor")
         path = f"/dev/nvidia-caps/nvidia-cap{minor[1]}"
         if not is_node(dev_root / path.lstrip("/")):
-            raise OSError(f"{dev_root / path.lstrip('/')} does not exist; nvidia-modprobe makes it")
+            raise OSError(f"{dev_root / path.lstrip('/')} does not exist; nvidia-modprobe creates it")
         nodes.append(node(path, dev_root))
     return nodes
 
@@ -89,7 +89,7 @@ def mig_devices(gpus: Iterable[Gpu], proc: Path, dev_root: Path) -> list[tuple[s
             try:
                 named.append((mig.uuid, {"deviceNodes": mig_nodes(gpu, mig, proc, dev_root)}))
             except OSError as fault:
-                log.debug("%s cannot be handed over by CDI: %s", mig.uuid, fault)
+                log.debug("%s cannot be given to a container by CDI: %s", mig.uuid, fault)
     return named
 
 

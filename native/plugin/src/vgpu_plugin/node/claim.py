@@ -47,4 +47,4 @@ def make_folders(paths: Paths) -> None:
             if folder.stat().st_mode & 0o7777 != 0o755:
                 os.chmod(folder, 0o755)
         except OSError as fault:
-            raise Fatal(f"{folder} cannot be made ready: {fault}; this program keeps its files there") from None
+            raise Fatal(f"{folder} cannot be prepared for this program's files: {fault}") from None

@@ -108,7 +108,7 @@ class Cached:
         try:
             found = self._read(uuid)
         except Exception:
-            log.exception("GPU %s: its figures cannot be read", uuid)
+            log.exception("GPU %s: its measurements cannot be read", uuid)
             found = Gauges()
         with self._news:
             self._asked.discard(uuid)

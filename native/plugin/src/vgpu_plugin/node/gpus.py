@@ -386,7 +386,7 @@ class Nvml:
                 return {}
             if fault.value in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND):
                 return None
-            raise GpuError(f"NVML does not say what processes take of the time: {fault}") from None
+            raise GpuError(f"NVML does not report the GPU time of processes: {fault}") from None
         return {pid: sum(found) / len(found) for pid, found in samples.items()}
 
     def gauges(self, uuid: str) -> Gauges:
@@ -437,7 +437,7 @@ class Nvml:
                 compute[_text(nvml.nvmlDeviceGetUUID(handle))] = (int(major), int(minor))
             return Driver(_text(nvml.nvmlSystemGetDriverVersion()), (cuda // 1000, cuda % 1000 // 10), compute)
         except nvml.NVMLError as fault:
-            raise GpuError(f"NVML does not tell its versions: {fault}") from None
+            raise GpuError(f"NVML does not report the driver's versions: {fault}") from None
 
     def close(self) -> None:
         try:

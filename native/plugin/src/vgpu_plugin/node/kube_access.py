@@ -77,7 +77,7 @@ def read(kubeconfig: str, service_account: Path = SERVICE_ACCOUNT) -> Access:
         host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
         if not host or not (service_account / "token").exists():
             missing = f"{service_account}/token" if host else "KUBERNETES_SERVICE_HOST"
-            raise Fatal(f"{missing} is missing: this is no pod; name a file with --kubeconfig")
+            raise Fatal(f"{missing} is missing, so this program does not run in a pod; name a file with --kubeconfig")
         host = f"[{host}]" if ":" in host else host
         return Access(f"https://{host}:{port}", service_account / "ca.crt", token=service_account / "token")
     path = Path(kubeconfig)
@@ -86,7 +86,7 @@ def read(kubeconfig: str, service_account: Path = SERVICE_ACCOUNT) -> Access:
     try:
         config = yaml.safe_load(path.read_text())
     except OSError as fault:
-        raise Fatal(f"{path}: {fault.strerror}; --kubeconfig names the file that says how the API is reached") from None
+        raise Fatal(f"{path}: {fault.strerror}; --kubeconfig must name a readable kubeconfig file") from None
     except (yaml.YAMLError, ValueError) as fault:
         raise Fatal(f"{path}: not a kubeconfig file: {' '.join(str(fault).split())}") from None
     return _of_kubeconfig(path, config)
@@ -122,7 +122,7 @@ def _named(path: Path, config: Any, many: str, one: str, holder: dict[str, Any])
         if isinstance(entry, dict) and entry.get("name") == wanted and isinstance(entry.get(one), dict):
             found: dict[str, Any] = entry[one]
             return found
-    raise Fatal(f'{path}: {many}: no entry named "{wanted}"; this is no whole kubeconfig file')
+    raise Fatal(f'{path}: {many}: no entry named "{wanted}"; the kubeconfig file is incomplete')
 
 
 def _data(path: Path, section: dict[str, Any], key: str) -> Path | bytes | None:

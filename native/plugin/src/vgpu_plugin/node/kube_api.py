@@ -76,7 +76,7 @@ class Api:
                 while line := answer.readline(LONGEST_LINE):
                     event = json.loads(line)
                     if not isinstance(event, dict):
-                        raise ApiError(0, f"{self.server}: an event of a watch is no object")
+                        raise ApiError(0, f"{self.server}: expected an object as event of a watch")
                     yield event
             finally:
                 self._watched = None
@@ -92,7 +92,7 @@ class Api:
         with self._reported(), contextlib.closing(self._connect(self._timeout)) as connection:
             found = json.loads(self._ask(connection, method, path, body, kind, accept).read())
         if not isinstance(found, dict):
-            raise ApiError(0, f"{method} {self.server}{path}: the answer is no object")
+            raise ApiError(0, f"{method} {self.server}{path}: expected an object as response")
         return found
 
     @contextlib.contextmanager

@@ -55,7 +55,7 @@ def nearest(
     the remaining GPUs are worst, then the first by index. If there are too many sets, sets are grown from each GPU.
     """
     if size > len(set(available)):
-        raise BadRequest(f"{size} GPUs are asked for out of {len(set(available))} available ones; ask for fewer")
+        raise BadRequest(f"{size} GPUs are requested, and only {len(set(available))} are available; request fewer")
     missing = [one for one in must_include if one not in set(available)]
     if missing:
         raise BadRequest(f"GPU {missing[0]} must be included and is not available; offer it as available")

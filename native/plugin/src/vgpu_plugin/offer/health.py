@@ -79,7 +79,9 @@ def _words(text: str, variable: str, switches: tuple[str, ...]) -> tuple[set[int
         elif word.isdigit():
             numbers.add(int(word))
         elif word:
-            log.warning('%s: "%s" is no Xid and none of %s; it is ignored', variable, word, ", ".join(switches))
+            log.warning(
+                '%s: "%s" is ignored; expected the number of an Xid, or one of %s', variable, word, ", ".join(switches)
+            )
     return numbers, switched
 
 
@@ -141,7 +143,7 @@ class HealthWatch:
         try:
             task()
         except Exception:
-            log.exception("looking at the node failed; it is tried again in %.0f s", LOOK_S)
+            log.exception("the check of the node failed; it is tried again in %.0f s", LOOK_S)
 
     def _reopen(self) -> None:
         try:
@@ -156,7 +158,11 @@ class HealthWatch:
         for one in uuids:
             self._xids[one] = self.xids(one).with_one(xid, self._monotonic())
         if not self._rules.critical(xid):
-            log.info("GPU %s: Xid %d is a fault of an application, or ignored; the GPU stays healthy", uuid, xid)
+            log.info(
+                "GPU %s: Xid %d is an application's error or is ignored by configuration; the GPU stays healthy",
+                uuid,
+                xid,
+            )
             return
         for one in uuids:
             log.error("GPU %s: critical Xid %d; all its slices are unhealthy now", one, xid)
@@ -192,7 +198,7 @@ class HealthWatch:
             if fault := self._source.fault_of(uuid):
                 log.debug("GPU %s stays unhealthy: %s", uuid, fault)
                 continue
-            log.info("GPU %s: no fault for %.0f s; its slices are healthy again", uuid, self._clean_s)
+            log.info("GPU %s: no error for %.0f s; its slices are healthy again", uuid, self._clean_s)
             del self._last[uuid]
             self._besides.pop(uuid, None)
             self._pool.mark_healthy(uuid)

@@ -43,7 +43,11 @@ class LastOffer:
         except FileNotFoundError:
             return [], []
         except (OSError, ValueError, KeyError, TypeError) as fault:
-            log.warning("%s could not be read (%s): GPUs whose slices are held are offered again", self._path, fault)
+            log.warning(
+                "%s could not be read (%s): GPUs with allocated slices of a former configuration are offered at once",
+                self._path,
+                fault,
+            )
             return [], []
 
     def with_lost(self, gpus: Sequence[Gpu]) -> list[Gpu]:
@@ -77,7 +81,11 @@ class LastOffer:
         except OSError as fault:
             with contextlib.suppress(OSError):
                 new.unlink(missing_ok=True)
-            log.warning("%s could not be written (%s): after a restart GPUs are offered again", self._path, fault)
+            log.warning(
+                "%s could not be written (%s): after a restart, GPUs with allocated slices are offered at once",
+                self._path,
+                fault,
+            )
             return
         self._pieces, self._gpus = fresh, known
 

@@ -27,29 +27,62 @@ class Option(NamedTuple):
 
 OPTIONS = (
     # 4paradigm
-    Option("fail-on-init-error", "FAIL_ON_INIT_ERROR", ("flags", "failOnInitError"), "end where NVML fails", true=True),
-    Option("device-split-count", "DEVICE_SPLIT_COUNT", (*VCUDA, "splitCount"), "K: slices of each GPU"),
     Option(
-        "device-memory-scaling", "DEVICE_MEMORY_SCALING", (*VCUDA, "memoryScaling"), "S: memory sold over the card's"
+        "fail-on-init-error",
+        "FAIL_ON_INIT_ERROR",
+        ("flags", "failOnInitError"),
+        "exit if the driver does not respond at the start; false: wait for it",
+        true=True,
+    ),
+    Option("device-split-count", "DEVICE_SPLIT_COUNT", (*VCUDA, "splitCount"), "number of slices of each GPU (K)"),
+    Option(
+        "device-memory-scaling",
+        "DEVICE_MEMORY_SCALING",
+        (*VCUDA, "memoryScaling"),
+        "memory of all slices divided by the GPU's memory (S)",
     ),
     Option(
-        "device-cores-scaling", "DEVICE_CORES_SCALING", (*VCUDA, "coresScaling"), "C: 100*C/K %% of the SMs a slice"
+        "device-cores-scaling",
+        "DEVICE_CORES_SCALING",
+        (*VCUDA, "coresScaling"),
+        "factor C: each slice gets 100*C/K %% of the SMs",
     ),
     Option(
         "enable-legacy-preferred",
         "ENABLE_LEGACY_PREFERRED",
         (*VCUDA, "legacyPreferred"),
-        "spread slices where the kubelet cannot ask for a preference",
+        "spread slices over GPUs for a kubelet without GetPreferredAllocation",
         true=True,
     ),
     # HAMi
-    Option("resource-name", "RESOURCE_NAME", (*VCUDA, "resourceName"), "name of the slices as a resource"),
-    Option("disable-core-limit", "DISABLE_CORE_LIMIT", (*VCUDA, "disableCoreLimit"), "no limit of the SMs", true=True),
-    Option("gpu-core-policy", "GPU_CORE_UTILIZATION_POLICY", (*VCUDA, "corePolicy"), "default, force or disable"),
-    Option("active-oom-killer", "ACTIVE_OOM_KILLER", (*VCUDA, "oomKiller"), "end a process over its limit", true=True),
-    Option("libcuda-log-level", "LIBCUDA_LOG_LEVEL", (*VCUDA, "logLevel"), "0 to 5, of the library in containers"),
+    Option("resource-name", "RESOURCE_NAME", (*VCUDA, "resourceName"), "resource name of the slices"),
+    Option(
+        "disable-core-limit",
+        "DISABLE_CORE_LIMIT",
+        (*VCUDA, "disableCoreLimit"),
+        "do not limit the use of the SMs",
+        true=True,
+    ),
+    Option(
+        "gpu-core-policy",
+        "GPU_CORE_UTILIZATION_POLICY",
+        (*VCUDA, "corePolicy"),
+        "limit of the SMs: default, force or disable",
+    ),
+    Option(
+        "active-oom-killer",
+        "ACTIVE_OOM_KILLER",
+        (*VCUDA, "oomKiller"),
+        "end a process that exceeds the memory limit",
+        true=True,
+    ),
+    Option(
+        "libcuda-log-level", "LIBCUDA_LOG_LEVEL", (*VCUDA, "logLevel"), "log level of the library in containers, 0 to 5"
+    ),
     # NVIDIA
-    Option("mig-strategy", "MIG_STRATEGY", ("flags", "migStrategy"), "none, single or mixed"),
+    Option(
+        "mig-strategy", "MIG_STRATEGY", ("flags", "migStrategy"), "how MIG devices are offered: none, single or mixed"
+    ),
     Option("mps-root", "MPS_ROOT", ("flags", "mpsRoot"), "folder of the MPS daemons' pipes"),
     Option("nvidia-driver-root", "NVIDIA_DRIVER_ROOT", ("flags", "nvidiaDriverRoot"), "root folder of the driver"),
     Option("nvidia-dev-root", "NVIDIA_DEV_ROOT", ("flags", "nvidiaDevRoot"), "root folder of the device nodes"),
@@ -60,39 +93,71 @@ OPTIONS = (
         "device-discovery-strategy",
         "DEVICE_DISCOVERY_STRATEGY",
         ("flags", "deviceDiscoveryStrategy"),
-        "auto, nvml or tegra",
+        "auto, nvml or tegra; accepted, without effect",
     ),
-    Option("pass-device-specs", "PASS_DEVICE_SPECS", (*PLUGIN, "passDeviceSpecs"), "name the device nodes", true=True),
+    Option(
+        "pass-device-specs",
+        "PASS_DEVICE_SPECS",
+        (*PLUGIN, "passDeviceSpecs"),
+        "list the device nodes in each allocation",
+        true=True,
+    ),
     Option(
         "device-list-strategy",
         "DEVICE_LIST_STRATEGY",
         (*PLUGIN, "deviceListStrategy"),
-        "auto, envvar, volume-mounts, cdi-annotations, cdi-cri; several separated by commas",
+        "how containers get GPUs: auto, envvar, volume-mounts, cdi-annotations, cdi-cri; several separated by commas",
         many=True,
     ),
-    Option("device-id-strategy", "DEVICE_ID_STRATEGY", (*PLUGIN, "deviceIDStrategy"), "uuid or index"),
-    Option("cdi-annotation-prefix", "CDI_ANNOTATION_PREFIX", (*PLUGIN, "cdiAnnotationPrefix"), "of cdi-annotations"),
-    Option("nvidia-ctk-path", "NVIDIA_CTK_PATH", (*PLUGIN, "nvidiaCTKPath"), "accepted; no hook is used"),
-    Option("container-driver-root", "CONTAINER_DRIVER_ROOT", (*PLUGIN, "containerDriverRoot"), "accepted, not used"),
+    Option(
+        "device-id-strategy",
+        "DEVICE_ID_STRATEGY",
+        (*PLUGIN, "deviceIDStrategy"),
+        "how the runtime gets GPUs named: uuid or index",
+    ),
+    Option(
+        "cdi-annotation-prefix",
+        "CDI_ANNOTATION_PREFIX",
+        (*PLUGIN, "cdiAnnotationPrefix"),
+        "prefix of the annotation of cdi-annotations",
+    ),
+    Option("nvidia-ctk-path", "NVIDIA_CTK_PATH", (*PLUGIN, "nvidiaCTKPath"), "accepted, without effect"),
+    Option(
+        "container-driver-root", "CONTAINER_DRIVER_ROOT", (*PLUGIN, "containerDriverRoot"), "accepted, without effect"
+    ),
     Option(
         "shared-devices-allocation-policy",
         "SHARED_DEVICES_ALLOCATION_POLICY",
         (*PLUGIN, "sharedDevicesAllocationPolicy"),
-        "distributed or packed",
+        "order of GPUs for new slices: distributed or packed",
     ),
-    Option("oneshot", "GFD_ONESHOT", (*GFD, "oneshot"), "labels: write them once", true=True),
-    Option("no-timestamp", "GFD_NO_TIMESTAMP", (*GFD, "noTimestamp"), "labels: without a time", true=True),
-    Option("sleep-interval", "GFD_SLEEP_INTERVAL", (*GFD, "sleepInterval"), "labels: look again after, such as 60s"),
-    Option("output-file", "GFD_OUTPUT_FILE", (*GFD, "outputFile"), "labels: file"),
-    Option("machine-type-file", "GFD_MACHINE_TYPE_FILE", (*GFD, "machineTypeFile"), "labels: the machine's product"),
-    Option("imex-channel-ids", "IMEX_CHANNEL_IDS", ("imex", "channelIDs"), "IMEX channels, 0 or none", many=True),
+    Option("oneshot", "GFD_ONESHOT", (*GFD, "oneshot"), "labels: write them only at the start", true=True),
+    Option("no-timestamp", "GFD_NO_TIMESTAMP", (*GFD, "noTimestamp"), "labels: write no timestamp", true=True),
+    Option(
+        "sleep-interval", "GFD_SLEEP_INTERVAL", (*GFD, "sleepInterval"), "labels: time between updates, such as 60s"
+    ),
+    Option("output-file", "GFD_OUTPUT_FILE", (*GFD, "outputFile"), "labels: path of the feature file"),
+    Option(
+        "machine-type-file",
+        "GFD_MACHINE_TYPE_FILE",
+        (*GFD, "machineTypeFile"),
+        "labels: file with the machine's product name",
+    ),
+    Option(
+        "imex-channel-ids",
+        "IMEX_CHANNEL_IDS",
+        ("imex", "channelIDs"),
+        "IMEX channels of containers: 0, or empty",
+        many=True,
+    ),
     Option("imex-required", "IMEX_REQUIRED", ("imex", "required"), "refuse without the IMEX channels", true=True),
 )
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
-        "options of node.yaml", "Each overrides the file; so does the environment variable of that name."
+        "options of node.yaml",
+        "Each option, or the environment variable in brackets, overrides the value in node.yaml.",
     )
     for one in OPTIONS:
         group.add_argument(

@@ -26,8 +26,9 @@ class Offer(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Data for a preferred allocation: number of slices of each device, devices in NVML's order, ids of whole GPUs, and
-    links between GPUs; ``limited``: UUIDs of GPUs that libvgpu shares.
+    """Data for a preferred allocation. ``totals``: device → number of its slices. ``order``: devices in NVML's order.
+    ``whole``: ids of whole GPUs. ``links``: GPU → other GPU → score of the link. ``limited``: UUIDs of GPUs that
+    libvgpu shares.
     """
 
     totals: dict[str, int]
@@ -140,7 +141,7 @@ class Pool:
     def notes(self) -> list[str]:
         """Returns messages about drained GPUs."""
         return [
-            f"GPU {gpu.index} {gpu.uuid} is drained and gives no more slices out; kubectl vgpu undrain ends that"
+            f"GPU {gpu.index} {gpu.uuid} is drained and assigns no more slices; kubectl vgpu undrain ends that"
             for gpu in self.gpus
             if gpu.uuid in self._drained
         ]
@@ -221,7 +222,7 @@ class Pool:
         chosen: dict[str, Piece] = {}
         for slice_id in ids:
             if slice_id in chosen:
-                raise BadRequest(f"slice {slice_id} comes twice in the request; ask for different slices")
+                raise BadRequest(f"slice {slice_id} is in the request twice; request different slices")
             if slice_id not in self._slices:
                 shown = slice_id if len(slice_id) <= 80 else slice_id[:77] + "..."
                 raise BadRequest(
@@ -232,7 +233,7 @@ class Pool:
             self._refuse_unhealthy(piece)
             chosen[slice_id] = piece
         if not chosen:
-            raise BadRequest("the request names no slice; ask for at least one")
+            raise BadRequest("the request names no slice; request at least one")
         return list(chosen.values())
 
     def refuse_unhealthy(self, ids: Iterable[str]) -> None:

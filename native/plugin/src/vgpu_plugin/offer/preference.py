@@ -40,7 +40,7 @@ def preferred(
     """
     offers = set(available)
     if size > len(offers):
-        raise BadRequest(f"{size} slices are asked for out of {len(offers)} available ones; ask for fewer")
+        raise BadRequest(f"{size} slices are requested, and only {len(offers)} are available; request fewer")
     missing = [one for one in must_include if one not in offers]
     if missing:
         raise BadRequest(f"slice {missing[0]} must be included and is not available; offer it as available")

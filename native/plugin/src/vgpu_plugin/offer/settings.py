@@ -32,17 +32,17 @@ class Settings:
         """Raises Fatal for valid settings that cannot take effect; ignoring them would leave GPUs unlimited."""
         sections = self.config.get("sharing") or {}
         if self.claims and not has_api:
-            text = "flags.allocation: dra reads claims at the API server; give --kubeconfig"
+            text = "flags.allocation: dra reads claims from the API server; give --kubeconfig"
             raise Fatal(f"{self.path}: {text}")
         if self.requested and not has_api:
-            text = "sharing.vcuda.sliceSizing: requested asks the API server for the sizes of pods; give --kubeconfig"
+            text = "sharing.vcuda.sliceSizing: requested reads the sizes of pods from the API server; give --kubeconfig"
             raise Fatal(f"{self.path}: {text}")
         if sections.get("mps") and not self.flags.get("mpsRoot"):
             text = "sharing.mps needs flags.mpsRoot, the folder of the MPS daemons' pipes, such as /run/nvidia/mps"
             raise Fatal(f"{self.path}: {text}")
         strategies = self.strategies
         if strategies != ("auto",) and (not strategies or "auto" in strategies):
-            text = f"auto stands alone, found {', '.join(strategies) or 'nothing'}; leave it out"
+            text = f"auto must be the only strategy, found {', '.join(strategies) or 'nothing'}; leave it out"
             raise Fatal(f"{self.path}: flags.plugin.deviceListStrategy: {text}")
 
     @property

@@ -102,11 +102,11 @@ class ConfigChoice:
             there = ", ".join(self.names()) or "none"
         except OSError as fault:
             raise Fatal(
-                f'the label {LABEL} of the node names "{name}", and {self._folder} cannot be read: {fault.strerror}; '
+                f'the label {LABEL} of the node names "{name}", but {self._folder} cannot be read: {fault.strerror}; '
                 "correct the folder, or remove the label for the node's own configuration"
             ) from fault
         raise Fatal(
-            f'the label {LABEL} of the node names "{name}", which {self._folder} does not hold; it holds {there}; '
+            f'the label {LABEL} of the node names "{name}", but {self._folder} only has {there}; '
             "correct the label, or remove it for the node's own configuration"
         )
 

@@ -60,19 +60,19 @@ def leave(api: Client, node: str) -> bool:
             api.patch(f"{path}/status", resources)
     except ApiError as fault:
         if fault.status == NO_SUCH_NODE:
-            log.info("there is no node %s in the cluster, and nothing of ours on it", node)
+            log.info("the cluster has no node %s, so there is nothing to remove from it", node)
             return False
         raise Fatal(
-            f"node {node}: its annotations {' and '.join(ANNOTATIONS)}, its conditions {' and '.join(CONDITIONS)}, its "
-            f"taint {node_health.TAINT}, the resources that {node_capacity.ADDED} and the labels that "
-            f"{node_features.NAMES} names may be left: {fault}. "
-            "Run this again once the API answers, or without --kubeconfig to leave them"
+            f"node {node} may still have the annotations {' and '.join(ANNOTATIONS)}, the conditions "
+            f"{' and '.join(CONDITIONS)}, the taint {node_health.TAINT}, the resources listed in "
+            f"{node_capacity.ADDED} and the labels listed in {node_features.NAMES}: {fault}. "
+            "Run this again when the API server responds, or without --kubeconfig to leave them"
         ) from None
     if annotations or ours or taint:
         removed = [*annotations, *ours, *([node_health.TAINT] if taint else [])]
         log.info("node %s: removed: %s", node, ", ".join(removed))
     if resources:
-        log.info("node %s: removed: the resources that %s named", node, node_capacity.ADDED)
+        log.info("node %s: removed the resources that %s lists", node, node_capacity.ADDED)
     if features:
-        log.info("node %s: removed: the labels that %s named", node, node_features.NAMES)
+        log.info("node %s: removed the labels that %s lists", node, node_features.NAMES)
     return bool(annotations or ours or taint or resources or features)

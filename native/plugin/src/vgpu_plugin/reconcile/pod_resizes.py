@@ -93,7 +93,7 @@ class PodResizes:
             if not self._requested():
                 self._stopping.wait(IDLE_S)
                 continue
-            persist(self._follow, self._stopping, self.faults, "the sizes of pods that run are not followed")
+            persist(self._follow, self._stopping, self.faults, "resizes of running pods are not noticed")
 
     def retry(self) -> None:
         while not self._stopping.wait(RETRY_S):
@@ -143,7 +143,7 @@ class PodResizes:
                 log.debug("pod %s: %s", owner.name, fault)
                 return
             self._said[uid] = str(fault), time.monotonic()
-            log.warning("pod %s: its new size waits: %s", owner.name, fault)
+            log.warning("pod %s: its new size is not applied yet: %s", owner.name, fault)
             self._pods.report(owner, WAITS, f"{fault}; it is tried again")
             return
         del self._due[uid]
@@ -186,7 +186,7 @@ class PodResizes:
             raise NotNow(f"container {part.container} has other GPUs than {', '.join(sorted(wanted))}")
         self._resizer.resize(record.id, wanted, waits=False)
         if self._resizer.leaving(record.id):
-            raise NotNow(f"container {part.container} still holds more than its new size")
+            raise NotNow(f"container {part.container} still uses more than its new size")
 
 
 def _is_due(metadata: dict[str, Any]) -> bool:

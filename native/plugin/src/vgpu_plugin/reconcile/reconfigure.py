@@ -25,7 +25,7 @@ from .config_choice import ConfigChoice
 
 APPLIED, WAITING, REFUSED = "Applied", "Waiting", "Refused"
 NOT_LISTED = "NVML does not list it"
-ADVICE = "reset or replace it, and it comes back by itself"
+ADVICE = "reset or replace it; it is then offered again automatically"
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class Reconfiguration:
         for gpu in self._pool.gpus:
             if reason := self.lost.get(gpu.uuid):
                 name = f"GPU {gpu.index} ({gpu.model}, {gpu.uuid})"
-                out.append(f"{name} is lost: {reason}; {ADVICE}; removed for good: vgpuctl forget {gpu.uuid}")
+                out.append(f"{name} is lost: {reason}; {ADVICE}; if it was removed for good: vgpuctl forget {gpu.uuid}")
         out += [f"GPU {index} is lost: {reason}; {ADVICE}" for index, reason in self.unknown.items()]
         return out + [note for notes in self.more_notes for note in notes()]
 
@@ -116,7 +116,7 @@ class Reconfiguration:
         """Stops reporting a lost GPU that will not come back. Raises Unknown if it is not lost."""
         if uuid not in self.lost:
             raise Unknown(f"GPU {uuid} is not lost; lost now: {', '.join(self.lost) or 'none'}; see: vgpuctl status")
-        log.info("GPU %s was removed for good, a person says", uuid)
+        log.info("GPU %s is no longer reported as lost: vgpuctl forget", uuid)
         self._forgotten |= {uuid}
         self.poll_soon()
 
@@ -153,7 +153,7 @@ class Reconfiguration:
                 (self._take_over if changed else self._change_way)(settings)
         again = self.loaded_again()
         if again:
-            log.info("the driver was loaded again, or lost its limits: who enforces memory is tried again")
+            log.info("the driver was reloaded, or lost its limits: this program checks again what enforces memory")
         if changed or again or gpus != self._gpus:
             self.apply(gpus)
         elif self.waiting:
@@ -173,10 +173,11 @@ class Reconfiguration:
         if held and not settings.claims:
             self._file = None
             self._refuse(
-                f"{settings.path} leaves flags.allocation: dra, and containers have {', '.join(held)}; drain the node"
+                f"{settings.path} no longer sets flags.allocation: dra, but containers still use {', '.join(held)}; "
+                "drain the node"
             )
             return
-        log.info("%s changes flags.allocation: the program ends, and its unit starts it again", settings.path)
+        log.info("%s changes flags.allocation: the program exits, and its unit restarts it", settings.path)
         # Otherwise the next start would use the same configuration, and end again.
         self._choice.remember(settings.path)
         self.end()

@@ -45,7 +45,7 @@ class Finding:
         who = f"process {one.pid} ({one.name})" + (f" and {more} more" if more else "")
         if suspicion.reason == rule.UNPLACED:
             where = "in no container with a slice, and not on the host"
-            return f"{who} is on {self.uuid} and lives {where}: {suspicion.detail}"
+            return f"{who} uses {self.uuid} and runs {where}: {suspicion.detail}"
         if suspicion.detail:
             return f"{who} of allocation {self.allocation} on {self.uuid}: {suspicion.detail}"
         if suspicion.reason == rule.NO_SLOT:
@@ -57,9 +57,9 @@ class Finding:
         if suspicion.limited:
             against = f"for allocation {self.allocation}, its limit is {accounted}"
         else:
-            against = f"the ledger of allocation {self.allocation} {accounted}"
+            against = f"the ledger of allocation {self.allocation} counts {accounted}"
         return (
-            f"{who}: the driver says {suspicion.found >> 20} MiB of {self.uuid}, {against}; up to "
+            f"{who}: the driver reports {suspicion.found >> 20} MiB of {self.uuid}, {against}; up to "
             f"{suspicion.tolerated >> 20} MiB more are tolerated"
         )
 
@@ -76,9 +76,9 @@ class OldMounts:
 
 @dataclass(frozen=True)
 class State:
-    """The watcher's state. ``fault``: why the last poll was incomplete; ``totals``: by (reason, kind); ``unplaced``:
-    number of processes of unknown containers, by GPU; ``shown``: bytes by the driver, by (allocation, GPU);
-    ``programs``: the processes of these bytes.
+    """The watcher's state. ``fault``: why the last poll was incomplete. ``totals``: (reason, kind) → count of findings.
+    ``ended``: name of a signal → how often it was sent. ``unplaced``: GPU → number of processes in unknown containers.
+    ``shown``: (allocation, GPU) → bytes that the driver reports; ``programs``: the processes that use these bytes.
     """
 
     policy: str
@@ -92,7 +92,7 @@ class State:
     old_mounts: tuple[OldMounts, ...] = ()
     unplaced: Mapping[str, int] = field(default_factory=dict)
     shown: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    # GPU → bytes of processes without a recorded allocation, by the driver.
+    # GPU → bytes that the driver reports for processes without a recorded allocation.
     unaccounted: Mapping[str, int] = field(default_factory=dict)
     # GPU → programs of the host itself, which no slice limits.
     host: Mapping[str, Programs] = field(default_factory=dict)
@@ -100,5 +100,5 @@ class State:
 
     @property
     def host_bytes(self) -> dict[str, int]:
-        """Returns GPU → bytes that programs of the host use, by the driver."""
+        """Returns GPU → bytes that the driver reports for programs of the host."""
         return {uuid: sum(used for _process, used in seen) for uuid, seen in self.host.items()}

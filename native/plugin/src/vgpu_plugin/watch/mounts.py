@@ -90,8 +90,8 @@ class Table:
 
     @cached_property
     def _above(self) -> dict[tuple[int, str], Mount]:
-        """(mount, path) → the mount on top of it at that path. Mount 0: a mount outside this list, for example above a
-        chroot.
+        """Returns (mount, path) → the mount that covers this mount at that path. Mount 0 stands for all mounts outside
+        this list, for example above a chroot.
         """
         known = {row.ident for row in self.rows}
         return {
@@ -100,7 +100,7 @@ class Table:
 
     @cached_property
     def _seen(self) -> dict[str, Mount | None]:
-        """Short path → the mount that is visible there."""
+        """Returns the cache: short path → the mount that is visible there."""
         return {}
 
     def seen_at(self, path: str) -> Mount | None:
@@ -195,7 +195,7 @@ def foreign(
     others = others or {}
     within = table.within(guarded)
     if table.cut:
-        return [f"the list of its mounts is longer than {LONGEST} bytes, expected some hundred lines"]
+        return [f"the list of its mounts is longer than {LONGEST} bytes, expected a few hundred lines"]
     if len(within) > len(places) + len(others) + MOST_MORE:
         return [f"{len(within)} mounts lie at or below {' and '.join(guarded)}, expected {len(places)}"]
     found = []
@@ -213,7 +213,7 @@ def foreign(
                     f"expected {one.root} of {one.device} at {one.point}"
                 )
         elif complete:
-            found.append(f"at {one.point} nothing of ours is seen, expected {one.root} of {one.device}")
+            found.append(f"at {one.point} our mount is missing, expected {one.root} of {one.device}")
     expected = {one.point for one in places}
     for mount in within:
         if table.seen_at(mount.point) != mount:

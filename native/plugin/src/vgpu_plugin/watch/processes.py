@@ -55,9 +55,9 @@ class Process:
 
 @dataclass
 class Placed:
-    """The result for a set of pids. ``owners``: pid → allocations; ``strangers``: in an unknown container; ``gone``:
-    ended or unreadable; ``host``: programs of the host. ``removed``: allocations whose container mounts a ledger that
-    was removed on the node, which no tenant can do.
+    """The result for a set of pids. ``owners``: pid → allocations of its container. ``strangers``: pids in an unknown
+    container. ``gone``: pids of ended or unreadable processes. ``host``: pids of programs of the host. ``removed``:
+    allocations whose container mounts a ledger that was removed on the node; no tenant can remove it.
     """
 
     owners: dict[int, frozenset[str]] = field(default_factory=dict)

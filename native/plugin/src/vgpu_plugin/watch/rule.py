@@ -35,8 +35,8 @@ CONTEXT_MOST = 1024 * MIB
 
 @dataclass(frozen=True)
 class Account:
-    """Usage of one GPU by a ledger: bytes by (pid namespace, pid) of live slots. A namespace of 0 comes from an older
-    library.
+    """The usage of one GPU according to a ledger. ``slots``: (pid namespace, pid) → bytes, for each live slot; an older
+    library writes 0 as namespace.
     """
 
     slots: Mapping[tuple[int, int], int]
@@ -44,8 +44,7 @@ class Account:
     limit: int
     # Whether contexts and code are counted.
     counted: bool = True
-    # Bytes that ended processes had exported: the importing process still uses them, and its slot does not include
-    # them.
+    # Bytes that ended processes had exported. An importing process still uses them, but its slot does not count them.
     exported: int = 0
 
     @property
@@ -88,8 +87,9 @@ def sum_of(accounts: Sequence[Account]) -> Account:
 
 @dataclass(frozen=True)
 class Suspicion:
-    """A suspicion about processes. In bytes: ``found`` by the driver, ``accounted`` by the ledger or by the limit
-    (``limited``), and the tolerated difference. ``detail``: description of a suspicion that is not about memory.
+    """A suspicion about processes of one container. ``found``: their bytes by the driver. ``accounted``: the bytes of
+    the limit (if ``limited``) or of the ledger, which ``found`` exceeds by more than ``tolerated`` bytes. ``detail``:
+    text of a suspicion that is not about memory.
     """
 
     reason: str

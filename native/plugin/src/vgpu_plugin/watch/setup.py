@@ -104,7 +104,7 @@ class Teller:
             if record is not None and self._pods is not None:
                 self._pods.report(self._pods.owner(record), EVENT, text)
         except PluginError as fault:
-            log.warning("watcher: no event is written: %s", fault)
+            log.warning("watcher: an event could not be written: %s", fault)
         finally:
             self._waiting.release()
 
@@ -135,7 +135,7 @@ def notes(state: State) -> list[str]:
     out = [f"the watcher does not see all: {state.fault}"] if state.fault else []
     named = {one.allocation for one in state.findings if one.allocation and one.kind not in (LEASE, UNKNOWN)}
     if named:
-        out.append(f"the watcher names {len(named)} container{'s' * (len(named) > 1)}; see: vgpuctl watch")
+        out.append(f"the watcher reports {len(named)} container{'s' * (len(named) > 1)}; see: vgpuctl watch")
     for uuid, used in sorted(state.unaccounted.items()):
         if used:
             out.append(f"GPU {uuid}: {used >> 20} MiB are held by processes of no allocation; see: vgpuctl watch")

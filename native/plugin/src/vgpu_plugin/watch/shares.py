@@ -27,8 +27,8 @@ WHOLE_PPM = 1_000_000
 
 @dataclass(frozen=True)
 class Part:
-    """Between two polls: seconds, GPU time that the container used, and time for which it was allowed all
-    of the GPU.
+    """What happened between two polls. ``seconds``: time between them; ``used_s``: GPU time that the container used;
+    ``open_s``: time in which it was allowed to use all of the GPU.
     """
 
     seconds: float
@@ -38,7 +38,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Took:
-    """Fractions of the GPU's time over a window: used, and allowed."""
+    """Fractions of the GPU's time over a window: ``found`` was used, ``allowed`` may be used."""
 
     found: float
     allowed: float
@@ -49,7 +49,7 @@ class Took:
 
     def text(self) -> str:
         return (
-            f"the driver says {100 * self.found:.0f} % of the time of the GPU over {WINDOW_S:.0f} s, its share was "
+            f"the driver reports {100 * self.found:.0f} % of the GPU's time over {WINDOW_S:.0f} s, its share was "
             f"{100 * self.allowed:.0f} %; up to {100 * (self.allowed * PART + POINTS):.0f} % are tolerated"
         )
 

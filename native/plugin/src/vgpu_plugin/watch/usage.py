@@ -33,9 +33,9 @@ VIOLATIONS = frozenset((rule.NO_SLOT, rule.MEMORY))
 
 @dataclass(frozen=True)
 class Usage:
-    """Usage of one GPU by one allocation. Memory in bytes, times in seconds, shares from 0 to 1; ``share_granted`` -1:
-    no arbiter. ``whose``: holder of a lease. ``memory_limit`` is the current limit, between ``memory_promised`` and
-    ``memory_most``.
+    """The usage of one GPU by one allocation. Memory is in bytes, times are in seconds, shares are from 0 to 1.
+    ``memory_limit`` is the current limit, between ``memory_promised`` and ``memory_most``. ``share_granted`` is -1 if
+    no arbiter grants a share. ``whose`` is the holder of a lease.
     """
 
     allocation: str
@@ -54,7 +54,7 @@ class Usage:
     active: bool = False
     throttled: bool = False
     violations: int = 0
-    # By the driver at the watcher's last poll; -1: no process of the allocation was on the GPU.
+    # Bytes that the driver reported at the watcher's last poll; -1: no process of the allocation was on the GPU.
     memory_driver: int = -1
     whose: str = ""
     programs: Programs = ()

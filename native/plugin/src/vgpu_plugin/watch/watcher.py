@@ -48,8 +48,8 @@ MOST_PAST, MOST_PROCESSES = 64, 16
 # NVIDIA's MPS server, a process of the host; the memory of its clients is theirs.
 MPS_SERVER = "nvidia-cuda-mps"
 REMOVED = (
-    "the container of allocation {} has files that were removed from the node: only what the driver shows of it is "
-    "held against its limit; start it again"
+    "the container of allocation {} has files that were removed from the node: its limit is compared only with the "
+    "driver's data; start it again"
 )
 
 log = logging.getLogger(__name__)
@@ -78,8 +78,9 @@ class NodeView(Protocol):
 
 @dataclass(frozen=True)
 class Kernel:
-    """Interfaces to the kernel. ``device`` returns major:minor of a folder's mount; ``ender`` None: an Ender for
-    ``processes``; ``wall``: seconds since 1970; ``arbiter_ns``: the clock of the arbiter's pages.
+    """Interfaces to the kernel. ``ender`` ends processes; None: the watcher creates an Ender for ``processes``.
+    ``device`` returns major:minor of a folder's mount. ``wall`` returns seconds since 1970, ``arbiter_ns`` the time on
+    the clock of the arbiter's pages.
     """
 
     processes: Processes = field(default_factory=Processes)
@@ -170,7 +171,7 @@ class Watch:
                 self.look()
             except Exception as fault:
                 # A watcher that ended would forever report its last state.
-                log.exception("the watcher failed; it looks again in %.0f s", self._interval_s)
+                log.exception("the watcher failed; it tries again in %.0f s", self._interval_s)
                 with self._lock:
                     self._fault = f"{type(fault).__name__}: {fault}"
 
@@ -434,7 +435,7 @@ def host_is_seen(proc: Path = Path("/proc")) -> str:
         if os.environ.get("KUBERNETES_SERVICE_HOST") and os.readlink(proc / "1/ns/mnt") == os.readlink(
             proc / "self/ns/mnt"
         ):
-            return "this program sees its own pod's processes alone; its DaemonSet needs hostPID: true"
+            return "this program sees only the processes of its own pod; its DaemonSet needs hostPID: true"
     except OSError as fault:
         return f"{proc}/1 cannot be read: {fault.strerror}"
     return ""
