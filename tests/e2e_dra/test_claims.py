@@ -14,8 +14,8 @@ from kubebox.gpunode import MIB, GpuNode
 from kubebox.process import until
 from kubebox.programs import Programs
 
-# The worker allocates all memory that it gets, then tries 1 MiB more. It prints "took 1:" and the CUDA error code of this
-# allocation; 2 means out of memory.
+# The worker allocates all memory that it gets, then tries 1 MiB more. It prints "took 1:" and the CUDA error code of
+# the last allocation; 2 means out of memory.
 FILL = ("fill", "take", "1")
 GIB = 1024 * MIB
 
