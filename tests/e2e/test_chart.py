@@ -242,14 +242,21 @@ def test_fatal_xid_is_a_condition_and_a_taint_and_is_cleared(cluster, installed)
     def tainted() -> bool:
         return "vgpu.fleet/gpu-unhealthy" in traces(cluster)
 
-    until(lambda: condition().get("status") == "True", "condition True")
+    until(lambda: condition().get("status") == "True", "condition VgpuGpusHealthy with status True")
     assert not tainted()
     (before,) = plugin_pods(cluster)
     installed.gpusimctl("xid", "0", "79")
-    until(lambda: condition()["status"] == "False" and tainted(), "condition False and the taint")
+    until(
+        lambda: condition()["status"] == "False" and tainted(),
+        "condition VgpuGpusHealthy with status False, and the taint",
+    )
     assert condition()["message"].endswith("Xid 79")
-    until(lambda: cluster.allocatable() == 0, "no slice")
-    until(lambda: condition()["status"] == "True" and not tainted(), "condition True and no taint", 60)
+    until(lambda: cluster.allocatable() == 0, "node without allocatable slices after the Xid error")
+    until(
+        lambda: condition()["status"] == "True" and not tainted(),
+        "condition VgpuGpusHealthy with status True, without the taint",
+        60,
+    )
     serves(cluster, SLICES)
     (after,) = plugin_pods(cluster)
     assert after["metadata"]["uid"] == before["metadata"]["uid"]
@@ -296,7 +303,7 @@ def test_labelled_node_is_emptied(cluster, installed, before):
     until(lambda: cluster.allocatable() == 0, "node without allocatable slices")
 
 
-def test_label_of_a_slice_brings_it_back_and_away(cluster, installed, before):
+def test_label_installs_the_node_again_and_empties_it(cluster, installed, before):
     """After a removal the same node can be installed and removed again."""
     kubectl(cluster, "label", "node", cluster.node, f"{LABEL}=daemonset", "--overwrite")
     serves(cluster, 2)

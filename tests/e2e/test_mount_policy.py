@@ -145,7 +145,7 @@ def test_check_apply_repeat_undo(open_cluster):
 
 
 def unprivileged(name: str, path: str) -> dict[str, Any]:
-    """Returns an ordinary user's pod with an empty volume over the files of its slice (finding S1e)."""
+    """Returns an ordinary user's pod with an empty volume over the files of its slice."""
     main = pods.container(["sleep", "60"])
     main["volumeMounts"].append({"name": "over", "mountPath": path})
     main["securityContext"] = {
@@ -179,7 +179,7 @@ def test_kubelet_starts_no_unprivileged_pod_with_a_volume_over_our_files(open_cl
         found = cluster.api.get(f"{EVENTS}?fieldSelector=involvedObject.name%3D{name}")["items"]
         return [event["message"] for event in found if event["reason"] == "VgpuMountConflict"]
 
-    until(events, "event at the pod")
+    until(events, "event of the refusal at the pod")
     assert f'"{path}" lies at, above or below {path}' in events()[0]
     assert not one.running() and one.log() == ""
     one.delete()

@@ -91,7 +91,7 @@ def start(unit: str) -> None:
 
 def stop(unit: str) -> None:
     if setting(unit, "X-Pid"):
-        sys.exit(f"{unit} is the box's own and is not stopped by a unit")
+        sys.exit(f"cannot stop {unit}: the box runs this program itself (X-Pid)")
     pid = pid_of(unit)
     if not pid:
         return
@@ -155,7 +155,7 @@ def main(words: list[str]) -> int:
         print(found or "not-found")
         return 0 if found == verb[3:] else 3
     elif verb not in ("start", "stop", "restart", "enable", "disable", "reset-failed"):
-        print(f"the box's systemctl does not know {verb}", file=sys.stderr)
+        print(f"the systemctl of the box does not support the verb {verb}", file=sys.stderr)
         return 1
     return 0
 
