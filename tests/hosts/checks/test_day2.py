@@ -44,10 +44,13 @@ def work(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Work]
 
 @dataclass(frozen=True)
 class Lost:
-    """A loss on the host and its repair. ``harm``: shell command that causes the loss. ``mend``: shell command that
-    repairs the host. ``site``: site.yml repairs the host. ``seen``: (vgpuctl command, words that the command prints
-    within a minute). ``metric``: pattern of a line of the metrics. ``page``: words on the fleet page. ``again``: the
-    container has a new process after the repair."""
+    """A loss on the host and its repair.
+
+    ``harm``: shell command that causes the loss. ``seen``: pairs (vgpuctl command, text that it prints within a
+    minute). ``metric``: pattern of a line that the metrics then contain. ``page``: text on the fleet page. ``mend``:
+    shell command of the repair. ``site``: a run of site.yml is also needed. ``again``: the container has a new process
+    after the repair.
+    """
 
     name: str
     harm: str
@@ -75,7 +78,7 @@ LOST = [
         again=True,
     ),
     Lost(
-        "the record of all allocations is spoilt",
+        "the record of all allocations is not valid JSON",
         f"echo '{{' > {RECORD}; systemctl restart {PLUGIN}",
         (("status", "recovered from /run/vgpu/allocations"), ("status", f"{RECORD} could not be read")),
         mend=f"systemctl restart {PLUGIN}",
@@ -89,13 +92,13 @@ LOST = [
         again=True,
     ),
     Lost(
-        "node.yaml is no configuration",
+        "node.yaml is not valid",
         "echo '{' > /etc/vgpu/node.yaml",
         (("status", "the configuration was not applied, the one before stays"),),
         site=True,
     ),
     Lost(
-        "the link to the library in use is gone",
+        "the link to the current library is removed",
         "rm /usr/local/lib/vgpu/current",
         (("status", "library none"),),
         site=True,
@@ -107,7 +110,7 @@ LOST = [
         mend="gpusimctl nvml-fail off",
     ),
     Lost(
-        "a GPU is off the bus, and the plugin was restarted",
+        "a GPU has fallen off the bus and the plugin was restarted",
         f"gpusimctl fall-off 1; systemctl restart {PLUGIN}",
         (("status", "GPU 1 (Tesla T4, GPU-"), ("status", "is lost"), ("explain 1", "is lost")),
         r'vgpu_gpu_healthy\{gpu="1",[^}]*\} 0',
@@ -171,13 +174,13 @@ def limited(work: Work) -> None:
 
 @pytest.mark.parametrize("lost", LOST, ids=[one.name for one in LOST])
 def test_lost_and_found(node: Node, work: Work, lost: Lost, tmp_path: Path) -> None:
-    until(lambda: not troubles(node), "a node that is well", 30)
+    until(lambda: not troubles(node), "the node reports no trouble before the loss", 30)
     work.wait()
     held, process = work.slices(), work.process()
 
     node.shell(lost.harm)
     if lost.seen:
-        until(lambda: not shown(node, lost.seen), f"{lost.name}: the words {lost.seen}")
+        until(lambda: not shown(node, lost.seen), f"{lost.name}: vgpuctl prints {lost.seen}")
     if lost.metric:
         assert re.search(f"^{lost.metric}$", show(node, "metrics"), re.MULTILINE)
     if lost.page:
@@ -190,7 +193,7 @@ def test_lost_and_found(node: Node, work: Work, lost: Lost, tmp_path: Path) -> N
         mended = play("--limit", HOST)
         assert mended.returncode == 0, mended.stdout
     work.wait()
-    until(lambda: not troubles(node), f"{lost.name}: no trouble is left", 90)
+    until(lambda: not troubles(node), f"{lost.name}: the node reports no trouble after the repair", 90)
     assert (work.slices(), work.process() != process) == (held, lost.again)
     limited(work)
 
@@ -199,7 +202,7 @@ def test_lost_gpu_is_named_by_plan_and_result(node: Node, work: Work, tmp_path: 
     """The plan in check mode warns of the lost GPU before any change, and the run's result names the GPU once."""
     node.shell(f"gpusimctl fall-off 1; systemctl restart {PLUGIN}")
     try:
-        until(lambda: "is lost" in show(node, "status"), "the plugin says that it is lost")
+        until(lambda: "is lost" in show(node, "status"), "vgpuctl status reports the lost GPU")
         planned = play("--limit", HOST, "--check", "--diff")
         assert "1 of 2 GPUs: 1 x Tesla T4" in planned.stdout, planned.stdout
         assert re.search(r"warning: GPU 1 \(GPU-[0-9a-f-]+\) is lost", planned.stdout), planned.stdout
@@ -210,17 +213,19 @@ def test_lost_gpu_is_named_by_plan_and_result(node: Node, work: Work, tmp_path: 
         assert [one["index"] for one in on_page(tmp_path, "fallen off the bus")["lost"]] == [1]
     finally:
         node.run("gpusimctl", "recover", "1")
-    until(lambda: not troubles(node), "the node is well again")
+    until(lambda: not troubles(node), "the node reports no trouble after the repair")
     limited(work)
 
 
-def test_application_faults_are_no_ones_but_the_applications(node: Node, work: Work, tmp_path: Path) -> None:
+def test_only_an_xid_of_the_gpu_makes_its_slices_unhealthy(node: Node, work: Work, tmp_path: Path) -> None:
     """Xid 31 is a program's own fault. Xid 79 is the GPU's fault: only this GPU's slices become unhealthy."""
     slices = {one["id"]: one["gpu"] for one in answer(node, "slices")["slices"]}
     try:
         node.run("gpusimctl", "xid", "1", "31")
         node.run("gpusimctl", "xid", "1", "79")
-        found = until(lambda: [one for one in troubles(node) if "unhealthy" in one], "GPU 1 is unhealthy")
+        found = until(
+            lambda: [one for one in troubles(node) if "unhealthy" in one], "the node reports unhealthy slices"
+        )
         assert {one.split()[0] for one in found if "::" in one} == {one for one, gpu in slices.items() if gpu == 1}
         assert len(on_page(tmp_path, "Xid 79")["drift"]) == 1
         said = show(node, "explain 1")
@@ -228,7 +233,7 @@ def test_application_faults_are_no_ones_but_the_applications(node: Node, work: W
         limited(work)
     finally:
         node.shell(f"gpusimctl recover 1; systemctl restart {PLUGIN}")
-    until(lambda: not troubles(node), "the node is well again")
+    until(lambda: not troubles(node), "the node reports no trouble after the repair")
 
 
 REFUSED = "No space left on device"
@@ -248,7 +253,7 @@ def test_full_run_is_named_and_harms_no_container(node: Node, work: Work) -> Non
         assert work.held() >= HELD_MIB * MIB
     finally:
         node.shell(f"rm -f /run/fill; mount -o remount,size={before}k /run")
-    until(lambda: not troubles(node), "the node is well again")
+    until(lambda: not troubles(node), "the node reports no trouble after the repair")
     lease = answer(node, "lease")
     node.run("vgpuctl", "release", lease["allocation"])
 
@@ -283,7 +288,7 @@ def test_full_disk_is_named_and_forgets_no_allocation(node: Node, work: Work) ->
             f"systemctl stop {PLUGIN}; rm -f {state}/fill; cp -a {state} /root/state; umount {state}; "
             f"rm -rf {state}; mv /root/state {state}; rm -rf {state}/lost+found /root/disk; systemctl start {PLUGIN}"
         )
-    until(lambda: not troubles(node), "the node is well again")
+    until(lambda: not troubles(node), "the node reports no trouble after the repair")
     assert work.slices() == held
 
 
@@ -317,7 +322,7 @@ def clock(node: Node, tmp_path: Path) -> Iterator[list[str]]:
     node.shell(
         f"rm -r {DROP_IN.rpartition('/')[0]} {CLOCK} /srv/nap.so; systemctl daemon-reload; systemctl restart {PLUGIN}"
     )
-    until(lambda: not troubles(node), "the node is well again")
+    until(lambda: not troubles(node), "the node reports no trouble after the repair")
 
 
 def test_clock_that_jumps_ends_no_lease_and_no_container(node: Node, work: Work, clock: list[str]) -> None:

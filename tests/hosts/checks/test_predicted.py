@@ -50,7 +50,7 @@ def diffs(found: dict[str, Any]) -> dict[str, Any]:
     ("variables", "expected"),
     [({"vgpu_split_count": 5, "container_runtime_shm_size": "1G"}, {"container_runtime", "device_plugin"})],
 )
-def test_predicted_is_what_happens(
+def test_the_run_makes_the_predicted_changes(
     nodes: dict[str, Node], inventory: Path, tmp_path: Path, variables: dict[str, Any], expected: set[str]
 ) -> None:
     assert HOST in nodes
@@ -64,6 +64,6 @@ def test_predicted_is_what_happens(
     assert roles(predicted) == expected
     assert set(real["plan"]) - PROOF == expected
     assert roles(real) == expected
-    assert diffs(predicted), "a prediction of nothing would pass for any run"
+    assert diffs(predicted), "expected at least one predicted change, because an empty prediction would fit every run"
     assert diffs(predicted) == {task: shown for task, shown in diffs(real).items() if task in diffs(predicted)}
     assert roles(back) == expected
