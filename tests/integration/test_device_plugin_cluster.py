@@ -208,7 +208,7 @@ def test_policy_has_the_limited_resources_of_every_node(place, api, deploy, firs
         return
     assert json.loads(objects[POLICY]["metadata"]["annotations"]["vgpu.fleet/nodes"]) == expected
     # The play runs on host a1 alone, and then on host b1.
-    steps[1]["vars"] = {"__device_plugin_limits": []}  # as absent.yml has it
+    steps[1]["vars"] = {"__device_plugin_limits": []}  # The same value as in absent.yml.
     place.play([play], "--limit", "a1")
     left = {node: names for node, names in expected.items() if node != "a1"}
     found = objects.get(POLICY)

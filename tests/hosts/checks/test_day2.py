@@ -240,7 +240,7 @@ REFUSED = "No space left on device"
 
 
 def test_full_run_is_named_and_harms_no_container(node: Node, work: Work) -> None:
-    """No container can begin; the ones that run go on, and after room was made all is as before."""
+    """While /run is full no container starts, and running containers continue. With free space the node is healthy."""
     size = "df --output=size --block-size=1K /run | tail -1"
     used = "df --output=used --block-size=1K /run | tail -1"
     before = int(node.shell(size))
@@ -248,8 +248,8 @@ def test_full_run_is_named_and_harms_no_container(node: Node, work: Work) -> Non
         node.shell(f"mount -o remount,size=$(($({used}) + 64))k /run; dd if=/dev/zero of=/run/fill 2>/dev/null || true")
         said = text(node, "vgpuctl", "lease")
         assert REFUSED in said and "/run" in said
-        until(lambda: "/run/vgpu is full" in show(node, "status"), "a warning of the plugin")
-        # Nor can docker begin a second program in a container: its own files lie there too.
+        until(lambda: "/run/vgpu is full" in show(node, "status"), "vgpuctl status warns of the full /run")
+        # docker needs space in /run to start a second program in the container, so the test starts none.
         assert work.held() >= HELD_MIB * MIB
     finally:
         node.shell(f"rm -f /run/fill; mount -o remount,size={before}k /run")
@@ -259,7 +259,7 @@ def test_full_run_is_named_and_harms_no_container(node: Node, work: Work) -> Non
 
 
 def test_full_disk_is_named_and_forgets_no_allocation(node: Node, work: Work) -> None:
-    """/var/lib/vgpu on a disk of its own, a loop device of 8 MiB, that somebody fills."""
+    """/var/lib/vgpu is on a disk of 8 MiB (a loop device), which the test fills. The plugin keeps all allocations."""
     state, held = "/var/lib/vgpu", work.slices()
     node.shell(
         f"systemctl stop {PLUGIN}; truncate -s 8M /root/disk; mkfs.ext4 -q -m 0 /root/disk; mkdir -p /mnt/disk; "
@@ -269,12 +269,12 @@ def test_full_disk_is_named_and_forgets_no_allocation(node: Node, work: Work) ->
     try:
         work.wait()
         node.shell(f"dd if=/dev/zero of={state}/fill bs=1K 2>/dev/null || true")
-        # The record of all allocations has room for a few more in the blocks that it has.
+        # A few more leases succeed, because the blocks of the record still have room.
         leases: list[str] = []
         while "error" not in (said := answer(node, "lease")):
             leases.append(said["allocation"])
         assert REFUSED in said["error"] and state in said["error"]
-        until(lambda: f"{state} is full" in show(node, "status"), "a warning of the plugin")
+        until(lambda: f"{state} is full" in show(node, "status"), "vgpuctl status warns of the full disk")
         limited(work)
         node.run("systemctl", "kill", "--signal=KILL", PLUGIN)
         work.wait()
@@ -299,7 +299,7 @@ DROP_IN = f"/etc/systemd/system/{PLUGIN}.d/clock.conf"
 
 @pytest.fixture
 def clock(node: Node, tmp_path: Path) -> Iterator[list[str]]:
-    """The words before a command whose wall clock is that of the file CLOCK, as the plugin's is then."""
+    """Lets the plugin read its wall clock from the file CLOCK. Yields the command prefix that does so for a command."""
     node.shell("DEBIAN_FRONTEND=noninteractive apt-get -qq install -y libfaketime >/dev/null")
     nap = tmp_path / "nap.so"
     source = Path(__file__).with_name("nap.c")
@@ -310,7 +310,7 @@ def clock(node: Node, tmp_path: Path) -> Iterator[list[str]]:
         f"LD_PRELOAD=/srv/nap.so:{library}",
         f"FAKETIME_TIMESTAMP_FILE={CLOCK}",
         "FAKETIME_NO_CACHE=1",
-        # A clock that is set moves the wall clock alone.
+        # As on a real host, setting the clock does not change the monotonic clock.
         "FAKETIME_DONT_FAKE_MONOTONIC=1",
         "DONT_FAKE_MONOTONIC=1",
     ]
@@ -326,15 +326,15 @@ def clock(node: Node, tmp_path: Path) -> Iterator[list[str]]:
 
 
 def test_clock_that_jumps_ends_no_lease_and_no_container(node: Node, work: Work, clock: list[str]) -> None:
-    """By an hour and by a year, forward and back, while plugin, metrics and vgpuctl run."""
+    """The clock jumps by an hour and by a year, forward and back, while plugin, metrics and vgpuctl run."""
     work.wait()
     held, lease = work.slices(), json.loads(node.run(*clock, "vgpuctl", "lease", "--json"))["allocation"]
     true = int(node.run("date", "+%s"))
     for offset in ("+3600", "+31536000", "-3600", "-31536000", "+0"):
         node.write(CLOCK, f"{offset}\n")
-        # The control: the clock has jumped for whoever asks.
+        # Negative control: a program with the prefix sees the jump.
         assert abs(int(node.run(*clock, "date", "+%s")) - true - int(offset)) < 600
-        node.shell("sleep 12")  # one round of housekeeping
+        node.shell("sleep 12")  # One interval of the plugin's housekeeping.
         status = json.loads(node.run(*clock, "vgpuctl", "status", "--json"))
         (left,) = [one["expires_in_s"] for one in status["allocations"] if one["id"] == lease]
         assert 0 < left <= 300
@@ -352,7 +352,7 @@ def test_container_is_back_after_a_reboot(node: Node, work: Work) -> None:
     reboot(node)
     work.wait()
     assert work.slices() == held
-    until(lambda: not troubles(node), "no trouble is left", 90)
+    until(lambda: not troubles(node), "the node reports no trouble after the reboot", 90)
     limited(work)
 
 
@@ -365,7 +365,7 @@ def test_plan_names_who_holds_slices_of_the_former_size(node: Node, work: Work, 
 
 
 def test_program_that_somebody_removed_is_named_by_the_plan(node: Node) -> None:
-    """The package database says that it is installed."""
+    """The plan warns of the missing nvidia-smi although the package database lists its package as installed."""
     program = node.shell("readlink --canonicalize $(command -v nvidia-smi)").strip()
     node.run("mv", program, "/root/removed")
     try:
@@ -375,7 +375,7 @@ def test_program_that_somebody_removed_is_named_by_the_plan(node: Node) -> None:
     assert "warning: nvidia_driver: nvidia-smi is missing, though its package" in planned.stdout, planned.stdout
 
 
-# What cannot be done, what makes it so, what undoes that, words of the message.
+# columns: case, shell command that causes the fault, shell command that repairs it, text in the message
 HINDERED = [
     (
         "/etc/vgpu is read-only",
@@ -393,7 +393,7 @@ HINDERED = [
 
 
 @pytest.mark.parametrize("name, harm, mend, words", HINDERED, ids=[row[0] for row in HINDERED])
-def test_hindrance_is_named(
+def test_fault_of_a_file_is_named(
     node: Node, work: Work, inventory: Path, name: str, harm: str, mend: str, words: str
 ) -> None:
     set_group(inventory, "t4", vgpu_split_count=5)
@@ -409,7 +409,7 @@ def test_hindrance_is_named(
     work.wait()
 
 
-@pytest.mark.parametrize("options", [["--check"], []], ids=["check mode", "for good"])
+@pytest.mark.parametrize("options", [["--check"], []], ids=["check mode", "without check mode"])
 def test_teardown_refuses_before_the_first_change(node: Node, work: Work, options: list[str]) -> None:
     before = node.snapshot()
     refused = play("--limit", HOST, *options, playbook="teardown.yml")

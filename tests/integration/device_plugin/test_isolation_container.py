@@ -216,7 +216,7 @@ def with_containerd(node: RealNode, tmp_path_factory: pytest.TempPathFactory) ->
             [program, "--config", str(config)], env={**os.environ, "PATH": folders}, stdout=log, stderr=log
         )
     try:
-        until(lambda: daemon.poll() is not None or Path(socket).exists(), "containerd")
+        until(lambda: daemon.poll() is not None or Path(socket).exists(), "the socket of containerd")
         assert daemon.poll() is None, (folder / "log").read_text()
         nothing = str(node.folder / "nothing")
         yield {"ctr": str(ctr), "nvidia_runtime": str(runtime), "docker": nothing, "podman": nothing}
