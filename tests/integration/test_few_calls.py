@@ -97,7 +97,7 @@ def test_an_archive_is_built_once_and_is_the_same_bytes(place: Workplace, tmp_pa
     assert tree(sources) == before, "expected unchanged sources after the builds"
 
 
-# columns: architectures of the prebuilt archives, needed architectures (empty: that of this machine), whether the module
+# columns: architectures of the prebuilt archives, needed architectures (empty: this machine's), whether the module
 # compiles, architectures without an archive
 @pytest.mark.parametrize(
     ("there", "needed", "builds", "missing"),

@@ -270,6 +270,7 @@ def test_a_variable_that_the_gpus_of_one_host_contradict_stops_all(fleet: Fleet,
 
 
 @pytest.mark.parametrize("options", [[], ["--check"]])
+# kind: the state of host gpu-0002 (doubles/fleet.py); words: text in the message
 @pytest.mark.parametrize("kind, words", [("spoiled", SPOILED), ("busy", STOPS), ("claimed", "have the claims work/c")])
 def test_teardown_is_refused_before_its_first_change(fleet: Fleet, kind: str, words: str, options: list[str]) -> None:
     fleet.host("gpu-0002", table_kind=kind)

@@ -87,6 +87,7 @@ def test_message_names_the_group_with_precedence(place: Workplace) -> None:
     assert "group t4 in group_vars/t4.yml:1, 1 host (gpu-1): vgpu_split_count" in said(run_preflight(place))
 
 
+# columns: variables of each group, variables of host gpu-1, whether the message warns of a conflict
 CONTESTED = [
     ({"t4": {"vgpu_split_count": 7}, "a100": {"vgpu_split_count": 4}}, {}, True),
     # Two groups that set the same value, or different variables, do not conflict.
@@ -152,6 +153,7 @@ def test_a_value_of_a_yaml_inventory_is_found(place: Workplace) -> None:
     assert "host gpu-1 in more.yml:6: vgpu_log_level: expected" in output
 
 
+# columns: options of ansible-playbook, text in the message
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -180,6 +180,7 @@ def test_hosts_may_be_kept_and_removed_later(place: Place) -> None:
     assert place.calls()[-1] == "hostctl down --project rehearse"
 
 
+# columns: case, variables of the group, text in the message
 BAD = [
     ("no GPUs declared", {"vgpu_split_count": 7}, "host a.example.com: rehearse_gpus: expected a list"),
     ("an unknown model", {"rehearse_gpus": [{"model": "V100-16G"}]}, "did you mean V100-16GB?"),

@@ -106,8 +106,8 @@ def test_rollback_restores_the_former_image_and_options(place, cluster, tmp_path
     assert "changed=0 " in again.output, again.output
 
 
-# columns: the pod's version, the path and text of the pod's configuration, whether the rollback point has named
-# configurations, whether the role accepts this state as rolled back
+# columns: version of the pod, path and text of the pod's configuration, whether the rollback point has named
+# configurations, whether the role accepts this state as the end of the rollback
 SAYS = [
     pytest.param("1", BIG, "big\n", True, True, id="former version, former named configuration"),
     pytest.param("1", BIG, "unknown\n", False, True, id="former version, no recorded named configurations"),

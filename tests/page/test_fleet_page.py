@@ -197,7 +197,7 @@ def test_contrast_and_width_in_light_and_dark_mode(page, browser, width, dark):
     # CONTRAST lists all text with less contrast than WCAG's level AA requires.
     assert seen.execute_script(CONTRAST) == []
     wide = seen.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
-    assert wide[0] <= wide[1], "the page itself scrolls sideways"
+    assert wide[0] <= wide[1], f"expected a page within the screen, found the widths {wide}"
     seen.save_screenshot(str(page / f"{width}-{dark}.png"))
 
 
@@ -245,8 +245,9 @@ OLD = {"xid": 13, "count": 7, "last": None}
 
 @pytest.fixture(scope="module")
 def busy_page(make_page):
-    """A page of three nodes: ``one`` with ten containers, ``two`` with one container, both with Xids, and an idle
-    node.
+    """Returns a page of three nodes: ``one`` has ten containers, ``two`` has one, and ``idle`` has none.
+
+    The GPUs of ``one`` and ``two`` have Xids.
     """
     uses = [
         {"by": f"ns/p-{number}/main", "slices": [f"GPU-a::{number}"], "used_mib": number << 10} for number in range(10)
@@ -288,7 +289,7 @@ def test_first_screen_shows_slice_holders_and_driver_values(busy_page, browser, 
     wide = seen.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
     assert wide[0] <= wide[1]
     inner = seen.execute_script("const [one] = arguments; return [one.scrollWidth, one.clientWidth]", holders)
-    assert inner[0] <= inner[1], "the table is wider than its frame"
+    assert inner[0] <= inner[1], f"expected the table within its frame, found the widths {inner}"
     seen.save_screenshot(str(busy_page / f"busy-{width}.png"))
 
 
