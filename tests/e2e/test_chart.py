@@ -89,7 +89,11 @@ def plugin_pods(cluster, name: str = NAME) -> list[dict]:
 
 def serves(cluster, slices: int, limit_s: float = 180) -> None:
     try:
-        until(lambda: (cluster.capacity(), cluster.allocatable()) == (slices, slices), f"{slices} slices", limit_s)
+        until(
+            lambda: (cluster.capacity(), cluster.allocatable()) == (slices, slices),
+            f"number of {slices} slices in the node's capacity",
+            limit_s,
+        )
     except Exception as fault:
         logs = [f"{one}: {one.read_text()[-2000:]}" for one in sorted(cluster.pod_logs.glob("kube-system_*/*/*.log"))]
         states = [one["status"] for one in plugin_pods(cluster)]
@@ -195,7 +199,10 @@ def test_pod_is_limited_on_a_node_that_had_a_driver_alone(cluster, installed, po
     status = [str(LIBRARIES / "current" / "vgpu-arbiter"), "--json-status"]
     until(lambda: json.loads(subprocess.check_output(status))["arbiter"] is True, "shared pages written by the arbiter")
     # The arbiter also writes the pages of slices for containers outside Kubernetes.
-    tenants = until(lambda: every_tenant(status), "page of every tenant")
+    tenants = until(
+        lambda: every_tenant(status),
+        f"arbiter status with {SLICES + 1} tenants: the pod and all slices outside Kubernetes",
+    )
     assert all(each["arbiter"] for each in tenants)
 
 

@@ -56,9 +56,9 @@ def fleet(machine: Any) -> Iterator[Fleet]:
     try:
         node.start()
         slices = len(GPUS) * SLOTS
-        until(lambda: cluster.allocatable() == slices, f"allocatable number of {slices} slices")
+        until(lambda: cluster.allocatable() == slices, f"number of {slices} allocatable slices")
         made.start()
-        until(made.admits, "webhook that listens")
+        until(made.admits, "listening webhook")
         until(
             lambda: pod_annotations.GPUS in annotations(cluster),
             f"annotation with the node's GPUs:\n{node.plugin.tail(5)}",

@@ -175,6 +175,7 @@ def test_cluster_installs_the_scheduler(person):
     assert again.changed == 0, again.said
 
 
+# columns: limits of the pod, expected MiB
 @pytest.mark.parametrize(("limits", "mib"), [({MEM: 3000}, 3000), ({MEM: 2000, CORES: 30}, 2000)])
 def test_a_pod_has_what_it_asks_for(person, limits, mib):
     one = pods.create(person.cluster, gpu_pod(f"asks-{mib}", limits))

@@ -145,6 +145,7 @@ def test_node_name_follows_the_current_host_name(place, api, tasks, variables, n
         assert labels == {name: ours, "kept": {}}
 
 
+# columns: role, its variable with the name of the node
 @pytest.mark.parametrize(("role", "variable"), [("upgrade", "__upgrade_node"), ("verify", "__verify_kube_node")])
 @pytest.mark.parametrize("given", [{}, {"device_plugin_node_name": ""}, {"device_plugin_node_name": "said"}])
 def test_other_roles_use_the_same_node_name(place, role, variable, given):

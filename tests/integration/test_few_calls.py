@@ -171,6 +171,7 @@ def test_library_is_sent_only_to_hosts_without_it(place: Workplace, tmp_path: Pa
     assert (changed(gone), root.exists()) == (True, False)
 
 
+# columns: arguments of the module, text in its message
 @pytest.mark.parametrize(
     "arguments, words",
     [

@@ -290,6 +290,7 @@ def test_toolkit_that_exposes_every_gpu_is_a_warning(place: Workplace, keys: dic
 TOKEN = "nvidia_driver_vgpu_token_file"
 
 
+# columns: variables of the host, whether the token file is read
 @pytest.mark.parametrize(
     ("variables", "read"),
     [
@@ -313,6 +314,7 @@ def test_licence_token_is_read_only_by_the_host_that_copies_it(
     assert run.calls["gpu-1"] == (0 if read else 1)
 
 
+# columns: variables of the group, whether the run is refused
 @pytest.mark.parametrize(
     ("variables", "refused"),
     [
@@ -345,6 +347,7 @@ def test_a_controller_that_cannot_compile_is_refused_before_any_host_is_read(
     assert ("expected make, cc on this controller" in run.output) is refused, run.output
 
 
+# columns: variables of the group, whether the run is refused
 @pytest.mark.parametrize(
     ("variables", "refused"),
     [
@@ -378,6 +381,7 @@ def test_a_controller_that_cannot_build_an_image_is_refused_before_any_host_is_r
 
 
 @pytest.mark.parametrize("tasks", ["main", "check"])
+# columns: files that these variables of group t4 name (python: of the controller), text of the refusal (empty: accepted)
 @pytest.mark.parametrize(
     ("variables", "refused"),
     [

@@ -147,6 +147,7 @@ def test_rehearsal_overrides_the_inventory_and_its_files(place: Place) -> None:
     assert (found["verify_kubeconfig"], found["vgpu_split_count"]) == ("", 7)
 
 
+# columns: part of the call that fails, text in the output
 @pytest.mark.parametrize(
     ("fail", "words"),
     [

@@ -134,7 +134,9 @@ def test_rollback_waits_for_the_former_version_and_configuration(
     run = go_back(place, given, json.dumps(FORMER), named)
     assert (run.code == 0) is back, run.output
     assert back or "Wait until the pod runs the former version and configuration" in run.output
-    assert (tmp_path / "daemonset.json").exists() is back, "recorded before the rollback was complete"
+    assert (tmp_path / "daemonset.json").exists() is back, (
+        "expected the record of the DaemonSet exactly if the rollback is complete"
+    )
 
 
 def test_node_without_a_former_daemonset_leaves_it(place, cluster, tmp_path):

@@ -87,6 +87,7 @@ def test_html_in_host_data_is_shown_as_text(page, browser):
     assert not more.find_elements(By.TAG_NAME, "img") and "broken" not in seen.title
 
 
+# columns: node, texts in its details
 @pytest.mark.parametrize(
     "node, said",
     [
@@ -115,6 +116,7 @@ def test_details_of_a_node(page, browser, node, said):
     assert not seen.find_elements(By.CSS_SELECTOR, "td.more")
 
 
+# columns: fragment of the page's address, names of the shown nodes in their order
 @pytest.mark.parametrize(
     "part, expected",
     [
@@ -208,6 +210,7 @@ return [...rows.values()];
 """
 
 
+# columns: width of the screen, number of tiles in each row
 @pytest.mark.parametrize(("width", "rows"), [(1280, [8]), (1024, [8]), (800, [4, 4]), (360, [2, 2, 2, 2])])
 def test_summary_tiles_fill_rows_evenly(page, browser, width, rows):
     assert browser(page, width=width).execute_script(ROWS) == rows
@@ -296,6 +299,7 @@ def test_first_screen_shows_slice_holders_and_driver_values(busy_page, browser, 
 LONG = "machine-learning/trainer-7c9d8b6f5d-x2x7q/main"
 
 
+# columns: width of the screen, most lines of a long name
 @pytest.mark.parametrize(("width", "most"), [(1280, 1), (800, 1), (390, 4)])
 def test_names_of_holders_are_not_broken_into_pieces(browser, make_page, width, most):
     """Checks the first and the second report; the second report has one more plot."""
@@ -359,6 +363,7 @@ def test_plugin_warnings_and_skipped_checks_are_not_green(browser, make_page):
     assert f"- warning: {WARNING}" in text and "| full | partly | 20" in text
 
 
+# columns: age in seconds, its text on the page
 AGES = [(0, "just now"), (59, "just now"), (60, "1 minute ago"), (7199, "119 minutes ago"), (7200, "2 hours ago")]
 AGES += [(172800, "2 days ago"), (-3600, "")]
 
@@ -405,7 +410,7 @@ def proof(uuid):
 
 
 def processor_ms(seen):
-    """Returns the CPU seconds of the page's thread for one reload. Other load on the machine hardly changes them."""
+    """Returns the CPU milliseconds of the page's thread for one reload; other load hardly changes them."""
 
     def spent():
         metrics = seen.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]

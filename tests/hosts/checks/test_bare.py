@@ -66,7 +66,7 @@ def test_mistake_is_found_before_any_host_is_changed(
     for word in (variable, f"group {group}", host, *words):
         assert word in result.stdout, f"expected {word!r} in the message, found:\n{result.stdout}"
     for name, node in nodes.items():
-        assert changed(before[name], node.snapshot()) == [], f"{name} was changed"
+        assert changed(before[name], node.snapshot()) == [], f"expected unchanged files on {name}"
 
 
 @pytest.fixture(scope="module")

@@ -152,8 +152,10 @@ def test_check_apply_repeat_undo(
             assert {one: written[key].get(one) for one in value} == value
         else:
             assert written[key] == value
-    assert list(written)[: len(json.loads(text or "{}"))] == list(json.loads(text or "{}")), "the order of keys"
-    # kind, mode and owner, without the bytes
+    assert list(written)[: len(json.loads(text or "{}"))] == list(json.loads(text or "{}")), (
+        "expected the keys in the order of the former file"
+    )
+    # The first line has kind, mode and owner; only they must stay.
     assert facts(node).splitlines()[0] == before.splitlines()[0]
 
     again = run(folder)

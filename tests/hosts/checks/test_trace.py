@@ -107,8 +107,8 @@ def traces(nodes: dict[str, Node]) -> dict[str, Any]:
 @pytest.mark.parametrize("name", [BARE, USED])
 def test_no_file_is_left_or_missing(traces: dict[str, Any], name: str) -> None:
     before, after = traces["before"][name].files, traces["after"][name].files
-    assert sorted(set(after) - set(before)) == [], "teardown left a file"
-    assert sorted(set(before) - set(after)) == [], "teardown removed a file that the playbooks did not create"
+    assert sorted(set(after) - set(before)) == [], "expected no file that teardown.yml left"
+    assert sorted(set(before) - set(after)) == [], "expected all files that the playbooks did not create"
     assert {path: (before[path], after[path]) for path in before if before[path] != after[path]} == {}
     # Negative control: after site.yml the listing has the playbooks' files.
     assert {"/etc/vgpu/node.yaml", LABELS} <= set(traces["between"][name].files)

@@ -84,7 +84,9 @@ class Place:
         words = {"group": str(path), "pid": pid, "names": names, "neighbour": str(neighbour), "crowded": crowded}
         words |= {"uuid": UUID, "backend": self.backend, "hard": HARD}
         found = json.loads(self._run(sys.executable, "-c", CHECK, json.dumps(words)))
-        assert [one.name for one in path.iterdir() if one.is_dir()] == [], "no group of the check stays"
+        assert [one.name for one in path.iterdir() if one.is_dir()] == [], (
+            "expected no control group that the check left"
+        )
         return {one["name"]: one for one in found}
 
 

@@ -263,6 +263,7 @@ def test_limits_are_probed_again_after_a_driver_reload(node_at_rest: RealNode, w
     assert "is tried again" in (node_at_rest.folder / "plugin.log").read_text()
 
 
+# columns: control group controller of the driver, desired enforcement, driver version, text in the reason
 @pytest.mark.parametrize(
     ("backend", "wish", "version", "said"),
     [

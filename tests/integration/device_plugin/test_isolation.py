@@ -80,6 +80,7 @@ def test_missing_mount_violates_the_check(node, path):
     assert node.vgpuctl("status")["allocations"] == []
 
 
+# columns: path of the mount that the check omits, bypasses that must not pass then
 @pytest.mark.parametrize(
     "path, ways",
     [
@@ -220,6 +221,7 @@ def test_invalid_duration_is_refused(node):
     assert "duration: expected seconds" in result["msg"]
 
 
+# columns: verdicts with which the module fails, exit status of the module
 @pytest.mark.parametrize(("fail_on", "rc"), [(["violated", "not-run"], 1), (["violated"], 0)])
 def test_check_without_a_free_slice_is_not_run(node, fail_on, rc):
     for n in range(SPLIT):

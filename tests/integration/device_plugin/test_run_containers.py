@@ -50,6 +50,7 @@ def states(node: RealNode) -> list[str]:
 
 
 FREE = ["free"] * SPLIT
+# columns: options of vgpuctl run, expected MiB of the container
 SIZES = [([], SLICE_MIB), (["--memory", "1Gi", "--cores", "10"], 1024)]
 
 

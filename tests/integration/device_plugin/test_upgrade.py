@@ -184,6 +184,7 @@ def named(node: RealNode) -> list[str]:
     return [one["allocation"] for one in answer["old_mounts"]]
 
 
+# columns: origin of the container's mounts, engine
 KEPT = [("kubelet", "runc"), ("kubelet", "docker"), ("volumes", "podman"), ("volumes", "docker")]
 
 
