@@ -381,7 +381,7 @@ def test_a_controller_that_cannot_build_an_image_is_refused_before_any_host_is_r
 
 
 @pytest.mark.parametrize("tasks", ["main", "check"])
-# columns: files that these variables of group t4 name (python: of the controller), text of the refusal (empty: accepted)
+# columns: files that these variables of group t4 name (python: the controller's), text of the refusal (empty: accepted)
 @pytest.mark.parametrize(
     ("variables", "refused"),
     [
