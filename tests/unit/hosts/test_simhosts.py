@@ -219,7 +219,7 @@ def test_hosts_within_the_inotify_limit_are_accepted(count: int, allowed: int) -
 
 @pytest.mark.parametrize(("count", "allowed", "raised"), [(1, 26, 256), (11, 128, 274), (30, 345, 692)])
 def test_hosts_beyond_the_inotify_limit_are_refused(count: int, allowed: int, raised: int) -> None:
-    words = f"{count} hosts .* found {allowed}. Raise it: sysctl -w fs.inotify.max_user_instances={raised}"
+    words = f"{count} hosts .* found {allowed}. Raise the limit: sysctl -w fs.inotify.max_user_instances={raised}"
     with pytest.raises(podman.PodmanError, match=words):
         podman.expect_room(count, allowed)
 
