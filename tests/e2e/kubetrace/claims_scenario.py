@@ -35,12 +35,12 @@ class Kubelet(Protocol):
         """Creates a claim, which is allocated once a pod names it. Returns its uid."""
 
     def make_pod(self, name: str, claims: tuple[str, ...], containers: Containers, ends: bool) -> None:
-        """Creates a pod on this node. With ``ends`` its containers exit by themselves, otherwise they run on."""
+        """Creates a pod on this node. ``ends``: its containers exit at once; otherwise they run on."""
 
     def wait_running(self, name: str) -> None: ...
 
     def wait_ended(self, name: str) -> None:
-        """Waits until the pod has ended by itself; its object stays."""
+        """Waits until the containers of the pod have exited; its object stays."""
 
     def why_not(self, name: str) -> str:
         """Returns the kubelet's message why it does not start the pod."""

@@ -173,7 +173,7 @@ def history() -> Payload:
 
 
 def add_kubelet_double(files: Payload) -> None:
-    """Add the kubelet double as a service; its environment is in the image, its code is copied at each bring-up."""
+    """Add the kubelet double as a service; its environment is in the image, its code is copied at each start."""
     source = "opt/kubelet-double/src"
     files.add_tree(f"{source}/vgpu_kubelet_double", KUBELET_DOUBLE / "src/vgpu_kubelet_double", "git checkout")
     # Only the gRPC code of the kubelet's interfaces, from the plugin's package.

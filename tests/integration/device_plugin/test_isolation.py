@@ -17,7 +17,7 @@ from .conftest import BUILD, ROOT, SLICE_MIB, SOURCES, SPLIT
 pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
-# Some machines lack the program or the device files for these checks; there the module reports not-run for them.
+# On machines without the program or the device files for these checks, the module reports not-run.
 OPTIONAL = {"nvidia-smi", "device-nodes"}  # nvidia-ml-py is not optional: the Python of the tests has it.
 HOSTS_OWN = {"graphics"}  # This check is open in a namespace if this machine has graphics libraries.
 # Detected but not prevented, as docs/threat-model.md says.
