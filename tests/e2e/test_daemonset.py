@@ -192,7 +192,7 @@ def test_label_names_a_key_of_the_config_map(cluster, deployed):
 
 
 def test_a_changed_template_reaches_the_named_nodes_alone(cluster, deployed):
-    """With OnDelete the DaemonSet controller replaces a pod only after its deletion; the module deletes pods of named nodes."""
+    """With OnDelete the DaemonSet controller replaces only deleted pods; the module deletes the pods of named nodes."""
     more = {"environment": {**ENVIRONMENT, "VGPU_TRIED": "1"}, "rollout": "OnDelete"}
     (before,) = plugin_pods(cluster)
     found = call(cluster, nodes=[], **more)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pods that mount a volume over the library's files are refused.
 
-With the policy, the real API server refuses them; the cases are the table that also tests the rule in Python. Without
-the policy, the device plugin refuses them at a real kubelet. The modules run as processes and apply the policies. The
-pods of the table are sent to the API server as a dry run.
+With the admission policy, the real API server refuses them. The test sends each pod of doubles/mount_cases.py as a dry
+run; the same table tests the rule in Python. Without the policy, the device plugin refuses the pods at a real kubelet.
+The project's modules apply the policies.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ def test_an_annotation_that_changes_after_admission_lifts_no_limit(fleet, tenant
 
 
 def test_no_forged_plan_fills_a_gpu(fleet, tenant, neighbour):
-    """A plan annotation that a tenant writes on own pods reserves no memory, with and without a bind by the scheduler."""
+    """A plan annotation that a tenant writes reserves no memory, also if the tenant chooses the node."""
     fleet.node("a", 1)
     plan, given = pod_annotations.PLAN, pod_annotations.GIVEN
     # The webhook or the policy refuses each request; pods with the label IGNORE bypass the webhook.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``systemctl`` of the box, which has no systemd: starts, stops and shows services by the unit files that roles write.
 
-It knows the verbs that our roles and modules use; an unknown verb fails. Programs that the box itself runs, such as
-containerd, are shown as active by a unit file with ``X-Pid=`` and are not to be started or stopped.
+It supports the verbs that the project's roles and modules use; another verb fails. A program that the box itself runs,
+such as containerd, has a unit file with ``X-Pid=``: its unit is shown as active, and it cannot be stopped.
 """
 
 from __future__ import annotations

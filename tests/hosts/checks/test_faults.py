@@ -2,9 +2,10 @@
 """Kills site.yml at random moments of random tasks and runs it again. The final state must equal that of an undisturbed
 run, without a lock or a partial file.
 
-Each kill hits the controller (SIGKILL of ansible-playbook; its processes on the host run on, and the next run meets
-them) or the module's process on the host, alone or with its children. ``VGPU_FAULTS`` is the number of kills (5),
-``VGPU_FAULTS_SEED`` repeats a run; the seed is in every message and, with the kills, in .build/faults.json.
+A kill ends either ansible-playbook on the controller, or the module's process on the host, with or without its
+children. If ansible-playbook was killed, its processes on the host run on, also during the next run. ``VGPU_FAULTS``
+sets the number of kills (default 5), and ``VGPU_FAULTS_SEED`` repeats a run. The seed is in every message;
+.build/faults.json has the seed and the kills.
 """
 
 from __future__ import annotations

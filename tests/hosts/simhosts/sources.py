@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the sources of the host image: the mirrors, proxies and keys that this machine's own apt uses; on a Debian
-machine, also the archive of Ubuntu for hosts of Ubuntu.
+"""Finds the package sources of the host image: the mirrors, proxies and keys of this machine's apt.
 
-apt itself says which of its sources belong to the distribution (`apt-get indextargets` reports the Origin of each
-Release file), so no third party's repository gets into the image, whatever its suites are called.
+For hosts of Ubuntu on a Debian machine, the source is Ubuntu's archive. The image gets no repository of a third party:
+`apt-get indextargets` reports the Origin of each Release file, and only those of the distribution are used.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory limits that the driver itself enforces (from 615 on): the plugin writes CDI files and polls the limits, the
-hook sets a limit, and a program that bypasses the library stays within the limit. The driver is simulated, its control
-groups are the kernel's own.
+"""Memory limits that the driver enforces (release 615 or later).
 
-The test machines have version 2 of control groups next to version 1 and have neither of the controllers misc and dmem,
-so the tests pass the root of the hierarchy as an option. Containers are of podman and runc. Tests in which the runtime
-does not matter use a process in a new group and a bundle with the mounts of the CDI file.
+The plugin writes CDI files and polls the limits, the hook sets a limit, and a program that bypasses the library stays
+within the limit. The driver is simulated, and the control groups are real. The test machines have version 2 of control
+groups next to version 1, without the controllers misc and dmem; therefore the tests pass the mount point of version 2
+as an option. Some tests use containers of podman and runc; the others use a process in a new group, with a bundle that
+has the mounts of the CDI file.
 """
 
 from __future__ import annotations
