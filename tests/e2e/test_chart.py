@@ -184,7 +184,7 @@ def test_kustomize_makes_the_same_objects(cluster, chart):
     assert expected == {}
 
 
-def test_pod_is_limited_on_a_node_that_had_a_driver_alone(cluster, installed, pod):
+def test_pod_is_limited_on_a_node_that_only_had_a_driver(cluster, installed, pod):
     one = pod("full", [WORKER, "fill", "take", "1"]).wait_running()
     assert int(one.wait_log(r"^total (\d+)$").group(1)) == SLICE
     assert one.wait_log(r"^took 1: (\d+)$").group(1) == "2"
@@ -220,7 +220,7 @@ def test_library_lies_in_a_folder_of_its_version(cluster, installed):
     assert not Path("/etc/vgpu").exists() and not Path("/etc/ld.so.preload").exists()
 
 
-def test_killed_arbiter_comes_back_alone(cluster, installed, pod):
+def test_killed_arbiter_is_restarted(cluster, installed, pod):
     one = pod("works", [WORKER, "take", "500"]).wait_running()
     one.wait_log(r"^took 500: 0$")
 

@@ -122,7 +122,7 @@ def path_of_kind(one: dict) -> str:
     return kube_apply.path_of(one).rpartition("/")[0]
 
 
-def test_pod_gets_its_slice_from_a_pod(cluster, deployed, pod):
+def test_pod_gets_its_slice_from_the_pod_of_the_plugin(cluster, deployed, pod):
     (plugin,) = plugin_pods(cluster)
     assert plugin["spec"]["nodeName"] == cluster.node
     assert not call(cluster)["changed"]
@@ -138,7 +138,7 @@ def test_pod_gets_its_slice_from_a_pod(cluster, deployed, pod):
     assert used[pid] == SLICE
 
 
-def test_pod_of_the_plugin_that_is_deleted_comes_back_and_loses_nothing(cluster, deployed, pod):
+def test_deleted_pod_of_the_plugin_is_replaced_and_allocations_stay(cluster, deployed, pod):
     one = pod("stays", [WORKER, "take", "500"]).wait_running()
     one.wait_log(r"^took 500: 0$")
     held = deployed.held()
@@ -416,7 +416,7 @@ def test_role_check_apply_repeat_undo(cluster, deployed):
     assert cluster.api.get_or_none(MOUNT_POLICY) is None
 
 
-def test_service_of_the_node_comes_back(cluster, deployed):
+def test_service_of_the_plugin_serves_again_after_the_removal(cluster, deployed):
     deployed.reset()  # the role removed our folders
     deployed.configure(CONFIGURATION)
     deployed.start()

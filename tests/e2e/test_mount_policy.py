@@ -109,13 +109,13 @@ def test_expression_is_cheap_enough_for_pods_of_many_mounts(refusing):
 
 
 @pytest.mark.parametrize("label", ["vgpu.fleet/webhook", "hami.io/webhook"])
-def test_no_label_exempts(refusing, label):
+def test_no_label_exempts_a_pod_from_the_policy(refusing, label):
     made = of_table(OVER)
     made["metadata"]["labels"] = {label: "ignore"}
     assert "/dev/vgpu/0" in refusal(refusing, made)
 
 
-def test_ephemeral_container_cannot_ask_and_may_mount(refusing, node):
+def test_ephemeral_container_cannot_request_a_gpu_and_may_mount(refusing, node):
     one = pods.create(refusing, pods.manifest("debugged", pods.container(["sleep", "60"]))).wait_running()
     body = one.object()
     debug = {"name": "debug", "image": body["spec"]["containers"][0]["image"], "imagePullPolicy": "Never"}

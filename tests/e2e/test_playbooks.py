@@ -223,7 +223,7 @@ RIGHTS = [
 
 
 @pytest.mark.parametrize(("name", "words"), RIGHTS, ids=["missing", "unreachable", "without rights"])
-def test_a_kubeconfig_that_does_not_do_is_named(person, name, words):
+def test_an_unusable_kubeconfig_is_named(person, name, words):
     path = name if name.startswith("/") else str(kubeconfigs(person)[name])
     found = person.run("cluster", vgpu_kubeconfig=path)
     assert found.code != 0 and words in " ".join(found.said.split()), found.said

@@ -136,8 +136,8 @@ class Bound(threading.Thread):
     def rate(self, count: int) -> float:
         """Waits for ``count`` bound pods and returns the pods bound per second, from the first bind to the last.
 
-        The interval covers all pods, because the scheduler's client queues requests of one kind, and so many pods are
-        bound together at the end.
+        The interval covers all pods: the scheduler's client queues its requests, so many pods are bound together at the
+        end, and a part of the interval would give a wrong rate.
         """
         try:
             until(lambda: len(self.at) >= count or not self.is_alive(), f"{count} bound pods", 60, 0.05)

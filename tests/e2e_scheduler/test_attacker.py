@@ -345,6 +345,7 @@ PATHS = ("/dev/vgpu", "/dev/vgpu/0/limits", "/etc/ld.so.preload", "/run/vgpu/led
 
 @pytest.mark.parametrize("labels", [{}, IGNORE], ids=["admitted by the webhook", "ignored by the webhook"])
 def test_no_volume_lies_over_our_paths(fleet, tenant, labels):
+    """A pod with GPUs that mounts a volume of the tenant at, above or below the product's paths is refused."""
     wrong = []
     for kind, volume in VOLUMES.items():
         for path in PATHS:

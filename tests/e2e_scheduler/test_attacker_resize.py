@@ -126,6 +126,7 @@ NONSENSE = [
 
 @pytest.mark.parametrize("labels", [{}, IGNORE], ids=["admitted by the webhook", "ignored by the webhook"])
 def test_nonsense_is_refused_and_reserves_nothing(fleet, tenant, neighbour, labels):
+    """Invalid resize requests are refused, and afterwards the neighbour gets the rest of the GPU."""
     fleet.node("a", 1)
     tenant.create(PODS, gpu_pod("mine", {GPU: 1, MEM: 3000}, labels, schedulerName="vgpu-scheduler"))
     fleet.bound("mine")
@@ -191,6 +192,7 @@ def test_what_is_given_back_is_nobodys_before_the_node_has_taken_it(fleet, tenan
 
 
 def test_a_flood_of_changes_holds_up_nobody_and_oversells_nothing(fleet, tenant, neighbour):
+    """A tenant sends 320 resize requests; the neighbour's pod is still bound, and no GPU is oversold."""
     fleet.node("a", 1)
     names = [f"p{n}" for n in range(8)]
     for name in names:

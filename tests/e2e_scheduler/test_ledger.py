@@ -52,7 +52,7 @@ def agree(fleet, node="a"):
     )
 
 
-def test_both_programs_are_killed_in_the_middle_of_binds_and_know_everything_again(fleet):
+def test_the_ledger_is_rebuilt_after_a_kill_of_both_programs(fleet):
     fleet.node("a", 8)
     fill(fleet, 0, 30)
     until(lambda: bound(fleet) >= 3, "first three bound pods", 60, 0.02)
@@ -82,7 +82,7 @@ def made(fleet, name):
         return None
 
 
-def test_a_node_that_goes_and_comes_back_holds_what_its_pods_hold(fleet):
+def test_a_recreated_node_has_the_used_memory_of_its_pods(fleet):
     fleet.node("a", 1)
     fill(fleet, 0, 3)
     until(lambda: bound(fleet) == 3, "number of 3 bound pods", 60)
@@ -101,7 +101,7 @@ def test_a_node_that_goes_and_comes_back_holds_what_its_pods_hold(fleet):
     agree(fleet)
 
 
-def test_a_node_s_annotation_that_is_deleted_changes_nothing_and_is_counted(fleet):
+def test_a_deleted_node_annotation_is_counted_and_changes_nothing(fleet):
     fleet.node("a", 1)
     fill(fleet, 0, 2)
     until(lambda: bound(fleet) == 2, "number of 2 bound pods", 60)
@@ -130,7 +130,7 @@ def trusted(fleet):
     return Api(SERVER, authority.certificate, *pair)
 
 
-def test_a_plan_that_is_deleted_is_written_again_and_counted(fleet, trusted):
+def test_a_deleted_plan_is_restored_and_counted(fleet, trusted):
     fleet.node("a", 1)
     fill(fleet, 0, 5)
     until(lambda: bound(fleet) == 5, "number of 5 bound pods", 60)

@@ -174,6 +174,7 @@ def limited(work: Work) -> None:
 
 @pytest.mark.parametrize("lost", LOST, ids=[one.name for one in LOST])
 def test_lost_and_found(node: Node, work: Work, lost: Lost, tmp_path: Path) -> None:
+    """Causes the loss, checks what the operator sees, repairs the host, and checks that the node is healthy."""
     until(lambda: not troubles(node), "the node reports no trouble before the loss", 30)
     work.wait()
     held, process = work.slices(), work.process()

@@ -117,9 +117,11 @@ def hosts(project: str | None = None) -> list[dict[str, str]]:
 
 
 def systemd_options() -> list[str]:
-    """Return the options with which systemd is process 1 and a docker daemon inside can create control groups. With
-    control groups of version 1, podman from 4.4 on refuses a private namespace of them in systemd mode; the single
-    options of that mode are then given one by one."""
+    """Return the options for systemd as process 1, with control groups that a docker daemon inside can create.
+
+    With control groups of version 1, podman from 4.4 on refuses a private cgroup namespace in systemd mode. So the
+    options of that mode are listed one by one.
+    """
     if UNIFIED.exists():
         return ["--systemd=always", "--cgroupns=private"]
     folders = [

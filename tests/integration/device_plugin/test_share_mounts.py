@@ -300,6 +300,7 @@ VOLUMES = [
 def test_volume_over_our_files_gets_no_context(
     tenant: Tenant, tmp_path: Path, user: int, about: str, inside: str, name: str, ro: bool, line: str
 ) -> None:
+    """If a volume of the pod covers files of its slice, the library creates no context."""
     volume = tenant.evil(tmp_path / "volume")
     for place in ("0", "lib"):
         (volume / place).mkdir()

@@ -95,7 +95,7 @@ def findings(node) -> list[dict]:
 
 
 @pytest.mark.parametrize("way, reason", WAYS)
-def test_open_bypass_is_named(watched, way, reason):
+def test_process_of_each_bypass_is_named(watched, way, reason):
     slice_ = in_pod(watched)
     assert findings(watched) == []
     slice_.probe(way)
