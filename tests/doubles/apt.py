@@ -38,7 +38,7 @@ class Apt:
         self.calls: list[str] = []
         self.broken = False  # True: a run of dpkg was interrupted.
         self.unreachable = ""  # Sources whose address contains this text cannot be fetched.
-        self.would_remove: list[str] = []  # Other packages that each change also removes.
+        self.would_remove: list[str] = []  # Other packages that a change would also remove.
         self.age = 0.0  # The age of the package lists in seconds.
         self.newer = ""  # The version that an install gets, if the archive has a newer one than the lists name.
         self.gone = False  # True: the archive no longer has the packages that the lists name.
