@@ -14,8 +14,8 @@ from ansible.plugins.callback import CallbackBase
 DOCUMENTATION = """
     name: changes
     type: aggregate
-    short_description: write down what was planned and what was changed
-    description: see the module text
+    short_description: records the planned and the actual changes of a run
+    description: The text at the top of this file describes the plugin.
 """
 
 

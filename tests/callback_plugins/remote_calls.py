@@ -3,7 +3,7 @@
 
 The plugin wraps every connection plugin of a worker and logs each command, upload and download. All operations for one
 module (its folder, its files, the program, the cleanup) count as one call: with pipelining they are one round trip,
-without it five. Any other operation is a call by itself. Fact gathering, delegated and asynchronous tasks use
+without it five. Any other operation counts as one call. Fact gathering, delegated and asynchronous tasks use
 connections too; their calls count for the host of the task.
 
 ``VGPU_REMOTE_CALLS`` names the report: ``{host: number of calls}``. ``<report>.log`` next to it has one JSON line per
@@ -26,8 +26,8 @@ from ansible.plugins.loader import connection_loader
 DOCUMENTATION = """
     name: remote_calls
     type: aggregate
-    short_description: count remote calls for each host
-    description: see the module text
+    short_description: counts the remote calls of each host
+    description: The text at the top of this file describes the plugin.
 """
 
 REPORT = os.environ.get("VGPU_REMOTE_CALLS", "")
@@ -40,8 +40,8 @@ class Recorder:
         self.log = log
         self.host = self.task = ""
         self.numbers = itertools.count(1)
-        self.call = 0  # the number of the running module; 0: no module runs
-        self.transport_of = 0  # the number of the module whose temporary folder is made or removed
+        self.call = 0  # The number of the running module; 0: no module runs.
+        self.transport_of = 0  # The number of the module whose temporary folder is created or removed now; 0: none.
 
     def record(self, operation: str, target: str, what: str) -> None:
         call = self.call or self.transport_of or next(self.numbers)

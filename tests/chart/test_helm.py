@@ -18,9 +18,13 @@ NAMES = {"count": "example.com/gpu", "memory": "example.com/mem", "memory_percen
 # columns: case, values, namespace
 ROWS: list[tuple[str, dict[str, Any], str]] = [
     ("defaults", {}, "kube-system"),
-    ("another namespace", {}, "gpus"),
-    ("the split", {"variables": {"vgpu_split_count": 7, "vgpu_cores_scaling": 7}}, "kube-system"),
-    ("fractions", {"variables": {"vgpu_memory_scaling": 1.5, "vgpu_cores_scaling": "0.29"}}, "kube-system"),
+    ("another namespace than kube-system", {}, "gpus"),
+    ("slices per GPU", {"variables": {"vgpu_split_count": 7, "vgpu_cores_scaling": 7}}, "kube-system"),
+    (
+        "scaling with fractions",
+        {"variables": {"vgpu_memory_scaling": 1.5, "vgpu_cores_scaling": "0.29"}},
+        "kube-system",
+    ),
     (
         "exceptions and named configurations",
         {
@@ -40,7 +44,7 @@ ROWS: list[tuple[str, dict[str, Any], str]] = [
     ("metrics by an option", {"options": ["--metrics-listen=:9411", "--log-format=json"]}, "kube-system"),
     ("metrics by an option on the loopback", {"options": ["--metrics-listen=localhost:9411"]}, "kube-system"),
     (
-        "places, secrets, tolerations",
+        "paths, image, pull secrets, node selector, tolerations",
         {
             "image": "registry.example.com:5000/vgpu/plugin:1",
             "imagePullPolicy": "Never",
@@ -54,7 +58,11 @@ ROWS: list[tuple[str, dict[str, Any], str]] = [
         "kube-system",
     ),
     ("the scheduler", KUBE, "kube-system"),
-    ("other names", {**KUBE, "variables": {"vgpu_resource_names": NAMES, "vgpu_slice_sizing": "requested"}}, "gpus"),
+    (
+        "the scheduler with other resource names",
+        {**KUBE, "variables": {"vgpu_resource_names": NAMES, "vgpu_slice_sizing": "requested"}},
+        "gpus",
+    ),
     (
         "the scheduler's settings",
         {
@@ -125,7 +133,7 @@ def test_pods_follow_their_configuration(helm, chart, tmp_path, given, anew):
 
 
 @pytest.mark.parametrize(("about", "given", "namespace"), ROWS, ids=[row[0] for row in ROWS])
-def test_lint_has_nothing_to_say(helm, chart, tmp_path, about, given, namespace):
+def test_lint_reports_no_warning_or_error(helm, chart, tmp_path, about, given, namespace):
     file = tmp_path / "values.yaml"
     file.write_text(yaml.safe_dump(given))
     words = [helm, "lint", "--strict", str(chart), f"--values={file}"]
@@ -134,8 +142,8 @@ def test_lint_has_nothing_to_say(helm, chart, tmp_path, about, given, namespace)
     assert not [line for line in done.stdout.splitlines() if line.startswith(("[WARNING]", "[ERROR]"))], done.stdout
 
 
+# columns: wrong values, text in Helm's message
 WRONG = [
-    # values, what Helm's message names
     ({"variables": {"vgpu_split_count": 0}}, "/variables/vgpu_split_count"),
     ({"variables": {"vgpu_splt_count": 3}}, "vgpu_splt_count"),
     ({"variables": {"vgpu_sharing": "mig"}}, "/variables/vgpu_sharing"),
@@ -168,7 +176,7 @@ def test_older_kubernetes_is_refused(helm, chart):
     subprocess.run(words, capture_output=True, check=True)
 
 
-def test_packed_chart_is_whole(helm, chart, tmp_path):
+def test_packed_chart_is_complete(helm, chart, tmp_path):
     """The packed chart renders the same objects as the folder."""
     subprocess.run([helm, "package", str(chart), f"--destination={tmp_path}"], check=True, capture_output=True)
     (packed,) = tmp_path.glob("vgpu-fleet-*.tgz")

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A double of apt whose package lists depend on its source files, and a host that installs package sets with the
-double."""
+"""A double of apt, and functions that install and remove package sets with it.
+
+The package lists of the double come from its source files.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.packages.apt_set import
 
 DEBIAN = "Types: deb\nURIs: http://m.test/debian\nSuites: bookworm\nComponents: main\nSigned-By: /k.gpg\n"
 
-# Maps a text in a source file to the packages that this source offers; maps each package to the dependencies that apt
-# installs with it.
+# Text in a source file → the packages that this source offers, each with the dependencies that apt installs too.
 WORLD: dict[str, dict[str, list[str]]] = {
     "Components: main": {"docker.io": ["runc", "containerd"], "runc": [], "containerd": []},
     "non-free": {"nvidia-smi": ["libnvidia-ml1"], "libnvidia-ml1": []},
@@ -27,23 +28,23 @@ LOCAL = {"uris": ["file:/opt/apt"], "suites": ["./"], "components": [], "key": "
 
 
 class Apt:
-    """An apt double: ``apt update`` copies its source files into its package lists."""
+    """The double of apt. ``update`` copies the source files into the package lists."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.here: dict[str, str] = {}
-        self.rests: set[str] = set()  # packages that are removed but not purged
+        self.rests: set[str] = set()  # Packages that are removed but not purged.
         self.holds: set[str] = set()
         self.calls: list[str] = []
-        self.broken = False  # True after an interrupted dpkg
-        self.unreachable = ""  # part of a source's address that cannot be fetched
-        self.would_remove: list[str] = []
-        self.age = 0.0  # the age of the package lists in seconds
-        self.newer = ""  # the archive's current version, if the local lists name an older version
-        self.gone = False  # True: the archive no longer has the packages that the lists name
-        self.elsewhere: str | None = None  # sources to use instead of the host's sources
-        self.private = ""
-        self.deletes: Path | None = None
+        self.broken = False  # True: a run of dpkg was interrupted.
+        self.unreachable = ""  # Sources whose address contains this text cannot be fetched.
+        self.would_remove: list[str] = []  # Other packages that a change would also remove.
+        self.age = 0.0  # The age of the package lists in seconds.
+        self.newer = ""  # The version that an install gets, if the archive has a newer one than the lists name.
+        self.gone = False  # True: the archive no longer has the packages that the lists name.
+        self.elsewhere: str | None = None  # The sources to use instead of the host's sources; None: the host's.
+        self.private = ""  # The package lists of ``elsewhere``.
+        self.deletes: Path | None = None  # A file that a purge deletes.
         (root / "debian.sources").write_text(DEBIAN)
         self.lists = self.texts()
 
@@ -153,7 +154,7 @@ class Apt:
 
 
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Apt:
-    """Replaces the apt host by the double ``Apt``, with all folders below the test's folder."""
+    """Returns an apt double. Moves the folders of sources and keys below the test's folder."""
     folder = tmp_path / "sources.list.d"
     folder.mkdir()
     monkeypatch.setattr(apt_set, "SOURCES", str(folder))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Creates scripts that replace the clients of docker, podman and containerd. Also defines run ids of isolation checks
-that have ended, for tests of leftovers."""
+"""Creates scripts that replace the clients of docker, podman and containerd.
+
+Also defines run ids of isolation checks that have ended, for tests that remove what such a check left.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,19 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import (
     leftovers,
 )
 
+# A run id is <pid>.<start time of the process>.<digits of the boot id>. OURS is the id of this process; the other three
+# are ids of ended runs.
 OURS = run_id.own()
-DEAD = f"{2**22 + 1}.7.{OURS.split('.')[2]}"  # an ended run: its pid is above the maximum pid of Linux
-BEFORE = f"{os.getpid()}.{OURS.split('.')[1]}.000000000000"  # an ended run of an earlier boot, with this process's pid
-FORMER = f"{os.getpid()}.1.{OURS.split('.')[2]}"  # an ended run of this boot, whose process had this process's pid
+DEAD = f"{2**22 + 1}.7.{OURS.split('.')[2]}"  # Its pid is above the maximum pid of Linux.
+BEFORE = f"{os.getpid()}.{OURS.split('.')[1]}.000000000000"  # A run of an earlier boot with the pid of this process.
+FORMER = f"{os.getpid()}.1.{OURS.split('.')[2]}"  # A run of this boot, by an earlier process with the same pid.
 
 
 def clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict]:
     """Returns a function that writes client scripts and returns module parameters that name these scripts.
 
-    Each keyword is a client; its value maps a subcommand to Python code. Any other subcommand succeeds.
+    Each keyword is a client. Its value maps each subcommand to the Python code that the script runs for it. Any other
+    subcommand succeeds.
     """
     monkeypatch.setattr(leftovers, "ROOTS", str(tmp_path / "isolation-"))
     monkeypatch.setattr(leftovers, "RECORDS", str(tmp_path / "state" / "check-"))

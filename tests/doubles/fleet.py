@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Simulates a fleet with an inventory and a table of module results, and measures runs of playbooks on this fleet.
 
-The collection computes the desired state from the inventory. The double derives from that the state of a finished host
-(``done``) and of hosts that differ from the desired state.
+The collection computes the desired state of each host from the inventory. From the desired state this double computes
+what the modules find on a host of each kind, for example on a finished host (``done``).
 """
 
 from __future__ import annotations
@@ -59,10 +59,16 @@ RUNNING = {
     "started": 2e9,
     "argv": [],
 }
-# done: in the desired state; bare: nothing installed; behind: the library is one version old; broken: like behind, and
-# daemon.json is unreadable; spoiled: the record of former settings is unreadable; busy: a restart of docker would stop
-# containers; held: a docker container uses a slice; claimed: claims use slices; unproven: the isolation check fails
-# after the upgrade.
+# Kinds of hosts:
+# - done: in the desired state.
+# - bare: nothing is installed.
+# - behind: the library is one version old.
+# - broken: like behind, and daemon.json is not valid JSON.
+# - spoiled: the record of former settings is not valid JSON.
+# - busy: a restart of docker would stop containers.
+# - held: a docker container uses a slice.
+# - claimed: claims use slices.
+# - unproven: like behind, and the isolation check fails after the upgrade.
 KINDS = ("done", "bare", "behind", "broken", "spoiled", "busy", "held", "claimed", "unproven")
 RECORD = "/var/lib/vgpu/baseline/daemon.json"
 SPOILED = f"{RECORD}: expected the record of former settings in JSON, found line 1"
@@ -85,8 +91,10 @@ class Run:
 
 
 class Fleet:
-    """Hosts whose modules return results from a table. ``like``: a fleet with the same variables, whose table this
-    fleet reuses."""
+    """Hosts whose modules return results from a table.
+
+    ``like``: a fleet with the same variables. Its table is copied instead of computed.
+    """
 
     def __init__(self, folder: Path, hosts: int, like: Fleet | None = None, **variables: Any) -> None:
         self.folder = folder
@@ -114,8 +122,7 @@ class Fleet:
         self.write(f"host_vars/{name}.yml", variables)
 
     def answers(self) -> None:
-        """Writes the table of module results, from the desired state that the collection computes for a host of each
-        group."""
+        """Writes the table of module results. The collection computes the desired state of one host of each group."""
         roles = [{"role": f"vgpu.fleet.{role}", "tags": ["never"]} for role in ROLES]
         tasks = [
             {"name": "want", "vgpu.fleet.desired_state": {}, "register": "found"},
@@ -142,7 +149,7 @@ class Fleet:
         (self.folder / "table.json").write_text(json.dumps(table))
 
     def run(self, playbook: str, kind: str, *options: str, **environment: str) -> Run:
-        """Resets the hosts to this kind and runs a playbook on them. An empty ``kind`` keeps each host's own kind."""
+        """Resets the hosts to this kind and runs a playbook on them. If ``kind`` is empty, the inventory sets it."""
         for note in (self.folder / "notes").iterdir():
             note.unlink()
         return self.again(playbook, *(["-e", f"table_kind={kind}"] if kind else []), *options, **environment)
@@ -320,7 +327,7 @@ def unproven() -> dict[str, Any]:
 
 
 def answers(wanted: dict[str, Any], archive: str) -> dict[str, Any]:
-    """Returns the results of modules that the roles run. Any module not listed here returns ``changed``."""
+    """Returns the results of the modules that the roles run. Any other module returns ``changed``."""
     plugin = wanted["roles"]["device_plugin"]
     done = f"{plugin['root']}/{plugin['version']}/.complete"
     status = {"version": plugin["version"], "config_path": plugin["config_path"]}

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Kubernetes API: one store of objects by path (``Cluster``), served over HTTP (``KubeApi``) or called in this
-process (``KubeClient``).
+"""A double of a Kubernetes API server that stores objects by their path.
 
-Simulated rules of the real server: every write raises the resourceVersion; a resourceVersion or uid in a write is a
-precondition (409); lists support pages and selectors; a watch ends after timeoutSeconds, or with an event ERROR 410 if
-its version was compacted away; strategic merge patches merge conditions by type; server-side apply removes fields that
-its manager applied before and no longer applies; a Binding's annotations are copied to the pod, and a pod can be bound
-only once; dependents are deleted with their owner.
+``Cluster`` is the store, ``KubeApi`` serves it over HTTP, and ``KubeClient`` calls it without HTTP. These rules of the
+real server are simulated:
+
+- Every write raises the resourceVersion. A resourceVersion or uid in a write is a precondition; a mismatch gets a 409.
+- Lists support pages and selectors.
+- A watch ends after timeoutSeconds. If its resourceVersion was compacted, it gets an event ERROR with code 410.
+- A strategic merge patch merges conditions by type.
+- Server-side apply removes the fields that the last apply set and this one does not.
+- A pod can be bound only once. The annotations of the Binding are copied to the pod.
+- Deleting an object also deletes the objects that it owns.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ MERGE, STRATEGIC, APPLY = (
 
 
 class Place(NamedTuple):
-    """The parts of an API path."""
+    """The parts of an API path. ``group`` includes the prefix and the version: "api/v1" or "apis/apps/v1"."""
 
     group: str
     namespace: str
@@ -54,29 +58,32 @@ def place_of(path: str) -> Place:
 
 
 class Cluster:
-    """The store of objects. ``fault`` is called with (method, path) before each request and may return a status, a
-    (status, message), "hang" (send no response), or "done" (carry out the request, then close without a response)."""
+    """The store of objects.
+
+    ``fault``: set by a test; ``KubeApi`` calls it with (method, path) before each request. It returns None, a status, a
+    (status, message), "hang" (send no response), or "done" (carry out the request, then close without a response).
+    """
 
     def __init__(self, server_version: str = "v1.34.2") -> None:
         self.server_version = server_version
         self.objects: dict[str, Object] = {}
         self.version = 10
-        self.calls: list[tuple[str, str]] = []  # (method, path without its query) of every request
-        self.writes: list[tuple[str, str]] = []  # (method, path) of the requests that changed an object
+        self.calls: list[tuple[str, str]] = []  # (method, path without the query) of every request.
+        self.writes: list[tuple[str, str]] = []  # (method, path) of each request that changed an object.
         self.fault: Callable[[str, str], Any] | None = None
-        self.controllers: list[Callable[[str, str], None]] = []  # called with (method, path) after each write
-        self.page = 0  # the maximum number of items per list page; 0: only the request's limit applies
-        self.silent = False  # True: watches get no events
-        self.compacted = 0
-        self.watches = 0
-        self.keeps_dependents = False
-        self.budget = 0  # the number of evictions that get status 429 before an eviction succeeds
-        self.stuck = False  # True: an evicted pod is not deleted
-        self.graceful = False  # True: an evicted pod gets a deletionTimestamp and remains until the test removes it
-        self.keeps: Callable[[Object], Object] = lambda sent: sent  # maps a posted or put object to the stored object
+        self.controllers: list[Callable[[str, str], None]] = []  # Each is called with (method, path) after each write.
+        self.page = 0  # Items per page of a list; 0: as many as the request's limit allows.
+        self.silent = False  # True: watches get no events.
+        self.compacted = 0  # A watch from an older resourceVersion gets a 410.
+        self.watches = 0  # The number of watches since the start.
+        self.keeps_dependents = False  # True: deleting an object keeps the objects that it owns.
+        self.budget = 0  # The number of evictions that get status 429 before an eviction succeeds.
+        self.stuck = False  # True: an evicted pod is not deleted.
+        self.graceful = False  # True: an evicted pod gets a deletionTimestamp; the test must remove the pod.
+        self.keeps: Callable[[Object], Object] = lambda sent: sent  # Maps a posted or put object to the stored object.
         self.closed = threading.Event()
         self._applied: dict[str, Object] = {}
-        self._log: list[tuple[int, str, str, Object]] = []  # events: (version, type, path, object)
+        self._log: list[tuple[int, str, str, Object]] = []  # The events as (version, type, path, object).
         self._ended, self._end_code = 0, 0
         self._changed = threading.Condition(threading.RLock())
 
@@ -112,7 +119,7 @@ class Cluster:
             self.put(path, self.objects[path])
 
     def end_watches(self, code: int = 0) -> None:
-        """Ends all watches as timeoutSeconds would; with a code, ends them with an event ERROR."""
+        """Ends all watches as timeoutSeconds would. If ``code`` is set, they end with an event ERROR of this code."""
         with self._changed:
             self._ended, self._end_code = self._ended + 1, code
             self._changed.notify_all()
@@ -223,7 +230,7 @@ class Cluster:
 
     def _bind(self, path: str, pod: Object, body: Object) -> tuple[int, Object]:
         if body["metadata"].get("uid") != pod["metadata"]["uid"]:
-            return failure(409, "another uid")
+            return failure(409, "the uid of the Binding is not the uid of the pod")
         if pod["spec"].get("nodeName"):
             return failure(409, f"pod is already assigned to node {pod['spec']['nodeName']}")
         pod = copy.deepcopy(pod)
@@ -240,7 +247,7 @@ class Cluster:
         self._changed.notify_all()
 
     def watch(self, target: str) -> Iterator[Object]:
-        """Yields the events after a resourceVersion, until timeoutSeconds are over or the cluster ends its watches."""
+        """Yields the events after a resourceVersion. Ends after timeoutSeconds or by ``end_watches``."""
         url = urlsplit(target)
         query = dict(parse_qsl(url.query))
         since, read = int(query["resourceVersion"]), 0
@@ -267,7 +274,7 @@ class Cluster:
 
 
 class Refusal(Exception):
-    """Replaces the client's ApiException."""
+    """Raised by ``KubeClient`` for a 409; replaces the client's ApiException."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status)
@@ -275,9 +282,9 @@ class Refusal(Exception):
 
 
 class KubeClient(Cluster):
-    """Replaces the modules' API client, without a server: reads and writes objects by path. Raises Refusal on a 409.
+    """Replaces the modules' API client: reads and writes objects of the store without HTTP. Raises Refusal for a 409.
 
-    ``meanwhile`` is called with (method, path) before each request, to simulate concurrent changes by other clients.
+    ``meanwhile`` is called with (method, path) before each request; a test simulates changes by other clients with it.
     """
 
     meanwhile: Callable[[str, str], None] | None = None
@@ -325,9 +332,11 @@ class KubeClient(Cluster):
 
 
 class KubeApi(Cluster):
-    """The cluster over HTTP, from ``start`` to ``close``. ``token``: the bearer token that callers must send.
-    ``accesses``: the RBAC right of each request so far. ``may``: returns whether a right is granted; if not, the
-    request gets 403. None grants all."""
+    """Serves the store over HTTP, from ``start`` to ``close``.
+
+    ``token``: the bearer token that clients must send, if any. ``accesses``: the RBAC rights that the requests so far
+    needed. ``may``: returns whether a right is granted; without the right a request gets 403. None grants all rights.
+    """
 
     may: Callable[[Access], bool] | None = None
 
@@ -385,7 +394,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.cluster.closed.wait()
             fault = 503
         if fault and fault != "done":
-            return self._answer(*(failure(fault, "the test ordered it") if isinstance(fault, int) else failure(*fault)))
+            return self._answer(*(failure(fault, "fault of the test") if isinstance(fault, int) else failure(*fault)))
         if self.command == "GET" and dict(parse_qsl(url.query)).get("watch") in ("1", "true"):
             return self._watch()
         kind = self.headers.get("Content-Type") or MERGE
@@ -422,11 +431,11 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def conflict(found: Object | None, expected: Object) -> tuple[int, Object] | None:
-    """Returns a 409 if the object does not match the resourceVersion or uid of a write, otherwise None."""
+    """Returns a 409 if a write expects another resourceVersion or uid than the object has, otherwise None."""
     known = (found or {}).get("metadata") or {}
     for key in ("resourceVersion", "uid"):
         if expected.get(key) not in (None, known.get(key)):
-            return failure(409, f"the {key} in the precondition does not match: {known.get(key)}")
+            return failure(409, f"precondition {key}: expected {expected[key]}, found {known.get(key)}")
     return None
 
 
@@ -436,7 +445,7 @@ def failure(code: int, message: str, reason: str = "") -> tuple[int, Object]:
 
 
 def refusing(method: str, start: str, code: int, message: str) -> Callable[[str, str], Any]:
-    """Returns a ``fault`` that fails requests with this method and path prefix, with this code and message."""
+    """Returns a value for ``fault``: requests with this method and a path that starts so fail with (code, message)."""
     return lambda given, path: (code, message) if given == method and path.startswith(start) else None
 
 
@@ -446,7 +455,7 @@ def is_in(path: str, collection: str) -> bool:
 
 
 def selects(one: Object, query: dict[str, str]) -> bool:
-    """Returns whether an object matches the query's fieldSelector (a.b=c) and labelSelector (key or key=value)."""
+    """Returns whether an object matches a query's fieldSelector (a.b=c) and labelSelector (key or key=value)."""
     for term in filter(None, query.get("fieldSelector", "").split(",")):
         path, _equals, value = term.partition("=")
         found: Any = one
@@ -463,7 +472,7 @@ def selects(one: Object, query: dict[str, str]) -> bool:
 
 
 def merge(old: Object, patch: Object, strategic: bool = False) -> Object:
-    """Applies a JSON merge patch. A strategic patch merges the list ``conditions`` by type."""
+    """Returns the object after a JSON merge patch. ``strategic``: merge the list ``conditions`` by type."""
     out = copy.deepcopy(old)
     for key, value in patch.items():
         if value is None:
@@ -480,7 +489,7 @@ def merge(old: Object, patch: Object, strategic: bool = False) -> Object:
 
 
 def without(found: Object, applied: Object, body: Object) -> Object:
-    """Returns an object without the fields that were applied before and that the body no longer has."""
+    """Returns an object without the fields that the former apply set (``applied``) and the new ``body`` omits."""
     out = dict(found)
     for key, value in applied.items():
         if isinstance(value, dict) and isinstance(out.get(key), dict):
@@ -496,12 +505,12 @@ def _content(one: Object) -> Object:
 
 
 def _identity(path: str, one: Object) -> tuple[str, str]:
-    """Returns (kind, name) as an owner reference has them."""
+    """Returns (kind, name) of an object, the two fields by which an owner reference names it."""
     return one.get("kind") or place_of(path).resource, one["metadata"].get("name", place_of(path).name)
 
 
 def write_kubeconfig(path: Path, cluster: str | Object, user: Object | None = None) -> Path:
-    """Writes a kubeconfig file with one context. ``cluster``: the server's URL, or the whole cluster section."""
+    """Writes a kubeconfig file with one context. ``cluster``: the server's URL, or a whole section ``cluster``."""
     section = {"server": cluster} if isinstance(cluster, str) else cluster
     document = {
         "apiVersion": "v1",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hypothesis strategies for hostile ledgers and tenant pages, and the checks that the watcher must pass on them."""
+"""Hypothesis strategies that draw hostile ledgers and tenant pages, and the checks that the watcher must pass."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def _put(data: bytearray, base: int, table: Any, name: str, *values: int) -> Non
 
 @st.composite
 def forged(draw: st.DrawFn) -> bytes:
-    """Draws the bytes of a ledger: a valid or invalid header, arbitrary slot values, random overwritten bytes, any
-    length."""
+    """Draws the bytes of a ledger of any length. The header may be invalid, slots have arbitrary values, and some bytes
+    are overwritten."""
     uuids = draw(st.sampled_from(([UUID], [], ["GPU-x", UUID], [UUID] * 16)))
     data = bytearray(abi_files.pack_ledger(uuids, draw(st.sampled_from(("aaaa", "bbbb", "")))))
     _put(data, 0, fields.LEDGER_FIELDS, "slot_high", draw(st.sampled_from((0, 1, 1024, 0xFFFFFFFF))))
@@ -82,7 +82,7 @@ def allowed(used: list[int]) -> int:
 
 
 class Attack:
-    """A node under the policy ``end``, with a container that writes arbitrary data into its files and an honest
+    """A node whose watcher ends violators, with a container that writes arbitrary data into its files and an honest
     container."""
 
     def __init__(self) -> None:
@@ -142,9 +142,9 @@ class Attack:
         limited = [one for one in state.findings if one.suspicion.reason == rule.MEMORY and one.suspicion.limited]
         assert state.fault == ""
         assert all(one.allocation == self.node.allocation for one in state.findings), (
-            "the watcher named the honest neighbour"
+            "the watcher reported the honest container"
         )
-        assert 30 not in self.node.ender.asked, "the watcher ended the honest neighbour"
+        assert 30 not in self.node.ender.asked, "the watcher ended the process of the honest container"
         if sum(used) > allowed(used):
             (one,) = limited
             assert (one.suspicion.found, one.suspicion.accounted) == (sum(used), LIMIT)

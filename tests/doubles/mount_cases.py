@@ -57,7 +57,7 @@ PATHS = [
     ("..", "/dev/vgpu"),
     ("/../data", "/dev/vgpu"),
     ("/data/../data", "/dev/vgpu"),
-    # no conflict
+    # no conflict with a product path
     ("/dev/shm", ""),
     ("/dev/shm/", ""),
     ("/dev/infiniband", ""),

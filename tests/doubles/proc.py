@@ -32,7 +32,12 @@ class Proc:
         task: int = 0,
         parent: int = 0,
     ) -> None:
-        """Adds a process. If ``task`` is set, adds that thread of the process instead."""
+        """Adds a process. If ``task`` is set, adds that thread of the process instead.
+
+        ``mounts``: words such as "0:50=/ledger", one for each file mounted below /dev/vgpu: the device of its tmpfs and
+        its path there. ``inner``: the pid in the process's own namespace. ``groups``: the whole text of the file
+        cgroup; by default a text with ``group``.
+        """
         folder = self.root / str(number)
         if task:
             folder = folder / "task" / str(task)
@@ -45,6 +50,7 @@ class Proc:
         (folder / "mountinfo").write_text(rows)
         (folder / "comm").write_text(f"{name}\n")
         (folder / "cgroup").write_text(groups or f"12:pids:/\n0::{group}\n")
+        # The name in stat contains a space and a parenthesis, because processes may choose such names.
         (folder / "stat").write_text(f"{number} (a ) b) {state} {parent} " + " ".join(["0"] * 17) + " 5 0 0\n")
         (folder / "status").write_text(
             f"Name:\t{name}\nState:\t{state} (x)\n{memory}NStgid:\t{number}\t{inner or number}\n"
@@ -55,8 +61,7 @@ class Proc:
 
 
 def of_slice(root: Path) -> str:
-    """Creates a fake /proc with processes 10 and 11 in a slice and process 20 on the host; process 30 does not
-    exist."""
+    """Creates a fake /proc. Processes 10 and 11 use a slice, process 20 is on the host, process 30 does not exist."""
     proc = Proc(root)
     for pid in (10, 11, 20):
         proc.add(pid, mnt=HOST_MNT if pid == 20 else "mnt:[9]", name=f"way-{pid}")

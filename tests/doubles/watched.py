@@ -96,7 +96,7 @@ class Watched:
 
     def watcher(self, **options: Any) -> watch.Watch:
         def device(path: Path) -> str:
-            return self.device(path)  # self.device is read at each call, because tests replace it
+            return self.device(path)  # Read at each call, because tests replace the attribute.
 
         clocks = (lambda: self.now, device, lambda: self.now, lambda: int(self.now * 1e9))
         kernel = watch.Kernel(self.processes, self.ender, *clocks)
@@ -138,9 +138,9 @@ class Watched:
         known: bool = True,
         space: int = 77,
     ) -> int:
-        """Writes a slot of the ledger and takes the slot's lock as a live process does; returns the open descriptor.
+        """Writes a slot of the ledger as a process of the container does; returns the open descriptor of the ledger.
 
-        ``known``: raise slot_high above this slot. ``alive``: take the lock.
+        ``known``: raise the ledger's field slot_high above this slot. ``alive``: take the lock of a live process.
         """
         path = self.folder / "rw" / "ledger"
         descriptor = os.open(path, os.O_RDWR)

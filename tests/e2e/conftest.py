@@ -15,8 +15,8 @@ import pytest
 E2E = Path(__file__).resolve().parent
 PLUGIN = E2E.parents[1] / "native" / "plugin"
 sys.path[:0] = [str(E2E), str(PLUGIN / "src")]
-sys.path.append(str(E2E.parent))  # for the module former
-# for kubetrace: the gRPC code of the kubelet's interfaces
+sys.path.append(str(E2E.parent))  # The folder of the module ``former``.
+# kubetrace needs the gRPC code of the kubelet's interfaces.
 subprocess.run(["make", "-s", "-C", str(PLUGIN), "proto", f"PYTHON={sys.executable}"], check=True)
 
 from kubebox import pods, state  # noqa: E402

@@ -47,5 +47,5 @@ def test_pod_without_a_slice_finds_no_driver(node, pod):
 
 def test_crashed_container_starts_again(node, pod):
     one = pod("loop", [WORKER, "fill", "crash"], restart="Always")
-    until(lambda: one.restarts() >= 2, "second restart")
+    until(lambda: one.restarts() >= 2, "second restart of pod loop")
     assert all(f"total {SLICE}\n" in text for text in one.logs().values() if "total" in text)

@@ -89,7 +89,11 @@ def plugin_pods(cluster, name: str = NAME) -> list[dict]:
 
 def serves(cluster, slices: int, limit_s: float = 180) -> None:
     try:
-        until(lambda: (cluster.capacity(), cluster.allocatable()) == (slices, slices), f"{slices} slices", limit_s)
+        until(
+            lambda: (cluster.capacity(), cluster.allocatable()) == (slices, slices),
+            f"number of {slices} slices in the node's capacity",
+            limit_s,
+        )
     except Exception as fault:
         logs = [f"{one}: {one.read_text()[-2000:]}" for one in sorted(cluster.pod_logs.glob("kube-system_*/*/*.log"))]
         states = [one["status"] for one in plugin_pods(cluster)]
@@ -180,7 +184,7 @@ def test_kustomize_makes_the_same_objects(cluster, chart):
     assert expected == {}
 
 
-def test_pod_is_limited_on_a_node_that_had_a_driver_alone(cluster, installed, pod):
+def test_pod_is_limited_on_a_node_that_only_had_a_driver(cluster, installed, pod):
     one = pod("full", [WORKER, "fill", "take", "1"]).wait_running()
     assert int(one.wait_log(r"^total (\d+)$").group(1)) == SLICE
     assert one.wait_log(r"^took 1: (\d+)$").group(1) == "2"
@@ -195,7 +199,10 @@ def test_pod_is_limited_on_a_node_that_had_a_driver_alone(cluster, installed, po
     status = [str(LIBRARIES / "current" / "vgpu-arbiter"), "--json-status"]
     until(lambda: json.loads(subprocess.check_output(status))["arbiter"] is True, "shared pages written by the arbiter")
     # The arbiter also writes the pages of slices for containers outside Kubernetes.
-    tenants = until(lambda: every_tenant(status), "page of every tenant")
+    tenants = until(
+        lambda: every_tenant(status),
+        f"arbiter status with {SLICES + 1} tenants: the pod and all slices outside Kubernetes",
+    )
     assert all(each["arbiter"] for each in tenants)
 
 
@@ -213,7 +220,7 @@ def test_library_lies_in_a_folder_of_its_version(cluster, installed):
     assert not Path("/etc/vgpu").exists() and not Path("/etc/ld.so.preload").exists()
 
 
-def test_killed_arbiter_comes_back_alone(cluster, installed, pod):
+def test_killed_arbiter_is_restarted(cluster, installed, pod):
     one = pod("works", [WORKER, "take", "500"]).wait_running()
     one.wait_log(r"^took 500: 0$")
 
@@ -242,14 +249,21 @@ def test_fatal_xid_is_a_condition_and_a_taint_and_is_cleared(cluster, installed)
     def tainted() -> bool:
         return "vgpu.fleet/gpu-unhealthy" in traces(cluster)
 
-    until(lambda: condition().get("status") == "True", "condition True")
+    until(lambda: condition().get("status") == "True", "condition VgpuGpusHealthy with status True")
     assert not tainted()
     (before,) = plugin_pods(cluster)
     installed.gpusimctl("xid", "0", "79")
-    until(lambda: condition()["status"] == "False" and tainted(), "condition False and the taint")
+    until(
+        lambda: condition()["status"] == "False" and tainted(),
+        "condition VgpuGpusHealthy with status False, and the taint",
+    )
     assert condition()["message"].endswith("Xid 79")
-    until(lambda: cluster.allocatable() == 0, "no slice")
-    until(lambda: condition()["status"] == "True" and not tainted(), "condition True and no taint", 60)
+    until(lambda: cluster.allocatable() == 0, "node without allocatable slices after the Xid error")
+    until(
+        lambda: condition()["status"] == "True" and not tainted(),
+        "condition VgpuGpusHealthy with status True, without the taint",
+        60,
+    )
     serves(cluster, SLICES)
     (after,) = plugin_pods(cluster)
     assert after["metadata"]["uid"] == before["metadata"]["uid"]
@@ -296,7 +310,7 @@ def test_labelled_node_is_emptied(cluster, installed, before):
     until(lambda: cluster.allocatable() == 0, "node without allocatable slices")
 
 
-def test_label_of_a_slice_brings_it_back_and_away(cluster, installed, before):
+def test_label_installs_the_node_again_and_empties_it(cluster, installed, before):
     """After a removal the same node can be installed and removed again."""
     kubectl(cluster, "label", "node", cluster.node, f"{LABEL}=daemonset", "--overwrite")
     serves(cluster, 2)

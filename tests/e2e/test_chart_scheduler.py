@@ -120,7 +120,7 @@ def test_a_running_pod_is_resized_and_its_neighbour_keeps_what_it_has(cluster, i
     neighbour.wait_log(r"^filled \d+$")
     one = pod("resized", {MEM: 3000}, word="follow").wait_running()
     (pid,), (other,) = one.pids(), neighbour.pids()
-    until(lambda: used(installed)[pid] == 3000 * MIB, "pod that fills its first size")
+    until(lambda: used(installed)[pid] == 3000 * MIB, "usage of 3000 MiB, the first size of the pod")
     size = json.dumps({"main": {"memory_mib": 9000}})
     kubectl(cluster, "annotate", "pod", "resized", "--overwrite", f"vgpu.fleet/resize={size}")
     until(lambda: used(installed)[pid] == 9000 * MIB, "usage of 9000 MiB by the same process")
@@ -134,7 +134,10 @@ def test_a_pod_bursts_and_gives_back(cluster, installed, pod):
     (pid,), (other,) = one.pids(), neighbour.pids()
     until(lambda: used(installed)[pid] == (CARD - 4000) * MIB, "pod that uses all free memory of the GPU")
     os.kill(pid, signal.SIGUSR1)
-    until(lambda: used(installed)[pid] < 2000 * MIB, "process that has freed its memory")
+    until(
+        lambda: used(installed)[pid] < 2000 * MIB,
+        "process that has freed its memory, so that it uses less than 2000 MiB",
+    )
     comes = pod("comes", {MEM: 6000}).wait_running()
     comes.wait_log(r"^filled \d+$")
     (newcomer,) = comes.pids()
@@ -158,6 +161,6 @@ def test_node_and_cluster_are_emptied(cluster, chart, installed, before):  # noq
     until(lambda: our_pods(cluster) == [], "deletion of the scheduler's pods")
     left = kubectl(cluster, "get", "--ignore-not-found", "--filename=-", "--output=name", text=text, check=False)
     assert left == "" and cluster.api.get_or_none(DEPLOYMENT) is None
-    # No webhook is called any more.
+    # The webhook is gone, so the API server accepts the pod.
     assert refused(cluster, gpu_pod("free", {MEM: 1000})) == ""
     assert cluster.api.get(PODS)["items"] == []

@@ -122,7 +122,7 @@ def path_of_kind(one: dict) -> str:
     return kube_apply.path_of(one).rpartition("/")[0]
 
 
-def test_pod_gets_its_slice_from_a_pod(cluster, deployed, pod):
+def test_pod_gets_its_slice_from_the_pod_of_the_plugin(cluster, deployed, pod):
     (plugin,) = plugin_pods(cluster)
     assert plugin["spec"]["nodeName"] == cluster.node
     assert not call(cluster)["changed"]
@@ -138,14 +138,15 @@ def test_pod_gets_its_slice_from_a_pod(cluster, deployed, pod):
     assert used[pid] == SLICE
 
 
-def test_pod_of_the_plugin_that_is_deleted_comes_back_and_loses_nothing(cluster, deployed, pod):
+def test_deleted_pod_of_the_plugin_is_replaced_and_allocations_stay(cluster, deployed, pod):
     one = pod("stays", [WORKER, "take", "500"]).wait_running()
     one.wait_log(r"^took 500: 0$")
     held = deployed.held()
     (before,) = plugin_pods(cluster)
     cluster.api.delete(f"{SYSTEM}/pods/{before['metadata']['name']}", grace_s=1)
     until(
-        lambda: [p["metadata"]["uid"] for p in plugin_pods(cluster)] not in ([], [before["metadata"]["uid"]]), "new pod"
+        lambda: [p["metadata"]["uid"] for p in plugin_pods(cluster)] not in ([], [before["metadata"]["uid"]]),
+        "new pod of the plugin in place of the deleted one",
     )
     wait_until_it_serves(cluster, deployed, SLICES, "new pod of the plugin that serves")
     assert deployed.held() == held
@@ -191,7 +192,7 @@ def test_label_names_a_key_of_the_config_map(cluster, deployed):
 
 
 def test_a_changed_template_reaches_the_named_nodes_alone(cluster, deployed):
-    """With OnDelete the DaemonSet controller replaces no pod by itself; the module deletes pods of the named nodes."""
+    """With OnDelete the DaemonSet controller replaces only deleted pods; the module deletes the pods of named nodes."""
     more = {"environment": {**ENVIRONMENT, "VGPU_TRIED": "1"}, "rollout": "OnDelete"}
     (before,) = plugin_pods(cluster)
     found = call(cluster, nodes=[], **more)
@@ -206,7 +207,7 @@ def test_a_changed_template_reaches_the_named_nodes_alone(cluster, deployed):
             [p["metadata"]["uid"] for p in plugin_pods(cluster)] not in ([], [before["metadata"]["uid"]])
             and len(plugin_pods(cluster)) == 1
         ),
-        "new pod",
+        "new pod of the plugin with the changed template",
     )
     wait_until_it_serves(cluster, deployed, SLICES, "pod of the changed template that serves")
     (after,) = plugin_pods(cluster)
@@ -246,7 +247,10 @@ def test_plugin_writes_its_own_node_and_no_other(cluster, deployed):
         word, mine = token(cluster), f"/api/v1/nodes/{cluster.node}"
         change = {"metadata": {"annotations": {"vgpu.fleet/tried": "1"}}}
         # A policy becomes active some seconds after its creation.
-        until(lambda: as_plugin(cluster, word, "PATCH", OTHER, change)[0] != 200, "active policy")
+        until(
+            lambda: as_plugin(cluster, word, "PATCH", OTHER, change)[0] != 200,
+            "refusal of a patch to another node by the active policy",
+        )
         code, said = as_plugin(cluster, word, "PATCH", OTHER, change)
         assert code in (403, 422) and "and no other" in said, (code, said)
         assert as_plugin(cluster, word, "PATCH", f"{OTHER}/status", change)[0] in (403, 422)
@@ -309,7 +313,10 @@ def conflict(cluster, deployed):
         "metadata": {"name": "nvidia-device-plugin", "namespace": "kube-system"},
         "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": spec}},
     }
-    until(lambda: cluster._created(f"{SYSTEM}/serviceaccounts", {"metadata": {"name": "default"}}), "service account")
+    until(
+        lambda: cluster._created(f"{SYSTEM}/serviceaccounts", {"metadata": {"name": "default"}}),
+        "API server that creates a service account",
+    )
     cluster.api.create(CONFLICTING_SET.rpartition("/")[0], body)
     until(lambda: conflicts(cluster)["conflicting_plugins"], "pod of the other plugin")
     yield "DaemonSet kube-system/nvidia-device-plugin"
@@ -409,7 +416,7 @@ def test_role_check_apply_repeat_undo(cluster, deployed):
     assert cluster.api.get_or_none(MOUNT_POLICY) is None
 
 
-def test_service_of_the_node_comes_back(cluster, deployed):
+def test_service_of_the_plugin_serves_again_after_the_removal(cluster, deployed):
     deployed.reset()  # the role removed our folders
     deployed.configure(CONFIGURATION)
     deployed.start()

@@ -56,9 +56,9 @@ def fleet(machine: Any) -> Iterator[Fleet]:
     try:
         node.start()
         slices = len(GPUS) * SLOTS
-        until(lambda: cluster.allocatable() == slices, f"{slices} allocatable allocatable slices")
+        until(lambda: cluster.allocatable() == slices, f"number of {slices} allocatable slices")
         made.start()
-        until(made.admits, "webhook that listens")
+        until(made.admits, "listening webhook")
         until(
             lambda: pod_annotations.GPUS in annotations(cluster),
             f"annotation with the node's GPUs:\n{node.plugin.tail(5)}",
@@ -133,11 +133,11 @@ def test_each_dialect_is_placed_started_and_limited_as_asked(machine, pod, name,
 
 
 def runs_in(node, one, sizes, percent):
-    """Asserts that the pod's own output, the driver's account, limits file, kubelet and plan show the same sizes."""
+    """Asserts the sizes in the pod's output, the driver's accounting, limits file, kubelet's list and plan."""
     assert int(one.wait_log(r"^total (\d+)$").group(1)) == sizes[0] * MIB
     one.wait_log(r"^filled \d+$")
     (pid,) = one.pids()
-    assert used(node)[pid] == sizes[0] * MIB, "all that it can have, to the byte, by the driver's own account"
+    assert used(node)[pid] == sizes[0] * MIB, "expected exactly the limit, in bytes, by the driver's accounting"
     assert limits_of(pid) == [(size, percent) for size in sizes]
     assert len(held_gpus(node, one.name)) == len(sizes) and held_gpus(node, one.name) == planned_gpus(one)
     spec = one.object()["spec"]
@@ -198,7 +198,7 @@ def test_a_pod_that_goes_round_the_scheduler_gets_no_gpu(machine, pod):
     """The negative control: on the same node, a pod of the default scheduler that bypasses the webhook has no plan."""
     cluster, _node = machine
     cluster_pod = pod("bare", {GPU: 1}, {"vgpu.fleet/webhook": "ignore"})
-    text = until(lambda: refusal(cluster_pod), "refusal of the device plugin")
+    text = until(lambda: refusal(cluster_pod), "refusal of pod bare by the device plugin")
     assert "no plan of its GPUs" in text, text
     assert cluster.node == cluster_pod.object()["spec"]["nodeName"]
 
@@ -245,7 +245,7 @@ def test_pods_bound_in_the_same_moment_get_their_own_sizes(machine, fleet, pod):
         assert over(fleet) == []
         seen += AT_ONCE
         pods.delete_all(cluster)
-    print(f"{seen} trials, none wrong; the kubelet took another GPU than planned in {moved}")
+    print(f"{seen} pods with correct sizes; for {moved} of them the kubelet chose another GPU than planned")
 
 
 def events(cluster: Any, one: pods.Pod, reason: str) -> list[dict[str, Any]]:
@@ -262,7 +262,7 @@ def leased(node: Any, uuid: str) -> str:
         return ""
 
 
-def test_given_says_where_the_kubelet_gave_another_gpu_than_planned(machine, pod):
+def test_given_annotation_names_the_gpu_that_the_kubelet_chose(machine, pod):
     """The pod's annotation names the GPU that the kubelet allocated, which differs from the planned GPU.
 
     The test leases every slice of the planned GPU on the host; the scheduler does not know these leases.
@@ -273,8 +273,11 @@ def test_given_says_where_the_kubelet_gave_another_gpu_than_planned(machine, pod
     leases = []
     try:
         for _number in range(SLOTS):
-            leases.append(until(lambda: leased(node, planned), "free slice of the planned GPU"))
-        until(lambda: cluster.allocatable() == SLOTS, "allocatable slices without the leased ones")
+            leases.append(until(lambda: leased(node, planned), "slice of the planned GPU that can be leased"))
+        until(
+            lambda: cluster.allocatable() == SLOTS,
+            f"number of {SLOTS} allocatable slices, because the others are leased",
+        )
         one = pod("moved", *wanted).wait_running()
         assert int(one.wait_log(r"^total (\d+)$").group(1)) == 9000 * MIB
         notes = one.object()["metadata"]["annotations"]
@@ -287,32 +290,35 @@ def test_given_says_where_the_kubelet_gave_another_gpu_than_planned(machine, pod
         assert events(cluster, one, "VgpuNoRoom") == []
         # A second pod of this size does not fit on the other GPU, the only one with free slices; an event reports that.
         refused = pod("no-room", *wanted)
-        (event, *_more) = until(lambda: events(cluster, refused, "VgpuNoRoom"), "event at the pod")
+        (event, *_more) = until(lambda: events(cluster, refused, "VgpuNoRoom"), "event VgpuNoRoom of pod no-room")
         assert "9000 MiB are asked for, 9000 of 15360 are held by others" in event["message"]
         assert pod_annotations.GIVEN not in refused.object()["metadata"]["annotations"]
         assert not refused.running()
     finally:
         for allocation in leases:
             node.vgpuctl("release", allocation)
-        until(lambda: cluster.allocatable() == len(GPUS) * SLOTS, "all slices allocatable again")
+        until(lambda: cluster.allocatable() == len(GPUS) * SLOTS, "all slices allocatable after the leases ended")
 
 
-def test_watcher_tells_at_the_pod_who_goes_round_the_library(machine, pod):
+def test_watcher_reports_a_pod_that_bypasses_the_library(machine, pod):
     cluster, node = machine
     honest = pod("honest", {GPU: 1, MEM: 3000}).wait_running()
     honest.wait_log(r"^filled \d+$")
     probe = ["/usr/local/bin/vgpu-probe", "--json", "--checks", "bypass-symbol-table", "--hold", "60000"]
     rogue = pod("rogue", {GPU: 1, MEM: 2000}, command=probe)
-    (event, *more) = until(lambda: events(cluster, rogue, "VgpuWatch"), f"event at the pod:\n{node.plugin.tail(5)}")
-    assert more == [], "once a minute at most"
+    (event, *more) = until(
+        lambda: events(cluster, rogue, "VgpuWatch"),
+        f"event VgpuWatch of pod rogue; the plugin's log:\n{node.plugin.tail(5)}",
+    )
+    assert more == [], f"expected one event within a minute, found also {more}"
     assert (event["type"], event["source"]["component"]) == ("Warning", "vgpu-device-plugin")
     (found,) = [one for one in node.vgpuctl("watch")["findings"] if one["pod"] == "rogue"]
     assert (found["namespace"], found["container"], found["reason"]) == ("default", "main", "no-slot")
     assert event["message"] == found["text"]
-    assert {one["pid"] for one in found["processes"]} <= set(rogue.pids()), "named by the host's numbers"
+    assert {one["pid"] for one in found["processes"]} <= set(rogue.pids()), "expected pids of the host"
     assert [found["uuid"]] == held_gpus(node, "rogue")
-    assert events(cluster, honest, "VgpuWatch") == [], "the negative control: it fills its slice beside"
-    assert rogue.running(), "this node's policy is to report"
+    assert events(cluster, honest, "VgpuWatch") == [], "expected no event for the pod that obeys its limit"
+    assert rogue.running(), "expected pod rogue to run on: the policy of this node is only to report"
 
 
 def over(fleet: Fleet) -> list[str]:
@@ -347,8 +353,11 @@ def test_everything_is_restarted_in_turn_and_pods_run_on(machine, fleet, pod):
         name = f"new-{n}"
         one = until(lambda name=name: runs(cluster, pod, name), f"new running pod after the restart of {service.name}")
         assert int(one.wait_log(r"^total (\d+)$").group(1)) == 500 * MIB, service.name
-        until(lambda one=one: gone(one), f"end of {name} after {service.name}")
-        until(lambda: set(listed(cluster)) == set(NAMES), f"{NAMES} in the node's capacity after {service.name}")
+        until(lambda one=one: gone(one), f"deletion of {name} after the restart of {service.name}")
+        until(
+            lambda: set(listed(cluster)) == set(NAMES),
+            f"{NAMES} in the node's capacity after the restart of {service.name}",
+        )
     until(lambda: node.held() == held, "report of the kubelet with the same slices")
     assert used(node) == memory and all(one.restarts() == 0 for one in before)
     assert over(fleet) == []
@@ -367,11 +376,11 @@ def test_pods_that_a_boot_ended_hold_no_memory(machine, fleet, pod):
     for one in before:
         assert GPU in until(lambda one=one: ended(one), f"refusal of {one.name} by the kubelet")
     node.start()
-    until(lambda: cluster.allocatable() == len(GPUS) * SLOTS, "all allocatable slices")
+    until(lambda: cluster.allocatable() == len(GPUS) * SLOTS, "all slices allocatable after the boot")
 
     for n in range(len(GPUS)):
         runs_in(node, pod(f"after-{n}", {GPU: 1, MEM: 14000}).wait_running(), [14000], 100)
-    assert all(ended(one) for one in before), "named until somebody deletes them"
+    assert all(ended(one) for one in before), "expected the ended pods to stay until they are deleted"
 
 
 def ended(one: pods.Pod) -> str:

@@ -98,17 +98,17 @@ def test_the_driver_limits_the_control_group_of_a_pods_container(cluster: Cluste
     assert limits(node)[group_of(one)] == (0, SLICE)
 
 
-def test_what_goes_past_the_library_is_refused_in_a_pod(cluster: Cluster, node: GpuNode) -> None:
+def test_the_driver_limits_programs_that_bypass_the_library(cluster: Cluster, node: GpuNode) -> None:
     one = pod(cluster, "probe", *PROBE)
-    until(lambda: one.phase in ("Succeeded", "Failed"), "end of the probe")
+    until(lambda: one.phase in ("Succeeded", "Failed"), "end of pod probe")
     report = json.loads(one.log())
     expected = dict.fromkeys(["totals", "limit-exact", *BYPASSES], "passed")
     assert {check["name"]: check["verdict"] for check in report["checks"]} == expected, report
     assert report["devices"][0]["total_cuda"] == SLICE
 
 
-def test_a_limit_that_was_lost_is_set_again(cluster: Cluster, node: GpuNode) -> None:
+def test_a_lost_limit_is_set_again(cluster: Cluster, node: GpuNode) -> None:
     group = group_of(pod(cluster, "again", pods.WORKER, "fill").wait_running())
     assert limits(node)[group] == (0, SLICE)
     node.gpusimctl("memacct-forget")
-    until(lambda: limits(node).get(group) == (0, SLICE), "limit that was set again")
+    until(lambda: limits(node).get(group) == (0, SLICE), "limit of the pod's control group, after the driver lost it")

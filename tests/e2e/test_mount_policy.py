@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pods that mount a volume over the library's files are refused.
 
-With the policy, the real API server refuses them; the cases are the table that also tests the rule in Python. Without
-the policy, the device plugin refuses them at a real kubelet. The modules run as processes and apply the policies. The
-pods of the table are sent to the API server as a dry run.
+With the admission policy, the real API server refuses them. The test sends each pod of doubles/mount_cases.py as a dry
+run; the same table tests the rule in Python. Without the policy, the device plugin refuses the pods at a real kubelet.
+The project's modules apply the policies.
 """
 
 from __future__ import annotations
@@ -109,13 +109,13 @@ def test_expression_is_cheap_enough_for_pods_of_many_mounts(refusing):
 
 
 @pytest.mark.parametrize("label", ["vgpu.fleet/webhook", "hami.io/webhook"])
-def test_no_label_exempts(refusing, label):
+def test_no_label_exempts_a_pod_from_the_policy(refusing, label):
     made = of_table(OVER)
     made["metadata"]["labels"] = {label: "ignore"}
     assert "/dev/vgpu/0" in refusal(refusing, made)
 
 
-def test_ephemeral_container_cannot_ask_and_may_mount(refusing, node):
+def test_ephemeral_container_cannot_request_a_gpu_and_may_mount(refusing, node):
     one = pods.create(refusing, pods.manifest("debugged", pods.container(["sleep", "60"]))).wait_running()
     body = one.object()
     debug = {"name": "debug", "image": body["spec"]["containers"][0]["image"], "imagePullPolicy": "Never"}
@@ -145,7 +145,7 @@ def test_check_apply_repeat_undo(open_cluster):
 
 
 def unprivileged(name: str, path: str) -> dict[str, Any]:
-    """Returns an ordinary user's pod with an empty volume over the files of its slice (finding S1e)."""
+    """Returns an ordinary user's pod with an empty volume over the files of its slice."""
     main = pods.container(["sleep", "60"])
     main["volumeMounts"].append({"name": "over", "mountPath": path})
     main["securityContext"] = {
@@ -179,7 +179,7 @@ def test_kubelet_starts_no_unprivileged_pod_with_a_volume_over_our_files(open_cl
         found = cluster.api.get(f"{EVENTS}?fieldSelector=involvedObject.name%3D{name}")["items"]
         return [event["message"] for event in found if event["reason"] == "VgpuMountConflict"]
 
-    until(events, "event at the pod")
+    until(events, "event of the refusal at the pod")
     assert f'"{path}" lies at, above or below {path}' in events()[0]
     assert not one.running() and one.log() == ""
     one.delete()

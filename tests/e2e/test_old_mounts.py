@@ -80,11 +80,13 @@ def named(node: GpuNode) -> list[str]:
     return [one["pod"] for one in found["old_mounts"]]
 
 
-def test_a_pod_of_an_old_answer(upgrade, node, pod):
+def test_a_pod_keeps_its_old_mounts_until_it_is_replaced(upgrade, node, pod):
     fill = [WORKER, "fill", "take", "1"]
     one = pod("old", fill, restart="Always").wait_running()
     is_limited(node, one)
-    assert ledgers(one) == {OLD_LEDGER}, "this is none of the former release"
+    assert ledgers(one) == {OLD_LEDGER}, (
+        f"the release before the upgrade: expected the mount {OLD_LEDGER}, found {ledgers(one)}"
+    )
 
     upgrade()
 
@@ -92,7 +94,7 @@ def test_a_pod_of_an_old_answer(upgrade, node, pod):
     assert (one.restarts(), named(node)) == (0, ["old"])
     for pid in one.pids():
         os.kill(pid, signal.SIGKILL)
-    until(lambda: one.restarts() == 1 and one.running(), "a restart of the container")
+    until(lambda: one.restarts() == 1 and one.running(), "restart of the container of pod old")
     is_limited(node, one, start=1)
     assert ledgers(one) == {OLD_LEDGER}
     assert named(node) == ["old"]
@@ -101,4 +103,4 @@ def test_a_pod_of_an_old_answer(upgrade, node, pod):
     again = pod("again", fill, restart="Always").wait_running()
     is_limited(node, again)
     assert ledgers(again) == {LEDGER}
-    until(lambda: named(node) == [], "no pod with old mounts in the watcher's report", limit_s=FORGOTTEN_S)
+    until(lambda: named(node) == [], "report of the watcher without a pod that has old mounts", limit_s=FORGOTTEN_S)

@@ -175,6 +175,7 @@ def test_cluster_installs_the_scheduler(person):
     assert again.changed == 0, again.said
 
 
+# columns: limits of the pod, expected MiB
 @pytest.mark.parametrize(("limits", "mib"), [({MEM: 3000}, 3000), ({MEM: 2000, CORES: 30}, 2000)])
 def test_a_pod_has_what_it_asks_for(person, limits, mib):
     one = pods.create(person.cluster, gpu_pod(f"asks-{mib}", limits))
@@ -222,7 +223,7 @@ RIGHTS = [
 
 
 @pytest.mark.parametrize(("name", "words"), RIGHTS, ids=["missing", "unreachable", "without rights"])
-def test_a_kubeconfig_that_does_not_do_is_named(person, name, words):
+def test_an_unusable_kubeconfig_is_named(person, name, words):
     path = name if name.startswith("/") else str(kubeconfigs(person)[name])
     found = person.run("cluster", vgpu_kubeconfig=path)
     assert found.code != 0 and words in " ".join(found.said.split()), found.said

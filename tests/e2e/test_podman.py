@@ -47,7 +47,7 @@ def free_slice(node) -> str:
 def test_a_slice_for_podman_beside_a_pod(cluster, node, pod):
     beside = pod("beside", [WORKER, "fill"]).wait_running()
     beside.wait_log(r"^filled ")
-    until(lambda: any(one["in_use"] for one in node.status()["slices"]), "slice in use")
+    until(lambda: any(one["in_use"] for one in node.status()["slices"]), "slice in use by pod beside")
     mine = free_slice(node)
     started = run(f"vgpu.fleet/slice={mine}", WORKER, "fill", "take", "1", options=("--detach", "--name", "outside"))
     assert started.returncode == 0, started.stderr
@@ -59,10 +59,13 @@ def test_a_slice_for_podman_beside_a_pod(cluster, node, pod):
         totals = [one["total"] for gpu in node.gpusimctl("usage", "--json")["gpus"] for one in gpu["processes"]]
         assert totals == [SLICE, SLICE]
         # The slice of the podman container is not offered to the kubelet.
-        until(lambda: cluster.allocatable() == SPLIT - 1, "one allocatable slice less at the node")
+        until(
+            lambda: cluster.allocatable() == SPLIT - 1,
+            f"number of {SPLIT - 1} allocatable slices, one less than before",
+        )
         late = pod("late", [WORKER])
         assert "1 Insufficient nvidia.com/gpu" in until(
-            late.why_not_scheduled, "message of the scheduler why the pod waits"
+            late.why_not_scheduled, "message of the scheduler why pod late waits"
         )
     finally:
         podman("rm", "--force", "--time=0", "outside", check=False)

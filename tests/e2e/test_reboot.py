@@ -57,8 +57,11 @@ def test_plugin_first(cluster, node, work):
     cluster.kubelet.start()
 
     until(lambda: cluster.node_ready() and boot_of(cluster) != boot, "ready node with the new boot id")
-    until(node.registered, "registration")
-    until(lambda: used(node) == [SLICE] * 2, f"both slices filled again: {[one.object()['status'] for one in ones]}")
+    until(node.registered, "registration of the device plugin")
+    until(
+        lambda: used(node) == [SLICE] * 2,
+        f"use of both slices in full; the pods: {[one.object()['status'] for one in ones]}",
+    )
     assert [one.uid for one in ones] == uids and all(one.restarts() >= 1 for one in ones)
     until(lambda: node.held() == held, "report of the kubelet with the same slices")
     until(lambda: cluster.allocatable() == SLICES, "all allocatable slices")

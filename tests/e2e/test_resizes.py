@@ -66,9 +66,11 @@ def pair(machine, pod):  # noqa: F811
     neighbour = pod("neighbour", {GPU: 1, MEM: 4000, CORES: 30}, notes=beside).wait_running()
     neighbour.wait_log(r"^filled \d+$")
     (pid,), (other,) = one.pids(), neighbour.pids()
-    until(lambda: used(node)[pid] == 3000 * MIB, "pod that fills its first size")
+    until(lambda: used(node)[pid] == 3000 * MIB, "usage of 3000 MiB, the first size of the pod")
     yield one, pid, neighbour, other
-    assert used(node)[other] == 4000 * MIB and limits_of(other) == [(4000, 30)], "the neighbour has what it had"
+    assert used(node)[other] == 4000 * MIB and limits_of(other) == [(4000, 30)], (
+        "expected the neighbour with its former size"
+    )
     assert [each.restarts() for each in (one, neighbour)] == [0, 0]
 
 
@@ -79,11 +81,11 @@ def test_its_owner_makes_a_pod_larger_and_smaller(machine, fleet, pair):  # noqa
     for memory, cores in ((9000, 50), (10000, 50), (11360, 70)):
         begun = time.monotonic()
         ask(cluster, one, {"memory_mib": memory, "cores": cores})
-        until(lambda memory=memory: used(node)[pid] == memory * MIB, f"{memory} MiB in the same process")
+        until(lambda memory=memory: used(node)[pid] == memory * MIB, f"usage of {memory} MiB by the same process")
         times.append(time.monotonic() - begun)
         assert limits_of(pid) == [(memory, cores)]
         until(lambda memory=memory: is_done(one, memory), "annotation that the resize is done")
-    print(f"from annotation to memory: {', '.join(f'{each:.1f}' for each in times)} s")
+    print(f"seconds from the annotation to the use of the memory: {', '.join(f'{each:.1f}' for each in times)}")
     # The size exceeds what the neighbour leaves of the GPU by one MiB.
     ask(cluster, one, {"memory_mib": 11361})
     said(cluster, one, "GpuResizeWaits", "11361 MiB are asked for, 4000 of 15360 are held by others; at most 11360")
@@ -92,12 +94,14 @@ def test_its_owner_makes_a_pod_larger_and_smaller(machine, fleet, pair):  # noqa
     ask(cluster, one, {"memory_mib": 2000, "cores": 10})
     said(cluster, one, "VgpuResizeWaits", "2000 MiB are requested, and its programs use 11360 MiB")
     assert limits_of(pid) == [(11360, 70)] and used(node)[pid] == 11360 * MIB
-    assert [each["memory_mib"] for each in leaders_view(fleet, node, one)] == [11360 + 4000], "it counts until then"
+    assert [each["memory_mib"] for each in leaders_view(fleet, node, one)] == [11360 + 4000], (
+        "expected the leader to count the former size until the process has freed memory"
+    )
     os.kill(pid, signal.SIGUSR1)
-    until(lambda: used(node)[pid] < 2000 * MIB, "process that has freed its memory")
+    until(lambda: used(node)[pid] < 2000 * MIB, "process that has freed its memory, so that it uses less than 2000 MiB")
     begun = time.monotonic()
     until(lambda: limits_of(pid) == [(2000, 10)], "smaller limit in the limits file")
-    print(f"from free memory to the smaller limit: {time.monotonic() - begun:.1f} s")
+    print(f"seconds from the freed memory to the smaller limit: {time.monotonic() - begun:.1f}")
     until(lambda: is_done(one, 2000), "annotation that the resize is done")
     os.kill(pid, signal.SIGUSR2)
     until(lambda: used(node)[pid] == 2000 * MIB, "usage equal to the smaller limit")
@@ -116,6 +120,7 @@ def leaders_view(fleet, node, one):  # noqa: F811
     return [{"memory_mib": int(held) // MIB}]
 
 
+# columns: text of the resize annotation, text in the refusal
 NONSENSE = [
     ("x", "is no JSON"),
     ('{"other": {"memory_mib": 1}}', "other: no container of the pod"),
@@ -124,7 +129,7 @@ NONSENSE = [
 ]
 
 
-def test_nonsense_is_refused_when_it_is_written(machine, fleet, pair):  # noqa: F811
+def test_an_invalid_resize_is_refused_at_once(machine, fleet, pair):  # noqa: F811
     cluster, _node = machine
     one, pid, _neighbour, _other = pair
     for text, words in NONSENSE:
@@ -133,7 +138,7 @@ def test_nonsense_is_refused_when_it_is_written(machine, fleet, pair):  # noqa: 
     assert resizes.RESIZE not in notes(one) and limits_of(pid) == [(3000, 20)]
 
 
-def test_a_size_that_is_granted_while_the_plugin_is_away_and_one_by_root(machine, fleet, pair):  # noqa: F811
+def test_a_resize_granted_without_the_plugin_and_one_by_root(machine, fleet, pair):  # noqa: F811
     cluster, node = machine
     one, pid, _neighbour, _other = pair
     node.plugin.stop()
@@ -153,10 +158,10 @@ def test_a_size_that_is_granted_while_the_plugin_is_away_and_one_by_root(machine
         lambda: [each["memory_mib"] for each in leaders_view(fleet, node, one)] == [10000],
         "metric of the leader with the size set by root",
     )
-    assert resizes.RESIZED in notes(one), "what its owner asked for was granted, and is not asked for again"
+    assert resizes.RESIZED in notes(one), "expected the annotation of the granted request to stay"
 
 
-def test_a_pod_that_bursts_gives_back_what_another_was_promised(machine, fleet, pod):  # noqa: F811
+def test_a_bursting_pod_gives_back_guaranteed_memory_of_another(machine, fleet, pod):  # noqa: F811
     cluster, node = machine
     neighbour = pod("neighbour", {GPU: 1, MEM: 4000, CORES: 30}).wait_running()
     neighbour.wait_log(r"^filled \d+$")
@@ -167,16 +172,18 @@ def test_a_pod_that_bursts_gives_back_what_another_was_promised(machine, fleet, 
     one = pod("bursts", {GPU: 1, MEM: 15360, CORES: 20}, notes=notes_of_one, command=FOLLOW).wait_running()
     (pid,), (other,) = one.pids(), neighbour.pids()
     until(lambda: used(node)[pid] == (15360 - 4000) * MIB, "pod that uses all free memory of the GPU")
-    assert [each["memory_mib"] for each in leaders_view(fleet, node, one)] == [4000 + 2000], "what was promised counts"
+    assert [each["memory_mib"] for each in leaders_view(fleet, node, one)] == [4000 + 2000], (
+        "expected the leader to count the guaranteed 2000 MiB, not the current usage"
+    )
     comes = pod("comes", {GPU: 1, MEM: 6000}, notes=here)
     said(cluster, comes, "Failed", "are promised to it, but still used as burst memory")
     assert comes.object()["spec"]["nodeName"] and not comes.running()
     assert used(node)[pid] == (15360 - 4000) * MIB and one.restarts() == 0
     os.kill(pid, signal.SIGUSR1)
-    until(lambda: used(node)[pid] < 2000 * MIB, "process that has freed its memory")
+    until(lambda: used(node)[pid] < 2000 * MIB, "process that has freed its memory, so that it uses less than 2000 MiB")
     begun = time.monotonic()
     comes.wait_running()
-    print(f"from free memory to the start of the pod that was promised it: {time.monotonic() - begun:.1f} s")
+    print(f"seconds from the freed memory to the start of the pod that gets it: {time.monotonic() - begun:.1f}")
     comes.wait_log(r"^filled \d+$")
     (newcomer,) = comes.pids()
     assert used(node)[newcomer] == 6000 * MIB
@@ -187,5 +194,7 @@ def test_a_pod_that_bursts_gives_back_what_another_was_promised(machine, fleet, 
     comes.ask_to_end()
     comes.delete()
     until(lambda: used(node)[pid] == (15360 - 4000) * MIB, "pod that uses the deleted pod's memory", 120)
-    assert used(node)[other] == 4000 * MIB and limits_of(other) == [(4000, 30)], "the neighbour has what it had"
+    assert used(node)[other] == 4000 * MIB and limits_of(other) == [(4000, 30)], (
+        "expected the neighbour with its former size"
+    )
     assert [each.restarts() for each in (one, neighbour)] == [0, 0]

@@ -30,7 +30,7 @@ def new_allocations(node, before: dict[str, list[str]]) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("victims", ["kubelet", "plugin", "plugin,kubelet", "kubelet,plugin,arbiter"])
-def test_killed_and_back(cluster, node, pod, victims):
+def test_killed_programs_restart_without_losing_allocations(cluster, node, pod, victims):
     before = [pod(f"old-{n}", [WORKER, "fill"]) for n in range(2)]
     for one in before:
         one.wait_running()
@@ -40,11 +40,11 @@ def test_killed_and_back(cluster, node, pod, victims):
     killed = [services[name] for name in victims.split(",")]
     for service in killed:
         service.stop(kill=True)
-    assert used(node) == memory, "work must go on while nobody looks after it"
+    assert used(node) == memory, "expected the pods to run on while the programs are down"
     for service in killed:
         service.start()
-    until(node.registered, "registration")
-    until(lambda: cluster.node_ready() and cluster.allocatable() == SPLIT, "all slices at the node again")
+    until(node.registered, "registration of the device plugin")
+    until(lambda: cluster.node_ready() and cluster.allocatable() == SPLIT, "ready node with all allocatable slices")
     # After its start the kubelet lists no pod until the API server has sent it the pods of its node.
     until(lambda: node.held() == held, "report of the kubelet with the same slices")
     assert (node.held(), allocations(node), used(node)) == (held, known, memory)
@@ -72,7 +72,7 @@ def test_crash_loop_finds_its_files(cluster, node, pod):
                 filled[attempt] = found.group(1)
         return one.restarts() >= 3
 
-    until(third, "third restart")
+    until(third, "third restart of pod loop")
     assert len(node.held()) == 1
     (mine,) = node.held().values()
     assert len([ids for ids in new_allocations(node, before) if ids == mine]) == 1
@@ -81,15 +81,15 @@ def test_crash_loop_finds_its_files(cluster, node, pod):
     assert len(set(filled.values())) == 1, filled
 
 
-def test_crash_loop_over_a_killed_plugin(cluster, node, pod):
+def test_crash_loop_during_a_restart_of_the_plugin(cluster, node, pod):
     """While the plugin is down, no container starts without a limit; the container starts when the plugin is back."""
     one = pod("loop", ["/bin/sh", "-c", f"{WORKER} fill crash"], restart="Always")
-    until(lambda: one.restarts() >= 1, "first restart")
+    until(lambda: one.restarts() >= 1, "first restart of pod loop")
     node.plugin.stop(kill=True)
     node.plugin.start()
-    until(node.registered, "registration")
+    until(node.registered, "registration of the device plugin")
     seen = one.restarts()
-    until(lambda: one.restarts() >= seen + 2, "restarts after the plugin came back")
+    until(lambda: one.restarts() >= seen + 2, "two restarts of pod loop after the restart of the plugin")
     assert all(f"total {SLICE}\n" in text for text in one.logs().values() if "total" in text)
     assert any("filled " in text for attempt, text in one.logs().items() if attempt > seen)
 

@@ -168,7 +168,7 @@ def holder(cluster: Any) -> str:
     return str((found.get("spec") or {}).get("holderIdentity") or "").rpartition("_")[0]
 
 
-def test_the_deployment_is_what_runs(deployed):
+def test_the_deployment_runs_two_replicas(deployed):
     """Two pods run in the pod network, with the manifest's user and without restarts."""
     found = our_pods(deployed)
     assert len(found) == 2 and len({one["status"]["podIP"] for one in found}) == 2
@@ -179,7 +179,7 @@ def test_the_deployment_is_what_runs(deployed):
         assert states[NAME]["image"].endswith("vgpu-scheduler:e2e") and set(states) == {NAME, "kube-scheduler"}
         told = in_container(deployed, one, "id", "-u").stdout.split()
         assert told == ["65532"]
-        assert in_container(deployed, one, "touch", "/opt/x").returncode != 0, "the root is read-only"
+        assert in_container(deployed, one, "touch", "/opt/x").returncode != 0, "expected a read-only root file system"
     slices = deployed.api.get(
         "/apis/discovery.k8s.io/v1/namespaces/kube-system/endpointslices"
         f"?labelSelector=kubernetes.io/service-name%3D{NAME}"
@@ -214,10 +214,10 @@ def test_a_pod_is_admitted_placed_bound_and_runs_in_its_size(deployed, pod):
     assert "101" in refused(deployed, gpu_pod("odd", {"nvidia.com/gpumem-percentage": 101}))
 
 
-def test_why_a_pod_waits_is_told_where_the_readme_says(deployed, pod):
+def test_explain_says_why_a_pod_waits(deployed, pod):
     one = pod("big", {MEM: 12000}).wait_running()
     waits = pod("waits", {MEM: 9000})
-    until(waits.why_not_scheduled, "a reason")
+    until(waits.why_not_scheduled, "message of the scheduler why pod waits is pending")
     bound_by = next(each for each in our_pods(deployed) if each["metadata"]["name"] == holder(deployed))
     text = in_container(deployed, bound_by, "vgpu-scheduler", "--explain", "default/waits").stdout
     assert "not a GPU with 9000 MiB free" in text and "default/big" in text, text
@@ -231,7 +231,7 @@ def test_the_pod_that_binds_is_deleted_and_another_binds(deployed, pod):
     one = pod("after", {MEM: 1000}).wait_running()
     assert int(one.wait_log(r"^total (\d+)$").group(1)) == 1000 * MIB
     assert holder(deployed) not in ("", first)
-    wait_until_ready(deployed, "two replicas again")
+    wait_until_ready(deployed, "two ready replicas")
 
 
 def kube_scheduler(cluster: Any, name: str) -> dict[str, Any]:
@@ -250,9 +250,11 @@ def test_kube_scheduler_that_hangs_is_started_again(deployed, pod):
     (pid,) = [int(words[1]) for words in tasks if words[0] == before["containerID"].rpartition("/")[2]]
     os.kill(pid, signal.SIGSTOP)
     until(
-        lambda: kube_scheduler(deployed, name)["restartCount"] == before["restartCount"] + 1, "another start of it", 300
+        lambda: kube_scheduler(deployed, name)["restartCount"] == before["restartCount"] + 1,
+        "restart of the stopped kube-scheduler",
+        300,
     )
-    wait_until_ready(deployed, "two replicas again")
+    wait_until_ready(deployed, "two ready replicas")
     one = pod("after-hang", {MEM: 1000}).wait_running()
     assert int(one.wait_log(r"^total (\d+)$").group(1)) == 1000 * MIB
 
@@ -271,7 +273,7 @@ def test_admission_has_no_gap_while_another_configuration_rolls_out(deployed, po
     asks.start()
     try:
         assert call(deployed, config={"defaultMemoryMiB": 700})["changed"]
-        wait_until_ready(deployed, "two replicas of the new configuration")
+        wait_until_ready(deployed, "two ready replicas with the new configuration")
         # A terminating pod may still hold the Lease and bind with the former configuration.
         until(lambda: not before & names(deployed), "deletion of the former pods", 120)
     finally:
@@ -283,20 +285,20 @@ def test_admission_has_no_gap_while_another_configuration_rolls_out(deployed, po
     assert stays.running() and stays.restarts() == 0
 
 
-def test_without_pods_of_it_gpu_pods_are_refused_and_others_are_not(deployed):
+def test_without_replicas_only_gpu_pods_are_refused(deployed):
     deployed.api.patch(DEPLOYMENT, {"spec": {"replicas": 0}})
     try:
         until(lambda: our_pods(deployed) == [], "deletion of both pods")
-        until(lambda: refused(deployed, gpu_pod("gpu", {MEM: 1000})), "refusal")
+        until(lambda: refused(deployed, gpu_pod("gpu", {MEM: 1000})), "refusal of a GPU pod while no replica runs")
         assert NAME in refused(deployed, gpu_pod("gpu", {MEM: 1000}))
         assert refused(deployed, pods.manifest("plain", pods.container(["true"], slices=0))) == ""
     finally:
         assert call(deployed)["changed"]
-        wait_until_ready(deployed, "two replicas again")
-    until(lambda: not refused(deployed, gpu_pod("gpu", {MEM: 1000})), "admission", 120)
+        wait_until_ready(deployed, "two ready replicas")
+    until(lambda: not refused(deployed, gpu_pod("gpu", {MEM: 1000})), "admission of a GPU pod by the new replicas", 120)
 
 
-def test_it_is_removed_and_its_pods_end(deployed):
+def test_removal_ends_the_pods_of_the_deployment(deployed):
     assert call(deployed, state="absent")["changed"]
     until(lambda: our_pods(deployed) == [], "deletion of the scheduler's pods")
     assert deployed.api.get_or_none(DEPLOYMENT) is None

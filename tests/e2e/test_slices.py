@@ -55,7 +55,7 @@ def test_pod_without_a_slice_finds_no_driver(node, pod):
     assert "no driver" in one.log()
 
 
-def test_probe_holds_in_a_pod(node, pod):
+def test_probe_passes_in_a_pod(node, pod):
     one = pod("probe", ["/usr/local/bin/vgpu-probe", "--json", "--checks", "totals,limit-exact,getprocaddress-route"])
     one.wait_phase("Succeeded")
     assert '"violated"' not in one.log()
@@ -72,7 +72,7 @@ def test_four_pods_share_a_gpu_and_the_fifth_waits(cluster, node, pod):
     assert len(ids_of(node)) == len(set(ids_of(node))) == SPLIT
     fifth = pod("share-4", WAIT)
     assert "1 Insufficient nvidia.com/gpu" in until(
-        fifth.why_not_scheduled, "message of the scheduler why the pod waits"
+        fifth.why_not_scheduled, "message of the scheduler why the fifth pod waits"
     )
     four[1].delete()
     fifth.wait_running()
@@ -84,7 +84,7 @@ def test_deleted_pod_frees_its_slice(node, pod):
     one.wait_log(r"^took 500: 0$")
     (taken,) = ids_of(node)
     one.delete()
-    until(lambda: not used(node), "report of the driver that no memory is used")
+    until(lambda: not used(node), "driver without used memory")
     # Four pods run at the same time, so the deleted pod keeps no slice.
     again = [pod(f"after-{n}", WAIT) for n in range(SPLIT)]
     for each in again:
@@ -103,7 +103,7 @@ def test_two_containers_of_a_pod_have_a_limit_each(cluster, node):
         one.delete()
 
 
-def test_more_slices_than_gpus_is_refused_with_a_sentence(node, pod):
+def test_more_slices_than_gpus_is_refused_with_the_reason(node, pod):
     """A container that requests two slices of one GPU is refused, instead of silently getting a single share."""
     one = pod("greedy", WAIT, slices=2).wait_phase("Failed")
     status = one.object()["status"]
@@ -146,12 +146,12 @@ def look(cluster, node):
     os.unlink(program)
 
 
-def test_capacity_is_shown_pod_by_pod_as_it_is_held(cluster, node, pod, look):
+def test_capacity_shows_the_slices_of_each_pod(cluster, node, pod, look):
     host, kube = look()
     assert (host["ok"], host["drift"], kube["drift"]) == (True, [], [])
     assert (kube["found"], kube["ready"], kube["pods"]) == (True, True, [])
     ended = pod("ended", ["/bin/true"])
-    ended.wait_phase("Succeeded")  # the pod has no slice any more and is not listed
+    ended.wait_phase("Succeeded")  # An ended pod has no slice, so it must not be listed.
     pod("one", [WORKER, "take", "700"]).wait_running().wait_log(r"^took 700: 0$")
     pair = [pods.container(WAIT, name=name) for name in ("left", "right")]
     pods.create(cluster, pods.manifest("pair", *pair)).wait_running()
@@ -169,13 +169,13 @@ def test_capacity_is_shown_pod_by_pod_as_it_is_held(cluster, node, pod, look):
     assert used["default/one/main"] > 700 > used["default/pair/left"] > 0
 
 
-def test_capacity_names_the_slice_that_is_one_too_many(cluster, node, look):
+def test_capacity_reports_a_slice_in_excess(cluster, node, look):
     plain = node.plugin.command
     node.plugin.stop()
     node.plugin.command = [sys.executable, "-c", GREEDY, *plain[plain.index("vgpu_plugin.main") + 1 :]]
     try:
         node.plugin.start()
-        until(lambda: cluster.capacity() == SPLIT + 1, "one slice too many in the node's capacity")
+        until(lambda: cluster.capacity() == SPLIT + 1, "capacity of the node with one slice in excess")
         host, kube = look(timeout=0, usage=False)
         assert host["ok"] is False
         assert {one["what"] for one in host["drift"]} == {"slice", "advertised"}

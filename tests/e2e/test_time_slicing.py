@@ -19,10 +19,10 @@ def busy(node) -> dict[int, int]:
     return {one["pid"]: one["busy_ns"] for one in gpu["processes"] if one["alive"]}
 
 
-def test_two_pods_share_one_card_in_time(node, pod):
+def test_two_pods_share_the_time_of_one_gpu(node, pod):
     pair = [pod(f"busy-{n}", [WORKER, "take", "2000", "busy"]).wait_running() for n in range(REPLICAS)]
     for one in pair:
-        # Time-slicing limits nothing: each pod sees the whole card.
+        # Time-slicing limits no memory: each pod sees the memory of the whole GPU.
         assert int(one.wait_log(r"^total (\d+)$").group(1)) == CARD
         one.wait_log(r"^busy$")
     pids = [pid for one in pair for pid in one.pids()]
@@ -30,11 +30,14 @@ def test_two_pods_share_one_card_in_time(node, pod):
     assert all(set(ids) <= set(node_ids(node)) for ids in node.held().values())
 
     start = busy(node)
-    until(lambda: sum(busy(node)[pid] - start[pid] for pid in pids) > MEASURED_NS, "four seconds of kernels")
+    until(
+        lambda: sum(busy(node)[pid] - start[pid] for pid in pids) > MEASURED_NS,
+        "GPU time of four seconds of the two pods together",
+    )
     end = busy(node)
     ran = [end[pid] - start[pid] for pid in pids]
     shares = [one / sum(ran) for one in ran]
-    print(f"\n    shares of the card by the simulator's log: {shares[0]:.3f} and {shares[1]:.3f}")
+    print(f"\n    shares of the GPU time by the simulator's log: {shares[0]:.3f} and {shares[1]:.3f}")
     assert all(0.4 < one < 0.6 for one in shares), shares
 
     on_gpu_0 = node.nvidia_smi("--id=0", "--query-compute-apps=pid", "--format=csv,noheader").split()
@@ -44,7 +47,7 @@ def test_two_pods_share_one_card_in_time(node, pod):
 
     third = pod("busy-2", [WORKER, "busy"])
     assert "1 Insufficient nvidia.com/gpu" in until(
-        third.why_not_scheduled, "message of the scheduler why the pod waits"
+        third.why_not_scheduled, "message of the scheduler why the third pod waits"
     )
 
 

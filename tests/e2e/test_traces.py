@@ -61,8 +61,8 @@ class RealKubelet:
         self.cluster.kubelet.stop(kill=True)
         self.cluster.kubelet.start()
         until(lambda: socket.exists() and socket.stat().st_ino != before, "new socket of the kubelet")
-        until(self.pod_resources.exists, "PodResources of the kubelet")
-        until(self.cluster.node_ready, "node that is ready again")
+        until(self.pod_resources.exists, "PodResources socket of the kubelet")
+        until(self.cluster.node_ready, "readiness of the node after the restart of the kubelet")
 
     def allocatable(self) -> int:
         return self.cluster.allocatable(scenario.RESOURCE)

@@ -63,8 +63,11 @@ def started() -> Iterator[tuple[Cluster, GpuNode]]:
         made = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "vgpu"}}
         cluster.api.create(CLASSES, {**made, "spec": {"selectors": selectors}})
         account = "/api/v1/namespaces/default/serviceaccounts/default"
-        until(lambda: cluster.api.get_or_none(account), "default service account, created by a controller")
-        until(lambda: len(devices(cluster)) == 2, f"ResourceSlices with both GPUs; the log:\n{node.plugin.tail(20)}")
+        until(lambda: cluster.api.get_or_none(account), "service account default, which a controller creates")
+        until(
+            lambda: len(devices(cluster)) == 2,
+            f"ResourceSlices with both GPUs; the driver's log:\n{node.plugin.tail(20)}",
+        )
         yield cluster, node
         node.stop()
 

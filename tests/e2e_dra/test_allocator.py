@@ -30,6 +30,7 @@ from vgpu_plugin.dra.publish import slice_name  # noqa: E402
 from vgpu_plugin.dra.shares import Claim, shares_of  # noqa: E402
 from vgpu_plugin.node.gpus import Driver, Gpu, MigDevice  # noqa: E402
 
+# Configurations of the driver. MIXED: MIG instances are devices of their own.
 EQUAL = {"sharing": {"vcuda": {"splitCount": 7}}}
 SHARED = {"sharing": {"vcuda": {"splitCount": 4, "coresScaling": "1"}}}
 REQUESTED = {"sharing": {"vcuda": {"splitCount": 7, "sliceSizing": "requested"}}}
@@ -116,15 +117,19 @@ UUIDS = [gpu.uuid for gpu in samples.gpus("T4", "T4")]
 UNHEALTHY: dict[str, Any] = {"unhealthy": {UUIDS[0]: "Xid 79"}, "moving": frozenset({UUIDS[0]})}
 VALID: dict[str, tuple[dict[str, Any], list[Gpu] | None, dict[str, Any]]] = {
     "equal slices": (EQUAL, None, {}),
-    "equal slices with a share of time": (SHARED, None, {}),
+    "equal slices with a share of the compute time": (SHARED, None, {}),
     "requested sizes": (REQUESTED, None, {}),
     "oversold memory": ({"sharing": {"vcuda": {"splitCount": 3, "memoryScaling": "1.7"}}}, None, {}),
-    "one claim a card": ({"sharing": {"vcuda": {"splitCount": 1, "sliceSizing": "requested"}}}, None, {}),
+    "requested sizes, one claim per GPU": (
+        {"sharing": {"vcuda": {"splitCount": 1, "sliceSizing": "requested"}}},
+        None,
+        {},
+    ),
     "time-slicing": (SLICED, None, {}),
-    "whole cards": (WHOLE, None, {}),
-    "MIG on 16 cards": (MIXED, mig_gpus(16), {}),
+    "unshared GPUs": (WHOLE, None, {}),
+    "MIG on 16 GPUs": (MIXED, mig_gpus(16), {}),
     "taints": (REQUESTED, None, UNHEALTHY),
-    "no card": (EQUAL, [], {}),
+    "no GPU": (EQUAL, [], {}),
 }
 
 
@@ -134,7 +139,7 @@ def test_slices_and_classes_are_valid(program: Path, name: str) -> None:
     assert ask(program, objects(config, gpus, **more), claim({}))["invalid"] == []
 
 
-def test_the_validation_would_tell(program: Path) -> None:
+def test_the_program_reports_an_invalid_slice(program: Path) -> None:
     slices = objects(REQUESTED)
     slices[0]["spec"]["devices"][0]["allowMultipleAllocations"] = False
     assert any("requestPolicy" in one for one in ask(program, slices)["invalid"])
@@ -143,44 +148,59 @@ def test_the_validation_would_tell(program: Path) -> None:
 HALF = {"memory": "7200Mi", "cores": "50"}
 # columns: case, configuration, claims, devices of each claim (None: the claim does not fit)
 CHOICES: list[tuple[str, dict[str, Any], list[dict[str, Any]], list[list[str] | None]]] = [
-    ("the first card fills first", REQUESTED, [claim(HALF)] * 5, [[FIRST], [FIRST], [SECOND], [SECOND], None]),
     (
-        "to the MiB",
+        "claims fill the first GPU before the second",
+        REQUESTED,
+        [claim(HALF)] * 5,
+        [[FIRST], [FIRST], [SECOND], [SECOND], None],
+    ),
+    (
+        "claims fill the memory to the MiB",
         REQUESTED,
         [claim({"memory": "14400Mi"}), claim({"memory": "14400Mi"}), claim({"memory": "1Mi"})],
         [[FIRST], [SECOND], None],
     ),
-    ("a MiB too much", REQUESTED, [claim({"memory": "14401Mi"})], [None]),
-    ("to the percent", REQUESTED, [claim({"memory": "1Mi", "cores": "60"})] * 3, [[FIRST], [SECOND], None]),
-    ("to the slot", SLICED, [claim({})] * 9, [[FIRST]] * 4 + [[SECOND]] * 4 + [None]),
+    ("a claim needs 1 MiB more than a GPU has", REQUESTED, [claim({"memory": "14401Mi"})], [None]),
+    (
+        "a second claim of 60 percent needs another GPU",
+        REQUESTED,
+        [claim({"memory": "1Mi", "cores": "60"})] * 3,
+        [[FIRST], [SECOND], None],
+    ),
+    ("a time-sliced GPU has four slots", SLICED, [claim({})] * 9, [[FIRST]] * 4 + [[SECOND]] * 4 + [None]),
     ("equal slices", EQUAL, [claim({})] * 15, [[FIRST]] * 7 + [[SECOND]] * 7 + [None]),
-    ("equal slices with a share of time", SHARED, [claim({})] * 9, [[FIRST]] * 4 + [[SECOND]] * 4 + [None]),
-    ("more than a slice", EQUAL, [claim({"memory": "4Gi"})], [None]),
-    ("whole cards", WHOLE, [claim({})] * 3, [[FIRST], [SECOND], None]),
-    ("two devices are two cards", REQUESTED, [claim(HALF, count=2), claim(HALF, count=3)], [[FIRST, SECOND], None]),
-    ("two requests may be of one card", REQUESTED, [claim(HALF, HALF)], [[FIRST, FIRST]]),
-    ("another class", REQUESTED, [claim({}, of="vgpu-mig")], [None]),
+    ("equal slices with a share of the compute time", SHARED, [claim({})] * 9, [[FIRST]] * 4 + [[SECOND]] * 4 + [None]),
+    ("a claim needs more than an equal slice", EQUAL, [claim({"memory": "4Gi"})], [None]),
+    ("unshared GPUs", WHOLE, [claim({})] * 3, [[FIRST], [SECOND], None]),
+    (
+        "two devices of one request are two GPUs",
+        REQUESTED,
+        [claim(HALF, count=2), claim(HALF, count=3)],
+        [[FIRST, SECOND], None],
+    ),
+    ("two requests may get the same GPU", REQUESTED, [claim(HALF, HALF)], [[FIRST, FIRST]]),
+    ("no device of the class vgpu-mig", REQUESTED, [claim({}, of="vgpu-mig")], [None]),
 ]
 
 
 @pytest.mark.parametrize(("config", "claims", "devices"), [one[1:] for one in CHOICES], ids=[one[0] for one in CHOICES])
-def test_which_card_a_claim_gets(program: Path, config: dict, claims: list, devices: list) -> None:
+def test_which_gpu_a_claim_gets(program: Path, config: dict, claims: list, devices: list) -> None:
     found = ask(program, objects(config), *claims)
     assert found["invalid"] == []
     assert [one and [part["device"] for part in one] for one in found["allocations"]] == devices
 
 
-def test_a_card_with_a_taint_gets_no_new_claim(program: Path) -> None:
+def test_a_tainted_gpu_gets_no_new_claim(program: Path) -> None:
     found = ask(program, objects(REQUESTED, **UNHEALTHY), claim({"memory": "1Gi"}))
     assert [part["device"] for part in found["allocations"][0]] == [SECOND]
 
 
-def test_instances_of_mig(program: Path) -> None:
+def test_claims_for_mig_instances(program: Path) -> None:
     found = ask(program, objects(MIXED, mig_gpus(1, parts=2)), *[claim({}, of="vgpu-mig")] * 3, claim({}))
     assert [one and len(one) for one in found["allocations"]] == [1, 1, None, None]
 
 
-# columns: requested capacity of a GPU that is split in seven, consumed (memory in MiB, percent of the SMs)
+# columns: requested capacity, consumed capacity (memory in MiB, percent of the SMs); the GPU is split into seven
 CONSUMED = [
     ({}, (2194, 14)),
     ({"memory": "4Gi", "cores": "30"}, (4096, 30)),
@@ -191,7 +211,7 @@ CONSUMED = [
 
 
 @pytest.mark.parametrize(("asked", "consumed"), CONSUMED)
-def test_what_is_consumed_is_what_the_driver_reads(program: Path, asked: dict, consumed: tuple) -> None:
+def test_the_driver_reads_what_the_claim_consumed(program: Path, asked: dict, consumed: tuple) -> None:
     """The driver reads from the allocator's result exactly the memory and percent that the claim consumed."""
     ((part,),) = ask(program, objects(REQUESTED), claim(asked))["allocations"]
     result = {

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pods that request the extender's resource names get claims, on real Kubernetes programs.
 
-The project's webhook runs with the rights of its service account, next to the stock scheduler, the kubelet and the
-project's driver. The extender's kube-scheduler does not run, because such pods must not need it.
+The project's webhook runs with the rights of its service account. The stock scheduler places the pods; the extender's
+kube-scheduler does not run, because such pods must not need it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def webhook(started: tuple[Cluster, GpuNode]) -> Iterator[Service]:
         hooks = cluster.api.get(f"{HOOKS}/{NAME}")["webhooks"]
         return all(one["clientConfig"].get("caBundle") for one in hooks)
 
-    until(trusted, f"webhook that is trusted; its log:\n{service.tail(20)}")
+    until(trusted, f"caBundle in the configuration of each webhook; the webhook's log:\n{service.tail(20)}")
     yield service
     service.stop()
     for one in made:
@@ -91,7 +91,10 @@ def labelled(cluster: Cluster, webhook: Service) -> Iterator[Callable[[str | Non
 
 
 def seen(cluster: Cluster) -> str | None:
-    """Returns the label that admission uses for a pod in a dry run."""
+    """Returns the label that admission uses now, as the admission of a pod in a dry run shows.
+
+    The only other label that the tests set is "claims", an invalid value, which admission refuses.
+    """
     try:
         made = cluster.api.create(f"{NAMESPACE}/pods?dryRun=All", asking("probe", gpumem="1"))
     except ApiError as fault:
@@ -108,7 +111,7 @@ def asking(name: str, labels: dict[str, str] | None = None, **limits: str) -> di
     return made
 
 
-def test_what_a_pod_asks_for_in_a_labelled_namespace_is_a_claim(
+def test_a_pod_in_a_labelled_namespace_gets_a_claim(
     cluster: Cluster, node: GpuNode, labelled: Callable[[str | None], None]
 ) -> None:
     labelled("dra")
@@ -121,27 +124,30 @@ def test_what_a_pod_asks_for_in_a_labelled_namespace_is_a_claim(
     assert spec["resourceClaims"] == [{"name": "vgpu-main", "resourceClaimName": claim["metadata"]["name"]}]
     (result,) = claim["status"]["allocation"]["devices"]["results"]
     assert result["consumedCapacity"] == {"memory": "3000Mi", "cores": "30", "slots": "1"}
-    # A second pod with the same request gets its own claim; this pod has the label instead of the namespace.
+    # A second pod with the same request gets a claim of its own. This time the pod has the label, not the namespace.
     labelled(None)
     other = pods.create(cluster, asking("other", {"vgpu.fleet/allocation": "dra"}, gpumem="3000", gpucores="30"))
     other.wait_running()
     assert int(other.wait_log(r"^total (\d+)$")[1]) == 3000 * MIB
     assert len(cluster.api.get(CLAIMS)["items"]) == 2
     one.delete()
-    until(lambda: len(cluster.api.get(CLAIMS)["items"]) == 1, "deletion of the deleted pod's claim")
+    until(
+        lambda: len(cluster.api.get(CLAIMS)["items"]) == 1,
+        "deletion of one of the two claims, after pod one was deleted",
+    )
 
 
-def test_the_claim_of_a_pod_that_ended_is_given_back(
+def test_the_claim_of_an_ended_pod_is_deleted(
     cluster: Cluster, node: GpuNode, labelled: Callable[[str | None], None]
 ) -> None:
-    """The object of an ended pod stays, as those of jobs do, but its claim is released."""
+    """The object of an ended pod stays, for example in a Job, but its claim is deleted."""
     labelled("dra")
     made = asking("one", gpumem="3000", gpucores="30")
     made["spec"]["containers"][0]["command"] = [pods.WORKER, "crash"]
     made["spec"]["restartPolicy"] = "Never"
     pods.create(cluster, made)
-    until(lambda: phase(cluster, "one") in ("Succeeded", "Failed"), "end of the pod")
-    until(lambda: not cluster.api.get(CLAIMS)["items"], "deletion of the ended pod's claim")
+    until(lambda: phase(cluster, "one") in ("Succeeded", "Failed"), "end of pod one")
+    until(lambda: not cluster.api.get(CLAIMS)["items"], "deletion of the claim of pod one")
     assert phase(cluster, "one")
 
 
@@ -149,7 +155,7 @@ def phase(cluster: Cluster, name: str) -> str:
     return cluster.api.get(f"{NAMESPACE}/pods/{name}")["status"]["phase"]
 
 
-def test_a_card_is_chosen_by_uuid_and_model(
+def test_a_pod_chooses_its_gpu_by_uuid_and_model(
     cluster: Cluster, node: GpuNode, labelled: Callable[[str | None], None]
 ) -> None:
     """The API server accepts the claim's CEL expressions, and the scheduler evaluates them on the published devices."""
@@ -170,7 +176,7 @@ def test_a_card_is_chosen_by_uuid_and_model(
     assert result["device"] == last["name"]
 
 
-# columns: limits, label of the namespace, text of the refusal
+# columns: resource limits of the pod, label of the namespace, text in the refusal
 REFUSED = [
     ({"gpumem-percentage": "50"}, "dra", WORDS),
     ({"gpu": "1"}, "dra", WORDS),
@@ -179,7 +185,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("limits", "label", "words"), REFUSED)
-def test_what_no_claim_says_is_refused(
+def test_requests_without_an_equivalent_claim_are_refused(
     cluster: Cluster,
     labelled: Callable[[str | None], None],
     limits: dict[str, str],
@@ -197,7 +203,7 @@ def test_a_claim_that_a_tenant_wrote_is_not_used(
     """If an annotation names another owner's claim, the pod waits with that reason and the claim stays unchanged."""
     labelled("dra")
     dry = cluster.api.create(f"{NAMESPACE}/pods?dryRun=All", asking("one", gpumem="2000", gpucores="20"))
-    assert cluster.api.get(CLAIMS)["items"] == [], "a dry run makes none"
+    assert cluster.api.get(CLAIMS)["items"] == [], "expected no claim after a dry run"
     spec = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "none"}}]}}
     body = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "own"}, "spec": spec}
     before = cluster.api.create(CLAIMS, body)
@@ -213,7 +219,7 @@ def test_a_claim_that_a_tenant_wrote_is_not_used(
         events = cluster.api.get("/api/v1/namespaces/default/events")["items"]
         return [one["message"] for one in events if one["reason"] == "GpuClaimRefused"]
 
-    until(told, f"event of the refusal; the log:\n{webhook.tail(20)}")
+    until(told, f"event GpuClaimRefused; the webhook's log:\n{webhook.tail(20)}")
     assert "ResourceClaim default/own: expected no claim or a claim of this pod, found another owner" in told()[0]
     assert cluster.api.get(f"{CLAIMS}/own")["metadata"]["uid"] == before["metadata"]["uid"]
     assert phase(cluster, "forged") == "Pending"

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests pods with claims while something fails, and pods that request a GPU by an extended resource.
+"""Tests pods with claims during faults, and pods that request a GPU by an extended resource.
 
-The faults: a GPU with an Xid error, a boot in which the kubelet or the driver starts first, a killed API server, and an
-API server that drops the fields of shared devices. The last test has one node with claims and one with slices of the
-device plugin.
+The faults are a GPU with an Xid error, a reboot, a killed API server, and an API server without the feature of shared
+devices. In the last test one node offers its GPUs by claims and the other node offers slices of the device plugin.
 """
 
 from __future__ import annotations
@@ -41,15 +40,18 @@ def test_a_gpu_with_an_xid_gets_no_claim_until_it_is_clean(cluster: Cluster, nod
     (ill,) = allocated(cluster, "c0")
     index = [gpu["uuid"][:12] for gpu in node.status()["gpus"]].index(f"GPU-{ill.removeprefix('gpu-')}")
     node.gpusimctl("xid", str(index), "79")
-    until(lambda: tainted(cluster) == {ill: "xid-79"}, "taint of the device")
+    until(lambda: tainted(cluster) == {ill: "xid-79"}, f"taint xid-79 of device {ill}, and of no other device")
     # The healthy GPU has memory for only one of the two claims.
     for n in (1, 2):
         pod(cluster, f"p{n}", claim(f"c{n}", gpu={"memory": "8Gi", "cores": "10"}), command=FILL)
-    until(lambda: len(allocated(cluster, "c1") + allocated(cluster, "c2")) == 1, "one claim with a device")
+    until(
+        lambda: len(allocated(cluster, "c1") + allocated(cluster, "c2")) == 1,
+        "allocation of a device to one of the claims c1 and c2",
+    )
     assert ill not in allocated(cluster, "c1") + allocated(cluster, "c2")
     waits = pods.Pod(cluster, "p2" if allocated(cluster, "c1") else "p1")
-    until(waits.why_not_scheduled, "message of the scheduler why the pod waits")
-    until(lambda: not tainted(cluster), "device without a taint")
+    until(waits.why_not_scheduled, f"message of the scheduler why pod {waits.name} waits")
+    until(lambda: not tainted(cluster), "removal of all taints of devices")
     waits.wait_running()
     assert first.phase in ("Running", "Failed")
 
@@ -72,33 +74,36 @@ def test_pods_start_again_after_a_boot(cluster: Cluster, node: GpuNode, claim: C
         cluster.kubelet.start()
     else:
         cluster.kubelet.start()
-        until(cluster.node_ready, "node that is ready")
+        until(cluster.node_ready, "readiness of the node after the boot")
         assert one.phase in ("Running", "Pending") and used(node) == {}
         node.start()
 
-    until(lambda: list(used(node).values()) == [2 * GIB], f"pod that fills its share again: {one.object()['status']}")
+    until(
+        lambda: list(used(node).values()) == [2 * GIB],
+        f"process that fills 2 GiB again; the pod before: {one.object()['status']}",
+    )
     assert one.uid == uid and one.restarts() >= 1
     assert [record["id"] for record in records()] == [record["id"] for record in before]
 
 
-def test_an_api_server_that_is_killed(cluster: Cluster, node: GpuNode, claim: Claim) -> None:
+def test_a_killed_api_server(cluster: Cluster, node: GpuNode, claim: Claim) -> None:
     """A running pod keeps running, and a pod whose claim was being prepared starts after the server is back."""
     one = pod(cluster, "one", claim("c", gpu={"memory": "2Gi", "cores": "10"}), command=FILL).wait_running()
     one.wait_log(r"^took 1: 2$")
     (pid,) = one.pids()
     pod(cluster, "late", claim("d", gpu={"memory": "1Gi", "cores": "10"}), command=FILL)
-    until(lambda: allocated(cluster, "d"), "allocated device of the claim")
+    until(lambda: allocated(cluster, "d"), "allocation of a device to claim d")
     cluster.apiserver.stop(kill=True)
     assert used(node)[pid] == 2 * GIB
     cluster.apiserver.start()
-    until(cluster._api_ready, "API server that is ready")
+    until(cluster._api_ready, "ready API server after its start")
     pods.Pod(cluster, "late").wait_running()
     assert used(node)[pid] == 2 * GIB and sorted(used(node).values()) == [GIB, 2 * GIB]
 
 
 @pytest.fixture
 def without_shares(cluster: Cluster, node: GpuNode) -> Iterator[None]:
-    """Restarts the API server so that it drops the fields of shared devices, as versions 1.34 and 1.35 do."""
+    """Restarts the API server so that it drops the fields of shared devices, as 1.34 and 1.35 do by default."""
     command = list(cluster.apiserver.command)
 
     def again(words: list[str]) -> None:
@@ -108,15 +113,15 @@ def without_shares(cluster: Cluster, node: GpuNode) -> Iterator[None]:
         cluster.apiserver.stop(kill=True)
         cluster.apiserver.command = words
         cluster.apiserver.start()
-        until(cluster._api_ready, "API server that is ready")
+        until(cluster._api_ready, "ready API server after its start")
         node.start()
 
     if minor(Programs.from_environment()) < 36:
-        pytest.skip("the gate is a flag of the whole cluster there")
+        pytest.skip("before 1.36 these tests enable the feature gate for the whole cluster")
     again([*command, "--feature-gates", "DRAConsumableCapacity=false"])
     yield
     again(command)
-    until(lambda: len(devices(cluster)) == 2, "both GPUs published again")
+    until(lambda: len(devices(cluster)) == 2, "ResourceSlices with both GPUs after the fixture restored the API server")
 
 
 def devices_path(cluster: Cluster) -> list[str]:
@@ -124,19 +129,19 @@ def devices_path(cluster: Cluster) -> list[str]:
     return [f"/apis/resource.k8s.io/v1/resourceslices/{one['metadata']['name']}" for one in found]
 
 
-def test_nothing_is_published_where_the_fields_are_dropped(cluster: Cluster, node: GpuNode, without_shares) -> None:
+def test_no_resource_slice_if_the_api_server_drops_the_fields(cluster: Cluster, node: GpuNode, without_shares) -> None:
     def said() -> list[str]:
         return [one for one in node.status()["warnings"] if "DRAConsumableCapacity" in one]
 
-    until(said, "warning that names the feature gate")
+    until(said, "warning of the driver that names the feature gate DRAConsumableCapacity")
     assert devices(cluster) == {}
 
 
 @pytest.fixture
 def by_number(cluster: Cluster) -> Iterator[None]:
-    """Creates a DeviceClass by which Kubernetes makes a claim for each pod that requests `nvidia.com/gpu: 1`."""
+    """Creates a DeviceClass with which Kubernetes creates a claim for each pod that requests `nvidia.com/gpu`."""
     if minor(Programs.from_environment()) < 36:
-        pytest.skip("extended resources by classes are off in this version")
+        pytest.skip("this version of Kubernetes ignores the extended resource of a DeviceClass")
     spec = {"selectors": [{"cel": {"expression": ON}}], "extendedResourceName": NUMBER}
     body = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "by-number"}, "spec": spec}
     cluster.api.create(CLASSES, body)
@@ -145,12 +150,12 @@ def by_number(cluster: Cluster) -> Iterator[None]:
     cluster.api.delete(f"{CLASSES}/by-number")
 
 
-def test_a_pod_that_asks_by_a_number_gets_the_equal_part(cluster: Cluster, node: GpuNode, by_number: Any) -> None:
+def test_a_pod_with_an_extended_resource_gets_equal_slices(cluster: Cluster, node: GpuNode, by_number: Any) -> None:
     two = pods.create(cluster, pods.manifest("two", pods.container([pods.WORKER, "fill"], slices=2))).wait_running()
     assert int(two.wait_log(r"^total (\d+)$")[1]) == 3840 * MIB
     claims = cluster.api.get(CLAIMS)["items"]
     results = [one["device"] for claim in claims for one in claim["status"]["allocation"]["devices"]["results"]]
-    assert len(set(results)) == len(results) == 2, "two shares of two cards"
+    assert len(set(results)) == len(results) == 2, f"expected shares of two different GPUs, found {results}"
 
 
 @pytest.fixture
@@ -169,7 +174,9 @@ def by_plugin(cluster: Cluster) -> Iterator[str]:
     cluster.api.delete(f"/api/v1/nodes/{name}")
 
 
-def test_a_node_of_each_path(cluster: Cluster, node: GpuNode, by_number: Any, by_plugin: str) -> None:
+def test_a_node_with_claims_next_to_a_node_with_slices(
+    cluster: Cluster, node: GpuNode, by_number: Any, by_plugin: str
+) -> None:
     """The same pod gets a slice of the device plugin on one node and a claim on the other node."""
 
     def asks(name: str, **spec: Any) -> pods.Pod:
@@ -189,7 +196,7 @@ def test_a_node_of_each_path(cluster: Cluster, node: GpuNode, by_number: Any, by
     full = asks("full", **there)
     until(
         lambda: f"Insufficient {NUMBER}" in full.why_not_scheduled(),
-        "message that the node has no free slice for the pod",
+        f"message of the scheduler that node {by_plugin} has no free slice for pod full",
     )
     claimed = asks("claimed").wait_running()
     assert int(claimed.wait_log(r"^total (\d+)$")[1]) == 3840 * MIB

@@ -22,6 +22,7 @@ FOLDERS = {
     "ValidatingAdmissionPolicyBinding": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
 }
 GOOD = {"apiVersion": "vgpu.fleet/v1", "kind": "Share"}
+# columns: parameters of the claim, text in the refusal ("": accepted)
 PARAMETERS: list[tuple[Any, str]] = [
     (GOOD, ""),
     ({**GOOD, "corePolicy": "force", "priority": 1, "oomKiller": True, "oversubscribe": False, "logLevel": 5}, ""),
@@ -64,7 +65,10 @@ def judged(started: Any) -> Iterator[Cluster]:
     made = [*dra_manifests.parameters_policy(), *mount_policy.of_claims()]
     for one in made:
         cluster.api.create(FOLDERS[one["kind"]], one)
-    until(lambda: refusal(cluster, CLAIMS, claim_with({"anything": 1})), "enforcement of the policy by the API server")
+    until(
+        lambda: refusal(cluster, CLAIMS, claim_with({"anything": 1})),
+        "refusal of a claim with wrong parameters, once the API server enforces the policy",
+    )
     yield cluster
     for one in reversed(made):
         cluster.api.delete(f"{FOLDERS[one['kind']]}/{one['metadata']['name']}")
@@ -93,7 +97,7 @@ def test_parameters_of_a_template_and_of_a_class(judged: Cluster, at: int) -> No
         assert reason in said and bool(reason) == bool(said)
 
 
-def test_parameters_of_another_driver_are_its_own(judged: Cluster) -> None:
+def test_parameters_of_another_driver_are_not_checked(judged: Cluster) -> None:
     assert refusal(judged, CLAIMS, claim_with({"anything": ["goes"]}, "gpu.example.com")) == ""
 
 

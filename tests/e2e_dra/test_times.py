@@ -56,7 +56,7 @@ def seconds_to_running(cluster: Cluster, way: str, n: int) -> float:
         cluster.api.create(CLAIMS, claim_of(f"c{n}", "1Gi", "10"))
         with_claim(body, f"c{n}")
     pod = pods.create(cluster, body)
-    until(pod.running, f"running pod {pod.name}", pause_s=0.02)
+    until(pod.running, f"pod {pod.name} that runs", pause_s=0.02)
     took = time.monotonic() - began
     pod.delete()
     if way == "claim":
@@ -73,7 +73,10 @@ def change(cluster: Cluster, node: GpuNode, way: str) -> None:
     until(lambda: not node.plugin.running, "exit of the device plugin after the change of its configuration")
     node.start()
     offered = {"claim": (2, 0), "slice": (0, 8)}[way]
-    until(lambda: (len(devices(cluster)), cluster.allocatable()) == offered, f"GPUs offered by {way} only")
+    until(
+        lambda: (len(devices(cluster)), cluster.allocatable()) == offered,
+        f"offer of the GPUs by {way} only; (claim devices, slices): expected {offered}",
+    )
 
 
 @pytest.fixture
@@ -84,7 +87,7 @@ def sliced(cluster: Cluster, node: GpuNode) -> Iterator[None]:
         change(cluster, node, "claim")
 
 
-def test_the_time_to_a_running_container(cluster: Cluster, node: GpuNode, sliced: None) -> None:
+def test_the_time_until_a_container_runs(cluster: Cluster, node: GpuNode, sliced: None) -> None:
     """Starts one pod at a time: half of the pods with claims, then all pods with slices, then the other half."""
     took: dict[str, list[float]] = {"claim": [], "slice": []}
     for way, count in (("claim", COUNT // 2), ("slice", COUNT), ("claim", COUNT // 2)):
@@ -97,9 +100,9 @@ def test_the_time_to_a_running_container(cluster: Cluster, node: GpuNode, sliced
     words = ", ".join(
         f"{way} {1000 * middle[way]:.0f} ({1000 * max(found):.0f} at most)" for way, found in took.items()
     )
-    print(f"\nto a running container, ms, {COUNT} pods each: {words}; load {os.getloadavg()[0]:.0f}")
+    print(f"\nmedian time until the container runs, in ms, {COUNT} pods each: {words}; load {os.getloadavg()[0]:.0f}")
     sizes = [len(json.dumps(one, separators=(",", ":"))) for one in (stored, stored["spec"])]
-    print(f"the slice of two cards as the API server has it: {sizes[0]} bytes, its spec {sizes[1]}")
+    print(f"size of the ResourceSlice of two GPUs at the API server: {sizes[0]} bytes, its spec {sizes[1]} bytes")
     assert middle["claim"] <= LONGER * middle["slice"], took
 
 
@@ -133,14 +136,16 @@ class Bound(threading.Thread):
     def rate(self, count: int) -> float:
         """Waits for ``count`` bound pods and returns the pods bound per second, from the first bind to the last.
 
-        The interval covers all pods, because the scheduler's client queues requests of one kind, and so many pods are
-        bound together at the end.
+        The interval covers all pods: the scheduler's client queues its requests, so many pods are bound together at the
+        end, and a part of the interval would give a wrong rate.
         """
         try:
-            until(lambda: len(self.at) >= count or not self.is_alive(), f"{count} pods with a node", 60, 0.05)
+            until(lambda: len(self.at) >= count or not self.is_alive(), f"{count} bound pods", 60, 0.05)
         except NeverCame as fault:
-            raise NeverCame(f"{fault}: {len(self.at)} have one\n{self.cluster.scheduler.tail(20)}") from None
-        assert self.is_alive(), f"the watch ended by a fault after {len(self.at)} pods"
+            raise NeverCame(
+                f"{fault}: found {len(self.at)}; the scheduler's log:\n{self.cluster.scheduler.tail(20)}"
+            ) from None
+        assert self.is_alive(), f"the watch of pods failed after {len(self.at)} bound pods"
         self.ended = True
         return (count - 1) / (max(self.at.values()) - min(self.at.values()))
 
@@ -248,18 +253,18 @@ def clear(cluster: Cluster) -> None:
                 raise
     until(
         lambda: not cluster.api.get(PODS)["items"] and not cluster.api.get(CLAIMS)["items"],
-        "all pods and claims deleted",
+        "deletion of all pods and claims",
     )
 
 
-def test_claims_bound_a_second(many: Cluster) -> None:
+def test_pods_with_claims_bound_per_second(many: Cluster) -> None:
     rates = {}
     for requests in (None, UNLIMITED):
         rate = {way: bound_a_second(many, way, requests) for way in ("number", "claim")}
-        words = f"number {rate['number']:.0f}, claim {rate['claim']:.0f}"
+        words = f"extended resource {rate['number']:.0f}, claim {rate['claim']:.0f}"
         rates[requests] = rate["claim"] / rate["number"]
         print(
-            f"\n{NODES} nodes of two cards, {BOUND} pods, pods/s with {requests or 50} requests/s: {words}; "
+            f"\n{NODES} nodes of two GPUs, {BOUND} pods; pods bound per s at {requests or 50} requests per s: {words}; "
             f"load {os.getloadavg()[0]:.0f}"
         )
     assert min(rates.values()) >= SHARE, rates

@@ -118,13 +118,13 @@ class RealKubelet:
 
     def wait_gone(self, name: str) -> None:
         path = pods.Pod(self.cluster, name).path
-        until(lambda: self.cluster.api.get_or_none(path) is None, f"end of pod {name}")
+        until(lambda: self.cluster.api.get_or_none(path) is None, f"deletion of pod {name}")
 
     def restart(self, removed: str) -> None:
         self.cluster.kubelet.stop(kill=True)
         self.cluster.api.delete(pods.Pod(self.cluster, removed).path, grace_s=0)
         self.cluster.kubelet.start()
-        until(self.cluster.node_ready, "node that is ready again")
+        until(self.cluster.node_ready, "readiness of the node after the restart of the kubelet")
 
     def pods(self) -> dict[str, str]:
         return self._pods
@@ -150,7 +150,7 @@ class RealKubelet:
 def story(cluster: Cluster) -> Iterator[scenario.Story]:
     """Creates a DeviceClass for the recorder's devices and yields the story; deletes all its objects afterwards."""
     if minor(Programs.from_environment()) < 36:
-        pytest.skip("the trace is of a kubelet 1.36")
+        pytest.skip("the trace was recorded with a kubelet 1.36")
     selectors = [{"cel": {"expression": f"device.driver == '{scenario.DRIVER}'"}}]
     body = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": CLASS}}
     cluster.api.create(CLASSES, {**body, "spec": {"selectors": selectors}})

@@ -33,7 +33,7 @@ def said(api: Any, one: Try) -> str:
     try:
         api.call(one.method, one.path, one.body, one.kind)
     except ApiError as fault:
-        assert fault.code < 500, f"{one}: an error is no refusal: {fault}"
+        assert fault.code < 500, f"{one}: expected success or a refusal (4xx), found {fault}"
         return str(fault)
     return ""
 
@@ -43,7 +43,9 @@ def judged(api: Any, tries: list[Try]) -> None:
     for one in tries:
         found = said(api, one)
         if one.words not in found or bool(found) is not bool(one.words):
-            wrong.append(f"{one.method} {one.path} {json.dumps(one.body)[:300]}: expected {one.words!r}: {found!r}")
+            wrong.append(
+                f"{one.method} {one.path} {json.dumps(one.body)[:300]}: expected {one.words!r}, found {found!r}"
+            )
     assert not wrong, "\n".join(wrong)
 
 
@@ -84,7 +86,10 @@ class Neighbour:
     def bound(self, name: str, limits: Any, **more: Any) -> list[tuple[str, int]]:
         """Creates a pod, waits until it is bound, and returns (GPU, MiB) of each device of its plan."""
         self.make(name, limits, **more)
-        until(lambda: self.get(name)["spec"].get("nodeName"), f"node for the neighbour's {name}: {self.get(name)}")
+        until(
+            lambda: self.get(name)["spec"].get("nodeName"),
+            f"node of the neighbour's pod {name}; the pod: {self.get(name)}",
+        )
         text = self.get(name)["metadata"]["annotations"][pod_annotations.PLAN]
         return [(one.uuid, one.memory_mib) for item in pod_annotations.read_plan(text) for one in item.devices]
 

@@ -48,7 +48,7 @@ def tenant(fleet):
         binding = {"metadata": {"name": role}, "roleRef": reference, "subjects": [subject]}
         fleet.api.create(f"/apis/{group}/v1/namespaces/default/rolebindings", binding)
     found = Api(SERVER, authority.certificate, *authority.pair("tenant", "/O=tenants/CN=tenant"))
-    until(lambda: reads(found), "rights of the tenant")
+    until(lambda: reads(found), "right of the tenant to list pods")
     return found
 
 
@@ -71,7 +71,7 @@ def neighbour(fleet):
     for kind in ("pods", "resourcequotas"):
         for one in fleet.api.get(f"{NEIGHBOUR}/{kind}")["items"]:
             fleet.api.delete(f"{NEIGHBOUR}/{kind}/{one['metadata']['name']}", 0)
-    until(lambda: not fleet.api.get(f"{NEIGHBOUR}/pods")["items"], "no pod of the neighbour")
+    until(lambda: not fleet.api.get(f"{NEIGHBOUR}/pods")["items"], "deletion of all pods of the neighbour")
 
 
 @pytest.fixture(autouse=True)

@@ -104,8 +104,12 @@ class Fleet:
                 self.api.call("PATCH", path, one, "application/apply-patch+yaml")
         for replica in self.replicas:
             replica.start()
-        until(self.trusted, f"webhook that is trusted; its log:\n{self.replicas[0].ours.tail()}", 120)
-        until(self.leader, f"leader; its log:\n{self.replicas[0].kube.tail()}", 60)
+        until(
+            self.trusted,
+            f"caBundle in the configuration of the webhook; the program's log:\n{self.replicas[0].ours.tail()}",
+            120,
+        )
+        until(self.leader, f"leader of the kube-schedulers; the log of the first:\n{self.replicas[0].kube.tail()}", 60)
 
     def stop(self) -> None:
         for replica in self.replicas:
@@ -154,14 +158,14 @@ class Fleet:
                 one.ours.stop()
                 one.ours.command = [*one.ours.command, f"--config={path}"]
                 one.ours.start()
-            until(self.serves, "extenders and webhook that listen")
+            until(self.serves, "listening webhook and extenders")
             yield
         finally:
             for one, command in zip(self.replicas, plain, strict=True):
                 one.ours.stop()
                 one.ours.command = command
                 one.ours.start()
-            until(self.serves, "extenders and webhook that listen")
+            until(self.serves, "listening webhook and extenders")
 
     # ---- nodes and pods
 
@@ -175,7 +179,7 @@ class Fleet:
 
     def clean(self) -> None:
         if self.replicas[0].ours.running:
-            until(self.admits, "webhook that listens")
+            until(self.admits, "listening webhook")
         for pod in self.api.get(PODS)["items"]:
             self.delete(pod["metadata"]["name"])
         for name in self.names:
@@ -231,7 +235,7 @@ class Fleet:
 
     def bound(self, name: str, limit_s: float = 60.0) -> tuple[str, list[pod_annotations.Part]]:
         """Waits until the pod is bound and returns its node and plan."""
-        until(lambda: self.node_of(name), f"node for pod {name}; {self.says(name)}", limit_s)
+        until(lambda: self.node_of(name), f"node of pod {name}; its conditions and the log: {self.says(name)}", limit_s)
         pod = self.get(name)
         return pod["spec"]["nodeName"], list(
             pod_annotations.read_plan(pod["metadata"]["annotations"][pod_annotations.PLAN])
@@ -244,7 +248,7 @@ class Fleet:
             conditions = self.get(name)["status"].get("conditions") or []
             return next((one.get("message", "") for one in conditions if one["type"] == "PodScheduled"), "")
 
-        found: str = until(why, f"reason why pod {name} waits", limit_s)
+        found: str = until(why, f"message of the kube-scheduler why pod {name} waits", limit_s)
         assert not self.node_of(name)
         return found
 

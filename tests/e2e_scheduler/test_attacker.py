@@ -127,7 +127,7 @@ def test_a_label_that_keeps_a_pod_from_the_webhook_lifts_no_limit(fleet, tenant)
     labels = {"namespace": "default", "quota": "own", "resource": f"limits.{MEM}"}
     until(
         lambda: all(fleet.metric(one, "quota_hard", **labels) for one in fleet.replicas),
-        "quota known to both programs",
+        "metric of the new quota in both programs",
     )
     ours = {"schedulerName": "vgpu-scheduler"}
     tenant.create(PODS, gpu_pod("over", {GPU: 1, MEM: 5000}, IGNORE, **ours))
@@ -147,7 +147,7 @@ def test_an_annotation_that_changes_after_admission_lifts_no_limit(fleet, tenant
     labels = {"namespace": "default", "quota": "own", "resource": f"limits.{MEM}"}
     until(
         lambda: all(fleet.metric(one, "quota_hard", **labels) for one in fleet.replicas),
-        "quota known to both programs",
+        "metric of the new quota in both programs",
     )
 
     def says(pod, size):
@@ -157,7 +157,7 @@ def test_an_annotation_that_changes_after_admission_lifts_no_limit(fleet, tenant
     tenant.create(PODS, gpu_pod("grows", {}, notes={name: f"2000{unit}"}, **gates))
     says("grows", 9000)
     tenant.patch(f"{PODS}/grows", {"spec": {"schedulingGates": []}})
-    until(lambda: "4000" in fleet.waits("grows"), "refusal by the scheduler because of the quota", 60)
+    until(lambda: "4000" in fleet.waits("grows"), "refusal of pod grows by the scheduler because of the quota", 60)
     assert not fleet.node_of("grows")
     says("grows", 3000)
     fleet.bound("grows", 180)
@@ -168,7 +168,7 @@ def test_an_annotation_that_changes_after_admission_lifts_no_limit(fleet, tenant
     tenant.create(PODS, gpu_pod("late", {}, schedulerName="vgpu-scheduler", **gates))
     says("late", 1000)
     tenant.patch(f"{PODS}/late", {"spec": {"schedulingGates": []}})
-    until(lambda: fleet.node_of("late"), "node of the pod that requests no GPU")
+    until(lambda: fleet.node_of("late"), "node of pod late, which requests no GPU")
     assert pod_annotations.PLAN not in (fleet.get("late")["metadata"].get("annotations") or {})
     holds(fleet, "grows", 3000)
 
@@ -177,7 +177,7 @@ def test_an_annotation_that_changes_after_admission_lifts_no_limit(fleet, tenant
 
 
 def test_no_forged_plan_fills_a_gpu(fleet, tenant, neighbour):
-    """A plan annotation that a tenant writes on own pods takes no memory of the GPU, whoever binds the pods."""
+    """A plan annotation that a tenant writes reserves no memory, also if the tenant chooses the node."""
     fleet.node("a", 1)
     plan, given = pod_annotations.PLAN, pod_annotations.GIVEN
     # The webhook or the policy refuses each request; pods with the label IGNORE bypass the webhook.
@@ -201,12 +201,13 @@ def test_no_forged_plan_fills_a_gpu(fleet, tenant, neighbour):
     judged(tenant, [Try("PATCH", f"{PODS}/named", body, words, MERGE) for body in bodies])
     until(
         lambda: all(fleet.metric(one, "unplanned_pods") == 1 for one in fleet.replicas),
-        "count of one pod without a plan in both programs",
+        "metric unplanned_pods of 1 in both programs",
     )
     assert neighbour.bound("all", {GPU: 1, MEM: CARD}) == [("GPU-a-0", CARD)]
 
 
 def test_what_is_of_others_is_neither_read_nor_written(fleet, tenant, neighbour):
+    """The role `edit` gives no access to other namespaces, nodes, quotas or the scheduler's own objects."""
     fleet.node("a", 1)
     neighbour.bound("theirs", {GPU: 1, MEM: 3000})
     quota = {"metadata": {"name": "q"}, "spec": {"hard": {f"limits.{MEM}": "1"}}}
@@ -307,6 +308,7 @@ def test_a_priority_that_anybody_may_name_takes_a_neighbours_place(fleet, tenant
 
 
 def test_no_pod_with_a_slice_names_its_node(fleet, tenant, neighbour):
+    """A tenant cannot choose the node of a pod with GPUs, or the pod gets no plan there."""
     fleet.node("a", 1)
     target = {"apiVersion": "v1", "kind": "Node", "name": "a"}
     tenant.create(PODS, gpu_pod("waits", {GPU: 1, MEM: CARD + 1}))
@@ -341,8 +343,9 @@ VOLUMES = {
 PATHS = ("/dev/vgpu", "/dev/vgpu/0/limits", "/etc/ld.so.preload", "/run/vgpu/ledger", "/usr/local/lib", "/dev/../dev")
 
 
-@pytest.mark.parametrize("labels", [{}, IGNORE], ids=["plain", "ignored by the webhook"])
+@pytest.mark.parametrize("labels", [{}, IGNORE], ids=["admitted by the webhook", "ignored by the webhook"])
 def test_no_volume_lies_over_our_paths(fleet, tenant, labels):
+    """A pod with GPUs that mounts a volume of the tenant at, above or below the product's paths is refused."""
     wrong = []
     for kind, volume in VOLUMES.items():
         for path in PATHS:
@@ -431,6 +434,7 @@ def test_no_other_identity_is_had(fleet, tenant, neighbour):
 
 
 def test_a_runtime_that_nobody_tried_gets_no_slice(fleet, tenant):
+    """A pod with a RuntimeClass whose handler is not configured as supported is refused."""
     fleet.node("a", 1)
     for name, handler in (("kata", "kata-qemu"), ("plain", "runc")):
         fleet.api.create(CLASSES, {"metadata": {"name": name}, "handler": handler})

@@ -60,7 +60,7 @@ def counted(fleet):
 
 
 def oversold(fleet):
-    """Returns by how many MiB the GPU is oversold, added up from the pods of all namespaces."""
+    """Returns UUID → MiB of each oversold GPU, added up from the pods of all namespaces."""
     sums = {}
     for one in fleet.api.get("/api/v1/pods")["items"]:
         parts = resizes.counted(one["metadata"].get("annotations") or {}) or ()
@@ -78,6 +78,7 @@ def told(fleet, name, words):
 
 
 def test_only_its_owner_asks_and_only_the_leader_grants(fleet, tenant, neighbour):
+    """A tenant cannot annotate another tenant's pod, nor write the annotations of a grant on own pods."""
     fleet.node("a", 1)
     neighbour.bound("theirs", {GPU: 1, MEM: 3000})
     tenant.create(PODS, gpu_pod("mine", {GPU: 1, MEM: 3000}, IGNORE))
@@ -103,6 +104,7 @@ def test_only_its_owner_asks_and_only_the_leader_grants(fleet, tenant, neighbour
     assert resizes.RESIZE not in text and resizes.RESIZED not in text
 
 
+# columns: text of the resize annotation, text in the refusal
 NONSENSE = [
     ("", "is no JSON"),
     ("8Gi", "is no JSON"),
@@ -122,8 +124,9 @@ NONSENSE = [
 ]
 
 
-@pytest.mark.parametrize("labels", [{}, IGNORE], ids=["plain", "ignored by the webhook"])
+@pytest.mark.parametrize("labels", [{}, IGNORE], ids=["admitted by the webhook", "ignored by the webhook"])
 def test_nonsense_is_refused_and_reserves_nothing(fleet, tenant, neighbour, labels):
+    """Invalid resize requests are refused, and afterwards the neighbour gets the rest of the GPU."""
     fleet.node("a", 1)
     tenant.create(PODS, gpu_pod("mine", {GPU: 1, MEM: 3000}, labels, schedulerName="vgpu-scheduler"))
     fleet.bound("mine")
@@ -140,7 +143,7 @@ def test_nobody_gets_more_than_quota_and_card_have(fleet, tenant, neighbour):
     labels = {"namespace": "default", "quota": "own", "resource": f"limits.{MEM}"}
     until(
         lambda: all(fleet.metric(one, "quota_hard", **labels) for one in fleet.replicas),
-        "quota known to both programs",
+        "metric of the new quota in both programs",
     )
     for name in ("mine", "other"):
         tenant.create(PODS, gpu_pod(name, {GPU: 1, MEM: 2000}))
@@ -148,7 +151,7 @@ def test_nobody_gets_more_than_quota_and_card_have(fleet, tenant, neighbour):
     tenant.patch(f"{PODS}/mine", asks(3001))
     told(fleet, "mine", "3001 asked for on all GPUs of the pod together, 2000 of 5000 in use; ask for at most 3000")
     tenant.patch(f"{PODS}/mine", asks(3000))
-    until(lambda: given(fleet, "mine") == [("GPU-a-0", 3000)], "resize to the rest of the quota")
+    until(lambda: given(fleet, "mine") == [("GPU-a-0", 3000)], "resize of pod mine to 3000 MiB, the rest of the quota")
     fleet.api.delete("/api/v1/namespaces/default/resourcequotas/own")
     for huge in (CARD, 1 << 24):
         tenant.patch(f"{PODS}/other", asks(huge))
@@ -172,14 +175,14 @@ def test_what_is_given_back_is_nobodys_before_the_node_has_taken_it(fleet, tenan
     )
     kubelet.patch(f"{PODS}/mine", annotated(former=None))
     tenant.patch(f"{PODS}/mine", asks(1000))
-    until(lambda: given(fleet, "mine") == [("GPU-a-0", 1000)], "grant of 1000 MiB")
+    until(lambda: given(fleet, "mine") == [("GPU-a-0", 1000)], "grant of 1000 MiB to pod mine")
     assert OURS in said(tenant, Try("PATCH", f"{PODS}/mine", annotated(former=None), "", MERGE))
     neighbour.make("large", {GPU: 1, MEM: 10000})
     fleet.pause(3)
     for one in fleet.replicas:
         one.ours.stop()
         one.ours.start()
-    until(lambda: counted(fleet) == [15000] * 2, "count of 15000 MiB in both restarted programs")
+    until(lambda: counted(fleet) == [15000] * 2, "metric of 15000 used MiB in both restarted programs")
     assert "nodeName" not in neighbour.get("large")["spec"]
     kubelet.patch(f"{PODS}/mine", annotated(former=None))
     until(
@@ -189,6 +192,7 @@ def test_what_is_given_back_is_nobodys_before_the_node_has_taken_it(fleet, tenan
 
 
 def test_a_flood_of_changes_holds_up_nobody_and_oversells_nothing(fleet, tenant, neighbour):
+    """A tenant sends 320 resize requests; the neighbour's pod is still bound, and no GPU is oversold."""
     fleet.node("a", 1)
     names = [f"p{n}" for n in range(8)]
     for name in names:
@@ -206,13 +210,15 @@ def test_a_flood_of_changes_holds_up_nobody_and_oversells_nothing(fleet, tenant,
     fleet.pause(5)
     assert oversold(fleet) == {} and max(counted(fleet)) <= CARD
     events = len(fleet.api.get(EVENTS)["items"]) - before
-    assert events < turns * len(names) / 4, "not an event for each"
+    assert events < turns * len(names) / 4, (
+        f"expected far fewer events than requests, found {events} events for {turns * len(names)} requests"
+    )
     for name in names:
         assert given(fleet, name)[0][1] < 100 + turns
 
 
 REQUEST = "vgpu.fleet/memory-request"
-# columns: memory request of a new pod with a limit of 8000 MiB, text of the refusal
+# columns: memory request of a new pod with a limit of 8000 MiB, text in the refusal
 PROMISES = [
     ("0", "expected whole MiB from 1"),
     ("-5", "found -5"),
@@ -272,13 +278,14 @@ def test_no_label_and_no_binding_brings_a_promise(fleet, tenant):
 
 
 def test_a_quota_counts_what_was_promised(fleet, tenant):
+    """A quota counts the guaranteed memory of a pod (its memory request), not its limit."""
     fleet.node("a", 1)
     quota = {"metadata": {"name": "own"}, "spec": {"hard": {f"limits.{MEM}": "5000"}}}
     fleet.api.create("/api/v1/namespaces/default/resourcequotas", quota)
     labels = {"namespace": "default", "quota": "own", "resource": f"limits.{MEM}"}
     until(
         lambda: all(fleet.metric(one, "quota_hard", **labels) for one in fleet.replicas),
-        "quota known to both programs",
+        "metric of the new quota in both programs",
     )
     tenant.create(PODS, gpu_pod("mine", {GPU: 1, MEM: 15000}, notes={REQUEST: "3000"}))
     fleet.bound("mine")

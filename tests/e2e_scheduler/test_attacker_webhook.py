@@ -79,7 +79,7 @@ def test_the_extender_is_not_at_the_webhooks_port(fleet):
     assert not fleet.node_of("waits")
     (deployment,) = [one for one in scheduler_manifests.manifests(fleet.desired) if one["kind"] == "Deployment"]
     spec = deployment["spec"]["template"]["spec"]
-    assert not spec.get("hostNetwork"), "a pod of a tenant on the network of that host would share the address"
+    assert not spec.get("hostNetwork"), "expected no hostNetwork: pods on the host's network could reach the extender"
     (ours, _kube) = spec["containers"]
     assert [one for one in ours["command"] if one.startswith("--extender")] == ["--extender=127.0.0.1:8880"]
 
@@ -165,4 +165,4 @@ def test_the_webhook_answers_the_api_server_meanwhile(fleet, tenant, attack):
             assert resident(fleet) - before < 200 << 10
         for n in range(10):
             fleet.bound(f"p{n}")
-    until(lambda: asked(port, "GET", "/healthz")[0] == 200, "webhook that answers after the attack")
+    until(lambda: asked(port, "GET", "/healthz")[0] == 200, "successful health check of the webhook after the attack")

@@ -36,8 +36,7 @@ def stays_up(fleet):
     assert [one.ours.pid for one in fleet.replicas] == before and all(one.ours.running for one in fleet.replicas)
 
 
-# columns: limits, labels, annotations, text of the refusal. The API server itself refuses a value that is no quantity,
-# so that text is the server's own.
+# columns: limits, labels, annotations, text in the refusal. The API server itself refuses the value "much".
 REFUSED = [
     ({GPU: 1, MEM: -1}, {}, {}, 'limits["nvidia.com/gpumem"]: expected a whole number from 1'),
     ({GPU: -1}, {}, {}, 'limits["nvidia.com/gpu"]: expected a whole number from 0'),
@@ -101,25 +100,26 @@ def test_more_gpus_than_any_node_has_are_refused(fleet):
             fleet.pod("many", limits, labels=labels)
 
 
-def test_a_gpu_that_no_node_has_is_admitted_and_told(fleet):
+def test_a_pod_too_large_for_every_gpu_waits_with_the_reason(fleet):
     fleet.pod("large", {GPU: 1, MEM: 90000})
     assert "large enough for 90000 MiB" in fleet.waits("large")
 
 
+# Case → (body of the request, expected status, text in the response).
 BODIES = {
     "empty": (b"", 400, "expected JSON"),
     "truncated": (b'{"Pod": {"metadata": {"name": "x"', 400, "expected JSON"),
     "truncated review": (b'{"request": {"uid": "1", "object"', 400, "expected JSON"),
     "no JSON": (b"\x00\xff not json", 400, "expected JSON"),
-    "deep": (b"[" * 200_000, 400, "expected JSON"),
-    "another thing": (b'{"hello": 1}', 400, "missing required field"),
+    "deeply nested JSON": (b"[" * 200_000, 400, "expected JSON"),
+    "no arguments of an extender": (b'{"hello": 1}', 400, "missing required field"),
     "ten MiB": (b'{"Pod": "' + b"x" * TEN_MIB + b'"}', 413, "bytes"),
 }
 VERBS = {"extender": ("filter", "prioritize", "bind", "preempt"), "webhook": ("mutate", "validate")}
 
 
 @pytest.mark.parametrize("room", VERBS)
-def test_bodies_that_are_none_get_a_status_and_a_sentence(fleet, room):
+def test_invalid_bodies_get_a_status_and_a_reason(fleet, room):
     one = fleet.replicas[0]
     base = f"http://127.0.0.1:{one.extender}" if room == "extender" else f"https://127.0.0.1:{one.webhook}"
     for verb in VERBS[room]:
@@ -129,8 +129,8 @@ def test_bodies_that_are_none_get_a_status_and_a_sentence(fleet, room):
             assert words in text and f"/{verb}" in text, (verb, name, text)
 
 
-def test_a_body_that_ends_in_the_middle_holds_nobody_up(fleet):
-    """A client that announces a longer body than it sends blocks no other client, closed or not."""
+def test_a_truncated_body_blocks_no_other_client(fleet):
+    """A client that sends less than it announced blocks no other client, with a closed or an open connection."""
     port = fleet.replicas[0].extender
     head = b"POST /filter HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
     with socket.create_connection(("127.0.0.1", port)) as gone:
@@ -141,7 +141,7 @@ def test_a_body_that_ends_in_the_middle_holds_nobody_up(fleet):
         fleet.bound("meanwhile")
 
 
-def test_what_is_in_order_is_answered(fleet):
+def test_a_correct_request_is_answered(fleet):
     """The negative control: a correct body is answered."""
     pod = fleet.pod("waits", {GPU: 1, MEM: 90000})
     status, text = post(

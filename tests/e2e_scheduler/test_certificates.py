@@ -61,10 +61,10 @@ def aged(data):
     }
 
 
-def test_a_certificate_whose_time_is_nearly_over_is_renewed_without_a_gap(fleet):
+def test_a_nearly_expired_certificate_is_renewed_without_a_gap(fleet):
     fleet.node("a")
     before = shown(fleet)
-    assert before[0] == before[1], "both show the one of the Secret"
+    assert before[0] == before[1], f"expected the same certificate from both programs, found {before}"
     fleet.api.patch(SECRET, {"data": aged(fleet.api.get(SECRET)["data"])})
     refused, tried = [], 0
 

@@ -16,6 +16,7 @@ CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
 CLASS = "gpu.example.com"
 SINCE = (1, 36)
 
+# columns: case, limits, labels, expected (MiB, percent) of each GPU
 ASKED = [
     ("hami", {GPU: 1, MEM: 3000, CORES: 30}, {}, [(3000, 30)]),
     ("hami-percent", {"nvidia.com/gpumem-percentage": 50}, {}, [(8080, 0)]),

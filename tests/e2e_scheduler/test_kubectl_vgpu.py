@@ -63,7 +63,7 @@ def kubectl(fleet, reader, tmp_path):
     return run
 
 
-def test_what_a_person_sees_of_a_cluster(fleet, kubectl):
+def test_nodes_cards_pods_and_why_show_the_cluster(fleet, kubectl):
     fleet.node("a", 2, told={1: {"healthy": False}})
     fleet.node("none", 0)
     fleet.pod("has", {GPU: 1, MEM: 12000, "nvidia.com/gpucores": 30})
@@ -82,19 +82,19 @@ def test_what_a_person_sees_of_a_cluster(fleet, kubectl):
     assert [one["pod"] for one in first["pods"]] == ["default/has"]
     status, said = kubectl("vgpu", "pods")
     assert status == 0 and "12000 MiB, 30 %" in said and "default/waits: 0/2 nodes" in said, said
-    until(lambda: "GpusNotFree" in kubectl("vgpu", "why", "waits")[1], "event of ours", 60)
+    until(lambda: "GpusNotFree" in kubectl("vgpu", "why", "waits")[1], "event GpusNotFree of pod waits", 60)
     status, said = kubectl("vgpu", "why", "default/waits")
     assert status == 0 and "8000 MiB" in said and "waits: 0/2 nodes" in said, said
 
 
-def test_words_and_faults_reach_the_person(fleet, kubectl):
+def test_errors_are_shown_with_exit_status_1(fleet, kubectl):
     status, said = kubectl("vgpu", "why", "nobody")
     assert status == 1 and 'pods "nobody" not found' in said, said
     status, said = kubectl("vgpu", "nodes", "--context", "nowhere")
     assert status == 1 and "Error in configuration" in said and "nowhere" in said, said
 
 
-def test_kubectl_completes(fleet, kubectl):
+def test_kubectl_completes_subcommands(fleet, kubectl):
     status, said = kubectl("__complete", "vgpu", "c")
     assert status == 0 and said.splitlines()[0].split("\t")[0] == "cards", said
 
@@ -106,7 +106,7 @@ def admin(fleet, kubectl, monkeypatch):
     return lambda *words: kubectl(*words, f"--kubeconfig={config}")
 
 
-def test_drain_writes_the_node_and_evicts_who_is_on_the_gpu(fleet, kubectl, admin):
+def test_drain_annotates_the_node_and_evicts_the_pods_of_the_gpu(fleet, kubectl, admin):
     """The real API server accepts the node's annotation and the eviction. No kubelet runs that would end the pod."""
     fleet.node("a", 2)
     fleet.pod("has", {GPU: 1, MEM: 12000})
@@ -122,7 +122,10 @@ def test_drain_writes_the_node_and_evicts_who_is_on_the_gpu(fleet, kubectl, admi
     assert status == 0 and "evicted: default/has" in said and "default/other" not in said, said
     notes = fleet.api.get("/api/v1/nodes/a")["metadata"]["annotations"]
     assert notes["vgpu.fleet/drained-gpus"] == device.uuid
-    until(lambda: fleet.api.get_or_none("/api/v1/namespaces/default/pods/has") is None or ends(fleet, "has"), "its end")
+    until(
+        lambda: fleet.api.get_or_none("/api/v1/namespaces/default/pods/has") is None or ends(fleet, "has"),
+        "end of pod has",
+    )
     assert not ends(fleet, "other")
     assert admin("vgpu", "undrain", "a", device.uuid)[0] == 0
     assert "vgpu.fleet/drained-gpus" not in fleet.api.get("/api/v1/nodes/a")["metadata"]["annotations"]

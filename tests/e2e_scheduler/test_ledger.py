@@ -45,23 +45,31 @@ def bound(fleet):
 
 
 def agree(fleet, node="a"):
-    until(lambda: says(fleet, node) == {held(fleet, node)}, f"{held(fleet, node)} MiB held; {says(fleet, node)}", 60)
+    until(
+        lambda: says(fleet, node) == {held(fleet, node)},
+        f"metric of {held(fleet, node)} used MiB in each program; found {says(fleet, node)}",
+        60,
+    )
 
 
-def test_both_programs_are_killed_in_the_middle_of_binds_and_know_everything_again(fleet):
+def test_the_ledger_is_rebuilt_after_a_kill_of_both_programs(fleet):
     fleet.node("a", 8)
     fill(fleet, 0, 30)
-    until(lambda: bound(fleet) >= 3, "first pods with a node", 60, 0.02)
+    until(lambda: bound(fleet) >= 3, "first three bound pods", 60, 0.02)
     for one in fleet.replicas:
         one.ours.stop(kill=True)
     seen = bound(fleet)
     for one in fleet.replicas:
         one.ours.start()
-    until(fleet.serves, "extenders and webhook that listen")
+    until(fleet.serves, "listening webhook and extenders after the restart")
     # Forty pods fit and fifty are created: the programs must find all free memory and use none of it twice.
-    until(lambda: made(fleet, "first"), "webhook that answers")
+    until(lambda: made(fleet, "first"), "admission of pod first by the webhook")
     fill(fleet, 30, 19)
-    until(lambda: bound(fleet) == 40, f"40 pods with a node; {bound(fleet)}, {seen} when they were killed", 120)
+    until(
+        lambda: bound(fleet) == 40,
+        f"number of 40 bound pods; found {bound(fleet)}, and {seen} when the programs were killed",
+        120,
+    )
     fleet.pause(2)
     assert bound(fleet) == 40 and fleet.faults() == []
     agree(fleet)
@@ -74,29 +82,29 @@ def made(fleet, name):
         return None
 
 
-def test_a_node_that_goes_and_comes_back_holds_what_its_pods_hold(fleet):
+def test_a_recreated_node_has_the_used_memory_of_its_pods(fleet):
     fleet.node("a", 1)
     fill(fleet, 0, 3)
-    until(lambda: bound(fleet) == 3, "3 pods with a node", 60)
+    until(lambda: bound(fleet) == 3, "number of 3 bound pods", 60)
     before = fleet.api.get(f"{NODES}/a")["metadata"]["uid"]
     fleet.api.delete(f"{NODES}/a")
-    until(lambda: says(fleet, "a") == {0}, "report of both programs that the deleted node has no used memory", 60)
+    until(lambda: says(fleet, "a") == {0}, "metric of 0 used MiB on the deleted node in both programs", 60)
     fleet.pod("waits", {GPU: 1, MEM: SIZE})
     fleet.waits("waits")
     fleet.node("a", 1)
     assert fleet.api.get(f"{NODES}/a")["metadata"]["uid"] != before
     # Five pods fit. Three are already bound, so two of the three pending pods get bound.
     fill(fleet, 3, 2)
-    until(lambda: bound(fleet) == 5, "5 pods with a node", 120)
+    until(lambda: bound(fleet) == 5, "number of 5 bound pods", 120)
     fleet.pause(2)
     assert bound(fleet) == 5 and fleet.faults() == []
     agree(fleet)
 
 
-def test_a_node_s_annotation_that_is_deleted_changes_nothing_and_is_counted(fleet):
+def test_a_deleted_node_annotation_is_counted_and_changes_nothing(fleet):
     fleet.node("a", 1)
     fill(fleet, 0, 2)
-    until(lambda: bound(fleet) == 2, "2 pods with a node", 60)
+    until(lambda: bound(fleet) == 2, "number of 2 bound pods", 60)
     before = [fleet.metric(one, "drift_total", kind="gpus_deleted") for one in fleet.replicas]
     fleet.api.patch(f"{NODES}/a", {"metadata": {"annotations": {pod_annotations.GPUS: None}}})
     until(
@@ -108,7 +116,7 @@ def test_a_node_s_annotation_that_is_deleted_changes_nothing_and_is_counted(flee
         60,
     )
     fill(fleet, 2, 4)
-    until(lambda: bound(fleet) == 5, "5 pods with a node", 60)
+    until(lambda: bound(fleet) == 5, "number of 5 bound pods", 60)
     fleet.pause(2)
     assert bound(fleet) == 5 and fleet.faults() == []
     agree(fleet)
@@ -122,17 +130,17 @@ def trusted(fleet):
     return Api(SERVER, authority.certificate, *pair)
 
 
-def test_a_plan_that_is_deleted_is_written_again_and_counted(fleet, trusted):
+def test_a_deleted_plan_is_restored_and_counted(fleet, trusted):
     fleet.node("a", 1)
     fill(fleet, 0, 5)
-    until(lambda: bound(fleet) == 5, "5 pods with a node", 60)
+    until(lambda: bound(fleet) == 5, "number of 5 bound pods", 60)
     plan = fleet.get("p0")["metadata"]["annotations"][pod_annotations.PLAN]
     writer = until(fleet.writer, "program that holds the Lease to bind pods")
     before = fleet.metric(writer, "drift_total", kind="plan_deleted")
     trusted.patch(f"{PODS}/p0", {"metadata": {"annotations": {pod_annotations.PLAN: None}}})
     until(
         lambda: (fleet.get("p0")["metadata"].get("annotations") or {}).get(pod_annotations.PLAN) == plan,
-        "restored plan annotation",
+        "restored plan annotation of pod p0",
         60,
     )
     assert fleet.metric(writer, "drift_total", kind="plan_deleted") == before + 1
@@ -155,7 +163,11 @@ def test_what_a_kubelet_gave_wins_and_what_is_oversold_is_told(fleet, trusted):
         [pod_annotations.Part("main", pod_annotations.APP, (pod_annotations.Device("GPU-a-0", 9000, 0),))]
     )
     trusted.patch(f"{PODS}/p1", {"metadata": {"annotations": {pod_annotations.GIVEN: given}}})
-    until(lambda: [fleet.metric(one, "oversold_gpus") for one in fleet.replicas] == [1, 1], "oversold GPU", 60)
+    until(
+        lambda: [fleet.metric(one, "oversold_gpus") for one in fleet.replicas] == [1, 1],
+        "metric of one oversold GPU in both programs",
+        60,
+    )
     fleet.pod("there", {GPU: 1, MEM: 100}, {"nvidia.com/use-gpuuuid": "GPU-a-0"})
     assert "not a GPU with 100 MiB free" in fleet.waits("there")
     fleet.pod("free", {GPU: 1, MEM: 16000})

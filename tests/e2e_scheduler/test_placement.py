@@ -144,7 +144,7 @@ def test_policies_of_hami_2_10(fleet):
     assert fleet.faults() == []
 
 
-def test_labels_of_nodes_order_their_gpus_and_say_whose_they_are(fleet):
+def test_node_labels_choose_placement_and_sharing_of_gpus(fleet):
     fleet.node("whole", 2, **{"vgpu.fleet/gpu-sharing": "exclusive"})
     fleet.node("part", 2, **{"ack.node.gpu.schedule": "cgpu", "ack.node.gpu.placement": "binpack"})
     fleet.pod("all", {GPU: 2})
@@ -181,7 +181,7 @@ def test_gpus_of_one_numa_node_where_the_kubelet_wants_that(fleet):
     assert fleet.faults() == []
 
 
-def test_more_gpus_than_any_node_has_wait_where_so_configured(fleet):
+def test_a_pod_with_too_many_gpus_waits_if_configured(fleet):
     """With tooManyGpus "wait" the pod waits for a larger node; test_bad_input tests the default, a refusal."""
     fleet.node("a")
     with fleet.configured({"tooManyGpus": "wait"}):
@@ -214,7 +214,7 @@ def test_several_containers_each_have_their_own_size(fleet):
     assert "not a GPU with 4161 MiB free" in fleet.waits("over")
 
 
-def test_init_containers_use_what_the_others_will(fleet):
+def test_init_containers_reuse_the_memory_of_later_containers(fleet):
     """A pod's peak usage counts, not its sum: an init container needs 16000 MiB, later two containers 9000 and 7000."""
     fleet.node("a", 1)
     init = [container("i0", {GPU: 1, MEM: 16000}), container("i1", {GPU: 1, MEM: 4000, CORES: 50})]
@@ -245,7 +245,7 @@ def test_a_sidecar_runs_beside_init_containers(fleet):
     assert sizes(plan)["side"] == ("sidecar", [(6000, 0)]) and highest(plan) == {"GPU-a-0": CARD}
 
 
-def test_the_count_alone_asks_for_equal_slices_where_the_configuration_says_so(fleet):
+def test_a_gpu_count_requests_equal_slices_if_configured(fleet):
     """In 4paradigm's dialect (configuration plain: slice) a GPU count requests this number of equal slices.
 
     Negative control: by default the same pod gets a whole GPU.
@@ -267,7 +267,7 @@ def test_the_count_alone_asks_for_equal_slices_where_the_configuration_says_so(f
     assert fleet.faults() == []
 
 
-def test_a_unit_of_gpu_mem_is_a_gib_where_the_configuration_says_so(fleet):
+def test_a_unit_of_gpu_mem_is_a_gib_if_configured(fleet):
     """With Alibaba's gpuMemUnit ``strict`` one unit is 1024 MiB; by default 4 units of this GPU are 4309 MiB."""
     fleet.node("a")
     with fleet.configured({"gpuMemUnit": "strict"}):
@@ -299,7 +299,7 @@ def test_what_the_webhook_adds_to_a_pod(fleet):
     assert "runtimeClassName" not in none and none["schedulerName"] == "default-scheduler"
 
 
-def test_a_namespace_that_is_to_be_left_alone_is(fleet):
+def test_pods_of_an_excluded_namespace_are_not_changed(fleet):
     pods = "/api/v1/namespaces/{}/pods"
     labels = {"alone": {"vgpu.fleet/webhook": "ignore"}, "hami": {"hami.io/webhook": "ignore"}, "control": {}}
     for name, marks in labels.items():

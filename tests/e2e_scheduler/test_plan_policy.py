@@ -37,10 +37,10 @@ def without(fleet):
     yield
     for one in fleet.replicas:
         one.start()
-    until(fleet.serves, "extenders and webhook that listen", 60)
+    until(fleet.serves, "listening webhook and extenders after the restart", 60)
 
 
-# columns: user, suffix of the pod's path, patch, words of the refusal ("": accepted)
+# columns: user, suffix of the pod's path, patch, text in the refusal ("": accepted)
 CHANGES = [
     ("tenant", "", annotated({PLAN: part(1)}), WORDS),
     ("tenant", "", annotated({PLAN: part(15000)}), WORDS),
@@ -57,6 +57,7 @@ CHANGES = [
 
 
 def test_what_is_on_a_bound_pod_stays(fleet, tenant, request):
+    """No change of the plan and given annotations of a bound pod is accepted, with and without running replicas."""
     fleet.node("a", 1)
     fleet.pod("held", {GPU: 1, MEM: 3000})
     fleet.bound("held")
@@ -79,6 +80,7 @@ def test_what_is_on_a_bound_pod_stays(fleet, tenant, request):
 
 @pytest.mark.parametrize("name", [PLAN, GIVEN])
 def test_nobody_brings_one(fleet, tenant, name):
+    """No user can create a pod with a plan or given annotation, not even an administrator."""
     for forged in ({name: part(1)}, {name: ""}):
         for kind, api in (("tenant", tenant), ("admin", fleet.api)):
             with pytest.raises(ApiError, match=WORDS) as fault:

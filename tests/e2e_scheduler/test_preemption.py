@@ -16,7 +16,7 @@ GPU, MEM = "nvidia.com/gpu", "nvidia.com/gpumem"
 CARD = 16160
 CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 PRIORITIES = {"low": 10, "middle": 100, "high": 1000, "polite": 1000}
-# Pods on two GPUs with three slots each; all slots are used. columns: name, GPU, MiB, priority class
+# Pods that use all slots of two GPUs with three slots each. Columns: name, GPU, MiB, priority class.
 THERE = (
     ("p0", 0, 9000, "low"),
     ("p1", 0, 4000, "middle"),
@@ -62,14 +62,18 @@ def nobody_goes(fleet, name):
     assert ending(fleet) == set() and nominated(fleet, name) == "" and not fleet.node_of(name)
 
 
-def test_exactly_those_leave_whose_slices_are_needed_and_the_room_is_kept(fleet):
+def test_only_needed_pods_are_evicted_and_their_memory_is_reserved(fleet):
     full(fleet)
     # 160 MiB are free on GPU 0. The kube-scheduler alone counts only slots, so it would delete only p0. That would
     # leave 9160 MiB, which is not enough.
     fleet.pod("important", {GPU: 1, MEM: 12000}, priorityClassName="high")
-    until(lambda: len(ending(fleet)) >= 2, f"victims; {fleet.says('important')}", 60)
+    until(
+        lambda: len(ending(fleet)) >= 2,
+        f"eviction for pod important; its conditions and the log: {fleet.says('important')}",
+        60,
+    )
     assert ending(fleet) == {"p0", "p1"}
-    assert until(lambda: nominated(fleet, "important"), "nomination") == "a"
+    assert until(lambda: nominated(fleet, "important"), "nomination of pod important to a node") == "a"
     fleet.pause(3)
     assert ending(fleet) == {"p0", "p1"} and nominated(fleet, "important") == "a" and not fleet.node_of("important")
     for name in ("p0", "p1"):
@@ -80,7 +84,7 @@ def test_exactly_those_leave_whose_slices_are_needed_and_the_room_is_kept(fleet)
     assert fleet.faults() == []
 
 
-def test_what_becomes_free_is_kept_while_the_last_victim_is_there(fleet):
+def test_freed_memory_stays_reserved_until_the_last_victim_has_ended(fleet):
     """Memory freed by the first victims stays reserved for the preempting pod until the last victim has ended.
 
     All three pods of GPU 0 are victims. After two have ended, the kube-scheduler sees a free slot for another pod, but
@@ -88,20 +92,25 @@ def test_what_becomes_free_is_kept_while_the_last_victim_is_there(fleet):
     """
     full(fleet, [("p0", 0, 9000, "low"), ("p1", 0, 4000, "low"), ("p2", 0, 3000, "low")])
     fleet.pod("important", {GPU: 1, MEM: 15000}, priorityClassName="high")
-    until(lambda: ending(fleet) == {"p0", "p1", "p2"}, "victims", 60)
-    until(lambda: nominated(fleet, "important"), "nomination")
+    until(lambda: ending(fleet) == {"p0", "p1", "p2"}, "eviction of p0, p1 and p2", 60)
+    until(lambda: nominated(fleet, "important"), "nomination of pod important to a node")
     # On a busy machine the nomination reaches vgpu-scheduler's watch late.
     fleet.pause(2)
     for name in ("p0", "p1"):
         fleet.delete(name)
     fleet.pod("late", {GPU: 1, MEM: 6000}, priorityClassName="low")
     kept = "the freed room is reserved for a pod whose preemption victims are still ending"
-    until(lambda: kept in fleet.waits("late"), f"reason; {fleet.says('late')}", 120)
+    until(
+        lambda: kept in fleet.waits("late"),
+        f"message that pod late must wait for the reserved memory; {fleet.says('late')}",
+        120,
+    )
     fleet.delete("p2")
     assert fleet.bound("important", 90)[0] == "a"
     assert not fleet.node_of("late") and fleet.faults() == []
 
 
+# Case → (pods on the node, slots of each GPU, priority class of the new pod, its MiB). No pod may be evicted for it.
 NOBODY = {
     # The bound pods have the same priority as the new pod, or its class has the preemption policy Never.
     "equal": (THERE, 3, "middle", 12000),
@@ -116,7 +125,7 @@ NOBODY = {
 
 
 @pytest.mark.parametrize("case", NOBODY)
-def test_nobody_has_to_go(fleet, case):
+def test_no_pod_is_evicted(fleet, case):
     there, slots, priority, asked = NOBODY[case]
     full(fleet, there, slots)
     fleet.pod("asks", {GPU: 1, MEM: asked}, priorityClassName=priority)
@@ -131,11 +140,17 @@ def test_memory_alone_is_short_and_slots_are_free(fleet):
     """
     full(fleet, [("p0", 0, 9000, "low"), ("p1", 0, 4000, "middle"), ("q0", 1, 13000, "middle")], slots=10)
     fleet.pod("important", {GPU: 1, MEM: 12000}, priorityClassName="high")
-    until(lambda: ending(fleet), f"victims; {fleet.says('important')}", 60)
-    assert until(lambda: nominated(fleet, "important"), "nomination") == "a"
+    until(
+        lambda: ending(fleet), f"eviction for pod important; its conditions and the log: {fleet.says('important')}", 60
+    )
+    assert until(lambda: nominated(fleet, "important"), "nomination of pod important to a node") == "a"
     fleet.pod("late", {GPU: 1, MEM: 3000}, priorityClassName="low")
     kept = "the freed room is reserved for a pod whose preemption victims are still ending"
-    until(lambda: kept in fleet.waits("late"), f"reason; {fleet.says('late')}", 120)
+    until(
+        lambda: kept in fleet.waits("late"),
+        f"message that pod late must wait for the reserved memory; {fleet.says('late')}",
+        120,
+    )
     fleet.pause(4)
     # Evicting p0 alone is enough: 16160 - 4000 MiB are then free.
     assert ending(fleet) == {"p0"} and nominated(fleet, "important") == "a" and not fleet.node_of("important")
@@ -152,7 +167,7 @@ def test_memory_is_short_on_one_card_of_a_node_that_has_enough_in_sum(fleet):
     """Each GPU has 4000 MiB free, but the pod needs 8000 MiB on one GPU; the pod of lowest priority is evicted."""
     full(fleet, [("a0", 0, 12000, "middle"), ("b0", 1, 12000, "low")], slots=10)
     fleet.pod("important", {GPU: 1, MEM: 8000}, priorityClassName="high")
-    until(lambda: ending(fleet) == {"b0"}, f"victim; {fleet.says('important')}", 60)
+    until(lambda: ending(fleet) == {"b0"}, f"eviction of b0; {fleet.says('important')}", 60)
     fleet.delete("b0")
     _node, (part,) = fleet.bound("important", 90)
     assert part.devices[0].uuid == "GPU-a-1"
@@ -182,7 +197,7 @@ def test_a_disruption_budget_keeps_a_pod_where_memory_is_short(fleet):
         nobody_goes(fleet, "important")
         # The large pod fits only if p0 is evicted. A smaller pod fits next to p0 if p1 is evicted.
         fleet.pod("smaller", {GPU: 1, MEM: 7000}, priorityClassName="high")
-        until(lambda: ending(fleet) == {"p1"}, f"victim; {fleet.says('smaller')}", 60)
+        until(lambda: ending(fleet) == {"p1"}, f"eviction of p1; {fleet.says('smaller')}", 60)
     finally:
         fleet.api.delete(f"{budgets}/guard")
 
@@ -208,21 +223,21 @@ def verbless(fleet):
     service.stop()
     for one in fleet.replicas:
         one.kube.start()
-    until(fleet.leader, "leader", 60)
+    until(fleet.leader, "leader of the kube-schedulers", 60)
 
 
-def test_without_the_verb_the_kube_scheduler_picks_too_few(fleet, verbless):
+def test_without_the_preempt_verb_too_few_pods_are_evicted(fleet, verbless):
     """Negative control: without the extender's preempt verb, the kube-scheduler evicts only p0 to free one slot.
 
     After that only memory is short, and vgpu-scheduler evicts the remaining victim itself.
     """
     full(fleet)
     fleet.pod("important", {GPU: 1, MEM: 12000}, priorityClassName="high")
-    until(lambda: ending(fleet), "victim", 60)
+    until(lambda: ending(fleet), "eviction of the first victim", 60)
     fleet.pause(2)
     assert ending(fleet) == {"p0"}
     fleet.delete("p0")
-    until(lambda: ending(fleet), f"second victim, evicted for its memory; {fleet.says('important')}", 90)
+    until(lambda: ending(fleet), f"eviction of the second victim for its memory; {fleet.says('important')}", 90)
     assert ending(fleet) == {"p1"} and not fleet.node_of("important")
     fleet.delete("p1")
     assert fleet.bound("important", 90)[0] == "a"

@@ -67,7 +67,7 @@ class Bound:
 
     def rate(self, count):
         try:
-            until(lambda: len(self.at) >= count or self.fault, f"{count} pods with a node", 90, 0.05)
+            until(lambda: len(self.at) >= count or self.fault, f"number of {count} bound pods", 90, 0.05)
         except NeverCame as fault:
             raise AssertionError(f"{fault}: {len(self.at)} have one") from None
         assert self.fault is None, self.fault
@@ -141,7 +141,7 @@ def schedulers(fleet):
         service.stop()
     for one in fleet.replicas:
         one.start()
-    until(fleet.leader, "leader", 60)
+    until(fleet.leader, "leader of the kube-schedulers", 60)
 
 
 def requests(fleet):
@@ -187,7 +187,7 @@ def measured(fleet, service, stock, count):
     return rate, used, spent
 
 
-def test_the_rate_with_us_and_without(fleet, schedulers):
+def test_the_bind_rate_with_and_without_the_extender(fleet, schedulers):
     for n in range(NODES):
         fleet.node(f"node-{n:04d}", 8)
     rates = {name: [] for name in schedulers if name != "control"}
@@ -205,16 +205,18 @@ def test_the_rate_with_us_and_without(fleet, schedulers):
     unlimited = middle["ours-unlimited"] / middle["stock-unlimited"]
     every = {name: [round(one) for one in found] for name, found in rates.items()}
     print(
-        f"\n{NODES} nodes, {COUNT} pods, pods/s: {every}; with us {100 * share:.0f} % of stock, "
-        f"{100 * unlimited:.0f} % without the limit of the client; {max(asked):.2f} requests a pod; "
-        f"control ({DELAY} s more an answer) {control:.0f} pods/s, load {os.getloadavg()[0]:.0f}"
+        f"\n{NODES} nodes, {COUNT} pods, pods bound per s: {every}; with the extender {100 * share:.0f} % of stock, "
+        f"{100 * unlimited:.0f} % without the limit of the client; {max(asked):.2f} requests per pod; "
+        f"control (each response {DELAY} s later) {control:.0f} pods per s, load {os.getloadavg()[0]:.0f}"
     )
     for name, found in spent.items():
         each = {program: statistics.median(one[program] for one in found) for program in found[0]}
         words = ", ".join(f"{program} {cost:.1f}" for program, cost in each.items())
-        print(f"processor time a pod, {name}: {words}; together {sum(each.values()):.1f} ms")
+        print(f"processor time per pod in ms, {name}: {words}; together {sum(each.values()):.1f}")
     assert max(asked) <= REQUESTS
     assert share >= SHARE, middle
     assert unlimited >= SHARE_UNLIMITED, middle
-    assert control < min(SHARE * middle["stock"], SHARE_UNLIMITED * middle["stock-unlimited"]), "a slow extender is red"
+    assert control < min(SHARE * middle["stock"], SHARE_UNLIMITED * middle["stock-unlimited"]), (
+        "expected the slow extender of the control to miss both limits"
+    )
     assert fleet.faults() == []

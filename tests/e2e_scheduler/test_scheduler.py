@@ -31,7 +31,7 @@ DIALECTS = [
 @pytest.mark.parametrize(
     ("name", "limits", "labels", "annotations", "sizes"), DIALECTS, ids=[one[0] for one in DIALECTS]
 )
-def test_each_dialect_is_placed_as_asked(fleet, name, limits, labels, annotations, sizes):
+def test_each_dialect_gets_the_requested_sizes(fleet, name, limits, labels, annotations, sizes):
     fleet.node("plain", 0)
     fleet.node("a")
     fleet.pod(name, limits, annotations, labels)
@@ -43,6 +43,7 @@ def test_each_dialect_is_placed_as_asked(fleet, name, limits, labels, annotation
     assert stored["containers"][0]["resources"]["limits"][GPU] == str(len(sizes))
 
 
+# columns: limits, labels, fields of the pod's spec, text in the refusal
 REFUSED = [
     ({GPU: 1, MEM: 0}, {}, {}, "gpumem"),
     ({ALI: 7}, {COUNT: "2"}, {}, "7 GiB over 2 GPUs"),
@@ -60,7 +61,7 @@ def test_refused_at_admission_with_field_and_reason(fleet, limits, labels, spec,
     assert words in str(fault.value) and "pods.vgpu.fleet" in str(fault.value)
 
 
-def test_annotations_of_kai_are_judged_at_admission_unless_the_pod_is_kais(fleet):
+def test_annotations_of_kai_are_checked_unless_kai_schedules_the_pod(fleet):
     with pytest.raises(ApiError, match=r"from 0\.01 to 0\.99"):
         fleet.pod("wrong", {}, {"gpu-fraction": "1.5"})
     with pytest.raises(ApiError, match="the pod has no container"):
@@ -70,7 +71,7 @@ def test_annotations_of_kai_are_judged_at_admission_unless_the_pod_is_kais(fleet
     assert stored["schedulerName"] == "kai-scheduler" and "limits" not in stored["containers"][0]["resources"]
 
 
-def test_binpack_and_spread_are_seen(fleet):
+def test_binpack_and_spread(fleet):
     for name in ("a", "b"):
         fleet.node(name)
     for n in range(4):
@@ -87,7 +88,7 @@ def test_binpack_and_spread_are_seen(fleet):
     assert gpus[0] == gpus[1]
 
 
-def test_a_pod_that_waits_says_why_and_comes_when_there_is_room(fleet):
+def test_a_waiting_pod_has_the_reason_and_is_bound_once_it_fits(fleet):
     fleet.node("a", 1)
     fleet.pod("first", {GPU: 1, MEM: 12000})
     fleet.bound("first")
@@ -106,7 +107,7 @@ def test_many_pods_at_once_fill_the_nodes_exactly(fleet):
     # Each of the six GPUs has memory for five of these pods.
     for n in range(36):
         fleet.pod(f"p{n}", {GPU: 1, MEM: 3000})
-    until(lambda: sum(bool(fleet.node_of(f"p{n}")) for n in range(36)) >= 30, "30 pods with a node", 120)
+    until(lambda: sum(bool(fleet.node_of(f"p{n}")) for n in range(36)) >= 30, "number of 30 bound pods", 120)
     fleet.pause(3)
     assert sum(bool(fleet.node_of(f"p{n}")) for n in range(36)) == 30
     assert fleet.faults() == []
@@ -137,10 +138,17 @@ def test_a_quota_is_kept_at_admission_and_by_many_at_once(fleet):
         except ApiError as fault:
             assert "in use" in str(fault)
     assert admitted == 3
-    until(lambda: sum(bool(one["spec"].get("nodeName")) for one in fleet.api.get(PODS)["items"]) == 4, "4 pods bound")
+    until(
+        lambda: sum(bool(one["spec"].get("nodeName")) for one in fleet.api.get(PODS)["items"]) == 4,
+        "number of 4 bound pods",
+    )
     # A pod that ends frees its part of the quota.
     fleet.delete("first")
-    until(lambda: made(fleet, "later", {GPU: 1, MEM: 6000}), "room in the quota", 30)
+    until(
+        lambda: made(fleet, "later", {GPU: 1, MEM: 6000}),
+        "admission of pod later, for which the quota has room again",
+        30,
+    )
     fleet.bound("later")
 
 
@@ -175,7 +183,7 @@ def test_without_the_webhook_gpu_pods_are_refused_and_others_are_not(fleet):
         except ApiError:
             return None
 
-    until(admitted, "webhook that answers again", 60)
+    until(admitted, "admission of pod gpu by the restarted webhook", 60)
     fleet.bound("gpu")
 
 
@@ -189,30 +197,30 @@ def test_the_leader_is_killed_in_the_middle_and_nothing_is_oversold(fleet):
     def bound():
         return sum(bool(one["spec"].get("nodeName")) for one in fleet.api.get(PODS)["items"])
 
-    until(bound, "first pod with a node")
-    leader = until(fleet.leader, "leader")
+    until(bound, "first bound pod")
+    leader = until(fleet.leader, "leader of the kube-schedulers")
     assert until(fleet.writer, "program that holds the Lease to bind pods") is leader
     leader.stop(kill=True)
     try:
-        until(lambda: bound() == fit, f"{fit} pods with a node", 120)
+        until(lambda: bound() == fit, f"number of {fit} bound pods", 120)
         assert fleet.faults() == []
-        other = until(fleet.leader, "new leader")
+        other = until(fleet.leader, "new leader of the kube-schedulers")
         assert other is not leader
         # If all pods were bound before the kill, the dead program's Lease must expire first. The waiting pods then make
         # the other program ask for the Lease.
-        until(lambda: fleet.writer() is other, "other program that holds the Lease", 120)
+        until(lambda: fleet.writer() is other, "Lease to bind pods of the other program", 120)
     finally:
         leader.start()
     fleet.pause(2)
     assert bound() == fit and fleet.faults() == []
 
 
-def test_the_kube_scheduler_alone_moves_and_the_program_beside_the_new_one_binds(fleet):
+def test_the_program_next_to_the_new_kube_scheduler_leader_binds(fleet):
     """Both programs keep running; the Lease moves to the program whose kube-scheduler is the leader."""
     fleet.node("a")
     fleet.pod("before", {GPU: 1, MEM: 3000})
     fleet.bound("before")
-    leader = until(fleet.leader, "leader")
+    leader = until(fleet.leader, "leader of the kube-schedulers")
     # A killed kube-scheduler does not release its lease, so the other one takes over after the lease expires.
     leader.kube.stop(kill=True)
     fleet.pod("after", {GPU: 1, MEM: 3000})

@@ -93,7 +93,7 @@ def test_check_apply_repeat_change_undo(fleet):
     assert not call(fleet, state="absent")[0]["changed"]
 
 
-def test_faults_are_said(fleet):
+def test_errors_name_the_cause(fleet):
     failed, code = call(fleet)
     assert code and "image" in failed["msg"]
     failed, code = call(fleet, kubeconfig="/nowhere", state="absent")
@@ -130,7 +130,7 @@ def test_the_role(fleet, tmp_path):
     desired = {"scheduler_image": "x:1", "scheduler_rollout": 0}
     desired["vgpu_resource_names"] = {"count": "example.com/gpu", "memory_percentage": "example.com/part"}
     desired["scheduler_default_memory"] = 700
-    # With scheduler_apply=False the role only writes a file, and the API server would accept each object in it.
+    # With scheduler_apply=False the role only writes a file. The API server must accept each object of the file.
     out = tmp_path / "objects.json"
     code, said = play(fleet, tmp_path, **desired, scheduler_apply=False, scheduler_manifests_out=str(out))
     assert code == 0 and there(fleet) == [], said

@@ -67,7 +67,7 @@ def reader(fleet):
         fleet.api.delete(f"/apis/{group}/v1/{kind}/readers")
 
 
-def test_a_pod_s_events_and_vgpuctl_say_which_nodes_which_limit_and_what_would_help(fleet, reader):
+def test_events_and_vgpuctl_explain_a_waiting_pod(fleet, reader):
     for name in ("a", "b"):
         fleet.node(name, 1)
         fleet.pod(f"on-{name}", {GPU: 1, MEM: 12000})
@@ -76,11 +76,11 @@ def test_a_pod_s_events_and_vgpuctl_say_which_nodes_which_limit_and_what_would_h
     fleet.pod("huge", {GPU: 1, MEM: 90000})
     fleet.waits("waits")
     fleet.waits("huge")
-    (said,) = until(lambda: events(fleet, "waits", "GpusNotFree"), "event of ours", 60)
+    (said,) = until(lambda: events(fleet, "waits", "GpusNotFree"), "event of pod waits", 60)
     where = {fleet.node_of(f"on-{name}") for name in ("a", "b")}
     assert where == {"a", "b"}
     assert "8000 MiB" in said and re.search(r"once default/on-[ab] \(12000 MiB\) ends", said), said
-    (said,) = until(lambda: events(fleet, "huge", "GpusNotFree"), "event of ours", 60)
+    (said,) = until(lambda: events(fleet, "huge", "GpusNotFree"), "event of pod huge", 60)
     assert "90000 MiB" in said and "once" not in said, said
     # Without the program, vgpuctl shows what the API server has: request, condition of the kube-scheduler, and event.
     text = vgpuctl(fleet, "waits", NOBODY)
@@ -97,7 +97,7 @@ def test_a_pod_s_events_and_vgpuctl_say_which_nodes_which_limit_and_what_would_h
     assert "exit 1" in vgpuctl(fleet, "nobody", NOBODY)
 
 
-def test_what_only_we_know_wakes_a_pod_within_the_minute(fleet):
+def test_a_pod_is_retried_within_a_minute_of_an_unseen_change(fleet):
     """After a change that the kube-scheduler does not notice, a pending pod is retried within about a minute.
 
     Such changes are more GPU memory in the node's annotation and a raised quota. The Deployment sets the retry interval
@@ -111,7 +111,11 @@ def test_what_only_we_know_wakes_a_pod_within_the_minute(fleet):
     fleet.waits("memory")
     fleet.api.patch(f"{QUOTAS}/team", {"spec": {"hard": {hard: "2000"}}})
     fleet.node("b", 1, 4000, later="yes")
-    until(lambda: "quota team" in json.dumps(events(fleet, "quota", "GpusNotFree")), "event that names the quota", 120)
+    until(
+        lambda: "quota team" in json.dumps(events(fleet, "quota", "GpusNotFree")),
+        "event of pod quota that names the quota",
+        120,
+    )
     assert not fleet.node_of("memory") and not fleet.node_of("quota")
     fleet.api.patch(f"{QUOTAS}/team", {"spec": {"hard": {hard: "20000"}}})
     gpus = [NodeGpu("GPU-a-0", "Tesla V100-SXM2-16GB", 16160, 16160, 10, 1616, 10)]
@@ -125,7 +129,7 @@ def test_what_only_we_know_wakes_a_pod_within_the_minute(fleet):
     assert fleet.faults() == []
 
 
-def test_an_api_server_that_stands_still_in_the_middle_of_binds(fleet):
+def test_a_hanging_api_server_during_binds(fleet):
     """The API server hangs while pods are being bound, so the outcome of some binds is unknown.
 
     The GPUs of these pods stay reserved, nothing is oversold, and in the end every pod is bound.
@@ -135,7 +139,7 @@ def test_an_api_server_that_stands_still_in_the_middle_of_binds(fleet):
     server = fleet.cluster.apiserver
     for n in range(count):
         fleet.pod(f"p{n}", {GPU: 1, MEM: 1600})
-    until(lambda: fleet.node_of("p0") or fleet.node_of("p1"), "first pod with a node", 60, 0.02)
+    until(lambda: fleet.node_of("p0") or fleet.node_of("p1"), "first bound pod", 60, 0.02)
     os.kill(server.pid, signal.SIGSTOP)
     try:
         # The pause exceeds the program's timeout of a call.
@@ -150,11 +154,11 @@ def test_an_api_server_that_stands_still_in_the_middle_of_binds(fleet):
     def bound():
         return sum(bool(one["spec"].get("nodeName")) for one in fleet.api.get(PODS)["items"])
 
-    until(lambda: bound() == count, f"{count} pods with a node", 180)
+    until(lambda: bound() == count, f"number of {count} bound pods", 180)
     assert fleet.faults() == []
     until(
         lambda: all(fleet.metric(replica, "uncertain_binds") == 0 for replica in fleet.replicas),
-        "known outcome of each bind in both programs",
+        "metric of no uncertain bind in both programs",
         120,
     )
     assert fleet.metric(fleet.writer(), "node_memory_held_bytes", node="a") == count * 1600 << 20

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "tests"))  # for the package doubles
+sys.path.append(str(ROOT / "tests"))  # The folder of the package ``doubles``.
 
 
 @dataclass

@@ -108,7 +108,7 @@ def arm(api):
 
 
 REFUSED = [
-    # columns: label, variables, a change of the cluster, words of the message
+    # columns: case, variables of the group, function that changes the cluster, text in the message
     ("no kubeconfig", {"vgpu_kubeconfig": ""}, None, "vgpu_kubeconfig is empty for a1; expected a kubeconfig file"),
     ("no such file", {"vgpu_kubeconfig": "/none/x"}, None, "/none/x: no such file here; set vgpu_kubeconfig"),
     (
@@ -142,7 +142,7 @@ def test_cluster_playbook_refuses_a_mistake_before_any_change(person, cluster, a
     assert cluster.writes == [] and "changed=0" in run.output
 
 
-# A controller without podman, docker and mmdebstrap. columns: variables, words of the refusal
+# A controller without podman, docker and mmdebstrap. Columns: variables of the group, two texts in the message.
 BARE = [
     ({}, "the image of the scheduler", "expected podman, mmdebstrap on this controller"),
     ({"scheduler_image_base": "debian:12"}, "the image of the scheduler", "expected podman on this controller"),

@@ -168,7 +168,8 @@ CASES = [
 ]
 
 
-# In this mode NVIDIA's program looks for a CDI device named "none" and fails; its documentation says "no GPU".
+# Only the simulated runtime is tested with "none". NVIDIA's documentation says "no GPU", but in this mode NVIDIA's
+# program looks for a CDI device named "none" and fails.
 NONE = (["NVIDIA_VISIBLE_DEVICES=none"], [])
 
 

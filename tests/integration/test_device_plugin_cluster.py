@@ -145,6 +145,7 @@ def test_node_name_follows_the_current_host_name(place, api, tasks, variables, n
         assert labels == {name: ours, "kept": {}}
 
 
+# columns: role, its variable with the name of the node
 @pytest.mark.parametrize(("role", "variable"), [("upgrade", "__upgrade_node"), ("verify", "__verify_kube_node")])
 @pytest.mark.parametrize("given", [{}, {"device_plugin_node_name": ""}, {"device_plugin_node_name": "said"}])
 def test_other_roles_use_the_same_node_name(place, role, variable, given):
@@ -208,7 +209,7 @@ def test_policy_has_the_limited_resources_of_every_node(place, api, deploy, firs
         return
     assert json.loads(objects[POLICY]["metadata"]["annotations"]["vgpu.fleet/nodes"]) == expected
     # The play runs on host a1 alone, and then on host b1.
-    steps[1]["vars"] = {"__device_plugin_limits": []}  # as absent.yml has it
+    steps[1]["vars"] = {"__device_plugin_limits": []}  # The same value as in absent.yml.
     place.play([play], "--limit", "a1")
     left = {node: names for node, names in expected.items() if node != "a1"}
     found = objects.get(POLICY)

@@ -17,6 +17,7 @@ SHOW = {
 }
 
 
+# columns: variables of the host, the expected engine
 @pytest.mark.parametrize(
     ("variables", "engine"),
     [

@@ -107,7 +107,7 @@ def test_role_builds_copies_and_loads_its_image(place, node) -> None:
     assert {one[1] for one in asked if one[0] == "controller"} == {"0"}
     assert ("controller", "0", "build") in asked
     former = node.image()["Id"]
-    assert not Path("/var/lib/vgpu-incoming").exists(), "the file stayed on the node"
+    assert not Path("/var/lib/vgpu-incoming").exists(), "expected no archive of the image on the node"
 
     again = bring(place, node, "1.0-a")
     assert again.code == 0 and "changed=0 " in again.output, again.output

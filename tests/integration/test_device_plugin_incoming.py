@@ -64,7 +64,7 @@ def given(tmp_path: Path) -> dict:
 
 
 CHECKED = ROOT / "roles/device_plugin/files/checked.py"
-ROOT_ALONE = pytest.mark.skipif(os.geteuid() != 0, reason="root is the owner")
+ROOT_ALONE = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, which must own the files")
 
 
 def bring(place, given: dict, step: str):
@@ -74,7 +74,6 @@ def bring(place, given: dict, step: str):
     return place.play([{"name": "Incoming", "hosts": "all", "gather_facts": False, "tasks": [task]}])
 
 
-# columns: the fault of the file, words of the refusal
 def _mode(file: Path) -> None:
     file.chmod(0o620)
 
@@ -105,6 +104,7 @@ def _gone(file: Path) -> None:
     file.unlink()
 
 
+# columns: function that damages the file (None: no fault), text in the refusal
 SPOILT = [
     (None, ""),
     (_mode, "mode 620"),

@@ -81,7 +81,7 @@ def test_engine_restarts_only_for_a_changed_file(engine: Engine) -> None:
 # columns: the file before, the state of an engine that fails with the new file
 FAULTS = [
     (None, "failed\n"),
-    (FORMER, "activating\n"),  # the engine starts, exits and is restarted in a loop
+    (FORMER, "activating\n"),  # The engine starts and exits in a loop.
 ]
 
 
@@ -96,5 +96,5 @@ def test_engine_that_fails_runs_with_the_former_file(engine: Engine, before: str
     assert run.code != 0 and "crio.service did not start after" in run.output, run.output
     assert "The former file is restored" in run.output and "the engine runs with it" in " ".join(run.output.split())
     assert engine.text() == before
-    assert (engine.folder / "state").read_text() == "active\n", "the engine runs"
+    assert (engine.folder / "state").read_text() == "active\n", "expected the engine to run with the former file"
     assert engine.calls()[-2:] == ["reset-failed", "restart"]

@@ -94,9 +94,11 @@ def test_an_archive_is_built_once_and_is_the_same_bytes(place: Workplace, tmp_pa
     (sources / "source.c").write_text("int another;\n")
     assert archive(place, tmp_path, sources, name="third")[1].read_bytes() != path.read_bytes()
     (sources / "source.c").write_text("int vgpu;\n")
-    assert tree(sources) == before, "nothing is written into the sources"
+    assert tree(sources) == before, "expected unchanged sources after the builds"
 
 
+# columns: architectures of the prebuilt archives, needed architectures (empty: this machine's), whether the module
+# compiles, architectures without an archive
 @pytest.mark.parametrize(
     ("there", "needed", "builds", "missing"),
     [
@@ -133,7 +135,7 @@ def test_failed_build_reports_the_compiler_output(place: Workplace, tmp_path: Pa
     run, path = archive(place, tmp_path, sources)
     assert run.code == 2
     assert "source.c:1: error: no such thing" in run.output
-    assert not list(path.parent.iterdir()), "a partial archive would be used as a complete one"
+    assert not list(path.parent.iterdir()), "expected no file, because a later run would use a partial archive"
 
 
 def test_library_is_sent_only_to_hosts_without_it(place: Workplace, tmp_path: Path, sources: Path) -> None:
@@ -169,6 +171,7 @@ def test_library_is_sent_only_to_hosts_without_it(place: Workplace, tmp_path: Pa
     assert (changed(gone), root.exists()) == (True, False)
 
 
+# columns: arguments of the module, text in its message
 @pytest.mark.parametrize(
     "arguments, words",
     [

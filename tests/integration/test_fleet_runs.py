@@ -69,6 +69,7 @@ def test_a_first_run_skips_few_tasks(fleet: Fleet) -> None:
     assert {counts["skipped"] for counts in run.counts.values()} <= set(range(MOST_SKIPPED + 1)), run.counts
 
 
+# columns: playbook, kind of all hosts (doubles/fleet.py)
 RUNS = [
     ("site.yml", "done"),
     ("site.yml", "bare"),
@@ -159,6 +160,7 @@ def test_configured_host_pattern_selects_the_hosts(fleet: Fleet, pattern: str) -
     assert hosts_of(run, DEPLOYED) == {"gpu-0001"}
 
 
+# columns: value of --tags, roles that must run
 @pytest.mark.parametrize(
     "tags, roles",
     [
@@ -199,6 +201,7 @@ def test_other_hosts_are_verified_after_the_only_host_with_a_step_fails(fleet: F
         assert f"{host}  nvidia.com/gpu: 14 advertised" in run.output
 
 
+# columns: value of upgrade_serial, hosts of each batch
 @pytest.mark.parametrize(
     "serial, deployed",
     [
@@ -271,6 +274,7 @@ def test_a_variable_that_the_gpus_of_one_host_contradict_stops_all(fleet: Fleet,
 
 
 @pytest.mark.parametrize("options", [[], ["--check"]])
+# kind: the state of host gpu-0002 (doubles/fleet.py); words: text in the message
 @pytest.mark.parametrize("kind, words", [("spoiled", SPOILED), ("busy", STOPS), ("claimed", "have the claims work/c")])
 def test_teardown_is_refused_before_its_first_change(fleet: Fleet, kind: str, words: str, options: list[str]) -> None:
     fleet.host("gpu-0002", table_kind=kind)
@@ -285,6 +289,7 @@ def test_teardown_is_refused_before_its_first_change(fleet: Fleet, kind: str, wo
 
 
 @pytest.mark.parametrize("options", [[], ["--check"]])
+# columns: value of upgrade_drain_roles, whether the run is refused
 @pytest.mark.parametrize("drained, refused", [(["nvidia_driver"], True), ([], False)])
 def test_upgrade_names_containers_that_no_drain_moves_before_its_first_change(
     fleet: Fleet, drained: list[str], refused: bool, options: list[str]
@@ -309,6 +314,7 @@ def test_upgrade_names_containers_that_no_drain_moves_before_its_first_change(
 MOST_CALLS_OF_A_REPORT = 3
 
 
+# columns: options of the playbook, whether isolation is checked
 @pytest.mark.parametrize("options, checked", [([], False), (["-e", "report_isolation=run"], True)])
 def test_report_calls_a_host_at_most_three_times_and_checks_isolation_on_request(
     fleet: Fleet, options: list[str], checked: bool

@@ -18,5 +18,5 @@ def test_package_manager_follows_the_current_system(place: Workplace, tmp_path: 
     told = {"ansible.builtin.debug": {"msg": "kept: {{ ansible_facts.pkg_mgr }}"}}
     role = {"ansible.builtin.import_role": {"name": "vgpu.fleet.nvidia_docker"}, "vars": settings}
     run = place.play([{"hosts": "all", "gather_facts": False, "tasks": [kept, told, role]}], "--check")
-    assert "kept: zypper" in run.output, "the cached fact must be read in this test"
+    assert "kept: zypper" in run.output, "expected the cached fact pkg_mgr=zypper in this run"
     assert run.code == 0 and "by apt" in run.output and "changed=0" in run.output, run.output

@@ -138,6 +138,7 @@ def test_drain_stops_at_its_time_limit(place: Workplace, cluster: Cluster) -> No
     assert "work/one: still ending" in " ".join(call(place, state="drained", timeout=1).output.split())
 
 
+# columns: wrong arguments of the module, text in its message
 @pytest.mark.parametrize(
     "arguments, words",
     [

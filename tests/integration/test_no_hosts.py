@@ -17,7 +17,7 @@ MISNAMED = "all: {children: {gpu_node: {hosts: {a: }}, other: {hosts: {b: }}}}"
 EMPTY = "all: {children: {gpu_nodes: {children: {t4: }}, other: {hosts: {b: }}}}"
 THERE = "all: {children: {gpu_nodes: {hosts: {a: }}, other: {hosts: {b: }}}}"
 
-# columns: inventory, options, words of the message
+# Case → (inventory, options, words in the message).
 CASES = {
     "gpu_nodes misspelt": (MISNAMED, [], ["gpu_nodes", "no host", "gpu_node", "other", "site_hosts"]),
     "gpu_nodes without hosts": (EMPTY, [], ["gpu_nodes", "no host", "other"]),
@@ -61,7 +61,7 @@ def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
     assert "TASK" not in text
 
 
-# columns: options with --limit or a host pattern, the hosts that run
+# Case → (options with --limit or a host pattern, hosts that run).
 FOUND = {
     "no option": ([], ["a"]),
     "--limit to one host of the group": (["--limit", "a"], ["a"]),

@@ -56,6 +56,7 @@ def test_role_can_override_the_kubeconfig(place):
 
 
 REQUESTED = {"vgpu_slice_sizing": "requested"}
+# columns: variables of the host, value of device_plugin_kubeconfig
 OF_HOST = [
     ({}, ""),
     (REQUESTED, "/etc/kubernetes/kubelet.conf"),

@@ -87,6 +87,7 @@ def test_message_names_the_group_with_precedence(place: Workplace) -> None:
     assert "group t4 in group_vars/t4.yml:1, 1 host (gpu-1): vgpu_split_count" in said(run_preflight(place))
 
 
+# columns: variables of each group, variables of host gpu-1, whether the message warns of a conflict
 CONTESTED = [
     ({"t4": {"vgpu_split_count": 7}, "a100": {"vgpu_split_count": 4}}, {}, True),
     # Two groups that set the same value, or different variables, do not conflict.
@@ -152,6 +153,7 @@ def test_a_value_of_a_yaml_inventory_is_found(place: Workplace) -> None:
     assert "host gpu-1 in more.yml:6: vgpu_log_level: expected" in output
 
 
+# columns: options of ansible-playbook, text in the message
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -288,6 +290,7 @@ def test_toolkit_that_exposes_every_gpu_is_a_warning(place: Workplace, keys: dic
 TOKEN = "nvidia_driver_vgpu_token_file"
 
 
+# columns: variables of the host, whether the token file is read
 @pytest.mark.parametrize(
     ("variables", "read"),
     [
@@ -311,6 +314,7 @@ def test_licence_token_is_read_only_by_the_host_that_copies_it(
     assert run.calls["gpu-1"] == (0 if read else 1)
 
 
+# columns: variables of the group, whether the run is refused
 @pytest.mark.parametrize(
     ("variables", "refused"),
     [
@@ -343,6 +347,7 @@ def test_a_controller_that_cannot_compile_is_refused_before_any_host_is_read(
     assert ("expected make, cc on this controller" in run.output) is refused, run.output
 
 
+# columns: variables of the group, whether the run is refused
 @pytest.mark.parametrize(
     ("variables", "refused"),
     [
@@ -376,6 +381,7 @@ def test_a_controller_that_cannot_build_an_image_is_refused_before_any_host_is_r
 
 
 @pytest.mark.parametrize("tasks", ["main", "check"])
+# columns: files that these variables of group t4 name (python: the controller's), text of the refusal (empty: accepted)
 @pytest.mark.parametrize(
     ("variables", "refused"),
     [

@@ -147,6 +147,7 @@ def test_rehearsal_overrides_the_inventory_and_its_files(place: Place) -> None:
     assert (found["verify_kubeconfig"], found["vgpu_split_count"]) == ("", 7)
 
 
+# columns: part of the call that fails, text in the output
 @pytest.mark.parametrize(
     ("fail", "words"),
     [
@@ -180,6 +181,7 @@ def test_hosts_may_be_kept_and_removed_later(place: Place) -> None:
     assert place.calls()[-1] == "hostctl down --project rehearse"
 
 
+# columns: case, variables of the group, text in the message
 BAD = [
     ("no GPUs declared", {"vgpu_split_count": 7}, "host a.example.com: rehearse_gpus: expected a list"),
     ("an unknown model", {"rehearse_gpus": [{"model": "V100-16G"}]}, "did you mean V100-16GB?"),

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from conftest import Workplace
 
-# columns: a task, the number of remote calls of a host
+# columns: a task, its number of remote calls for a host
 TASKS = [
-    ({"ansible.builtin.debug": {"msg": "said on the controller"}}, 0),
+    ({"ansible.builtin.debug": {"msg": "printed by the controller"}}, 0),
     ({"ansible.builtin.set_fact": {"kept": 1}}, 0),
     ({"ansible.builtin.command": "true"}, 1),
     ({"ansible.builtin.raw": "true"}, 1),
@@ -16,7 +16,7 @@ TASKS = [
     ({"ansible.builtin.command": "true", "when": False}, 0),
     ({"ansible.builtin.command": "true", "delegate_to": "two"}, 1),
     ({"ansible.builtin.command": "true", "delegate_to": "localhost", "vars": {"ansible_connection": "local"}}, 1),
-    # one call to start, and at least one to poll
+    # An asynchronous task needs a call to start it and at least one call to poll it.
     ({"ansible.builtin.command": "true", "async": 20, "poll": 1}, 2),
 ]
 
@@ -26,7 +26,7 @@ def test_every_kind_of_call_is_counted(place: Workplace) -> None:
     tasks = [{"name": f"task {n}", "changed_when": False, **task} for n, (task, _calls) in enumerate(TASKS)]
     run = place.play([{"hosts": "one", "gather_facts": False, "tasks": tasks}])
     assert run.code == 0, run.output
-    assert set(run.calls) == {"one"}  # a delegated task is counted for the host whose task it is
+    assert set(run.calls) == {"one"}  # A delegated task is counted for the host whose task it is.
     least = sum(calls for _task, calls in TASKS)
     # The asynchronous task may be polled once or twice more on a busy machine, and is cleaned up once.
     assert least <= run.calls["one"] <= least + 4, run.calls

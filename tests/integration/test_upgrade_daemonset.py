@@ -106,8 +106,8 @@ def test_rollback_restores_the_former_image_and_options(place, cluster, tmp_path
     assert "changed=0 " in again.output, again.output
 
 
-# columns: the pod's version, the path and text of the pod's configuration, whether the rollback point has named
-# configurations, whether the role accepts this state as rolled back
+# columns: version of the pod, path and text of the pod's configuration, whether the rollback point has named
+# configurations, whether the role accepts this state as the end of the rollback
 SAYS = [
     pytest.param("1", BIG, "big\n", True, True, id="former version, former named configuration"),
     pytest.param("1", BIG, "unknown\n", False, True, id="former version, no recorded named configurations"),
@@ -134,7 +134,9 @@ def test_rollback_waits_for_the_former_version_and_configuration(
     run = go_back(place, given, json.dumps(FORMER), named)
     assert (run.code == 0) is back, run.output
     assert back or "Wait until the pod runs the former version and configuration" in run.output
-    assert (tmp_path / "daemonset.json").exists() is back, "recorded before the rollback was complete"
+    assert (tmp_path / "daemonset.json").exists() is back, (
+        "expected the record of the DaemonSet exactly if the rollback is complete"
+    )
 
 
 def test_node_without_a_former_daemonset_leaves_it(place, cluster, tmp_path):

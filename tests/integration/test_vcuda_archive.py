@@ -47,6 +47,7 @@ def test_configured_archive_is_used(place: Workplace) -> None:
     assert "changed=0" in run.output
 
 
+# columns: changed variables of the role, text in the message
 @pytest.mark.parametrize(
     "changes, words",
     [

@@ -87,6 +87,7 @@ def test_html_in_host_data_is_shown_as_text(page, browser):
     assert not more.find_elements(By.TAG_NAME, "img") and "broken" not in seen.title
 
 
+# columns: node, texts in its details
 @pytest.mark.parametrize(
     "node, said",
     [
@@ -115,6 +116,7 @@ def test_details_of_a_node(page, browser, node, said):
     assert not seen.find_elements(By.CSS_SELECTOR, "td.more")
 
 
+# columns: fragment of the page's address, names of the shown nodes in their order
 @pytest.mark.parametrize(
     "part, expected",
     [
@@ -197,7 +199,7 @@ def test_contrast_and_width_in_light_and_dark_mode(page, browser, width, dark):
     # CONTRAST lists all text with less contrast than WCAG's level AA requires.
     assert seen.execute_script(CONTRAST) == []
     wide = seen.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
-    assert wide[0] <= wide[1], "the page itself scrolls sideways"
+    assert wide[0] <= wide[1], f"expected a page within the screen, found the widths {wide}"
     seen.save_screenshot(str(page / f"{width}-{dark}.png"))
 
 
@@ -208,6 +210,7 @@ return [...rows.values()];
 """
 
 
+# columns: width of the screen, number of tiles in each row
 @pytest.mark.parametrize(("width", "rows"), [(1280, [8]), (1024, [8]), (800, [4, 4]), (360, [2, 2, 2, 2])])
 def test_summary_tiles_fill_rows_evenly(page, browser, width, rows):
     assert browser(page, width=width).execute_script(ROWS) == rows
@@ -245,8 +248,9 @@ OLD = {"xid": 13, "count": 7, "last": None}
 
 @pytest.fixture(scope="module")
 def busy_page(make_page):
-    """A page of three nodes: ``one`` with ten containers, ``two`` with one container, both with Xids, and an idle
-    node.
+    """Returns a page of three nodes: ``one`` has ten containers, ``two`` has one, and ``idle`` has none.
+
+    The GPUs of ``one`` and ``two`` have Xids.
     """
     uses = [
         {"by": f"ns/p-{number}/main", "slices": [f"GPU-a::{number}"], "used_mib": number << 10} for number in range(10)
@@ -288,13 +292,14 @@ def test_first_screen_shows_slice_holders_and_driver_values(busy_page, browser, 
     wide = seen.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
     assert wide[0] <= wide[1]
     inner = seen.execute_script("const [one] = arguments; return [one.scrollWidth, one.clientWidth]", holders)
-    assert inner[0] <= inner[1], "the table is wider than its frame"
+    assert inner[0] <= inner[1], f"expected the table within its frame, found the widths {inner}"
     seen.save_screenshot(str(busy_page / f"busy-{width}.png"))
 
 
 LONG = "machine-learning/trainer-7c9d8b6f5d-x2x7q/main"
 
 
+# columns: width of the screen, most lines of a long name
 @pytest.mark.parametrize(("width", "most"), [(1280, 1), (800, 1), (390, 4)])
 def test_names_of_holders_are_not_broken_into_pieces(browser, make_page, width, most):
     """Checks the first and the second report; the second report has one more plot."""
@@ -358,6 +363,7 @@ def test_plugin_warnings_and_skipped_checks_are_not_green(browser, make_page):
     assert f"- warning: {WARNING}" in text and "| full | partly | 20" in text
 
 
+# columns: age in seconds, its text on the page
 AGES = [(0, "just now"), (59, "just now"), (60, "1 minute ago"), (7199, "119 minutes ago"), (7200, "2 hours ago")]
 AGES += [(172800, "2 days ago"), (-3600, "")]
 
@@ -404,7 +410,7 @@ def proof(uuid):
 
 
 def processor_ms(seen):
-    """Returns the CPU seconds of the page's thread for one reload. Other load on the machine hardly changes them."""
+    """Returns the CPU milliseconds of the page's thread for one reload; other load hardly changes them."""
 
     def spent():
         metrics = seen.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]

@@ -33,7 +33,7 @@ def test_engine_from_dockers_repository_is_installed_and_removed_completely(host
     tried = engine(host, "--check", **dockers(mirror))
     with told(tried):
         assert tried.code == 0
-        assert host.trace() == before, "check mode changed the host"
+        assert host.trace() == before, "expected an unchanged host after check mode"
     first = engine(host, **dockers(mirror))
     with told(first):
         assert first.code == 0

@@ -72,12 +72,14 @@ def test_driver_is_installed_locked_and_removed_completely(host: RpmHost, mirror
     before = host.trace()
     tried = driver(host, mirror, "--check")
     assert (tried.code, tried.changed) == (0, 1), tried.output
-    assert host.trace() == before, "check mode changed the host"
+    assert host.trace() == before, "expected an unchanged host after check mode"
     first = driver(host, mirror)
     assert first.code == 0, first.output
     assert of(host, DRIVER[host.kind]) == {MIDDLE}
     upgrade_all(host)
-    assert of(host, DRIVER[host.kind]) == {MIDDLE}, "the lock did not hold"
+    assert of(host, DRIVER[host.kind]) == {MIDDLE}, (
+        f"expected the locked version {MIDDLE} after the upgrade of all packages"
+    )
     again = driver(host, mirror)
     assert (again.code, again.changed) == (0, 0), again.output
     gone = driver(host, mirror, nvidia_driver_state="absent")
@@ -104,7 +106,9 @@ def test_role_upgrades_and_downgrades_a_locked_driver(host: RpmHost, mirror: str
         if host.kind == "rocky":
             assert f"stream={version[:3]}-dkms" in host.text("/etc/dnf/modules.d/nvidia-driver.module")
         upgrade_all(host)
-        assert of(host, DRIVER[host.kind]) == {version}, "the lock did not follow"
+        assert of(host, DRIVER[host.kind]) == {version}, (
+            f"expected a lock on {version}, which the upgrade of all packages respects"
+        )
     again = driver(host, mirror)
     assert (again.code, again.changed) == (0, 0), again.output
 

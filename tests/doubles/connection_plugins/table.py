@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A connection plugin that needs no host: it finds the name of the module that Ansible sends and returns the module's
-result from a table.
+"""A connection plugin that simulates a host: it reads which module Ansible sends and returns a result from a table.
 
-The controller works as usual up to the connection: templates, the build of the module's archive, the worker.
-``VGPU_TABLE`` names a JSON file: ``{kind-group: {module: answer}}``, with the kinds of tests/doubles/fleet.py.
-``VGPU_TABLE_NOTES`` is a folder where a changed host writes a file with its name; from then on its kind is ``done``.
+Everything before the connection is real: templates, the build of the module's archive, the worker process.
+``VGPU_TABLE`` names the table, a JSON file: ``{"<kind>-<group>": {"<module>": <result>}}``; tests/doubles/fleet.py has
+the kinds of hosts. ``VGPU_TABLE_NOTES`` names a folder. When a play has changed a host, the plugin writes a file with
+the host's name there; from then on the kind of this host is ``done``.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from ansible.plugins.connection import ConnectionBase
 
 DOCUMENTATION = """
     name: table
-    short_description: answer modules from a table
-    description: see the module text
+    short_description: returns results of modules from a table
+    description: The text at the top of this file describes the plugin.
     extends_documentation_fragment:
         - connection_pipelining
     options:
         host_kind:
-            description: Which part of the table answers for this host.
+            description: Kind of the host. The table is searched for the key KIND-GROUP.
             default: done
             vars:
                 - name: table_kind
         host_group:
-            description: Group of the host, the other part of the name of its table.
+            description: Group of the host, the second part of that key.
             default: ""
             vars:
                 - name: table_group
         dies_at:
-            description: Name of the module at which the host stops to answer, for good.
+            description: Name of a module. From its first run on, no connection to the host succeeds.
             default: ""
             vars:
                 - name: table_dies_at
@@ -44,9 +44,9 @@ DOCUMENTATION = """
 MODULE = re.compile(rb"""(?:ansible_module|_module_name|module_name)\s*=\s*['"]([\w.]+)['"]|AnsiballZ_(\w+)\.py""")
 # If the module ``command`` runs one of these programs, the table has a separate result for the program.
 PROGRAMS = ("vgpuctl", "wheelhouse")
-# A host of this kind still fails the isolation check after the upgrade.
+# A host of this kind fails the isolation check also after the upgrade, so it never becomes ``done``.
 FAILING = "unproven"
-# After a run of this module the host counts as being in the desired state.
+# After a run of this module the kind of the host is ``done``.
 LAST = "systemd_service"
 
 

@@ -18,18 +18,18 @@ if all_in "$cache/debian/usr/bin"; then
     cd "$cache/debian/usr/bin" && pwd
     exit 0
 fi
-# shellcheck disable=SC2086 # a list of words is meant
+# shellcheck disable=SC2086 # The variable is a list of words.
 [ "$(apt-cache policy $packages | grep -c '^  Candidate: [^(]')" -eq 2 ] || apt-get -qq update
 rm -rf "$cache/debian.part"
 mkdir -p "$cache/debian.part/debs"
-# shellcheck disable=SC2086 # a list of words is meant
+# shellcheck disable=SC2086 # The variable is a list of words.
 (cd "$cache/debian.part/debs" && apt-get -qq -o APT::Sandbox::User=root download $packages)
 for deb in "$cache"/debian.part/debs/*.deb; do
     dpkg-deb -x "$deb" "$cache/debian.part"
 done
 rm -rf "$cache/debian.part/debs" "$cache/debian"
 all_in "$cache/debian.part/usr/bin" || {
-    echo "tests/e2e/kube/debian.sh: the packages $packages lack one of $programs" >&2
+    echo "tests/e2e/kube/debian.sh: expected $programs in the packages $packages; at least one is missing" >&2
     exit 1
 }
 mv "$cache/debian.part" "$cache/debian"

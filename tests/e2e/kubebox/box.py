@@ -53,7 +53,7 @@ def run_in(command: list[str], environment: dict[str, str]) -> int:
             try:
                 return process.wait()
             except KeyboardInterrupt:
-                continue  # the terminal also signals the processes in the box; their fixtures clean up
+                continue  # The terminal sends the signal to the processes in the box too, and their fixtures clean up.
     finally:
         process.kill()
         process.wait()
@@ -64,7 +64,7 @@ def run_in(command: list[str], environment: dict[str, str]) -> int:
 
 
 def hierarchies() -> list[Path]:
-    """Returns the mount points in which the box makes a control group: one for version 2, or one per v1 controller."""
+    """Returns the mount points where the box makes a control group: with version 1 there is one per controller."""
     if (CGROUPS / "cgroup.controllers").exists():
         return [CGROUPS]
     found = [one for one in sorted(CGROUPS.iterdir()) if one.is_dir() and not one.is_symlink()]
@@ -78,11 +78,13 @@ def make_cgroups(group: str) -> None:
             wanted = " ".join(f"+{one}" for one in (place / "cgroup.controllers").read_text().split())
             for folder in (place, place / group):
                 folder.mkdir(exist_ok=True)
-                with contextlib.suppress(OSError):  # fails if a process is in the root group of a container
+                with contextlib.suppress(
+                    OSError
+                ):  # The write fails if this runs in a container whose root group has processes.
                     (folder / "cgroup.subtree_control").write_text(wanted)
             continue
         (place / group).mkdir(exist_ok=True)
-        for name in ("cpuset.cpus", "cpuset.mems"):  # empty in a new v1 group; no process may enter then
+        for name in ("cpuset.cpus", "cpuset.mems"):  # Without a value no process may enter the group.
             if (place / name).exists():
                 (place / group / name).write_text((place / name).read_text())
 
@@ -96,7 +98,7 @@ def everywhere() -> list[Path]:
 def remove_cgroups(group: str) -> None:
     for place in everywhere():
         for folder, _folders, _files in os.walk(place / group, topdown=False):
-            for _attempt in range(50):  # groups of killed processes become empty a moment later
+            for _attempt in range(50):  # A killed process leaves its group a moment later.
                 with contextlib.suppress(OSError):
                     os.rmdir(folder)
                     break

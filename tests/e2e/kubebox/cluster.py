@@ -123,20 +123,23 @@ class Cluster:
         self.write_scheduler_configuration([])
         self.etcd.start()
         self.apiserver.start()
-        until(self._api_ready, f"API server that is ready; its log:\n{self.apiserver.tail(5)}")
+        until(self._api_ready, f"ready API server; its log:\n{self.apiserver.tail(5)}")
         self.scheduler.start()
         if self.controllers is not None:
             self.controllers.start()
         else:
             # Without controllers the default service account is missing, and the API server would refuse pods.
             account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
-            until(lambda: self._created("/api/v1/namespaces/default/serviceaccounts", account), "service account")
+            until(
+                lambda: self._created("/api/v1/namespaces/default/serviceaccounts", account),
+                "API server that creates a service account",
+            )
 
     def start_node(self) -> None:
         self.write_node_configuration()
         self._start_containerd()
         self.kubelet.start()
-        until(self.node_ready, f"node that is ready; the kubelet's log:\n{self.kubelet.tail(5)}")
+        until(self.node_ready, f"ready node; the kubelet's log:\n{self.kubelet.tail(5)}")
 
     def use_runtime(self, name: str) -> None:
         """Switches to the container runtime ``name`` (``DEBIAN`` or ``WITH_CDI``) unless it is already in use.
@@ -156,7 +159,7 @@ class Cluster:
 
     def _start_containerd(self) -> None:
         self.containerd.start()
-        until(lambda: self.ctr("version", check=False).returncode == 0, "containerd that answers")
+        until(lambda: self.ctr("version", check=False).returncode == 0, "answer of containerd")
         packed = self.folder / "image.tar"
         images.archive(self.programs.image, IMAGE, packed)
         self.ctr("images", "import", str(packed))

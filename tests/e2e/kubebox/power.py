@@ -92,7 +92,7 @@ def new_boot() -> None:
 def boot_runtime(cluster: Cluster) -> None:
     """Starts the container runtime, which still has its images."""
     cluster.containerd.start()
-    until(lambda: cluster.ctr("version", check=False).returncode == 0, "containerd that answers")
+    until(lambda: cluster.ctr("version", check=False).returncode == 0, "answer of containerd")
 
 
 def boot_programs(node: GpuNode) -> None:

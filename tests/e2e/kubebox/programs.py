@@ -33,16 +33,16 @@ class MissingProgram(Exception):
 class Programs:
     """Paths of the cluster's programs; each is a folder of programs or a single file."""
 
-    kubernetes: Path  # kube-apiserver kubelet kube-scheduler kube-controller-manager kubectl
-    system: Path  # etcd containerd containerd-shim-runc-v2 ctr
-    containerd_with_cdi: Path  # a newer containerd, containerd-shim-runc-v2 and ctr
-    nvidia_smi: Path  # the folder of NVIDIA's own nvidia-smi and the file `version`
-    image: Path  # a tar of a small Debian root
+    kubernetes: Path  # kube-apiserver, kubelet, kube-scheduler, kube-controller-manager, kubectl.
+    system: Path  # etcd, containerd, containerd-shim-runc-v2, ctr.
+    containerd_with_cdi: Path  # A newer containerd with its containerd-shim-runc-v2 and ctr.
+    nvidia_smi: Path  # The folder of NVIDIA's nvidia-smi and the file `version`.
+    image: Path  # A tar file of a small Debian root.
     runc: Path
-    plugin_image: Path  # image archive of the device plugin, named PLUGIN_IMAGE
+    plugin_image: Path  # Archive of the device plugin's image, which is named PLUGIN_IMAGE.
     helm: Path
-    scheduler_image: Path  # image archive of vgpu-scheduler, named SCHEDULER_IMAGE
-    cache: Path  # XDG_CACHE_HOME with what playbooks would build and download, as the box has no network
+    scheduler_image: Path  # Archive of vgpu-scheduler's image, which is named SCHEDULER_IMAGE.
+    cache: Path  # XDG_CACHE_HOME, filled in advance, because the box has no network.
 
     def to_json(self) -> str:
         return json.dumps({name: str(path) for name, path in asdict(self).items()})
@@ -104,7 +104,9 @@ def _version(sources: list[str]) -> str:
     )
     found = re.search(r"VERSION:(\S+):", done.stdout)
     if found is None:
-        raise MissingProgram(f"the lookup vgpu.fleet.source_version said {done.stdout}")
+        raise MissingProgram(
+            f"the lookup vgpu.fleet.source_version: expected VERSION:<version>: in the output, found {done.stdout}"
+        )
     return found.group(1)
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``systemctl`` of the box, which has no systemd: starts, stops and shows services by the unit files that roles write.
 
-It knows the verbs that our roles and modules use; an unknown verb fails. Programs that the box itself runs, such as
-containerd, are shown as active by a unit file with ``X-Pid=`` and are not to be started or stopped.
+It supports the verbs that the project's roles and modules use; another verb fails. A program that the box itself runs,
+such as containerd, has a unit file with ``X-Pid=``: its unit is shown as active, and it cannot be stopped.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def start(unit: str) -> None:
 
 def stop(unit: str) -> None:
     if setting(unit, "X-Pid"):
-        sys.exit(f"{unit} is the box's own and is not stopped by a unit")
+        sys.exit(f"cannot stop {unit}: the box runs this program itself (X-Pid)")
     pid = pid_of(unit)
     if not pid:
         return
@@ -155,7 +155,7 @@ def main(words: list[str]) -> int:
         print(found or "not-found")
         return 0 if found == verb[3:] else 3
     elif verb not in ("start", "stop", "restart", "enable", "disable", "reset-failed"):
-        print(f"the box's systemctl does not know {verb}", file=sys.stderr)
+        print(f"the systemctl of the box does not support the verb {verb}", file=sys.stderr)
         return 1
     return 0
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A driver for claims (Dynamic Resource Allocation) that prepares nothing and records the kubelet's calls.
 
-It shares no code with the project's driver, so that only the kubelet's behaviour is recorded. Needs the gRPC code of
-the device plugin (``vgpu_plugin._proto``) only.
+It shares only the gRPC code ``vgpu_plugin._proto`` with the project's driver, so that only the kubelet's behaviour is
+recorded.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ def device_name(claim: str, request: str) -> str:
 class ClaimRecorder:
     """A claims driver that serves a kubelet and records its calls.
 
-    ``calls``: the calls since the last ``take``. ``faults``: name of a call → kind of wrong response, see
-    ``Service._wrong``.
+    ``calls``: the calls since the last ``take``. ``faults``: name of a call → kind of wrong response: "status" (the
+    gRPC call fails), "error" (an error for each claim), "unknown claim" (an entry for another claim only) or "nothing"
+    (no entry).
     """
 
     def __init__(self, root: Path) -> None:
@@ -109,7 +110,7 @@ class ClaimRecorder:
             self.lock.notify_all()
 
     def take(self, mend: bool = False) -> list[dict[str, Any]]:
-        """Returns the recorded calls and clears them for the next step; ``mend``: no call fails from now on."""
+        """Returns the recorded calls and clears them for the next step. ``mend``: calls succeed from now on."""
         with self.lock:
             taken, self.calls = self.calls, []
             if mend:
@@ -197,7 +198,7 @@ class Service:
         return answer
 
     def _wrong(self, call: str, request: Any, answer: Any, context: grpc.ServicerContext) -> bool:
-        """Records the call; returns a wrong response if a fault is configured for it."""
+        """Records the call. If a fault is configured for it, makes the response wrong and returns True."""
         fault = self._recorder.faults.get(call, "")
         claims = self._recorder.claims_of(request)
         entry = {"call": call, "service": self._version, "claims": claims, "answer": fault or "ok"}
@@ -206,7 +207,7 @@ class Service:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "not now")
         elif fault == "error":
             for one in request.claims:
-                answer.claims[one.uid].error = "not this one"
+                answer.claims[one.uid].error = "refused by the test"
         elif fault == "unknown claim":
             answer.claims[NOBODY].SetInParent()
         else:

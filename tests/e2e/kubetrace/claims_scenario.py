@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One story of claims that a kubelet, the real one or the double, is led through; the outcome is a trace of data.
+"""Runs fixed steps with claims on a kubelet, the real one or the double, and returns the trace of its calls.
 
-Steps that ask the kubelet for something wait for its end, so that calls fall into the step that caused them. What comes
-again by time alone is not part of a trace.
+A step that requests something from the kubelet waits until that is done, so that each recorded call belongs to the step
+that caused it. Repetitions of a call that keeps failing are not recorded.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Kubelet(Protocol):
         """Creates a claim, which is allocated once a pod names it. Returns its uid."""
 
     def make_pod(self, name: str, claims: tuple[str, ...], containers: Containers, ends: bool) -> None:
-        """Creates a pod on this node. With ``ends`` its containers exit by themselves, otherwise they run on."""
+        """Creates a pod on this node. ``ends``: its containers exit at once; otherwise they run on."""
 
     def wait_running(self, name: str) -> None: ...
 
     def wait_ended(self, name: str) -> None:
-        """Waits until the pod has ended by itself; its object stays."""
+        """Waits until the containers of the pod have exited; its object stays."""
 
     def why_not(self, name: str) -> str:
         """Returns the kubelet's message why it does not start the pod."""
@@ -137,7 +137,7 @@ class Story:
         for name in names:
             self.kubelet.ask_to_end(name)
             self.kubelet.wait_gone(name)
-        self.step(f"{' and '.join(names)} deleted")
+        self.step(f"pod {' and pod '.join(names)} deleted")
 
     def registered(self, state: bool = True) -> None:
         self.kubelet.look()
@@ -154,7 +154,7 @@ class Story:
     def _registration(self) -> None:
         self.plugin.serve(("v0.DRAPlugin",))
         self.registered(False)
-        self.step("register with a version that nobody knows")
+        self.step("register with an API version that the kubelet does not know")
         self.plugin.stop()
         self.kubelet.look()
         self.plugin.serve()
@@ -165,30 +165,30 @@ class Story:
 
     def _pods(self) -> None:
         kubelet = self.kubelet
-        self.run("a pod with a claim", "first", self.claim("one"))
+        self.run("pod first starts with claim one", "first", self.claim("one"))
         self._health("Healthy")
         self._health("Unhealthy", device_name("one", "gpu"))
         self._health("Healthy")
         kubelet.crash("first")
-        self.step("its container ends and starts again", self.injected("first"))
-        self.run("another pod with that claim", "second", "one")
+        self.step("the container of pod first ends and starts again", self.injected("first"))
+        self.run("pod second starts with the same claim", "second", "one")
         self.delete("second")
         both = self.claim("both", "a", "b")
         self.run(
-            "a claim of two requests in three containers",
+            "pod pair starts; its three containers use a claim with two requests",
             "pair",
             both,
             main=((both, ""),),
             a=((both, "a"),),
             b=((both, "b"),),
         )
-        self.run("a pod with a claim of before and a new one", "mixed", "one", self.claim("fresh"))
+        self.run("pod mixed starts with an existing claim and a new claim", "mixed", "one", self.claim("fresh"))
         self.delete("mixed")
-        self.run("a pod with two claims", "twins", self.claim("x"), self.claim("y"))
+        self.run("pod twins starts with two claims", "twins", self.claim("x"), self.claim("y"))
         self.delete("twins")
         self.make("done", self.claim("brief"), ends=True)
         kubelet.wait_ended("done")
-        self.step("a pod that ends by itself")
+        self.step("pod done has exited")
 
     def _health(self, state: str, *unhealthy: str) -> None:
         self.plugin.set_unhealthy(*unhealthy)
@@ -196,7 +196,7 @@ class Story:
             lambda: f'"{state}"' in json.dumps(self.kubelet.health("first")),
             f"device with the health {state} in the pod's status",
         )
-        self.step(f"its device is {state}", self.kubelet.health("first"))
+        self.step(f"the device of pod first is {state}", self.kubelet.health("first"))
 
     def _faults(self) -> None:
         kubelet, plugin = self.kubelet, self.plugin
@@ -204,28 +204,28 @@ class Story:
             plugin.faults = {PREPARE: fault}
             name = f"pod-{fault}"
             self.make(name, self.claim(fault))
-            self.step(f"{PREPARE} is answered with: {fault}", self.why_not(name), mend=True)
+            self.step(f"the driver gives {PREPARE} the wrong response: {fault}", self.why_not(name), mend=True)
             kubelet.wait_running(name)
-            self.step("it is asked for again", self.injected(name))
+            self.step(f"the kubelet repeats {PREPARE}", self.injected(name))
             self.delete(name)
         for fault in ("nothing", "unknown claim"):
             plugin.faults = {PREPARE: fault}
             name = f"pod-{fault.partition(' ')[0]}"
             self.make(name, self.claim(fault.partition(" ")[0]))
-            self.step(f"{PREPARE} is answered with: {fault}", self.why_not(name))
+            self.step(f"the driver gives {PREPARE} the wrong response: {fault}", self.why_not(name))
             self.delete(name)
         plugin.take(mend=True)
         self._unprepare_fails("pair", "both", "error")
-        self.run("a pod", "ends", self.claim("last"))
+        self.run("pod ends starts", "ends", self.claim("last"))
         self._unprepare_fails("ends", "last", "nothing")
 
     def _unprepare_fails(self, pod: str, claim: str, fault: str) -> None:
         self.plugin.faults = {UNPREPARE: fault}
         self.kubelet.ask_to_end(pod)
         until(lambda: self.plugin.asked(UNPREPARE, claim), f"{UNPREPARE} of {claim}")
-        self.step(f"{UNPREPARE} is answered with: {fault}", mend=True)
+        self.step(f"the driver gives {UNPREPARE} the wrong response: {fault}", mend=True)
         self.kubelet.wait_gone(pod)
-        self.step("it is asked for again")
+        self.step(f"the kubelet repeats {UNPREPARE}")
 
     def _plugin_away(self) -> None:
         kubelet, plugin = self.kubelet, self.plugin
@@ -233,32 +233,34 @@ class Story:
         kubelet.look()
         self.make("late", self.claim("new"))
         self.make("third", "one")
-        self.step("the plugin is away", [self.why_not("late"), self.why_not("third")])
+        self.step("pods late and third wait while the driver is stopped", [self.why_not("late"), self.why_not("third")])
         until(lambda: not kubelet.published(), "deletion of the ResourceSlices of the stopped driver")
-        self.step("its slices are deleted")
+        self.step("the kubelet deletes the ResourceSlices of the stopped driver")
         plugin.serve(V1BETA1_FIRST)
         self.registered()
         for name in ("late", "third"):
             kubelet.wait_running(name)
-        self.step("the plugin is back, with another version first", [self.injected(one) for one in ("late", "third")])
+        self.step(
+            "the driver starts again and offers v1beta1 before v1", [self.injected(one) for one in ("late", "third")]
+        )
         kubelet.publish()
         kubelet.outlast()
-        self.step("it serves no stream of health, and its slices stay", kubelet.published())
+        self.step("the driver serves no health stream, and its ResourceSlices stay", kubelet.published())
         self.delete("third", "late")
 
         plugin.stop(killed=True)
         self.make("cut", self.claim("torn"))
-        self.step("the plugin is killed", self.why_not("cut"))
+        self.step("pod cut waits after the driver was killed", self.why_not("cut"))
         plugin.serve()
         self.registered()
         kubelet.wait_running("cut")
-        self.step("the plugin has started again", self.injected("cut"))
+        self.step("the driver has started again and pod cut runs", self.injected("cut"))
         self.delete("cut")
 
     def _kubelet_restart(self) -> None:
         kubelet, plugin = self.kubelet, self.plugin
         kubelet.publish()
-        self.run("a pod that will be removed", "removed", self.claim("orphan"))
+        self.run("pod removed starts", "removed", self.claim("orphan"))
         plugin.registered = None
         kubelet.restart("removed")
         self.registered()
@@ -267,10 +269,10 @@ class Story:
             lambda: plugin.asked(UNPREPARE, "orphan"),
             f"{UNPREPARE} for the claim of the pod that was removed during the restart",
         )
-        self.step("the kubelet starts again; a pod was removed meanwhile, and all slices are deleted")
-        self.run("another pod with a claim of before the restart", "fourth", "one")
+        self.step("the kubelet restarts; pod removed was removed meanwhile, and the kubelet deletes all ResourceSlices")
+        self.run("pod fourth starts with a claim from before the restart", "fourth", "one")
         kubelet.crash("first")
-        self.step("the first one's container ends and starts again", self.injected("first"))
+        self.step("the container of pod first ends and starts again after the restart", self.injected("first"))
         self.delete("first")
         self.delete("fourth")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device plugin for tests that only records the kubelet's calls, some with the PodResources response at that moment.
+"""A device plugin that only records the kubelet's calls, some of them with the current PodResources response.
 
 It shares only the gRPC code ``vgpu_plugin._proto`` with the project's device plugin, so that only the kubelet's
 behaviour is recorded.

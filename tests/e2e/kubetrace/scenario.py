@@ -43,7 +43,7 @@ class Kubelet(Protocol):
 def until(what: Callable[[], bool], about: str) -> None:
     limit = time.monotonic() + LIMIT_S
     while not what():
-        assert time.monotonic() < limit, f"never came: {about}"
+        assert time.monotonic() < limit, f"within {LIMIT_S} s there was no {about}"
         time.sleep(0.05)
 
 
@@ -87,11 +87,13 @@ class Story:
 
         The number at the API server alone does not suffice: it may date from before a restart.
         """
-        until(lambda: len(self.plugin.allocatable()) == self.kubelet.allocatable() == count, f"{count} devices offered")
+        until(
+            lambda: len(self.plugin.allocatable()) == self.kubelet.allocatable() == count, f"offer of {count} devices"
+        )
 
     def pod(self, name: str, count: int = 1, init_container: bool = False, step: str = "") -> None:
         outcome = self.kubelet.run_pod(name, count, init_container)
-        self.step(step or f"pod {name} of {count}", outcome)
+        self.step(step or f"pod {name} starts; devices: {count}", outcome)
 
     def tell(self) -> list[dict[str, Any]]:
         plugin, kubelet = self.plugin, self.kubelet
@@ -105,9 +107,9 @@ class Story:
 
             self.pod("first")
             kubelet.crash("first")
-            self.step("its container ends and starts again")
+            self.step("the container of pod first ends and starts again")
             self.pod("pair", 2)
-            self.pod("last", 1, step="a pod for which exactly what is free is enough")
+            self.pod("last", 1, step="pod last gets the only free device")
             kubelet.delete_pod("pair")
             self.step("pod pair is deleted")
             self.pod("staged", 1, init_container=True)
@@ -115,7 +117,7 @@ class Story:
             kubelet.delete_pod("last")
             self.step("pods staged and last are deleted")
 
-            plugin.refuse["Allocate"] = "this one not"
+            plugin.refuse["Allocate"] = "refused by the test"
             self.pod("refused", step="Allocate is refused")
             plugin.refuse.clear()
             kubelet.delete_pod("refused")
@@ -130,21 +132,24 @@ class Story:
 
             plugin.stop()
             self.offered(0)
-            self.step("the plugin ends")
+            self.step("the plugin stops")
             plugin.serve()
             refused = plugin.register()
             self.offered(len(DEVICES))
-            self.step("the plugin is back", refused)
+            self.step("the plugin registers again after its stop", refused)
 
             kubelet.restart()
             plugin.stop()
             # After a restart the kubelet lists no pod until the API server has sent it the pods of its node.
-            self.step("the kubelet starts anew", listed=False)
+            self.step("the kubelet restarts", listed=False)
             plugin.serve()
             refused = plugin.register()
             self.offered(len(DEVICES))
-            until(lambda: any(one["name"] == "first" for one in plugin.listed()), "the pod from before the restart")
-            self.step("the plugin registers again", refused)
+            until(
+                lambda: any(one["name"] == "first" for one in plugin.listed()),
+                "pod first in the PodResources response after the restart of the kubelet",
+            )
+            self.step("the plugin registers again after the restart of the kubelet", refused)
             self.pod("after", 1)
             kubelet.delete_pod("after")
             kubelet.delete_pod("first")

@@ -97,7 +97,9 @@ class Mirror:
         probe = f"import socket; socket.create_connection(('127.0.0.1', {PORT}))"
         end = time.monotonic() + 60
         while "refused" in self.node.shell(f'python3 -c "{probe}" 2>&1 || true'):
-            assert time.monotonic() < end, f"the mirror does not come up: {self.log.read_text()}"
+            assert time.monotonic() < end, (
+                f"the host cannot connect to the mirror; the mirror's log: {self.log.read_text()}"
+            )
             time.sleep(0.2)
 
     def stop(self) -> None:

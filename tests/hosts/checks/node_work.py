@@ -17,7 +17,7 @@ from simhosts import podman as simpodman
 from simhosts.hardware import IMAGE_NAME
 
 MIB = 1 << 20
-# group t4: 15360 MiB in seven slices
+# SLICE_MIB: a T4 of the group t4 has 15360 MiB in seven slices. HELD_MIB: memory that the container of the tests uses.
 SLICE_MIB, HELD_MIB = 2194, 1000
 NAME = "web"
 FILL = "/root/fill"
@@ -27,10 +27,10 @@ LIMIT_S = 60.0
 
 
 def until(holds: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:
-    """Repeat the call until its result is true, and return the result."""
+    """Repeat the call until its result is true, and return the result. ``what`` states the condition."""
     end = time.monotonic() + limit_s
     while not (answer := holds()):
-        assert time.monotonic() < end, f"{what}: not within {limit_s:.0f} s; the last answer was {answer!r}"
+        assert time.monotonic() < end, f"expected within {limit_s:.0f} s: {what}; the last result was {answer!r}"
         time.sleep(0.5)
     return answer
 
@@ -91,8 +91,8 @@ class Work:
 
     def wait(self) -> None:
         """Wait until the container runs and uses its memory, and the plugin knows the slice's holder."""
-        until(lambda: self.process() and self.held() >= HELD_MIB * MIB, f"{self.name} holds its memory")
-        until(lambda: len(self.slices()) == 1, f"one slice is held by {self.engine} {self.name}")
+        until(lambda: self.process() and self.held() >= HELD_MIB * MIB, f"{self.name} runs and uses {HELD_MIB} MiB")
+        until(lambda: len(self.slices()) == 1, f"vgpuctl lists one slice of {self.engine} {self.name}")
 
     def process(self) -> int:
         """Return the pid of the container's running process; 0: none."""

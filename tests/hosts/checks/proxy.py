@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A site's proxy: only the proxy can reach the mirror, because no resolver knows the mirror's name. ``proxy.py PORT
-MIRROR [refuse]``.
+"""The HTTP proxy of a site. Usage: ``proxy.py PORT MIRROR [refuse]``.
 
-The proxy fetches only ``http://mirror.invalid/…``, from MIRROR, or refuses every request with 403; it writes a line for
-each request to standard error. ``Proxy`` runs the proxy in the host's network namespace, as mirror.py does with the
-mirror.
+Only the proxy can reach the mirror, because no resolver knows the name ``mirror.invalid``. The proxy fetches
+``http://mirror.invalid/…`` from MIRROR and nothing else; with ``refuse`` every request gets status 403. It writes a
+line for each request to standard error. ``Proxy`` runs it in the network namespace of the host, like the server in
+mirror.py.
 """
 
 from __future__ import annotations

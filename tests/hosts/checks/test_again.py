@@ -48,7 +48,7 @@ def test_second_run_changes_nothing_and_calls_twice(nodes: dict[str, Node], tmp_
     # A broken counter would report zero calls and pass, so at least the call that reads the host must be counted.
     assert min(calls.values()) >= 1, calls
     for name, node in nodes.items():
-        assert changed(before[name], node.snapshot()) == [], f"{name} was changed"
+        assert changed(before[name], node.snapshot()) == [], f"expected unchanged files on {name}"
 
 
 def test_check_and_diff_show_nothing(nodes: dict[str, Node]) -> None:

@@ -63,13 +63,13 @@ def refused(run: subprocess.CompletedProcess[str], step: str, *words: str) -> No
     assert f"fatal: [{HOST}]" in failed
     said = " ".join(failed.split())
     for word in words:
-        assert word in said, f"the message does not hold {word!r}:\n{failed}"
+        assert word in said, f"expected {word!r} in the message, found:\n{failed}"
 
 
-def test_the_host_reaches_nothing_but_the_mirror(mirror: Mirror) -> None:
+def test_the_host_reaches_only_the_mirror(mirror: Mirror) -> None:
     node = mirror.node
     assert node.shell("ls /sys/class/net").split() == ["lo"]
-    assert len(node.read("/proc/net/route").splitlines()) == 1, "the host has a route"
+    assert len(node.read("/proc/net/route").splitlines()) == 1, "expected no route on the host"
     assert node.shell("cat /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null || true") == SITE
     mirror.stop()
     # Negative control: without the mirror the host can fetch nothing.
@@ -78,7 +78,7 @@ def test_the_host_reaches_nothing_but_the_mirror(mirror: Mirror) -> None:
     node.run("apt-get", "update")
 
 
-def test_a_mirror_that_is_off(mirror: Mirror) -> None:
+def test_a_mirror_that_does_not_run(mirror: Mirror) -> None:
     before = state(mirror.node)
     mirror.stop()
     try:
@@ -94,7 +94,7 @@ def test_a_mirror_that_answers_404(mirror: Mirror) -> None:
     assert state(mirror.node) == before
 
 
-def test_a_key_that_does_not_match(mirror: Mirror) -> None:
+def test_a_wrong_signing_key(mirror: Mirror) -> None:
     before = state(mirror.node)
     run = site(driver(mirror, key="wrong"))
     refused(run, DRIVER)
@@ -102,7 +102,7 @@ def test_a_key_that_does_not_match(mirror: Mirror) -> None:
     assert state(mirror.node) == before
 
 
-def test_a_version_that_does_not_exist(mirror: Mirror) -> None:
+def test_a_missing_version(mirror: Mirror) -> None:
     before = state(mirror.node)
     run = site({**toolkit(mirror), "nvidia_driver_version": "535.1-1"})
     refused(run, DRIVER, "no version 535.1-1")
@@ -116,17 +116,20 @@ def behind(mirror: Mirror, **environment: str) -> dict[str, Any]:
     return {"nvidia_docker_repository": source, "vgpu_package_environment": {"no_proxy": "127.0.0.1", **environment}}
 
 
-# columns: whether the proxy runs, the role's proxy variable, words of the message
+# columns: whether the proxy runs, the role's variables for apt's environment, text in the message
 PROXIES = [
-    pytest.param(True, {"http_proxy": PROXY}, "403", id="refuses"),
+    pytest.param(True, {"http_proxy": PROXY}, "403", id="refuses every request"),
     pytest.param(False, {"http_proxy": PROXY}, PROXY.rpartition("/")[2], id="is off"),
-    pytest.param(True, {}, BEHIND, id="is not named"),
+    pytest.param(True, {}, BEHIND, id="is not configured"),
 ]
 
 
 @pytest.mark.parametrize("runs, environment, words", PROXIES)
-def test_a_proxy_that(mirror: Mirror, tmp_path: Path, runs: bool, environment: dict[str, str], words: str) -> None:
-    """The last row is the negative control: without a proxy no name server can resolve the mirror's name."""
+def test_a_mirror_behind_a_proxy_that(
+    mirror: Mirror, tmp_path: Path, runs: bool, environment: dict[str, str], words: str
+) -> None:
+    """The run fails and changes nothing. The last row is the negative control: without a proxy no name server can
+    resolve the mirror's name."""
     before = state(mirror.node)
     proxy = Proxy(tmp_path / "proxy.log", mirror.namespace(), URL, refuses=bool(environment)) if runs else None
     try:
@@ -168,7 +171,7 @@ def test_a_mirror_behind_a_proxy(mirror: Mirror, tmp_path: Path) -> None:
     assert state(node) == before
 
 
-def test_check_mode_foretells_and_changes_nothing(mirror: Mirror) -> None:
+def test_check_mode_predicts_the_changes_and_makes_none(mirror: Mirror) -> None:
     before, already = state(mirror.node), len(mirror.served())
     foretold = site(toolkit(mirror), "--check", "--diff")
     assert foretold.returncode == 0, foretold.stdout
@@ -176,10 +179,10 @@ def test_check_mode_foretells_and_changes_nothing(mirror: Mirror) -> None:
     # The repository answers and has packages, but none of this name.
     refused(site(driver(mirror), "--check"), DRIVER, "nvidia-driver-cuda: no repository of this host has it")
     assert state(mirror.node) == before
-    assert len(mirror.served()) == already, "a package was fetched"
+    assert len(mirror.served()) == already, "expected no download in check mode"
 
 
-def test_a_disk_that_is_full(mirror: Mirror) -> None:
+def test_a_full_disk(mirror: Mirror) -> None:
     """dpkg runs out of space while it unpacks; the installed packages are recorded, and the next run continues from
     there."""
     node = mirror.node
@@ -192,10 +195,12 @@ def test_a_disk_that_is_full(mirror: Mirror) -> None:
     refused(run, DRIVER, "No space left on device")
 
 
-def test_an_apt_that_was_killed_is_healed_and_the_host_is_finished(mirror: Mirror, tmp_path: Path) -> None:
+def test_a_run_after_a_killed_apt_repairs_dpkg_and_finishes_the_host(mirror: Mirror, tmp_path: Path) -> None:
     node = mirror.node
     killed_apt(node)
-    assert node.run("dpkg", "--audit").strip(), "the interruption left nothing; the test has nothing to show"
+    assert node.run("dpkg", "--audit").strip(), (
+        "the killed apt left no unfinished package, so this test proves nothing; run it again"
+    )
     already = len(mirror.served())
     done = site(toolkit(mirror))
     assert done.returncode == 0, done.stdout

@@ -40,6 +40,7 @@ class Prediction:
     differences: dict[str, list[str]]
 
 
+# columns: group of the inventory, a host of it, variable with a mistake, its value, words in the message
 @pytest.mark.parametrize(
     ("group", "host", "variable", "value", "words"),
     [
@@ -63,9 +64,9 @@ def test_mistake_is_found_before_any_host_is_changed(
     result = play(inventory=inventory)
     assert result.returncode != 0, result.stdout
     for word in (variable, f"group {group}", host, *words):
-        assert word in result.stdout, f"the message does not name {word!r}:\n{result.stdout}"
+        assert word in result.stdout, f"expected {word!r} in the message, found:\n{result.stdout}"
     for name, node in nodes.items():
-        assert changed(before[name], node.snapshot()) == [], f"{name} was changed"
+        assert changed(before[name], node.snapshot()) == [], f"expected unchanged files on {name}"
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +85,7 @@ def test_split_over_the_models_advice_is_a_warning(prediction: Prediction) -> No
     assert prediction.status == 0, prediction.output
     flat = " ".join(prediction.output.split())
     for word in ("[WARNING]", "vgpu_split_count", "group t4", T4, "T4", "at most 7"):
-        assert word in flat, f"the warning does not name {word!r}:\n{prediction.output}"
+        assert word in flat, f"expected {word!r} in the warning, found:\n{prediction.output}"
 
 
 def test_broken_daemon_json_stops_its_host_untouched(nodes: dict[str, Node]) -> None:
@@ -96,7 +97,7 @@ def test_broken_daemon_json_stops_its_host_untouched(nodes: dict[str, Node]) -> 
         result = play("--limit", V100)
         assert result.returncode != 0, result.stdout
         for word in (V100, "/etc/docker/daemon.json", f"line {FAULT_LINE}", "column"):
-            assert word in result.stdout, f"the message does not name {word!r}:\n{result.stdout}"
+            assert word in result.stdout, f"expected {word!r} in the message, found:\n{result.stdout}"
         assert changed(before, node.snapshot()) == []
         assert node.read("/etc/docker/daemon.json") == BROKEN_DAEMON_JSON
     finally:
@@ -109,7 +110,9 @@ def test_check_and_diff_predict_the_first_run_and_change_nothing(prediction: Pre
     lines = [line.strip() for line in prediction.output.splitlines()]
     assert "+++ after: /etc/docker/daemon.json" in lines
     for key in ('+  "default-runtime": "nvidia",', '+  "default-shm-size": "2G"'):
-        assert key in lines, f"the diff does not add {key}:\n{prediction.output}"
+        assert key in lines, f"expected the line {key} in the diff, found:\n{prediction.output}"
     for foreign in hardware.DAEMON_JSON:
-        assert not any(line.startswith("-") and f'"{foreign}"' in line for line in lines), f"{foreign} would go"
+        assert not any(line.startswith("-") and f'"{foreign}"' in line for line in lines), (
+            f"expected the key {foreign} to stay in the predicted file"
+        )
     assert not any(prediction.differences.values()), prediction.differences

@@ -83,7 +83,9 @@ def in_force(node: Node) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("text", [None, COMMENTED, "version = 2\n"], ids=["of the package", "commented", "bare"])
+@pytest.mark.parametrize(
+    "text", [None, COMMENTED, "version = 2\n"], ids=["package default", "comments and foreign keys", "version only"]
+)
 def test_check_apply_repeat_undo(node: Node, folder: Path, text: str | None) -> None:
     lay_out(node, text)
     before, daemon, lines = facts(node), pid(node), node.read(PATH).splitlines()
@@ -115,7 +117,7 @@ def test_check_apply_repeat_undo(node: Node, folder: Path, text: str | None) -> 
     assert in_force(node)["containerd"]["default_runtime_name"] == "runc"
 
 
-# columns: text, variables, words of the message
+# columns: text of config.toml, variables of the role, text in the message
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("version = 2\n[plugins\n", {}, "line 2"),
     ("version = 3\n", {}, "leave its runtimes out without a word"),
@@ -139,10 +141,10 @@ def test_refused_before_anything_is_changed(
     assert (facts(node), pid(node)) == (before, daemon)
 
 
-def test_a_daemon_that_does_not_come_back_gets_its_file_back(node: Node, folder: Path) -> None:
+def test_the_former_file_returns_if_the_daemon_does_not_start(node: Node, folder: Path) -> None:
     lay_out(node, None)
     before = facts(node)
-    # This containerd responds to `config dump` but cannot start: only the restart shows the fault.
+    # This containerd answers `config dump` but cannot start, so only the restart shows the fault.
     drop_in = "/etc/systemd/system/containerd.service.d/theirs.conf"
     node.run("mkdir", "-p", drop_in.rpartition("/")[0])
     node.write(drop_in, f"[Service]\nExecStartPre=/bin/sh -c '! grep -q nvidia {PATH}'\nRestart=no\n")

@@ -44,10 +44,13 @@ def work(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Work]
 
 @dataclass(frozen=True)
 class Lost:
-    """A loss on the host and its repair. ``harm``: shell command that causes the loss. ``mend``: shell command that
-    repairs the host. ``site``: site.yml repairs the host. ``seen``: (vgpuctl command, words that the command prints
-    within a minute). ``metric``: pattern of a line of the metrics. ``page``: words on the fleet page. ``again``: the
-    container has a new process after the repair."""
+    """A loss on the host and its repair.
+
+    ``harm``: shell command that causes the loss. ``seen``: pairs (vgpuctl command, text that it prints within a
+    minute). ``metric``: pattern of a line that the metrics then contain. ``page``: text on the fleet page. ``mend``:
+    shell command of the repair. ``site``: a run of site.yml is also needed. ``again``: the container has a new process
+    after the repair.
+    """
 
     name: str
     harm: str
@@ -75,7 +78,7 @@ LOST = [
         again=True,
     ),
     Lost(
-        "the record of all allocations is spoilt",
+        "the record of all allocations is not valid JSON",
         f"echo '{{' > {RECORD}; systemctl restart {PLUGIN}",
         (("status", "recovered from /run/vgpu/allocations"), ("status", f"{RECORD} could not be read")),
         mend=f"systemctl restart {PLUGIN}",
@@ -89,13 +92,13 @@ LOST = [
         again=True,
     ),
     Lost(
-        "node.yaml is no configuration",
+        "node.yaml is not valid",
         "echo '{' > /etc/vgpu/node.yaml",
         (("status", "the configuration was not applied, the one before stays"),),
         site=True,
     ),
     Lost(
-        "the link to the library in use is gone",
+        "the link to the current library is removed",
         "rm /usr/local/lib/vgpu/current",
         (("status", "library none"),),
         site=True,
@@ -107,7 +110,7 @@ LOST = [
         mend="gpusimctl nvml-fail off",
     ),
     Lost(
-        "a GPU is off the bus, and the plugin was restarted",
+        "a GPU has fallen off the bus and the plugin was restarted",
         f"gpusimctl fall-off 1; systemctl restart {PLUGIN}",
         (("status", "GPU 1 (Tesla T4, GPU-"), ("status", "is lost"), ("explain 1", "is lost")),
         r'vgpu_gpu_healthy\{gpu="1",[^}]*\} 0',
@@ -171,13 +174,14 @@ def limited(work: Work) -> None:
 
 @pytest.mark.parametrize("lost", LOST, ids=[one.name for one in LOST])
 def test_lost_and_found(node: Node, work: Work, lost: Lost, tmp_path: Path) -> None:
-    until(lambda: not troubles(node), "a node that is well", 30)
+    """Causes the loss, checks what the operator sees, repairs the host, and checks that the node is healthy."""
+    until(lambda: not troubles(node), "the node reports no trouble before the loss", 30)
     work.wait()
     held, process = work.slices(), work.process()
 
     node.shell(lost.harm)
     if lost.seen:
-        until(lambda: not shown(node, lost.seen), f"{lost.name}: the words {lost.seen}")
+        until(lambda: not shown(node, lost.seen), f"{lost.name}: vgpuctl prints {lost.seen}")
     if lost.metric:
         assert re.search(f"^{lost.metric}$", show(node, "metrics"), re.MULTILINE)
     if lost.page:
@@ -190,7 +194,7 @@ def test_lost_and_found(node: Node, work: Work, lost: Lost, tmp_path: Path) -> N
         mended = play("--limit", HOST)
         assert mended.returncode == 0, mended.stdout
     work.wait()
-    until(lambda: not troubles(node), f"{lost.name}: no trouble is left", 90)
+    until(lambda: not troubles(node), f"{lost.name}: the node reports no trouble after the repair", 90)
     assert (work.slices(), work.process() != process) == (held, lost.again)
     limited(work)
 
@@ -199,7 +203,7 @@ def test_lost_gpu_is_named_by_plan_and_result(node: Node, work: Work, tmp_path: 
     """The plan in check mode warns of the lost GPU before any change, and the run's result names the GPU once."""
     node.shell(f"gpusimctl fall-off 1; systemctl restart {PLUGIN}")
     try:
-        until(lambda: "is lost" in show(node, "status"), "the plugin says that it is lost")
+        until(lambda: "is lost" in show(node, "status"), "vgpuctl status reports the lost GPU")
         planned = play("--limit", HOST, "--check", "--diff")
         assert "1 of 2 GPUs: 1 x Tesla T4" in planned.stdout, planned.stdout
         assert re.search(r"warning: GPU 1 \(GPU-[0-9a-f-]+\) is lost", planned.stdout), planned.stdout
@@ -210,17 +214,19 @@ def test_lost_gpu_is_named_by_plan_and_result(node: Node, work: Work, tmp_path: 
         assert [one["index"] for one in on_page(tmp_path, "fallen off the bus")["lost"]] == [1]
     finally:
         node.run("gpusimctl", "recover", "1")
-    until(lambda: not troubles(node), "the node is well again")
+    until(lambda: not troubles(node), "the node reports no trouble after the repair")
     limited(work)
 
 
-def test_application_faults_are_no_ones_but_the_applications(node: Node, work: Work, tmp_path: Path) -> None:
+def test_only_an_xid_of_the_gpu_makes_its_slices_unhealthy(node: Node, work: Work, tmp_path: Path) -> None:
     """Xid 31 is a program's own fault. Xid 79 is the GPU's fault: only this GPU's slices become unhealthy."""
     slices = {one["id"]: one["gpu"] for one in answer(node, "slices")["slices"]}
     try:
         node.run("gpusimctl", "xid", "1", "31")
         node.run("gpusimctl", "xid", "1", "79")
-        found = until(lambda: [one for one in troubles(node) if "unhealthy" in one], "GPU 1 is unhealthy")
+        found = until(
+            lambda: [one for one in troubles(node) if "unhealthy" in one], "the node reports unhealthy slices"
+        )
         assert {one.split()[0] for one in found if "::" in one} == {one for one, gpu in slices.items() if gpu == 1}
         assert len(on_page(tmp_path, "Xid 79")["drift"]) == 1
         said = show(node, "explain 1")
@@ -228,14 +234,14 @@ def test_application_faults_are_no_ones_but_the_applications(node: Node, work: W
         limited(work)
     finally:
         node.shell(f"gpusimctl recover 1; systemctl restart {PLUGIN}")
-    until(lambda: not troubles(node), "the node is well again")
+    until(lambda: not troubles(node), "the node reports no trouble after the repair")
 
 
 REFUSED = "No space left on device"
 
 
 def test_full_run_is_named_and_harms_no_container(node: Node, work: Work) -> None:
-    """No container can begin; the ones that run go on, and after room was made all is as before."""
+    """While /run is full no container starts, and running containers continue. With free space the node is healthy."""
     size = "df --output=size --block-size=1K /run | tail -1"
     used = "df --output=used --block-size=1K /run | tail -1"
     before = int(node.shell(size))
@@ -243,18 +249,18 @@ def test_full_run_is_named_and_harms_no_container(node: Node, work: Work) -> Non
         node.shell(f"mount -o remount,size=$(($({used}) + 64))k /run; dd if=/dev/zero of=/run/fill 2>/dev/null || true")
         said = text(node, "vgpuctl", "lease")
         assert REFUSED in said and "/run" in said
-        until(lambda: "/run/vgpu is full" in show(node, "status"), "a warning of the plugin")
-        # Nor can docker begin a second program in a container: its own files lie there too.
+        until(lambda: "/run/vgpu is full" in show(node, "status"), "vgpuctl status warns of the full /run")
+        # docker needs space in /run to start a second program in the container, so the test starts none.
         assert work.held() >= HELD_MIB * MIB
     finally:
         node.shell(f"rm -f /run/fill; mount -o remount,size={before}k /run")
-    until(lambda: not troubles(node), "the node is well again")
+    until(lambda: not troubles(node), "the node reports no trouble after the repair")
     lease = answer(node, "lease")
     node.run("vgpuctl", "release", lease["allocation"])
 
 
 def test_full_disk_is_named_and_forgets_no_allocation(node: Node, work: Work) -> None:
-    """/var/lib/vgpu on a disk of its own, a loop device of 8 MiB, that somebody fills."""
+    """/var/lib/vgpu is on a disk of 8 MiB (a loop device), which the test fills. The plugin keeps all allocations."""
     state, held = "/var/lib/vgpu", work.slices()
     node.shell(
         f"systemctl stop {PLUGIN}; truncate -s 8M /root/disk; mkfs.ext4 -q -m 0 /root/disk; mkdir -p /mnt/disk; "
@@ -264,12 +270,12 @@ def test_full_disk_is_named_and_forgets_no_allocation(node: Node, work: Work) ->
     try:
         work.wait()
         node.shell(f"dd if=/dev/zero of={state}/fill bs=1K 2>/dev/null || true")
-        # The record of all allocations has room for a few more in the blocks that it has.
+        # A few more leases succeed, because the blocks of the record still have room.
         leases: list[str] = []
         while "error" not in (said := answer(node, "lease")):
             leases.append(said["allocation"])
         assert REFUSED in said["error"] and state in said["error"]
-        until(lambda: f"{state} is full" in show(node, "status"), "a warning of the plugin")
+        until(lambda: f"{state} is full" in show(node, "status"), "vgpuctl status warns of the full disk")
         limited(work)
         node.run("systemctl", "kill", "--signal=KILL", PLUGIN)
         work.wait()
@@ -283,7 +289,7 @@ def test_full_disk_is_named_and_forgets_no_allocation(node: Node, work: Work) ->
             f"systemctl stop {PLUGIN}; rm -f {state}/fill; cp -a {state} /root/state; umount {state}; "
             f"rm -rf {state}; mv /root/state {state}; rm -rf {state}/lost+found /root/disk; systemctl start {PLUGIN}"
         )
-    until(lambda: not troubles(node), "the node is well again")
+    until(lambda: not troubles(node), "the node reports no trouble after the repair")
     assert work.slices() == held
 
 
@@ -294,7 +300,7 @@ DROP_IN = f"/etc/systemd/system/{PLUGIN}.d/clock.conf"
 
 @pytest.fixture
 def clock(node: Node, tmp_path: Path) -> Iterator[list[str]]:
-    """The words before a command whose wall clock is that of the file CLOCK, as the plugin's is then."""
+    """Lets the plugin read its wall clock from the file CLOCK. Yields the command prefix that does so for a command."""
     node.shell("DEBIAN_FRONTEND=noninteractive apt-get -qq install -y libfaketime >/dev/null")
     nap = tmp_path / "nap.so"
     source = Path(__file__).with_name("nap.c")
@@ -305,7 +311,7 @@ def clock(node: Node, tmp_path: Path) -> Iterator[list[str]]:
         f"LD_PRELOAD=/srv/nap.so:{library}",
         f"FAKETIME_TIMESTAMP_FILE={CLOCK}",
         "FAKETIME_NO_CACHE=1",
-        # A clock that is set moves the wall clock alone.
+        # As on a real host, setting the clock does not change the monotonic clock.
         "FAKETIME_DONT_FAKE_MONOTONIC=1",
         "DONT_FAKE_MONOTONIC=1",
     ]
@@ -317,19 +323,19 @@ def clock(node: Node, tmp_path: Path) -> Iterator[list[str]]:
     node.shell(
         f"rm -r {DROP_IN.rpartition('/')[0]} {CLOCK} /srv/nap.so; systemctl daemon-reload; systemctl restart {PLUGIN}"
     )
-    until(lambda: not troubles(node), "the node is well again")
+    until(lambda: not troubles(node), "the node reports no trouble after the repair")
 
 
 def test_clock_that_jumps_ends_no_lease_and_no_container(node: Node, work: Work, clock: list[str]) -> None:
-    """By an hour and by a year, forward and back, while plugin, metrics and vgpuctl run."""
+    """The clock jumps by an hour and by a year, forward and back, while plugin, metrics and vgpuctl run."""
     work.wait()
     held, lease = work.slices(), json.loads(node.run(*clock, "vgpuctl", "lease", "--json"))["allocation"]
     true = int(node.run("date", "+%s"))
     for offset in ("+3600", "+31536000", "-3600", "-31536000", "+0"):
         node.write(CLOCK, f"{offset}\n")
-        # The control: the clock has jumped for whoever asks.
+        # Negative control: a program with the prefix sees the jump.
         assert abs(int(node.run(*clock, "date", "+%s")) - true - int(offset)) < 600
-        node.shell("sleep 12")  # one round of housekeeping
+        node.shell("sleep 12")  # One interval of the plugin's housekeeping.
         status = json.loads(node.run(*clock, "vgpuctl", "status", "--json"))
         (left,) = [one["expires_in_s"] for one in status["allocations"] if one["id"] == lease]
         assert 0 < left <= 300
@@ -347,7 +353,7 @@ def test_container_is_back_after_a_reboot(node: Node, work: Work) -> None:
     reboot(node)
     work.wait()
     assert work.slices() == held
-    until(lambda: not troubles(node), "no trouble is left", 90)
+    until(lambda: not troubles(node), "the node reports no trouble after the reboot", 90)
     limited(work)
 
 
@@ -360,7 +366,7 @@ def test_plan_names_who_holds_slices_of_the_former_size(node: Node, work: Work, 
 
 
 def test_program_that_somebody_removed_is_named_by_the_plan(node: Node) -> None:
-    """The package database says that it is installed."""
+    """The plan warns of the missing nvidia-smi although the package database lists its package as installed."""
     program = node.shell("readlink --canonicalize $(command -v nvidia-smi)").strip()
     node.run("mv", program, "/root/removed")
     try:
@@ -370,7 +376,7 @@ def test_program_that_somebody_removed_is_named_by_the_plan(node: Node) -> None:
     assert "warning: nvidia_driver: nvidia-smi is missing, though its package" in planned.stdout, planned.stdout
 
 
-# What cannot be done, what makes it so, what undoes that, words of the message.
+# columns: case, shell command that causes the fault, shell command that repairs it, text in the message
 HINDERED = [
     (
         "/etc/vgpu is read-only",
@@ -388,7 +394,7 @@ HINDERED = [
 
 
 @pytest.mark.parametrize("name, harm, mend, words", HINDERED, ids=[row[0] for row in HINDERED])
-def test_hindrance_is_named(
+def test_fault_of_a_file_is_named(
     node: Node, work: Work, inventory: Path, name: str, harm: str, mend: str, words: str
 ) -> None:
     set_group(inventory, "t4", vgpu_split_count=5)
@@ -404,7 +410,7 @@ def test_hindrance_is_named(
     work.wait()
 
 
-@pytest.mark.parametrize("options", [["--check"], []], ids=["check mode", "for good"])
+@pytest.mark.parametrize("options", [["--check"], []], ids=["check mode", "without check mode"])
 def test_teardown_refuses_before_the_first_change(node: Node, work: Work, options: list[str]) -> None:
     before = node.snapshot()
     refused = play("--limit", HOST, *options, playbook="teardown.yml")

@@ -113,13 +113,13 @@ FOREIGN = """\
 \t"runtimes": {"other": {"path": "/usr/bin/env", "runtimeArgs": ["-i"]}}
 }
 """
-# columns: name, text, what makes the file special, keys that must stay unchanged
+# columns: case, text of daemon.json, command that changes the file's kind or owner, keys that must stay unchanged
 FILES: list[tuple[str, str | None, str, dict[str, Any]]] = [
     ("plain", "{" + NEEDED + "}\n", "", {"bridge": "none", "iptables": False}),
     ("foreign keys, tabs and unicode", FOREIGN, "", {**json.loads(FOREIGN)}),
     ("no final newline", "{" + NEEDED + "}", "", {"bridge": "none"}),
     (
-        "a link",
+        "a symbolic link",
         "{" + NEEDED + "}\n",
         f"mv {PATH} /srv/docker.json && ln -s /srv/docker.json {PATH}",
         {"bridge": "none"},
@@ -152,8 +152,10 @@ def test_check_apply_repeat_undo(
             assert {one: written[key].get(one) for one in value} == value
         else:
             assert written[key] == value
-    assert list(written)[: len(json.loads(text or "{}"))] == list(json.loads(text or "{}")), "the order of keys"
-    # kind, mode and owner, without the bytes
+    assert list(written)[: len(json.loads(text or "{}"))] == list(json.loads(text or "{}")), (
+        "expected the keys in the order of the former file"
+    )
+    # The first line has kind, mode and owner; only they must stay.
     assert facts(node).splitlines()[0] == before.splitlines()[0]
 
     again = run(folder)
@@ -166,7 +168,7 @@ def test_check_apply_repeat_undo(
 
 
 @pytest.mark.parametrize("text", [None, "", "\n", "\ufeff{}"], ids=["no file", "empty", "blank", "byte order mark"])
-def test_files_that_hold_nothing(node: Node, folder: Path, text: str | None) -> None:
+def test_files_without_a_key(node: Node, folder: Path, text: str | None) -> None:
     """The files have no key. Docker cannot start with such a file on these hosts, so docker first runs with other keys.
     docker 20.10 cannot start with a byte order mark, so the role writes no byte order mark."""
     lay_out(node, "{" + NEEDED + "}\n")
@@ -180,12 +182,12 @@ def test_files_that_hold_nothing(node: Node, folder: Path, text: str | None) -> 
     assert json.loads(node.read(PATH))["bridge"] == "none"
 
 
-# columns: name, text of the file, drop-in of the unit, variables, words of the message. No row changes the file or
-# stops the daemon.
+# columns: case, text of daemon.json, options of dockerd in its unit, variables of the role, text in the message. No row
+# changes the file or stops the daemon.
 REFUSED: list[tuple[str, str, str, dict[str, Any], str]] = [
     ("invalid JSON", "{" + NEEDED + ',\n  "log-driver": "local"\n  "debug": true}\n', "", {}, "line 3, column 3"),
     ("a comment", "{" + NEEDED + "\n  // ours\n}\n", "", {}, "JSON has no comments"),
-    ("no object", "[]\n", "", {}, "expected an object in braces"),
+    ("a list instead of an object", "[]\n", "", {}, "expected an object in braces"),
     (
         "-H in the unit and hosts in the file",
         "{" + NEEDED + "}\n",
@@ -201,14 +203,14 @@ REFUSED: list[tuple[str, str, str, dict[str, Any], str]] = [
         "default-runtime",
     ),
     (
-        "a default runtime that nobody defines",
+        "an undefined default runtime",
         "{" + NEEDED + "}\n",
         "",
         {"container_runtime_default_runtime": "nvidai"},
         "nvidai",
     ),
     (
-        "a runtime without its program",
+        "a runtime whose program is missing",
         "{" + NEEDED + "}\n",
         "",
         {"container_runtime_runtimes": {"nvidia": {"path": "/usr/bin/no-such-runtime"}}},
@@ -236,7 +238,7 @@ def test_refused_before_anything_is_changed(
     assert default_runtime(node) == "runc"
 
 
-def test_a_daemon_that_does_not_come_back_gets_its_file_back(node: Node, folder: Path) -> None:
+def test_the_former_file_returns_if_the_daemon_does_not_start(node: Node, folder: Path) -> None:
     lay_out(node, "{" + NEEDED + "}\n")
     before = facts(node)
     # No check before the start can detect an invalid storage driver.
@@ -266,7 +268,7 @@ def running(node: Node) -> bool:
     return node.run("docker", "inspect", "--format", "{{.State.Status}}", "theirs").strip() == "running"
 
 
-def test_a_policy_decides_over_a_restart(node: Node, folder: Path, theirs: str) -> None:
+def test_the_restart_policy_decides_whether_docker_restarts(node: Node, folder: Path, theirs: str) -> None:
     needs_restart = {"container_runtime_docker_extra": {"log-driver": "local"}}
     before, daemon = facts(node), pid(node)
 
@@ -282,9 +284,7 @@ def test_a_policy_decides_over_a_restart(node: Node, folder: Path, theirs: str) 
     assert not running(node)
 
 
-def test_a_daemon_that_does_not_answer_is_not_taken_for_one_that_runs_nothing(
-    node: Node, folder: Path, theirs: str
-) -> None:
+def test_containers_of_a_hanging_daemon_prevent_a_restart(node: Node, folder: Path, theirs: str) -> None:
     """With live-restore, containers continue to run while the daemon does not respond, and a restart would kill them.
     The role finds these containers by their processes."""
     before, daemon = facts(node), pid(node)

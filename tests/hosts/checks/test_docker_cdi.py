@@ -40,7 +40,7 @@ def node(nodes: dict[str, Node]) -> Node:
     site()
     version = node.run("docker", "version", "--format", "{{.Server.Version}}").strip()
     if int(version.partition(".")[0]) < FIRST_WITH_CDI:
-        pytest.skip(f"docker {version} knows no CDI devices; a host of Debian 13 has one that does")
+        pytest.skip(f"docker {version} does not support CDI; run the tests on a host of Debian 13")
     return node
 
 
@@ -71,11 +71,11 @@ def slices(node: Node) -> list[dict]:
 def until(what: Callable[[], bool], about: str) -> None:
     limit = time.monotonic() + 60
     while not what():
-        assert time.monotonic() < limit, f"never came: {about}"
+        assert time.monotonic() < limit, f"within 60 s there was no {about}"
         time.sleep(0.5)
 
 
-def test_docker_that_was_not_told_refuses_the_device(node: Node) -> None:
+def test_docker_without_cdi_refuses_the_device(node: Node) -> None:
     """Negative control: without the CDI feature docker refuses to start the container, instead of starting it without a
     limit."""
     one = slices(node)[-1]["id"]
@@ -101,7 +101,7 @@ def test_whole_gpu_is_not_limited(told: Node) -> None:
     assert report["devices"][0]["total_cuda"] == gpu["memory_mib"] * MIB
 
 
-def test_container_that_asks_for_nothing_finds_no_driver(told: Node) -> None:
+def test_container_without_a_device_finds_no_driver(told: Node) -> None:
     report = measured(told, "", "totals")
     assert report["devices"] == []
     assert "libcuda.so.1: cannot open" in report["checks"][0]["detail"]
@@ -139,13 +139,16 @@ def tenant(told: Node, tmp_path: Path) -> Iterator[str]:
     told.run("rm", "--force", "/root/fill")
 
 
-def test_kubelet_is_not_offered_what_docker_runs(told: Node, tenant: str) -> None:
+def test_kubelet_cannot_allocate_a_slice_that_docker_uses(told: Node, tenant: str) -> None:
     def health() -> str:
         return next(one["health"] for one in slices(told) if one["id"] == tenant)
 
-    until(lambda: health() == "Unhealthy", "an unhealthy slice while docker uses it")
+    until(lambda: health() == "Unhealthy", "report of the plugin that the slice is unhealthy while docker uses it")
     told.run("docker", "rm", "--force", "vgpu-tenant")
-    until(lambda: health() == "Healthy", "a healthy slice after docker's container is removed")
+    until(
+        lambda: health() == "Healthy",
+        "report of the plugin that the slice is healthy after docker's container was removed",
+    )
 
 
 def test_second_run_changes_nothing(told: Node) -> None:

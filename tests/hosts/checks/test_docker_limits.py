@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests memory limits that the driver itself enforces (from 615 on), for containers of a real dockerd that supports CDI
-and runs the hook of the device plugin's CDI file. The driver is simulated, the control groups are the kernel's own.
+"""Tests memory limits that the driver enforces (release 615 or later) for containers of a real dockerd with CDI.
 
-The machine's kernel decides which version of control groups its hosts have. If version 1 is mounted too, `site.yml`
-chooses no limits of the driver, so these tests configure a finished host by hand. Runs after test_docker_cdi.py.
+At the start of a container, dockerd runs the hook that the device plugin's CDI file names; the hook sets the limit of
+the container's control group. The driver is simulated, and the control groups are real. If version 1 of control groups
+is mounted, `site.yml` does not choose limits of the driver. Therefore these tests configure the host directly, after
+`site.yml`. They run after test_docker_cdi.py.
 """
 
 from __future__ import annotations
@@ -34,11 +35,12 @@ SLICE_MIB = CARD_MIB // SPLIT
 PROFILE, NODE_YAML = "/etc/gpusim/host.profile", "/etc/vgpu/node.yaml"
 DROP_IN = "/etc/systemd/system/vgpu-device-plugin.service.d"
 BYPASSES = ["bypass-own-loader", "bypass-symbol-table"]
+# Checks of the isolation module that test the limits of the driver.
 OF_DRIVER = ["driver-limit", "driver-refuses", "driver-limit-children", "driver-limit-restart"]
 
 
 def groups(node: Node) -> str:  # noqa: F811
-    """Return the folder where version 2 of control groups is mounted on the host, alone or next to version 1."""
+    """Return the host's mount point of control groups version 2."""
     top = "/sys/fs/cgroup"
     return node.shell(f"test -e {top}/cgroup.controllers && echo {top} || echo {top}/unified").strip()
 
@@ -50,8 +52,11 @@ def restart(node: Node) -> None:  # noqa: F811
 
 @pytest.fixture(scope="module", params=["misc", "dmem"])
 def limited(told: Node, request: pytest.FixtureRequest) -> Node:  # noqa: F811
-    """The host with driver 615 and a card with memory limits. Nothing is restored afterwards, because the scenario ends
-    after these tests."""
+    """Return the host with driver 615 and one T4 with limits of the driver.
+
+    The parameter is the control group controller that the driver uses. The fixture restores nothing, because the
+    scenario ends after these tests.
+    """
     told.run("systemctl", "stop", "vgpu-device-plugin")
     for library in ("libcuda.so.1", "libnvidia-ml.so.1"):
         told.copy(DRIVER / library, f"/{LIBRARIES}/{library}")
@@ -63,22 +68,22 @@ def limited(told: Node, request: pytest.FixtureRequest) -> Node:  # noqa: F811
     vcuda = {"libraryRoot": "/usr/local/lib/vgpu", "splitCount": SPLIT}
     flags = {"plugin": {"memoryEnforcement": "driver", "deviceListStrategy": "cdi-cri"}}
     told.write(NODE_YAML, json.dumps({"version": "v1", "flags": flags, "sharing": {"vcuda": vcuda}}))
-    # Otherwise the former cards would count as lost GPUs of this host.
+    # The file lists the former GPUs; with it the plugin would report them as lost.
     told.run("rm", "-f", "/var/lib/vgpu/offered.json")
     told.run("mkdir", "-p", DROP_IN)
     command = f"/opt/vgpu/plugin/current/bin/vgpu-device-plugin --config {NODE_YAML} --cgroup-root {groups(told)}"
     told.write(f"{DROP_IN}/limits.conf", f"[Service]\nExecStart=\nExecStart={command}\n")
     restart(told)
-    until(lambda: len(slices(told)) == SPLIT, "slices of the new card")
+    until(lambda: len(slices(told)) == SPLIT, f"list of {SPLIT} slices of the new GPU")
     return told
 
 
 def limits(node: Node) -> list[tuple[int, int]]:  # noqa: F811
-    """Return (soft, hard) limit in bytes of each group that the simulated driver limits."""
+    """Return the limits of each control group in the simulated driver: (soft, hard), in bytes."""
     return [(one["soft"], one["hard"]) for one in node.json("gpusimctl", "limits", "--json")["limits"]]
 
 
-def test_docker_gets_slices_whose_limit_the_driver_enforces(limited: Node) -> None:
+def test_the_driver_enforces_the_limit_of_a_slice_in_docker(limited: Node) -> None:
     status = limited.json("vgpuctl", "status", "--json")
     assert status["memory_enforcement"].startswith("driver-"), status["memory_enforcement_reason"]
     one = slices(limited)[0]["id"]
@@ -90,8 +95,10 @@ def test_docker_gets_slices_whose_limit_the_driver_enforces(limited: Node) -> No
 
 
 def measured(node: Node, slice_id: str, checks: list[str]) -> dict[str, Any]:  # noqa: F811
-    """Return the probe's report from a container in which the simulated driver, a library, can see the control
-    groups."""
+    """Run the probe in a container with the slice and return its report.
+
+    The simulated driver is a library in the container, so the container needs a mount of the control groups.
+    """
     seen = ("--rm", "--volume", f"{groups(node)}:{groups(node)}:ro")
     words = (PROBE, "--json", "--checks", ",".join(checks))
     done = docker(node, f"vgpu.fleet/slice={slice_id}", *words, options=seen)
@@ -100,7 +107,7 @@ def measured(node: Node, slice_id: str, checks: list[str]) -> dict[str, Any]:  #
     return report
 
 
-def test_a_container_that_runs_has_its_limit_in_its_group(limited: Node) -> None:
+def test_the_control_group_of_a_container_has_the_limit(limited: Node) -> None:
     before = limits(limited).count((0, SLICE_MIB * MIB))
     one = slices(limited)[1]["id"]
     started = docker(limited, f"vgpu.fleet/slice={one}", "sleep", "60", options=("--detach", "--rm", "--name", "waits"))
@@ -109,9 +116,11 @@ def test_a_container_that_runs_has_its_limit_in_its_group(limited: Node) -> None
     limited.run("docker", "rm", "--force", "waits")
 
 
-def test_the_isolation_check_tries_the_drivers_limit(limited: Node, tmp_path: Path) -> None:
-    """The check runs outside the container, as a tenant of its group without our library. Results from inside the
-    container are not used: the simulated driver of this host does not see the groups there."""
+def test_the_isolation_check_tests_the_limits_of_the_driver(limited: Node, tmp_path: Path) -> None:
+    """The module moves programs without the library from outside into the control group of a container.
+
+    The checks inside the container are not run, because the simulated driver cannot see the control groups there.
+    """
     words = f"image={IMAGE_NAME} duration=40 cgroup_root={groups(limited)} checks={','.join(OF_DRIVER)}"
     module = ("-m", "vgpu.fleet.vgpu_isolation", "-a", words, "--tree", str(tmp_path))
     command = [str(Path(sys.executable).parent / "ansible"), HOST, "-i", str(INVENTORY), *module]

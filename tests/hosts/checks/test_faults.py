@@ -2,9 +2,10 @@
 """Kills site.yml at random moments of random tasks and runs it again. The final state must equal that of an undisturbed
 run, without a lock or a partial file.
 
-Each kill hits the controller (SIGKILL of ansible-playbook; its processes on the host run on, and the next run meets
-them) or the module's process on the host, alone or with its children. ``VGPU_FAULTS`` is the number of kills (5),
-``VGPU_FAULTS_SEED`` repeats a run; the seed is in every message and, with the kills, in .build/faults.json.
+A kill ends either ansible-playbook on the controller, or the module's process on the host, with or without its
+children. If ansible-playbook was killed, its processes on the host run on, also during the next run. ``VGPU_FAULTS``
+sets the number of kills (default 5), and ``VGPU_FAULTS_SEED`` repeats a run. The seed is in every message;
+.build/faults.json has the seed and the kills.
 """
 
 from __future__ import annotations
@@ -204,7 +205,7 @@ def differences(one: Ended, other: Ended) -> dict[str, Any]:
     return {what: value for what, value in found.items() if value}
 
 
-def test_killed_anywhere_and_run_again_it_ends_the_same(undisturbed: tuple[Ended, list[tuple[str, float]]]) -> None:
+def test_a_run_after_a_kill_ends_in_the_same_state(undisturbed: tuple[Ended, list[tuple[str, float]]]) -> None:
     expected, tasks = undisturbed
     dice, rounds = random.Random(SEED), []
     print(f"VGPU_FAULTS_SEED={SEED}")
@@ -219,7 +220,7 @@ def test_killed_anywhere_and_run_again_it_ends_the_same(undisturbed: tuple[Ended
                 # that waits). Then the host must be complete.
                 found = differences(expected, look(node))
                 assert found == {}, (
-                    f"{told(points)}\nthe run reported success, but the host differs:\n{json.dumps(found, indent=1)}"
+                    f"{told(points)}\nthe run succeeded, but the host differs:\n{json.dumps(found, indent=1)}"
                 )
                 break
         (ROOT / ".build" / "faults.json").write_text(
@@ -230,12 +231,16 @@ def test_killed_anywhere_and_run_again_it_ends_the_same(undisturbed: tuple[Ended
         found = differences(expected, look(node))
         assert found == {}, f"{told(points)}\n{json.dumps(found, indent=1)}"
         again = play("--limit", HOST)
-        assert "changed=0 " in again.stdout, f"{told(points)}\na run after that still changes:\n{again.stdout}"
+        assert "changed=0 " in again.stdout, (
+            f"{told(points)}\nexpected no change in the second run after the kills, found:\n{again.stdout}"
+        )
         came += sum(point.came for point in points)
-        assert any(point.came for point in points), f"{told(points)}\nno kill was met; there is nothing to show"
+        assert any(point.came for point in points), (
+            f"{told(points)}\nno kill interrupted the run: choose another VGPU_FAULTS_SEED"
+        )
 
 
-def test_the_comparison_sees_a_half_file(undisturbed: tuple[Ended, list[tuple[str, float]]]) -> None:
+def test_the_comparison_finds_a_partial_file(undisturbed: tuple[Ended, list[tuple[str, float]]]) -> None:
     """Negative control: leftovers of a killed run, created by hand on the finished host, must be found."""
     node = Node(HOST)
     clean = look(node)

@@ -14,18 +14,17 @@ from conftest import INVENTORY, ROOT, Node, environment, play_command
 LIMIT = 300.0
 
 
+# columns: role, task in which the run is killed, seconds from the start of the task to the kill
 @pytest.mark.parametrize(
     ("role", "task", "seconds"),
     [
-        # The run is killed in one of these tasks: apt's transaction, docker's reload, the unpacking of a version, or a
-        # restart.
         ("nvidia_driver", "Install the packages of the driver, by apt", 1.0),
         ("container_runtime", "Set keys of daemon.json and reload the daemon", 0.5),
         ("device_plugin", "Install the version", 1.0),
         ("device_plugin", "Restart the program with the changes", 0.5),
     ],
 )
-def test_cut_off(nodes: dict[str, Node], role: str, task: str, seconds: float) -> None:
+def test_run_is_killed_in_a_task(nodes: dict[str, Node], role: str, task: str, seconds: float) -> None:
     command = play_command("site.yml", INVENTORY)
     process = subprocess.Popen(
         command,

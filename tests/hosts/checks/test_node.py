@@ -97,7 +97,7 @@ def test_docker_runs_nvidia_by_default_and_keeps_foreign_keys(node: Node) -> Non
     assert node.run("docker", "info", "--format", "{{.DefaultRuntime}}").strip() == "nvidia"
     written = json.loads(node.read("/etc/docker/daemon.json"))
     for key, value in hardware.DAEMON_JSON.items():
-        assert written[key] == value, f"the foreign key {key} was changed"
+        assert written[key] == value, f"expected the foreign key {key} unchanged"
     assert written["default-runtime"] == "nvidia"
 
 
@@ -107,7 +107,7 @@ def test_smi_lists_the_gpus_with_its_own_version(node: Node) -> None:
     assert rows == [version] * len(EXPECTED[node.name])
 
 
-def test_the_kubelet_was_told_every_slice(node: Node) -> None:
+def test_the_kubelet_gets_every_slice_of_the_plugin(node: Node) -> None:
     ids = advertised(node)
     assert all(re.fullmatch(r"GPU-[0-9a-f-]{36}::\d+", one) for one in ids)
     assert len(ids) == len(set(ids))
@@ -115,11 +115,11 @@ def test_the_kubelet_was_told_every_slice(node: Node) -> None:
     assert found == {uuid: EXPECTED[node.name][index][0] for index, uuid in enumerate(uuids(node))}
 
 
-def test_the_library_is_the_one_that_was_built(node: Node) -> None:
+def test_the_installed_library_is_the_built_one(node: Node) -> None:
     built = hashlib.sha256((ROOT / "native/build/libvgpu.so").read_bytes()).hexdigest()
     assert node.run("sha256sum", "/usr/local/lib/vgpu/current/libvgpu.so").split()[0] == built
     writable = node.shell("find -L /usr/local/lib/vgpu /etc/vgpu -perm /022 -not -type l")
-    assert writable.strip() == "", "others than root may write there"
+    assert writable.strip() == "", f"expected files that only root may write, found {writable}"
 
 
 @pytest.mark.parametrize("index", [0, 1])
@@ -131,7 +131,7 @@ def test_smi_in_a_slice_shows_one_gpu_of_the_slices_size(node: Node, pods: Any, 
     assert answer == f"{uuid}, {EXPECTED[node.name][index][1]}"
 
 
-def test_the_probe_breaks_out_nowhere(node: Node, pods: Any) -> None:
+def test_the_probe_cannot_exceed_its_slice_except_as_documented(node: Node, pods: Any) -> None:
     uuid = uuids(node)[1]
     pod = pods("probe", f"{uuid}::0")
     found = probe(node, pod)
@@ -139,7 +139,7 @@ def test_the_probe_breaks_out_nowhere(node: Node, pods: Any) -> None:
     assert [(device["uuid"], device["total_cuda"], device["total_nvml"]) for device in found["devices"]] == [
         (uuid, mib << 20, mib << 20)
     ]
-    assert found["checks"], "the probe checked nothing"
+    assert found["checks"], "expected checks in the probe's report, found none"
     # docs/threat-model.md lists these bypasses as not prevented. The probe cannot know whether the watcher names
     # them.
     others = {check["name"]: check["verdict"] for check in found["checks"] if check["verdict"] != "passed"}
@@ -200,7 +200,7 @@ def test_shell_completes_vgpuctl(node: Node) -> None:
     ]
 
 
-def test_nothing_is_left_in_the_cards(node: Node) -> None:
+def test_no_process_uses_the_gpus_afterwards(node: Node) -> None:
     used = node.run("nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader").strip()
     assert used == ""
 
@@ -214,7 +214,7 @@ def probe(node: Node, pod: dict[str, Any], *words: str) -> dict[str, Any]:
     return json.loads(in_slice(node, pod, "sh", "-c", script, options=mount))
 
 
-def test_a_container_that_was_given_no_gpu_sees_none_and_starts(node: Node, pods: Any) -> None:
+def test_a_container_without_a_gpu_starts_and_sees_none(node: Node, pods: Any) -> None:
     """CUDA images request all GPUs in their environment; only the kubelet's runtime gives a container a GPU."""
     look = ("sh", "-c", "ls /dev | grep -c '^nvidia[0-9]' || true")
     asks = ("--env", "NVIDIA_VISIBLE_DEVICES=all")

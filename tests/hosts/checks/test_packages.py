@@ -83,7 +83,7 @@ def repository(**more: Any) -> dict[str, Any]:
 TOOLKIT = "vgpu.fleet.nvidia_docker"
 DRIVER = "vgpu.fleet.nvidia_driver"
 
-# columns: role, variables, words of the message besides the host and the step
+# columns: role, variables of the role, texts in the message
 REFUSALS = [
     (DRIVER, {"nvidia_driver_version": "535.1-1"}, ["no version 535.1-1; there are 535."]),
     (DRIVER, {"nvidia_driver_branch": "580"}, ["has the branches 470, 535 and not 580"]),
@@ -109,7 +109,7 @@ REFUSALS = [
 @pytest.mark.parametrize(
     "name, variables, words", REFUSALS, ids=[f"{row[0][11:]}-{row[2][0][:24]}" for row in REFUSALS]
 )
-def test_what_cannot_be_had_is_named_and_leaves_the_host_as_it_was(
+def test_a_missing_package_is_named_and_the_host_is_unchanged(
     node: Node, tmp_path: Path, name: str, variables: dict[str, Any], words: list[str]
 ) -> None:
     before = state(node)
@@ -144,7 +144,7 @@ def test_a_mirror_that_answers_404(node: Node, tmp_path: Path) -> None:
     back(node, tmp_path, before)
 
 
-def test_a_key_that_does_not_match(node: Node, tmp_path: Path) -> None:
+def test_a_wrong_signing_key(node: Node, tmp_path: Path) -> None:
     before = state(node)
     keys = signed(node, tmp_path)
     spoiled = state(node)
@@ -196,7 +196,7 @@ def test_old_lists_and_their_keys_go_and_come_back(node: Node, tmp_path: Path) -
     assert state(node) == before
 
 
-def test_a_disk_that_is_full(node: Node, tmp_path: Path) -> None:
+def test_a_full_disk(node: Node, tmp_path: Path) -> None:
     """dpkg runs out of space during unpacking; the installed packages are recorded and removed again."""
     before = state(node)
     folder = f"/usr/lib/{node.run('gcc', '-print-multiarch', check=False).strip() or 'x86_64-linux-gnu'}/nvidia"
@@ -225,7 +225,7 @@ def card(node: Node, device: str) -> Iterator[None]:
         node.shell(f"umount {BUS}")
 
 
-# columns: the card, the desired state, words of the message
+# columns: PCI device id of the GPU, variables of the role, text in the message
 UNDRIVEN = [
     ("0x102d", {"nvidia_driver_branch": "535"}, f"branch 535 no longer supports the Kepler GPU at {ADDRESS}"),
     ("0x2901", {"nvidia_driver_branch": "535"}, f"branch 535 is older than the Blackwell GPU at {ADDRESS}"),
@@ -234,7 +234,7 @@ UNDRIVEN = [
 
 
 @pytest.mark.parametrize("device, variables, words", UNDRIVEN, ids=["too old", "too new", "no branch"])
-def test_a_gpu_that_the_wanted_branch_does_not_drive_is_named_before_anything_is_installed(
+def test_an_unsupported_gpu_is_named_before_any_install(
     node: Node, tmp_path: Path, device: str, variables: dict[str, Any], words: str
 ) -> None:
     before = state(node)
@@ -249,7 +249,7 @@ def test_a_gpu_that_the_wanted_branch_does_not_drive_is_named_before_anything_is
         assert state(node) == before
     assert "TASK [vgpu.fleet.nvidia_driver" not in whole.stdout
     if variables and device == UNDRIVEN[0][0]:
-        # Without the card the same desired state is reached.
+        # The same variables work on the host without this GPU.
         assert role(DRIVER, tmp_path, **variables).returncode == 0
         assert role(DRIVER, tmp_path, nvidia_driver_state="absent").returncode == 0
         assert state(node) == before
@@ -290,7 +290,7 @@ def test_a_vgpu_guest_gets_its_licence(node: Node, tmp_path: Path) -> None:
             said = [role(DRIVER, tmp_path, "--diff", "-vvv", *check, **variables) for check in (["--check"], [])]
             for run in said:
                 assert run.returncode == 0, run.stdout
-                assert text not in run.stdout, "the token is shown"
+                assert text not in run.stdout, "expected no token in the output"
             assert node.read(TOKEN) == text
             assert node.run("stat", "-c", "%a %U %G", TOKEN).split() == ["600", "root", "root"]
             assert sorted(shown(node, "UnitFileState", "ActiveState")) == ["active", "enabled"]
@@ -333,9 +333,11 @@ def killed_apt(node: Node) -> None:
 
 
 @pytest.mark.parametrize("spoil", [interrupted_unpack, killed_apt])
-def test_an_interrupted_apt_is_healed(node: Node, tmp_path: Path, spoil: Callable[[Node], None]) -> None:
+def test_a_run_repairs_an_interrupted_apt(node: Node, tmp_path: Path, spoil: Callable[[Node], None]) -> None:
     spoil(node)
-    assert node.run("dpkg", "--audit").strip(), "the interruption left nothing; the test has nothing to show"
+    assert node.run("dpkg", "--audit").strip(), (
+        "the interruption left no unfinished package, so this test proves nothing; run it again"
+    )
     run = role(DRIVER, tmp_path)
     assert run.returncode == 0, run.stdout
     assert node.run("dpkg", "--audit").strip() == ""

@@ -54,9 +54,9 @@ def test_teardown_leaves_the_host_as_it_was(nodes: dict[str, Node], bare: Node) 
     node = nodes[HOST]
     assert packages(node) == packages(bare)
     before, after = files(bare), files(node)
-    assert sorted(set(after) - set(before)) == [], "teardown left a file"
-    assert sorted(set(before) - set(after)) == [], "teardown removed a file that the playbooks did not create"
-    assert [path for path in before if before[path] != after[path]] == [], "teardown left a changed file"
+    assert sorted(set(after) - set(before)) == [], "expected no file that teardown.yml left"
+    assert sorted(set(before) - set(after)) == [], "expected all files that the playbooks did not create"
+    assert [path for path in before if before[path] != after[path]] == [], "expected unchanged files after teardown.yml"
     assert node.read("/etc/docker/daemon.json") == bare.read("/etc/docker/daemon.json")
 
     again = play("--limit", HOST, playbook="teardown.yml")

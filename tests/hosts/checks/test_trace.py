@@ -105,10 +105,10 @@ def traces(nodes: dict[str, Node]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", [BARE, USED])
-def test_no_file_is_left_or_lacks(traces: dict[str, Any], name: str) -> None:
+def test_no_file_is_left_or_missing(traces: dict[str, Any], name: str) -> None:
     before, after = traces["before"][name].files, traces["after"][name].files
-    assert sorted(set(after) - set(before)) == [], "teardown left a file"
-    assert sorted(set(before) - set(after)) == [], "teardown removed a file that the playbooks did not create"
+    assert sorted(set(after) - set(before)) == [], "expected no file that teardown.yml left"
+    assert sorted(set(before) - set(after)) == [], "expected all files that the playbooks did not create"
     assert {path: (before[path], after[path]) for path in before if before[path] != after[path]} == {}
     # Negative control: after site.yml the listing has the playbooks' files.
     assert {"/etc/vgpu/node.yaml", LABELS} <= set(traces["between"][name].files)
@@ -122,12 +122,12 @@ def test_nothing_else_differs(traces: dict[str, Any], name: str, what: str) -> N
 
 
 @pytest.mark.parametrize("what", ["packages", "units", "active", "processes", "daemon_json"])
-def test_each_look_sees_what_site_brings(traces: dict[str, Any], what: str) -> None:
+def test_each_comparison_detects_the_changes_of_site(traces: dict[str, Any], what: str) -> None:
     assert getattr(traces["between"][BARE], what) != getattr(traces["before"][BARE], what)
 
 
 @pytest.mark.parametrize("name", [BARE, USED])
-def test_check_mode_foretells_and_takes_nothing(traces: dict[str, Any], name: str) -> None:
+def test_check_mode_predicts_the_removal_and_removes_nothing(traces: dict[str, Any], name: str) -> None:
     foretold, between, still = traces["foretold"], traces["between"][name], traces["still"][name]
     assert foretold.returncode == 0, foretold.stdout
     assert not re.search(rf"^{name}\s+: .*changed=0 ", foretold.stdout, re.MULTILINE), foretold.stdout
@@ -138,7 +138,7 @@ def test_check_mode_foretells_and_takes_nothing(traces: dict[str, Any], name: st
         assert getattr(still, what) == getattr(between, what), what
 
 
-def test_what_was_there_before_stays(nodes: dict[str, Node], traces: dict[str, Any]) -> None:
+def test_docker_of_another_owner_stays(nodes: dict[str, Node], traces: dict[str, Any]) -> None:
     used = nodes[USED]
     assert any(line.startswith("docker.io ") for line in traces["after"][USED].packages)
     assert not any(line.startswith("docker.io ") for line in traces["after"][BARE].packages)
@@ -146,7 +146,7 @@ def test_what_was_there_before_stays(nodes: dict[str, Node], traces: dict[str, A
     assert (state["Status"], state["StartedAt"]) == ("running", traces["container"])
     written = json.loads(traces["after"][USED].daemon_json)
     assert "default-runtime" not in written
-    # the running daemon's setting, not only its file
+    # Also check the setting of the running daemon, because its file alone does not prove it.
     assert used.run("docker", "info", "--format", "{{.DefaultRuntime}}").strip() == "runc"
 
 

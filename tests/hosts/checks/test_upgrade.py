@@ -232,7 +232,7 @@ def test_check_mode_shows_the_plan_and_changes_nothing(
     assert work.poll() is None
 
 
-def test_a_new_version_ends_nothing_and_fails_nothing(
+def test_a_new_version_disturbs_no_running_work(
     nodes: dict[str, Node], names: dict[str, str], work: subprocess.Popen[str], old_work: OldWork | None
 ) -> None:
     node = nodes[FIRST]
@@ -258,12 +258,14 @@ def test_a_container_with_old_mounts_runs_on_and_starts_again(old_work: OldWork 
     if old_work is None:
         pytest.skip(former.NO_HISTORY)
     node, before = old_work.node, started(old_work.node, "old")
-    assert old_work.program.poll() is None, "it ended with the upgrade"
+    assert old_work.program.poll() is None, "expected the program in the container to run on after the upgrade"
     for _start in range(2):
         assert named_as_old(node) == [old_work.allocation]
         out = old_work.program.communicate(timeout=60)[0]
         rounds, *failures = (int(word) for word in out.split())
-        assert (rounds > 100, failures) == (True, [0, 0, 0]), "refused, granted, failed"
+        assert (rounds > 100, failures) == (True, [0, 0, 0]), (
+            "expected zero allocations that were wrongly refused, wrongly granted or failed"
+        )
         old_work.program = old_work.start(node)
         assert started(node, "old") != before
     old_work.program.communicate(timeout=60)
@@ -280,8 +282,8 @@ def test_a_new_container_gets_the_new_version(nodes: dict[str, Node], names: dic
         node.run("vgpu-kubelet-double", "delete-pod", "--name", "next")
 
 
-# A device plugin that does not start, on a node with running work.
-def test_a_plugin_that_does_not_run_is_taken_back_and_goes_no_further(
+# The device plugin of the new version does not start, on a node with running work.
+def test_a_plugin_that_does_not_start_is_rolled_back_on_the_first_host(
     nodes: dict[str, Node], names: dict[str, str], work: subprocess.Popen[str]
 ) -> None:
     node = nodes[FIRST]
@@ -299,8 +301,8 @@ def test_a_plugin_that_does_not_run_is_taken_back_and_goes_no_further(
     assert work.poll() is None
 
 
-# The play was killed after the switch of the library and before any proof.
-def test_an_upgrade_after_a_killed_one_returns_to_what_was_before_both(
+# The play is killed after it switched the library and before the isolation check.
+def test_an_upgrade_after_a_killed_one_rolls_back_both(
     nodes: dict[str, Node], names: dict[str, str], work: subprocess.Popen[str]
 ) -> None:
     node = nodes[FIRST]
@@ -323,7 +325,9 @@ def test_an_upgrade_after_a_killed_one_returns_to_what_was_before_both(
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    assert current(node) == names["killed"], "killed too early; the test has nothing to show"
+    assert current(node) == names["killed"], (
+        "the play was killed before it switched the library, so this test proves nothing"
+    )
     before = configurations(node)
 
     done = upgrade(names["killed"], names["new plugin"], "-e", SPOILED)
@@ -343,22 +347,22 @@ def taken_back(done: subprocess.CompletedProcess[str], node: Node, names: dict[s
     assert arbiter(node) == f"{LIBRARY}/{names['new']}/vgpu-arbiter"
 
 
-def test_the_program_met_not_one_failure(work: subprocess.Popen[str]) -> None:
+def test_the_program_had_no_failure_during_the_upgrades(work: subprocess.Popen[str]) -> None:
     out = work.communicate(timeout=60)[0]
     rounds, *failures = (int(word) for word in out.split())
-    assert failures == [0, 0, 0], "refused, granted, failed"
+    assert failures == [0, 0, 0], "expected zero allocations that were wrongly refused, wrongly granted or failed"
     assert rounds > 1000
 
 
 # Runs after the work has ended, because the isolation check of a library without limits fills the card.
-def test_a_library_that_fails_its_proof_is_taken_back(nodes: dict[str, Node], names: dict[str, str]) -> None:
+def test_a_library_that_fails_the_isolation_check_is_rolled_back(nodes: dict[str, Node], names: dict[str, str]) -> None:
     done = upgrade(names["bad"], names["new plugin"])
     taken_back(done, nodes[FIRST], names)
     assert current(nodes[SECOND]) == names["new"]
     assert names["bad"] not in versions(nodes[SECOND])
 
 
-def test_what_nothing_uses_any_more_is_collected(nodes: dict[str, Node], names: dict[str, str]) -> None:
+def test_unused_versions_are_removed(nodes: dict[str, Node], names: dict[str, str]) -> None:
     node = nodes[FIRST]
     assert names["library"] in versions(node)
     node.run("vgpu-kubelet-double", "delete-pod", "--name", "work")

@@ -13,7 +13,7 @@ from pathlib import Path
 from . import hardware, image, podman, sources
 from .image import say
 
-RELEASE = "codename of another release, such as trixie, or on Debian noble (default: this machine's own)"
+RELEASE = "codename of the hosts' release, such as trixie, or noble on Debian (default: the release of this machine)"
 ERRORS = (podman.PodmanError, image.ImageError, hardware.HardwareError, sources.SourcesError)
 
 
@@ -29,7 +29,7 @@ def bring_up(host: podman.Host, profile: Path, built: image.Image) -> str:
         have = podman.podman("exec", host.container, "cat", path, check=False).strip()
         if found["state"] == "running" and have == wanted.files[hardware.DIGEST_FILE][0].decode().strip():
             return "was running"
-        # New hardware is installed as on a real host: with the power off.
+        # The hardware is replaced while the host is stopped, as on a real host.
         podman.podman("stop", "--time", "20", host.container, check=False)
     else:
         podman.create(host, built.tag, built.stores)
@@ -45,7 +45,7 @@ def generate_proto() -> None:
     command = ["make", "--no-print-directory", "-C", str(podman.ROOT / "native/plugin"), "proto"]
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if result.returncode != 0:
-        raise hardware.HardwareError(f"{' '.join(command)}: status {result.returncode}: {result.stdout[-1000:]}")
+        raise hardware.HardwareError(f"{' '.join(command)}: exit status {result.returncode}: {result.stdout[-1000:]}")
 
 
 def up(project: str, names: list[str], profiles: list[Path], release: str | None = None) -> None:
@@ -66,8 +66,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="hostctl", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    sub = commands.add_parser("image", help="build the host image unless it is there; print its tag")
-    sub.add_argument("--force", action="store_true", help="build it again")
+    sub = commands.add_parser("image", help="build the image of the hosts unless it exists; print its tag")
+    sub.add_argument("--force", action="store_true", help="build the image even if it exists")
     sub.add_argument("--release", help=RELEASE)
     sub = commands.add_parser("up", help="start hosts; the n-th --host gets the n-th --profile")
     sub.add_argument("--project", required=True)
@@ -76,14 +76,14 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     sub.add_argument("--release", help=RELEASE)
     sub = commands.add_parser("down", help="remove hosts with their volumes")
     sub.add_argument("--project", required=True)
-    sub.add_argument("--host", help="only this one")
-    sub.add_argument("--image", action="store_true", help="take the image out of podman too, if no host uses it")
+    sub.add_argument("--host", help="remove only this host (default: all hosts of the project)")
+    sub.add_argument("--image", action="store_true", help="also remove the image from podman, if no host uses it")
     sub = commands.add_parser("list", help="print the hosts as JSON")
     sub.add_argument("--project")
-    commands.add_parser("env", help="print the shell line that makes podman see the hosts as we do")
+    commands.add_parser("env", help="print a shell command that sets CONTAINERS_CONF as hostctl does, for podman")
     options = parser.parse_args(arguments)
     if options.command == "up" and len(options.hosts) != len(options.profiles):
-        parser.error(f"{len(options.hosts)} times --host but {len(options.profiles)} times --profile; one for each")
+        parser.error(f"expected one --profile for each --host, found {len(options.profiles)} for {len(options.hosts)}")
     return options
 
 
@@ -97,7 +97,7 @@ def main(arguments: list[str]) -> int:
             up(options.project, options.hosts, options.profiles, options.release)
         elif options.command == "down":
             gone = podman.remove(options.project, options.host)
-            say(f"removed {', '.join(gone) if gone else 'nothing: no host of project ' + options.project}")
+            say(f"removed {', '.join(gone) if gone else 'nothing: project ' + options.project + ' has no hosts'}")
             if options.image:
                 image.remove()
         elif options.command == "list":

@@ -133,11 +133,10 @@ def with_driver(profile: str, version: str) -> str:
 
 
 def device_nodes(gpus: list[int]) -> str:
-    """Return the tmpfiles.d lines of NVIDIA's device nodes; c+ replaces a real card's node that podman passed into the
-    container.
+    """Return the tmpfiles.d lines of NVIDIA's device nodes.
 
-    Their numbers are those of /dev/null (1:3): the real majors belong to the kernel module, and the simulated driver
-    only asks whether a process has the node.
+    The type c+ replaces the node of a real GPU that podman passed into the container. The numbers are those of
+    /dev/null (1:3): the real ones belong to the kernel module, and the simulated driver only checks the path.
     """
     names = [f"nvidia{minor}" for minor in gpus] + ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"]
     return "".join(f"c+ /dev/{name} 0666 root root - 1:3\n" for name in names)
@@ -173,7 +172,7 @@ def history() -> Payload:
 
 
 def add_kubelet_double(files: Payload) -> None:
-    """Add the kubelet double as a service; its environment is in the image, its code is copied at each bring-up."""
+    """Add the kubelet double as a service; its environment is in the image, its code is copied at each start."""
     source = "opt/kubelet-double/src"
     files.add_tree(f"{source}/vgpu_kubelet_double", KUBELET_DOUBLE / "src/vgpu_kubelet_double", "git checkout")
     # Only the gRPC code of the kubelet's interfaces, from the plugin's package.

@@ -105,7 +105,7 @@ class Inputs:
 
 
 def ensure(force: bool = False, release: str | None = None) -> Image:
-    """Return the image, built and known to podman; does nothing when it is."""
+    """Build the image and import it into podman, unless this was done; return the image."""
     inputs = Inputs.read(release)
     tag = f"{REPOSITORY_NAME}:{inputs.digest}"
     archive = inputs.archive
@@ -115,7 +115,7 @@ def ensure(force: bool = False, release: str | None = None) -> Image:
             say(f"building {archive.name} from {inputs.machine.id} {inputs.machine.version} (about a minute)")
             _build(inputs, archive, facts)
         if force or not _known(tag):
-            say(f"giving {archive.name} to podman as {tag}")
+            say(f"importing {archive.name} into podman as {tag}")
             podman("import", "--quiet", "--change", 'CMD ["/sbin/init"]', str(archive), tag)
     return Image(tag, json.loads(facts.read_text())["driver_version"], STORES[inputs.machine.id])
 
@@ -134,12 +134,14 @@ def say(text: str) -> None:
 
 
 def driver_version(packages_index: str, package: str) -> str:
-    """Return the upstream version of a package from a Packages file: the version less epoch and revision."""
+    """Return the upstream version of a package from a Packages file: the version without epoch and revision."""
     for stanza in packages_index.split("\n\n"):
         fields = dict(re.findall(r"^(Package|Version): (.*)$", stanza, re.MULTILINE))
         if fields.get("Package") == package:
             return fields["Version"].split(":")[-1].split("-")[0]
-    raise ImageError(f"the image's repository: no package {package} in it; see the packages file of the distribution")
+    raise ImageError(
+        f"the image's repository: expected the package {package}, found none; add it to tests/hosts/image/*.packages"
+    )
 
 
 def _build(inputs: Inputs, archive: Path, facts: Path) -> None:

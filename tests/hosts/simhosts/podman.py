@@ -117,9 +117,11 @@ def hosts(project: str | None = None) -> list[dict[str, str]]:
 
 
 def systemd_options() -> list[str]:
-    """Return the options with which systemd is process 1 and a docker daemon inside can create control groups. With
-    control groups of version 1, podman from 4.4 on refuses a private namespace of them in systemd mode; the single
-    options of that mode are then given one by one."""
+    """Return the options for systemd as process 1, with control groups that a docker daemon inside can create.
+
+    With control groups of version 1, podman from 4.4 on refuses a private cgroup namespace in systemd mode. So the
+    options of that mode are listed one by one.
+    """
     if UNIFIED.exists():
         return ["--systemd=always", "--cgroupns=private"]
     folders = [
@@ -163,8 +165,8 @@ def expect_room(count: int, allowed: int) -> None:
     need = count * WATCHES_A_HOST + WATCHES_OF_OTHERS
     if need > allowed:
         raise PodmanError(
-            f"{WATCHES}: {count} hosts on this machine need {need} (each {WATCHES_A_HOST}), found {allowed}. "
-            f"Raise it: sysctl -w fs.inotify.max_user_instances={max(256, 2 * need)}"
+            f"{WATCHES}: {count} hosts on this machine need {need} ({WATCHES_A_HOST} for each), found {allowed}. "
+            f"Raise the limit: sysctl -w fs.inotify.max_user_instances={max(256, 2 * need)}"
         )
 
 
@@ -179,20 +181,20 @@ def boot(host: Host) -> float:
             return time.monotonic() - started
         if state == "degraded":
             failed = podman("exec", host.container, "systemctl", "--failed", "--no-legend", "--plain", check=False)
-            raise PodmanError(f"{host.container}: systemd is up, but units failed:\n{failed}")
+            raise PodmanError(f"{host.container}: systemd runs, but these units failed:\n{failed}")
         time.sleep(0.2)
     tail = podman("logs", "--tail", "20", host.container, check=False)
     raise PodmanError(
-        f"{host.container}: systemd is {state or 'silent'!r} after {BOOT_TIMEOUT:.0f} s, expected running. "
-        f"Look with: podman exec {host.container} systemctl list-jobs\n{tail}"
+        f"{host.container}: expected systemd 'running' after {BOOT_TIMEOUT:.0f} s, found {state or 'no answer'!r}. "
+        f"See: podman exec {host.container} systemctl list-jobs\n{tail}"
     )
 
 
 def remove(project: str, name: str | None = None) -> list[str]:
-    """Remove the project's hosts (or one of them) with their volumes; return the containers removed."""
+    """Remove the project's hosts, or only ``name``, with their volumes; return the removed containers."""
     gone = [row["container"] for row in hosts(project) if name in (None, row["host"])]
     if gone:
-        # Killed first, and removed twice if needed: podman 4.3 fails if a container exits just as it is killed.
+        # The removal is tried twice, because podman 4.3 fails if a container exits while it is killed.
         podman("kill", "--signal", "KILL", *gone, check=False)
         podman("rm", "--force", "--volumes", *gone, check=False)
         podman("rm", "--force", "--volumes", "--ignore", *gone)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the sources of the host image: the mirrors, proxies and keys that this machine's own apt uses; on a Debian
-machine, also the archive of Ubuntu for hosts of Ubuntu.
+"""Finds the package sources of the host image: the mirrors, proxies and keys of this machine's apt.
 
-apt itself says which of its sources belong to the distribution (`apt-get indextargets` reports the Origin of each
-Release file), so no third party's repository gets into the image, whatever its suites are called.
+For hosts of Ubuntu on a Debian machine, the source is Ubuntu's archive. The image gets no repository of a third party:
+`apt-get indextargets` reports the Origin of each Release file, and only those of the distribution are used.
 """
 
 from __future__ import annotations
@@ -159,8 +158,7 @@ def of_release(
         return other, [Source(mirror, suite, key) for suite in suites]
     can = sorted({*own, *(RELEASES["ubuntu"] if machine.id == "debian" else {})})
     raise SourcesError(
-        f"--release {codename}: hosts can be made of {', '.join(can) or 'its own release alone'} "
-        f"on {machine.id} {machine.version}"
+        f"--release {codename}: on {machine.id} {machine.version} expected {', '.join(can) or 'no --release'}"
     )
 
 
@@ -180,7 +178,7 @@ def ubuntu_keyring(mirror: str, folder: Path) -> Path:
     named = os.environ.get("VGPU_UBUNTU_KEYRING", "")
     if named:
         if not Path(named).is_file():
-            raise SourcesError(f"VGPU_UBUNTU_KEYRING: {named} is no file")
+            raise SourcesError(f"VGPU_UBUNTU_KEYRING: {named} is not a file")
         return Path(named)
     if UBUNTU_KEYRING.is_file():
         return UBUNTU_KEYRING
@@ -196,9 +194,9 @@ def ubuntu_keyring(mirror: str, folder: Path) -> Path:
         done = subprocess.run(words, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if done.returncode != 0:
             raise SourcesError(
-                f"the keys of Ubuntu are not on this machine ({UBUNTU_KEYRING}), and its package could not be had: "
-                f"{' '.join(words[:3])}: status {done.returncode}: {done.stdout.strip()[-600:]}\n"
-                "Name a mirror in VGPU_UBUNTU_MIRROR, or the file of the keys in VGPU_UBUNTU_KEYRING."
+                f"the keys of Ubuntu are not on this machine ({UBUNTU_KEYRING}), and their package is not available: "
+                f"{' '.join(words[:3])}: exit status {done.returncode}: {done.stdout.strip()[-600:]}\n"
+                "Set VGPU_UBUNTU_MIRROR to a mirror, or VGPU_UBUNTU_KEYRING to a file with the keys."
             )
     return kept
 

@@ -41,14 +41,16 @@ RESOURCE = "nvidia.com/gpu"
 
 
 def until(what: Callable[[], Any], about: str) -> Any:
-    """Calls a function until its result is true, and returns the result. The time limit only ends a test that would
-    hang."""
+    """Calls a function until its result is true, and returns the result. Fails after a minute.
+
+    ``about``: a noun phrase, because the message reads "waited 60 s for …".
+    """
     limit = time.monotonic() + 60
     while True:
         found = what()
         if found:
             return found
-        assert time.monotonic() < limit, f"never came: {about}"
+        assert time.monotonic() < limit, f"waited 60 s for {about}"
         time.sleep(0.01)
 
 
@@ -114,7 +116,7 @@ class RealNode:
             "vgpuctl": str(self.vgpuctl_program),
             "socket": str(self.socket),
             "runtime": "namespace",
-            "duration": 0,  # a machine that tests run on may be busy
+            "duration": 0,  # The machine that runs the tests may be busy.
             "environment": {
                 name: self.environment[name] for name in ("LD_LIBRARY_PATH", "GPUSIM_PROFILE", "GPUSIM_STATE")
             },

@@ -20,9 +20,9 @@ import pytest
 from .conftest import BUILD, RealNode, until
 from .test_cdi import LIMITS, fill_root
 
-# (path in the container, path of the host, read-only)
+# Mounts as (path in the container, path on the host, read-only).
 Mounts = list[tuple[str, str, bool]]
-PROGRAM = "/vgpu-work"  # not /work: a checkout may be below that folder
+PROGRAM = "/vgpu-work"  # The path is not below /work, because a checkout may be there.
 
 
 class Work:
@@ -32,7 +32,9 @@ class Work:
         self._node = node
         self.client = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         said = self._line()
-        assert said.startswith("context "), f"the container did not start, see above: {said!r}"
+        assert said.startswith("context "), (
+            f"expected the line 'context …' from the program in the container, found {said!r}; see the messages above"
+        )
         self.context = int(said.removeprefix("context "))
 
     def _line(self) -> str:
@@ -140,7 +142,7 @@ class Runc:
         self._starts = 0
 
     def create(self, mounts: Mounts, env: dict[str, str], device: str = "") -> str:
-        assert not device, "runc itself knows no CDI"
+        assert not device, "runc itself does not support CDI"
         bundle = self._place.folder / f"bundle-{uuid.uuid4().hex[:8]}"
         shutil.copytree(self._place.root, bundle / "rootfs", symlinks=True)
         subprocess.run(["runc", "spec"], cwd=bundle, check=True)
@@ -230,7 +232,7 @@ def docker(place: Place) -> Iterator[Engine]:
         daemon = subprocess.Popen(["dockerd", *options], stdout=log, stderr=log)
     engine = Engine(place, ["docker", "--host", host])
     try:
-        until(lambda: daemon.poll() is not None or engine.answers(), "docker's daemon")
+        until(lambda: daemon.poll() is not None or engine.answers(), "answer of docker's daemon")
         assert daemon.poll() is None, (folder / "log").read_text()[-2000:]
         engine.run("import", "-", engine.image, input=place.tar())
         yield engine

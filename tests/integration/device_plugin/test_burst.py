@@ -69,7 +69,7 @@ class Pods:
             except PodError:
                 return None
 
-        return until(starts, f"the start of {name}")
+        return until(starts, f"the start of the container of pod {name}")
 
     def _timed(self, start) -> dict:
         begin = time.monotonic()
@@ -96,7 +96,7 @@ class Pods:
 
     def fills(self, work: Work, pid: int, mib: int) -> None:
         """Checks that a program can use this many MiB, and no more."""
-        until(lambda: work._ask("take") and self.holds(pid) > mib - PIECE, f"{mib} MiB")
+        until(lambda: work._ask("take") and self.holds(pid) > mib - PIECE, f"the use of {mib} MiB by the program")
         assert self.holds(pid) <= mib
 
     def limit(self, name: str) -> int:
@@ -135,7 +135,7 @@ def test_program_bursts_and_returns_memory_without_disturbing_its_neighbour(pods
     with pytest.raises(PodError, match=r"MiB of GPU .* are promised to it, but still used"):
         pods.admit("comes", 6000)
     assert pods.holds(pid) > CARD - 3000 - PIECE
-    assert 0 <= pods.limit("bursts") - pods.holds(pid) <= 1, "the limit equals current usage"
+    assert 0 <= pods.limit("bursts") - pods.holds(pid) <= 1, "expected a limit equal to the current usage"
     one.free()
     third, newcomer = pods.run(pods.at_last("comes"))
     pods.fills(third, newcomer, 6000)
@@ -162,7 +162,7 @@ def test_program_bursts_and_returns_memory_without_disturbing_its_neighbour(pods
         pods.admit(f"plain-{n}", 100)
     print("container starts that changed no other limit took", ", ".join(f"{one:.2f} s" for one in pods.took))
 
-    assert pods.holds(neighbour) == had, "the neighbour's memory is unchanged"
+    assert pods.holds(neighbour) == had, "expected unchanged memory of the neighbour"
     other.free()
     pods.fills(other, neighbour, 3000)
     (row,) = [each for each in pods.node.vgpuctl("top", "--once")["usages"] if each["pod"] == "quiet"]

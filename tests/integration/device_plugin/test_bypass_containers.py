@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tries the bypasses that depend on a container's rights, in real containers of each engine of this machine: with
-Docker's capabilities and with none, as root and as another user, with and without a seccomp profile and a user
-namespace.
+"""Tries the bypasses that depend on a container's rights, in real containers of podman and containerd.
 
-Docker itself runs them on the hosts of molecule's default scenario, where playbooks/site.yml proves isolation.
+The containers have Docker's capabilities or none, run as root or as another user, and some have a seccomp profile, a
+read-only root or a user namespace. Containers of docker are tested on the hosts of molecule's default scenario, where
+playbooks/site.yml checks isolation.
 """
 
 from __future__ import annotations

@@ -86,7 +86,9 @@ def test_plugin_that_advertises_one_slice_too_many(node, look):
     drift, _notes = look()
     assert {one["what"] for one in drift} == {"slice", "advertised"}
     assert all("::99" in one["where"] + one["found"] for one in drift), drift
-    assert node.kubelet.state()["resources"]["nvidia.com/gpu"]["allocatable"] == SPLIT + 1  # the kubelet's own message
+    assert (
+        node.kubelet.state()["resources"]["nvidia.com/gpu"]["allocatable"] == SPLIT + 1
+    )  # The message of the kubelet.
 
 
 def test_stale_ledger(node, look):

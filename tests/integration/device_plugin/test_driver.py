@@ -82,7 +82,10 @@ def test_xid_of_an_application_changes_nothing(again):
     gpusimctl(node, "xid", "0", "13")
     gpusimctl(node, "xid", "1", "79")  # a fault of the second GPU shows that the plugin receives events
     second = node.vgpuctl("status")["gpus"][1]["uuid"]
-    until(lambda: healthy(node)[second] == 0, "the witness")
+    until(
+        lambda: healthy(node)[second] == 0,
+        "unhealthy slices of the second GPU, whose fault shows that the plugin receives events",
+    )
     assert sorted(healthy(node).values()) == [0, SPLIT]
 
 
@@ -122,7 +125,7 @@ def test_lost_gpu_is_unhealthy_after_a_restart(again):
     assert sorted(healthy(node).values()) == [0, SPLIT]
     gpusimctl(node, "recover", "1")
     until(lambda: healthy(node)[second] == SPLIT, "healthy slices after the recovery")
-    until(lambda: node.vgpuctl("status")["warnings"] == [], "no warning")
+    until(lambda: node.vgpuctl("status")["warnings"] == [], "a status without warnings")
     gpusimctl(node, "xid", "1", "79")
     until(lambda: healthy(node)[second] == 0, "unhealthy slices after an Xid of the recovered GPU")
 
@@ -135,7 +138,7 @@ def test_node_with_all_gpus_lost_reports_this_after_a_restart(again):
     until(lambda: healthy(node) == dict.fromkeys(uuids, 0), "a state in which all slices are unhealthy")
     node.end()
     node.start(wait=False)  # nothing can be allocated
-    until(node.connected, "the registration")
+    until(node.connected, "the registration of the plugin")
     assert [(one["uuid"], one["healthy"]) for one in node.vgpuctl("status")["gpus"]] == [(one, False) for one in uuids]
     assert all(any(uuid in one for one in node.vgpuctl("status")["warnings"]) for uuid in uuids)
     assert healthy(node) == dict.fromkeys(uuids, 0)

@@ -77,14 +77,16 @@ class Place:
         """Starts a process that waits in the group, with the capabilities that the command ``words`` leaves."""
         self.processes.append(subprocess.Popen([*enter(path), *words, "sleep", "600"]))
         pid = self.processes[-1].pid
-        until(lambda: "sleep" in Path(f"/proc/{pid}/cmdline").read_text(), "the container")
+        until(lambda: "sleep" in Path(f"/proc/{pid}/cmdline").read_text(), "the process of the container")
         return pid
 
     def check(self, path: Path, names: list[str], pid: int = 0, neighbour: Path | str = "", crowded: str = "") -> dict:
         words = {"group": str(path), "pid": pid, "names": names, "neighbour": str(neighbour), "crowded": crowded}
         words |= {"uuid": UUID, "backend": self.backend, "hard": HARD}
         found = json.loads(self._run(sys.executable, "-c", CHECK, json.dumps(words)))
-        assert [one.name for one in path.iterdir() if one.is_dir()] == [], "no group of the check stays"
+        assert [one.name for one in path.iterdir() if one.is_dir()] == [], (
+            "expected no control group that the check left"
+        )
         return {one["name"]: one for one in found}
 
 
@@ -129,8 +131,8 @@ def test_correct_driver_passes_every_check(place, group, backend: str) -> None: 
     assert "raw ioctl is not tried" in found["dead-creator"]["detail"]
 
 
-# columns: label, backend, the profile, gpusimctl's commands after the limit is set, the check, its verdict, words of
-# its detail
+# columns: case, controller that the driver uses, lines of the driver's profile, gpusimctl's commands after the limit is
+# set, the check, its verdict, text in its detail
 FAULTS = [
     ("limit lost by a reload", "dmem", "", [("memacct-forget",)], "driver-refuses", "violated", "were granted"),
     (
@@ -188,8 +190,7 @@ def test_check_does_not_change_a_neighbour(place, group, backend: str) -> None: 
 
 
 def test_a_limit_that_two_containers_share(place, group) -> None:  # noqa: F811
-    """Two containers share the limit of their parent group, so memory of one container reduces the memory of the
-    other."""
+    """The check fails if two containers share the limit of their parent group: each reduces the memory of the other."""
     on = place("misc")
     on.limit(group())
     found = on.check(group("c"), [], neighbour=group("n"))["driver-limit-beside"]
@@ -197,7 +198,7 @@ def test_a_limit_that_two_containers_share(place, group) -> None:  # noqa: F811
 
 
 @BOTH
-def test_check_that_could_prove_nothing_is_not_run(place, group, backend: str) -> None:  # noqa: F811
+def test_check_on_a_full_gpu_is_not_run(place, group, backend: str) -> None:  # noqa: F811
     on = place(backend)
     on.limit(group("c"))
     found = on.check(group("c"), NAMES[:2], crowded="others are in use")

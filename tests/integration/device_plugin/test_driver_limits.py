@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory limits that the driver itself enforces (from 615 on): the plugin writes CDI files and polls the limits, the
-hook sets a limit, and a program that bypasses the library stays within the limit. The driver is simulated, its control
-groups are the kernel's own.
+"""Memory limits that the driver enforces (release 615 or later).
 
-The test machines have version 2 of control groups next to version 1 and have neither of the controllers misc and dmem,
-so the tests pass the root of the hierarchy as an option. Containers are of podman and runc. Tests in which the runtime
-does not matter use a process in a new group and a bundle with the mounts of the CDI file.
+The plugin writes CDI files and polls the limits, the hook sets a limit, and a program that bypasses the library stays
+within the limit. The driver is simulated, and the control groups are real. The test machines have version 2 of control
+groups next to version 1, without the controllers misc and dmem; therefore the tests pass the mount point of version 2
+as an option. Some tests use containers of podman and runc; the others use a process in a new group, with a bundle that
+has the mounts of the CDI file.
 """
 
 from __future__ import annotations
@@ -106,7 +106,10 @@ class Started:
 
     def __init__(self, node: RealNode, path: Path, sources: list[str], found: list[dict]) -> None:
         self.process = subprocess.Popen([*enter(path), "sleep", "600"])
-        until(lambda: str(self.process.pid) in (path / "cgroup.procs").read_text().split(), "the process in its group")
+        until(
+            lambda: str(self.process.pid) in (path / "cgroup.procs").read_text().split(),
+            "the process in its control group",
+        )
         bundle = node.folder / f"bundle-{self.process.pid}"
         bundle.mkdir()
         mounts = [{"destination": f"/m{i}", "source": source} for i, source in enumerate(sources)]
@@ -190,8 +193,11 @@ def test_poll_sets_lost_limits_again(node, start, group) -> None:  # noqa: F811
     expected = {(0, group("c").stat().st_ino): SLICE_MIB}
     ctl(node, "memacct-forget")
     assert limits(node) == {}
-    until(lambda: limits(node) == expected, "the limit to be set again")
-    until(lambda: "was set again" in (node.folder / "plugin.log").read_text(), "the log line about the limit")
+    until(lambda: limits(node) == expected, "the limits after the plugin set them again")
+    until(
+        lambda: "was set again" in (node.folder / "plugin.log").read_text(),
+        "the plugin's log line that a limit was set again",
+    )
 
 
 def test_the_end_of_a_container_clears_its_limit(node, start, group) -> None:  # noqa: F811
@@ -200,11 +206,11 @@ def test_the_end_of_a_container_clears_its_limit(node, start, group) -> None:  #
     one = start("c", answer=node.kubelet.run_pod("one")["answer"])
     assert limits(node)
     one.end()
-    until(lambda: limits(node) == {}, "the limit to be cleared")
+    until(lambda: limits(node) == {}, "the removal of the limit")
     assert group("c").is_dir()
 
 
-def test_unproved_limit_refuses_slices_and_pods(node_at_rest: RealNode) -> None:
+def test_without_working_limits_slices_and_pods_are_refused(node_at_rest: RealNode) -> None:
     """The desired enforcement is `driver`, but the host's driver enforces nothing: the plugin offers no CDI slice,
     refuses pods, and reports the cause."""
     furnish(node_at_rest, "none")
@@ -243,9 +249,12 @@ def test_limits_are_probed_again_after_a_driver_reload(node_at_rest: RealNode, w
         profile.write_text(text.replace("memacct = misc", f"memacct = {backend}"))
         ctl(node_at_rest, "reset", "--force")
         reload(node_at_rest)
-        until(lambda name=expected: active() == name, f"{expected} to be active")
+        until(lambda name=expected: active() == name, f"the enforcement {expected} in the plugin's status")
         if wish == "driver":
-            until(lambda there=backend == "misc": offer.exists() == there, "the expected offer of slices")
+            until(
+                lambda there=backend == "misc": offer.exists() == there,
+                "CDI slices only while the driver enforces limits",
+            )
         if backend == "misc" or wish == "auto":
             until(
                 lambda some=backend == "misc": bool(hooks(node_at_rest)) == some,
@@ -254,6 +263,7 @@ def test_limits_are_probed_again_after_a_driver_reload(node_at_rest: RealNode, w
     assert "is tried again" in (node_at_rest.folder / "plugin.log").read_text()
 
 
+# columns: control group controller of the driver, desired enforcement, driver version, text in the reason
 @pytest.mark.parametrize(
     ("backend", "wish", "version", "said"),
     [

@@ -17,9 +17,9 @@ from .conftest import BUILD, ROOT, SLICE_MIB, SOURCES, SPLIT
 pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
-# Some machines lack the program or the device files for these checks; there the module reports not-run for them.
-OPTIONAL = {"nvidia-smi", "device-nodes"}  # nvidia-ml-py is always available: the Python of the tests has it
-HOSTS_OWN = {"graphics"}  # open in a namespace if this machine has such libraries
+# On machines without the program or the device files for these checks, the module reports not-run.
+OPTIONAL = {"nvidia-smi", "device-nodes"}  # nvidia-ml-py is not optional: the Python of the tests has it.
+HOSTS_OWN = {"graphics"}  # This check is open in a namespace if this machine has graphics libraries.
 # Detected but not prevented, as docs/threat-model.md says.
 DETECTED = {
     "bypass-namespace",
@@ -38,7 +38,7 @@ def verdicts(result: dict) -> dict[str, str]:
     return {check["name"]: check["verdict"] for check in one["checks"]}
 
 
-def test_whole_slice_holds(node):
+def test_check_of_a_correct_slice_passes(node):
     rc, result = node.isolation()
     (one,) = result["results"]
     assert rc == 0, result["msg"]
@@ -61,7 +61,7 @@ def test_whole_slice_holds(node):
     # The memory use that the driver reported outside the slice while the probe used all its memory.
     assert found["outside-memory"]["verdict"] == "passed"
     assert SLICE_MIB * MIB * 9 // 10 <= int(found["outside-memory"]["found"]) <= SLICE_MIB * MIB
-    assert node.vgpuctl("status")["allocations"] == []  # the slice was released
+    assert node.vgpuctl("status")["allocations"] == []  # The check has released the slice.
     assert node.allocation_mounts() == []
 
 
@@ -80,6 +80,7 @@ def test_missing_mount_violates_the_check(node, path):
     assert node.vgpuctl("status")["allocations"] == []
 
 
+# columns: path of the mount that the check omits, bypasses that must not pass then
 @pytest.mark.parametrize(
     "path, ways",
     [
@@ -155,7 +156,7 @@ def test_false_report_of_the_probe_is_detected(node, tmp_path):
     assert (rc, result["verdict"]) == (1, "violated"), result
     found = verdicts(result)
     assert (found["gpu-as-leased"], found["limit-as-configured"]) == ("violated", "violated")
-    assert found["visible-devices"] == "not-run"  # a check missing from the report is not a pass
+    assert found["visible-devices"] == "not-run"  # A check that is missing from the report counts as not passed.
 
 
 def test_bypass_without_a_watcher_is_open(node):
@@ -220,6 +221,7 @@ def test_invalid_duration_is_refused(node):
     assert "duration: expected seconds" in result["msg"]
 
 
+# columns: verdicts with which the module fails, exit status of the module
 @pytest.mark.parametrize(("fail_on", "rc"), [(["violated", "not-run"], 1), (["violated"], 0)])
 def test_check_without_a_free_slice_is_not_run(node, fail_on, rc):
     for n in range(SPLIT):

@@ -126,7 +126,9 @@ FREE = [pytest.param(1, "not-run", id="one free slice"), pytest.param(2, "passed
 def test_check_does_not_disturb_working_tenants(node, tenants, beside):
     before = accounts(node)
     sold = {pid: before[pid]["total"] + CHURN_MIB * MIB for pid, _process in tenants}
-    assert all(most > SLICE_MIB * MIB * 9 // 10 for most in sold.values()), "the slices must be full for this test"
+    assert all(most > SLICE_MIB * MIB * 9 // 10 for most in sold.values()), (
+        "expected tenants that fill their slices before the check"
+    )
     start = time.monotonic()
     idle = {pid: waited(pid) for pid, _process in tenants}
     rc, result = node.isolation()
@@ -137,7 +139,7 @@ def test_check_does_not_disturb_working_tenants(node, tenants, beside):
     assert {check["verdict"] for check in one["checks"] if check["name"] == "import-beside"} == {beside}
     # The driver's account has the same processes, each with all its memory, and their kernels continued to run.
     now, took = accounts(node), time.monotonic() - start
-    assert set(now) == {pid for pid, _process in tenants}, "the same processes, and no other"
+    assert set(now) == {pid for pid, _process in tenants}, "expected exactly the processes of the tenants on the GPU"
     for pid, _process in tenants:
         assert SLICE_MIB * MIB - 2 * CHURN_MIB * MIB <= now[pid]["total"] <= SLICE_MIB * MIB
         share = (now[pid]["busy_ns"] - before[pid]["busy_ns"]) / 1e9 / took
@@ -160,7 +162,7 @@ def test_unlimited_program_disturbs_the_tenants(node, tenants):
         [sys.executable, "-c", HOG], env=node.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:
-        assert int(hog.stdout.readline()) <= 0, "the program without a limit got its whole allocation"
+        assert int(hog.stdout.readline()) <= 0, "expected the program without a limit to get its whole allocation"
         kernels = {pid: one["kernels"] + 2 * 4 for pid, one in accounts(node).items()}
         until(
             lambda: all(accounts(node)[pid]["kernels"] > kernels[pid] for pid, _process in tenants),

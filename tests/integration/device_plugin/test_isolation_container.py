@@ -112,7 +112,7 @@ def test_podman_without_an_image(node: RealNode, with_podman: dict) -> None:
     assert rc == 0, result
     (one,) = result["results"]
     assert (one["runtime"], one["image"]) == ("podman", "the host's own files")
-    assert len(one["passed_over"]) == 2, "docker and containerd, which this node has not"
+    assert len(one["passed_over"]) == 2, "expected the reasons why the check did not use docker and containerd"
     assert [check for check in one["checks"] if check["verdict"] != "passed"] == []
     assert set(verdicts(result)) == set(CHECKS)
     found = {check["name"]: check for check in one["checks"]}
@@ -216,7 +216,7 @@ def with_containerd(node: RealNode, tmp_path_factory: pytest.TempPathFactory) ->
             [program, "--config", str(config)], env={**os.environ, "PATH": folders}, stdout=log, stderr=log
         )
     try:
-        until(lambda: daemon.poll() is not None or Path(socket).exists(), "containerd")
+        until(lambda: daemon.poll() is not None or Path(socket).exists(), "the socket of containerd")
         assert daemon.poll() is None, (folder / "log").read_text()
         nothing = str(node.folder / "nothing")
         yield {"ctr": str(ctr), "nvidia_runtime": str(runtime), "docker": nothing, "podman": nothing}

@@ -67,8 +67,8 @@ def test_container_survives_the_removal_and_starts_again(quick, engine):
         before = work.take()[1]
         rm_rf(node.folder / "run")
         assert not node.socket.exists()
-        until(node.socket.exists, "the socket")
-        until(lambda: all(Path(host).exists() for _inside, host, _ro in mounts), "the files")
+        until(node.socket.exists, "the socket of the plugin")
+        until(lambda: all(Path(host).exists() for _inside, host, _ro in mounts), "all files of the slice")
         # The watcher cannot read the ledger and reports that; it names no process, and the slice is not free.
         until(lambda: lease["allocation"] in watched(node)["fault"], "a fault in the watcher's state")
         assert watched(node)["findings"] == []
@@ -101,9 +101,12 @@ def test_slice_in_use_is_not_allocated_twice(quick, engine):
         work.take()
         until(lambda: slice_id not in free(node), "the slice's state: in use")
         rm_rf(node.folder / "run")
-        until(node.socket.exists, "the socket")
+        until(node.socket.exists, "the socket of the plugin")
         until((folder / "limits").exists, "the files of the slice")
-        until(lambda: any(folder.name in said for said in node.vgpuctl("status")["warnings"]), "the warning")
+        until(
+            lambda: any(folder.name in said for said in node.vgpuctl("status")["warnings"]),
+            "a warning of the plugin that names the allocation",
+        )
         assert slice_id not in free(node)
         refused = engine.start(other)
         assert refused.context != 0

@@ -75,7 +75,7 @@ class Machine:
         (self.node.folder / "boot_id").write_text(f"boot-{self.boot}\n")
         if first == "plugin":
             self.node.start(wait=False)
-            until(self.node.socket.exists, "the plugin")
+            until(self.node.socket.exists, "the socket of the plugin")
         self.start_kubelet()
         if first == "kubelet":
             self.node.start(wait=False)
@@ -109,7 +109,7 @@ def limits_of(pod: dict) -> dict:
     return abi_files.parse_limits((host_path(pod, SHARE) / "limits").read_bytes())
 
 
-# columns: the state of the records after a power cut (they are not synced to disk), the program that starts first
+# columns: state of the allocation records after the power cut (they are not synced to disk), program that starts first
 ROWS = [
     ("whole", "kubelet"),
     ("whole", "plugin"),

@@ -72,12 +72,18 @@ def test_container_starts_again_in_its_slice(machine, engine, first):  # noqa: F
             docker_makes_directories(mounts, slice_id)
             assert all(os.path.isdir(host) for _inside, host, _read_only in mounts)
         machine.boot_up("plugin")
-        until(lambda: all(Path(host).is_file() for inside, host, _ro in mounts if inside in FILES), "the files")
+        until(
+            lambda: all(Path(host).is_file() for inside, host, _ro in mounts if inside in FILES),
+            "the files of the slice",
+        )
         os.chmod(node.environment["GPUSIM_STATE"], 0o666)
         work = engine.start(created)
         assert had(work) == before
         assert "/dev/vgpu/0/ledger" in work.ledgers()
-        until(lambda: {one["id"]: one["in_use"] for one in node.vgpuctl("status")["slices"]}[slice_id], "its use")
+        until(
+            lambda: {one["id"]: one["in_use"] for one in node.vgpuctl("status")["slices"]}[slice_id],
+            "report of the plugin that the slice is in use",
+        )
         assert node.vgpuctl("status")["warnings"] == []
         work.end()
     finally:

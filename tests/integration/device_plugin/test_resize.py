@@ -129,7 +129,7 @@ def test_running_program_is_resized_without_disturbing_its_neighbour(node, slice
     killed = node.vgpuctl("resize", mine, "--memory", "500Mi", "--oom-killer")
     assert killed["leaving"] and killed["gpus"][0]["memory_used"] > 1900 * MIB
     assert one._ask("take") == ""
-    until(lambda: pid not in [each["pid"] for each in driver_account(node)], "its end")
+    until(lambda: pid not in [each["pid"] for each in driver_account(node)], "the end of the process above its limit")
 
     assert holds(node, neighbour) == had, "the neighbour's memory is unchanged"
     other.free()

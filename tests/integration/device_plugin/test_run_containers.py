@@ -50,6 +50,7 @@ def states(node: RealNode) -> list[str]:
 
 
 FREE = ["free"] * SPLIT
+# columns: options of vgpuctl run, expected MiB of the container
 SIZES = [([], SLICE_MIB), (["--memory", "1Gi", "--cores", "10"], 1024)]
 
 
@@ -74,7 +75,7 @@ def test_detached_container_keeps_its_slice_until_it_is_removed(node, engine):
     started = run(node, engine, ["--detach"], HOLDER, more=("--name", NAME))
     assert started.returncode == 0, started.stdout + started.stderr
     try:
-        until(lambda: driver_account(node), "the context")
+        until(lambda: driver_account(node), "the context of the container's process")
         (one,) = node.vgpuctl("status")["allocations"]
         assert one["kind"] == "container"
         if engine.program == ["podman"]:

@@ -194,7 +194,7 @@ def replaced(path: str) -> str:
     return f"mv {path} {path}.o && mkdir {path} && cp /evil/* {path}/"
 
 
-# Attempts by root with Docker's capabilities. columns: label, shell command, the kernel's error, result of a program
+# Attempts by root with Docker's capabilities. Columns: case, shell command, the kernel's error, result of a program
 # started afterwards, the library's message
 MOVES = [
     ("replace the root of the shares", replaced("/dev/vgpu"), "busy", HELD, ""),
@@ -245,7 +245,7 @@ def planted(*links: str) -> Callable[[Path], None]:
     return image
 
 
-# Attempts by user 1000 without capabilities, in an image that the tenant made. columns: label, links in the image,
+# Attempts by user 1000 without capabilities, in an image that the tenant made. Columns: case, links in the image,
 # shell
 # command, result
 PLANTS = [
@@ -267,7 +267,8 @@ def test_links_in_an_image_cannot_replace_the_limits(
     assert result.ended == ends, result.text
 
 
-# Volumes of a pod: mounted after the plugin's mounts, in order of depth.
+# Volumes of a pod, mounted after the plugin's mounts in order of depth. Columns: case, path in the container, file of
+# the tenant (empty: the folder), whether the volume is read-only, the library's message.
 VOLUMES = [
     (
         "volume over the limits",
@@ -299,6 +300,7 @@ VOLUMES = [
 def test_volume_over_our_files_gets_no_context(
     tenant: Tenant, tmp_path: Path, user: int, about: str, inside: str, name: str, ro: bool, line: str
 ) -> None:
+    """If a volume of the pod covers files of its slice, the library creates no context."""
     volume = tenant.evil(tmp_path / "volume")
     for place in ("0", "lib"):
         (volume / place).mkdir()
@@ -309,6 +311,7 @@ def test_volume_over_our_files_gets_no_context(
     assert line in result.text
 
 
+# columns: what the other container does, its shell command
 SIDECARS = [
     ("renames the share", "mv {0}/0 {0}/o && mkdir {0}/0 && cp /evil/* {0}/0/"),
     ("links the share", "mv {0}/0 {0}/o && ln -s o {0}/0"),
@@ -342,7 +345,8 @@ def test_volume_shared_with_another_container_gets_no_context(
     assert "no context is created: /dev/vgpu/0/limits: its folder /dev/vgpu" in result.text
 
 
-# Mounts by user 1000 in a new user namespace. The test is skipped if the machine refuses user namespaces.
+# Mounts by user 1000 in a new user namespace. The test is skipped if the machine refuses user namespaces. Columns:
+# case, shell command, result of a program started afterwards.
 NAMESPACES = [
     ("mount a file over the limits", "mount --bind /evil/limits /dev/vgpu/0/limits", REFUSED),
     ("mount a folder over the share", "mount --bind /evil /dev/vgpu/0", REFUSED),

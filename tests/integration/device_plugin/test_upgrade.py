@@ -184,6 +184,7 @@ def named(node: RealNode) -> list[str]:
     return [one["allocation"] for one in answer["old_mounts"]]
 
 
+# columns: origin of the container's mounts, engine
 KEPT = [("kubelet", "runc"), ("kubelet", "docker"), ("volumes", "podman"), ("volumes", "docker")]
 
 
@@ -193,7 +194,7 @@ def test_container_of_an_old_allocate_response_survives_the_upgrade(tenant: Tena
     tenant.create()
     work = tenant.start()
     is_limited(work)
-    assert work.ledgers() == {OLD_LEDGER}, "this response is not of the former release"
+    assert work.ledgers() == {OLD_LEDGER}, "expected the mounts of the former release in the response"
 
     tenant.host.upgrade()
 
@@ -214,7 +215,7 @@ def test_container_of_an_old_allocate_response_survives_the_upgrade(tenant: Tena
     work = tenant.start()
     is_limited(work)
     assert work.ledgers() == {LEDGER}
-    until(lambda: named(node) == [], "a state in which no container has old mounts")
+    until(lambda: named(node) == [], "a report of the watcher without old mounts")
     assert work.end()[1] == 0
 
 
@@ -226,7 +227,9 @@ def test_forged_limits_with_old_mounts_are_found(tenant: Tenant) -> None:
     tenant.host.upgrade()
     forge(tenant, Path(tenant.created) / "rootfs" / "evil")
     work = tenant.start_again()
-    assert work.take()[1] > (SLICE_MIB + 64) * MIB, "nothing was forged"
+    assert work.take()[1] > (SLICE_MIB + 64) * MIB, (
+        "expected more memory than the slice, because the tenant forged its limits"
+    )
     (found,) = until(lambda: tenant.node.vgpuctl("watch")["findings"], "a finding that names the process")
     assert (found["allocation"], found["reason"]) == (tenant.allocation, "more-memory")
     work.free()

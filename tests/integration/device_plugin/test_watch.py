@@ -87,7 +87,7 @@ def in_pod(node, name: str = "one") -> Slice:
 def looks(node, count: int) -> dict:
     """Returns the watcher's response after this many further polls."""
     goal = node.vgpuctl("watch")["looks"] + count
-    return until(lambda: (found := node.vgpuctl("watch"))["looks"] >= goal and found, f"{count} looks")
+    return until(lambda: (found := node.vgpuctl("watch"))["looks"] >= goal and found, f"{count} polls of the watcher")
 
 
 def findings(node) -> list[dict]:
@@ -95,7 +95,7 @@ def findings(node) -> list[dict]:
 
 
 @pytest.mark.parametrize("way, reason", WAYS)
-def test_open_bypass_is_named(watched, way, reason):
+def test_process_of_each_bypass_is_named(watched, way, reason):
     slice_ = in_pod(watched)
     assert findings(watched) == []
     slice_.probe(way)
@@ -105,7 +105,7 @@ def test_open_bypass_is_named(watched, way, reason):
     assert found["processes"][0]["name"] == "vgpu-probe"
     # The kernel confirms that the named process belongs to the container.
     pid = found["processes"][0]["pid"]
-    thread = max(Path(f"/proc/{pid}/task").iterdir(), key=lambda one: int(one.name))  # the first thread may have ended
+    thread = max(Path(f"/proc/{pid}/task").iterdir(), key=lambda one: int(one.name))  # The first thread may have ended.
     assert "/dev/vgpu/0/ledger" in (thread / "mountinfo").read_text()
     totals = watched.vgpuctl("watch")["totals"]
     assert totals == [{"reason": reason, "kind": "kubelet", "count": 1}]
@@ -164,7 +164,7 @@ def test_policy_end_kills_the_process(watched, way, reason):
     honest = in_pod(watched, "honest").probe("limit-exact", "4000")
     bad = in_pod(watched, "bad")
     process = bad.probe(way, "4000")
-    until(lambda: watched.vgpuctl("watch")["sigterm"] >= 1, "a signal")
+    until(lambda: watched.vgpuctl("watch")["sigterm"] >= 1, "the SIGTERM of the watcher")
     out = json.loads(process.communicate(timeout=60)[0])
     # The signal interrupts the probe's bypass, so the probe does not report the bypass as open.
     (check,) = out["checks"]
@@ -184,7 +184,7 @@ def test_process_that_ignores_sigterm_is_killed(watched):
     slice_ = in_pod(watched)
     process = slice_.start(sys.executable, "-c", script)
     assert process.stdout.readline() == "holds\n"
-    until(lambda: watched.vgpuctl("watch")["sigterm"] == 1, "SIGTERM")
+    until(lambda: watched.vgpuctl("watch")["sigterm"] == 1, "the SIGTERM of the watcher")
     assert process.poll() is None
     process.wait(60)
     assert process.returncode == -9
@@ -255,7 +255,10 @@ def test_tenant_with_an_unreadable_ledger_is_named(watched):
     slice_ = Slice(watched, pod["answer"])
     watched.slices.append(slice_)
     slice_.probe("limit-exact")
-    until(lambda: watched.vgpuctl("top", "--once")["usages"][0]["memory_used"] > SLICE_MIB * MIB // 2, "the fill")
+    until(
+        lambda: watched.vgpuctl("top", "--once")["usages"][0]["memory_used"] > SLICE_MIB * MIB // 2,
+        "the use of more than half of the slice",
+    )
     looks(watched, 3)
     assert findings(watched) == []
     ledger = next(one["host_path"] for one in pod["answer"]["mounts"] if one["container_path"] == "/dev/vgpu/0/ledger")

@@ -67,8 +67,8 @@ def holds(process: subprocess.Popen) -> None:
 
 
 def past(node) -> dict[str, dict]:
-    """Waits for findings that are over; returns them as reason → finding."""
-    found = until(lambda: node.vgpuctl("watch")["past"], "findings that are over")
+    """Waits for findings about ended processes; returns them as reason → finding."""
+    found = until(lambda: node.vgpuctl("watch")["past"], "findings about ended processes")
     return {one["reason"]: one for one in found}
 
 
@@ -130,6 +130,7 @@ def foreign_of(slice_: Slice, command: str, *words: str) -> subprocess.Popen:
     return slice_.start("unshare", "-Urm", "sh", "-c", f'{command}; exec "$0" "$@"', *words)
 
 
+# columns: shell command that mounts something over the files of the slice, word for the program HOLDER
 OVER = [
     ("mount --bind /dev/null /dev/vgpu/0/limits", "own"),
     ("mount --bind /dev/null /etc/ld.so.preload", "plain"),

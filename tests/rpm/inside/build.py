@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs inside the root: makes two signing keys, all packages of TABLE, and their repositories below /srv.
 
-The packages have only names, versions and dependencies. These are the ones of NVIDIA's CUDA repository (on RHEL with
-the epoch, on SLES with the kernel's version in the module's version) and of the container toolkit. Only the dnf plugin
-versionlock has real content, taken from Debian's package.
+The packages have only names, versions and dependencies, which are those of NVIDIA's CUDA repository and of the
+container toolkit. As in NVIDIA's repositories, RHEL's versions have an epoch, and on SLES the version of the kernel
+module contains the kernel's version. Only the dnf plugin versionlock has content, taken from Debian's package.
 """
 
 import os

@@ -32,7 +32,7 @@ def main(words: list[str]) -> int:
             for mount in edits.get("mounts", []):
                 print(mount["hostPath"])
         return 0
-    print("nvidia-container-cli: this stand-in knows --version and list; GPUs are injected by CDI", file=sys.stderr)
+    print("nvidia-container-cli: this stand-in supports only --version and list; CDI injects the GPUs", file=sys.stderr)
     return 2
 
 

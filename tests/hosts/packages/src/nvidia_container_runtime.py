@@ -123,7 +123,7 @@ def specifications() -> list[dict[str, Any]]:
             try:
                 spec = json.loads(path.read_text())
             except (OSError, ValueError) as fault:
-                print(f"nvidia-container-runtime: {path} left out: {fault}", file=sys.stderr)
+                print(f"nvidia-container-runtime: {path} is ignored: {fault}", file=sys.stderr)
                 continue
             if isinstance(spec, dict) and spec.get("kind") == KIND:
                 found.append(spec)
@@ -146,7 +146,7 @@ def edits_for(names: list[str], specs: list[dict[str, Any]]) -> list[dict[str, A
             known = ", ".join(one["name"] for spec in specs for one in spec.get("devices", [])) or "none"
             raise RuntimeFault(
                 f"unresolvable CDI device {KIND}={name}: the specifications in {', '.join(map(str, spec_dirs()))} "
-                f"know {known}; make them anew with: systemctl restart nvidia-cdi-refresh"
+                f"have {known}; create the specifications again with: systemctl restart nvidia-cdi-refresh"
             )
     return edits + [spec.get("containerEdits", {}) for spec in specs_used]
 
@@ -224,7 +224,7 @@ def main(words: list[str]) -> None:
     except (RuntimeFault, OSError, ValueError, KeyError) as fault:
         message = f"nvidia-container-runtime: {fault}"
         print(message, file=sys.stderr)
-        if log:  # containerd's shim shows the last line of this file to the user, not our stderr
+        if log:  # containerd's shim shows the last line of this file to the user, not stderr.
             record = {"level": "error", "msg": message, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
             with contextlib.suppress(OSError), open(log, "a", encoding="utf-8") as stream:
                 stream.write(json.dumps(record) + "\n")

@@ -47,7 +47,7 @@ class Nvml:
     def call(self, name: str, *arguments: Any) -> None:
         code = getattr(self.library, name)(*arguments)
         if code != 0:
-            raise CtkFault(f"{name} answered {code}; nvidia-smi -L tells more")
+            raise CtkFault(f"{name} failed with NVML error {code}; run nvidia-smi -L for the reason")
 
     def gpus(self) -> list[dict[str, Any]]:
         count = ctypes.c_uint()
@@ -103,7 +103,7 @@ def specification() -> dict[str, Any]:
     nodes = {gpu["index"]: node(f"/dev/nvidia{gpu['minor']}") for gpu in gpus}
     missing = [one["path"] for one in nodes.values() if not os.path.exists(one["path"])]
     if missing:
-        raise CtkFault(f"NVML names GPUs whose device nodes are missing: {', '.join(missing)}")
+        raise CtkFault(f"device nodes of GPUs that NVML lists are missing: {', '.join(missing)}")
     devices = []
     for gpu in gpus:
         for name in (str(gpu["index"]), gpu["uuid"]):
