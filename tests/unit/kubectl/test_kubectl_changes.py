@@ -143,6 +143,7 @@ def kubectl(tmp_path, monkeypatch):
     program.chmod(0o755)
     monkeypatch.setenv("VGPU_KUBECTL", str(program))
     monkeypatch.setattr("vgpu_kubectl.main.PAUSE_S", 0.01)
+    # kubectl's arguments → its answer
     known = {
         "get nodes": {"items": [NODE_OF_PARTS, NODE_OF_SLICES]},
         "get node parts": NODE_OF_PARTS,

@@ -119,6 +119,7 @@ def kubectl(tmp_path, monkeypatch):
     program.write_text(KUBECTL.format(python=sys.executable))
     program.chmod(0o755)
     monkeypatch.setenv("VGPU_KUBECTL", str(program))
+    # kubectl's arguments → its answer
     known = {
         "get nodes": {"items": NODES},
         "get pods --all-namespaces": {"items": PODS},

@@ -18,6 +18,7 @@ from vgpu_plugin.main import parser
 from .conftest import ROOT
 
 UNIT, UNIT_FILE = "vgpu-device-plugin.service", "/etc/systemd/system/vgpu-device-plugin.service"
+# These texts stand for the content of the two files.
 NODE_YAML, BIG_YAML = "the text of node.yaml", "the text of configs/big.yaml"
 TASK = "Restart the program with the changes"
 

@@ -200,6 +200,7 @@ def test_waiting_resize_is_granted_later_with_one_event():
     assert here.given("a") == [(A, 8000, 0)]
 
 
+# Invalid texts of the annotation vgpu.fleet/resize.
 NONSENSE = ["", "{", "{}", "[]", '{"main": {"memory_mib": -1}}', '{"other": {"cores": 1}}', "[" * 5000]
 # An unpaired surrogate cannot be encoded as UTF-8, and the event's message must be.
 NONSENSE += ['{"\\ud800": {"cores": 1}}', '{"\\udfff": 1}']

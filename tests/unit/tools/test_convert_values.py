@@ -89,6 +89,7 @@ def test_environment_of_a_plugin_is_converted(env, expected):
     assert converted(daemonset(env=env)).variables == {"vgpu_sharing": "vcuda", **expected}
 
 
+# columns: values of HAMi's chart, the resulting group variables
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

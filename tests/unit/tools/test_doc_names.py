@@ -198,6 +198,7 @@ def test_missing_names_are_found(text: str, fault: str) -> None:
     assert any(fault in one for one in findings(text + "\n"))
 
 
+# Texts of a page whose names all exist.
 @pytest.mark.parametrize(
     "text",
     [

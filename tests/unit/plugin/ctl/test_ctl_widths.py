@@ -44,6 +44,7 @@ def held(name: str, kind: str, number: int, **changes: Any) -> dict[str, Any]:
     )
 
 
+# The status that the device plugin of the faulty node returns.
 STATUS: dict[str, Any] = {
     "version": "0.1.0",
     "pid": 4711,

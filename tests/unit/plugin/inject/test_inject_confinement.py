@@ -12,7 +12,7 @@ from vgpu_plugin.inject import confinement
 from vgpu_plugin.node.paths import CONTAINER_LIBRARY_FOLDER, OLD_LIBRARY
 
 
-@pytest.mark.parametrize("before", [False, True], ids=["a new folder", "one that was there"])
+@pytest.mark.parametrize("before", [False, True], ids=["new folder", "existing folder"])
 def test_every_file_of_an_allocation_is_labelled(node, before):
     """All mounted files are labelled, except the library: it is below /usr, where containers may read."""
     _pool, allocator, _files = node.parts()

@@ -130,6 +130,7 @@ def test_the_changelog_has_every_old_name() -> None:
     assert [old for old in INTERNAL if f"`{old}`" not in text] == []
 
 
+# columns: a variable, a wrong value, words of the error
 MORE = [
     ("vcuda_root", "relative/path", "expected an absolute path"),
     ("vcuda_root", "", "expected an absolute path"),

@@ -67,6 +67,7 @@ def good():
     return [device("GPU-a", **SHARED), device("GPU-b", "16106127360", **SHARED)]
 
 
+# columns: the ResourceSlices of the API server, words of each difference. Two devices for many claims are expected.
 COMPARED = [
     ([piece(*good())], []),
     ([piece(good()[0]), piece(good()[1])], []),

@@ -171,6 +171,7 @@ def test_slice_without_a_check_run_is_not_passed():
     assert "passed" not in "".join(lines)
 
 
+# columns: the result of the isolation check, the printed faults
 @pytest.mark.parametrize(
     ("isolation", "faults"),
     [

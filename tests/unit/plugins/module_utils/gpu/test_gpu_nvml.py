@@ -19,6 +19,8 @@ def test_complete_driver_is_read():
     assert driver.stopped == 1
 
 
+# columns: NVML's return codes of failing calls, whether NVML is usable, indexes of the GPUs that were read, indexes of
+# the lost GPUs, words of the error
 @pytest.mark.parametrize(
     ("failing", "ok", "indices", "lost", "words"),
     [

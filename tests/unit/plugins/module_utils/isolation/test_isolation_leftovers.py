@@ -111,6 +111,7 @@ def test_unresponsive_engine_without_a_record_is_no_warning(host, tmp_path, monk
     assert leftovers.left_behind(params) == []
 
 
+# columns: label, the pid in the folder's name, the time of the last boot, whether the folder is removed
 @pytest.mark.parametrize(
     ("about", "pid", "booted", "goes"),
     [

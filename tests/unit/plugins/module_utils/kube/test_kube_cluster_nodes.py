@@ -75,6 +75,7 @@ def test_every_engine_has_commands():
         assert node_images.commands(engine, "r", ["r:1"])["images"]["r:1"]["find"]
 
 
+# columns: the cluster's nodes, the faults of host h, which is node n
 @pytest.mark.parametrize(
     ("nodes", "words"),
     [

@@ -96,6 +96,8 @@ class Api:
         return self.now
 
 
+# columns: successive answers about the Deployment and about its pods, the reasons at the end, seconds of waiting (at
+# most 20)
 @pytest.mark.parametrize(
     ("deployments", "pods", "said", "waited"),
     [

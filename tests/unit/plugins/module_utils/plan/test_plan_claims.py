@@ -21,6 +21,7 @@ def allocations(*kinds: tuple[str, str]) -> dict:
     return {("plugin", "status", "allocations"): found}
 
 
+# columns: the difference in the variables, the difference in the state, words of the error ("": none)
 REFUSED = [
     ({}, {}, ""),
     ({}, {"kubelet": (1, 33)}, "is Kubernetes 1.33; expected 1.34 or newer"),

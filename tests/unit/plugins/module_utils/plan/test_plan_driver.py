@@ -46,7 +46,8 @@ GOOD = {
 }
 SILENT = {"nvml.ok": False, "nvml.error": "no driver", "driver.loaded_version": None}
 
-# columns: the difference in the state, the difference in the desired state, changes, words of the fault, disturbs
+# columns: the difference in the state, the difference in the desired state, changes, words of the fault,
+# whether running work is disturbed
 ROWS = [
     ({}, {}, [], "", False),
     ({"packages.libcuda1": None}, {}, ["install libcuda1"], "", False),

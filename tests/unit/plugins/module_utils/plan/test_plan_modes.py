@@ -51,7 +51,8 @@ AS_WANTED = {
 FIRST = "mig.gpus"
 BUSY = [{**GPU, "processes": [{"pid": 7, "instance": 2}]}]
 
-# columns: the role's desired state, the difference in the state, changes, words of the fault, disturbs
+# columns: the role's desired state, the difference in the state, changes, words of the fault,
+# whether running work is disturbed
 MIG = [
     ({}, {}, [], "", False),
     ({"geometry": {"1g.5gb": 2}}, {}, None, "", True),
@@ -89,6 +90,7 @@ def test_changes_of_mig(wanted, state, changes, fault, disturbs):
     assert part.disturbs is disturbs
 
 
+# The columns are the same as those of MIG.
 MPS = [
     ({}, {}, [], "", False),
     ({"replicas": 8}, {}, [f"change {mps.START_PATH}", f"restart {mps.UNIT}"], "", True),

@@ -112,6 +112,7 @@ def changed(text, *path, to):
 
 
 P, G = pod_annotations.write_plan(PLAN), pod_annotations.write_gpus(GPUS)
+# columns: an invalid plan annotation, a pattern of the error
 BAD_PLANS = [
     ("", "no JSON"),
     (P[:-5], "no JSON"),
@@ -132,6 +133,7 @@ BAD_PLANS = [
     # Each entry alone is valid; the sum of a few such pods would overflow the ledger's numbers.
     (changed(P, "containers", 1, "gpus", to=[["GPU-z", pod_annotations.MAX_MIB, 0]] * 2), "together"),
 ]
+# columns: an invalid annotation of a node's GPUs, a pattern of the error
 BAD_GPUS = [
     ("null", "expected a mapping"),
     (changed(G, "gpus", 0, "uuid", to=""), "uuid"),

@@ -69,6 +69,7 @@ def test_request_is_in_mib_with_any_unit_of_the_resource():
     assert sizes(found) == {"main": (300, 512)}
 
 
+# columns: the annotation's text, the pod's containers, a pattern of the refusal
 REFUSED = [
     ("0", MAIN, "from 1 to 16777216.* found 0"),
     ("-1", MAIN, "found -1"),
