@@ -145,16 +145,20 @@ OWN_PREFIXES = (
 # Names of earlier versions, and the names that replaced them.
 RENAMED = {
     "container_runtime_environment": "vgpu_package_environment",
+    "device_plugin_rivals": "device_plugin_conflicting_plugins",
+    "device_plugin_rivals_remove": "device_plugin_conflicting_plugins_remove",
     "nvidia_docker_environment": "vgpu_package_environment",
     "nvidia_driver_environment": "vgpu_package_environment",
     "upgrade_node": "device_plugin_node_name",
     "verify_kube_node": "device_plugin_node_name",
 }
-# Variables of earlier versions that users need not set. The roles still use them, with two underscores before the name.
+# Variables of earlier versions that users need not set: the roles decide their values.
 INTERNAL = (
     "container_runtime_containerd_record",
     "container_runtime_docker_record",
     "container_runtime_docker_settings",
+    "container_runtime_drop_in_path",
+    "container_runtime_drop_in_text",
     "container_runtime_packages_record",
     "device_plugin_config_path",
     "device_plugin_daemonset_path",
