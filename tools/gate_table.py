@@ -46,6 +46,7 @@ def make(target: str, lane: str, minutes: int) -> Gate:
 
 
 NATIVE = [f"tests/native/{name}" for name in ("gpusim", "gpusim_nvml", "nvml_readers", "vcuda")]
+INSTALLED = "tests/installed"
 # Options that select tests by the markers of pytest.ini.
 QUICK = ["-m", "not slow"]
 SANITIZED = ["-m", "not slow and not own_build"]
@@ -89,7 +90,7 @@ GATES = [
     Gate("integration", {}, ["tests/integration"], QUICK, lane="native", minutes=6),
     Gate("molecule", {"molecule default": ["tools/molecule.sh", "default"]}, lane="hosts", minutes=9),
     # 2.19 is the newest ansible-core that runs on Debian 12's Python.
-    Gate("as-installed", {}, ["tests/installed"], ["--core=2.19"], lane="hosts", minutes=8),
+    Gate("as-installed", {}, [f"{INSTALLED}/test_as_installed.py"], ["--core=2.19"], lane="hosts", minutes=8),
 ]
 
 SWEEPS = [
@@ -175,9 +176,24 @@ SWEEPS = [
     # The first run of chart builds Helm from its Go module, which takes eight minutes on a busy machine; the tests take
     # two minutes.
     Gate("chart", {"helm": ["tests/chart/helm.sh"]}, ["tests/chart"], minutes=10),
+    Gate(
+        "from-former-release",
+        {},
+        [f"{INSTALLED}/test_from_former_release.py"],
+        ["--core=2.19"],
+        lane="hosts",
+        minutes=6,
+    ),
     # These two sweeps test with the oldest and the newest ansible-core; the newest needs Python 3.12 or newer.
-    Gate("as-installed-2.16", {}, ["tests/installed"], ["--core=2.16"], lane="hosts", minutes=8),
-    Gate("as-installed-2.20", {}, ["tests/installed"], ["--core=2.20", "--release=trixie"], lane="hosts", minutes=8),
+    Gate("as-installed-2.16", {}, [f"{INSTALLED}/test_as_installed.py"], ["--core=2.16"], lane="hosts", minutes=8),
+    Gate(
+        "as-installed-2.20",
+        {},
+        [f"{INSTALLED}/test_as_installed.py"],
+        ["--core=2.20", "--release=trixie"],
+        lane="hosts",
+        minutes=8,
+    ),
     # The first run of e2e or e2e-scheduler also builds Kubernetes, which takes 40 minutes more.
     make("e2e", "hosts", 26),
     make("e2e-scheduler", "hosts", 9),

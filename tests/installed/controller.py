@@ -22,6 +22,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "hosts"))
+sys.path.append(str(ROOT / "tests"))  # for the module former
 
 from simhosts import image  # noqa: E402
 from simhosts import podman as simpodman  # noqa: E402
