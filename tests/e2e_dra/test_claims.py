@@ -129,8 +129,7 @@ def test_claims_keep_their_limit_after_a_restart_of_the_kubelet(cluster: Cluster
         "ResourceSlices published again after the kubelet deleted them",
     )
     other = pod(cluster, "other", name, command=("take", "1000")).wait_running()
-    code = other.wait_log(r"^took 1000: (\d+)$")[1]
-    assert code == "2"
+    assert other.wait_log(r"^took 1000: (\d+)$")[1] == "2", "expected one limit for both pods of the claim"
     assert len(used(node)) == 2 and sum(used(node).values()) < 2 * GIB
 
 

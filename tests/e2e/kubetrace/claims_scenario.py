@@ -216,7 +216,7 @@ class Story:
             self.delete(name)
         plugin.take(mend=True)
         self._unprepare_fails("pair", "both", "error")
-        self.run("pod ends starts", "ends", self.claim("last"))
+        self.run("the pod named ends starts", "ends", self.claim("last"))
         self._unprepare_fails("ends", "last", "nothing")
 
     def _unprepare_fails(self, pod: str, claim: str, fault: str) -> None:
