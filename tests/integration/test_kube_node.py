@@ -213,7 +213,7 @@ def test_upgrade_drains_for_a_driver_change_and_uncordons_the_node(
 def test_an_upgrade_that_cannot_drain_is_refused_first(place: Workplace) -> None:
     refused = upgrade(place, {"role": "nvidia_driver", "disturbs": True}, "ask")
     assert refused.code != 0
-    assert "set upgrade_kubeconfig, or drain it by hand" in " ".join(refused.output.split())
+    assert "set upgrade_kubeconfig, or drain the node by hand" in " ".join(refused.output.split())
 
 
 # columns: whether an interrupted earlier run may have changed the host, whether the node is uncordoned again
