@@ -39,7 +39,7 @@ class ActionModule(ActionBase):
         name = self._task.args.get("checked")
         checked = of_check(name, task_vars)
         if not checked:
-            msg = "checked: expected the name of what check_variables registered, with desired: true, for this host"
+            msg = "checked: expected the name of the registered result of check_variables (desired: true) for this host"
             return {"failed": True, "changed": False, "msg": f"{msg}; found {show(name)}"}
         answer = self._execute_module("vgpu.fleet.host_state", checked["reads"], task_vars=task_vars)
         if "state" not in answer:

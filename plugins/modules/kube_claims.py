@@ -141,9 +141,8 @@ def refuse_name(api: kube_client.Api, name: str, ours: dict) -> None:
         other = one["metadata"]["name"]
         if other != dra_manifests.CLASS and (one.get("spec") or {}).get("extendedResourceName") == name:
             raise ValueError(
-                f"DeviceClass {other} already has the extendedResourceName {name}, and Kubernetes uses the "
-                "younger of two "
-                "classes; remove it from that class, or leave extended_resource empty"
+                f"DeviceClass {other} already has the extendedResourceName {name}, and Kubernetes uses the younger of "
+                "two classes; remove it from that class, or leave extended_resource empty"
             )
     kept = api.apply(kube_apply.path_of(ours), ours, True)
     if (kept.get("spec") or {}).get("extendedResourceName") != name:

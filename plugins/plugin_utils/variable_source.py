@@ -19,8 +19,8 @@ except ImportError:
 
 
 class Source(NamedTuple):
-    """Describes the source of a value. ``setter``: such as "group t4", "host gpu-1" or "the play"; ``place``: "file:line",
-    or empty.
+    """Describes the source of a value. ``setter``: such as "group t4", "host gpu-1" or "the play"; ``place``:
+    "file:line", or empty.
     """
 
     setter: str
@@ -31,7 +31,7 @@ class Source(NamedTuple):
 
 
 class Dispute(NamedTuple):
-    """Describes a variable that two unrelated groups of a host set. ``value``: the unused value, which ``other`` set."""
+    """Describes a variable that two unrelated groups of a host set. ``value``: the unused value, set by ``other``."""
 
     name: str
     source: Source

@@ -284,7 +284,7 @@ def test_toolkit_that_exposes_every_gpu_is_a_warning(place: Workplace, keys: dic
     told = " ".join(run.output.split())
     line = f"host gpu-1 (group t4), set by group t4 in group_vars/t4.yml:1: nvidia_docker_config.{ENVIRONMENT}: {words}"
     assert (line in told) is bool(words), run.output
-    assert ("NVIDIA_VISIBLE_DEVICES has every GPU" in told) is bool(words)
+    assert ("NVIDIA_VISIBLE_DEVICES gets every GPU" in told) is bool(words)
 
 
 TOKEN = "nvidia_driver_vgpu_token_file"

@@ -206,7 +206,7 @@ class Applier:
         if code != 0:
             return said.splitlines()[0] if said else f"systemctl restart ended with {code}"
         time.sleep(SETTLE)
-        return "" if self.unit()["active"] else "it ended right after its start"
+        return "" if self.unit()["active"] else "containerd ended right after its start"
 
     def load_record(self) -> dict[str, Any]:
         raw = read_bytes(self.options.record) if self.options.record else None
@@ -225,4 +225,4 @@ def text_of(path: str) -> str | None:
     try:
         return None if raw is None else raw.decode("utf-8")
     except UnicodeDecodeError as fault:
-        raise ConfigError(f"{path} is not UTF-8 text ({fault}); mend it") from None
+        raise ConfigError(f"{path} is not UTF-8 text ({fault}); correct the file") from None

@@ -106,8 +106,8 @@ def problems(text: str, daemon: tuple[int, ...]) -> list[str]:
         )
     if daemon >= (2,) and version == 1:
         found.append(
-            f"the file is of version 1, of which containerd {shown} discards the runtimes; rewrite it in version 2 or "
-            "3 (containerd config migrate)"
+            f"the file has version 1, and containerd {shown} discards the runtimes of this version; rewrite it in "
+            "version 2 or 3 (containerd config migrate)"
         )
     if re.search(r"""["'](io\.containerd\.grpc\.v1\.)?cri["']""", _get(text, "disabled_plugins") or ""):
         found.append('disabled_plugins names "cri", so no kubelet can use this containerd; remove it from the list')
@@ -154,9 +154,8 @@ def merge(text: str, desired: Desired) -> tuple[str, list[str]]:
     hidden, lines = hide_template(text)
     if any('template "base"' in line for line in lines.values()):
         raise ConfigError(
-            "this template includes the base template of k3s or RKE2, which has NVIDIA's runtime if that is "
-            "installed; set "
-            " default-runtime in config.yaml.d instead"
+            "this template includes the base template of k3s or RKE2, which has NVIDIA's runtime if that is installed; "
+            "set  default-runtime in config.yaml.d instead"
         )
     try:
         merged, changes = toml_text.merge(hidden, keys(hidden, desired))

@@ -41,12 +41,12 @@ def findings(kinds: dict[str, Any]) -> tuple[list[str], list[str]]:
     if kinds["snap"]:
         faults.append(
             "docker is installed as a snap, which reads its own daemon.json and does not see the host's nvidia "
-            "runtime; remove it with: snap remove docker, or take the role container_runtime out of the play"
+            "runtime; remove it with: snap remove docker, or remove the role container_runtime from the play"
         )
     if kinds["podman"]:
         faults.append(
-            "the command docker is podman's stand-in (package podman-docker), so there is no daemon to configure; "
-            "remove that package, or take the role container_runtime out of the play"
+            "the command docker is podman's replacement (package podman-docker), so there is no daemon to configure; "
+            "remove that package, or remove the role container_runtime from the play"
         )
     if kinds["rootless"]:
         users = ", ".join(kinds["rootless"])

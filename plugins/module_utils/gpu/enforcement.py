@@ -15,7 +15,7 @@ CHOICES = (AUTO, DRIVER, LIBRARY)
 FIRST_BRANCH = 615
 # crun enables some controllers for a container, but neither dmem nor misc.
 CRUN = "crun"
-NOT_TRIED = "nothing was tried on this host yet"
+NOT_TRIED = "the driver's limits have not been probed on this host yet"
 # Sharing modes whose containers get a memory limit. A MIG device needs none, because its memory is separate; whole GPUs
 # have none.
 LIMITED = ("vcuda", "time-slicing", "mps")

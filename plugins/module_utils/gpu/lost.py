@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, Sequence
 
 NOT_LISTED = "the driver does not list it"
-ADVICE = "check the kernel log for Xid, and reset or replace the GPU; then it is used again automatically"
+ADVICE = "check the kernel log of this GPU for Xid; reset or replace it, and it is used again automatically"
 
 
 def find(

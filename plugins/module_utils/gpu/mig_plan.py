@@ -88,7 +88,7 @@ def busy(name: str, gpu: dict[str, Any], steps: Steps) -> list[str]:
     if not held or not (whole or steps.destroy):
         return []
     who = ", ".join(str(one["pid"]) for one in held)
-    return [f"{name} is used by the processes {who}; its MIG geometry is left as it is until they end"]
+    return [f"{name} is used by the processes {who}; its MIG geometry stays unchanged until they end"]
 
 
 def show(geometry: dict[str, int]) -> str:

@@ -45,7 +45,9 @@ def faults(desired: dict[str, Any], wanted: dict[str, Any], state: dict[str, Any
         )
     if kubelet and kubelet < OLDEST:
         version, oldest = (".".join(map(str, one)) for one in (kubelet, OLDEST))
-        found.append(f"the kubelet of this host is Kubernetes {version}; expected {oldest} or newer. Upgrade it first")
+        found.append(
+            f"the kubelet of this host is Kubernetes {version}; expected {oldest} or newer. Upgrade the kubelet first"
+        )
     if wanted["deploy"] != "systemd":
         found.append("device_plugin_deploy is daemonset, which does not support claims; set it to systemd")
     elif not wanted["kubeconfig"]:

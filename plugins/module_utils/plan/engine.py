@@ -47,7 +47,7 @@ def container_runtime(wanted: dict[str, Any], state: dict[str, Any], desired: di
         reason = found.reason or "packages are missing or of another version" if missing else reason
         return Part(reason, [*missing, *changes], warnings=kubelet, errors=faults)
     if unit.get("masked"):
-        way_out = f"systemctl unmask {DOCKER_UNIT}, or take the role container_runtime out of the play"
+        way_out = f"systemctl unmask {DOCKER_UNIT}, or remove the role container_runtime from the play"
         return NOTHING._replace(errors=[f"{DOCKER_UNIT} is masked, so docker cannot start; {way_out}"])
     faults, notes = docker_variants.findings(docker["kinds"])
     if faults:

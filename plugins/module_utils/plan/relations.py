@@ -36,7 +36,7 @@ NEEDS = (
         "device_plugin_conflicting_plugins_remove",
         None,
         "device_plugin_api_kubeconfig",
-        "name a kubeconfig file of the controller in it or in vgpu_kubeconfig, or remove them yourself",
+        "name a kubeconfig file of the controller in it or in vgpu_kubeconfig, or remove the plugins yourself",
     ),
     Needs("vcuda_archive", None, "vcuda_archive_checksum", "set it to the SHA-256 of the archive"),
 )

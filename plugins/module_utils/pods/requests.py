@@ -213,7 +213,7 @@ def _one_dialect(asks: list[Ask], findings: list[Finding]) -> None:
     if len(first) > 1:
         one, other = list(first.values())[:2]
         message = (
-            f"{other.field} ({other.dialect}) in a pod whose container {one.container} asks by {one.field} "
+            f"{other.field} ({other.dialect}) in a pod whose container {one.container} requests by {one.field} "
             f"({one.dialect}); use the names of one dialect in all containers of a pod"
         )
         findings.append(error(other.where, message))

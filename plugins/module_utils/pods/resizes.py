@@ -93,7 +93,7 @@ def _sized(name: str, device: Device, size: Size) -> Device:
     if device.burst_mib and size.memory_mib is not None:
         raise PlanError(
             f"{name[:64]}: its memory is from {device.memory_mib} to {device.memory_mib + device.burst_mib} MiB by "
-            f"{REQUEST}, which stays as it was admitted; ask for cores alone, or create the pod again"
+            f"{REQUEST}, which cannot change after admission; request only cores, or create the pod again"
         )
     memory = device.memory_mib if size.memory_mib is None else size.memory_mib
     return device._replace(memory_mib=memory, cores=device.cores if size.cores is None else size.cores)
@@ -135,5 +135,5 @@ def under_way(annotations: Mapping[str, str]) -> list[str]:
     if wanted is not None:
         out.append(f"asks for another size, which is not granted yet: {write_request(wanted)}")
     if FORMER in annotations:
-        out.append("its node has not given it its new size yet; the greater of both counts")
+        out.append("its node has not applied the new size yet; the greater of both sizes counts")
     return out

@@ -87,7 +87,7 @@ DRIVER = "vgpu.fleet.nvidia_driver"
 REFUSALS = [
     (DRIVER, {"nvidia_driver_version": "535.1-1"}, ["no version 535.1-1; there are 535."]),
     (DRIVER, {"nvidia_driver_branch": "580"}, ["has the branches 470, 535 and not 580"]),
-    (DRIVER, {"nvidia_driver_version": "367.57"}, ["too old; the first that works here is 384.81"]),
+    (DRIVER, {"nvidia_driver_version": "367.57"}, ["too old; expected 384.81 or newer"]),
     (
         DRIVER,
         {"nvidia_driver_source": "mirror", "nvidia_driver_repository": {"uris": ["http://127.0.0.1:9/x"]}},

@@ -33,7 +33,7 @@ ROWS = [
     ("auto", {"memacct_mode": "1"}, "vcuda", True, "driver-misc", "read back"),
     ("auto", {"cgroup2": False}, "vcuda", True, "library", "does not use version 2 of control groups alone"),
     ("auto", {"handover": "docker 20.10 has no CDI"}, "vcuda", True, "library", "docker 20.10 has no CDI"),
-    ("auto", {"probed": None}, "vcuda", True, "library", "nothing was tried on this host yet"),
+    ("auto", {"probed": None}, "vcuda", True, "library", "not been probed on this host yet"),
     ("driver", {"probed": ("", "GPU-1: it does not hold")}, "vcuda", True, "library", "GPU-1: it does not hold"),
     ("auto", {}, "vcuda", False, "library", "vgpu_count_context is false"),
     ("auto", {}, "time-slicing", True, "none", "only where vgpu_memory_enforcement is driver"),

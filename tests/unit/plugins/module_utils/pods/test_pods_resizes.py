@@ -175,7 +175,7 @@ UNDER_WAY = [
     ({RESIZE: '{"main":{"cores":5}}', RESIZED: '{"main":{"cores":5}}'}, []),
     ({RESIZE: '{"main": {"cores": 5}}'}, ['asks for another size, which is not granted yet: {"main":{"cores":5}}']),
     ({RESIZE: "x", FORMER: "x"}, ['metadata.annotations["vgpu.fleet/resize"]: is no JSON']),
-    ({FORMER: "x"}, ["its node has not given it its new size yet"]),
+    ({FORMER: "x"}, ["its node has not applied the new size yet"]),
 ]
 
 
