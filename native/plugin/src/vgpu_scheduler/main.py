@@ -41,86 +41,49 @@ IDLE_SECONDS = 75.0
 MOST_DESCRIPTORS = 1 << 16
 
 
+# Option, type, default, help.
+OPTIONS: list[tuple[str, type, object, str]] = [
+    ("kubeconfig", str, kube_access.IN_CLUSTER, "kubeconfig file, or in-cluster: the pod's service account"),
+    ("config", Path, None, "configuration file, JSON or YAML"),
+    ("scheduler-name", str, "vgpu-scheduler", "spec.schedulerName of our pods"),
+    ("extender", str, "127.0.0.1:8880", "address on which the kube-scheduler calls the extender"),
+    ("webhook", str, ":8443", "address on which the API server calls the webhook, with TLS; empty: no webhook"),
+    ("metrics", str, "", "address for metrics, without TLS; empty: metrics are served only at the extender's address"),
+    (
+        "lease",
+        str,
+        "kube-system/vgpu-scheduler-extender",
+        "namespace/name of the Lease that elects the replica that binds; empty: this is the only replica",
+    ),
+    ("lease-seconds", float, 15.0, "seconds after which the Lease of a dead replica expires"),
+    ("identity", str, None, "unique name of this process in the Lease (default: the host's name and a random UUID)"),
+    ("secret", str, "kube-system/vgpu-scheduler-tls", "namespace/name of the Secret with the webhook's certificates"),
+    ("names", str, "vgpu-scheduler.kube-system.svc", "DNS names of the webhook's Service, separated by commas"),
+    (
+        "webhook-configuration",
+        str,
+        "vgpu-scheduler",
+        "webhook configurations that get our certificate authority, separated by commas",
+    ),
+    (
+        "may-write",
+        str,
+        "system:serviceaccount:kube-system:vgpu-scheduler",
+        "users that may write plans on pods, separated by commas",
+    ),
+    ("may-give", str, "", "users of device plugins that do not use the credentials of their node, separated by commas"),
+    ("resync", float, 300.0, "seconds after which nodes and pods are listed again"),
+    ("drain-seconds", float, 5.0, "seconds after SIGTERM in which calls of the API server are still answered"),
+]
+
+
 def parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(prog="vgpu-scheduler", description=(__doc__ or "").splitlines()[0])
-    add = options.add_argument
-    add(
-        "--kubeconfig",
-        default=kube_access.IN_CLUSTER,
-        help="kubeconfig file, or in-cluster: the pod's service account (default: %(default)s)",
-    )
-    add("--config", type=Path, help="configuration file, JSON or YAML (default: no file)")
-    add("--scheduler-name", default="vgpu-scheduler", help="spec.schedulerName of our pods (default: %(default)s)")
-    add(
-        "--extender",
-        default="127.0.0.1:8880",
-        help="address on which the kube-scheduler calls the extender (default: %(default)s)",
-    )
-    add(
-        "--webhook",
-        default=":8443",
-        help="address on which the API server calls the webhook, with TLS; empty: no webhook (default: %(default)s)",
-    )
-    add(
-        "--metrics",
-        default="",
-        help="address for metrics, without TLS; empty: metrics are served only at the extender's address (default)",
-    )
-    add(
-        "--lease",
-        default="kube-system/vgpu-scheduler-extender",
-        help="namespace/name of the Lease that elects the replica that binds; empty: this is the only replica "
-        "(default: %(default)s)",
-    )
-    add(
-        "--lease-seconds",
-        type=float,
-        default=15.0,
-        help="seconds after which the Lease of a dead replica expires (default: %(default)s)",
-    )
-    add(
-        "--identity",
-        default=f"{socket.gethostname()}_{uuid.uuid4()}",
-        help="unique name of this process in the Lease (default: the host's name and a random UUID)",
-    )
-    add(
-        "--secret",
-        default="kube-system/vgpu-scheduler-tls",
-        help="namespace/name of the Secret with the webhook's certificates (default: %(default)s)",
-    )
-    add(
-        "--names",
-        default="vgpu-scheduler.kube-system.svc",
-        help="DNS names of the webhook's Service, separated by commas (default: %(default)s)",
-    )
-    add(
-        "--webhook-configuration",
-        default="vgpu-scheduler",
-        help="webhook configurations that get our certificate authority, separated by commas (default: %(default)s)",
-    )
-    add(
-        "--may-write",
-        default="system:serviceaccount:kube-system:vgpu-scheduler",
-        help="users that may write plans on pods, separated by commas (default: %(default)s)",
-    )
-    add(
-        "--may-give",
-        default="",
-        help="users of device plugins that do not use the credentials of their node, separated by commas",
-    )
-    add(
-        "--resync",
-        type=float,
-        default=300.0,
-        help="seconds after which nodes and pods are listed again (default: %(default)s)",
-    )
-    add(
-        "--drain-seconds",
-        type=float,
-        default=5.0,
-        help="seconds after SIGTERM in which calls of the API server are still answered (default: %(default)s)",
-    )
-    add(
+    for name, kind, default, words in OPTIONS:
+        shown = " (default: %(default)s)" if default else ""
+        options.add_argument(f"--{name}", type=kind, default=default, help=words + shown)
+    options.set_defaults(identity=f"{socket.gethostname()}_{uuid.uuid4()}")
+    options.add_argument(
         "--explain",
         metavar="NAMESPACE/POD",
         help="print why this pod waits, as reported by the scheduler at the address of --extender, and exit",
