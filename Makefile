@@ -21,7 +21,7 @@ APT_TEST  := shellcheck clang libclang-rt-dev git strace iproute2 util-linux pro
 APT_E2E   := openssl iproute2 util-linux podman mmdebstrap containernetworking-plugins
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down
+.PHONY: help demo demo-down rehearse
 .PHONY: test test-fast test-slow gate lint unit sanity native-test integration molecule native-slow native-hostile page clients
 .PHONY: molecule-all molecule-ubuntu packages-rpm archives e2e e2e-scheduler e2e-dra e2e-136 e2e-scheduler-136 fuzz mutants bench bench-long bench-hosts gpu-check
 .PHONY: docs artefact chart images execution-environment lock native clean venv collection apt-base apt-hosts apt-test
@@ -36,6 +36,10 @@ demo: apt-hosts collection ## three simulated GPU hosts, from bare to verified; 
 
 demo-down: ## remove everything that the demo made
 	@tools/demo.sh down
+
+# ARGS: more arguments of ansible-playbook, such as "-e rehearse_keep=true".
+rehearse: apt-hosts venv collection native ## your inventory on simulated hosts: INVENTORY=inventories/yours (docs/rehearse.md)
+	@$(BIN)/ansible-playbook playbooks/rehearse.yml -i $(or $(INVENTORY),$(error name your inventory: make rehearse INVENTORY=PATH)) $(ARGS)
 
 # ---- gates (docs/gates.md)
 

@@ -58,7 +58,6 @@ def replaced(project: str, host: str, cache: str) -> dict[str, Any]:
         "device_plugin_conflicting_plugins_remove": [],
         "verify_kubeconfig": "",
         "upgrade_kubeconfig": "",
-        "scheduler_kubeconfig": "",
         "vgpu_kubeconfig": "",
         "verify_isolation_image": IMAGE,
         # No time limit: every bypass is attempted even on a busy controller.

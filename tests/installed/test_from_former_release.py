@@ -82,7 +82,7 @@ def test_former_names_are_refused_with_the_new_names(controller: Controller, nod
     # The default callback prints the message as JSON.
     output = " ".join(played.output.replace("\\", "").split())
     for old, new in zip(OLD, NEW, strict=True):
-        assert f'"{old}" is no variable any more; set "{new}" in its place' in output, played.output
+        assert f'"{old}" is no longer a variable; set "{new}" in its place' in output, played.output
     assert node.snapshot() == before
 
 

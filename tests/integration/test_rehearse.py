@@ -216,7 +216,7 @@ def test_host_that_could_be_real_starts_nothing(place: Place) -> None:
 def test_empty_group(place: Place) -> None:
     done = place.rehearse("-e", "site_hosts=nobody")
     assert done.returncode != 0
-    assert "no host in nobody" in done.stdout
+    assert "no host matches nobody" in done.stdout + done.stderr
 
 
 def test_files_of_an_earlier_rehearsal_are_not_hosts(place: Place) -> None:

@@ -212,7 +212,8 @@ class Names:
             return error(name, f'"{name}" is no longer a variable; set "{RENAMED[name]}" in its place')
         if name in INTERNAL:
             return error(name, f'"{name}" is no longer a variable; remove it, because its role decides the value')
-        meant = self._one_off(name) or self._alike(name)
+        plain = name.replace("-", "_")
+        meant = plain if plain in self.valid else self._one_off(name) or self._alike(name)
         if meant is None and not name.startswith(OWN_PREFIXES):
             return None
         hint = f'did you mean "{meant}"?' if meant else "docs/variables.md lists the valid ones"

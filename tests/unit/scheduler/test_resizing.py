@@ -160,7 +160,7 @@ FITS = [
     ([(6000, 30)], (3000, 10), (10160, 70), ""),
     ([(6000, 30)], (3000, 10), (10161, None), "10161 MiB are asked for, 6000 of 16160 are held by others"),
     ([(6000, 30)], (3000, 10), (None, 71), "71 % of the SMs are asked for, 30 % are held by others"),
-    ([(6000, 0)], (3000, 10), (None, 100), "100 % is the GPU for one pod alone"),
+    ([(6000, 0)], (3000, 10), (None, 100), "100 % requires the GPU without other pods"),
     ([], (3000, 10), (None, 100), ""),
     ([(13160, 90)], (3000, 10), (2000, 5), ""),
     ([(16000, 90)], (3000, 10), (2999, 10), ""),

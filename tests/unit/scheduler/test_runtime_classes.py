@@ -42,7 +42,7 @@ JUDGED = [
     ("kata", ("kata-qemu",), ()),
     ("kata", ("kata",), ("expected one of crun, kata, nvidia, runc",)),
     ("safe", ("kata-qemu",), ('handler "runsc"',)),
-    ("gone", (), ('RuntimeClass "gone"', "is not known here", "again")),
+    ("gone", (), ('RuntimeClass "gone"', "so its handler is unknown", "again")),
 ]
 
 
@@ -60,9 +60,9 @@ def test_runtime_classes_follow_list_and_events():
     classes.enter(False, kata)
     assert not classes.refusal("default/p", "kata"), "the class was recreated with another handler"
     classes.enter(True, kata)
-    assert "is not known here" in classes.refusal("default/p", "kata")
+    assert "so its handler is unknown" in classes.refusal("default/p", "kata")
     classes.enter_all([], 1.0)
-    assert "is not known here" in classes.refusal("default/p", "plain")
+    assert "so its handler is unknown" in classes.refusal("default/p", "plain")
 
 
 # columns: limits, further fields of the spec, settings, whether the pod is admitted

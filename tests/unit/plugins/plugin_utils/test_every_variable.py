@@ -14,6 +14,7 @@ import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible_collections.vgpu.fleet.plugins.module_utils.config import variables as schema
 from ansible_collections.vgpu.fleet.plugins.module_utils.config.options import INTERNAL, RENAMED
+from ansible_collections.vgpu.fleet.plugins.plugin_utils import rehearsal
 from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_check import Check, Mistake
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -106,6 +107,19 @@ def test_typing_error_is_one_error_that_names_the_variable(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(name for name, option in OPTIONS.items() if "default" in option))
 def test_documented_default_is_accepted(name: str) -> None:
     assert check({"h": {name: OPTIONS[name]["default"]}}) == []
+
+
+def test_variables_of_a_rehearsal_are_valid() -> None:
+    own = ("ansible_", "verify_isolation_image")
+    replaced = rehearsal.replaced("rehearse", "h", "/cache")
+    assert check({"h": {name: value for name, value in replaced.items() if not name.startswith(own)}}) == []
+
+
+@pytest.mark.parametrize("name", ["vgpu-split-count", "nvidia-driver-branch"])
+def test_name_with_hyphens_is_one_error_that_names_the_variable(name: str) -> None:
+    found = check({"h": {name: 1}})
+    assert [(one.finding.level, one.finding.path) for one in found] == [("error", name)]
+    assert f'did you mean "{name.replace("-", "_")}"?' in found[0].finding.message
 
 
 @pytest.mark.parametrize(("old", "new"), sorted(RENAMED.items()))

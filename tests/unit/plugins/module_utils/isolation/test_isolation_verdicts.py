@@ -452,14 +452,14 @@ IMPORTS = [
         "",
         beside("export-beside", "passed"),
         "not-run",
-        "no check 'import-beside'; its",
+        "no check 'import-beside'; the node's library has another version",
     ),
     (
         "report without the import check",
         report(),
         beside("export-beside", "passed"),
         "not-run",
-        "no check 'import-beside'; its",
+        "no check 'import-beside'; the node's library has another version",
     ),
     (
         "unknown verdict of the import",
