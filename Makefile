@@ -105,6 +105,7 @@ e2e-scheduler: apt-test venv collection native ## the scheduler's extender and w
 # Kubernetes 1.36, or another by VGPU_E2E_KUBERNETES; 1.34 with the gate of consumable capacity.
 e2e-dra: apt-test venv collection native ## claims (Dynamic Resource Allocation) under a real Kubernetes 1.36
 	@tools/apt.sh $(APT_E2E)
+	@tools/venv.sh $(BUILD)/scheduler requirements/scheduler.txt $(PYTHON)
 	@VGPU_E2E_KUBERNETES=$(or $(VGPU_E2E_KUBERNETES),1.36) $(BIN)/python tests/e2e/run.py $(PYTEST) $(or $(E2E),tests/e2e_dra)
 
 e2e-136: ## the device plugin under Kubernetes 1.36
