@@ -105,7 +105,7 @@ def test_running_program_is_resized_without_disturbing_its_neighbour(node, slice
     until(lambda: offered(node) == offers - 1, "an offer without the slice that has no free memory")
 
     # The size cannot be set below current usage. After the program frees its memory, it can.
-    assert "its programs hold" in refused(node, mine, "--memory", "4000Mi")
+    assert "its programs use" in refused(node, mine, "--memory", "4000Mi")
     one._ask("take")
     assert holds(node, pid) > 8000 - PIECE
     one.free()

@@ -147,7 +147,7 @@ def with_field(name, value, crc=True, at=None):
     [
         (b"", "0 bytes"),
         (layouts.pack_limits(LIMITS)[:100], "100 bytes"),
-        (layouts.pack_limits(LIMITS)[:1000], "4096 bytes long, 1000"),
+        (layouts.pack_limits(LIMITS)[:1000], "4096 bytes, found 1000"),
         (b"X" * 4096, "begins with"),
         (with_field("min_reader", 2), "reader of version 2"),
         (with_field("version", 0), "version 0"),
@@ -188,7 +188,7 @@ def test_limits_of_the_next_version_are_read():
         ({"allocation": "x" * 64}, "allocation"),
         ({"devices": [{"uuid": UUID, "memory_bytes": 0}]}, "memory_bytes is 0"),
         ({"devices": [{"uuid": UUID, "memory_bytes": 5, "unlimited": True}]}, "unlimited is True"),
-        ({"devices": [{"uuid": UUID, "memory_bytes": 5}] * 2}, "given twice"),
+        ({"devices": [{"uuid": UUID, "memory_bytes": 5}] * 2}, "occurs twice"),
         ({"devices": [{"uuid": UUID, "memory_bytes": 5, "sm_percent": 101}]}, "sm_percent"),
         ({"devices": [{"uuid": f"GPU-{i}", "memory_bytes": 5} for i in range(17)]}, "17 devices"),
     ],
