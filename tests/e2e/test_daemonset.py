@@ -209,7 +209,7 @@ def test_a_changed_template_reaches_the_named_nodes_alone(cluster, deployed):
         ),
         "new pod of the plugin with the changed template",
     )
-    wait_until_it_serves(cluster, deployed, SLICES, "pod of the changed template that serves")
+    wait_until_it_serves(cluster, deployed, SLICES, "all slices offered by the pod with the changed template")
     (after,) = plugin_pods(cluster)
     assert {"name": "VGPU_TRIED", "value": "1"} in after["spec"]["containers"][0]["env"]
     assert not call(cluster, **more)["changed"]

@@ -32,7 +32,7 @@ def test_two_pods_share_the_time_of_one_gpu(node, pod):
     start = busy(node)
     until(
         lambda: sum(busy(node)[pid] - start[pid] for pid in pids) > MEASURED_NS,
-        "GPU time of four seconds of the two pods together",
+        "the two pods to use four seconds of GPU time together",
     )
     end = busy(node)
     ran = [end[pid] - start[pid] for pid in pids]
@@ -47,7 +47,7 @@ def test_two_pods_share_the_time_of_one_gpu(node, pod):
 
     third = pod("busy-2", [WORKER, "busy"])
     assert "1 Insufficient nvidia.com/gpu" in until(
-        third.why_not_scheduled, "message of the scheduler why the third pod waits"
+        third.why_not_scheduled, "reason of the scheduler why the third pod waits"
     )
 
 

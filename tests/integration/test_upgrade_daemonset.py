@@ -135,11 +135,11 @@ def test_rollback_waits_for_the_former_version_and_configuration(
     assert (run.code == 0) is back, run.output
     assert back or "Wait until the pod runs the former version and configuration" in run.output
     assert (tmp_path / "daemonset.json").exists() is back, (
-        "expected the record of the DaemonSet exactly if the rollback is complete"
+        "a complete rollback keeps the record of the DaemonSet; an incomplete one removes it"
     )
 
 
-def test_node_without_a_former_daemonset_leaves_it(place, cluster, tmp_path):
+def test_rollback_to_a_release_without_a_daemonset_removes_the_node_from_it(place, cluster, tmp_path):
     given, objects = cluster
     (tmp_path / "daemonset.json").write_text(json.dumps({**FORMER, **NEW}))
     run = go_back(place, given, None)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Weak stubs for the names of 535 and 550. */
+/* Weak stubs for the NVML functions of driver branches 535 and 550. */
 #include "nvml_stubs.h"
 
 #include "nvml_exports.def"

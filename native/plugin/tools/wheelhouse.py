@@ -219,7 +219,7 @@ def download(out: Path, wanted: Wanted) -> list[Path]:
         command = [pip_python(out), "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
         command += ["--require-hashes", "--only-binary=:all:", "--implementation", "cp"]
         command += ["--python-version", wanted.python]
-        # Tags for every glibc since 2.17, and the newer ones that are common for wheels.
+        # manylinux2014 and manylinux_2_17 run with glibc 2.17 or newer; many wheels have the other tags.
         for tag in (
             f"manylinux2014_{arch}",
             f"manylinux_2_17_{arch}",
@@ -288,7 +288,7 @@ def build_python(out: Path) -> str:
 def locked_blocks(path: Path) -> Iterator[tuple[str, str]]:
     """Yields (name, lines) of each requirement of a file with hashes."""
     for found in re.finditer(r"^([A-Za-z0-9._-]+)==.*(?:\n[ \t]+--hash=.*)+", path.read_text(), re.MULTILINE):
-        # Without the comments after it, the last line must not end with a backslash.
+        # The comments after a requirement are left out, so its last line must lose its backslash.
         yield found.group(1).lower(), found.group(0).rstrip("\\ ")
 
 

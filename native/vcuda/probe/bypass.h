@@ -16,7 +16,7 @@ typedef enum attempt (*way_round)(const struct fill *fill);
 
 /* Requests more memory than is left of a full slice, by the functions of `cuda`. */
 enum attempt ask_beyond(const struct cuda *cuda, CUdevice device);
-/* Makes the same request by the functions that every program finds. */
+/* Makes the same request by the public functions that dlsym finds in libcuda. */
 enum attempt ask_honestly(const struct fill *fill);
 /* Makes the same request in a new program (the probe or a copy of it), without the variables that load the library and
  * with the variables in `added`. */
@@ -25,8 +25,8 @@ enum attempt ask_as_program(const char *program, const char *const added[], CUde
 enum attempt ask_by_loader(const char *loader, const char *program, CUdevice device);
 /* Called by main in the new program. The process gets the given name. */
 int asked_as_program(const char *device, const char *name);
-/* True if the slice is not filled first. Then a grant is a bypass only if it is charged to no process, which ask_beyond
- * checks. */
+/* True if the slice is not filled first. The request then fits into the slice, so a grant alone proves nothing: the
+ * attempt is a bypass only if the memory is charged to no process, which ask_beyond checks. */
 extern bool slice_is_empty;
 /* Waits so that the node's watcher can see the granted memory; shorter than ATTEMPT_S. */
 void hold_what_was_got(void);

@@ -137,13 +137,15 @@ class Applier:
             self.applied = "restart"
 
     def older(self, started: float | None) -> bool:
-        # Our record is written with the file, so a later edit by others needs no restart by us.
+        # The record is written together with the file, and its time is compared, not the file's: others may edit the file
+        # later, and such an edit is not ours to activate.
         record = self.options.record
         if not record or not os.path.exists(record):
             return False
         if self.options.absent:
-            # The record is removed last, so it shows that a run was killed between the file and the restart. The
-            # running containerd still starts every container by NVIDIA's program, which may be removed next.
+            # The record is removed last. If it still exists, a run was killed after it wrote the file and before the
+            # restart, and the running containerd still starts every container by NVIDIA's program, which may be removed
+            # next.
             return True
         return bool(started) and os.stat(record).st_mtime > float(started or 0)
 

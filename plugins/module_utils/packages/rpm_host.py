@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs rpm with dnf or zypper on this host. Tests replace this object by another one.
 
-It uses their command lines: dnf's Python library works only with the system's own Python, which on RHEL 8 is older than
-Ansible needs.
+The object calls the programs rpm, dnf and zypper. dnf's Python library works only with the system's own Python, which on
+RHEL 8 is older than Ansible needs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RpmHost:
 
     def must(self, what: str, *arguments: str) -> str:
         code, out, fault = self.run(*arguments)
-        # A refresh names one repository, which must be readable.
+        # ZYPPER_LEFT_OUT (a repository was skipped) is an error of a refresh, because it names one repository only.
         fine = ZYPPER_FINE if "refresh" in arguments else (*ZYPPER_FINE, ZYPPER_LEFT_OUT)
         if code != 0 and not (arguments[0] == "zypper" and code in fine):
             said = rpm_text.faults_of(out + "\n" + fault)

@@ -109,7 +109,7 @@ def test_outside_a_container_a_plain_folder_is_accepted(host: Host) -> None:
 # A user ID that no test machine uses.
 USER = 54321
 LEDGER = Path(f"/tmp/vgpu-ledger-{USER}")
-# Runs a program as USER that may also read the test's files, which belong to root.
+# Runs a program as USER. The program keeps the capability to read the test's files, which belong to root.
 AS_USER = ("setpriv", f"--reuid={USER}", "--clear-groups", "--inh-caps=+dac_override", "--ambient-caps=+dac_override")
 CONTENTS = {"no ledger": None, "empty ledger": b"", "valid ledger": layouts.pack_ledger([], "")}
 

@@ -104,7 +104,7 @@ def mutate(
         return refuse(request, fault.findings)
     if not ask.wants_gpus:
         return _answer(request)
-    # Checked whatever the scheduler's name, like mounts.
+    # The RuntimeClass is checked for pods of every scheduler.
     pod_name = f"{request.namespace}/{metadata.get('name') or metadata.get('generateName') or '?'}"
     runtime_class = str(spec.get("runtimeClassName") or settings.runtime_class)
     untried = (classes or RuntimeClasses()).refusal(pod_name, runtime_class)
@@ -135,7 +135,7 @@ def mutate(
 
 def whatever_the_labels_say(pod: dict[str, Any], settings: Settings) -> list[Finding]:
     """Returns the faults that matter for every pod, even a pod of another scheduler: ledger and device plugins trust
-    the annotations of any pod, and a device plugin gives any pod the same files.
+    the annotations of any pod, and a device plugin mounts the same files into any pod, whichever scheduler placed it.
     """
     text = "only the scheduler may write this annotation; leave it out"
     annotations = (pod.get("metadata") or {}).get("annotations") or {}

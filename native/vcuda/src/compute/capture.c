@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Stream capture. A captured launch runs nothing, so it is neither charged nor throttled, and an event recorded into
- * the stream would become part of the graph. The driver is asked each time, because a capture may have been started by
- * a function that this library does not hook.
+ * Stream capture. A captured launch runs nothing, so it is neither charged nor throttled. The limiter records no event
+ * into a stream that is captured: the event would become part of the program's graph. The driver is asked each time,
+ * because a capture may have been started by a function that this library does not hook.
  */
 #include "limiter.h"
 

@@ -104,7 +104,8 @@ static int lock_of(CUcontext context, bool *locked)
 }
 
 /* Changes the number of users of a context and returns it. A context lives until it is detached as often as it was
- * created and attached. `kind` of its block is the count. */
+ * created and attached. The number is in
+ * the field `kind` of the context's block. */
 static int count_users(CUcontext context, int step)
 {
     struct block block;

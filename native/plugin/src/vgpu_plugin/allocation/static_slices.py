@@ -66,7 +66,8 @@ class StaticSlices:
         # The signs of ``refresh_if_changed`` at the last refresh, and the number of calls since then.
         self._signs: tuple[object, ...] = ()
         self._calls = 0
-        # Name of a slice's folder → the bytes of its limits file, if they match, and the desired limits.
+        # Name of a slice's folder → the bytes of its limits file and the limits that they were made from. A file with
+        # other limits has no entry.
         self._written: dict[str, tuple[bytes, dict[str, Any]]] = {}
 
     def configure(self, settings: Settings, driver: driver_files.DriverFiles) -> None:
@@ -199,7 +200,7 @@ class StaticSlices:
         record = Record(self._files.static_name(piece.id), "slice", (piece.id,), self._limits(piece, flags), library)
         desired = {**record.limits, "deny": denied}
         # First add files that an older version did not have; the other files stay, because a container may have them
-        # mounted. If that fails, more is missing and the folder is created again below.
+        # mounted. If this fails, the folder itself is missing or damaged and is created again below.
         if not self._files.has_share(record):
             with contextlib.suppress(OSError):
                 self._files.make_share(record)

@@ -55,8 +55,8 @@ def preferred(
     if given:
         free = {uuid: [one for one in ids if one not in given] for uuid, ids in free.items()}
     open_gpus = [uuid for uuid, ids in free.items() if ids]
-    # A GPU's ids are sorted only when it is picked, so that its next slice is the last in the list; most GPUs are never
-    # sorted.
+    # Sorting moves the slice to take next to the end of a GPU's list. A GPU's list is sorted when the GPU is first picked;
+    # most GPUs are never picked.
     ordered: set[str] = set()
     while len(chosen) < size:
         uuid = min(

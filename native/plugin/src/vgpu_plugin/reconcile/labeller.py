@@ -59,8 +59,8 @@ class Labeller:
         self._written = self._monotonic()
 
     def poll(self, settings: Settings) -> None:
-        """Writes the labels again after flags.gfd.sleepInterval, because some change without a change of GPUs, such as
-        the driver's version after a reload.
+        """Writes the labels again after flags.gfd.sleepInterval, because some labels change although the GPUs do not:
+        for example the driver's version after a reload.
         """
         interval_s = duration_s((settings.flags.get("gfd") or {}).get("sleepInterval"))
         if interval_s and (self._written is None or self._monotonic() - self._written >= interval_s):

@@ -87,7 +87,7 @@ def test_bypass_counts_only_with_its_expected_reason(proc, reason, named):
 BELOW = [
     # columns: label, the parent of the process, whether its namespace is readable, whether it counts as the run's
     ("own namespace, started by the run", 10, True, True),
-    ("exited first thread, started by the run", 10, False, True),
+    ("first thread has exited; the run started the process", 10, False, True),
     ("own namespace, started by a child of the run", 12, True, True),
     ("own namespace, started on the host", 20, True, False),
     ("own namespace, started by an earlier run", 1, True, False),
@@ -110,7 +110,7 @@ def test_process_with_another_namespace_belongs_to_the_run_of_its_parent(proc, t
     assert list(observation.named) == (["bypass-a"] if counts else [])
 
 
-def test_name_is_compared_in_the_length_of_the_kernel(proc, tmp_path):
+def test_names_are_compared_in_the_15_letters_that_the_kernel_keeps(proc, tmp_path):
     (tmp_path / "11" / "comm").write_text("a-way-with-a-lo\n")
     asked = Asked(watching(), watching(1, [11]))
     observation = asked.observe(proc, {"bypass-x": "a-way-with-a-long-name"})
