@@ -137,7 +137,7 @@ class Applier:
             self.applied = "restart"
 
     def older(self, started: float | None) -> bool:
-        # The record is written together with the file, and its time is compared, not the file's: others may edit the file
+        # The record is written together with the file. Its time is compared, not the file's: others may edit the file
         # later, and such an edit is not ours to activate.
         record = self.options.record
         if not record or not os.path.exists(record):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs rpm with dnf or zypper on this host. Tests replace this object by another one.
 
-The object calls the programs rpm, dnf and zypper. dnf's Python library works only with the system's own Python, which on
-RHEL 8 is older than Ansible needs.
+The object calls the programs rpm, dnf and zypper. dnf's Python library works only with the system's own Python, which
+on RHEL 8 is older than Ansible needs.
 """
 
 from __future__ import annotations

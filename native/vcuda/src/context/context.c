@@ -104,8 +104,8 @@ static int lock_of(CUcontext context, bool *locked)
 }
 
 /* Changes the number of users of a context and returns it. A context lives until it is detached as often as it was
- * created and attached. The number is in
- * the field `kind` of the context's block. */
+ * created and attached. The field `kind` of the context's
+ * block is this number. */
 static int count_users(CUcontext context, int step)
 {
     struct block block;

@@ -55,7 +55,7 @@ def preferred(
     if given:
         free = {uuid: [one for one in ids if one not in given] for uuid, ids in free.items()}
     open_gpus = [uuid for uuid, ids in free.items() if ids]
-    # Sorting moves the slice to take next to the end of a GPU's list. A GPU's list is sorted when the GPU is first picked;
+    # Sorting moves the slice to take next to the end of a GPU's list. The list is sorted when its GPU is first picked;
     # most GPUs are never picked.
     ordered: set[str] = set()
     while len(chosen) < size:
