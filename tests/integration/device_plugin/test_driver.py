@@ -194,10 +194,7 @@ def test_driver_that_fails_at_the_start(again, node):
     (node.folder / "node.yaml").write_text(json.dumps({**config, "flags": {"failOnInitError": False}}))
     node.start(wait=False)
     until(
-        lambda: (
-            "waiting" in (node.folder / "plugin.log").read_text()
-            or "tried again" in (node.folder / "plugin.log").read_text()
-        ),
+        lambda: "trying again every" in (node.folder / "plugin.log").read_text(),
         "the log line that the plugin waits for the driver",
     )
     gpusimctl(node, "nvml-fail", "off")

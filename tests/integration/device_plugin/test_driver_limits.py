@@ -260,7 +260,7 @@ def test_limits_are_probed_again_after_a_driver_reload(node_at_rest: RealNode, w
                 lambda some=backend == "misc": bool(hooks(node_at_rest)) == some,
                 "CDI hooks only while the driver enforces limits",
             )
-    assert "is tried again" in (node_at_rest.folder / "plugin.log").read_text()
+    assert "checks again what enforces memory" in (node_at_rest.folder / "plugin.log").read_text()
 
 
 # columns: control group controller of the driver, desired enforcement, driver version, text in the reason
