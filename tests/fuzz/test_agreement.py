@@ -41,7 +41,7 @@ def verdicts(folder: Path):
             process.stdin.write(kind + struct.pack("<I", len(data)) + data)
             process.stdin.flush()
             answer = process.stdout.readline().decode()
-            assert answer, "the program verdicts must answer each input, but ended"
+            assert answer, "expected an answer of the program `verdicts` to each input; it ended"
             return answer.split()
 
         yield ask

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets plain pytest import the collection by its real name (under ansible-test it can already be imported) and the
-package of doubles, and takes the clock out of the tests that Hypothesis makes."""
+"""Lets plain pytest import the package of doubles, and the collection by its real name, as under ansible-test. Sets no
+time limit for an example of Hypothesis."""
 
 from __future__ import annotations
 

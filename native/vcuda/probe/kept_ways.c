@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The ways to keep memory of a card that was freed: an open IPC handle, a shareable handle of physical memory or of a
+ * The ways to keep a card's memory after it was freed: an open IPC handle, a shareable handle of physical memory or of a
  * pool (in a process or a socket message), and a tile of a sparse array. A multicast object also keeps memory but is
  * not tried, because it needs several GPUs.
  */
@@ -101,7 +101,7 @@ static CUresult release(struct piece *piece)
     return call.release(piece->handle);
 }
 
-/* The descriptor keeps the memory. The import is needed only to write the word. */
+/* The descriptor keeps the memory. The memory is imported only so that the test can write a mark into it. */
 static CUresult import(struct piece *piece, const struct note *note)
 {
     CUdeviceptr pointer = 0;

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple, Sequence
 
 AUTO, DRIVER, LIBRARY = "auto", "driver", "library"
-# The value of ``active`` in a sharing mode without a memory limit by the library.
+# The verdict if nothing limits memory, for example because the library is not used in this sharing mode.
 NONE = "none"
 CHOICES = (AUTO, DRIVER, LIBRARY)
 FIRST_BRANCH = 615

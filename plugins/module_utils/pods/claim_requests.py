@@ -120,8 +120,8 @@ def _selector(value: Any) -> str:
 def object_name(review: str, container: str) -> str:
     """Returns the name of a container's ResourceClaim.
 
-    ``review``: the uid of the admission review. The uid stays the same if the API server asks another replica, and is
-    unknown before: so no user can take the name first.
+    ``review``: the uid of the admission review. The uid stays the same if the API server asks another replica. No user
+    knows it before the review, so no user can create a claim with this name first.
     """
     return f"vgpu-{hashlib.sha256(f'{review} {container}'.encode()).hexdigest()[:16]}"
 

@@ -33,7 +33,7 @@ from .samples import until
 
 RESOURCE = "nvidia.com/gpu"
 MIB = 1 << 20
-# The number of random pairs; each takes about half a second on a busy machine. For a thousand, set --basetemp to a
+# The number of random trials; each takes about half a second on a busy machine. For a thousand, set --basetemp to a
 # tmpfs, as a node's /run is: a disk file system syncs each file before its rename.
 TRIALS = int(os.environ.get("VGPU_TRIALS", "15"))
 
@@ -380,8 +380,7 @@ def test_requested_sizes_need_an_api_server(node):
 CONFIG = {"sharing": {"vcuda": {"splitCount": 4}}}
 X, Y, Z = samples.gpus("T4", "T4", "T4")
 
-# columns: the case, the plan and then the result as (GPU, MiB, percent), in between the kubelet's GPUs and the use by
-# others
+# columns: the case, the plan as (GPU, MiB, percent), the kubelet's GPUs, the use by others, the result like the plan
 ASSIGNED = [
     ("as planned", [(X.uuid, 1, 5), (Y.uuid, 2, 6)], [Y, X], {}, [(Y.uuid, 2, 6), (X.uuid, 1, 5)]),
     (

@@ -192,7 +192,7 @@ static bool launch(struct tenant *t, int index, uint64_t now)
     unsigned item = cost_find(&t->costs, key, &cost, &known);
     bool looks = segment_looks(t->open.count, cost);
     if (t->open.count && known && !looks)
-        t->looked += GAP_NS; /* the library did not read the clock here, so it assumes one gap */
+        t->looked += GAP_NS; /* the library did not read the clock here: it adds GAP_NS to its last reading */
     else
         t->looked = now;
     if (t->open.count && known && (!looks || (!gap && t->open.count < SEGMENT_LAUNCHES && t->open.predicted + cost < SEGMENT_NS))) {
@@ -285,7 +285,7 @@ static void thread(struct tenant *t, int index, uint64_t now)
     if (t->burst && ++t->in_burst >= t->burst) {
         t->in_burst = 0;
         close_segment(t, index, now);
-        t->syncs = true; /* the host waits for its results, then thinks */
+        t->syncs = true; /* the host waits for the results of its kernels, then pauses */
     }
 }
 

@@ -54,7 +54,7 @@ def test_versions_that_match_a_pin(version: str, pin: str, expected: bool) -> No
     assert rpm_text.fits(version, pin) is expected
 
 
-def test_followers_get_one_version() -> None:
+def test_package_that_follows_another_gets_its_version() -> None:
     known = {"a": ["1.1-1", "1.2-1"], "b": ["1.1-1", "1.2-1"]}
     assert rpm_text.follow(["a=*", "b=@a"], {}, known) == ["a=*", "b=1.2"]
     assert rpm_text.follow(["a=1.1*", "b=@a"], {}, known) == ["a=1.1*", "b=1.1"]
@@ -131,7 +131,7 @@ def test_the_package_manager_follows_from_the_system(text: str, manager: str) ->
     assert rpm_text.manager_of(text) == manager
 
 
-def test_the_repository_file_checks_only_with_a_key() -> None:
+def test_signatures_are_checked_only_if_the_repository_has_a_key() -> None:
     source = {
         "baseurl": "https://m.example.com/x",
         "key": "https://m.example.com/k",

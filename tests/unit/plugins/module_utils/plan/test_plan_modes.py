@@ -142,7 +142,7 @@ def test_roles_read_only_their_inputs():
     assert options["mig"] is True
     assert {mig_unit.UNIT, mps.UNIT, time_slice.UNIT} <= set(options["units"])
     assert {mig_unit.GEOMETRY, mps.UNIT_PATH, time_slice.UNIT_PATH} <= set(options["files"])
-    # A group with another sharing mode reads only whether the role has a record to roll back.
+    # For a group without MIG, host_state reads only the record of the role mig, which a rollback needs.
     other = desired.reads(desired.collect({"mig_state": "absent", "__mig_record": "/r"}))
     assert other.get("mig") is None
     assert other["files"] == ["/r"]
@@ -162,7 +162,7 @@ BOTH_WAYS = [
     ({**TO_MIG, "mig_state": "present", "mig_geometry": WANTED}, EMPTY, False, False),  # an interrupted run
     ({**TO_MIG, "mig_state": "present", "mig_geometry": WANTED}, IN_MIG, False, False),
     ({**RECORD, "mig_state": "absent"}, IN_MIG, True, False),
-    ({**RECORD, "mig_state": "absent"}, IN_MIG, False, True),  # a geometry of another owner stays and conflicts
+    ({**RECORD, "mig_state": "absent"}, IN_MIG, False, True),  # not the role's geometry
     ({}, IN_MIG, False, True),
 ]
 
