@@ -103,6 +103,11 @@ class Controller:
 def person(machine: Any) -> Iterator[Controller]:
     cluster, node = machine
     node.exchange(GPUS)
+    # The device plugin of an earlier module may have left its annotations on the node.
+    left = [
+        name for name in cluster.node_object()["metadata"].get("annotations") or {} if name.startswith("vgpu.fleet/")
+    ]
+    cluster.api.patch(f"/api/v1/nodes/{cluster.node}", {"metadata": {"annotations": dict.fromkeys(left)}})
     pids = {"containerd": cluster.containerd.pid, "kubelet": cluster.kubelet.pid}
     deployments.write_network(cluster)
     program = Path("/usr/local/bin/systemctl")

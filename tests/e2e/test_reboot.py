@@ -62,7 +62,9 @@ def test_plugin_first(cluster, node, work):
         lambda: used(node) == [SLICE] * 2,
         f"use of both slices in full; the pods: {[one.object()['status'] for one in ones]}",
     )
-    assert [one.uid for one in ones] == uids and all(one.restarts() >= 1 for one in ones)
+    assert [one.uid for one in ones] == uids
+    # The kubelet writes a pod's status after it started the container.
+    until(lambda: all(one.restarts() >= 1 for one in ones), "status of the pods with a restart of each container")
     until(lambda: node.held() == held, "report of the kubelet with the same slices")
     until(lambda: cluster.allocatable() == SLICES, "all allocatable slices")
 
