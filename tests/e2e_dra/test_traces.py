@@ -34,7 +34,7 @@ CDI = Path("/var/run/cdi")
 # The number exceeds the story's claims: a device is allocated again only after its former claim is deleted.
 DEVICES = 32
 # The kubelet checks once a second for new and removed sockets.
-NOTICED_S = 3.0
+NOTICED_S = 10.0
 WIPED_S = 30.0
 
 

@@ -181,7 +181,7 @@ def test_no_forged_plan_fills_a_gpu(fleet, tenant, neighbour):
     fleet.node("a", 1)
     plan, given = pod_annotations.PLAN, pod_annotations.GIVEN
     # The webhook or the policy refuses each request; pods with the label IGNORE bypass the webhook.
-    words = "may write this annotation"
+    words = "is written by"
     tries = [
         Try("POST", PODS, gpu_pod(f"p{n}", limits, labels, {name: part(CARD)}, **spec), words)
         for n, (name, limits, labels, spec) in enumerate(

@@ -95,7 +95,7 @@ def test_only_its_owner_asks_and_only_the_leader_grants(fleet, tenant, neighbour
         Try("PATCH", mine, annotated(former=part(16 << 20)), OURS, MERGE),
     ]
     tries += [
-        Try("POST", PODS, gpu_pod("new", notes={f"vgpu.fleet/{name}": part(9000)}), "may write this annotation")
+        Try("POST", PODS, gpu_pod("new", notes={f"vgpu.fleet/{name}": part(9000)}), "written by")
         for name in ("given", "former", "resized")
     ]
     judged(tenant, tries)

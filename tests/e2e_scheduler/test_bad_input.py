@@ -64,7 +64,7 @@ REFUSED = [
     ({GPU: 1, "nvidia.com/gpumen": 5}, {}, {}, "did you mean"),
     ({GPU: 1, MEM: 5}, {}, {POLICY: "binpak"}, 'did you mean "binpack"'),
     ({GPU: 1, MEM: 5}, {}, {POLICY: "random"}, "expected one of binpack, spread, topology"),
-    ({GPU: 1, MEM: 5}, {}, {"vgpu.fleet/plan": "{}"}, "only the scheduler may write this annotation"),
+    ({GPU: 1, MEM: 5}, {}, {"vgpu.fleet/plan": "{}"}, "is written by the scheduler alone"),
 ]
 
 

@@ -9,7 +9,6 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +60,13 @@ def play_former(folder: Path, playbook: str, variables: dict[str, Any]) -> subpr
 
 
 @pytest.fixture(scope="module")
-def pod(node: Node, former_release: Path) -> Iterator[str]:
+def pod(node: Node, former_release: Path) -> str:
     """Installs the former release on the host and starts a pod there; returns when the pod's container started."""
     done = play_former(former_release, "site.yml", {**GROUP, **SPLIT, **OLD})
     assert done.returncode == 0, done.stdout
     answer = json.loads(node.shell(f"vgpu-kubelet-double run-pod --name {POD} --json --count 1"))["answer"]
     node.shell(shlex.join(docker_command(answer, ["sleep", "infinity"], "--detach", "--name", POD)))
-    yield started(node)
-    node.shell(f"docker rm --force {POD}; vgpu-kubelet-double delete-pod --name {POD}")
+    return started(node)
 
 
 def started(node: Node) -> str:

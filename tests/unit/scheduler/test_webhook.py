@@ -178,13 +178,13 @@ REFUSED = [
     (pod({GPU: "1"}, nodeName="n1"), "spec.nodeName"),
     (privileged(), "securityContext.privileged"),
     (pod({GPU: "1"}, {}, {"hami.io/gpu-scheduler-policy": "binpak"}), 'did you mean "binpack"'),
-    (pod({GPU: "1"}, {}, {pod_annotations.PLAN: "{}"}), "only the scheduler may write this annotation"),
-    (pod({GPU: "1"}, {}, {pod_annotations.GIVEN: "{}"}), "only the scheduler may write this annotation"),
+    (pod({GPU: "1"}, {}, {pod_annotations.PLAN: "{}"}), "is written by the scheduler alone"),
+    (pod({GPU: "1"}, {}, {pod_annotations.GIVEN: "{}"}), "is written by the scheduler alone"),
     (
         pod({GPU: "1"}, {"vgpu.fleet/webhook": "ignore"}, {pod_annotations.GIVEN: "{}"}),
-        "only the scheduler may write this annotation",
+        "is written by the scheduler alone",
     ),
-    (pod({"cpu": "1"}, {}, {pod_annotations.PLAN: "{}"}), "only the scheduler may write this annotation"),
+    (pod({"cpu": "1"}, {}, {pod_annotations.PLAN: "{}"}), "is written by the scheduler alone"),
     (pod({GPU: "1", "nvidia.com/gpumen": "5"}), 'did you mean "nvidia.com/gpumem"'),
 ]
 

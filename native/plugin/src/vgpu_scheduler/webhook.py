@@ -137,7 +137,7 @@ def whatever_the_labels_say(pod: dict[str, Any], settings: Settings) -> list[Fin
     """Returns the faults that matter for every pod, even a pod of another scheduler: ledger and device plugins trust
     the annotations of any pod, and a device plugin mounts the same files into any pod, whichever scheduler placed it.
     """
-    text = "only the scheduler may write this annotation; leave it out"
+    text = "is written by the scheduler alone; leave it out"
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
     forged = [Finding("error", f'metadata.annotations["{name}"]', text) for name in OURS if name in annotations]
     found = forged or excess(pod) or resize_findings(pod)
