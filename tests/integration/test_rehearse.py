@@ -104,6 +104,16 @@ def test_installed_collection_is_not_built_and_not_changed(place: Place) -> None
     assert place.calls() == [] and not (place.folder / ".build").exists()
 
 
+def test_missing_connection_plugin_is_named_before_anything_is_built(place: Place) -> None:
+    program = place.folder / "stubs" / "ansible-doc"
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o755)
+    done = place.rehearse()
+    assert done.returncode != 0
+    assert "expected the connection plugin containers.podman.podman" in " ".join(done.stdout.split()), done.stdout
+    assert place.calls() == []
+
+
 def test_whole_rehearsal_in_order(place: Place) -> None:
     done = place.rehearse()
     assert done.returncode == 0, done.stdout + done.stderr
