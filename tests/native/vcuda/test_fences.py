@@ -23,7 +23,7 @@ def fences(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_program(tmp_path_factory.mktemp("fences"), "fences", "fences.c", *sources, flags=flags)
 
 
-WHAT = ["record", "sticky", "destroyed", "vanished", "launched", "refused", "times", "captured", "strict", "marks"]
+WHAT = ["record", "sticky", "destroyed", "vanished", "launched", "refused", "times", "captured", "strict", "marks", "shared"]
 
 
 @pytest.mark.parametrize("what", WHAT)
@@ -52,6 +52,15 @@ def test_event_of_a_segment_that_ends_early_does_not_leak(flows: Path, what: str
     """The launch path frees every event of a segment without a fence, also when the thread ends."""
     done = subprocess.run([flows, what], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr[-2000:]
+
+
+# columns: whether nobody competes for the GPU, most events of 640 launches of a known kernel with pauses of 40 us
+@pytest.mark.parametrize(("what", "most"), [("alone", 80), ("share", 800)])
+def test_program_with_pauses_records_few_events(flows: Path, what: str, most: int) -> None:
+    """Each event costs time of the host and of the GPU; on an H200 two events a launch halved a program's speed."""
+    done = subprocess.run([flows, what], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert 0 < int(done.stdout) <= most
 
 
 # columns: the interval in us at which the controller requests a wake-up, whether the wake-up may be late

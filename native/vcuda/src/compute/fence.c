@@ -138,7 +138,7 @@ void place_trim(struct place *place, unsigned keep)
 
 /* --- handing over a segment ----------------------------------------------------------------------------------- */
 
-void fence_put(struct limited *limited, struct flow *flow, struct mark *end)
+bool fence_put(struct limited *limited, struct flow *flow, struct mark *end)
 {
     struct mark *begin = flow->begin;
     struct fence *fence = NULL;
@@ -161,12 +161,13 @@ void fence_put(struct limited *limited, struct flow *flow, struct mark *end)
         lock_drop(&vgpu_place_lock);
         if (alive) {
             controller_tell(limiter_now());
-            return;
+            return true;
         }
         free(fence);
     }
     fence_drop_mark(begin);
     fence_drop_mark(end);
+    return false;
 }
 
 /* --- waiting threads ------------------------------------------------------------------------------------------- */

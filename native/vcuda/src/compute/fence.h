@@ -22,8 +22,8 @@ struct mark *fence_mark(CUcontext context, CUstream stream, bool per_thread);
 /* Returns a mark to the pool, or frees it if its context has ended. */
 void fence_drop_mark(struct mark *mark);
 /* Hands over a finished segment. If `end` is NULL, it stays charged as predicted. Takes ownership of the flow's
- * begin mark. */
-void fence_put(struct limited *limited, struct flow *flow, struct mark *end);
+ * begin mark. Returns true if the segment will be measured. */
+bool fence_put(struct limited *limited, struct flow *flow, struct mark *end);
 /* Called before the context is destroyed, because its events are destroyed with it. */
 void fence_context_leaving(struct leaving *leaving);
 /* fence_wait sleeps until something was settled since `seen` (a value of fence_settled), or until `until`. */

@@ -35,7 +35,7 @@ static inline bool fast(uint32_t key, uintptr_t stream)
     if (!segment_looks(count, ns))
         limiter_unlooked(thread);
     /* A flow without an open segment counts as full, so that its next launch takes the slow path. */
-    else if (flow->segment.predicted + ns >= SEGMENT_NS || count >= SEGMENT_LAUNCHES || !limiter_looked(thread, limiter_ticks()))
+    else if (flow->segment.predicted + ns >= thread->segment_ns || count >= SEGMENT_LAUNCHES || !limiter_looked(thread, limiter_ticks()))
         return false;
     flow->segment.predicted += ns;
     flow->segment.count++;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The slow path of a launch: charges the launches since the last fence, decides whether this launch may go, and waits
- * if not. A launch takes this path after 250 microseconds of predicted work, after 64 launches, after a pause of the
- * host, or if its kernel was never measured.
+ * if not. A launch takes this path after 250 microseconds of predicted work (2 ms while nobody competes for the GPU),
+ * after 64 launches, after a pause of the host, or if its kernel was never measured.
  */
 #include "limiter.h"
 
@@ -73,7 +73,7 @@ static void charge(struct limited *limited, struct segment *segment, uint64_t no
 static void rest(struct flow *flow)
 {
     segment_start(&flow->segment);
-    flow->segment.predicted = SEGMENT_NS;
+    flow->segment.predicted = SEGMENT_NS * SEGMENT_OPEN;
 }
 
 static struct mark *mark(const struct thread_state *thread, const struct flow *flow)
@@ -100,17 +100,19 @@ static void captured(struct thread_state *thread, uintptr_t stream)
         drop(thread, flow, limiter_now());
 }
 
-static void close_segment(struct thread_state *thread, struct flow *flow, uint64_t now)
+/* Returns true if the segment gets an end event. */
+static bool close_segment(struct thread_state *thread, struct flow *flow, uint64_t now)
 {
     if (!flow->segment.count)
-        return;
+        return false;
     charge(thread->limited, &flow->segment, now);
     struct mark *end = mark(thread, flow);
     /* The segment is measured up to this point, not up to the launch, because the host time in between is not GPU
      * work. */
     flow->segment.host_ns = limiter_now() - flow->began;
-    fence_put(thread->limited, flow, end);
+    bool measured = fence_put(thread->limited, flow, end);
     rest(flow);
+    return measured;
 }
 
 void limiter_forget_thread(void)
@@ -236,8 +238,9 @@ static bool stalled(const struct thread_state *thread, uint32_t passed, uint64_t
     return queued && waited > (thread->stalled == passed + 1 ? STALL_AGAIN_NS : STALL_NS + 2 * queued);
 }
 
-/* Waits until a launch of this cost may start. Returns for how long no other tenant runs from then on. */
-static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t cost, uint64_t *now)
+/* Waits until a launch of this cost may start. Returns for how long no other tenant runs from then on. *ended becomes
+ * false if the launch had to wait, because then the stream may have been idle since the last segment's end. */
+static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t cost, uint64_t *now, bool *ended)
 {
     struct limited *limited = thread->limited;
     bool asked = false, waited = false;
@@ -279,9 +282,11 @@ static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t c
             if (waited)
                 vgpu_log(LOG_TRACE, "a launch on %s was throttled for %llu us", limited->device->uuid,
                          (unsigned long long)((*now - began) / US));
+            thread->open = view.gate == VGPU_GATE_OPEN && rate == PPM;
             return pace_exclusive(&view, page.flags);
         }
         waited = true;
+        *ended = false;
         /* This gives the launched work an exact end, and shows other containers when it is finished. */
         close_segment(thread, flow, *now);
         if (!arbiter)
@@ -334,20 +339,23 @@ void limiter_before(struct ticket *ticket, uint32_t key, CUstream stream, bool p
     struct flow *flow = flow_of(thread, flow_stream(stream, per_thread));
     unsigned item = cost_find(&vgpu_costs, key, &cost, &known);
     calibrate(thread, ticks, now);
-    bool alone = !known, gap = ticks - thread->ticks > thread->window;
-    if (alone || gap || !flow->segment.known || flow->segment.count >= SEGMENT_LAUNCHES || flow->segment.predicted + cost >= SEGMENT_NS)
-        close_segment(thread, flow, now);
-    uint64_t exclusive_ns = admit(thread, flow, cost, &now);
+    bool alone = !known, gap = ticks - thread->ticks > thread->window, ended = false;
+    if (alone || gap || !flow->segment.known || flow->segment.count >= SEGMENT_LAUNCHES ||
+        flow->segment.predicted + cost >= thread->segment_ns)
+        ended = close_segment(thread, flow, now);
+    uint64_t exclusive_ns = admit(thread, flow, cost, &now, &ended);
+    limiter_set_gap(thread, atomic_load_explicit(&gap_ticks, memory_order_relaxed));
     if (!flow->segment.count) {
         segment_start(&flow->segment);
         flow->segment.known = known;
         flow->segment.exclusive_ns = exclusive_ns;
         flow->began = now;
-        flow->begin = mark(thread, flow);
-        flow->segment.begun = flow->begin != NULL;
+        /* The last segment's end was recorded just now, so it is this segment's begin too (settle.c). */
+        flow->begin = ended ? NULL : mark(thread, flow);
+        flow->segment.begun = ended || flow->begin;
         alone = alone || ++thread->segments % SAMPLE == 0;
     }
-    *ticket = (struct ticket){.flow = flow, .item = item, .ns = cost, .fence_after = alone || cost >= SEGMENT_NS};
+    *ticket = (struct ticket){.flow = flow, .item = item, .ns = cost, .fence_after = alone || cost >= thread->segment_ns};
 }
 
 void limiter_after(struct ticket *ticket, CUresult status)

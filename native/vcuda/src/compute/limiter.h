@@ -71,6 +71,9 @@ struct thread_state {
     /* If two launches are more ticks apart than this, the stream may have been idle in between. */
     uint32_t gap;
     uint32_t behind, window; /* behind is LIMITER_GRANTS gaps; window is one gap more. */
+    /* open: nobody competed for the GPU at the last look at the gate. Then `gap` and `segment_ns` are longer. */
+    bool open;
+    uint64_t segment_ns; /* segment_ns: predicted work after which a segment ends. */
     struct flow *current;    /* current: the flow of the last launch. */
     struct limited *limited;
     CUcontext context;
@@ -112,6 +115,8 @@ static inline uint32_t limiter_ticks(void)
 #define LIMITER_GRANTS (FLOWS * (SEGMENT_LOOK_LAUNCHES - 1))
 static inline void limiter_set_gap(struct thread_state *thread, uint32_t gap)
 {
+    gap *= thread->open ? SEGMENT_OPEN : 1;
+    thread->segment_ns = SEGMENT_NS * (thread->open ? SEGMENT_OPEN : 1);
     thread->gap = gap;
     thread->behind = LIMITER_GRANTS * gap;
     thread->window = thread->behind + gap;

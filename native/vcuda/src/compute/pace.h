@@ -117,6 +117,10 @@ unsigned cost_find(struct costs *costs, uint32_t key, uint64_t *ns, bool *known)
 
 #define SEGMENT_LAUNCHES 64u
 #define SEGMENT_NS (250 * US)
+/* While nobody competes for the GPU nothing is throttled, so segments are longer by this factor, and so is the pause
+ * that ends one. Each fence costs time of the host and of the GPU: on an H200 a program of short kernels that fenced
+ * every second launch ran at half its speed. */
+#define SEGMENT_OPEN 8u
 
 struct segment {
     uint64_t predicted;

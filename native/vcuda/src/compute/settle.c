@@ -12,7 +12,8 @@
 #include <time.h>
 
 #define BLOCKED 16
-#define POOLED 64
+/* Marks that a context keeps. A burst of launches may need hundreds at once, and a new event costs microseconds. */
+#define POOLED 1024
 #define UNREADABLE CUDA_ERROR_NOT_FOUND
 #define ANCHOR_MS 4000.0f /* Up to this time a float of milliseconds is exact to a quarter of a microsecond. */
 
@@ -53,7 +54,7 @@ static void finish(struct place *place, struct fence *fence, double end)
     double begin = -1;
     if (!place->anchor) {
         move_anchor(place, fence->begin ? fence->begin : fence->end, 1e12);
-        begin = segment->begun ? 1e12 : -1;
+        begin = fence->begin ? 1e12 : -1;
         if (place->anchor == fence->end) {
             end = 1e12;
             fence->end = NULL;

@@ -14,6 +14,7 @@
  *   marks      segments begin but get no fence, because the context or the capture changed: no event leaks
  *   launched   another thread launches while the context is being destroyed
  *   times      event times are unreadable for a while; then launches are charged the measured time again
+ *   shared     a segment's end event is the begin of the next: each is charged its measured time, with one event
  */
 #include "compute/limiter.h"
 #include "context/context.h"
@@ -43,6 +44,8 @@ struct CUevent_st {
     CUcontext context;
     double ms; /* GPU time at which the event was recorded; negative: not recorded */
 };
+
+enum { POOL = 1024 }; /* events that a context keeps */
 
 static bool capturing, relaxes = true;
 static int relaxed; /* 1: the thread's capture mode is RELAXED */
@@ -228,16 +231,17 @@ static void fence_settle(void)
     }
 }
 
-/* Launches a kernel as limiter.c does; its predicted cost is 100 us. Returns false if no fence was recorded. */
-static bool launch(CUcontext context, double really_us)
+/* Launches a kernel as limiter.c does; its predicted cost is 100 us. `shares`: the last launch's end event is its begin.
+ * Returns false if no fence was recorded. */
+static bool launch_after(CUcontext context, double really_us, bool shares)
 {
     static struct flow flow;
     uint64_t known = 100 * US;
     segment_start(&flow.segment);
     flow.chain = 7;
     flow.segment.exclusive_ns = UINT64_MAX;
-    flow.begin = fence_mark(context, NULL, false);
-    flow.segment.begun = flow.begin != NULL;
+    flow.begin = shares ? NULL : fence_mark(context, NULL, false);
+    flow.segment.begun = shares || flow.begin;
     segment_add(&flow.segment, 1, known);
     gpu_ms += really_us / 1000;
     clock_ns += known;
@@ -245,9 +249,14 @@ static bool launch(CUcontext context, double really_us)
     atomic_store(&limited.busy_until, clock_ns + 50 * MS);
     lane = clock_ns + 50 * MS;
     struct mark *end = fence_mark(context, NULL, false);
-    fence_put(&limited, &flow, end);
+    CHECK(fence_put(&limited, &flow, end) == (end != NULL));
     CHECK(!flow.begin);
     return end != NULL;
+}
+
+static bool launch(CUcontext context, double really_us)
+{
+    return launch_after(context, really_us, false);
 }
 
 /* Asserts that no fence is open and that the arbiter sees an idle tenant. */
@@ -290,19 +299,19 @@ static void does_sticky(void)
     works(context);
     uint32_t passed = atomic_load(&limited.passed);
     done_ms = gpu_ms;
-    for (int i = 0; i < 300; i++)
+    for (int i = 0; i < 1200; i++)
         CHECK(launch(context, 100));
     fence_settle();
-    CHECK(atomic_load(&limited.queued) == 300 * 100 * US);
+    CHECK(atomic_load(&limited.queued) == 1200 * 100 * US);
     int held = live_events;
-    CHECK(held >= 600);
+    CHECK(held >= 2400);
     context->broken = (CUresult)214; /* CUDA_ERROR_ECC_UNCORRECTABLE */
     fence_settle();
-    at_rest(passed + 300);
-    CHECK(live_events <= 64 + 1); /* the event pool (64) and the event that is the time base */
+    at_rest(passed + 1200);
+    CHECK(live_events <= POOL + 1); /* the event pool and the event that is the time base */
     for (int i = 0; i < 100; i++)
         CHECK(!launch(context, 100));
-    CHECK(live_events <= 64 + 1);
+    CHECK(live_events <= POOL + 1);
     fence_context_leaving(&(struct leaving){.context = context});
     end_context(context);
     done_ms = 1e9;
@@ -397,9 +406,30 @@ static void does_times(void)
         fence_settle();
         CHECK(charged - before == (int64_t)(100 * US)); /* without event times each launch is charged the predicted cost */
     }
-    CHECK(live_events <= 64 + 1);
+    CHECK(live_events <= POOL + 1);
     time_answer = CUDA_SUCCESS;
     works(context);
+}
+
+static void does_shared(void)
+{
+    CUcontext context = begin_context();
+    works(context);
+    int64_t before = charged;
+    CHECK(launch(context, 130));
+    int events = live_events;
+    for (int i = 0; i < 9; i++)
+        CHECK(launch_after(context, 130, true));
+    CHECK(live_events - events <= 9);
+    fence_settle();
+    CHECK(charged - before > 1250000 && charged - before < 1350000);
+    /* The first segment of a context can share no event. If it seems to, it is charged as predicted, and teaches nothing. */
+    CUcontext other = begin_context();
+    before = charged;
+    CHECK(launch_after(other, 130, true));
+    fence_settle();
+    CHECK(charged - before == (int64_t)(100 * US));
+    works(other);
 }
 
 static void does_captured(void)
@@ -431,7 +461,7 @@ static void does_strict(void)
     at_rest(passed + 100);
     relaxes = true;
     works(context);
-    CHECK(live_events <= 64 + 1);
+    CHECK(live_events <= POOL + 1);
 }
 
 static void does_marks(void)
@@ -480,6 +510,8 @@ int main(int argc, char **argv)
         does_marks();
     else if (!strcmp(what, "times"))
         does_times();
+    else if (!strcmp(what, "shared"))
+        does_shared();
     else
         return 2;
     puts("ok");

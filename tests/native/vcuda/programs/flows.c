@@ -8,6 +8,8 @@
  *   streams    the thread alternates between more streams than it has flows
  *   failed     the driver refuses the launch
  *   threads    threads exit with open segments
+ *   alone      640 launches with pauses of 40 us, the gate is open; prints the number of recorded events
+ *   share      the same under a share
  */
 #include "compute/limiter.h"
 
@@ -27,6 +29,8 @@
 /* --- stubs of the rest of the library -------------------------------------------------------------------------------- */
 
 static int out; /* number of begin events that flows own */
+static int recorded; /* number of recorded events */
+static bool alone; /* the arbiter's gate is open at full rate */
 static bool capturing;
 static CUcontext context = (CUcontext)0x1000;
 static uint64_t lane;
@@ -46,7 +50,7 @@ enum control vgpu_enter_again(void) { return CONTROL_ON; }
 enum control limits_control(void) { return CONTROL_ON; }
 unsigned limits_sm_percent(const char *uuid, int nvml_index) { (void)uuid; (void)nvml_index; return 50; }
 bool limits_sm_lowered(const char *uuid, int nvml_index) { (void)uuid; (void)nvml_index; return false; }
-enum vgpu_core_policy limits_core_policy(void) { return VGPU_CORE_FORCE; }
+enum vgpu_core_policy limits_core_policy(void) { return alone ? VGPU_CORE_DEFAULT : VGPU_CORE_FORCE; }
 int limits_priority(void) { return 0; }
 void vgpu_log_line(enum log_level level, const char *format, ...) { (void)level; (void)format; }
 void lock_wait(struct lock *lock) { (void)lock; CHECK(!"a lock is taken twice"); }
@@ -59,7 +63,14 @@ const struct device *device_current(CUcontext *current, CUresult *status)
 }
 struct limited *tenant_limited(const struct device *one) { (void)one; return &limited; }
 void tenant_look_again(struct limited *one, uint64_t now) { (void)one; (void)now; }
-bool tenant_page(const struct limited *one, uint64_t now, struct vgpu_gpu_page *page) { (void)one; (void)now; (void)page; return false; }
+bool tenant_page(const struct limited *one, uint64_t now, struct vgpu_gpu_page *page)
+{
+    (void)one;
+    (void)now;
+    if (alone)
+        *page = (struct vgpu_gpu_page){.gate = VGPU_GATE_OPEN, .flags = VGPU_GPU_EXCLUSIVE, .rate_ppm = PPM};
+    return alone;
+}
 void tenant_charge(struct limited *one, uint64_t ns) { (void)one; (void)ns; }
 int64_t tenant_balance(struct limited *one, uint64_t now, uint32_t rate, bool busy)
 {
@@ -79,6 +90,7 @@ struct mark *fence_mark(CUcontext of, CUstream stream, bool per_thread)
     (void)stream;
     (void)per_thread;
     out++;
+    recorded++;
     return malloc(1);
 }
 void fence_drop_mark(struct mark *mark)
@@ -86,13 +98,14 @@ void fence_drop_mark(struct mark *mark)
     out -= mark != NULL;
     free(mark);
 }
-void fence_put(struct limited *one, struct flow *flow, struct mark *end)
+bool fence_put(struct limited *one, struct flow *flow, struct mark *end)
 {
     (void)one;
     atomic_store(&limited.busy_until, 0);
     fence_drop_mark(flow->begin);
     fence_drop_mark(end);
     flow->begin = NULL;
+    return true;
 }
 
 /* --- the program ------------------------------------------------------------------------------------------------- */
@@ -128,11 +141,26 @@ static void *ends(void *unused)
     return unused;
 }
 
+static void pauses(void)
+{
+    for (int i = 0; i < 640; i++) {
+        for (uint64_t from = limiter_now(); limiter_now() < from + 40 * US;)
+            continue;
+        launch(1, CUDA_SUCCESS);
+    }
+    printf("%d\n", recorded);
+}
+
 int main(int argc, char **argv)
 {
     const char *what = argc > 1 ? argv[1] : "";
     bool seen = false; /* a segment was open in at least one round */
     learn();
+    alone = !strcmp(what, "alone");
+    if (alone || !strcmp(what, "share")) {
+        pauses();
+        return 0;
+    }
     for (int i = 0; i < 400; i++) {
         uintptr_t stream = !strcmp(what, "streams") ? 1 + (uintptr_t)i % 32 : 1;
         pthread_t thread;
