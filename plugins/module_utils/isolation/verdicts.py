@@ -20,6 +20,10 @@ VERDICTS = (PASSED, VIOLATED, NOT_RUN, OPEN)
 # The word for "passed" of a probe before 0.1.0. A node has that probe until its upgrade, and after a rollback.
 FORMER = "held"
 MIB = 1 << 20
+# The driver may give this much more than the limit, for a moment or by rounding: it grows a memory pool in steps of 32
+# MiB, which the library gives back if they do not fit, and it rounds pieces of each process up to 2 MiB. Measured on an
+# H200 with driver 580: 16 MiB beyond a slice of 35 942 MiB.
+DRIVER_STEP = 64 * MIB
 
 # The checks that the probe must report when all are requested.
 PROBE_CHECKS = (
@@ -280,10 +284,10 @@ def seen(most_bytes: int | None, filled_bytes: int) -> bool:
 
 
 def of_outside(most_bytes: int | None, polls: int, fault: str, expected: Expected, filled_bytes: int) -> dict[str, Any]:
-    """Compares the memory of the slice's processes, by the driver, with the limit. More than the limit is a violation,
-    whatever the probe reports. Less passes only if a poll saw the fill that the probe reports.
+    """Compares the memory of the slice's processes, by the driver, with the limit and ``DRIVER_STEP``. More is a
+    violation, whatever the probe reports. Less passes only if a poll saw the fill that the probe reports.
     """
-    limit = expected.memory_mib * MIB
+    limit = expected.memory_mib * MIB + DRIVER_STEP
     if most_bytes is None:
         detail = fault or f"NVML on the host named no process of the slice in {polls} polls"
         return check("outside-memory", NOT_RUN, f"at most {limit}", "", "bytes", detail)
