@@ -113,8 +113,9 @@ HELD_WITHOUT_MOUNTS = (
     "bypass-more-devices",
     "bypass-descriptors",
 )
-# Also gates, if the driver can export memory.
-KEPT = ("bypass-ipc-kept", "bypass-handle-kept", "bypass-pool-kept", "bypass-array-kept")
+# Also gates, if the driver can export memory, or has the simulator's private table: the stage private-context uses
+# NVIDIA's runtime instead.
+IF_THEY_RUN = ("private-context", "bypass-ipc-kept", "bypass-handle-kept", "bypass-pool-kept", "bypass-array-kept")
 # Only reported: depends on the libraries that are installed on the host.
 TOLD = ("graphics",)
 
@@ -138,8 +139,8 @@ def load(host: Host, report: Report) -> None:
         raise Skip(f"the library's folder has no {host.probe.name}")
     text = host.run(host.probe, "--json", env=slice_.env(), seconds=200, check=False)
     for row in json.loads(text)["checks"]:
-        cannot = row["name"] in KEPT and row["verdict"] == "not-run"
-        way = row["name"].startswith("bypass-") and row["name"] not in (*HELD_WITHOUT_MOUNTS, *KEPT)
+        cannot = row["name"] in IF_THEY_RUN and row["verdict"] == "not-run"
+        way = row["name"].startswith("bypass-") and row["name"] not in (*HELD_WITHOUT_MOUNTS, *IF_THEY_RUN)
         if way or cannot or row["name"] in TOLD:
             report.figure(row["name"], row["verdict"])
             continue

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * loader PLUGIN: one thread opens PLUGIN by dlopen. The constructor of PLUGIN waits until the main thread is about to
- * make the process's first driver call, then calls the driver too. The loader's lock is held during a constructor, so a
- * deadlock is possible: the program then hangs.
+ * loader PLUGIN first|later: one thread opens PLUGIN by dlopen. The constructor of PLUGIN waits until the main thread
+ * is about to call the driver, then calls the driver too. The loader's lock is held during a constructor, so a deadlock
+ * is possible: the program then hangs. With "first" the main thread makes the process's first call; NVIDIA's driver
+ * 580 opens libraries in it and hangs by itself. With "later" the driver is initialized before the thread starts.
  *
  * Compiled with -DPLUGIN, this file is the library PLUGIN.
  */
@@ -41,12 +42,16 @@ int main(int argc, char **argv)
     pthread_t thread;
     CUcontext context;
     char address[32];
-    if (argc != 2)
-        gpu_fail("usage: loader PLUGIN", argc);
+    if (argc != 3)
+        gpu_fail("usage: loader PLUGIN first|later", argc);
     plugin = argv[1];
     snprintf(address, sizeof address, "%llx", (unsigned long long)(uintptr_t)&stage);
     setenv("LOADER_STAGE", address, 1);
     gpu_open();
+    if (strcmp(argv[2], "later") == 0) {
+        MUST(CALL(cuInit, 0));
+        MUST(CALL(cuDevicePrimaryCtxRetain, &context, 0));
+    }
     if (pthread_create(&thread, NULL, open_plugin, NULL))
         gpu_fail("no thread", 0);
     while (stage < 1)

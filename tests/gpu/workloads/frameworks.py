@@ -15,6 +15,7 @@ import datetime
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any, Sequence
 
@@ -87,6 +88,39 @@ try:
 except cupy.cuda.memory.OutOfMemoryError:
     found["refused"] = True
 """,
+    "Triton": """
+import torch, triton, triton.language as language
+found["version"] = triton.__version__
+found["gpu"] = torch.cuda.get_device_name(0)
+@triton.jit
+def double(data, BLOCK: language.constexpr):
+    at = language.program_id(0) * BLOCK + language.arange(0, BLOCK)
+    language.store(data + at, language.load(data + at) * 2)
+one = torch.arange(1 << 20, dtype=torch.float64, device="cuda")
+double[(1024,)](one, BLOCK=1024)
+found["right"] = one.sum().item() == (1 << 20) * ((1 << 20) - 1)
+""",
+    "numba": """
+import numba, numpy
+from numba import cuda
+found["version"] = numba.__version__
+found["gpu"] = cuda.get_current_device().name
+found["gpu"] = getattr(found["gpu"], "decode", lambda: found["gpu"])()
+@cuda.jit
+def double(data):
+    at = cuda.grid(1)
+    if at < data.size:
+        data[at] *= 2
+one = cuda.to_device(numpy.arange(1 << 20, dtype=numpy.float64))
+double[4096, 256](one)
+found["right"] = bool(one.copy_to_host().sum() == (1 << 20) * ((1 << 20) - 1))
+found["total_mib"] = cuda.current_context().get_memory_info().total >> 20
+try:
+    cuda.device_array(slice_mib << 21, dtype=numpy.uint8)
+    found["refused"] = False
+except Exception as error:
+    found["refused"] = "OUT_OF_MEMORY" in str(error)
+""",
     "XGBoost": """
 import numpy, xgboost
 found["version"] = xgboost.__version__
@@ -131,7 +165,13 @@ def outcome(found: dict[str, Any], slice_mib: int) -> str:
 
 def use(name: str, python: str, slice_mib: int) -> dict[str, Any] | None:
     """Runs one framework in a new process and returns its record, or None if the framework is not installed."""
-    command = [python, "-c", FRAME.format(PROGRAMS[name]), str(slice_mib)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "program.py"  # Triton reads the source of its kernels
+        path.write_text(FRAME.format(PROGRAMS[name]))
+        return _use([python, str(path), str(slice_mib)], slice_mib)
+
+
+def _use(command: list[str], slice_mib: int) -> dict[str, Any] | None:
     try:
         done = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S, check=False
@@ -166,6 +206,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
     parser.add_argument("--run", action="store_true", help="run the installed frameworks and store a record of each")
     parser.add_argument("--page", action="store_true", help="write docs/frameworks.md from the records")
+    parser.add_argument("--only", choices=sorted(PROGRAMS), help="run only this framework")
     parser.add_argument("--slice-mib", type=int, default=0, help="memory of this slice, as vgpuctl slices shows it")
     parser.add_argument("--driver", default="", help="version of the host's driver")
     parser.add_argument(
@@ -182,7 +223,7 @@ def main(words: Sequence[str] | None = None) -> int:
         parser.error("--run: expected --slice-mib and --driver, which every record needs")
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     records = []
-    for name in PROGRAMS:
+    for name in [given.only] if given.only else PROGRAMS:
         found = use(name, given.python, given.slice_mib)
         print(f"{name}: {found['result'] if found else 'not installed'}", flush=True)
         if found:

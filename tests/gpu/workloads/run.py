@@ -71,6 +71,8 @@ def run_rows(given: argparse.Namespace) -> dict[str, Any]:
         result["rows"].append({**real._asdict(), "size": list(real.size), **outcome})
         rate = f": {outcome['items_per_s']:.4g} items/s" if outcome["status"] == table.DONE else ""
         print(f"{row.id} {row.title} {row.kind}: {outcome['status']}{rate}", flush=True)
+        if given.out != "-":  # A run that is interrupted keeps its rows.
+            keep(given.out, given.label, result)
     return result
 
 
