@@ -18,8 +18,13 @@
 
 #include "limits/limits_file.h"
 
+/* The device plugin makes a folder first and its files a moment later, so a young folder is no fault. */
+#define YOUNG_NS (900 * MS)
+
 static void complain(const struct node *node, struct allocation *allocation, const char *what, const char *why)
 {
+    if (node->now - allocation->since < YOUNG_NS)
+        return;
     if (!allocation->complained && !node->quiet)
         fprintf(stderr, "vgpu-arbiter: %s/%s: %s: %s; its tenant keeps its own share\n", node->root, allocation->id, what, why);
     allocation->complained = true;
@@ -157,6 +162,7 @@ static struct allocation *find(struct node *node, const char *id)
 
 bool tenants_scan(struct node *node, uint64_t now)
 {
+    node->now = now;
     DIR *folder = opendir(node->root);
     if (folder) {
         for (struct dirent *entry; (entry = readdir(folder));) {
@@ -177,6 +183,7 @@ bool tenants_scan(struct node *node, uint64_t now)
             if (!allocation->used) {
                 snprintf(allocation->id, sizeof allocation->id, "%s", entry->d_name);
                 allocation->used = true;
+                allocation->since = now;
                 allocation->folder = descriptor;
                 allocation->tenant = -1;
                 for (int i = 0; i < VGPU_MAX_DEVICES; i++)
@@ -203,6 +210,7 @@ bool tenants_scan(struct node *node, uint64_t now)
 
 void tenants_limits(struct node *node, uint64_t now)
 {
+    node->now = now;
     for (int i = 0; i < ALLOCATIONS; i++) {
         if (!node->allocation[i].used)
             continue;

@@ -17,6 +17,7 @@
 struct allocation {
     char id[VGPU_ALLOCATION_SIZE];
     bool used, seen, complained;
+    uint64_t since; /* since: the time at which the folder was first seen. */
     /* Descriptor of the allocation's folder, also after the folder was renamed. */
     int folder;
     /* Descriptor of the tenant page (rw/tenant). The page is read by pread(), because the tenant may truncate the file
@@ -45,6 +46,7 @@ struct node {
     char root[512]; /* The folder of all allocations, /run/vgpu/allocations. */
     struct allocation allocation[ALLOCATIONS];
     struct gpu gpu[GPUS];
+    uint64_t now; /* now: the time of the last look at files. */
     bool quiet; /* True for --json-status: pages are opened read-only and no errors are reported. */
 };
 
