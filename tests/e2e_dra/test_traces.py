@@ -83,10 +83,12 @@ class RealKubelet:
 
     def why_not(self, name: str) -> str:
         def said() -> str:
-            for one in self.cluster.api.get("/api/v1/namespaces/default/events")["items"]:
-                if one["involvedObject"]["name"] == name and one["reason"] == "FailedPrepareDynamicResources":
-                    return one["message"]
-            return ""
+            found = [
+                one
+                for one in self.cluster.api.get("/api/v1/namespaces/default/events")["items"]
+                if one["involvedObject"]["name"] == name and one["reason"] == "FailedPrepareDynamicResources"
+            ]
+            return max(found, key=lambda one: one["lastTimestamp"])["message"] if found else ""
 
         return until(said, f"event with the reason why pod {name} does not start")
 
