@@ -10,6 +10,7 @@
  *   threads    threads exit with open segments
  *   alone      640 launches with pauses of 40 us, the gate is open; prints the number of recorded events
  *   share      the same under a share
+ *   waits      the same under a share, and each launch has to wait
  */
 #include "compute/limiter.h"
 
@@ -31,6 +32,7 @@
 static int out; /* number of begin events that flows own */
 static int recorded; /* number of recorded events */
 static bool alone; /* the arbiter's gate is open at full rate */
+static bool waits, waited; /* waits: each launch finds an empty bucket once; waited: this launch has */
 static bool capturing;
 static CUcontext context = (CUcontext)0x1000;
 static uint64_t lane;
@@ -78,7 +80,8 @@ int64_t tenant_balance(struct limited *one, uint64_t now, uint32_t rate, bool bu
     (void)now;
     (void)rate;
     (void)busy;
-    return BUCKET_CAP_NS;
+    waited = waits && !waited;
+    return waited ? -(int64_t)MS : (int64_t)BUCKET_CAP_NS;
 }
 bool capture_of(CUstream stream, bool per_thread) { (void)stream; (void)per_thread; return capturing; }
 void controller_help(bool waits) { (void)waits; }
@@ -157,7 +160,8 @@ int main(int argc, char **argv)
     bool seen = false; /* a segment was open in at least one round */
     learn();
     alone = !strcmp(what, "alone");
-    if (alone || !strcmp(what, "share")) {
+    waits = !strcmp(what, "waits");
+    if (alone || waits || !strcmp(what, "share")) {
         pauses();
         return 0;
     }
