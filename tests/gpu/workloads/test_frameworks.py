@@ -68,6 +68,19 @@ def test_programs_that_ran_get_a_record(
     assert json.loads(next(runs.glob("*.json")).read_text()) == records
 
 
+def test_one_framework_is_run_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton reads the source of its kernels, so a program needs one."""
+    reads = "import inspect\ndef kernel(): pass\n"
+    programs = {
+        "Reader": reads + 'found.update(version="1", gpu="T4", right="kernel" in inspect.getsource(kernel))',
+        "Other": 'found.update(version="2", right=True)',
+    }
+    monkeypatch.setattr(frameworks, "PROGRAMS", programs)
+    words = ["--run", "--only=Reader", "--slice-mib=64", "--driver=580", f"--python={sys.executable}"]
+    assert frameworks.main([*words, f"--runs={tmp_path}"]) == 0
+    assert [one["framework"] for one in frameworks.records_in(tmp_path)] == ["Reader"]
+
+
 @pytest.mark.parametrize("words", [["--run"], ["--run", "--slice-mib=2194"], [], ["--run", "--page"]])
 def test_incomplete_or_conflicting_arguments_are_refused(words: list[str]) -> None:
     with pytest.raises(SystemExit) as end:

@@ -113,6 +113,18 @@ def test_row_whose_process_dies_is_failed(
     assert (found["device"], found["total_mib"], found["smoke"]) == ("Double", 2048, False)
 
 
+def test_interrupted_run_keeps_its_rows(python: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stops(_given: Any, name: str) -> dict[str, Any]:
+        if name == "5.2":
+            raise KeyboardInterrupt
+        return {"status": "done", "items_per_s": 4.0}
+
+    monkeypatch.setattr(run, "run_row", stops)
+    with pytest.raises(KeyboardInterrupt):
+        run.main(["--label=slice", f"--out={tmp_path}", f"--python={python()}", "--rows=1.1,5.2"])
+    assert [row["id"] for row in json.loads((tmp_path / "slice.json").read_text())["rows"]] == ["1.1"]
+
+
 def test_result_is_the_last_line_of_a_pods_log(
     python: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
