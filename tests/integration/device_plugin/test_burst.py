@@ -181,7 +181,7 @@ def test_oom_killer_ends_a_process_above_its_reduced_limit(pods):
     pods.node.start()
     one, pid = pods.run(pods.admit("bursts", 2000, 20000))
     pods.fills(one, pid, CARD)
-    with pytest.raises(PodError, match="still in use"):
+    with pytest.raises(PodError, match="still used as burst memory"):
         pods.admit("comes", 6000)
     assert one._ask("take") == ""
     until(
