@@ -83,12 +83,12 @@ class RealKubelet:
 
     def why_not(self, name: str) -> str:
         def said() -> str:
-            found = [
-                one
-                for one in self.cluster.api.get("/api/v1/namespaces/default/events")["items"]
-                if one["involvedObject"]["name"] == name and one["reason"] == "FailedPrepareDynamicResources"
-            ]
-            return max(found, key=lambda one: one["lastTimestamp"])["message"] if found else ""
+            for one in self.cluster.api.get("/api/v1/namespaces/default/events")["items"]:
+                # The node authorizer may learn of a new pod later than the kubelet, which then tries again.
+                known = "no relationship found" not in one["message"]
+                if known and one["involvedObject"]["name"] == name and one["reason"] == "FailedPrepareDynamicResources":
+                    return one["message"]
+            return ""
 
         return until(said, f"event with the reason why pod {name} does not start")
 

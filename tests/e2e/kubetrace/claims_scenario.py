@@ -133,11 +133,6 @@ class Story:
             text = text.replace(uid, f"<uid of {claim}>")
         return re.sub(r"(code = Unavailable) .*", r"\1", text, flags=re.DOTALL)
 
-    def lasting_reason(self, name: str) -> str:
-        """Returns the reason that the kubelet gives once it has noticed the stop, not that of a lost connection."""
-        until(lambda: "Unavailable" not in self.why_not(name), f"reason of pod {name} other than a lost connection")
-        return self.why_not(name)
-
     def delete(self, *names: str) -> None:
         for name in names:
             self.kubelet.ask_to_end(name)
@@ -238,8 +233,7 @@ class Story:
         kubelet.look()
         self.make("late", self.claim("new"))
         self.make("third", "one")
-        why = [self.lasting_reason("late"), self.lasting_reason("third")]
-        self.step("pods late and third wait while the driver is stopped", why)
+        self.step("pods late and third wait while the driver is stopped", [self.why_not("late"), self.why_not("third")])
         until(lambda: not kubelet.published(), "deletion of the ResourceSlices of the stopped driver")
         self.step("the kubelet deletes the ResourceSlices of the stopped driver")
         plugin.serve(V1BETA1_FIRST)

@@ -23,7 +23,19 @@ def fences(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_program(tmp_path_factory.mktemp("fences"), "fences", "fences.c", *sources, flags=flags)
 
 
-WHAT = ["record", "sticky", "destroyed", "vanished", "launched", "refused", "times", "captured", "strict", "marks", "shared"]
+WHAT = [
+    "record",
+    "sticky",
+    "destroyed",
+    "vanished",
+    "launched",
+    "refused",
+    "times",
+    "captured",
+    "strict",
+    "marks",
+    "shared",
+]
 
 
 @pytest.mark.parametrize("what", WHAT)
