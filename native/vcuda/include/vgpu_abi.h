@@ -256,7 +256,8 @@ struct vgpu_tenant_device {
     uint64_t active_ns;   /* active_ns: time at which a process last launched or waited to launch. */
     uint64_t waiting_ns;  /* waiting_ns: time at which a process last waited for the gate (not for its own balance). */
     uint64_t requests; /* requests: flags of enum vgpu_tenant_request, kept until the container ends. */
-    /* throttled_ns: time that launches waited for the share or the turn, summed over all threads. */
+    /* throttled_ns: time that launches waited for the share or the turn, not for the container's own queued work while
+     * the gate is open at full rate; summed over all threads. */
     uint64_t throttled_ns;
     uint64_t reserved[1];
     /* Predicted end of the queued work in each lane; 0 if no work is queued. A process uses one lane. */

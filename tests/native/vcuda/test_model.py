@@ -195,8 +195,10 @@ def test_random_sequences_of_durations_are_charged_correctly(model, seed: int) -
 )
 @pytest.mark.parametrize("share", [20, 50])
 def test_kernels_of_mixed_duration_get_their_share_next_to_a_busy_neighbour(model, kernels: tuple, share: int) -> None:
-    one, other = model(mixed(*kernels, f"share={share}"), f"share={100 - share},kernels=300")["tenants"]
-    assert abs(one["mean"] - share) <= 2.5 and abs(other["mean"] - other["share"]) <= 3.5, (one["mean"], other["mean"])
+    tenants = (mixed(*kernels, f"share={share}"), f"share={100 - share},kernels=300")
+    runs = [model("--seed", seed, *tenants)["tenants"] for seed in range(1, 5)]
+    mean, neighbour = (sum(run[i]["mean"] for run in runs) / len(runs) for i in range(2))
+    assert abs(mean - share) <= 2.5 and abs(neighbour - (100 - share)) <= 3.5, (mean, neighbour)
 
 
 # --- host time, copies and waits of a stream are not charged ---------------------------------------------------------

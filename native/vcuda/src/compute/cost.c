@@ -139,7 +139,7 @@ uint64_t segment_settle(struct costs *costs, struct settler *settler, const stru
     if (segment->exclusive_ns && took > segment->exclusive_ns)
         took = segment->exclusive_ns + (took - segment->exclusive_ns) / 8 * 5;
     /* The stream may have been idle while the host was between launches. */
-    uint64_t dry = segment->begun ? segment->host_ns : took, least = took > dry ? took - dry : 0, ran = took;
+    uint64_t dry = segment->host_ns, least = took > dry ? took - dry : 0, ran = took;
     bool near = segment->known && took <= segment->predicted + segment->predicted / 4 + 100 * US;
     bool sure = (segment->exclusive_ns || near) && 2 * dry <= took;
     if (!segment->exclusive_ns && !near)

@@ -64,14 +64,14 @@ void fence_drop_mark(struct mark *mark)
         return;
     lock_take(&vgpu_place_lock);
     struct place *place = mark->place;
-    bool alive = mark->serial == place->serial && place->context;
-    if (alive) {
+    bool alive = mark->serial == place->serial && place->context, held = --mark->holders;
+    if (alive && !held) {
         mark->next = place->pool;
         place->pool = mark;
         place->pooled++;
     }
     lock_drop(&vgpu_place_lock);
-    if (!alive) /* The event was destroyed with the context, so only the mark is freed. */
+    if (!alive && !held) /* The event was destroyed with the context, so only the mark is freed. */
         free(mark);
 }
 
@@ -89,6 +89,10 @@ static struct mark *take_mark(CUcontext context)
     lock_drop(&vgpu_place_lock);
     if (place && !mark && (mark = malloc(sizeof *mark)))
         *mark = (struct mark){.place = place, .serial = serial};
+    if (mark) {
+        mark->holders = 1;
+        mark->when = -1;
+    }
     return mark;
 }
 
@@ -138,7 +142,7 @@ void place_trim(struct place *place, unsigned keep)
 
 /* --- handing over a segment ----------------------------------------------------------------------------------- */
 
-bool fence_put(struct limited *limited, struct flow *flow, struct mark *end)
+void fence_put(struct limited *limited, struct flow *flow, struct mark *end, bool goes_on)
 {
     struct mark *begin = flow->begin;
     struct fence *fence = NULL;
@@ -151,7 +155,11 @@ bool fence_put(struct limited *limited, struct flow *flow, struct mark *end)
         lock_take(&vgpu_place_lock);
         struct place *place = end->place;
         bool alive = end->serial == place->serial && place->context;
+        bool same = begin && begin->serial == end->serial;
+        if (!same) /* The begin belongs to a context that has ended, so nobody may read it. */
+            fence->begin = NULL;
         if (alive) {
+            end->holders += goes_on;
             place->limited = limited;
             *place->last = fence;
             place->last = &fence->next;
@@ -160,14 +168,16 @@ bool fence_put(struct limited *limited, struct flow *flow, struct mark *end)
         }
         lock_drop(&vgpu_place_lock);
         if (alive) {
+            flow->begin = goes_on ? end : NULL;
+            if (!same)
+                fence_drop_mark(begin);
             controller_tell(limiter_now());
-            return true;
+            return;
         }
         free(fence);
     }
     fence_drop_mark(begin);
     fence_drop_mark(end);
-    return false;
 }
 
 /* --- waiting threads ------------------------------------------------------------------------------------------- */

@@ -19,11 +19,11 @@ struct mark; /* A mark is an event of the library, together with its context. */
 
 /* Records a pooled event of the context in the stream. NULL: that failed, or the stream is being captured. */
 struct mark *fence_mark(CUcontext context, CUstream stream, bool per_thread);
-/* Returns a mark to the pool, or frees it if its context has ended. */
+/* Gives up a use of a mark. The last one returns it to the pool, or frees it if its context has ended. */
 void fence_drop_mark(struct mark *mark);
-/* Hands over a finished segment. If `end` is NULL, it stays charged as predicted. Takes ownership of the flow's
- * begin mark. Returns true if the segment will be measured. */
-bool fence_put(struct limited *limited, struct flow *flow, struct mark *end);
+/* Hands over a finished segment and its marks. If `end` is NULL, it stays charged as predicted. `goes_on`: the next
+ * segment begins at once, so flow->begin becomes `end` too if the segment will be measured; otherwise it becomes NULL. */
+void fence_put(struct limited *limited, struct flow *flow, struct mark *end, bool goes_on);
 /* Called before the context is destroyed, because its events are destroyed with it. */
 void fence_context_leaving(struct leaving *leaving);
 /* fence_wait sleeps until something was settled since `seen` (a value of fence_settled), or until `until`. */

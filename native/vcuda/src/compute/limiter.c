@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The slow path of a launch: charges the launches since the last fence, decides whether this launch may go, and waits
- * if not. A launch takes this path after 250 microseconds of predicted work (2 ms while nobody competes for the GPU),
+ * if not. A launch takes this path after 250 microseconds of predicted work (2 ms while nothing throttles the container),
  * after 64 launches, after a pause of the host, or if its kernel was never measured.
  */
 #include "limiter.h"
@@ -100,19 +100,18 @@ static void captured(struct thread_state *thread, uintptr_t stream)
         drop(thread, flow, limiter_now());
 }
 
-/* Returns true if the segment gets an end event. */
-static bool close_segment(struct thread_state *thread, struct flow *flow, uint64_t now)
+/* `goes_on`: the next launch of the flow follows at once, so this segment's end is the begin of the next one. */
+static void close_segment(struct thread_state *thread, struct flow *flow, uint64_t now, bool goes_on)
 {
     if (!flow->segment.count)
-        return false;
+        return;
     charge(thread->limited, &flow->segment, now);
     struct mark *end = mark(thread, flow);
     /* The segment is measured up to this point, not up to the launch, because the host time in between is not GPU
      * work. */
     flow->segment.host_ns = limiter_now() - flow->began;
-    bool measured = fence_put(thread->limited, flow, end);
+    fence_put(thread->limited, flow, end, goes_on);
     rest(flow);
-    return measured;
 }
 
 void limiter_forget_thread(void)
@@ -238,12 +237,12 @@ static bool stalled(const struct thread_state *thread, uint32_t passed, uint64_t
     return queued && waited > (thread->stalled == passed + 1 ? STALL_AGAIN_NS : STALL_NS + 2 * queued);
 }
 
-/* Waits until a launch of this cost may start. Returns for how long no other tenant runs from then on. *ended becomes
- * false if the launch had to wait, because then the stream may have been idle since the last segment's end. */
-static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t cost, uint64_t *now, bool *ended)
+/* Waits until a launch of this cost may start. Returns for how long no other tenant runs from then on. */
+static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t cost, uint64_t *now)
 {
     struct limited *limited = thread->limited;
     bool asked = false, waited = false;
+    uint64_t throttled = 0;
     uint64_t began = *now, since = *now;
     uint32_t before = atomic_load_explicit(&limited->passed, memory_order_relaxed);
     for (;;) {
@@ -271,6 +270,8 @@ static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t c
             .outstanding_max = arbiter && page.outstanding_max_us ? page.outstanding_max_us * US : PACE_OUTSTANDING_NS,
             .busy_until = stuck ? 0 : busy, .watches = watches, .balance = tenant_balance(limited, *now, rate, working)};
         enum pace pace = pace_decide(&view, cost, &until);
+        thread->open = view.gate == VGPU_GATE_OPEN && rate == PPM;
+        thread->segment_ns = segment_longest(thread->open, view.outstanding_max);
         __atomic_store_n(&limited->tenant->active_ns, *now, __ATOMIC_RELAXED);
         if (pace == PACE_GO) {
             if (watches)
@@ -279,16 +280,17 @@ static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t c
                 thread->stalled = passed + 1;
             if (asked)
                 __atomic_store_n(&limited->tenant->waiting_ns, 0, __ATOMIC_RELAXED);
-            if (waited)
+            if (throttled)
                 vgpu_log(LOG_TRACE, "a launch on %s was throttled for %llu us", limited->device->uuid,
-                         (unsigned long long)((*now - began) / US));
-            thread->open = view.gate == VGPU_GATE_OPEN && rate == PPM;
+                         (unsigned long long)(throttled / US));
             return pace_exclusive(&view, page.flags);
         }
         waited = true;
-        *ended = false;
         /* This gives the launched work an exact end, and shows other containers when it is finished. */
-        close_segment(thread, flow, *now);
+        close_segment(thread, flow, *now, false);
+        /* The stream may become idle, so the next segment cannot begin at the last one's end. */
+        fence_drop_mark(flow->begin);
+        flow->begin = NULL;
         if (!arbiter)
             tenant_look_again(limited, *now);
         if (pace == PACE_WAIT_GATE) {
@@ -303,6 +305,9 @@ static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t c
         limits_control(); /* This applies a live change of the limits to a waiting launch too. */
         uint64_t then = *now;
         *now = limiter_now();
+        if (thread->open) /* The launch waits for the program's own work. */
+            continue;
+        throttled += *now - then;
         /* Add at each poll, so that a kill during a long wait loses little of it. */
         __atomic_fetch_add(&limited->tenant->throttled_ns, *now - then, __ATOMIC_RELAXED);
     }
@@ -339,23 +344,22 @@ void limiter_before(struct ticket *ticket, uint32_t key, CUstream stream, bool p
     struct flow *flow = flow_of(thread, flow_stream(stream, per_thread));
     unsigned item = cost_find(&vgpu_costs, key, &cost, &known);
     calibrate(thread, ticks, now);
-    bool alone = !known, gap = ticks - thread->ticks > thread->window, ended = false;
+    bool alone = !known, gap = ticks - thread->ticks > thread->window;
     if (alone || gap || !flow->segment.known || flow->segment.count >= SEGMENT_LAUNCHES ||
         flow->segment.predicted + cost >= thread->segment_ns)
-        ended = close_segment(thread, flow, now);
-    uint64_t exclusive_ns = admit(thread, flow, cost, &now, &ended);
+        close_segment(thread, flow, now, true);
+    uint64_t exclusive_ns = admit(thread, flow, cost, &now);
     limiter_set_gap(thread, atomic_load_explicit(&gap_ticks, memory_order_relaxed));
     if (!flow->segment.count) {
         segment_start(&flow->segment);
         flow->segment.known = known;
         flow->segment.exclusive_ns = exclusive_ns;
         flow->began = now;
-        /* The last segment's end was recorded just now, so it is this segment's begin too (settle.c). */
-        flow->begin = ended ? NULL : mark(thread, flow);
-        flow->segment.begun = ended || flow->begin;
+        if (!flow->begin)
+            flow->begin = mark(thread, flow);
         alone = alone || ++thread->segments % SAMPLE == 0;
     }
-    *ticket = (struct ticket){.flow = flow, .item = item, .ns = cost, .fence_after = alone || cost >= thread->segment_ns};
+    *ticket = (struct ticket){.flow = flow, .item = item, .ns = cost, .fence_after = alone || cost >= SEGMENT_NS};
 }
 
 void limiter_after(struct ticket *ticket, CUresult status)
@@ -371,7 +375,7 @@ void limiter_after(struct ticket *ticket, CUresult status)
     }
     segment_add(&flow->segment, ticket->item, ticket->ns);
     if (ticket->fence_after)
-        close_segment(thread, flow, limiter_now());
+        close_segment(thread, flow, limiter_now(), false);
 }
 
 void limiter_reset(void)

@@ -54,9 +54,10 @@ void tenant_reset(void);
 struct flow {
     uintptr_t stream; /* The value of flow_stream(). */
     bool used;
-    /* begin: event that was recorded before the segment's first launch; NULL if recording failed. */
+    /* begin: the last segment's end event, or an event that was recorded before the first launch; NULL if no event could
+     * be recorded. */
     struct mark *begin;
-    uint64_t began; /* began: time at which `begin` was recorded. */
+    uint64_t began; /* began: time at which the first launch was admitted. */
     uint64_t chain;
     struct segment segment;
 };
@@ -71,7 +72,7 @@ struct thread_state {
     /* If two launches are more ticks apart than this, the stream may have been idle in between. */
     uint32_t gap;
     uint32_t behind, window; /* behind is LIMITER_GRANTS gaps; window is one gap more. */
-    /* open: nobody competed for the GPU at the last look at the gate. Then `gap` and `segment_ns` are longer. */
+    /* open: nothing throttled the container when this thread last took the slow path. Then `gap` is longer. */
     bool open;
     uint64_t segment_ns; /* segment_ns: predicted work after which a segment ends. */
     struct flow *current;    /* current: the flow of the last launch. */
@@ -116,7 +117,6 @@ static inline uint32_t limiter_ticks(void)
 static inline void limiter_set_gap(struct thread_state *thread, uint32_t gap)
 {
     gap *= thread->open ? SEGMENT_OPEN : 1;
-    thread->segment_ns = SEGMENT_NS * (thread->open ? SEGMENT_OPEN : 1);
     thread->gap = gap;
     thread->behind = LIMITER_GRANTS * gap;
     thread->window = thread->behind + gap;

@@ -117,18 +117,23 @@ unsigned cost_find(struct costs *costs, uint32_t key, uint64_t *ns, bool *known)
 
 #define SEGMENT_LAUNCHES 64u
 #define SEGMENT_NS (250 * US)
-/* While nobody competes for the GPU nothing is throttled, so segments are longer by this factor, and so is the pause
- * that ends one. Each fence costs time of the host and of the GPU: on an H200 a program of short kernels that fenced
- * every second launch ran at half its speed. */
+/* While the gate is open at full rate, nothing throttles the container. Then segments are longer by this factor, and so
+ * is the pause that ends one. Each fence costs time of the host and of the GPU: on an H200 a program of short kernels
+ * that fenced every second launch ran at half its speed. */
 #define SEGMENT_OPEN 8u
+/* Returns the predicted work (ns) after which a segment ends. An open segment is not charged yet, so it may add at most
+ * half of the work that may be queued. */
+static inline uint64_t segment_longest(bool open, uint64_t outstanding_max)
+{
+    uint64_t half = outstanding_max / 2, longest = SEGMENT_NS * (open ? SEGMENT_OPEN : 1);
+    return half >= longest ? longest : half > SEGMENT_NS ? half : SEGMENT_NS;
+}
 
 struct segment {
     uint64_t predicted;
     uint64_t count;
     /* True if the kernel of every launch was measured before. */
     bool known;
-    /* True if the segment has its own begin event, so that its time does not include earlier host time. */
-    bool begun;
     /* Time from the begin event to the last launch. The stream may have been idle for at most this time. */
     uint64_t host_ns;
     /* For this time after the segment's begin no other tenant runs. 0 means that another tenant may run at any time. */
@@ -151,7 +156,6 @@ static inline void segment_start(struct segment *segment)
     segment->predicted = 0;
     segment->count = 0;
     segment->known = true;
-    segment->begun = false;
     segment->host_ns = 0;
     segment->exclusive_ns = 0;
 }

@@ -10,19 +10,21 @@
 
 #include "limiter.h"
 
-#define FENCE_CHAINS 256u
-
 struct mark {
     struct mark *next; /* The next unused mark in the pool. */
     struct place *place;
     uint64_t serial; /* The place's serial when this mark was created. */
     CUevent event;
+    unsigned holders; /* Number of fences, flows and time bases that use the mark; protected by vgpu_place_lock. */
+    /* The time that settle.c has read; negative: not read since the last record. Protected by `settling` while a fence
+     * holds the mark. */
+    double when;
 };
 
 struct fence {
     struct fence *next;
     struct mark *begin, *end;
-    uint64_t chain;
+    uint64_t chain; /* chain: the flow. Its fences are passed in the order of their records. */
     struct segment segment;
 };
 
@@ -42,11 +44,6 @@ struct place {
     /* due: the time at which the oldest fence should be done. soon: the interval of checks after that time. */
     uint64_t due, soon;
     struct settler settler;
-    /* Where the last segment of each flow ended. If the entry of a segment's flow was overwritten, the segment is
-     * charged as predicted. */
-    struct chain {
-        uint64_t id, end;
-    } chains[FENCE_CHAINS];
 };
 extern struct place vgpu_places[FENCE_PLACES];
 /* Protects the table, the pools and `put`. A thread that has this lock takes no other lock. */

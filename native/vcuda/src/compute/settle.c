@@ -15,75 +15,66 @@
 /* Marks that a context keeps. A burst of launches may need hundreds at once, and a new event costs microseconds. */
 #define POOLED 1024
 #define UNREADABLE CUDA_ERROR_NOT_FOUND
+#define FIRST_NS 1e12 /* The time of a context's first time base. Events recorded before it have positive times too. */
 #define ANCHOR_MS 4000.0f /* Up to this time a float of milliseconds is exact to a quarter of a microsecond. */
 
-/* Reads when the event was passed, in nanoseconds of the context's time base. Returns an error if it was not passed
- * or cannot be read. */
-static CUresult time_of(const struct place *place, const struct mark *mark, double *when)
+/* Reads when the event was passed, in nanoseconds of the context's time base, into mark->when. Returns an error if it
+ * was not passed or cannot be read. */
+static CUresult read_time(const struct place *place, struct mark *mark)
 {
     float ms;
+    if (mark->when >= 0)
+        return CUDA_SUCCESS;
     CUresult status = place->anchor ? REAL(cuEventElapsedTime)(&ms, place->anchor->event, mark->event) : UNREADABLE;
-    *when = status == CUDA_SUCCESS ? place->anchor_ns + (double)ms * 1e6 : -1;
+    if (status == CUDA_SUCCESS)
+        mark->when = place->anchor_ns + (double)ms * 1e6;
     return status;
 }
 
 /* Returns whether the fence was passed. If the context has a time base, one call of the driver returns both this result
  * and the time. */
-static CUresult ask(const struct place *place, const struct fence *fence, double *end)
+static CUresult ask(const struct place *place, const struct fence *fence)
 {
-    CUresult status = time_of(place, fence->end, end);
+    CUresult status = read_time(place, fence->end);
     return status == CUDA_SUCCESS || status == CUDA_ERROR_NOT_READY ? status : REAL(cuEventQuery)(fence->end->event);
 }
 
-/* The first event becomes the time base of a context. A later event replaces it before floats become inexact. */
-static void move_anchor(struct place *place, struct mark *mark, double when)
+/* Makes an event the time base of its context. */
+static void set_anchor(struct place *place, struct mark *mark, double when)
 {
-    if (place->anchor && when - place->anchor_ns < (double)ANCHOR_MS * 1e6) {
-        fence_drop_mark(mark);
-        return;
-    }
+    lock_take(&vgpu_place_lock);
+    mark->holders++;
+    lock_drop(&vgpu_place_lock);
     fence_drop_mark(place->anchor);
     place->anchor = mark;
-    place->anchor_ns = when;
+    place->anchor_ns = mark->when = when;
 }
 
-static void finish(struct place *place, struct fence *fence, double end)
+/* Corrects the charge of a passed fence. If its times cannot be read, it stays charged as predicted. The begin's time is
+ * negative if it is more than 1000 s older than the first time base. */
+static void finish(struct place *place, const struct fence *fence)
 {
-    const struct segment *segment = &fence->segment;
-    struct chain *chain = &place->chains[fence->chain % FENCE_CHAINS];
-    double begin = -1;
+    struct mark *begin = fence->begin, *end = fence->end;
     if (!place->anchor) {
-        move_anchor(place, fence->begin ? fence->begin : fence->end, 1e12);
-        begin = fence->begin ? 1e12 : -1;
-        if (place->anchor == fence->end) {
-            end = 1e12;
-            fence->end = NULL;
-        } else {
-            fence->begin = NULL;
-            time_of(place, fence->end, &end);
-        }
-    } else if (fence->begin) {
-        time_of(place, fence->begin, &begin);
+        set_anchor(place, begin ? begin : end, FIRST_NS);
+        read_time(place, end);
     }
-    if (begin < 0 && chain->id == fence->chain)
-        begin = (double)chain->end;
-    if (begin < 0 || begin > end)
-        begin = end - (double)segment->predicted;
-    if (end > 0) {
-        uint64_t real = segment_settle(&vgpu_costs, &place->settler, segment, (uint64_t)begin, (uint64_t)end);
-        tenant_correct(place->limited, segment->predicted, real);
-        chain->id = fence->chain;
-        chain->end = (uint64_t)end;
+    if (begin && read_time(place, begin) == CUDA_SUCCESS && begin->when >= 0 && begin->when <= end->when) {
+        uint64_t real = segment_settle(&vgpu_costs, &place->settler, &fence->segment, (uint64_t)begin->when, (uint64_t)end->when);
+        tenant_correct(place->limited, fence->segment.predicted, real);
+    } else if (end->when > (double)place->settler.frontier) {
+        place->settler.frontier = (uint64_t)end->when; /* Other streams do not pay for this time again. */
     }
-    fence_drop_mark(fence->begin);
-    if (fence->end)
-        move_anchor(place, fence->end, end);
+    if (end->when - place->anchor_ns >= (double)ANCHOR_MS * 1e6)
+        set_anchor(place, end, end->when);
 }
 
 /* Removes a fence from the list of open fences, whether it was settled or not. */
 static void take_off(struct place *place, struct fence **link)
 {
     struct fence *fence = *link;
+    fence_drop_mark(fence->begin);
+    fence_drop_mark(fence->end);
     atomic_fetch_sub_explicit(&place->limited->queued, fence->segment.predicted, memory_order_relaxed);
     atomic_fetch_add_explicit(&place->limited->passed, 1, memory_order_relaxed);
     atomic_fetch_sub_explicit(&vgpu_open_fences, 1, memory_order_seq_cst);
@@ -111,18 +102,15 @@ static void take_in(struct place *place)
 static void take_off_all(struct place *place)
 {
     take_in(place);
-    while (place->open) {
-        fence_drop_mark(place->open->begin);
-        fence_drop_mark(place->open->end);
+    while (place->open)
         take_off(place, &place->open);
-    }
 }
 
 /* Frees the place of a context that has ended or is ending. Another context may get the same handle and must not
  * find the old events. */
 static void leave_place(struct place *place)
 {
-    struct mark *anchor = place->anchor;
+    fence_drop_mark(place->anchor);
     place->anchor = NULL;
     for (;;) {
         take_off_all(place);
@@ -137,13 +125,11 @@ static void leave_place(struct place *place)
     place->pooled = 0;
     place->context = NULL;
     lock_drop(&vgpu_place_lock);
-    free(anchor);
     for (struct mark *next; pool; pool = next) {
         next = pool->next;
         free(pool);
     }
     place->settler = (struct settler){0};
-    memset(place->chains, 0, sizeof place->chains);
 }
 
 /* Updates the predicted end of this process's work on the device, and returns the time of the next check. If the oldest
@@ -185,20 +171,15 @@ static unsigned settle_open(struct place *place, bool safe)
         bool waits = blocked_count == BLOCKED;
         for (unsigned i = 0; i < blocked_count && !waits; i++)
             waits = blocked[i] == fence->chain;
-        double end = -1;
-        CUresult status = waits ? CUDA_ERROR_NOT_READY : safe ? ask(place, fence, &end) : UNREADABLE;
+        CUresult status = waits ? CUDA_ERROR_NOT_READY : safe ? ask(place, fence) : UNREADABLE;
         if (status == CUDA_ERROR_NOT_READY) {
             if (!waits)
                 blocked[blocked_count++] = fence->chain;
             link = &fence->next;
             continue;
         }
-        if (status == CUDA_SUCCESS) {
-            finish(place, fence, end);
-        } else { /* The context is in an error state, so the predicted charge stays. */
-            fence_drop_mark(fence->begin);
-            fence_drop_mark(fence->end);
-        }
+        if (status == CUDA_SUCCESS) /* Otherwise the context is in an error state, and the predicted charge stays. */
+            finish(place, fence);
         take_off(place, link);
         finished++;
     }

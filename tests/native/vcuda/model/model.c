@@ -35,6 +35,7 @@
 
 struct fence {
     struct segment segment;
+    bool shared; /* begins at the end of the fence before it */
     uint64_t begin, end; /* times at which the GPU passed the events; 0: not passed yet */
 };
 
@@ -56,6 +57,8 @@ struct tenant {
     struct settler settler;
     struct segment open;
     uint64_t busy_until, queued, looked, began;
+    bool free; /* at the last look nothing throttled the tenant (thread_state.open in the library) */
+    uint64_t segment_ns; /* predicted work after which a segment ends */
     struct fence fences[FENCES];
     uint64_t fence_head, fence_tail;
     struct wakes wakes; /* wake-ups of the controller thread */
@@ -152,6 +155,8 @@ static bool settle_open(struct tenant *t, uint64_t now)
         bucket_correct(&t->page, fence->segment.predicted, real);
         t->queued -= fence->segment.predicted;
         t->fence_head++;
+        if (t->fences[t->fence_head % FENCES].shared)
+            t->fences[t->fence_head % FENCES].begin = fence->end;
         finished = true;
     }
     if (t->fence_head == t->fence_tail) {
@@ -188,19 +193,20 @@ static bool launch(struct tenant *t, int index, uint64_t now)
         t->looked = now;
         return true;
     }
-    bool known, gap = now > t->looked + GAP_NS;
+    uint64_t gap_ns = GAP_NS * (t->free ? SEGMENT_OPEN : 1);
+    bool known, gap = now > t->looked + gap_ns;
     unsigned item = cost_find(&t->costs, key, &cost, &known);
     bool looks = segment_looks(t->open.count, cost);
     if (t->open.count && known && !looks)
-        t->looked += GAP_NS; /* the library did not read the clock here: it adds GAP_NS to its last reading */
+        t->looked += gap_ns; /* the library did not read the clock here: it adds a gap to its last reading */
     else
         t->looked = now;
-    if (t->open.count && known && (!looks || (!gap && t->open.count < SEGMENT_LAUNCHES && t->open.predicted + cost < SEGMENT_NS))) {
+    if (t->open.count && known && (!looks || (!gap && t->open.count < SEGMENT_LAUNCHES && t->open.predicted + cost < t->segment_ns))) {
         segment_add(&t->open, item, cost);
         gpu_put(&gpu, index, real, NULL);
         return true;
     }
-    bool alone = !known;
+    bool alone = !known, shares = t->open.count > 0;
     close_segment(t, index, now);
     if (t->waits)
         settle_open(t, now);
@@ -216,6 +222,8 @@ static bool launch(struct tenant *t, int index, uint64_t now)
         .busy_until = t->busy_until, .watches = true, .balance = bucket_balance(&t->page)};
     enum pace pace = pace_decide(&view, cost, &until);
     t->page.active_ns = now;
+    t->free = view.gate == VGPU_GATE_OPEN && rate == PPM;
+    t->segment_ns = segment_longest(t->free, view.outstanding_max);
     t->at_gate = pace == PACE_WAIT_GATE;
     t->waits = pace != PACE_GO;
     if (pace != PACE_GO) {
@@ -228,16 +236,17 @@ static bool launch(struct tenant *t, int index, uint64_t now)
     segment_start(&t->open);
     t->open.known = known;
     t->open.exclusive_ns = pace_exclusive(&view, t->gpu_page.flags);
-    t->open.begun = true;
     t->began = now;
     alone = alone || ++t->segments % 8 == 0;
     struct fence *fence = &t->fences[t->fence_tail % FENCES];
+    fence->shared = shares;
     fence->begin = 0;
-    gpu_put(&gpu, index, 0, &fence->begin);
+    if (!shares)
+        gpu_put(&gpu, index, 0, &fence->begin);
     segment_add(&t->open, item, cost);
     gpu_advance(&gpu, now + LAUNCH_NS); /* an idle GPU passes the begin event before the kernel is queued */
     gpu_put(&gpu, index, real, NULL);
-    if (alone || t->open.predicted >= SEGMENT_NS)
+    if (alone || cost >= SEGMENT_NS)
         close_segment(t, index, now + LAUNCH_NS);
     return true;
 }

@@ -56,7 +56,6 @@ static void learns(char **word, int count)
         segment_start(&segment);
         unsigned item = cost_find(&costs, 7, &ns, &segment.known);
         segment_add(&segment, item, ns);
-        segment.begun = true;
         segment.exclusive_ns = UINT64_MAX;
         uint64_t took = strtoull(word[i], NULL, 0);
         segment_settle(&costs, &settler, &segment, at, at + took);
@@ -79,7 +78,6 @@ static void crowd(unsigned count, unsigned rounds, uint64_t took)
             unsigned item = cost_find(&costs, cost_key((const void *)(0x55d1c0a01000 + (uintptr_t)i * 0x40), 1, 1, 1, 256), &ns,
                                       &segment.known);
             segment_add(&segment, item, ns);
-            segment.begun = true;
             segment.exclusive_ns = UINT64_MAX;
             segment_settle(&costs, &settler, &segment, at, at + took);
             if (round + 1 < rounds)

@@ -15,6 +15,11 @@
  *   launched   another thread launches while the context is being destroyed
  *   times      event times are unreadable for a while; then launches are charged the measured time again
  *   shared     a segment's end event is the begin of the next: each is charged its measured time, with one event
+ *   gaps       the same, and the times of some ends were unreadable: the segments after them are charged the measured time
+ *   streams    the same in 300 streams whose handles differ by 256
+ *   left       the context ends while a flow owns a shared event
+ *   late       a segment begins 2000 s before the context gets its time base: it is charged as predicted
+ *   renewed    a flow begins a segment, and ends it in another context with the same handle: it is charged as predicted
  */
 #include "compute/limiter.h"
 #include "context/context.h"
@@ -231,32 +236,31 @@ static void fence_settle(void)
     }
 }
 
-/* Launches a kernel as limiter.c does; its predicted cost is 100 us. `shares`: the last launch's end event is its begin.
- * Returns false if no fence was recorded. */
-static bool launch_after(CUcontext context, double really_us, bool shares)
+/* Launches a kernel as limiter.c does; its predicted cost is 100 us. `goes_on`: its end event is the begin of the flow's
+ * next launch. Returns false if no fence was recorded. */
+static bool launch_in(struct flow *flow, CUcontext context, double really_us, bool goes_on)
 {
-    static struct flow flow;
     uint64_t known = 100 * US;
-    segment_start(&flow.segment);
-    flow.chain = 7;
-    flow.segment.exclusive_ns = UINT64_MAX;
-    flow.begin = shares ? NULL : fence_mark(context, NULL, false);
-    flow.segment.begun = shares || flow.begin;
-    segment_add(&flow.segment, 1, known);
+    segment_start(&flow->segment);
+    flow->segment.exclusive_ns = UINT64_MAX;
+    if (!flow->begin)
+        flow->begin = fence_mark(context, NULL, false);
+    segment_add(&flow->segment, 1, known);
     gpu_ms += really_us / 1000;
     clock_ns += known;
     charged += (int64_t)known;
     atomic_store(&limited.busy_until, clock_ns + 50 * MS);
     lane = clock_ns + 50 * MS;
     struct mark *end = fence_mark(context, NULL, false);
-    CHECK(fence_put(&limited, &flow, end) == (end != NULL));
-    CHECK(!flow.begin);
+    fence_put(&limited, flow, end, goes_on);
+    CHECK(flow->begin == (goes_on ? end : NULL));
     return end != NULL;
 }
 
 static bool launch(CUcontext context, double really_us)
 {
-    return launch_after(context, really_us, false);
+    static struct flow flow = {.chain = 7};
+    return launch_in(&flow, context, really_us, false);
 }
 
 /* Asserts that no fence is open and that the arbiter sees an idle tenant. */
@@ -318,7 +322,7 @@ static void does_sticky(void)
     works(begin_context());
 }
 
-static void does_destroyed(bool seen)
+static void destroys(bool seen)
 {
     for (int round = 0; round < 50; round++) {
         CUcontext context = begin_context();
@@ -335,6 +339,16 @@ static void does_destroyed(bool seen)
         done_ms = 1e9;
     }
     works(begin_context());
+}
+
+static void does_destroyed(void)
+{
+    destroys(true);
+}
+
+static void does_vanished(void)
+{
+    destroys(false);
 }
 
 /* Simulates another thread: while `launches_into` is set, up to two calls of free() in the library launch a kernel. */
@@ -411,25 +425,130 @@ static void does_times(void)
     works(context);
 }
 
+/* Launches `count` segments that share their events, and settles them. Returns what they were charged in us. */
+static double shared(struct flow *flow, CUcontext context, int count)
+{
+    int64_t before = charged;
+    for (int i = 0; i < count; i++)
+        CHECK(launch_in(flow, context, 130, true));
+    fence_settle();
+    return (double)(charged - before) / 1000;
+}
+
 static void does_shared(void)
 {
+    struct flow flow = {.chain = 9};
     CUcontext context = begin_context();
     works(context);
+    int events = live_events, before = queries;
+    double us = shared(&flow, context, 1000);
+    CHECK(queries - before <= 1001); /* each event is read once */
+    CHECK(us > 129000 && us < 131000);
+    CHECK(live_events - events <= 1001);
+    us = shared(&flow, context, 1000);
+    CHECK(us > 129000 && us < 131000);
+    CHECK(live_events - events <= 1002); /* the flow owns one event, and one is the time base */
+    fence_drop_mark(flow.begin);
+    works(context);
+}
+
+static void does_gaps(void)
+{
+    struct flow flow = {.chain = 9};
+    CUcontext context = begin_context();
+    works(context);
+    CHECK(shared(&flow, context, 1) > 129);
+    for (int round = 0; round < 20; round++) {
+        time_answer = CUDA_ERROR_INVALID_VALUE;
+        CHECK(shared(&flow, context, 10) == 1000); /* charged as predicted */
+        /* The end before this segment was not read in time, but can be read now. */
+        time_answer = CUDA_SUCCESS;
+        double us = shared(&flow, context, 1);
+        CHECK(us > 129 && us < 131);
+        relaxes = false;
+        CHECK(shared(&flow, context, 10) == 1000);
+        relaxes = true;
+        us = shared(&flow, context, 1);
+        CHECK(us > 129 && us < 131);
+    }
+    CHECK(live_events <= POOL + 2);
+    fence_drop_mark(flow.begin);
+    works(context);
+}
+
+static void does_streams(void)
+{
+    enum { STREAMS = 300 };
+    static struct flow flow[STREAMS];
+    CUcontext context = begin_context();
+    works(context);
+    double us = 0;
+    for (int round = 0; round < 10; round++)
+        for (unsigned i = 0; i < STREAMS; i++) {
+            flow[i].chain = 256 * (i + 1);
+            us += shared(&flow[i], context, 1);
+            fence_drop_mark(flow[i].begin); /* other streams run in between, so the next begin is a new event */
+            flow[i].begin = NULL;
+            us += shared(&flow[i], context, 2);
+            fence_drop_mark(flow[i].begin);
+            flow[i].begin = NULL;
+        }
+    CHECK(us > 129.0 * 3 * 10 * STREAMS && us < 131.0 * 3 * 10 * STREAMS);
+    CHECK(live_events <= POOL + 1);
+}
+
+static void does_left(void)
+{
+    for (int round = 0; round < 50; round++) {
+        struct flow flow = {.chain = 9};
+        CUcontext context = begin_context();
+        CHECK(shared(&flow, context, round % 3 + 1) > 100);
+        struct flow first = {.chain = 10};
+        CHECK(launch_in(&first, context, 130, true)); /* this end is both in an open fence and in a flow */
+        fence_context_leaving(&(struct leaving){.context = context});
+        end_context(context);
+        CUcontext next = begin_context();
+        fence_drop_mark(flow.begin);
+        fence_drop_mark(first.begin);
+        CHECK(!fence_open());
+        works(next);
+        fence_context_leaving(&(struct leaving){.context = next});
+        end_context(next);
+    }
+    CHECK(live_events == 0);
+}
+
+static void does_late(void)
+{
+    struct flow flow = {.chain = 9};
+    CUcontext context = begin_context();
+    flow.begin = fence_mark(context, NULL, false);
+    gpu_ms += 2e6;
+    works(context); /* this flow's events become the time base */
     int64_t before = charged;
-    CHECK(launch(context, 130));
-    int events = live_events;
-    for (int i = 0; i < 9; i++)
-        CHECK(launch_after(context, 130, true));
-    CHECK(live_events - events <= 9);
-    fence_settle();
-    CHECK(charged - before > 1250000 && charged - before < 1350000);
-    /* The first segment of a context can share no event. If it seems to, it is charged as predicted, and teaches nothing. */
-    CUcontext other = begin_context();
-    before = charged;
-    CHECK(launch_after(other, 130, true));
+    CHECK(launch_in(&flow, context, 130, false));
     fence_settle();
     CHECK(charged - before == (int64_t)(100 * US));
-    works(other);
+    works(context);
+}
+
+static void does_renewed(void)
+{
+    struct flow flow = {.chain = 9};
+    CUcontext context = begin_context();
+    works(context);
+    double us = shared(&flow, context, 1);
+    CHECK(us > 129 && us < 131);
+    fence_context_leaving(&(struct leaving){.context = context});
+    while (context->events)
+        destroy(context->events);
+    int64_t before = charged;
+    CHECK(launch_in(&flow, context, 130, false));
+    fence_settle();
+    CHECK(charged - before == (int64_t)(100 * US));
+    works(context);
+    fence_context_leaving(&(struct leaving){.context = context});
+    CHECK(live_events == 0);
 }
 
 static void does_captured(void)
@@ -482,6 +601,16 @@ static void does_marks(void)
     works(other);
 }
 
+static const struct {
+    const char *name;
+    void (*does)(void);
+} cases[] = {
+    {"record", does_record}, {"sticky", does_sticky}, {"destroyed", does_destroyed}, {"vanished", does_vanished},
+    {"launched", does_launched}, {"refused", does_refused}, {"captured", does_captured}, {"strict", does_strict},
+    {"marks", does_marks}, {"times", does_times}, {"shared", does_shared}, {"gaps", does_gaps},
+    {"streams", does_streams}, {"left", does_left}, {"late", does_late}, {"renewed", does_renewed},
+};
+
 int main(int argc, char **argv)
 {
     const char *what = argc > 1 ? argv[1] : "";
@@ -492,28 +621,11 @@ int main(int argc, char **argv)
     vgpu_real[F_cuEventElapsedTime] = (void *)elapsed;
     vgpu_real[F_cuCtxPushCurrent_v2] = (void *)push;
     vgpu_real[F_cuCtxPopCurrent_v2] = (void *)pop;
-    if (!strcmp(what, "record"))
-        does_record();
-    else if (!strcmp(what, "sticky"))
-        does_sticky();
-    else if (!strcmp(what, "destroyed") || !strcmp(what, "vanished"))
-        does_destroyed(what[0] == 'd');
-    else if (!strcmp(what, "launched"))
-        does_launched();
-    else if (!strcmp(what, "refused"))
-        does_refused();
-    else if (!strcmp(what, "captured"))
-        does_captured();
-    else if (!strcmp(what, "strict"))
-        does_strict();
-    else if (!strcmp(what, "marks"))
-        does_marks();
-    else if (!strcmp(what, "times"))
-        does_times();
-    else if (!strcmp(what, "shared"))
-        does_shared();
-    else
-        return 2;
-    puts("ok");
-    return 0;
+    for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++)
+        if (!strcmp(what, cases[i].name)) {
+            cases[i].does();
+            puts("ok");
+            return 0;
+        }
+    return 2;
 }

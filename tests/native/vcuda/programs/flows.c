@@ -11,6 +11,13 @@
  *   alone      640 launches with pauses of 40 us, the gate is open; prints the number of recorded events
  *   share      the same under a share
  *   waits      the same under a share, and each launch has to wait
+ *   low        as alone, but the page has a maximum of queued work (1 ms), because a tenant of high priority is present
+ *   mid        64 launches of a kernel of 100 us without pauses, the gate is open; prints the number of recorded events
+ *   midlow     the same, and the page has a maximum of queued work
+ *   midtiny    the same, and the maximum is 100 us
+ *   long       as mid, with kernels of 500 us
+ *   full       a launch waits for queued work of 20 ms, the gate is open; prints the throttled time in microseconds
+ *   fulllow    the same, and the page has a maximum of queued work
  */
 #include "compute/limiter.h"
 
@@ -32,6 +39,7 @@
 static int out; /* number of begin events that flows own */
 static int recorded; /* number of recorded events */
 static bool alone; /* the arbiter's gate is open at full rate */
+static uint32_t most_us; /* the page's maximum of queued work; 0: none */
 static bool waits, waited; /* waits: each launch finds an empty bucket once; waited: this launch has */
 static bool capturing;
 static CUcontext context = (CUcontext)0x1000;
@@ -70,7 +78,7 @@ bool tenant_page(const struct limited *one, uint64_t now, struct vgpu_gpu_page *
     (void)one;
     (void)now;
     if (alone)
-        *page = (struct vgpu_gpu_page){.gate = VGPU_GATE_OPEN, .flags = VGPU_GPU_EXCLUSIVE, .rate_ppm = PPM};
+        *page = (struct vgpu_gpu_page){.gate = VGPU_GATE_OPEN, .flags = VGPU_GPU_EXCLUSIVE, .rate_ppm = PPM, .outstanding_max_us = most_us};
     return alone;
 }
 void tenant_charge(struct limited *one, uint64_t ns) { (void)one; (void)ns; }
@@ -101,14 +109,14 @@ void fence_drop_mark(struct mark *mark)
     out -= mark != NULL;
     free(mark);
 }
-bool fence_put(struct limited *one, struct flow *flow, struct mark *end)
+void fence_put(struct limited *one, struct flow *flow, struct mark *end, bool goes_on)
 {
     (void)one;
     atomic_store(&limited.busy_until, 0);
     fence_drop_mark(flow->begin);
-    fence_drop_mark(end);
-    flow->begin = NULL;
-    return true;
+    flow->begin = goes_on ? end : NULL;
+    if (!goes_on)
+        fence_drop_mark(end);
 }
 
 /* --- the program ------------------------------------------------------------------------------------------------- */
@@ -123,7 +131,7 @@ static void launch(uintptr_t stream, CUresult answer)
 }
 
 /* Measures the kernel repeatedly, until several launches can share a segment. */
-static void learn(void)
+static void learn(uint64_t took)
 {
     struct settler settler = {0};
     uint64_t at = 10 * MS, ns;
@@ -131,9 +139,8 @@ static void learn(void)
         struct segment segment;
         segment_start(&segment);
         segment_add(&segment, cost_find(&vgpu_costs, KERNEL, &ns, &segment.known), ns);
-        segment.begun = true;
         segment.exclusive_ns = UINT64_MAX;
-        segment_settle(&vgpu_costs, &settler, &segment, at, at + 10 * US);
+        segment_settle(&vgpu_costs, &settler, &segment, at, at + took);
     }
 }
 
@@ -154,17 +161,34 @@ static void pauses(void)
     printf("%d\n", recorded);
 }
 
+/* Returns false if `what` is not one of the cases that print a number. */
+static bool prints(const char *what)
+{
+    bool full = !strncmp(what, "full", 4), lengthy = !strcmp(what, "long") || !strncmp(what, "mid", 3);
+    most_us = strstr(what, "low") ? 1000 : strstr(what, "tiny") ? 100 : 0;
+    alone = full || lengthy || most_us || !strcmp(what, "alone");
+    waits = !strcmp(what, "waits");
+    if (!alone && !waits && strcmp(what, "share"))
+        return false;
+    if (!full && !lengthy) {
+        pauses();
+        return true;
+    }
+    for (int i = 0; i < (full ? 1 : 64); i++) {
+        atomic_store(&limited.busy_until, full ? limiter_now() + 20 * MS : 0);
+        launch(1, CUDA_SUCCESS);
+    }
+    printf("%llu\n", full ? (unsigned long long)tenant.throttled_ns / 1000 : (unsigned long long)recorded);
+    return true;
+}
+
 int main(int argc, char **argv)
 {
     const char *what = argc > 1 ? argv[1] : "";
     bool seen = false; /* a segment was open in at least one round */
-    learn();
-    alone = !strcmp(what, "alone");
-    waits = !strcmp(what, "waits");
-    if (alone || waits || !strcmp(what, "share")) {
-        pauses();
+    learn(!strcmp(what, "long") ? 500 * US : !strncmp(what, "mid", 3) ? 100 * US : 10 * US);
+    if (prints(what))
         return 0;
-    }
     for (int i = 0; i < 400; i++) {
         uintptr_t stream = !strcmp(what, "streams") ? 1 + (uintptr_t)i % 32 : 1;
         pthread_t thread;
