@@ -288,16 +288,17 @@ def of_outside(most_bytes: int | None, polls: int, fault: str, expected: Expecte
     violation, whatever the probe reports. Less passes only if a poll saw the fill that the probe reports.
     """
     limit = expected.memory_mib * MIB + DRIVER_STEP
+    wanted = f"at most {limit} ({expected.memory_mib} MiB, and {DRIVER_STEP // MIB} MiB because the driver rounds)"
     if most_bytes is None:
         detail = fault or f"NVML on the host named no process of the slice in {polls} polls"
-        return check("outside-memory", NOT_RUN, f"at most {limit}", "", "bytes", detail)
+        return check("outside-memory", NOT_RUN, wanted, "", "bytes", detail)
     verdict, detail = PASSED if most_bytes <= limit else VIOLATED, f"greatest of {polls} polls"
     if verdict == PASSED and not seen(most_bytes, filled_bytes):
         verdict, detail = (
             NOT_RUN,
             (f"{detail}, and no poll saw the {filled_bytes} bytes that the probe reports as filled"),
         )
-    return check("outside-memory", verdict, f"at most {limit}", most_bytes, "bytes", detail)
+    return check("outside-memory", verdict, wanted, most_bytes, "bytes", detail)
 
 
 def of_watcher(
