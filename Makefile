@@ -38,7 +38,7 @@ demo-down: ## remove everything that the demo made
 	@tools/demo.sh down
 
 # ARGS: more arguments of ansible-playbook, such as "-e rehearse_keep=true".
-rehearse: apt-hosts venv collection native ## your inventory on simulated hosts: INVENTORY=inventories/yours (docs/rehearse.md)
+rehearse: apt-hosts venv collection ## your inventory on simulated hosts: INVENTORY=inventories/yours (docs/rehearse.md)
 	@$(BIN)/ansible-playbook playbooks/rehearse.yml -i $(or $(INVENTORY),$(error name your inventory: make rehearse INVENTORY=PATH)) $(ARGS)
 
 # ---- gates (docs/gates.md)

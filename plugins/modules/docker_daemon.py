@@ -77,6 +77,14 @@ options:
     type: str
     choices: [if_idle, always, never]
     default: if_idle
+  planned_programs:
+    description:
+      - Programs that an earlier task of the same run installs.
+      - In check mode, where that task installed nothing, the module does not warn that such a program is missing.
+        Otherwise the option has no effect.
+    type: list
+    elements: path
+    default: []
   service:
     description: The daemon's systemd service.
     type: str
@@ -209,6 +217,7 @@ def main() -> None:
             "backup": {"type": "bool", "default": False},
             "apply": {"type": "str", "choices": ["auto", "none"], "default": "auto"},
             "restart": {"type": "str", "choices": ["if_idle", "always", "never"], "default": "if_idle"},
+            "planned_programs": {"type": "list", "elements": "path", "default": []},
             "service": {"type": "str", "default": "docker"},
             "timeout": {"type": "int", "default": 60},
         },
@@ -225,6 +234,7 @@ def main() -> None:
         restart=module.params["restart"],
         timeout=float(module.params["timeout"]),
         check_mode=module.check_mode,
+        planned_programs=module.params["planned_programs"],
     )
     applier = Applier(options, DockerHost(module.params["service"]))
     extra: dict[str, Any] = {}

@@ -71,6 +71,12 @@ ok:
   description: Whether there is no difference.
   returned: always
   type: bool
+installed:
+  description:
+    - Whether vgpu.fleet is installed on the host. V(false) if the host has neither O(node_config), nor the unit of the
+      device plugin, nor a device plugin that answers. RV(drift) then names this difference and lost GPUs alone.
+  returned: always
+  type: bool
 resource:
   description: Name of the resource.
   returned: always

@@ -195,6 +195,12 @@ def test_hosts_may_be_kept_and_removed_later(place: Place) -> None:
 BAD = [
     ("no GPUs declared", {"vgpu_split_count": 7}, "host a.example.com: rehearse_gpus: expected a list"),
     ("an unknown model", {"rehearse_gpus": [{"model": "V100-16G"}]}, "did you mean V100-16GB?"),
+    (
+        "a wrong value",
+        {"rehearse_gpus": [{"model": "T4"}], "vgpu_split_count": "many"},
+        "vgpu_split_count: expected a whole number",
+    ),
+    ("a misspelt name", {"rehearse_gpus": [{"model": "T4"}], "vgpu_split_cuont": 7}, "unknown variable"),
 ]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For unreachable hosts, playbooks/report.yml names the hosts, does not fail, and compares with the last report."""
+"""playbooks/report.yml names unreachable hosts, compares with the last report, and fails only if no host answers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,8 +33,10 @@ def test_report_names_unreachable_hosts(tmp_path, closed_port):
     written = []
     for _unused in range(2):
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.returncode != 0, done.stdout + done.stderr
         assert "gone-1  does not answer" in done.stdout
+        assert "found none of: gone-1, gone-2. Check" in " ".join(done.stdout.split()), done.stdout
+        assert f"The report is {tmp_path}/report/fleet.html" in " ".join(done.stdout.split()), done.stdout
         written.append(json.loads((tmp_path / "report/fleet.json").read_text()))
     assert [(one["name"], one["state"]) for one in written[0]["nodes"]] == [
         ("gone-1", "unreachable"),
@@ -42,6 +45,31 @@ def test_report_names_unreachable_hosts(tmp_path, closed_port):
     assert all("Connection refused" in one["message"] for one in written[0]["nodes"])
     assert (written[0]["last"], written[1]["last"]) == (None, written[0]["made"])
     assert written[1]["changes"] == [] and len(written[1]["history"]) == 2
+
+
+def test_report_fails_if_no_host_of_the_limit_answers(tmp_path, closed_port):
+    inventory = tmp_path / "hosts.ini"
+    line = f"ansible_host=127.0.0.1 ansible_port={closed_port}"
+    inventory.write_text(f"[gpu_nodes]\ngone-1 {line}\nexcluded {line}\n")
+    environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
+    command = ["ansible-playbook", "-i", str(inventory), str(ROOT / "playbooks/report.yml")]
+    command += ["-e", f"report_dir={tmp_path}/report", "--limit", "gone-1,localhost"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode != 0, done.stdout + done.stderr
+    assert "found none of: gone-1. Check" in " ".join(done.stdout.split()), done.stdout
+
+
+def test_report_does_not_fail_if_one_host_answers(tmp_path, closed_port):
+    """The host ``here`` is this machine."""
+    inventory = tmp_path / "hosts.ini"
+    local = f"ansible_connection=local ansible_become=false ansible_python_interpreter={sys.executable}"
+    inventory.write_text(f"[gpu_nodes]\ngone-1 ansible_host=127.0.0.1 ansible_port={closed_port}\nhere {local}\n")
+    environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
+    command = ["ansible-playbook", "-i", str(inventory), str(ROOT / "playbooks/report.yml")]
+    command += ["-e", f"report_dir={tmp_path}/report"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "gone-1  does not answer" in done.stdout
 
 
 @pytest.mark.parametrize("pwd", [None, "/nonexistent"])
@@ -55,6 +83,6 @@ def test_report_is_below_the_current_folder_without_a_shell(tmp_path, closed_por
     made = []
     for _unused in range(2):
         done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert "The report is " in " ".join(done.stdout.split()), done.stdout + done.stderr
         made.append(json.loads((tmp_path / "fleet-report/fleet.json").read_text()))
     assert made[1]["last"] == made[0]["made"]

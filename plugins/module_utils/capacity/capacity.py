@@ -27,6 +27,7 @@ from . import running as capacity_running
 
 KUBELET_DIR = "/var/lib/kubelet/device-plugins"
 CHECKPOINT = KUBELET_DIR + "/kubelet_internal_checkpoint"
+UNIT = "/etc/systemd/system/vgpu-device-plugin.service"
 SOCKET = KUBELET_DIR + "/kubelet.sock"
 HEALTHY = "Healthy"
 sentence = tables.sentence
@@ -52,6 +53,7 @@ def observe(
         "nvml": nvml.read(),
         "config_text": host.text(config_path),
         "config_path": config_path,
+        "unit": os.path.exists(host.path(UNIT)),
         "kubelet": os.path.exists(kubelet_socket),
         "kubelet_fault": refusal(kubelet_socket),
         "checkpoint_text": host.text(os.path.join(kubelet_dir, os.path.basename(CHECKPOINT))),
@@ -89,6 +91,7 @@ def compare(seen: dict[str, Any]) -> dict[str, Any]:
         "resource": node_config.RESOURCE_NAME,
         "resources": [node_config.RESOURCE_NAME],
         "kubelet": bool(seen["kubelet"] or seen["checkpoint_text"]),
+        "installed": bool(seen["config_text"] is not None or seen["plugin"] or seen.get("unit")),
         "shared": False,
         "claims": None,
         "expected": [],
@@ -128,6 +131,8 @@ def compare(seen: dict[str, Any]) -> dict[str, Any]:
     _compare_kubelet(seen, answer)
     if seen.get("asked_usage"):
         _compare_running(seen, answer, config)
+    if not answer["installed"]:
+        drift[:] = [_not_installed(seen), *[one for one in drift if one["what"] == "GPU"]]
     answer["plugin_warnings"] = _warnings(seen, answer)
     answer["proven"] = bool(answer["fingerprint"]) and seen.get("proof") == answer["fingerprint"]
     answer["isolation"] = seen.get("isolation")
@@ -188,6 +193,14 @@ def _compare_running(seen: dict[str, Any], answer: dict[str, Any], config: dict[
 def _differ(drift: list[dict[str, str]], what: str, where: str, expected: Any, found: Any, remedy: str) -> None:
     drift.append(
         {"what": what, "where": where, "expected": str(expected), "found": str(found), "remedy": remedy},
+    )
+
+
+def _not_installed(seen: dict[str, Any]) -> dict[str, str]:
+    """Returns the single difference of a host without vgpu.fleet; it covers all differences that follow from it."""
+    found = f"no {seen['config_path']}, no unit of the device plugin, no answer of vgpuctl status"
+    return capacity_running.entry(
+        "vgpu.fleet", "on this host", "installed", f"not installed ({found})", "run site.yml for this host"
     )
 
 

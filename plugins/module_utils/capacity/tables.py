@@ -62,12 +62,14 @@ def host_report(
     teller = "driver of claims" if capacity.get("claims") is not None else teller
     results = [with_passed(one) for one in (isolation or {}).get("results") or []]
     head = f"{capacity['resource']}: {offered} advertised by the {teller}, {expected} expected"
+    installed = capacity.get("installed", True)
+    head = head if installed else "vgpu.fleet is not installed on this host; run site.yml for this host"
     if results:
         every = [one for result in results for one in result["checks"]]
         head += f"; isolation of {len(results)} slice{'s'[: len(results) != 1]}{age(isolation or {})}: {counted(every)}"
     lines = [f"{title}  {head}" if title else head]
     sentences = capacity.get("sentences") or []
-    if gpus or sentences:
+    if installed and (gpus or sentences):
         lines += ["  " + line for line in _gpu_table(capacity["gpus"])]
     lines += ["  DIFFERS: " + one for one in sentences]
     lines += ["  WARNING: " + one for one in capacity.get("plugin_warnings") or []]

@@ -35,6 +35,7 @@ class Options(NamedTuple):
     restart: str = "if_idle"
     timeout: float = 60.0
     check_mode: bool = False
+    planned_programs: Sequence[str] = ()
     marker: str = daemon_json.PENDING
 
 
@@ -79,9 +80,9 @@ class Applier:
         if self.options.absent:
             return
         found = daemon_check.problems(document, argv)
-        missing = [one for one in daemon_check.problems(document, argv, self.host.is_program) if one not in found]
+        missing = [one for one in daemon_check.problems(document, argv, self.is_program) if one not in found]
         if self.options.check_mode:
-            # In check mode the earlier roles did not install the program, so its absence is only a warning.
+            # In check mode the earlier tasks installed nothing, so a missing program is only a warning.
             self.warnings.extend(missing)
         else:
             found += missing
@@ -93,6 +94,11 @@ class Applier:
             complaint = self.ask_dockerd(argv)
             if complaint:
                 raise ApplyError(f"nothing was written, because dockerd --validate says: {complaint}")
+
+    def is_program(self, path: str) -> bool:
+        """Returns True if the host has the program, or in check mode if an earlier step of the plan installs it."""
+        planned = self.options.check_mode and path in self.options.planned_programs
+        return planned or self.host.is_program(path)
 
     def ask_dockerd(self, argv: list[str]) -> str | None:
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", prefix="daemon-", suffix=".json") as stream:

@@ -29,6 +29,8 @@ DRIVER_PACKAGE = {"debian": "nvidia-smi", "ubuntu": "nvidia-utils-580-server"}
 STORES = {"debian": ("docker",), "ubuntu": ("docker", "containerd")}
 # The Python of a release other than the machine's own; its wheels are built for that Python.
 PYTHONS = {"bookworm": "3.11", "trixie": "3.13", "jammy": "3.10", "noble": "3.12"}
+# The Python for which the wheels of the machine's own release are downloaded. hostctl itself may run with another one.
+SYSTEM_PYTHON = "/usr/bin/python3"
 DPKG_OPTIONS = (
     "force-unsafe-io",
     "path-exclude=/usr/share/man/*",
@@ -96,7 +98,7 @@ class Inputs:
     def digest(self) -> str:
         """Return twelve hexadecimal digits of the digest of all inputs, including the Python of the wheels."""
         files = [*self.base, *self.packages, HERE / "image/customize.sh", REQUIREMENTS, Path(__file__)]
-        python = self.python or sys.version
+        python = self.python or python_version(SYSTEM_PYTHON)
         text = json.dumps([self.machine.id, self.machine.version, self.source_lines, self.options, python])
         digest = hashlib.sha256(text.encode())
         for file in files:
@@ -131,6 +133,12 @@ def remove() -> None:
 def say(text: str) -> None:
     """Report progress on standard error; standard output is for results."""
     print(f"hosts: {text}", file=sys.stderr, flush=True)
+
+
+def python_version(program: str) -> str:
+    """Return the version of a Python, such as 3.11."""
+    shown = subprocess.run([program, "--version"], stdout=subprocess.PIPE, text=True, check=True).stdout
+    return ".".join(shown.split()[-1].split(".")[:2])
 
 
 def driver_version(packages_index: str, package: str) -> str:
@@ -189,7 +197,6 @@ def _build(inputs: Inputs, archive: Path, facts: Path) -> None:
 
 def _wheels(inputs: Inputs, log: Path) -> Path:
     """Download the pinned wheels for the hosts' Python: the machine's own, or that of another release."""
-    python = Path("/usr/bin/python3")
     environment, folder = WORK / "pip", WORK / "wheels"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -199,7 +206,7 @@ def _wheels(inputs: Inputs, log: Path) -> Path:
         if inputs.python:
             steps[0] += ["--python-version", inputs.python]
         if not (environment / "bin/pip").exists():
-            steps.insert(0, [str(python), "-m", "venv", str(environment)])
+            steps.insert(0, [SYSTEM_PYTHON, "-m", "venv", str(environment)])
         for step in steps:
             if subprocess.run(step, stdout=output, stderr=subprocess.STDOUT, check=False).returncode != 0:
                 tail = "\n".join(log.read_text(errors="replace").splitlines()[-10:])

@@ -271,6 +271,25 @@ def test_a_missing_driver_package_is_named() -> None:
         image.driver_version("Package: other\nVersion: 1\n", "nvidia-smi")
 
 
+def test_image_does_not_depend_on_the_python_of_hostctl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """hostctl runs with the Python of a virtual environment or of the machine; both must find the same image."""
+    machine = sources.distribution(BOOKWORM)
+    inputs = image.Inputs(machine, [], [], [], [])
+    monkeypatch.setattr(sys, "version", "3.11.2 (main)")
+    digest = inputs.digest
+    monkeypatch.setattr(sys, "version", "3.13.0 (main)")
+    assert inputs.digest == digest
+
+
+def test_image_depends_on_the_python_of_its_wheels(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = sources.distribution(BOOKWORM)
+    digests = set()
+    for version in ("3.11", "3.13"):
+        monkeypatch.setattr(image, "python_version", lambda _program, version=version: version)
+        digests.add(image.Inputs(machine, [], [], [], []).digest)
+    assert len(digests) == 2
+
+
 def test_archive_has_folders_modes_and_links() -> None:
     payload = hardware.Payload()
     payload.add("usr/local/sbin/tool", "x", 0o755)

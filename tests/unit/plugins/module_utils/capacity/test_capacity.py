@@ -120,6 +120,25 @@ def test_every_difference_has_a_remedy(spoiled, about, words):
     assert all(one["remedy"] for one in found["drift"])
 
 
+BARE = {"config_text": None, "plugin": None, "checkpoint_text": None, "kubelet": False, "kubelet_fault": "No such file"}
+
+
+# The driver of the host: present, removed by the teardown.
+@pytest.mark.parametrize("nvml_answer", [{}, {"nvml": {"ok": False, "error": "no NVML", "gpus": [], "lost": []}}])
+def test_host_without_an_installation_has_one_difference(nvml_answer):
+    found = compared(**BARE, **nvml_answer, unit=False)
+    assert (found["ok"], found["installed"]) == (False, False)
+    (text,) = [capacity.sentence(one) for one in found["drift"]]
+    assert text.startswith("vgpu.fleet on this host: expected installed, found not installed (no /etc/vgpu/node.yaml")
+    assert text.endswith("; run site.yml for this host")
+
+
+def test_host_whose_device_plugin_died_is_installed():
+    found = compared(**BARE, unit=True)
+    assert found["installed"] is True
+    assert [one["what"] for one in found["drift"]] == ["configuration", "device plugin"]
+
+
 def test_dead_kubelet_advertises_no_slice_of_its_checkpoint():
     for spoiled in ({"kubelet_fault": "Connection refused"}, {"plugin": plugin(registered=False)}):
         found = compared(**spoiled)

@@ -55,6 +55,14 @@ def test_the_sum_of_a_host_is_that_of_its_rows():
     assert tables.host_report(foreign)[0] == "nvidia.com/gpu: 4 advertised by the kubelet, 3 expected"
 
 
+def test_host_without_an_installation_says_so_in_place_of_numbers():
+    bare = dict(CAPACITY, installed=False, expected=[], advertised=[], gpus=[], sentences=["vgpu.fleet is missing"])
+    assert tables.host_report(bare, None, "gpu-1", gpus=True) == [
+        "gpu-1  vgpu.fleet is not installed on this host; run site.yml for this host",
+        "  DIFFERS: vgpu.fleet is missing",
+    ]
+
+
 # The printed table of this host's GPUs.
 GPU_TABLE = [
     "  GPU  model     memory MiB  slices  MiB each  SM % each  advertised  expected",

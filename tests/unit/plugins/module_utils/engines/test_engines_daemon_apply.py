@@ -160,6 +160,16 @@ def test_a_bare_host_in_check_mode_warns_of_the_missing_program(path: Path) -> N
     assert not path.exists()
 
 
+def test_a_program_that_the_plan_installs_gives_no_warning_in_check_mode(path: Path) -> None:
+    daemon = Daemon(path, running=False, installed=False)
+    daemon.programs = set()
+    planned = ["/usr/bin/nvidia-container-runtime"]
+    assert run(path, daemon, NVIDIA, check_mode=True, planned_programs=planned).warnings == []
+    assert run(path, daemon, NVIDIA, check_mode=True, planned_programs=["/usr/bin/other"]).warnings != []
+    with pytest.raises(ApplyError, match="no program"):
+        run(path, daemon, NVIDIA, planned_programs=planned)
+
+
 def test_a_stopped_daemon_is_started_with_the_file(path: Path) -> None:
     daemon = Daemon(path, running=False)
     assert run(path, daemon, NVIDIA).applied == "start"
