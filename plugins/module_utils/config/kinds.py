@@ -38,6 +38,12 @@ def errors(findings: Sequence[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.level == "error"]
 
 
+# Names that people expect → the variable that does it. Their spelling is nearer to variables that take another value.
+EXPECTED_NAMES = dict.fromkeys(
+    ("vgpu_slice", "vgpu_slices", "vgpu_slice_count", "vgpu_slices_per_gpu", "vgpu_replicas"), "vgpu_split_count"
+)
+
+
 def nearest(name: str, valid: Sequence[str]) -> str | None:
     """Returns the valid name that a mistyped name most likely meant."""
     close = difflib.get_close_matches(str(name), [str(one) for one in valid], n=1, cutoff=0.6)

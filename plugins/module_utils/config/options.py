@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 from typing import Any, Iterable, Mapping
 
-from .kinds import Bool, Choice, Either, Finding, Int, Kind, ListOf, Record, error
+from .kinds import EXPECTED_NAMES, Bool, Choice, Either, Finding, Int, Kind, ListOf, Record, error
 from .kinds import Mapping as MappingKind
 from .kinds import Text as ExactText
 
@@ -213,7 +213,8 @@ class Names:
         if name in INTERNAL:
             return error(name, f'"{name}" is no longer a variable; remove it, because its role decides the value')
         plain = name.replace("-", "_")
-        meant = plain if plain in self.valid else self._one_off(name) or self._alike(name)
+        expected = plain if plain in self.valid else EXPECTED_NAMES.get(plain)
+        meant = expected or self._one_off(name) or self._alike(name)
         if meant is None and not name.startswith(OWN_PREFIXES):
             return None
         hint = f'did you mean "{meant}"?' if meant else "docs/variables.md lists the valid ones"

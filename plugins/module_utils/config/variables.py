@@ -11,6 +11,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from .kinds import (
+    EXPECTED_NAMES,
     Bool,
     Choice,
     Finding,
@@ -299,7 +300,7 @@ def read(values: dict[str, Any], findings: list[Finding]) -> dict[str, Any]:
 
 
 def unknown_variable(name: str) -> Finding:
-    meant = nearest(name, list(VARIABLES))
+    meant = EXPECTED_NAMES.get(name) or nearest(name, list(VARIABLES))
     if meant:
         return error(name, f'unknown variable "{name}"; did you mean "{meant}"?')
     return unknown("variable", name, name, list(VARIABLES))

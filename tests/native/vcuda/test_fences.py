@@ -71,7 +71,7 @@ def test_event_of_a_segment_that_ends_early_does_not_leak(flows: Path, what: str
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr[-2000:]
 
 
-# columns: case of flows.c (640 launches of 10 us with pauses of 40 us, or 64 launches of 100 us (mid) or 500 us (long)),
+# columns: case of flows.c (640 launches of 10 us with pauses of 40 us, or 64 launches of 100 us (mid), 500 us (long)),
 # least and most recorded events
 EVENTS = [("alone", 1, 80), ("share", 600, 800), ("waits", 1200, 1440), ("low", 12, 80)]
 EVENTS += [("mid", 2, 8), ("midlow", 12, 20), ("midtiny", 28, 40), ("long", 120, 130)]

@@ -90,8 +90,8 @@ REQUESTS = [
     ("one id twice", allocate([f"{FIRST}::0", f"{FIRST}::0"]), "INVALID_ARGUMENT", "is in the request twice"),
     ("two slices of one GPU", allocate([f"{FIRST}::0", f"{FIRST}::1"]), "FAILED_PRECONDITION", "distinct"),
     ("one invalid container of two", allocate([f"{FIRST}::0"], ["GPU-x::0"]), "INVALID_ARGUMENT", "was never offered"),
-    ("more ids requested than available", prefer([f"{FIRST}::0"], [], 2), "INVALID_ARGUMENT", "only 1 are available"),
-    ("an id that is available twice", prefer([f"{FIRST}::0"] * 2, [], 2), "INVALID_ARGUMENT", "only 1 are available"),
+    ("more ids requested than available", prefer([f"{FIRST}::0"], [], 2), "INVALID_ARGUMENT", "found 1 available"),
+    ("an id that is available twice", prefer([f"{FIRST}::0"] * 2, [], 2), "INVALID_ARGUMENT", "found 1 available"),
     (
         "a required id that is not available",
         prefer([f"{FIRST}::0"], ["GPU-x::0"], 1),

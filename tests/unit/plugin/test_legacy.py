@@ -217,7 +217,7 @@ def test_unhealthy_gpus_are_not_substitutes(offers):
     found, pool = offers
     pool.mark_unhealthy(A, "Xid 79")
     assert substitute([A0], found(), [], True) == [B0]
-    with pytest.raises(NotNow, match="2 slices are asked for and 1 healthy ones are free"):
+    with pytest.raises(NotNow, match="found 1 free healthy slice on this node, expected 2"):
         substitute([A0, A1], found(), [record(KUBELET, [B0])], True)
 
 

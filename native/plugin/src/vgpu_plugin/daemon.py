@@ -13,7 +13,7 @@ from . import assembly, version
 from ._shared.config.sharing import Piece
 from .admin import admin_socket, metrics, metrics_server, process
 from .assembly import Parts, Setup
-from .errors import Fatal
+from .errors import Fatal, counted
 from .node.claim import claimed
 from .node.gpus import Gpu, GpuError, GpuSource
 from .node.notify import notify
@@ -87,7 +87,8 @@ class Daemon:
                 fault = "NVML lists no GPU on this host"
                 if unreadable:
                     fault = (
-                        f"NVML lists {len(unreadable)} GPUs, but none can be read: {next(iter(unreadable.values()))}"
+                        f"NVML lists {counted(len(unreadable), 'GPU')}, but none can be read: "
+                        f"{next(iter(unreadable.values()))}"
                     )
             except GpuError as error:
                 fault = str(error)
@@ -131,7 +132,7 @@ class Daemon:
         try:
             parts.registrations.wait_for_first_attempts(FIRST_REGISTRATION_S)
             names = ", ".join(parts.resources())
-            summary = f"{len(parts.pool.gpus)} GPUs, {len(parts.pool.slices)} slices as {names}"
+            summary = f"{counted(len(parts.pool.gpus), 'GPU')}, {counted(len(parts.pool.slices), 'slice')} as {names}"
             log.info("version %s: %s", version(), summary)
             notify(f"READY=1\nSTATUS={summary}")
             self._housekeeping(parts, servers)

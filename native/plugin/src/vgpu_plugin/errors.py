@@ -34,3 +34,8 @@ class Unknown(PluginError):
 
 class Fatal(Exception):
     """The program cannot run; the text goes to stderr and the exit status is 1."""
+
+
+def counted(number: int, noun: str) -> str:
+    """Returns a number with its noun in the singular or plural: 1 slice, 2 slices."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -56,7 +56,7 @@ def test_slices_in_use_are_not_leased(node):
     # One slice in use is only in the records, the other only in the kubelet's checkpoint.
     parts[1].allocate([[f"{node.gpus[0].uuid}::0"]])
     write_checkpoint(node, ids_only=[f"{node.gpus[1].uuid}::0"])  # no record exists
-    with pytest.raises(NoFreeSlice, match="all 2 are in use, leased or unhealthy"):
+    with pytest.raises(NoFreeSlice, match="found 2 slices, each in use, leased or unhealthy"):
         leases.lease()
     assert len(healthy(parts[0])) == 2  # The refused lease withholds no slice from the kubelet.
 

@@ -129,7 +129,7 @@ FAULTS = [
     (("forget", "GPU-x"), 1, None, "GPU-x"),
     (("resize", "x"), 1, "INVALID_ARGUMENT", "x: no size is requested"),
     (("resize", "x", "--memory", "512K"), 1, "INVALID_ARGUMENT", "expected 1 MiB or more"),
-    (("resize", "x", "--memory", "1Gi"), 1, "NOT_FOUND", "this node has no allocation, slice in use or pod named"),
+    (("resize", "x", "--memory", "1Gi"), 1, "NOT_FOUND", "this node has no allocation, slice in use or holder named"),
     (("resize", "0::1", "--cores", "0"), 1, "NOT_FOUND", "named 0::1"),
     (("resize", "ml/train/main", "--cores", "7%"), 1, "NOT_FOUND", "named ml/train/main"),
 ]

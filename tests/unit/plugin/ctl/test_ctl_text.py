@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from vgpu_plugin.ctl import tables
+from vgpu_plugin.ctl import explanation, tables
 from vgpu_plugin.ctl import text as ctl_text
 
 GPU = {
@@ -59,7 +59,7 @@ def status(slices: list[dict[str, Any]], kinds: dict[str, str] | None = None, **
 
 
 def texts(answer: dict[str, Any], what: str) -> list[str]:
-    return [one["text"] for one in ctl_text.explain(answer, what)]
+    return [one["text"] for one in explanation.explain(answer, what)]
 
 
 MIG = [

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from vgpu_plugin.ctl import tables
+from vgpu_plugin.ctl import explanation, tables
 from vgpu_plugin.ctl import text as ctl_text
 from vgpu_plugin.ctl import top as ctl_top
 
@@ -51,7 +51,7 @@ STATUS: dict[str, Any] = {
     "resource": "nvidia.com/gpu",
     "resources": ["nvidia.com/gpu"],
     "registered": False,
-    "kubelet_error": "/var/lib/kubelet/device-plugins/kubelet.sock does not exist: this host runs no kubelet",
+    "kubelet_error": "/var/lib/kubelet/device-plugins/kubelet.sock does not exist; waiting for the kubelet",
     "config_path": "/etc/vgpu/node.yaml",
     "config_sha256": "ab" * 32,
     "library": "0.1.0-5f2c1a",
@@ -101,7 +101,7 @@ WATCH = {"policy": "report", "looks": 900, "interval_s": 2.0, "looks_to_name": 2
 
 
 def explained(what: str, width: int) -> str:
-    return tables.wrapped("\n".join(one["text"] for one in ctl_text.explain(STATUS, what)), width)
+    return tables.wrapped("\n".join(one["text"] for one in explanation.explain(STATUS, what)), width)
 
 
 SHOWN = {

@@ -150,4 +150,4 @@ def test_kubelet_is_offered_near_gpus(node, kubelet, running):
             rpc.DevicePluginStub(channel).GetPreferredAllocation(
                 api.PreferredAllocationRequest(container_requests=[request])
             )
-    assert "2 GPUs are requested, and only 1 are available" in fault.value.details()
+    assert "found 1 available GPU, expected 2 as requested" in fault.value.details()

@@ -41,7 +41,7 @@ def test_preferred_slices(about, available, must, size, answer):
 @pytest.mark.parametrize(
     ("available", "must", "size", "sentence"),
     [
-        (["A::0"], [], 2, "2 slices are requested, and only 1 are available"),
+        (["A::0"], [], 2, "found 1 available slice, expected 2 as requested"),
         (["A::0"], ["B::0"], 1, "B::0 must be included and is not available"),
     ],
 )

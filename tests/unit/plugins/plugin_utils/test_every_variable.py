@@ -279,3 +279,11 @@ def test_alike_hosts_are_checked_once(value: Any, kinds: int) -> None:
     }
     here = {**hosts["h0"], "hostvars": HostVars(hosts), "inventory_hostname": "h0"}
     assert len(Check(here, LOADER, None).kin(list(hosts))) == kinds
+
+
+@pytest.mark.parametrize("name", ["vgpu_slices", "vgpu_slice", "vgpu_slice_count", "vgpu-slices"])
+def test_expected_name_is_one_error_that_names_a_variable_for_its_value(name: str) -> None:
+    found = check({"h": {name: 4}})
+    assert [(one.finding.level, one.finding.path) for one in found] == [("error", name)]
+    assert 'did you mean "vgpu_split_count"?' in found[0].finding.message
+    assert check({"h": {"vgpu_split_count": 4}}) == []

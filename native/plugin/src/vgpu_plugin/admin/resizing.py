@@ -15,6 +15,7 @@ from ..allocation.resizer import Publish, Resized, Resizer, Wanted
 from ..errors import BadRequest, NotNow, Refused, Unknown
 from ..node.podresources import Holder
 from ..offer.pool import Pool
+from . import holder_names
 
 if TYPE_CHECKING:
     from ..allocation.pod_sizes import PodSizes
@@ -39,7 +40,10 @@ class Resizing:
         """Resizes an allocation. Raises PluginError."""
         cores = request.sm_percent if request.HasField("sm_percent") else None
         if request.memory_mib < 0 or (not request.memory_mib and cores is None and not request.oom_killer):
-            raise BadRequest(f"{request.what}: no size is requested; expected memory of 1 MiB or more, cores, or both")
+            raise BadRequest(
+                f"{request.what}: no size is requested; expected memory of 1 MiB or more, cores in percent, or both, "
+                f"such as: vgpuctl resize {request.what} --memory 8Gi --cores 30"
+            )
         holders = self._holders() or {}
         record = self._record(request.what, holders)
         uuids = [one["uuid"] for one in record.limits.get("devices") or []]
@@ -51,30 +55,23 @@ class Resizing:
         planned = self._pods is not None and record.kind == KUBELET and sizing.SIZED in record.limits
         publish = self._publisher(record, uuids) if planned and self._resizer.promises(record) else None
         done = self._resizer.resize(record.id, dict.fromkeys(chosen, wanted), request.oom_killer, publish)
-        holder = next((holders[one] for one in record.kubelet_ids if one in holders), None)
-        return _answer(done, "/".join(holder) if holder else record.holder)
+        return _answer(done, _pod(record, holders) or record.holder)
 
     def _record(self, what: str, holders: dict[str, Holder]) -> Record:
         """Finds the allocation by its name. Raises Unknown, BadRequest."""
-        known = self._resizer.known()
-        if "/" in what:
-            found = [
-                one
-                for one in known
-                for holder in {holders[slice_id] for slice_id in one.kubelet_ids if slice_id in holders}
-                if what in ("/".join(holder), "/".join(holder[:2]))
-            ]
-        else:
-            found = [one for one in known if what in (one.id, *one.slice_ids, *map(self._short, one.slice_ids))]
+        known = {one.id: one for one in self._resizer.known()}
+        shown = {one.id: _pod(one, holders) or one.holder or f"{one.kind} {one.id}" for one in known.values()}
+        ids = [one.id for one in known.values() if what in (one.id, *one.slice_ids, *map(self._short, one.slice_ids))]
+        if len(ids) > 1:
+            named = ", ".join(f"{shown[one]} ({one})" for one in ids)
+            raise BadRequest(f"{what} has several allocations: {named}; name one of them by its id")
+        found = ids[0] if ids else holder_names.find(shown, what)
         if not found:
             raise Unknown(
-                f"this node has no allocation, slice in use or pod named {what}; expected the id of an "
-                "allocation or a slice, or NAMESPACE/POD/CONTAINER; see: vgpuctl status, vgpuctl slices"
+                f"this node has no allocation, slice in use or holder named {what}; expected {holder_names.EXPECTED}; "
+                "see: vgpuctl slices"
             )
-        if len(found) > 1:
-            named = ", ".join(one.id for one in found)
-            raise BadRequest(f"{what} has several allocations ({named}); name one of them, or NAMESPACE/POD/CONTAINER")
-        return found[0]
+        return known[found]
 
     def _short(self, slice_id: str) -> str:
         """Returns a slice id with the index of its GPU: 0::2."""
@@ -106,6 +103,11 @@ class Resizing:
             pods.write_resized(owner, after, plan if leaving else ())
 
         return publish
+
+
+def _pod(record: Record, holders: dict[str, Holder]) -> str:
+    """Returns namespace/pod/container; empty if no pod holds the record's slices."""
+    return next(("/".join(holders[one]) for one in record.kubelet_ids if one in holders), "")
 
 
 def _answer(done: Resized, holder: str) -> api.ResizeResponse:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..errors import BadRequest, NoFreeSlice, NotNow, PluginError, Taken, Unknown
+from ..errors import BadRequest, NoFreeSlice, NotNow, PluginError, Taken, Unknown, counted
 from ..node import checkpoint
 from ..node.clock import Clock
 from ..offer.pool import Pool
@@ -178,7 +178,10 @@ class Leases:
                 f"no slice{' of ' + uuid if uuid else ''} is large enough: the largest has {most.memory_mib} MiB and "
                 f"{most.sm_percent} % of the SMs; request less, or let fewer containers share a GPU (vgpu_split_count)"
             )
-        text = f"no free slice{' of ' + uuid if uuid else ''}: all {len(offered)} are in use, leased or unhealthy"
+        text = (
+            f"no free slice{' of ' + uuid if uuid else ''}: found {counted(len(offered), 'slice')}, each in use, "
+            "leased or unhealthy"
+        )
         if terms.gpus > 1:
             count = len(self._pool.gpus)
             text = f"{terms.gpus} GPUs with a free slice are requested; too few of this node's {count} have one"

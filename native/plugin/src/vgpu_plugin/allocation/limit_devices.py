@@ -12,7 +12,7 @@ from typing import Any
 
 from .._shared.config.sharing import VCUDA, Piece
 from .._shared.config.slices import MIB
-from ..errors import BadRequest, Refused
+from ..errors import BadRequest, Refused, counted
 from ..offer.preference import gpu_of
 from ..offer.settings import Settings
 from .records import Record
@@ -56,8 +56,9 @@ def limit_devices(pieces: list[Piece], settings: Settings, gpus: int) -> list[di
             both = [one.id for one in pieces if one.uuid == piece.uuid]
             raise Refused(
                 f"{len(both)} slices of one GPU for one container ({', '.join(both)}), and this node's policy is "
-                f"distinct GPUs: the container requests {len(pieces)} slices, the node has {gpus} "
-                "GPUs; request at most one slice for each GPU with a free slice, or set vgpu_multi_slice: merge"
+                f"distinct GPUs: the container requests {counted(len(pieces), 'slice')}, the node has "
+                f"{counted(gpus, 'GPU')}; request at most one slice for each GPU with a free slice, or set "
+                "vgpu_multi_slice: merge"
             )
     return list(devices.values())
 
@@ -69,7 +70,8 @@ def notes(records: Iterable[Record]) -> list[str]:
         replicas, gpus = len(record.slice_ids), len({gpu_of(one) for one in record.slice_ids})
         if not record.limits and replicas > gpus:
             found.append(
-                f"allocation {record.id} holds {replicas} replicas of {gpus} GPUs: several replicas of a GPU give no "
-                "more compute; request one for each GPU, or set failRequestsGreaterThanOne: true to refuse such pods"
+                f"allocation {record.id} holds {counted(replicas, 'replica')} of {counted(gpus, 'GPU')}: several "
+                "replicas of a GPU give no more compute; request one for each GPU, or set failRequestsGreaterThanOne: "
+                "true to refuse such pods"
             )
     return found

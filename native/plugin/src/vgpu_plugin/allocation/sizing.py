@@ -16,7 +16,7 @@ from .._shared.config import slices
 from .._shared.config.sharing import Piece
 from .._shared.config.slices import MIB
 from .._shared.pods.annotations import Device, NodeGpu, Part
-from ..errors import Refused
+from ..errors import Refused, counted
 from ..node.gpus import NO_NUMA, Gpu
 from ..offer.preference import gpu_of
 from .records import Record
@@ -171,8 +171,8 @@ def assign(
     """
     if len(planned) != len(given):
         raise Refused(
-            f"the container was planned on {len(planned)} GPUs and the kubelet gave it {len(given)}; delete the pod so "
-            "that it is scheduled again"
+            f"the container was planned on {counted(len(planned), 'GPU')} and the kubelet gave it {len(given)}; "
+            "delete the pod so that it is scheduled again"
         )
     open_gpus = {gpu.uuid: gpu for gpu in given}
     chosen: dict[str, Device] = {}

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from ..errors import NotNow
+from ..errors import NotNow, counted
 from ..offer.pool import Offer
 from ..offer.preference import preferred
 from .records import Record
@@ -38,7 +38,7 @@ def substitute(
     free = [offer.slice.id for offer in offers if offer.healthy and offer.slice.id not in held]
     if len(free) < len(ids):
         raise NotNow(
-            f"{len(ids)} slices are asked for and {len(free)} healthy ones are free on this node; see: vgpuctl status"
+            f"found {counted(len(free), 'free healthy slice')} on this node, expected {len(ids)}; see: vgpuctl status"
         )
     totals = Counter(offer.slice.device for offer in offers)
     return preferred(free, [], len(ids), totals, totals, packed)

@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 from .. import version
+from ..admin.holder_names import EXPECTED
 from ..allocation.engine_lists import ENGINES
 from ..node.paths import Paths
 
@@ -39,7 +40,7 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("vgpuctl top", "vgpuctl top --once", "vgpuctl top --interval 0.5"),
     ),
     "explain": (
-        "explain the state of a GPU, a slice, a pod or the node",
+        "explain the state of a GPU, a slice, a holder of slices, a pod or the node",
         ("vgpuctl explain", "vgpuctl explain 3", "vgpuctl explain 0::2", "vgpuctl explain pod ml/train-0"),
     ),
     "watch": (
@@ -60,18 +61,19 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("vgpuctl exec -- nvidia-smi", "vgpuctl exec --uuid GPU-58761ffe-067d-967c-c921-df91885a18d2 -- ./train"),
     ),
     "lease": (
-        "reserve a free slice for a check, so that the kubelet cannot use it (exit 3: none is free)",
+        "reserve a free slice for a check, so that no container gets it (exit 3: none is free)",
         ("vgpuctl lease --json", "vgpuctl lease --ttl 600"),
     ),
     "resize": (
         "change the size of a slice in use, while its container runs",
         (
             "vgpuctl resize ml/train-0/main --memory 8Gi",
+            "vgpuctl resize web --memory 512Mi",
             "vgpuctl resize 0::2 --cores 30",
             "vgpuctl resize 1f2e3d4c5b6a7988 --memory 2Gi --oom-killer",
         ),
     ),
-    "release": ("end a lease, so that the kubelet may assign its slice again", ("vgpuctl release 1f2e3d4c5b6a7988",)),
+    "release": ("end a lease, so that its slice is free again", ("vgpuctl release 1f2e3d4c5b6a7988",)),
     "forget": (
         "stop showing a lost GPU that was removed for good",
         ("vgpuctl forget GPU-58761ffe-067d-967c-c921-df91885a18d2",),
@@ -128,7 +130,9 @@ def _of_people(made: dict[str, argparse.ArgumentParser]) -> None:
         "--interval", type=_interval, default=2.0, metavar="SECONDS", help="time between updates (default: %(default)s)"
     )
     why = made["explain"]
-    why.add_argument("what", nargs="?", default="", help="index or UUID of a GPU, id of a slice, or pod")
+    why.add_argument(
+        "what", nargs="?", default="", help=f"index or UUID of a GPU, {EXPECTED}, or the word pod (default: the node)"
+    )
     why.add_argument(
         "pod", nargs="?", default="", metavar="NAMESPACE/NAME", help="the pod to explain, after the word pod"
     )
@@ -148,23 +152,21 @@ def _of_people(made: dict[str, argparse.ArgumentParser]) -> None:
     made["completion"].add_argument("shell", choices=("bash", "zsh"))
 
 
-def _of_slices(made: dict[str, argparse.ArgumentParser]) -> None:
-    for name in ("lease", "exec", "run"):
-        made[name].add_argument("--uuid", default="", help="use a slice of this GPU (default: any GPU)")
-    made["lease"].add_argument(
-        "--ttl", type=_ttl, default=0, metavar="SECONDS", help="duration of the lease (default: 300)"
-    )
-    size = made["resize"]
-    size.add_argument("what", help="an allocation, a slice, or NAMESPACE/POD/CONTAINER")
+def _of_resize(size: argparse.ArgumentParser) -> None:
+    size.add_argument("what", metavar="HOLDER", help=EXPECTED)
     size.add_argument(
-        "--memory", type=_memory, default=0, metavar="SIZE", help="memory on each GPU, such as 8Gi (default: unchanged)"
+        "--memory",
+        type=_memory,
+        default=0,
+        metavar="SIZE",
+        help=f"memory on each GPU, such as 8Gi; units: {', '.join(UNITS)} (default: unchanged)",
     )
     size.add_argument(
         "--cores",
         type=_cores_or_none,
         default=None,
         metavar="PERCENT",
-        help="share of each GPU's time; 0: no limit (default: unchanged)",
+        help="share of each GPU's time, 1 to 100; 0: no limit (default: unchanged)",
     )
     size.add_argument("--uuid", default="", help="resize only on this GPU (default: each GPU of the allocation)")
     size.add_argument(
@@ -172,6 +174,15 @@ def _of_slices(made: dict[str, argparse.ArgumentParser]) -> None:
         action="store_true",
         help="allow a limit below the used memory: ends the largest process until the rest fits",
     )
+
+
+def _of_slices(made: dict[str, argparse.ArgumentParser]) -> None:
+    for name in ("lease", "exec", "run"):
+        made[name].add_argument("--uuid", default="", help="use a slice of this GPU (default: any GPU)")
+    made["lease"].add_argument(
+        "--ttl", type=_ttl, default=0, metavar="SECONDS", help="duration of the lease (default: 300)"
+    )
+    _of_resize(made["resize"])
     made["release"].add_argument("allocation", help="id of the allocation, as lease printed it")
     made["forget"].add_argument("uuid", help="UUID of the GPU, as status shows it")
     run = made["exec"]
@@ -210,11 +221,11 @@ def _of_slices(made: dict[str, argparse.ArgumentParser]) -> None:
     )
 
 
-def _whole(text: str, most: int, what: str, unit: str) -> int:
+def _whole(text: str, most: int, what: str, unit: str, least: int = 1) -> int:
     with contextlib.suppress(ValueError):
-        if 0 < int(text) <= most:
+        if least <= int(text) <= most:
             return int(text)
-    raise argparse.ArgumentTypeError(f"{what} {text}{unit}; expected a whole number from 1 to {most}")
+    raise argparse.ArgumentTypeError(f"{what} {text}{unit}; expected a whole number from {least} to {most}")
 
 
 def _ttl(text: str) -> int:
@@ -228,19 +239,21 @@ def _count(text: str) -> int:
     return _whole(text, 1024, "slices of", " GPUs")
 
 
-def _cores(text: str) -> int:
-    return _whole(text.removesuffix("%"), 100, "a share of", " %")
+def _cores(text: str, least: int = 1) -> int:
+    return _whole(text.removesuffix("%"), 100, "a share of", " %", least)
 
 
 def _cores_or_none(text: str) -> int:
-    return 0 if text.removesuffix("%") == "0" else _cores(text)
+    return _cores(text, 0)
 
 
 def _memory(text: str) -> int:
     found = re.fullmatch(r"(\d+)(Ki|Mi|Gi|K|M|G)", text)
     if found and 0 < int(found[1]) * UNITS[found[2]] < 1 << 62:
         return int(found[1]) * UNITS[found[2]]
-    raise argparse.ArgumentTypeError(f"memory of {text}; expected a number with its unit, such as 4Gi or 512Mi")
+    raise argparse.ArgumentTypeError(
+        f"memory of {text}; expected a number with its unit, such as 4Gi or 512Mi; units: {', '.join(UNITS)}"
+    )
 
 
 def _interval(text: str) -> float:

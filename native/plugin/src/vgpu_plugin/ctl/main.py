@@ -16,10 +16,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .._proto import admin_pb2 as api
-from ..admin import metrics
+from ..admin import holder_names, metrics
 from ..admin.admin_socket import EXHAUSTED, Client, Fault
 from ..admin.plain import plain
-from . import completion, containers, execute, top
+from ..errors import BadRequest
+from . import completion, containers, execute, explanation, top
 from . import text as ctl_text
 from .arguments import parser
 from .tables import wrapped
@@ -84,7 +85,11 @@ def _run(arguments: Sequence[str] | None) -> int:
     if given.json:
         print(json.dumps(answer, indent=1))
     elif unknown:
-        print(f"vgpuctl: this node has no GPU or slice {given.what}; see: vgpuctl slices", file=sys.stderr)
+        print(
+            f"vgpuctl: this node has no GPU or slice {given.what}, and no holder of that name; expected the index or "
+            f"UUID of a GPU, {holder_names.EXPECTED}; see: vgpuctl slices",
+            file=sys.stderr,
+        )
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
         print(TEXTS[given.command](answer, width, given))
@@ -130,13 +135,27 @@ def resize(plugin: Client, given: argparse.Namespace) -> dict[str, Any]:
     if given.memory and given.memory < MIB:
         raise Fault("INVALID_ARGUMENT", f"memory of {given.memory} bytes; expected 1 MiB or more")
     request = api.ResizeRequest(
-        what=given.what,
+        what=_resizable(plugin, given.what),
         memory_mib=given.memory // MIB,
         sm_percent=given.cores,
         uuid=given.uuid,
         oom_killer=given.oom_killer,
     )
     return plain(plugin.call("Resize", request))
+
+
+def _resizable(plugin: Client, what: str) -> str:
+    """Returns the allocation of a container whose name only its engine knows (Tenants); other names unchanged. Raises
+    Fault if the name is ambiguous.
+    """
+    usages = usage(plugin)
+    tenants = Tenants().of(usages)
+    shown = {one["allocation"]: one["holder"] for one in usages if one["holder"] and not one["pod"]}
+    try:
+        found = holder_names.find({**shown, **tenants}, what)
+    except BadRequest as fault:
+        raise Fault("INVALID_ARGUMENT", str(fault)) from None
+    return found if found in tenants else what
 
 
 def forget(plugin: Client, given: argparse.Namespace) -> dict[str, Any]:
@@ -158,7 +177,12 @@ def watched(plugin: Client, _given: argparse.Namespace) -> dict[str, Any]:
 
 
 def explain(plugin: Client, given: argparse.Namespace) -> dict[str, Any]:
-    return {"what": given.what, "facts": ctl_text.explain(status(plugin, given), given.what)}
+    usages = usage(plugin)
+    try:
+        facts = explanation.explain(status(plugin, given), given.what, usages, Tenants().of(usages))
+    except BadRequest as fault:
+        raise Fault("INVALID_ARGUMENT", str(fault)) from None
+    return {"what": given.what, "facts": facts}
 
 
 def lease_text(answer: dict[str, Any]) -> str:

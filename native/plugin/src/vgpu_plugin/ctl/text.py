@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..allocation.allocation_files import AllocationFiles
+from ..errors import counted
+from ..node.paths import NO_KUBELET
 from .tables import Row, age, known, table, wide, wrapped
 
 # Prefix of the reason for a GPU that the driver no longer finds.
@@ -14,6 +16,8 @@ LOST = "lost: "
 
 HEALTHY = "healthy"
 MIB = 1 << 20
+# Name of the unknown holder of a slice by a CDI name.
+OUTSIDE = "a container outside Kubernetes"
 STATES = ("free", "in use", "unhealthy")
 
 
@@ -54,21 +58,28 @@ def reasons(status: dict[str, Any]) -> list[str]:
 
 def status(answer: dict[str, Any], width: int = 0) -> str:
     state = "registered" if answer["registered"] else f"not registered: {answer['kubelet_error']}"
+    if not has_kubelet(answer):
+        state = "for docker and podman: this host has no Kubernetes"
     names = ", ".join(answer["resources"]) or answer["resource"]
     head = [
         f"plugin {answer['version']} (pid {answer['pid']}), resource {names}, {state}",
         f"configuration {answer['config_path']} (sha256 {answer['config_sha256'][:12]})",
         f"library {answer['library'] or 'none'}",
-        f"containers get their GPU by {answer['hand_over']}: {answer['hand_over_reason']}",
+        *([f"containers get their GPU by {answer['hand_over']}: {answer['hand_over_reason']}"] * has_kubelet(answer)),
     ]
     states = [one["state"] for one in answer["slices"]]
     sums = ", ".join(f"{states.count(name)} {name}" for name in STATES)
-    lines = [f"{len(states)} slices: {sums}; see: vgpuctl slices"]
+    lines = [f"{counted(len(states), 'slice')}: {sums}; see: vgpuctl slices"]
     for one in answer["allocations"]:
         ids = ", ".join(short_id(answer, name) for name in one["slice_ids"])
-        lines.append(f"allocation {one['id']} ({_whose(one)}): {ids}{_ends(one)}")
+        lines.append(f"allocation {one['id']} ({_whose(one)}): {ids}{ends(one)}")
     texts = ["\n".join(head), "\n".join(gpu_table(answer, width)), "\n".join([*lines, *reasons(answer)])]
     return "\n\n".join(wrapped(one, width) for one in texts)
+
+
+def has_kubelet(status: dict[str, Any]) -> bool:
+    """Whether the node has a kubelet, running or not; other hosts have docker or podman only."""
+    return bool(status["registered"]) or NO_KUBELET not in status["kubelet_error"]
 
 
 def short_id(status: dict[str, Any], slice_id: str) -> str:
@@ -82,7 +93,8 @@ def _whose(allocation: dict[str, Any]) -> str:
     return f"{allocation['kind']}, {allocation['holder']}" if allocation["holder"] else str(allocation["kind"])
 
 
-def _ends(allocation: dict[str, Any]) -> str:
+def ends(allocation: dict[str, Any]) -> str:
+    """Returns when an allocation ends, for the end of a line."""
     if allocation["kind"] == "kubelet":
         return ""
     if allocation["kind"] == "container" and not allocation["expires_in_s"]:
@@ -102,8 +114,8 @@ def watch(answer: dict[str, Any], everything: bool = False, width: int = 0) -> s
     unless ``everything`` is set.
     """
     lines = [
-        f"policy {answer['policy']}; {answer['looks']} polls, one every {answer['interval_s']:g} s; a finding is "
-        f"reported after {answer['looks_to_name']} polls in a row"
+        f"policy {answer['policy']}; {counted(answer['looks'], 'poll')}, one every {answer['interval_s']:g} s; a "
+        f"finding is reported after {answer['looks_to_name']} polls in a row"
     ]
     lines += [f"warning: {answer['fault']}"] if answer["fault"] else []
     checks = [one for one in answer["past"] if one["kind"] == "lease" and not everything]
@@ -151,6 +163,7 @@ def slice_rows(
     holders = {one: record for record in status["allocations"] for one in record["slice_ids"]}
     pods = {one["allocation"]: container(one) for one in usages if one["pod"]}
     indexes = {gpu["uuid"]: gpu["index"] for gpu in status["gpus"]}
+    unnamed = OUTSIDE if has_kubelet(status) else "a container by CDI"
     out = []
     for one in status["slices"]:
         record = holders.get(one["id"])
@@ -159,7 +172,7 @@ def slice_rows(
             held = pods.get(record["id"]) or record["holder"] or tenants.get(record["id"], "")
             held = held or f"{record['kind']} {record['id']}"
         elif one["in_use"]:
-            held = tenants.get(AllocationFiles.static_name(one["id"]), "a container outside Kubernetes")
+            held = tenants.get(AllocationFiles.static_name(one["id"]), unnamed)
         kept = ("id", "uuid", "resource", "mode", "memory_mib", "sm_percent", "state", "health", "in_use")
         size = sizes.get((record["id"], one["uuid"])) if record is not None and _alone(one, record) else None
         if size is not None:
@@ -227,78 +240,3 @@ def resized(answer: dict[str, Any], width: int = 0) -> str:
 
 def _share(percent: int) -> str:
     return f"{percent} % of the SMs" if percent else "no limit of the SMs"
-
-
-def explain(status: dict[str, Any], wanted: str) -> list[dict[str, str]]:
-    """Explains a GPU (index or UUID), a slice, or the whole node. Returns facts with their subject; empty if ``wanted``
-    does not exist here.
-    """
-    gpus = [gpu for gpu in status["gpus"] if wanted in ("", gpu["uuid"], str(gpu["index"]))]
-    pieces = [one for one in status["slices"] if wanted in (one["id"], short_id(status, one["id"]))]
-    facts = []
-    for gpu in gpus:
-        facts += [_fact("gpu", gpu["uuid"], line) for line in explain_gpu(status, gpu)]
-    for piece in pieces:
-        facts += [_fact("slice", piece["id"], line) for line in explain_slice(status, piece)]
-    if not wanted:
-        lines = []
-        if not status["registered"]:
-            lines.append(f"the kubelet can assign no slices: {status['kubelet_error']}")
-        if not status["library"] and any(one["mode"] == "vcuda" for one in status["slices"]):
-            lines.append("no container can start with a slice: the library is not installed; run site.yml")
-        lines.append(f"containers get their GPU by {status['hand_over']}: {status['hand_over_reason']}")
-        facts += [_fact("node", "", line) for line in lines]
-    named = [gpu["uuid"] for gpu in gpus if gpu["uuid"]]
-    mine = [one for one in status["warnings"] if not wanted or any(uuid in one for uuid in named)]
-    return facts + [_fact("warning", "", f"warning: {one}") for one in mine]
-
-
-def _fact(about: str, name: str, text: str) -> dict[str, str]:
-    return {"about": about, "id": name, "text": text}
-
-
-def explain_gpu(status: dict[str, Any], gpu: dict[str, Any]) -> list[str]:
-    name = f"GPU {gpu['index']} ({gpu['model']}, {gpu['uuid']})"
-    pieces = [one for one in status["slices"] if one["uuid"] == gpu["uuid"]]
-    lines = []
-    if gpu["reason"].startswith(LOST):
-        lines.append(f"{name} is {gpu['reason']}; reset or replace it")
-    elif not gpu["healthy"]:
-        remedy = (
-            "it is healthy again after a period without errors, if the driver responds for it; see the Xid errors in "
-            "the kernel log"
-        )
-        lines.append(f"{name} is unhealthy: {gpu['reason']}; {remedy}")
-    kinds = [(one["resource"], one["mode"], one["memory_mib"], one["sm_percent"]) for one in pieces]
-    for kind in dict.fromkeys(kinds):
-        used = sum(one["in_use"] for one, other in zip(pieces, kinds, strict=True) if other == kind)
-        resource, mode, memory_mib, sm_percent = kind
-        lines.append(
-            f"{name}: {kinds.count(kind)} of {resource} by {mode}, {memory_mib} MiB and {sm_percent} % of the SMs "
-            f"each; {used} in use"
-        )
-    return lines or [f"{name} has no slices: the configuration {status['config_path']} does not offer this GPU"]
-
-
-def explain_slice(status: dict[str, Any], piece: dict[str, Any]) -> list[str]:
-    gpu = next(one for one in status["gpus"] if one["uuid"] == piece["uuid"])
-    sizes = [
-        one["memory_mib"] for one in status["slices"] if one["uuid"] == piece["uuid"] and one["mode"] == piece["mode"]
-    ]
-    lines = [
-        f"slice {piece['id']}: {piece['memory_mib']} MiB and {piece['sm_percent']} % of the SMs; one of {len(sizes)} "
-        f"slices ({sum(sizes)} MiB in total) of a GPU with {gpu['memory_mib']} MiB; mode {piece['mode']} in "
-        f"{status['config_path']}"
-    ]
-    holder = next((one for one in status["allocations"] if piece["id"] in one["slice_ids"]), None)
-    if holder is not None:
-        lines.append(f"held by allocation {holder['id']} ({_whose(holder)}){_ends(holder)}")
-    elif piece["in_use"]:
-        lines.append("held by a container outside Kubernetes, or by a container that only the kubelet knows")
-    if piece["health"] != "Healthy":
-        leased = holder is not None and holder["kind"] == "lease"
-        outside = holder is None or holder["kind"] in ("slice", "container", "exec")
-        why = gpu["reason"] or ("it is leased to a check" if leased else "")
-        why = why or ("it is used outside Kubernetes" if outside else "it is in use")
-        lines.append(f"the kubelet cannot assign it: {why}")
-    return lines

@@ -24,6 +24,7 @@ from .. import lean
 from .._proto import deviceplugin_pb2 as api
 from .._proto import deviceplugin_pb2_grpc as rpc
 from ..node.inotify import FolderWatch
+from ..node.paths import CHECKPOINT, NO_KUBELET
 from .service import WORKERS, DevicePlugin, options
 
 API_VERSION = "v1beta1"
@@ -61,7 +62,7 @@ class Registration:
         self._registered_at = 0.0
         # Whether the kubelet has opened a stream since then.
         self._streamed = False
-        self._fault = f"{kubelet_socket} does not exist yet; waiting for the kubelet"
+        self._fault = self._missing()
         self.first_attempt = threading.Event()
 
     def state(self) -> tuple[bool, str]:
@@ -96,7 +97,7 @@ class Registration:
         kubelet = _identity(self._kubelet_socket)
         if kubelet is None:
             self._registered_with = None
-            self._fault = f"{self._kubelet_socket} does not exist; waiting for the kubelet"
+            self._fault = self._missing()
             return True
         if self._served is not None and self._served != _identity(self._endpoint):
             log.info("%s was removed; the kubelet starts again", self._endpoint)
@@ -123,6 +124,12 @@ class Registration:
         self._registered_with = kubelet
         log.info("registered %s with %s", self._resource, self._kubelet_socket)
         return self._listens()
+
+    def _missing(self) -> str:
+        """Returns why the socket is missing: a kubelet ran before and left its checkpoint, or none ever ran."""
+        waits = self._kubelet_socket.with_name(CHECKPOINT).exists()
+        why = "; waiting for the kubelet" if waits else f": {NO_KUBELET}"
+        return f"{self._kubelet_socket} does not exist{why}"
 
     def _note(self, fault: Exception) -> None:
         text = fault.details() if isinstance(fault, grpc.RpcError) and hasattr(fault, "details") else str(fault)

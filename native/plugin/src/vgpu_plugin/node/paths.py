@@ -34,6 +34,11 @@ OLD_TENANT = "/run/vgpu/tenant"
 OLD_GPU_PAGE = "/run/vgpu/gpu-"
 
 LONGEST_SOCKET_PATH = 107
+# The kubelet's checkpoint in its folder of device plugins; it outlives the kubelet.
+CHECKPOINT = "kubelet_internal_checkpoint"
+
+# Part of the error of a registration on a host that never had a kubelet, only docker or podman.
+NO_KUBELET = "this host runs no kubelet"
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,7 @@ class Paths:
 
     @property
     def checkpoint(self) -> Path:
-        return self.kubelet_dir / "kubelet_internal_checkpoint"
+        return self.kubelet_dir / CHECKPOINT
 
     def endpoint(self, resource: str) -> Path:
         """Returns the path of our socket for a resource in the kubelet's folder. A resource's name may have 317

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from ..errors import BadRequest
+from ..errors import BadRequest, counted
 
 NVLINK = 100
 # All sets are tried up to this number; 8 GPUs have at most 70.
@@ -55,7 +55,8 @@ def nearest(
     the remaining GPUs are worst, then the first by index. If there are too many sets, sets are grown from each GPU.
     """
     if size > len(set(available)):
-        raise BadRequest(f"{size} GPUs are requested, and only {len(set(available))} are available; request fewer")
+        found = counted(len(set(available)), "available GPU")
+        raise BadRequest(f"found {found}, expected {size} as requested; request fewer")
     missing = [one for one in must_include if one not in set(available)]
     if missing:
         raise BadRequest(f"GPU {missing[0]} must be included and is not available; offer it as available")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from .._shared.config.sharing import MIG, NONE, VCUDA, Piece
-from ..errors import BadRequest, NotNow
+from ..errors import BadRequest, NotNow, counted
 from ..node.gpus import Gpu
 
 # Prefix of the reason for a GPU that the driver no longer finds.
@@ -226,8 +226,8 @@ class Pool:
             if slice_id not in self._slices:
                 shown = slice_id if len(slice_id) <= 80 else slice_id[:77] + "..."
                 raise BadRequest(
-                    f"slice {shown} was never offered by this node; it offers {len(self._slices)} slices of "
-                    f"{len(self._gpus)} GPUs, see: vgpuctl status"
+                    f"slice {shown} was never offered by this node; it offers {counted(len(self._slices), 'slice')} of "
+                    f"{counted(len(self._gpus), 'GPU')}, see: vgpuctl status"
                 )
             piece = self._slices[slice_id]
             self._refuse_unhealthy(piece)

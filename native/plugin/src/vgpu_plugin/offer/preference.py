@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from ..errors import BadRequest
+from ..errors import BadRequest, counted
 
 
 def gpu_of(slice_id: str) -> str:
@@ -40,7 +40,8 @@ def preferred(
     """
     offers = set(available)
     if size > len(offers):
-        raise BadRequest(f"{size} slices are requested, and only {len(offers)} are available; request fewer")
+        found = counted(len(offers), "available slice")
+        raise BadRequest(f"found {found}, expected {size} as requested; request fewer")
     missing = [one for one in must_include if one not in offers]
     if missing:
         raise BadRequest(f"slice {missing[0]} must be included and is not available; offer it as available")

@@ -58,6 +58,10 @@ def test_bad_value_is_one_error_that_names_the_variable(name, value, words):
         ("vgpu_memory_scale", "vgpu_memory_scaling"),
         ("vgpu_device", "vgpu_devices"),
         ("vgpu_oom_kiler", "vgpu_oom_killer"),
+        ("vgpu_slices", "vgpu_split_count"),
+        ("vgpu_slice", "vgpu_split_count"),
+        ("vgpu_slices_per_gpu", "vgpu_split_count"),
+        ("vgpu_slice_sizng", "vgpu_slice_sizing"),
     ],
 )
 def test_unknown_variable_names_the_nearest(name, meant):

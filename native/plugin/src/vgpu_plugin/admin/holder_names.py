@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the holder of a slice by the name that vgpuctl slices and vgpuctl top print, or by a part of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..allocation.engine_lists import ENGINES
+from ..errors import BadRequest
+
+EXPECTED = (
+    "the name that vgpuctl slices prints under HELD BY (ml/train-0/main, docker web, or web alone), the id of an "
+    "allocation, or a slice in use (0::2)"
+)
+
+
+def find(shown: Mapping[str, str], what: str) -> str:
+    """Returns the key of the holder with the name ``what``; empty if there is none. ``shown``: key → printed name; a
+    whole name wins over a part. Raises BadRequest with the candidates if several holders match.
+    """
+    if not what:
+        return ""
+    for matches in (
+        [key for key, name in shown.items() if what in (name, f"({name})")],
+        [key for key, name in shown.items() if what in _parts(name)],
+    ):
+        if len(matches) > 1:
+            named = ", ".join(f"{shown[key]} ({key})" for key in matches)
+            raise BadRequest(f"{what} names several holders: {named}; name one of them in full, or by its id")
+        if matches:
+            return matches[0]
+    return ""
+
+
+def _parts(name: str) -> tuple[str, ...]:
+    """Returns the parts that stand for a name: a pod without its container, a container without its engine."""
+    engine, _space, container = name.partition(" ")
+    if engine in ENGINES:
+        return (container,)
+    return (name.rpartition("/")[0],) if name.count("/") == 2 else ()
