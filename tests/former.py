@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds an old release from this repository's history: the last one that mounted single files. Upgrade tests start
-there."""
+"""Builds an old release from this repository's history: the last release that mounted single files into containers.
+Upgrade tests start from this release.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMIT = "bf48933"
-# name of the folder that holds this release's library
+# name of the folder with this release's library
 VERSION = f"0.1.0-{COMMIT}"
 NEEDED = ("native/plugin", "native/vcuda", "plugins/module_utils")
 NO_HISTORY = f"this checkout has no commit {COMMIT}: clone the repository with its full history"

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check that the package archives still have every name, key and repository of our tables: `make archives`.
+"""Check that the package archives still have every name, key and repository of the collection's tables. `make archives`
+runs this script.
 
 apt resolves each set of packages on an empty system with its own sources and lists. This finds a name that no longer
 exists, and a driver branch that installs packages of another branch. The script uses the archives of this machine's
-apt, Ubuntu's archive, and NVIDIA's repositories and keys if they can be reached. It prints which were not checked.
+apt, Ubuntu's archive, and NVIDIA's repositories and keys if they can be reached. It prints which of these archives were
+not checked.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ class Question(NamedTuple):
     # True for the user space of a branch that may be retired. If it installs packages of another branch, the branch is
     # retired and the role refuses it.
     retires: bool = False
-    # True for signed modules. If the newest kernel has none, the role builds modules by DKMS, which is another set.
+    # True for signed modules. If the newest kernel has none, that is no fault: the role then builds modules by DKMS,
+    # which is another set.
     signed: bool = False
 
 

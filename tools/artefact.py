@@ -33,11 +33,12 @@ import sbom
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-# The Pythons of Debian 12, of Ubuntu 24.04 and RHEL 9 and 10, of Debian 13, and of Ubuntu 26.04.
+# The default platforms: the Pythons of Debian 12, of Ubuntu 24.04 and RHEL 9 and 10, of Debian 13, and of Ubuntu 26.04.
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 COMPILERS = {"x86_64": "x86_64-linux-gnu-gcc", "aarch64": "aarch64-linux-gnu-gcc"}
 PLATFORMS = tuple(f"{python}-{arch}" for arch in COMPILERS for python in PYTHONS)
-# Separate folder, because our wheel in it would have the same name as in the folder of the device plugin's wheels.
+# The scheduler's wheels have a separate folder, because our own wheel would have the same name as in the folder of the
+# device plugin's wheels.
 SCHEDULER = "scheduler"
 # Largest artefact in bytes that galaxy.ansible.com accepts.
 GALAXY_MOST = 20 * 1000 * 1000

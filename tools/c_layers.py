@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check that the packages of libvgpu.so call only lower packages, by the symbols of the objects of `make native`.
+"""Check that the packages (source folders) of libvgpu.so call only lower packages, by the symbols of the object files
+that `make native` builds.
 
 No undefined symbol of an object may be defined in a higher package. The only exemption are the tables of src/events.c,
 declared in src/events.h: a lower package reports an event through a table, and events.c lists the functions that run.
@@ -22,7 +23,7 @@ LOOPS = ("account", "memory", "compute", "routes")
 
 
 def sources_of(folder: Path) -> dict[Path, str]:
-    """Returns source file → package: the name of its folder, or the file's own name if it lies directly in src/."""
+    """Maps each source file to its package: the name of its folder, or the file's own name if the file is in src/."""
     found = sorted([*folder.glob("*.c"), *folder.glob("*/*.[cS]")])
     return {path: path.stem if path.parent == folder else path.parent.name for path in found}
 

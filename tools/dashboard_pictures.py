@@ -298,7 +298,7 @@ def picture(made: dashboards.Dashboard, found: list[list[Line]]) -> str:
 
 
 def answers() -> dict[str, list[list[Line]]]:
-    """Returns the file of each dashboard → the lines of each of its panels."""
+    """Maps the file of each dashboard to the lines of each of its panels."""
     with prometheus() as address:
         return {
             made.file: [[line for query in one.queries for line in lines_of(address, *query)] for one in made.panels]

@@ -32,7 +32,7 @@ class Panel(NamedTuple):
 
 
 class Dashboard(NamedTuple):
-    """A dashboard. ``variables``: name of a dashboard variable → the query for its values."""
+    """A dashboard. ``variables`` maps the name of a dashboard variable to the query for its values."""
 
     file: str
     title: str
@@ -78,7 +78,8 @@ DASHBOARDS = (
                 "Xids and ECC errors in the last hour",
                 "short",
                 (
-                    # The series of an Xid number begins with the first such Xid, so increase() would miss that one.
+                    # The time series of an Xid number begins with the first such Xid, so increase() would miss that
+                    # first Xid.
                     (f"{XIDS} - ({XIDS} offset 1h or 0 * {XIDS}) > 0", f"{CARD} Xid {{{{xid}}}}"),
                     (f"increase(vgpu_gpu_ecc_errors_total{{{NODES}}}[1h]) > 0", f"{CARD} ECC {{{{kind}}}}"),
                 ),
@@ -174,7 +175,7 @@ DASHBOARDS = (
             one(
                 "Part of each node's GPU memory assigned to pods",
                 "percentunit",
-                # max, because each replica exports these metrics.
+                # Takes the maximum, because each replica exports these metrics.
                 "max by (node) (vgpu_scheduler_node_memory_held_bytes / vgpu_scheduler_node_memory_capacity_bytes)",
                 "{{node}}",
             ),

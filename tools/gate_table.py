@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Table of the gates and the sweeps: commands, lane, group and minutes of each.
+"""Table of the gates (checks of every commit) and the sweeps (longer checks): commands, lane, group and minutes of
+each.
 
-Every run runs ``GATES`` in this order; within a lane the gates that fail most often come first. ``SWEEPS`` take longer.
-One run runs the sweeps of one group, so ``GROUPS`` consecutive commits run all groups. Sweeps without a group take too
-long for such a run. docs/gates.md has the measurements.
+A lane is a list of gates that run one after the other; lanes run concurrently. Every run runs ``GATES`` in this order;
+within a lane the gates that fail most often come first. With ``--group turn`` a run also runs the sweeps of one group,
+so ``GROUPS`` consecutive commits run all groups. Sweeps without a group take too long for such a run. docs/gates.md has
+the measurements.
 """
 
 from __future__ import annotations
@@ -12,18 +14,20 @@ import sys
 from dataclasses import dataclass, field
 
 GROUPS = 6
-# Most minutes of a group's sweeps in one lane: the rest of the 40 minutes of `.ci/run` after the gates of that lane.
+# Most minutes that a group's sweeps may take in one lane: `.ci/run` has 40 minutes, less the minutes of that lane's
+# gates.
 GROUP_MINUTES = 22
-# Lanes run concurrently, the gates of one lane one after the other. Lanes may share cores, because simulated hosts and
-# tests of shares wait most of the time. Two gates with tests of the same folder belong to one lane.
+# Lanes may share cores, because simulated hosts and tests of shares wait most of the time. Two gates with tests of the
+# same folder belong to one lane.
 LANES = ("checks", "native", "hosts")
 
 
 @dataclass(frozen=True)
 class Gate:
-    """One gate: runs ``commands`` (title → words) one after the other, then pytest with ``options`` for each folder of
-    ``tests``. Each folder has its own process, because helper modules share names. ``minutes``: on 2 cores, with the
-    other lanes running."""
+    """One gate: runs ``commands`` (a map from title to words) one after the other, then pytest with ``options`` for
+    each folder of ``tests``. Each folder has its own process, because helper modules share names. ``minutes``: the
+    measured time on 2 cores while the other lanes run.
+    """
 
     name: str
     commands: dict[str, list[str]] = field(default_factory=dict)
@@ -51,7 +55,7 @@ INSTALLED = "tests/installed"
 QUICK = ["-m", "not slow"]
 SANITIZED = ["-m", "not slow and not own_build"]
 
-# Always runs before the chosen gates: all of them use the C programs.
+# Always runs before the chosen gates, because all gates use the C programs.
 BUILD_GATE = Gate("build", {"make native": ["make", "--no-print-directory", "native"]}, minutes=1)
 
 GATES = [

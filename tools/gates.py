@@ -105,7 +105,7 @@ def run(title: str, command: list[str], lines: int = 60) -> bool:
     with log.open("wb") as output:
         try:
             code = subprocess.run(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
-        except OSError as fault:  # counts as a failure, so the other lanes continue
+        except OSError as fault:  # Counts as a failure, so the other lanes continue.
             code = 127
             output.write(f"{command[0]} could not be started: {fault}; run make, which sets PATH\n".encode())
     text = [f"  {'ok  ' if code == 0 else 'FAIL'} {title} ({time.monotonic() - started:.0f} s)"]

@@ -17,7 +17,7 @@ HEAD = """\
 # For rule_files of Prometheus: metrics of device plugins by HAMi's names, of 2.10 and of releases before.
 ---
 """
-# HAMi's label → our label.
+# Maps HAMi's label to our label.
 CARD = {"device_index": "gpu", "device_uuid": "uuid", "device_type": "model"}
 TENANT = {"device_uuid": "uuid"}
 OLD_CARD = {"deviceidx": "gpu", "deviceuuid": "uuid"}
@@ -30,7 +30,7 @@ GOT = "100 * rate(vgpu_container_device_seconds_total[1m])"
 
 
 class Name(NamedTuple):
-    """A recording rule. ``labels``: HAMi's label → our label; ``fixed``: labels with a constant value."""
+    """A recording rule. ``labels`` maps HAMi's label to our label; ``fixed``: labels with a constant value."""
 
     name: str
     expr: str

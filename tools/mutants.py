@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Change the pure core in one place at a time, and report which changes no unit test notices.
+"""Mutation test: change the core (functions without I/O) in one place at a time, and report which changes no unit test
+notices.
 
     python tools/mutants.py [--seed 1] [--count 400] [--workers 2] [--only plan/]
 
@@ -107,7 +108,7 @@ def mutants(only: str) -> list[Mutant]:
 
 
 def drawn(all_of_them: list[Mutant], seed: str, count: int) -> list[Mutant]:
-    """Returns ``count`` mutants (0: all). The order depends only on the seed and the mutants."""
+    """Returns ``count`` mutants, or all if it is 0. The order depends only on the seed and the mutants."""
     order = sorted(all_of_them, key=lambda one: hashlib.sha256(f"{seed}\0{one.key}".encode()).hexdigest())
     return order[:count] if count else order
 
@@ -123,7 +124,7 @@ class Tree:
         collection.symlink_to(self.root)
 
     def run(self, tests: tuple[str, ...], seconds: float | None) -> str:
-        """Runs the tests. Returns ``survived``, ``killed`` or ``killed by time``."""
+        """Runs the tests on the mutant. Returns ``survived`` if all pass, else ``killed`` or ``killed by time``."""
         command = [str(ROOT / ".build/venv/bin/python"), "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
         # Write no compiled files: a compiled file of the previous mutant would be used for this mutant if both sources
         # have the same time and size.
@@ -220,7 +221,9 @@ def timed(trees: Queue[Tree], tests: tuple[str, ...]) -> float:
 
 
 def report(judged: list[tuple[Mutant, str]], of_all: int, seed: str) -> int:
-    """Prints the rate and the survivors without a reason in equivalent.yml. Returns 1 if there are any."""
+    """Prints the rate of killed mutants, and the survivors without a reason in equivalent.yml. Returns 1 if there are
+    such survivors.
+    """
     reasons = equivalent()
     survivors = [one for one, verdict in judged if verdict == "survived"]
     open_ones = [one for one in survivors if (one.path, one.operator, one.text) not in reasons]

@@ -56,7 +56,8 @@ default_role = "any"
 nitpicky = True
 """
 
-# Check → the planted fault that it must find: file, text in the file, its replacement.
+# Maps each check to the planted fault that it must find: the file, a text in this file, and the replacement of the
+# text.
 PLANTED = {
     "lint": ("plugins/modules/gpu_info.py", "description:\n  - ", "description:\n  - See M(vgpu.fleet.nothing). "),
     "build": ("roles/teardown/meta/argument_specs.yml", "    description:\n", "    no_description:\n"),

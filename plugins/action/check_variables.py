@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Controller side of vgpu.fleet.check_variables: checks the variables of all hosts at once. No remote call."""
+"""Controller side of vgpu.fleet.check_variables: checks the variables of all hosts at once, without a remote call."""
 
 from __future__ import annotations
 

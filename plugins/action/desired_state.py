@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Controller side of vgpu.fleet.desired_state: reads and checks the variables of one host. No remote call."""
+"""Controller side of vgpu.fleet.desired_state: reads and checks the variables of one host, without a remote call."""
 
 from __future__ import annotations
 

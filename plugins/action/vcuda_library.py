@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Controller side of vgpu.fleet.vcuda_library: sends the archive only to a host without that version."""
+"""Controller side of vgpu.fleet.vcuda_library: sends the library's archive to a host only if the host lacks that
+version.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ MODULE = "vgpu.fleet.vcuda_library"
 
 
 class ActionModule(ActionBase):
-    # False: ansible-core makes no temporary folder on a host in advance. run() makes it before it sends the archive.
+    # False means that ansible-core makes no temporary folder on a host in advance, which would cost a remote call.
+    # run() makes the folder before it sends the archive.
     TRANSFERS_FILES = False
 
     def run(self, tmp: Any = None, task_vars: Any = None) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filters that make one report of all hosts. Controller only; documented in the .yml files of this folder."""
+"""Filters that make one report of all hosts. They run on the controller; .yml files of this folder document them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def fleet_report(hosts: Mapping[str, Any], made: str, title: str = "", last: str
 
 
 def script_json(value: Any) -> str:
-    """Returns JSON that is safe inside a ``script`` element: no text of a host can end the element."""
+    """Returns JSON that is safe inside a ``script`` element, because no text of a host can end the element."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filter that renders node.yaml. Controller only; documented in node_yaml.yml."""
+"""Filter that renders node.yaml. It runs on the controller; node_yaml.yml documents it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filters of playbooks/rehearse.yml. Controller only; documented in the .yml files of this folder."""
+"""Filters of playbooks/rehearse.yml. They run on the controller; the .yml files of this folder document them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filters that format the results of the verify role. Controller only; documented in the .yml files of this folder."""
+"""Filters that format the results of the verify role. They run on the controller; the .yml files of this folder
+document them.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filters that turn a repository variable into the option of a package module. Controller only.
+"""Filters that turn a repository variable into the option of a package module. They run on the controller.
 
 The .yml files of this folder document the filters.
 """

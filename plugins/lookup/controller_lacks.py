@@ -115,7 +115,9 @@ def compiles() -> bool:
 
 
 def library(version: str, folders: list[str]) -> list[str]:
-    """Returns a sentence about the programs missing to compile libvgpu.so; no sentence if an archive exists."""
+    """Returns a sentence about the programs that are missing to compile libvgpu.so; returns none if an archive of it
+    exists.
+    """
     if not version or built(folders, f"vcuda-{glob.escape(version)}-*.tar.gz"):
         return []
     missing = [name for name in ("make", "cc") if shutil.which(name) is None]
@@ -131,7 +133,9 @@ def library(version: str, folders: list[str]) -> list[str]:
 
 
 def plugin(version: str, folders: list[str]) -> list[str]:
-    """Returns a sentence about what is missing to make the device plugin's archive; none if a file of it exists."""
+    """Returns a sentence about what is missing to make the device plugin's archive; returns none if the archive or its
+    wheels exist.
+    """
     if not version or built(
         folders,
         f"vgpu_fleet_plugin-{glob.escape(version.replace('-', '+', 1))}-*.whl",
@@ -160,7 +164,7 @@ def scheduler(version: str, folders: list[str], cache: str, python: str, arch: s
     ]
 
 
-# Prefix of a role's variables → the program in the image, and the alternative to building that image.
+# Maps the prefix of a role's variables to the program in the image and to the alternative to building that image.
 IMAGES = {
     "device_plugin": (
         "the device plugin",
@@ -171,7 +175,9 @@ IMAGES = {
 
 
 def image(version: str, there: bool, builder: str, base: str, role: str = "device_plugin") -> list[str]:
-    """Returns a sentence about the programs missing to build a role's image; none if ``there``: its file exists."""
+    """Returns a sentence about the programs that are missing to build a role's image; returns none if ``there``, which
+    means that the image's file exists.
+    """
     if not version or there:
         return []
     missing = [name for name in (builder, *(() if base else ("mmdebstrap",))) if shutil.which(name) is None]

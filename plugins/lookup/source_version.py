@@ -49,7 +49,7 @@ from ansible.plugins.lookup import LookupBase
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-# Files that builds and tests leave among the sources, and documentation.
+# Files that are no sources: documentation, and files that builds and tests leave among the sources.
 LEAVINGS = re.compile(r"(^|/)(__pycache__|build|dist|\.[^/]*|[^/]*\.egg-info)(/|$)|\.(pyc|o|so|a|md)$")
 
 
@@ -85,7 +85,9 @@ def sources(root: str, terms: list[str]) -> list[str]:
 
 
 def digest(root: str, paths: list[str]) -> str:
-    """Returns one SHA-256 over names, lengths and contents; the lengths keep two different trees from colliding."""
+    """Returns one SHA-256 over names, lengths and contents; the lengths keep two different trees from giving the same
+    digest.
+    """
     total = hashlib.sha256()
     for path in paths:
         with open(os.path.join(root, path), "rb") as stream:

@@ -49,7 +49,7 @@ class LookupModule(LookupBase):
         patterns = [one for term in terms for one in (term if isinstance(term, (list, tuple)) else [term])]
         found = self._hosts(patterns, variables)
         limit = str(variables.get("ansible_limit") or "")
-        # A limit with "@" names a file of host names, which only Ansible reads.
+        # A limit with "@" names a file of host names, which only Ansible reads, so such a limit is not checked.
         if limit and "@" not in limit:
             first = [] if split_host_pattern(limit)[0][:1] not in ("!", "&") else ["all"]
             found &= self._hosts(first + split_host_pattern(limit), variables)

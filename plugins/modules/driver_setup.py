@@ -97,7 +97,8 @@ from ansible.module_utils.basic import AnsibleModule
 from ..module_utils.driver.setup import Desired, Setup, SetupError
 from ..module_utils.host.host import Answer, Host, run_program
 
-# Seconds. Building the initramfs of every kernel, with its DKMS modules, takes minutes on a slow host.
+# Time limit in seconds for one command: building the initramfs of every kernel, with its DKMS modules, takes minutes on
+# a slow host.
 PATIENCE = 1800
 
 

@@ -120,7 +120,8 @@ def main() -> None:
     found = engine_auto.resolve(wanted, state).name
     engines = [found] if present else engine_auto.configured(wanted, state["files"])
     if found in engine_auto.DROP_INS and found not in engines:
-        # An interrupted earlier run may have removed the file without a restart of the engine.
+        # Name the engine even if its file is gone, because an interrupted earlier run may have removed the file without
+        # a restart of the engine.
         engines.append(found)
     choice = engine_packages.choose(state, {**wanted, "engine": found})
     if choice.refusal and present:

@@ -96,7 +96,9 @@ RESOURCES = "/apis/resource.k8s.io/v1"
 
 
 def read_nodes(api: kube_client.Api, wanted: dict) -> dict:
-    """Reads all nodes, their pods and claims once; returns name → facts and differences from the expected capacity."""
+    """Reads all nodes, their pods and claims once; maps each node's name to its facts and its differences from the
+    expected capacity.
+    """
     nodes = {one["metadata"]["name"]: one for one in api.list("/api/v1/nodes")}
     pods: dict = {name: [] for name in wanted}
     for one in api.list("/api/v1/pods"):

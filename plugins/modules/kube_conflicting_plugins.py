@@ -97,7 +97,8 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
     for note in [*notes, *resource_drivers.notes(api, params["nodes"], params["resources"])]:
         module.warn(note)
     if faults:
-        # With a fault no plugin is removed: a partial removal would leave the node with two device plugins or none.
+        # If there is a fault, no plugin is removed, because a partial removal would leave the node with two device
+        # plugins or none.
         module.fail_json(msg="\n".join(faults), conflicting_plugins=found)
     if remove and not module.check_mode:
         conflicting_plugins.remove(api, remove, params["nodes"], params["timeout"])

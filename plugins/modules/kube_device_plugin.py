@@ -256,7 +256,7 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
         changes += take_back(api, known, module.check_mode)
     else:
         if len(known) < len(nodes):
-            # Server-side apply would create a missing Node object.
+            # Fail if a Node object is missing, because server-side apply would create it.
             lacking = missing(nodes, known)
             module.fail_json(msg=f"the cluster has no node {lacking}; set device_plugin_node_name of that host")
         objects = device_plugin_manifests.manifests(desired)

@@ -139,7 +139,8 @@ def _write(module: AnsibleModule, api: kube_client.Api, policy: dict | None, nod
             return kube_apply.apply(api, objects[::-1], module.check_mode)
         return kube_apply.remove(api, objects, module.check_mode)
     except kube_client.ApiException as fault:
-        # The current version decides, not the HTTP status: a policy deleted meanwhile gives a different status.
+        # Compare the current version instead of the HTTP status, because a policy that was deleted meanwhile gives a
+        # different status.
         if fault.status == 403 or _version(api.get(kube_apply.path_of(objects[0]))) == version:
             raise
     return None

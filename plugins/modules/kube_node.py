@@ -104,12 +104,12 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
         pods = kube_drain.pods_of(api, name)
         return kube_drain.to_evict(pods, params["only"], params["force"], params["delete_emptydir_data"])
 
-    # Listed before the cordon: if the drain is refused, the node stays unchanged.
+    # List the pods before the cordon, so that the node stays unchanged if the drain is refused.
     pods = to_evict()
     cordoned = kube_drain.cordon(api, name, params["reason"], apply)
     evicted = [kube_drain.title(pod) for pod in pods]
     if apply:
-        # Listed again, because a pod may have started between the first list and the cordon.
+        # List the pods again, because a pod may have started between the first list and the cordon.
         evicted = kube_drain.drain(api, name, to_evict(), params["timeout"])
     return result(cordoned, evicted, "unschedulable")
 

@@ -139,8 +139,9 @@ from ..module_utils.kube import mount_policy, rollout, scheduler_manifests
 
 # First version whose API server keeps a webhook's matchConditions, which select GPU pods.
 MATCH_CONDITIONS = (1, 28, 0)
-# First version with the option of scheduler_manifests.kube_options, and the first version to be treated as without it.
-# The option is deprecated, and a kube-scheduler that has dropped it would not start.
+# The range of versions that get the option of scheduler_manifests.kube_options: the first version with it, and the
+# first version that no longer gets it. The option is deprecated, and a kube-scheduler that has dropped it would not
+# start.
 WAKES = ((1, 24, 0), (1, 35, 0))
 
 

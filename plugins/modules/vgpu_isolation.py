@@ -305,10 +305,11 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.isolation.leftovers imp
 from ansible_collections.vgpu.fleet.plugins.module_utils.isolation.runner import RunnerError
 
 NO_FREE_SLICE = 3
-# Most runs in one slice, each of which may last the full timeout: the probe, a fill, nvidia-smi twice, nvidia-ml-py,
-# the bypasses that must be prevented, the open bypasses (one by one in a small slice), the share next to another
-# tenant, the import check. If the driver enforces the limit, there are three more runs but at most one for all open
-# bypasses. The lease must outlast all runs: otherwise a pod would get a slice that a check is still filling.
+# The greatest number of runs in one slice, each of which may last the full timeout: the probe, a run that fills the
+# slice, nvidia-smi twice, nvidia-ml-py, the bypasses that must be prevented, the open bypasses (one by one in a small
+# slice), the compute share next to a busy second slice, the import check. If the driver enforces the limit, there are
+# three more runs but at most one for all open bypasses. The lease must outlast all runs: otherwise a pod would get a
+# slice that a check is still filling.
 MOST_RUNS = 8 + len(verdicts.MAY_BE_OPEN)
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks whether this controller can pack the node programs for a Python and an architecture. Controller only."""
+"""Checks whether this controller can pack the programs that run on nodes (device plugin, scheduler) for a Python
+version and an architecture. Used on the controller only.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes the desired states of many hosts at once. Controller only, no remote call.
+"""Computes the desired states of many hosts at once, on the controller and without a remote call.
 
 A role's defaults refer to variables. Hosts with equal values of these variables share one evaluation of the defaults.
 """
@@ -75,7 +75,7 @@ class DesiredStates:
             for name, value in raw.items():
                 try:
                     found[name] = native(templar.template(value) if any(templates(value)) else value)
-                except Exception as fault:  # a filter in a template may raise any exception
+                except Exception as fault:  # A filter in a template may raise any exception.
                     faults.append(error(name, f"its template cannot be evaluated: {fault}"))
             self._known[key] = (found, faults)
         known, faults = self._known[key]

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the report of a fleet as data: the state of each node, sums over all nodes, changes since the last report.
 
-Pure functions: the filter passes the results of the modules and the last written report. Controller only.
+The functions do no I/O: the filter fleet_report passes the results of the modules and the last written report. Used on
+the controller only.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ SCHEMA = 1
 PASSED, PARTLY, VIOLATED = "passed", "partly", "violated"
 # States of a node, the worst first.
 STATES = ("unreachable", "failed", "violated", "differs", "warned", "unproven", PARTLY, PASSED, "whole")
-# States that an operator must act on: all before "unproven".
+# States that an operator must act on: all states before "unproven".
 TROUBLE = STATES[:5]
-# A slice is only partly proven if a larger fraction of its checks did not run, for example because the GPU is full.
+# If a larger fraction of a slice's checks did not run, for example because the GPU is full, its isolation counts as
+# only partly proven.
 MAY_BE_LEFT_OUT = 1 / 3
 # Number of earlier reports whose sums are kept for the charts: a year of weekly or two months of daily reports.
 HISTORY = 60
@@ -63,7 +65,7 @@ def node(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
         "unheard": {str(source): str(why) for source, why in sorted((capacity.get("missing") or {}).items())},
         "kubernetes": _kubernetes(capacity.get("kubernetes")),
         "isolation": {"verdict": isolation.get("verdict"), "results": results} if results else None,
-        # Only an earlier check has a time. A check that this report ran has none.
+        # Only the result of an earlier check has a time; the result of a check in this run has none.
         "checked": _utc(isolation["time"]) if isolation.get("time") else None,
         "shares": _shares(results),
     }
@@ -131,7 +133,7 @@ def _kubernetes(seen: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return {
         "ready": bool(seen.get("ready")),
         "resources": {str(name): dict(one) for name, one in sorted((seen.get("resources") or {}).items())},
-        # A pod that requests two resources has two entries.
+        # Count each pod once, because a pod that requests two resources has two entries.
         "pods": len({one.get("pod") for one in pods}),
         "waiting": waiting,
     }

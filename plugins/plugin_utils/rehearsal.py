@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans a rehearsal: the simulated hosts that replace an inventory's hosts, their GPUs, and their variables.
 
-The replaced variables keep a rehearsal from reaching a real host, cluster or network. Pure functions. Controller only.
+The replaced variables keep a rehearsal from reaching a real host, cluster or network. The functions do no I/O and are
+used on the controller only.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def replaced(project: str, host: str, cache: str) -> dict[str, Any]:
         "upgrade_kubeconfig": "",
         "vgpu_kubeconfig": "",
         "verify_isolation_image": IMAGE,
-        # No time limit: every bypass is attempted even on a busy controller.
+        # The isolation check gets no time limit, so that it tries every bypass even on a busy controller.
         "verify_isolation_duration": 0,
     }
 

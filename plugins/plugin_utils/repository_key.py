@@ -76,7 +76,7 @@ def _of_address(address: str) -> str:
             f"the controller cannot fetch the key {address} ({fault}); name a file, a folder or an address that has it "
             f"in {VARIABLE}"
         ) from None
-    # Written under another name and renamed: a concurrent process never reads a partial file.
+    # Write the file under another name and rename it, so that a concurrent process never reads a partial file.
     with open(f"{kept}.{os.getpid()}", "w", encoding="utf-8") as stream:
         stream.write(text)
     os.replace(f"{kept}.{os.getpid()}", kept)

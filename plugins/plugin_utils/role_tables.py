@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the variables of the collection's roles from their argument_specs.yml and defaults. Controller only."""
+"""Reads the variables of the collection's roles from their argument_specs.yml and defaults. Used on the controller
+only.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the variables of many hosts at once: names, types, choices, relations. Controller only, no remote call.
+"""Checks the variables of many hosts at once: names, types, choices, relations. It runs on the controller and makes no
+remote call.
 
 Hosts with equal variables are one kind and are checked once, so the cost is one comparison for each host and one check
 for each kind. A mistake is reported once, with its setter, its file and line, and the affected hosts.
@@ -20,7 +21,7 @@ from ansible_collections.vgpu.fleet.plugins.plugin_utils import role_tables
 from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_source import Source, Sources
 
 WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# With these names a template can read variables that its text does not name.
+# A template that uses these names can read variables that its text does not name.
 INDIRECT = frozenset(("hostvars", "vars", "varnames"))
 # Variables that ansible-core itself adds to those of a task.
 OF_TASK = frozenset(("hostvars", "vars", "role_path"))
@@ -69,7 +70,8 @@ class Check:
         self.sources = Sources(getattr(self.hostvars, "_inventory", None), loader, play)
         self.names = role_tables.names()
         self._ours: dict[str, bool] = {}
-        # The value is stored too: Python reuses the id of a freed object, so the id alone would not identify a value.
+        # Store the value too, because Python reuses the id of a freed object, so the id alone would not identify a
+        # value.
         self._texts: dict[int, tuple[Any, str]] = {}
         self.base = role_tables.base(loader)
         self._of_play = self._shared()

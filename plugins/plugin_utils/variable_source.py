@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the source of a variable's value: a host group, the host, the play or the command line. Controller only."""
+"""Finds the source of a variable's value: a host group, the host, the play or the command line. Used on the controller
+only.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A simulated host for measurements, the measuring programs, and the table at the end.
+"""Provides a simulated host for measurements, runs the measuring programs, and prints the table of results at the end.
 
-Every gate is a function of a measurement. The library must pass it, and ``naive.c``, a naive interposer library
-measured in the same run, must fail it.
+A gate is a function that says whether a measured value is good enough. The library must pass it, and ``naive.c``, a
+naive interposer library measured in the same run, must fail it.
 """
 
 from __future__ import annotations

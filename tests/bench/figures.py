@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of the table of measurements, and how much each form of a run measures: short, bench and long.
 
-Goals and gates are those of the project's plan. In the rows of the library the values of other
-projects are our measurements of HAMi-core, commit 8f3a89c, on a stub driver.
+A goal is the desired value, and a gate is a bound whose violation fails the test. Both are those of the project's plan.
+In the rows of the library the values of other projects are our measurements of HAMi-core, commit 8f3a89c, on a stub
+driver.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ FIGURES = {
 }
 
 # Measurement → amount by form: repetitions, seconds, processes, blocks or hosts. `make test` runs the form short,
-# `make bench` the form bench, `make bench-long` the form long. 0: the measurement is left out.
+# `make bench` the form bench, `make bench-long` the form long. 0 means that the measurement is left out.
 SIZES = {
     "calls": {"short": 5, "bench": 25, "long": 25},
     "repeats": {"short": 30, "bench": 300, "long": 300},

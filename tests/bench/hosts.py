@@ -59,7 +59,8 @@ class Row:
 
 
 def within(row: Row) -> bool:
-    """Returns true if the busiest host is within the gate and every host was called at least once."""
+    """Returns true if the busiest host had at most the allowed number of calls and every host was called at least
+    once."""
     return row.least >= 1 and row.most <= (MOST_FIRST if row.run.startswith("first") else MOST_AGAIN)
 
 

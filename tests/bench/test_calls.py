@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cost of one call over the same call without the library. Gates apply to instructions and system calls, not times."""
+"""Measures what one driver call costs more with the library than without it. Gates (required bounds) apply to
+instructions and system calls; times are only reported, because they vary on a busy machine."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ def cost(bench: Bench, library: str, route: str, call: str, count: int, blocks: 
 
 ROUNDS = 3  # measurements alternate between bare and with the library, because other programs run on the machine
 
-# Call → number of calls in a block. For launches it is a quarter of the number of launches between two fences.
+# Call → number of calls in a measured block. For launches it is a quarter of the number of launches between two fences
+# (timing events by which the library measures GPU time), so that most blocks contain no fence.
 BLOCK = {"launch": 16, "pair": 50, "info": 50}
 
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPU seconds of the controller alone, by the number of hosts. A table of results replaces the remote side.
+"""Measures the CPU seconds of the controller (the machine that runs Ansible) by the number of hosts. The hosts do not
+exist: a table of results replaces them.
 
-Gate: CPU seconds grow at most 1.1 times as fast as the number of hosts. The negative control is a play in which every
-host evaluates an expression over all hosts, as site.yml once did. tests/integration/test_fleet_runs.py has the gate on
-the number of tasks per host.
+The gate is that CPU seconds grow at most 1.1 times as fast as the number of hosts. The negative control is a play in
+which every host evaluates an expression over all hosts, as site.yml once did. tests/integration/test_fleet_runs.py has
+the gate on the number of tasks per host.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes killed at any moment: no memory is lost and no survivor stalls."""
+"""Kills processes of a container at any moment. Afterwards all memory of the killed process must be free again, and the
+container's other processes must make progress."""
 
 from __future__ import annotations
 
@@ -78,7 +79,7 @@ def test_count_of_naps_detects_a_late_takeover(bench: Bench, tmp_path: Path) -> 
     command += ["-shared", "-Wl,-Bsymbolic", "-Wl,-z,nodelete"]
     command += [f"-Wl,--version-script={native}/src/libvgpu.map", "-o", str(tmp_path / "libvgpu.so")]
     subprocess.run([*command, str(late), *map(str, objects)], check=True)
-    for seed in range(1, 21):  # until a killed process held the lock, which is rare
+    for seed in range(1, 21):  # repeat until a killed process held the lock, which is rare
         found = kill(bench, str(tmp_path / "libvgpu.so"), "alone", 60, seed)
         assert (found.stalled, found.leaked, found.over) == (0, 0, 0)
         if found.holders:

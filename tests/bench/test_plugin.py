@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cost of the device plugin with a test double of the kubelet: start, memory, idle, Allocate and other calls."""
+"""Measures the cost of the device plugin, with a test double of the kubelet: its start, its memory, its use of a
+processor while idle, and its calls such as Allocate."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes allocate the same free bytes at the same moment. The simulated driver's accounting gives the real usage."""
+"""Lets processes of a container allocate the same free bytes at the same moment: together they must not exceed the
+limit. The simulated driver's accounting gives the real usage."""
 
 from __future__ import annotations
 

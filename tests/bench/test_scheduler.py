@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time of the scheduler extender's filter and prioritize for one pod with thousands of nodes; gates are ratios."""
+"""Measures the time that the scheduler extender takes to answer the kube-scheduler's requests filter and prioritize for
+one pod with thousands of nodes. Gates are ratios of times within one run."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wake-ups of the thread that settles launches in a busy process, as the kernel counts them."""
+"""Measures, by the kernel's counters, how often the library's settling thread wakes up in a busy process. This thread
+replaces the predicted charge of finished launches by their measured GPU time."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from conftest import Bench, world
 
 MOST = 150  # the gate in wake-ups a second; the library allows 100 on average, and short bursts
 
-# columns: kind of launch, microseconds of a kernel, percent of compute time
+# columns: kind of launch, microseconds that a kernel takes, share of compute time in percent
 BUSY = [("kernel", 20, 50), ("kernel", 100, 50), ("kernel", 1000, 25), ("sync", 100, 50), ("two-streams", 100, 90)]
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares of compute time, read from the GPU's log and never from the library.
+"""Measures shares of compute time. They are read from the simulated GPU's log and never from the library.
 
-Two parts: the limiter's source in a model of the GPU with virtual time, and the whole library with its arbiter on the
-simulated GPU in real time.
+The first part runs the source of the limiter, which keeps a tenant to its share, in a model of the GPU with virtual
+time. The second part runs the whole library with its arbiter on the simulated GPU in real time.
 """
 
 from __future__ import annotations
@@ -143,7 +143,8 @@ def test_throughput(model, row) -> None:
 
 
 def test_sparse_tenant_next_to_a_busy_tenant(model) -> None:
-    """Reports how much of its load a sparse tenant gets and how much of its share a busy one misses. It has no gate."""
+    """Reports how much of its load a sparse tenant (short bursts of work with pauses) gets, and how much of its share a
+    busy tenant next to it misses. The test has no gate."""
     sparse, said = "share=10,kernels=20,burst=50,rest=9000", []
     natural = model(sparse.replace("share=10", "share=100"))["tenants"][0]["mean"]
     for busy in (60, 90):

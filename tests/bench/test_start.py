@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cost of the library at the start of a program: with CUDA alone, with CUDA among hundreds, and without CUDA."""
+"""Measures what the library costs at the start of a program: of one CUDA program, of hundreds of CUDA programs at once,
+and of a program without CUDA."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A poll of the watcher with 100 slices in use. Mounts, ledgers and processes are real; the driver is a test double."""
+"""Measures a poll of the watcher, the part of the device plugin that looks for containers which bypass their limits,
+with 100 slices in use. Mounts, ledgers (files of charged memory) and processes are real; the driver is a test
+double."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records the predicted and the actual changes of a run for each host. Only tests use it.
+"""Records the predicted and the actual changes of an Ansible run for each host. Only tests use this callback plugin.
 
 ``VGPU_CHANGES`` names the report: ``{host: {plan: [role], changed: {role: [task]}, diffs: {"role: task": [...]}}}``.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures: helm, built from its Go module, and the chart that `make chart` writes."""
+"""Provides the program helm, built from its Go module, and the Helm chart that `make chart` writes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Builds helm from its Go module once and prints the program's path. VGPU_HELM names a different helm.
-#   tests/chart/helm.sh [--find]             --find: only print the path; exit 3 if helm is not built
+#   tests/chart/helm.sh [--find]             with --find it only prints the path, and exits with 3 if helm is not built
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 cache=${VGPU_E2E_CACHE:-$here/../../.build/kube}

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Helm's own program lints the chart and renders it to the very objects that the roles' functions describe."""
+"""Tests the Helm chart with Helm's own program: the chart passes `helm lint`, and the rendered objects are exactly
+those that the roles' functions describe."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from chart import values
 
 KUBE = {"scheduler": {"enabled": True, "kubeSchedulerImage": "registry.k8s.io/kube-scheduler:v1.34.2"}}
 NAMES = {"count": "example.com/gpu", "memory": "example.com/mem", "memory_percentage": "example.com/pct"}
-# columns: case, values, namespace
+# columns: case, values of the chart, namespace
 ROWS: list[tuple[str, dict[str, Any], str]] = [
     ("defaults", {}, "kube-system"),
     ("another namespace than kube-system", {}, "gpus"),
@@ -109,7 +110,7 @@ def test_rendered_objects_are_those_of_the_manifests(helm, chart, tmp_path, abou
         assert found[name] == one, name
 
 
-# columns: changed values, workloads whose pods are replaced
+# columns: changed values of the chart; workloads whose pods must be replaced
 CHANGES = [
     ({"variables": {"vgpu_split_count": 3}}, {"vgpu-device-plugin"}),
     ({"scheduler": {**KUBE["scheduler"], "config": {"plain": "slice"}}}, {"vgpu-scheduler"}),
@@ -142,7 +143,7 @@ def test_lint_reports_no_warning_or_error(helm, chart, tmp_path, about, given, n
     assert not [line for line in done.stdout.splitlines() if line.startswith(("[WARNING]", "[ERROR]"))], done.stdout
 
 
-# columns: wrong values, text in Helm's message
+# columns: wrong values of the chart; expected text in Helm's message
 WRONG = [
     ({"variables": {"vgpu_split_count": 0}}, "/variables/vgpu_split_count"),
     ({"variables": {"vgpu_splt_count": 3}}, "vgpu_splt_count"),

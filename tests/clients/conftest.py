@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A simulated A100 with a slice, and the clients' Python environments, one for each major version of CUDA."""
+"""Provides a simulated A100 with a slice (part of the GPU) for tests of real Python clients of CUDA, and the clients'
+Python environments, one for each major version of CUDA."""
 
 from __future__ import annotations
 
@@ -84,7 +85,8 @@ class Machine:
 
 
 class Filler:
-    """A running fill.py. `step` ends the previous step's wait and returns the figures that the next step prints."""
+    """A running process of fill.py, which waits after each step. `step` lets it go on and returns the figures that the
+    next step prints."""
 
     def __init__(self, machine: Machine, cuda: int, client: str, way: str) -> None:
         self.errors = machine.folder / "stderr"

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real clients can allocate a whole slice, no more, and free it. The simulated driver's accounting gives the usage."""
+"""Tests that real Python clients of CUDA can allocate all memory of a slice (part of a GPU), no more, and can free it.
+The usage is read from the simulated driver's accounting."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ CORE = ["device", "pool", "pool for other processes", "VirtualMemoryResource"]
 KEPT = {"VirtualMemoryResource": LIMIT, "ndarray": 128 * MIB}
 # Memory that a launch of taichi leaves in the driver's pool; the driver frees it when memory gets short.
 SPARE = {"taichi": 2 * MIB}
-# columns: CUDA's major version of the client's packages, client, allocating call
+# columns: CUDA's major version of the client's packages, client, call by which the client allocates
 WAYS = [
     *((cuda, "bindings", way) for cuda in (12, 13) for way in BINDINGS),
     *((cuda, "core", way) for cuda in (12, 13) for way in CORE),

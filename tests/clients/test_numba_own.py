@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each of numba-cuda's own driver tests has the same result in a slice as on the bare simulated driver.
+"""Runs numba-cuda's own driver tests in a slice (part of a GPU) and without the library: each must have the same
+result.
 
-Tests whose kernels must compute a result fail in both places. The comparison shows that no test detects the slice.
+Simulated kernels compute nothing, so tests that need a computed result fail in both places. The comparison shows that
+no test detects the slice.
 """
 
 from __future__ import annotations

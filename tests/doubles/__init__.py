@@ -1,2 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared test doubles of external systems. Each double implements only the rules that a test needs."""
+"""Test doubles of external systems that several test folders share. Each double implements only the rules that a test
+needs."""

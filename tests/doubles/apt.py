@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A double of apt, and functions that install and remove package sets with it.
-
-The package lists of the double come from its source files.
+"""A double of apt, and functions that install and remove sets of packages with it. The double's package lists come from
+its source files.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Creates scripts that replace the clients of docker, podman and containerd.
-
-Also defines run ids of isolation checks that have ended, for tests that remove what such a check left.
+"""Creates scripts that replace the clients of docker, podman and containerd. Also defines run ids of isolation checks
+(runs that try to exceed limits on a node) that have ended, for tests that remove what such a check left.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ GPUS = [{"index": n, "uuid": f"GPU-{n}", "model": "Tesla T4", "memory_mib": 1536
 # Package names are set explicitly: modules would choose them per host, and no module runs here.
 VARIABLES: dict[str, Any] = {
     "ansible_connection": "table",
-    "table_group": "t4",  # the default; the controller is in this group too
+    "table_group": "t4",  # "t4" is the default, because the controller is in this group too.
     "ansible_python_interpreter": "/usr/bin/python3",
     "vgpu_sharing": "vcuda",
     "container_runtime_engine": "docker",
@@ -315,7 +315,9 @@ def capacity(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def unproven() -> dict[str, Any]:
-    """Returns module results for a host whose library lets a container exceed its slice and that can roll back."""
+    """Returns module results for a host whose library lets a container exceed its slice, and which
+    can be rolled back.
+    """
     over = {"name": "limit-exact", "verdict": "violated", "expected": "5", "found": "6", "unit": "bytes", "detail": ""}
     left = {"name": "bypass-lent", "verdict": "not-run", "expected": "0", "found": "0", "unit": "bytes", "detail": ""}
     result = {"slice": "GPU-0::1", "uuid": "GPU-0", "verdict": "violated", "detail": "", "checks": [over, left]}

@@ -141,7 +141,7 @@ class Cluster:
     # ---- requests
 
     def request(self, method: str, target: str, body: Any = None, kind: str = MERGE) -> tuple[int, Object]:
-        """Carries out any request except a watch; returns (status, document)."""
+        """Carries out any request except a watch; returns (HTTP status, document)."""
         url = urlsplit(target)
         query = dict(parse_qsl(url.query))
         with self._changed:

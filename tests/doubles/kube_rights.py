@@ -12,8 +12,8 @@ SERVICE_ACCOUNT = "ServiceAccount"
 
 
 class Access(NamedTuple):
-    """A requested or granted right. In a grant, an empty namespace or name matches all. ``resource`` may be
-    "pods/log".
+    """A right that is requested or granted. In a grant, an empty namespace or name matches all. ``resource`` may name a
+    subresource, such as "pods/log".
     """
 
     verb: str

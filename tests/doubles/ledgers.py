@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hypothesis strategies that draw hostile ledgers and tenant pages, and the checks that the watcher must pass."""
+"""Hypothesis strategies that draw what a hostile container may write into its ledger (its file of memory counts) and
+tenant page (its file of compute counts), and the checks that the watcher, which judges these files on the node, must
+pass."""
 
 from __future__ import annotations
 
@@ -82,8 +84,8 @@ def allowed(used: list[int]) -> int:
 
 
 class Attack:
-    """A node whose watcher ends violators, with a container that writes arbitrary data into its files and an honest
-    container."""
+    """A node whose watcher terminates processes that bypass the library, with a container that writes arbitrary data
+    into its files and an honest container."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -109,8 +111,8 @@ class Attack:
             self.node.folder = own
 
     def write(self, ledgers: list[bytes], page: bytes, held: set[int], imports: bool) -> None:
-        """Writes the ledgers and the tenant page, and takes the locks of a process that uses these slots and imports
-        memory."""
+        """Writes the contents of the ledger and the tenant page, and takes the locks of a process that uses these slots
+        and imports memory."""
         path = self.node.folder / "rw" / "ledger"
         images: Iterator[bytes] = iter(ledgers)
 

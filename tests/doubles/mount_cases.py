@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods with and without mounts that conflict with the product's files. One table tests both rules: the rule in Python
-and the CEL rule at a real API server (tests/e2e/test_mount_policy.py). The expected values are written by hand.
+"""Pods with and without mounts that conflict with the files by which this project limits containers. One table tests
+both forms of the rule: the rule in Python, and the CEL rule at a real API server (tests/e2e/test_mount_policy.py). The
+expected values are written by hand.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ from typing import Any
 
 GPU = "nvidia.com/gpu"
 
-# columns: the pod's mount path, the product's path that it conflicts with ("": no conflict)
+# columns: the pod's mount path; the product's path with which it is expected to conflict ("" means no conflict)
 PATHS = [
-    # equal to a product path
+    # These paths equal a product path.
     ("/dev/vgpu", "/dev/vgpu"),
     ("/etc/ld.so.preload", "/etc/ld.so.preload"),
     ("/etc/vgpu", "/etc/vgpu"),
     ("/run/vgpu", "/run/vgpu"),
     ("/usr/local/lib/vgpu", "/usr/local/lib/vgpu"),
-    # below a product path
+    # These paths are below a product path.
     ("/dev/vgpu/0", "/dev/vgpu"),
     ("/dev/vgpu/0/limits", "/dev/vgpu"),
     ("/dev/vgpu/lib/libvgpu.so", "/dev/vgpu"),
@@ -26,7 +27,7 @@ PATHS = [
     ("/etc/vgpu/limits", "/etc/vgpu"),
     ("/run/vgpu/ledger", "/run/vgpu"),
     ("/etc/ld.so.preload/x", "/etc/ld.so.preload"),
-    # above a product path
+    # These paths are above a product path.
     ("/", "/dev/vgpu"),
     ("/dev", "/dev/vgpu"),
     ("/etc", "/etc/ld.so.preload"),
@@ -34,7 +35,7 @@ PATHS = [
     ("/usr", "/usr/local/lib/vgpu"),
     ("/usr/local", "/usr/local/lib/vgpu"),
     ("/usr/local/lib", "/usr/local/lib/vgpu"),
-    # the same paths in other spellings
+    # These are the same paths in other spellings.
     ("/dev/vgpu/", "/dev/vgpu"),
     ("/dev/vgpu///", "/dev/vgpu"),
     ("/dev/vgpu/.", "/dev/vgpu"),
@@ -50,14 +51,14 @@ PATHS = [
     ("./dev", "/dev/vgpu"),
     ("etc", "/etc/ld.so.preload"),
     ("/etc//vgpu/./limits", "/etc/vgpu"),
-    # paths with "..": their target depends on symlinks, so they are refused
+    # Paths with ".." are refused, because their target depends on symlinks.
     ("/data/../dev/vgpu", "/dev/vgpu"),
     ("/dev/shm/../vgpu", "/dev/vgpu"),
     ("/data/..", "/dev/vgpu"),
     ("..", "/dev/vgpu"),
     ("/../data", "/dev/vgpu"),
     ("/data/../data", "/dev/vgpu"),
-    # no conflict with a product path
+    # These paths conflict with no product path.
     ("/dev/shm", ""),
     ("/dev/shm/", ""),
     ("/dev/infiniband", ""),
@@ -123,7 +124,7 @@ MAP = {"name": "map", "subPath": "limits"}
 BLOCK = {"volumeDevices": [{"name": "block", "devicePath": "/dev/vgpu/0"}]}
 PLAIN = {"volumeDevices": [{"name": "block", "devicePath": "/dev/xvda"}]}
 
-# columns: label, the pod, the pod's conflicts as (container, mount path, product path)
+# columns: the case, the pod; the pod's expected conflicts as (container, mount path, product path)
 PODS = [
     ("no container requests a GPU", pod(container("main", None, "/dev/vgpu")), []),
     ("another resource", pod(container("main", {"cpu": "1", "example.com/gpu": "1"}, "/dev/vgpu")), []),

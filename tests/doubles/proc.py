@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fake /proc in a folder."""
+"""A fake /proc in a folder, for tests that look for processes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node with one allocation, as the watcher sees it. The driver and /proc are doubles that a test fills. Ledgers are
-real files, and real kernel locks mark the processes that are alive in a ledger.
+"""A node with one allocation, as the watcher (which compares the driver's data with the limits of containers) sees it.
+The driver and /proc are doubles that a test fills. Ledgers, in which containers count their memory, are real files, and
+real kernel locks mark the processes that are alive in a ledger.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class Watched:
 
     def watcher(self, **options: Any) -> watch.Watch:
         def device(path: Path) -> str:
-            return self.device(path)  # Read at each call, because tests replace the attribute.
+            return self.device(path)  # The attribute is read at each call, because tests replace it.
 
         clocks = (lambda: self.now, device, lambda: self.now, lambda: int(self.now * 1e9))
         kernel = watch.Kernel(self.processes, self.ender, *clocks)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One cluster for all tests, reset for each module; a module may choose the node's GPUs."""
+"""Fixtures of a real Kubernetes cluster with one GPU node. All tests use one cluster, which is reset for each module; a
+module may choose the node's GPUs."""
 
 from __future__ import annotations
 

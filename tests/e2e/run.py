@@ -1,6 +1,7 @@
 #!/usr/bin/env python
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a command in a box that contains all programs of a cluster: ``run.py pytest tests/e2e``, ``run.py bash``.
+"""Runs a command in the box, a set of namespaces with all programs of a Kubernetes cluster: ``run.py pytest
+tests/e2e``, ``run.py bash``.
 
 First fetches and builds missing programs (tests/e2e/README.md). Needs root and ``make native``.
 """

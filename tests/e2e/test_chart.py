@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installs the chart with Helm and kubectl alone on a node that no playbook has prepared.
-
-A pod with a limit runs, changed values reach the node, and a label removes everything from the node again.
+"""Tests the project's Helm chart, installed with Helm and kubectl alone on a node that no playbook has prepared. A pod
+with a limit runs, changed values reach the node, and a label removes everything from the node again.
 """
 
 from __future__ import annotations
@@ -195,7 +194,8 @@ def test_pod_is_limited_on_a_node_that_only_had_a_driver(cluster, installed, pod
         for each in gpu["processes"]
     }
     assert used[pid] == SLICE
-    # The arbiter in the plugin's pod writes the shared pages that the library in the container reads.
+    # The arbiter, which balances compute time, runs in the plugin's pod and writes the shared pages that the library in
+    # the container reads.
     status = [str(LIBRARIES / "current" / "vgpu-arbiter"), "--json-status"]
     until(lambda: json.loads(subprocess.check_output(status))["arbiter"] is True, "shared pages written by the arbiter")
     # The arbiter also writes the pages of slices for containers outside Kubernetes.
@@ -240,7 +240,9 @@ def test_killed_arbiter_is_restarted(cluster, installed, pod):
 
 
 def test_fatal_xid_is_a_condition_and_a_taint_and_is_cleared(cluster, installed):
-    """The chart gives the plugin the rights to set both. The plugin's pod stays, because it tolerates the taint."""
+    """The chart gives the plugin the rights to set a condition and a taint on the node. The plugin's pod stays, because
+    it tolerates the taint.
+    """
 
     def condition() -> dict:
         found = cluster.node_object()["status"]["conditions"]

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installs the chart with its scheduler, with Helm and kubectl alone, on a node that no playbook has prepared.
-
-Pods that request memory are admitted, placed, limited and resized, and they burst beyond their guaranteed memory. The
-stock kube-scheduler runs next to vgpu-scheduler in an image that contains only its binary.
+"""Tests the project's Helm chart with its scheduler, installed with Helm and kubectl alone on a node that no playbook
+has prepared. Pods that request memory are admitted, placed, limited and resized, and they burst beyond their guaranteed
+memory. The stock kube-scheduler runs next to vgpu-scheduler in an image that contains only its binary.
 """
 
 from __future__ import annotations

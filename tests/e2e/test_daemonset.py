@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the device plugin as a DaemonSet, deployed by the module at the real API server.
-
-The image is loaded without a registry. Pods get their slices from the plugin's pod, and the plugin's account has only
-the needed rights.
+"""Tests the device plugin as a DaemonSet that the project's module deploys at the real API server. The image is loaded
+without a registry. Pods get their slices from the plugin's pod, and the plugin's account has only the needed rights.
 """
 
 from __future__ import annotations
@@ -90,7 +88,7 @@ def deployed(cluster, node):
     finally:
         call(cluster, state="absent")
         end_pods(cluster)
-        call(cluster, state="absent")  # removes the plugin's node data, now that no pod runs
+        call(cluster, state="absent")  # This call removes the plugin's data on the node, now that no pod runs.
         controllers.stop()
 
 
@@ -417,7 +415,7 @@ def test_role_check_apply_repeat_undo(cluster, deployed):
 
 
 def test_service_of_the_plugin_serves_again_after_the_removal(cluster, deployed):
-    deployed.reset()  # the role removed our folders
+    deployed.reset()  # The role has removed our folders, so the test creates them again.
     deployed.configure(CONFIGURATION)
     deployed.start()
     assert cluster.api.get(PODS)["items"] == []

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests ``requested`` sizing end to end on a real kubelet, for each dialect of resource names.
-
-The project's webhook admits each pod, the kube-scheduler with the extender places it, the kubelet starts it with the
-device plugin, and the library limits it. The tests compare three sources: the bytes that the pod itself could
-allocate, the driver's memory usage, and the kubelet's list of devices.
+"""Tests ``requested`` sizing (pods request the size of their part of a GPU) end to end on a real kubelet, for each
+dialect, which is the set of resource names of one GPU-sharing project. The project's webhook admits each pod, the
+kube-scheduler with the extender places it, the kubelet starts it with the device plugin, and the library limits it. The
+tests compare three sources: the bytes that the pod itself could allocate, the driver's memory usage, and the kubelet's
+list of devices.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ def used(node: Any) -> dict[int, int]:
 
 
 DIALECTS = [
-    # columns: case, limits, labels, expected MiB on each GPU, expected percent of the SMs (100: no limit)
+    # columns: the case, limits and labels of the pod; expected MiB on each GPU, expected percent of the SMs (100 means
+    # no limit)
     ("hami", {GPU: 1, MEM: 3000, CORES: 30}, {}, [3000], 30),
     ("hami-percent", {"nvidia.com/gpumem-percentage": 50}, {}, [7680], 100),
     ("hami-defaults", {GPU: 1, CORES: 20}, {}, [5000], 20),
@@ -195,7 +196,9 @@ def test_4paradigm_counts_equal_slices(machine, fleet, pod):
 
 
 def test_a_pod_that_goes_round_the_scheduler_gets_no_gpu(machine, pod):
-    """The negative control: on the same node, a pod of the default scheduler that bypasses the webhook has no plan."""
+    """Negative control: on the same node, a pod of the default scheduler that bypasses the webhook has no plan (the
+    scheduler's choice of GPUs and sizes), so it gets no GPU.
+    """
     cluster, _node = machine
     cluster_pod = pod("bare", {GPU: 1}, {"vgpu.fleet/webhook": "ignore"})
     text = until(lambda: refusal(cluster_pod), "refusal of pod bare by the device plugin")

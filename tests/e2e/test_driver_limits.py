@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory limits that the driver itself enforces (from release 615 on), in pods of a real kubelet.
-
-At the start of a container, containerd runs the hook that the project's CDI file names; the hook sets the limit. The
-driver is simulated, but the control groups are real.
+"""Tests memory limits that the driver itself enforces (from release 615 on), in pods of a real kubelet. At the start of
+a container, containerd runs the hook that the project's CDI file names, and the hook sets the limit. The driver is
+simulated, but the control groups are real.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods that mount a volume over the library's files are refused.
+"""Tests that pods are refused if they mount a volume over the library's files.
 
 With the admission policy, the real API server refuses them. The test sends each pod of doubles/mount_cases.py as a dry
 run; the same table tests the rule in Python. Without the policy, the device plugin refuses the pods at a real kubelet.
@@ -23,7 +23,7 @@ from kubebox.gpunode import LIBRARIES
 from kubebox.modules import run_module
 from kubebox.process import until
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))  # for doubles.mount_cases
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # This folder contains the package of doubles.mount_cases.
 
 from doubles.mount_cases import ASKS, GPU, container
 from doubles.mount_cases import PODS as TABLE

@@ -24,7 +24,8 @@ SPLIT = SLICES = 4
 SLICE = 15360 // SPLIT * MIB
 CONFIGURATION = {"vcuda": {"libraryRoot": str(LIBRARIES), "splitCount": SPLIT}}
 OLD_LEDGER, LEDGER = "/run/vgpu/ledger", "/dev/vgpu/0/ledger"
-# Seconds in which the plugin must delete the files of an ended container: one minute of grace and its cleanup interval.
+# The most seconds after which the plugin must have deleted the files of an ended container: one minute of grace and its
+# cleanup interval.
 FORGOTTEN_S = 240
 
 
@@ -58,7 +59,9 @@ def upgrade(cluster, node, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def ledgers(one: Pod) -> set[str]:
-    """Returns the mount points of ledgers in the pod's container, from the kernel's mountinfo."""
+    """Returns the mount points of ledgers (files in which a container's processes count their memory) in the pod's
+    container, from the kernel's mountinfo.
+    """
     rows = [line.split() for line in Path(f"/proc/{one.pids()[0]}/mountinfo").read_text().splitlines()]
     return {row[4] for row in rows if row[3].endswith("/ledger")}
 

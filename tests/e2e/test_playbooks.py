@@ -2,8 +2,9 @@
 """Runs the two playbooks as a user does: site.yml prepares the node, and cluster.yml installs the scheduler.
 
 Then a pod that requests ``nvidia.com/gpumem: 3000`` runs with this limit. The tests call no module directly and load no
-image themselves. The host is the box: it has a driver, a kubelet and containerd, and its ``systemctl`` runs unit files
-(kubebox/systemctl.py). The stock kube-scheduler comes from an archive, because no registry exists.
+image themselves. The host is the box, a set of namespaces on this machine: it has a driver, a kubelet and containerd,
+and its ``systemctl`` runs unit files (kubebox/systemctl.py). The stock kube-scheduler comes from an archive, because no
+registry exists.
 """
 
 from __future__ import annotations
@@ -180,7 +181,7 @@ def test_cluster_installs_the_scheduler(person):
     assert again.changed == 0, again.said
 
 
-# columns: limits of the pod, expected MiB
+# columns: limits of the pod; expected MiB
 @pytest.mark.parametrize(("limits", "mib"), [({MEM: 3000}, 3000), ({MEM: 2000, CORES: 30}, 2000)])
 def test_a_pod_has_what_it_asks_for(person, limits, mib):
     one = pods.create(person.cluster, gpu_pod(f"asks-{mib}", limits))
@@ -220,7 +221,7 @@ def test_an_image_that_nobody_has_is_named(person):
 
 
 RIGHTS = [
-    # columns: variables of the user, text of the message
+    # columns: the user's kubeconfig; expected text of the message
     ("/nowhere/kubeconfig", "/nowhere/kubeconfig: no such file here; set vgpu_kubeconfig"),
     ("closed", "cannot be reached"),
     ("reader", "Nothing was changed: the API server would refuse; use the kubeconfig of a cluster administrator"),

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A podman container gets a slice by the device plugin's CDI files, next to pods on the same node."""
+"""Tests a podman container that gets a slice (a part of a GPU) by the device plugin's CDI files, next to pods on the
+same node."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cuts the node's power and boots it, with the device plugin or with the kubelet starting first.
+"""Tests a power cut of the node and its next boot, with the device plugin or with the kubelet starting first.
 
 The plugin's unit makes systemd start the plugin first. The kubelet starts first if it has another unit, or if the
 plugin waits for the driver. A kubelet that admits a pod while no plugin offers its devices fails the pod permanently

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resizes a running pod by its owner's annotation, with the real scheduler, kubelet, plugin and library.
-
+"""Tests the resize of a running pod by its owner's annotation, with the real scheduler, kubelet, plugin and library.
 The tests read from the driver how much memory the program gets, and check that its neighbour's memory never changes.
 One test does so with a pod that bursts, which means that its guaranteed memory is below its limit.
 """
@@ -120,7 +119,7 @@ def leaders_view(fleet, node, one):  # noqa: F811
     return [{"memory_mib": int(held) // MIB}]
 
 
-# columns: text of the resize annotation, text in the refusal
+# columns: text of the resize annotation; expected text of the refusal
 NONSENSE = [
     ("x", "is no JSON"),
     ('{"other": {"memory_mib": 1}}', "other: no container of the pod"),

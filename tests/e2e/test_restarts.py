@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kubelet, plugin and containers are killed and restarted. No allocation is lost or made twice."""
+"""Tests that no allocation is lost or made twice when kubelet, device plugin and containers are
+killed and restarted."""
 
 from __future__ import annotations
 
@@ -101,7 +102,7 @@ def test_slices_of_deleted_pods_are_free_for_checks(node, pod):
         one.wait_running()
     for one in everything:
         one.delete()
-    # A minute of grace and the interval of the plugin's housekeeping.
+    # The wait covers a minute of grace and the interval of the plugin's cleanup.
     until(lambda: not allocations(node), "end of all allocations", limit_s=240)
     lease = node.vgpuctl("lease")
     node.vgpuctl("release", lease["allocation"])

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods get slices of a node's GPUs; the tests check the simulated driver's usage and the kubelet's checkpoint."""
+"""Tests pods that get slices (parts of a node's GPUs), by the simulated driver's memory usage and the kubelet's
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ def test_pod_gets_its_slice_and_no_more(node, pod):
 
 
 def test_pod_without_a_slice_finds_no_driver(node, pod):
-    """The negative control: without a slice, the same image on the same node finds no driver."""
+    """Negative control: without a slice, a pod with the same image on the same node finds no driver."""
     one = pod("none", WAIT, slices=0).wait_phase("Failed")
     assert "no driver" in one.log()
 
@@ -68,7 +70,7 @@ def test_four_pods_share_a_gpu_and_the_fifth_waits(cluster, node, pod):
         one.wait_running()
         assert one.wait_log(r"^took 1000: (\d+)$").group(1) == "0"
     pids = sorted(pid for one in four for pid in one.pids())
-    assert sorted(node.memory_by_pid()) == pids  # nvidia-smi is NVIDIA's real program and runs on the host
+    assert sorted(node.memory_by_pid()) == pids  # nvidia-smi is NVIDIA's real program and runs on the host.
     assert len(ids_of(node)) == len(set(ids_of(node))) == SPLIT
     fifth = pod("share-4", WAIT)
     assert "1 Insufficient nvidia.com/gpu" in until(
@@ -162,7 +164,8 @@ def test_capacity_shows_the_slices_of_each_pod(cluster, node, pod, look):
         ("default/one", 1, "Running"),
         ("default/pair", 2, "Running"),
     ]
-    # The node's ledgers agree: each container has the slice that the kubelet reports for it.
+    # The node's ledgers, in which containers count their memory, agree: each container has the slice that the kubelet
+    # reports for it.
     held = {f"default/{name}/{container}": ids for (name, container), ids in node.held().items()}
     assert {one["by"]: one["slices"] for one in host["usage"]} == held
     used = {one["by"]: one["used_mib"] for one in host["usage"]}

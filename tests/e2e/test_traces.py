@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The real kubelet's calls to a device plugin match the recorded trace; tests/unit/plugin checks the double by it.
-
-``VGPU_E2E_RECORD=1`` writes a new trace instead.
+"""Tests that the real kubelet's calls to a device plugin match the recorded trace, with which tests/unit/plugin checks
+the kubelet double. ``VGPU_E2E_RECORD=1`` writes a new trace instead.
 """
 
 from __future__ import annotations
@@ -69,7 +68,9 @@ class RealKubelet:
 
 
 def test_kubelet_behaves_as_recorded(cluster):
-    """The project's plugin does not run, as its device list would make the kubelet write its checkpoint more often."""
+    """The project's plugin does not run during this test, because its device list would make the kubelet write its
+    checkpoint more often.
+    """
     version = cluster.node_object()["status"]["nodeInfo"]["kubeletVersion"]
     steps = scenario.Story(RealKubelet(cluster)).tell()
     if os.environ.get("VGPU_E2E_RECORD"):

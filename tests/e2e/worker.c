@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The program in the pods of tests/e2e: allocates GPU memory, keeps the GPU busy, prints its results. Links only libc
- * and opens the driver by name, because in a container the runtime mounts the driver.
+ * The program in the pods of tests/e2e: it allocates GPU memory, keeps the GPU busy and prints its results. It links
+ * only libc and opens the driver by name, because in a container the runtime mounts the driver.
  *
  *   gpu-worker [fill] [follow] [take MIB] [busy] [crash]
  *
- * In order: "fill" allocates until refused (prints "filled BYTES"), "follow" repeats that until the end, frees all at
- * SIGUSR1 and allocates again from SIGUSR2 on, "take" allocates MIB MiB (prints "took MIB: CODE"), "busy" prints "busy"
- * and launches kernels of 2 ms one by one until the end, "crash" exits with status 3. After the last command the program
- * waits to be stopped.
+ * The program carries out its commands in this order: "fill" allocates until the driver refuses (prints "filled
+ * BYTES"); "follow" repeats that until the end, frees all memory at SIGUSR1 and allocates again from SIGUSR2 on;
+ * "take" allocates MIB MiB (prints "took MIB: CODE", the driver's result code); "busy" prints "busy" and launches
+ * kernels of 2 ms one by one until the end; "crash" exits with status 3. After the last command the program waits to
+ * be stopped.
  */
 #define _DEFAULT_SOURCE
 #include <dlfcn.h>

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the driver's ResourceSlices and DeviceClasses with the code of Kubernetes 1.36.
+"""Checks the project's ResourceSlices and DeviceClasses with the code of Kubernetes 1.36.
 
-A Go program runs the API server's validation and the scheduler's allocator, which reports the GPU that a claim gets.
-The tests need neither a cluster nor the box; Go builds the program once.
+A Go program runs the API server's validation and the scheduler's allocator, which reports the GPU that a ResourceClaim
+gets. The tests need neither a cluster nor its box (tests/e2e); Go builds the program once.
 """
 
 from __future__ import annotations
@@ -146,7 +146,8 @@ def test_the_program_reports_an_invalid_slice(program: Path) -> None:
 
 
 HALF = {"memory": "7200Mi", "cores": "50"}
-# columns: case, configuration, claims, devices of each claim (None: the claim does not fit)
+# columns: the case, configuration of the driver, the claims; expected devices of each claim (None means that the claim
+# does not fit)
 CHOICES: list[tuple[str, dict[str, Any], list[dict[str, Any]], list[list[str] | None]]] = [
     (
         "claims fill the first GPU before the second",
@@ -200,7 +201,8 @@ def test_claims_for_mig_instances(program: Path) -> None:
     assert [one and len(one) for one in found["allocations"]] == [1, 1, None, None]
 
 
-# columns: requested capacity, consumed capacity (memory in MiB, percent of the SMs); the GPU is split into seven
+# columns: the requested capacity; the expected consumed capacity (MiB, percent of the SMs). The GPU is split into seven
+# slices.
 CONSUMED = [
     ({}, (2194, 14)),
     ({"memory": "4Gi", "cores": "30"}, (4096, 30)),

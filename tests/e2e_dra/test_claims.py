@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests with real Kubernetes programs that claims limit containers, as the simulated driver's memory usage shows."""
+"""Tests with real Kubernetes programs that ResourceClaims limit containers: the simulated driver's memory usage shows
+the limits."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods that request the extender's resource names get claims, on real Kubernetes programs.
-
-The project's webhook runs with the rights of its service account. The stock scheduler places the pods; the extender's
-kube-scheduler does not run, because such pods must not need it.
+"""Tests pods that request a GPU by a dialect (the resource names of a GPU-sharing project) and get claims for it, with
+real Kubernetes programs. The project's webhook runs with the rights of its service account. The stock scheduler places
+the pods; the project's own kube-scheduler with its extender does not run, because such pods must not need it.
 """
 
 from __future__ import annotations
@@ -176,7 +175,7 @@ def test_a_pod_chooses_its_gpu_by_uuid_and_model(
     assert result["device"] == last["name"]
 
 
-# columns: resource limits of the pod, label of the namespace, text in the refusal
+# columns: resource limits of the pod, label of the namespace; expected text of the refusal
 REFUSED = [
     ({"gpumem-percentage": "50"}, "dra", WORDS),
     ({"gpu": "1"}, "dra", WORDS),

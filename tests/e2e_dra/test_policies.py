@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real API server with the project's admission policies accepts and refuses the same objects as the driver."""
+"""Tests that a real API server with the project's admission policies accepts and refuses the same objects as the
+project's driver for claims."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ FOLDERS = {
     "ValidatingAdmissionPolicyBinding": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
 }
 GOOD = {"apiVersion": "vgpu.fleet/v1", "kind": "Share"}
-# columns: parameters of the claim, text in the refusal ("": accepted)
+# columns: parameters of the claim; expected text of the refusal ("" means that the claim is accepted)
 PARAMETERS: list[tuple[Any, str]] = [
     (GOOD, ""),
     ({**GOOD, "corePolicy": "force", "priority": 1, "oomKiller": True, "oversubscribe": False, "logLevel": 5}, ""),
@@ -101,7 +102,7 @@ def test_parameters_of_another_driver_are_not_checked(judged: Cluster) -> None:
     assert refusal(judged, CLAIMS, claim_with({"anything": ["goes"]}, "gpu.example.com")) == ""
 
 
-# mount path of a pod's volume → whether a container with a claim may have the mount
+# columns: mount path of a pod's volume; whether a container with a claim may have this mount
 MOUNTS = [("/data", True), ("/dev/vgpu/9", False), ("/dev/vgpu", False), ("/dev", False), ("/etc/ld.so.preload", False)]
 
 

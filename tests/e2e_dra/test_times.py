@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures how long a pod with a claim takes to start and how many such pods the kube-scheduler binds per second.
+"""Measures how long a pod with a ResourceClaim takes to start and how many such pods the kube-scheduler binds per
+second.
 
 The start is compared with pods that get a slice from the device plugin on the same node. The bind rate of the stock
 kube-scheduler is compared with pods that request an extended resource. Both comparisons use one run; the tests print

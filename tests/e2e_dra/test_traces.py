@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The real kubelet's calls to a claims driver match the recorded trace; tests/unit/plugin checks the double by it.
-
-The driver is the recorder of kubetrace, which shares no code with the project's driver; the latter runs next to it.
-``VGPU_E2E_RECORD=1`` writes a new trace instead.
+"""Tests that the real kubelet's calls to a driver for claims match the recorded trace, with which tests/unit/plugin
+checks the kubelet double. The driver is the recorder of kubetrace, which shares no code with the project's driver; the
+latter runs next to it. ``VGPU_E2E_RECORD=1`` writes a new trace instead.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Helpers of the attack tests: requests with the expected refusal, pods, and a neighbour that must stay unaffected."""
+"""Helpers of the tests that attack the scheduler: requests with the expected refusal, pods, and a neighbour that must
+stay unaffected."""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ def part(memory: int, uuid: str = "GPU-a-0") -> str:
 
 
 def holds(fleet: Any, name: str, memory: int, uuid: str = "GPU-a-0") -> None:
-    """Asserts that the pod has this memory on this GPU, by its plan annotation and by the leader's ledger."""
+    """Asserts that the pod has this memory on this GPU, by its plan annotation (the scheduler's choice) and by the
+    leading scheduler's ledger (its count of used memory)."""
     (one,) = pod_annotations.read_plan(fleet.get(name)["metadata"]["annotations"][pod_annotations.PLAN])
     assert [(device.uuid, device.memory_mib) for device in one.devices] == [(uuid, memory)]
     assert f"{uuid}: {memory} MiB" in fleet.explain(name), fleet.explain(name)

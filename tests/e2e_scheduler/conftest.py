@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures: a real API server, etcd and kube-scheduler in the box of tests/e2e. The nodes are only API objects."""
+"""Fixtures: a real API server, etcd and kube-scheduler in the box of tests/e2e (separate namespaces on this machine).
+The nodes are only API objects."""
 
 from __future__ import annotations
 

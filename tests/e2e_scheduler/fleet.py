@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two replicas of the scheduler at a real API server, and nodes that exist only as API objects."""
+"""Two replicas of this project's scheduler at a real API server, and nodes that exist only as API objects."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Replica:
         desired = fleet.desired
         configuration = scheduler_manifests.scheduler_configuration(desired)
         configuration["extenders"] = [scheduler_manifests.extender(desired.config, f"127.0.0.1:{self.extender}")]
-        # Short lease times, so that a test does not wait for the default 15 s.
+        # The lease times are short, so that a test does not wait for the default 15 s.
         configuration["leaderElection"].update(leaseDuration="8s", renewDeadline="3s", retryPeriod="1s")
         configuration["clientConnection"] = {"kubeconfig": str(fleet.kubeconfig)}
         path = cluster.folder / f"{self.name}.yaml"

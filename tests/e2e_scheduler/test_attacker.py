@@ -2,8 +2,8 @@
 """Attacks by a tenant with the role `edit` in one namespace on limits, other tenants and the scheduler.
 
 The tests use a real API server. Each row is a request and the text of its refusal. If the API server accepts a request,
-the test checks that it had no effect: by the pod's plan, by the ledger, and by a neighbour's pod that still gets all
-memory it requests.
+the test checks that it had no effect: by the pod's plan (the scheduler's choice of GPUs and sizes), by the ledger (the
+scheduler's count of used memory), and by a neighbour's pod that still gets all memory it requests.
 
 docs/threat-model.md lists each test function with its verdict. tests/native and vgpu-probe test attacks from inside a
 container; test_attacker_webhook.py tests attacks on the webhook's port.
@@ -331,7 +331,7 @@ def test_no_pod_with_a_slice_names_its_node(fleet, tenant, neighbour):
     assert neighbour.bound("all", {GPU: 1, MEM: CARD}) == [("GPU-a-0", CARD)]
 
 
-# One volume of each kind whose content a tenant controls.
+# A pod volume of each kind whose content a tenant controls.
 VOLUMES = {
     "emptyDir": {"emptyDir": {}},
     "configMap": {"configMap": {"name": "mine", "optional": True}},

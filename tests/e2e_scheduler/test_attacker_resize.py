@@ -2,9 +2,9 @@
 """Attacks by a tenant with the role `edit` through resize requests and memory requests of pods.
 
 The tenant resizes own and other tenants' running pods, with invalid values, beyond the quota or the GPU, and very
-often. The tenant also tries to change the guaranteed memory of an admitted pod. Afterwards the tests check the objects
-at the API server, the memory that the scheduler counts, and that a neighbour's pod gets the remaining memory. No node
-runs here; the tests write the annotations of its device plugin themselves.
+often. The tenant also tries to change the promise of an admitted pod, which is the memory that it is guaranteed.
+Afterwards the tests check the objects at the API server, the memory that the scheduler counts, and that a neighbour's
+pod gets the remaining memory. No node runs here; the tests write the annotations of its device plugin themselves.
 
 docs/threat-model.md lists each test function with its verdict.
 """
@@ -78,7 +78,9 @@ def told(fleet, name, words):
 
 
 def test_only_its_owner_asks_and_only_the_leader_grants(fleet, tenant, neighbour):
-    """A tenant cannot annotate another tenant's pod, nor write the annotations of a grant on own pods."""
+    """A tenant can neither annotate another tenant's pod nor write the annotations by which the scheduler grants a
+    resize on its own pods.
+    """
     fleet.node("a", 1)
     neighbour.bound("theirs", {GPU: 1, MEM: 3000})
     tenant.create(PODS, gpu_pod("mine", {GPU: 1, MEM: 3000}, IGNORE))
@@ -104,7 +106,7 @@ def test_only_its_owner_asks_and_only_the_leader_grants(fleet, tenant, neighbour
     assert resizes.RESIZE not in text and resizes.RESIZED not in text
 
 
-# columns: text of the resize annotation, text in the refusal
+# columns: text of the resize annotation; expected text of the refusal
 NONSENSE = [
     ("", "is no JSON"),
     ("8Gi", "is no JSON"),
@@ -218,7 +220,7 @@ def test_a_flood_of_changes_holds_up_nobody_and_oversells_nothing(fleet, tenant,
 
 
 REQUEST = "vgpu.fleet/memory-request"
-# columns: memory request of a new pod with a limit of 8000 MiB, text in the refusal
+# columns: memory request of a new pod whose limit is 8000 MiB; expected text of the refusal
 PROMISES = [
     ("0", "expected whole MiB from 1"),
     ("-5", "found -5"),

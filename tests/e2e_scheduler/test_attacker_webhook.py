@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attacks through the webhook's port, which a pod of any tenant can reach if the cluster enforces no NetworkPolicy.
+"""Attacks through the port of the scheduler's webhook, which a pod of any tenant can reach if the cluster enforces no
+NetworkPolicy.
 
 The attacker sends requests from an own address; meanwhile the webhook must still answer the API server.
 

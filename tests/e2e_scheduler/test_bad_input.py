@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends invalid pods and requests to a real API server and to the programs.
+"""Sends invalid pods and requests to a real API server and to the scheduler's programs.
 
 Each is refused with its field and a reason, or the pod waits with a reason. Afterwards the same processes must still
 admit and place a valid pod.
@@ -36,7 +36,8 @@ def stays_up(fleet):
     assert [one.ours.pid for one in fleet.replicas] == before and all(one.ours.running for one in fleet.replicas)
 
 
-# columns: limits, labels, annotations, text in the refusal. The API server itself refuses the value "much".
+# columns: limits, labels and annotations of the pod; expected text of the refusal. The API server itself refuses the
+# value "much".
 REFUSED = [
     ({GPU: 1, MEM: -1}, {}, {}, 'limits["nvidia.com/gpumem"]: expected a whole number from 1'),
     ({GPU: -1}, {}, {}, 'limits["nvidia.com/gpu"]: expected a whole number from 0'),
@@ -105,7 +106,7 @@ def test_a_pod_too_large_for_every_gpu_waits_with_the_reason(fleet):
     assert "large enough for 90000 MiB" in fleet.waits("large")
 
 
-# Case → (body of the request, expected status, text in the response).
+# Case → (body of the request, expected status, expected text of the response).
 BODIES = {
     "empty": (b"", 400, "expected JSON"),
     "truncated": (b'{"Pod": {"metadata": {"name": "x"', 400, "expected JSON"),
@@ -142,7 +143,7 @@ def test_a_truncated_body_blocks_no_other_client(fleet):
 
 
 def test_a_correct_request_is_answered(fleet):
-    """The negative control: a correct body is answered."""
+    """Negative control: a correct body gets a response."""
     pod = fleet.pod("waits", {GPU: 1, MEM: 90000})
     status, text = post(
         f"http://127.0.0.1:{fleet.replicas[0].extender}/filter", json.dumps({"Pod": pod, "NodeNames": ["a"]}).encode()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs renew the webhook's certificate in a running cluster, and admission continues meanwhile."""
+"""Tests that the scheduler's programs renew the webhook's certificate in a running cluster, and that admission
+continues meanwhile."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler works next to another driver whose DeviceClass maps ``nvidia.com/gpu``, as NVIDIA's and HAMi's do.
-
-From Kubernetes 1.36 on, the kube-scheduler then requires that the node or a DeviceClass lists every extended resource
-of a pod. The device plugin therefore adds its resource names to the node's capacity; the tests do so themselves.
+"""Tests the scheduler next to another driver whose DeviceClass maps ``nvidia.com/gpu``, as NVIDIA's and HAMi's do. From
+Kubernetes 1.36 on, the kube-scheduler then requires that the node or a DeviceClass lists every extended resource of a
+pod. The device plugin therefore adds its resource names to the node's capacity; the tests do so themselves.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
 CLASS = "gpu.example.com"
 SINCE = (1, 36)
 
-# columns: case, limits, labels, expected (MiB, percent) of each GPU
+# columns: the case, limits and labels of the pod; expected (MiB, percent of the SMs) of each GPU
 ASKED = [
     ("hami", {GPU: 1, MEM: 3000, CORES: 30}, {}, [(3000, 30)]),
     ("hami-percent", {"nvidia.com/gpumem-percentage": 50}, {}, [(8080, 0)]),

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler rebuilds its ledger from the objects at the API server.
-
-The tests kill both programs, delete and re-create a node, and delete annotations. They sum the used memory from the
-objects and compare the sum with the programs' metrics.
+"""Tests the scheduler's ledger, its count of what each pod uses of each GPU, which the scheduler rebuilds from the
+objects at the API server. The tests kill both programs, delete and re-create a node, and delete annotations. They sum
+the used memory from the objects and compare the sum with the programs' metrics.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def test_the_ledger_is_rebuilt_after_a_kill_of_both_programs(fleet):
     for one in fleet.replicas:
         one.ours.start()
     until(fleet.serves, "listening webhook and extenders after the restart")
-    # Forty pods fit and fifty are created: the programs must find all free memory and use none of it twice.
+    # Forty pods fit and fifty are created: the scheduler must find all free memory and use none of it twice.
     until(lambda: made(fleet, "first"), "admission of pod first by the webhook")
     fill(fleet, 30, 19)
     until(

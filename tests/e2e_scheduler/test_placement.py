@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests on which GPUs pods are placed and with which sizes.
+"""Tests on which GPUs the scheduler places pods and with which sizes.
 
 The cases: policies, annotations that choose GPUs, several containers, init containers, and equal slices. The tests
-compute the peak usage of each pod themselves and compare it with the pod's plan.
+compute the peak usage of each pod themselves and compare it with the pod's plan, the annotation with the chosen GPUs
+and sizes.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def only(name):
 
 V100, A100 = "Tesla V100-SXM2-16GB", "NVIDIA A100-SXM4-40GB"
 CHOICES = [
-    # columns: annotations, allowed GPUs (empty set: the pod waits)
+    # columns: annotations of the pod; GPUs on which it may be placed (an empty set means that the pod waits)
     ({USE_UUID: "GPU-b-1"}, {"GPU-b-1"}),
     ({USE_UUID: "gpu-b-1,GPU-b-0", AVOID_UUID: "GPU-b-0"}, {"GPU-b-1"}),
     ({AVOID_UUID: "GPU-a-0,GPU-a-1,GPU-b-0"}, {"GPU-b-1"}),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Only the scheduler and the device plugins can write a pod's plan and given annotations, on a real API server.
-
-The tests run with and without the webhook; without it, only the admission policy protects the annotations.
+"""Tests on a real API server that only the scheduler and the device plugins can write two annotations of a pod: its
+plan (the scheduler's choice of GPUs and sizes) and its given annotation (what the node really gave). The tests run with
+and without the webhook; without it, only the admission policy protects the annotations.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def without(fleet):
     until(fleet.serves, "listening webhook and extenders after the restart", 60)
 
 
-# columns: user, suffix of the pod's path, patch, text in the refusal ("": accepted)
+# columns: the user, suffix of the pod's API path, the patch; expected text of the refusal ("" means that the patch is
+# accepted)
 CHANGES = [
     ("tenant", "", annotated({PLAN: part(1)}), WORDS),
     ("tenant", "", annotated({PLAN: part(15000)}), WORDS),

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests which pods a real kube-scheduler with the extender evicts for a pod of higher priority that fits no node.
+"""Tests which pods a real kube-scheduler with this project's extender evicts for a pod of higher priority that fits no
+node. A GPU has a number of slots, each for one pod, so slots, memory or both may be short.
 
 No kubelet runs: a pod that the API server marks for deletion exists until the test deletes it.
 """
@@ -16,7 +17,7 @@ GPU, MEM = "nvidia.com/gpu", "nvidia.com/gpumem"
 CARD = 16160
 CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 PRIORITIES = {"low": 10, "middle": 100, "high": 1000, "polite": 1000}
-# Pods that use all slots of two GPUs with three slots each. Columns: name, GPU, MiB, priority class.
+# Pods that use all slots of two GPUs with three slots each. columns: name, GPU, MiB, priority class
 THERE = (
     ("p0", 0, 9000, "low"),
     ("p1", 0, 4000, "middle"),

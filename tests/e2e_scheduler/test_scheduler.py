@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schedules pods of each dialect with a real API server and kube-scheduler, and the project's extender and webhook."""
+"""Schedules pods of each dialect (the resource names of one GPU-sharing project) with a real API server and
+kube-scheduler, and with this project's extender and webhook."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ GPU, MEM, CORES = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores"
 ALI, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
 
 QGPU = "tke.cloud.tencent.com/qgpu"
-# columns: case, limits, labels, annotations, expected (MiB, percent) of each GPU
+# columns: the case, limits, labels and annotations of the pod; expected (MiB, percent of the SMs) of each GPU
 DIALECTS = [
     ("hami", {GPU: 1, MEM: 3000, CORES: 30}, {}, {}, [(3000, 30)]),
     ("alibaba", {ALI: 8}, {COUNT: "2"}, {}, [(4309, 0), (4309, 0)]),
@@ -43,7 +44,7 @@ def test_each_dialect_gets_the_requested_sizes(fleet, name, limits, labels, anno
     assert stored["containers"][0]["resources"]["limits"][GPU] == str(len(sizes))
 
 
-# columns: limits, labels, fields of the pod's spec, text in the refusal
+# columns: limits and labels of the pod, more fields of its spec; expected text of the refusal
 REFUSED = [
     ({GPU: 1, MEM: 0}, {}, {}, "gpumem"),
     ({ALI: 7}, {COUNT: "2"}, {}, "7 GiB over 2 GPUs"),
@@ -133,7 +134,7 @@ def test_a_quota_is_kept_at_admission_and_by_many_at_once(fleet):
         try:
             fleet.pod(f"p{n}", {GPU: 1, MEM: 2000})
             admitted += 1
-            # Admission counts a stored pod only after the program's watch has received it.
+            # Admission counts a stored pod for the quota only after the scheduler's watch has received the pod.
             fleet.pause(1)
         except ApiError as fault:
             assert "in use" in str(fault)

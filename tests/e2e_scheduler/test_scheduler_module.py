@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the module kube_scheduler as a process at a real API server: check mode, apply, repeat, remove."""
+"""Tests the module kube_scheduler, which deploys the scheduler, as a process at a real API server: check mode, apply,
+repeat, remove.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pending pods report their reasons, and they are retried after changes that the kube-scheduler does not notice."""
+"""Tests pending pods: they report why they wait, and they are retried after changes that the kube-scheduler does not
+notice.
+"""
 
 from __future__ import annotations
 

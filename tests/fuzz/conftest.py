@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds fuzzers, with sanitizers, of the parsers of files that a tenant or a broken disk may have damaged."""
+"""Builds fuzzers, with sanitizers, for the parsers of files that a tenant or a broken disk may have damaged."""
 
 from __future__ import annotations
 

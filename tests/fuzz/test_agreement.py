@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library in the container and the node's parser return the same result for the same bytes, for any bytes."""
+"""Compares two parsers of the same files: the library's in the container (C) and the node's (Python). They must return
+the same result for the same bytes, for any bytes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs libFuzzer on the C parsers for seconds; `make fuzz` runs it for minutes."""
+"""Runs libFuzzer for some seconds on the library's C parsers of files and variables that a tenant may have changed;
+`make fuzz` runs it for minutes."""
 
 from __future__ import annotations
 

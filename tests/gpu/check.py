@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure libvgpu.so on this host's GPU: ``make gpu-check``, or ``python3 tests/gpu/check.py --help``.
 
-Each stage runs in its own process with a time limit; if a stage fails or hangs, the others still run. The exit
-status is 0 when every gate held, 1 when one did not, 2 when there was nothing to measure.
+A stage is a group of measurements, and a gate is a requirement on a result. Each stage runs in its own process with a
+time limit; if a stage fails or hangs, the others still run. The exit status is 0 if every gate passed, 1 if a gate
+failed, 2 if nothing could be measured.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from gpucheck import compute, host, limits, memory, processes, report, rough, shown
 
-# Stage → (function, time limit in seconds), in the order of a whole run: a stage comes after those that it depends on.
+# Stage → (function, time limit in seconds), in the order of a whole run: a stage comes after the stages that it depends
+# on.
 STAGES = {
     "environment": (processes.environment, 120),
     "granularity": (memory.granularity, 60),
@@ -49,7 +51,7 @@ STAGES = {
     "graphs": (compute.graphs, 90),
     "device": (compute.device, 60),
 }
-LEAST = 10  # a stage starts only if so many seconds are left
+LEAST = 10  # a stage starts only if at least so many seconds of the run's time are left
 
 
 def work(name: str, options: argparse.Namespace, path: Path) -> int:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host with a simulated H200 on which gpu-check runs as on a real GPU; its report names the driver "simulated"."""
+"""Provides a host with a simulated H200, on which gpu-check, the measurement of libvgpu.so on a GPU, runs as on a real
+GPU. Its report names the driver "simulated"."""
 
 from __future__ import annotations
 

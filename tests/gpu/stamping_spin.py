@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 # SPDX-License-Identifier: Apache-2.0
-"""Replaces spin.c in tests: prints and writes without delay the output that spin.c has on a real GPU. Each kernel takes
-its intended time, with a gap of a microsecond, and the slice's share is kept exactly in periods of 20 ms. With LAX=1
-the share is ignored."""
+"""Replaces spin.c, which launches kernels and stores their times of start and end, in tests: prints and writes without
+delay the output that spin.c has on a real GPU. Each kernel takes its intended time, with a gap of a microsecond, and
+the slice's share is kept exactly in periods of 20 ms. With LAX=1 the share is ignored."""
 
 import json
 import os

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gpu-check on the simulated driver: every stage passes, and fails if the library does not work."""
+"""Runs gpu-check, the measurement of libvgpu.so on a GPU, on the simulated driver. Every stage must pass, and must fail
+if the library does not work."""
 
 from __future__ import annotations
 
@@ -83,7 +84,8 @@ def test_memory_is_measured_on_a_driver_that_lists_no_processes(tmp_path: Path) 
 
 
 LIMITS = {
-    # columns: case, line of the driver's profile, exit status, status of the stage, part of the output
+    # columns: case, line of the simulated driver's profile; expected exit status, status of the stage, part of the
+    # output
     "misc": ("memacct = misc\n", 0, "passed", ""),
     "dmem": ("memacct = dmem\n", 0, "passed", ""),
     "the driver enforces nothing": ("memacct = none\n", 1, "failed", "a limit is set, read back and cleared"),
@@ -186,7 +188,8 @@ ROUGH = ["private-context", "loader", "capture", "exit", "mixed-shares"]
 
 @pytest.mark.parametrize("stage", ROUGH)
 def test_rough_stages_pass(tmp_path: Path, stage: str) -> None:
-    """Runs them on a driver that tears down at exit and has CUDA 13.3's new call that begins a capture."""
+    """Runs the stages of rough.py on a driver that frees its resources at the process's end and has CUDA 13.3's new
+    call that begins a capture."""
     folder = tmp_path / "driver"
     folder.mkdir()
     for name, source in {"libcuda.so.1": "gpusim-615", "libnvidia-ml.so.1": "gpusim", "gpusimctl": "gpusim"}.items():

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""in_slice.py on the simulated driver: the command sees the slice, and its exit status is passed on."""
+"""Tests in_slice.py, which runs a command in a slice (part of a GPU), on the simulated driver: the command must see the
+slice's memory, and its exit status is passed on."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ def run(check: Check, folder: Path, *words: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, env=check.env, capture_output=True, text=True, timeout=300, check=False)
 
 
-# columns: options besides the memory
+# options of in_slice.py in addition to the memory
 @pytest.mark.parametrize("more", [[], ["--sm", "25", "--arbiter"], ["--oversold", "2048"]])
 def test_command_sees_the_memory_of_the_slice(check: Check, tmp_path: Path, more: list[str]) -> None:
     done = run(check, tmp_path, "--memory-mib", "2048", *more, "--", *SEES)
@@ -40,7 +41,7 @@ def test_exit_status_is_that_of_the_command(check: Check, tmp_path: Path) -> Non
     assert run(check, tmp_path, "--memory-mib", "64", "--", "sh", "-c", "exit 7").returncode == 7
 
 
-# columns: options that are refused, word of the message
+# columns: options that are refused; expected word of the message
 @pytest.mark.parametrize(
     ("words", "named"),
     [

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""node.py on the simulated driver: a node starts, its slices can be used, and nothing of it stays."""
+"""Tests node.py, which runs the programs of a node in a folder, on the simulated driver: the node starts, its slices
+(parts of the GPU) can be used, and nothing of it remains afterwards."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gpu-check's computations from stamps, symbol tables and addresses, on data with a known result."""
+"""Tests gpu-check's computations on data with a known result: shares from kernels' stamps (times of start and end),
+exported names from symbol tables, and changed addresses of functions."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def test_truncated_stamps_file_is_refused(tmp_path: Path) -> None:
         stamps.read(path)
 
 
-# columns: intervals in which kernels run, expected share in each of two windows of 1000 ns
+# columns: intervals in which kernels run; expected share in each of two windows of 1000 ns
 @pytest.mark.parametrize(
     ("intervals", "shares"),
     [

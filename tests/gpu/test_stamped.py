@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stages of time with kernels that store stamps, as on a real GPU: stamping_spin.py writes the stamps."""
+"""Tests gpu-check's stages about shares of GPU time with kernels that store stamps (times of start and end), as on a
+real GPU. Simulated kernels store none, so stamping_spin.py writes the stamps."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Provides a controller like a new user's, and one simulated host that Ansible's built-in ssh connection reaches.
 
-The controller has the artefact in an empty environment with only ansible-core, and a project with only an inventory.
+The controller is the machine that runs Ansible. It has the collection's artefact in an empty environment with only
+ansible-core, and a project with only an inventory.
 Options: --core=2.16 chooses another ansible-core than 2.19; --core-python=/usr/bin/python3.13 chooses the Python for
 ansible-core; --release=trixie runs the controller in a container of another Debian release.
 """

@@ -22,7 +22,7 @@ from simhosts.slice import docker_command
 pytestmark = pytest.mark.skipif(not former.has_history(), reason=former.NO_HISTORY)
 
 SPLIT = {"vgpu_split_count": 7}
-# Variables of the former release, and those that replace them.
+# Variables of the former release, and the variables of this release that replace them.
 OLD = {"nvidia_docker_environment": {"NO_PROXY": "*"}, "device_plugin_rivals_remove": []}
 NEW = {"vgpu_package_environment": {"NO_PROXY": "*"}, "device_plugin_conflicting_plugins_remove": []}
 POD = "work"
@@ -30,7 +30,7 @@ POD = "work"
 
 @pytest.fixture(scope="module")
 def former_release(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a collections path with the former release, which needs the compilers of this machine."""
+    """Unpacks the former release and returns the collections path. Its playbooks need the compilers of this machine."""
     folder = tmp_path_factory.mktemp("former")
     tree = folder / "ansible_collections" / "vgpu" / "fleet"
     tree.mkdir(parents=True)

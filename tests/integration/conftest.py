@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs playbooks against inventory hosts that all are this machine. The playbooks only read this machine."""
+"""Fixtures that run playbooks against inventory hosts that all are this machine. The playbooks only
+read this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ sys.path.append(str(ROOT / "tests"))  # The folder of the package ``doubles``.
 
 @dataclass
 class Run:
-    """A playbook run: its output, its exit status, and the remote calls of each host."""
+    """The result of a playbook run: its output, its exit status, and the remote calls of each host."""
 
     code: int
     output: str

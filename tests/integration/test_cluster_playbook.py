@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs cluster.yml against an API server in this process: it refuses mistakes before any change, loads images on each
-node, and changes nothing in a second run. tests/e2e/test_playbooks.py shows that the scheduler works."""
+"""Tests cluster.yml, which installs the scheduler, against an API server in this process: it refuses mistakes before
+any change, loads images on each node, and changes nothing in a second run. tests/e2e/test_playbooks.py shows that the
+scheduler works.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ PLAYBOOK = yaml.safe_load((ROOT / "playbooks" / "cluster.yml").read_text())
 GPUS = "vgpu.fleet/gpus"
 DEPLOYMENT = "/apis/apps/v1/namespaces/kube-system/deployments/vgpu-scheduler"
 IMAGE, KUBE = "registry.example/vgpu-scheduler:1", "registry.k8s.io/kube-scheduler:v1.34.2"
-# A stand-in for containerd's ctr: images are lines of a file.
+# A stand-in for containerd's client ctr, whose images are lines of a file.
 CTR = """#!/bin/sh
 images=${0%/*}/images
 touch "$images"
@@ -108,7 +110,8 @@ def arm(api):
 
 
 REFUSED = [
-    # columns: case, variables of the group, function that changes the cluster, text in the message
+    # columns: the case, variables of the group, function that changes the cluster before the run; expected text of the
+    # message
     ("no kubeconfig", {"vgpu_kubeconfig": ""}, None, "vgpu_kubeconfig is empty for a1; expected a kubeconfig file"),
     ("no such file", {"vgpu_kubeconfig": "/none/x"}, None, "/none/x: no such file here; set vgpu_kubeconfig"),
     (
@@ -142,7 +145,8 @@ def test_cluster_playbook_refuses_a_mistake_before_any_change(person, cluster, a
     assert cluster.writes == [] and "changed=0" in run.output
 
 
-# A controller without podman, docker and mmdebstrap. Columns: variables of the group, two texts in the message.
+# The controller has no podman, docker and mmdebstrap. columns: variables of the group; two expected texts of the
+# message
 BARE = [
     ({}, "the image of the scheduler", "expected podman, mmdebstrap on this controller"),
     ({"scheduler_image_base": "debian:12"}, "the image of the scheduler", "expected podman on this controller"),

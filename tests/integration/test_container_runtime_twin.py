@@ -153,7 +153,7 @@ def received(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# columns: the environment, the expected device nodes of the container (None: it must not start)
+# columns: the container's environment; its expected device nodes (None means that it must not start)
 CASES = [
     ([f"NVIDIA_VISIBLE_DEVICES={GPUS[1]}"], ["/dev/nvidia1", "/dev/nvidiactl"]),
     (["NVIDIA_VISIBLE_DEVICES=0"], ["/dev/nvidia0", "/dev/nvidiactl"]),

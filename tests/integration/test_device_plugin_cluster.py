@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The roles device_plugin and verify send requests to a cluster for several hosts together. One host sends each
-request, exactly for the hosts that reach the task, and no host continues after a failure. Most tests have no cluster:
-the error message names the host that sent the request."""
+"""Tests how the roles device_plugin and verify send requests to a cluster for several hosts together: one host sends
+each request, exactly for the hosts that reach the task, and no host continues after a failure. Most tests have no
+cluster, so the request fails and the error message names the host that sent it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ COMMON = {
     "device_plugin_version": "1",
 }
 CAME = [
-    # columns: hosts that reach the tasks, kubeconfig of each group, hosts that stop for each kubeconfig (the first of
-    # these hosts sends the request)
+    # columns: hosts that reach the tasks, kubeconfig of each group; for each kubeconfig the hosts that are expected to
+    # stop (the first of them sends the request)
     (["a1", "a2", "b1", "b2"], {"a": "/none/one", "b": "/none/one"}, {"/none/one": ["a1", "a2", "b1", "b2"]}),
     (["b1", "b2"], {"a": "/none/one", "b": "/none/one"}, {"/none/one": ["b1", "b2"]}),
     (["a2", "b1"], {"a": "/none/one", "b": "/none/two"}, {"/none/one": ["a2"], "/none/two": ["b1"]}),
@@ -107,10 +107,10 @@ def test_first_reached_host_requests_the_removal(place, api):
 
 OWN_NAME = Path("/proc/sys/kernel/hostname").read_text().strip().lower()
 NAMES = [
-    # columns: variables of the host, its node's name
+    # columns: variables of the host; expected name of its node
     ({}, OWN_NAME),
     ({"preflight_plan": {"state": {"node": "asked-before"}}}, "asked-before"),
-    # a task that `when` skipped registers this result
+    # A task that `when` skipped registers this result.
     ({"preflight_plan": {"changed": False, "skipped": True}}, OWN_NAME),
     ({"device_plugin_node_name": "said"}, "said"),
 ]
@@ -123,7 +123,7 @@ NAMES = [
 )
 @pytest.mark.parametrize("tasks", ["objects", "absent"])
 def test_node_name_follows_the_current_host_name(place, api, tasks, variables, name):
-    """Cached facts describe the host before it was renamed or reinstalled."""
+    """Cached facts may describe the host before it was renamed or reinstalled, so the role must not use them."""
     file, objects = api
     ours = {"vgpu.fleet/device-plugin": "daemonset"}
     for one in (name, "kept"):
@@ -145,7 +145,7 @@ def test_node_name_follows_the_current_host_name(place, api, tasks, variables, n
         assert labels == {name: ours, "kept": {}}
 
 
-# columns: role, its variable with the name of the node
+# columns: the role, the role's variable with the name of the node
 @pytest.mark.parametrize(("role", "variable"), [("upgrade", "__upgrade_node"), ("verify", "__verify_kube_node")])
 @pytest.mark.parametrize("given", [{}, {"device_plugin_node_name": ""}, {"device_plugin_node_name": "said"}])
 def test_other_roles_use_the_same_node_name(place, role, variable, given):
@@ -158,7 +158,7 @@ def test_other_roles_use_the_same_node_name(place, role, variable, given):
 
 
 EXACT = [
-    # columns: the hosts of the play, whether it knows the resources of every host in the inventory
+    # columns: the hosts of the play; whether the run is expected to know the resources of every host in the inventory
     ("gpu_nodes", True),
     ("a", False),
 ]
@@ -180,7 +180,8 @@ def test_configurations_are_removed_only_by_a_run_of_all_hosts(place, hosts, exa
 POLICY = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/vgpu-device-plugin-mounts"
 OWN = {"count": "example.com/own"}
 SHARED = [
-    # columns: deployment, variables of group a, variables of group b, resources by node in the policy
+    # columns: deployment, variables of group a, variables of group b; expected resources of each node in the policy
+    # (None means no policy)
     ("systemd", {}, {"vgpu_resource_names": OWN}, {"a1": ["nvidia.com/gpu"], "b1": ["example.com/own"]}),
     ("daemonset", {}, {"vgpu_sharing": "none"}, {"a1": ["nvidia.com/gpu"]}),
     ("systemd", {"vgpu_configs": {"whole": {"sharing": "none"}}}, {"vgpu_sharing": "none"}, {"a1": ["nvidia.com/gpu"]}),
@@ -208,8 +209,8 @@ def test_policy_has_the_limited_resources_of_every_node(place, api, deploy, firs
         assert POLICY not in objects
         return
     assert json.loads(objects[POLICY]["metadata"]["annotations"]["vgpu.fleet/nodes"]) == expected
-    # The play runs on host a1 alone, and then on host b1.
-    steps[1]["vars"] = {"__device_plugin_limits": []}  # The same value as in absent.yml.
+    # The play removes host a1 alone from the policy, and then host b1.
+    steps[1]["vars"] = {"__device_plugin_limits": []}  # The tasks in absent.yml set the same value.
     place.play([play], "--limit", "a1")
     left = {node: names for node, names in expected.items() if node != "a1"}
     found = objects.get(POLICY)
@@ -219,7 +220,7 @@ def test_policy_has_the_limited_resources_of_every_node(place, api, deploy, firs
 
 
 VERIFIED = [
-    # columns: hosts in a batch, hosts that reach the task
+    # columns: number of hosts in a batch, hosts that reach the task
     (2, ["a1", "a2", "b1", "b2"]),
     (4, ["a1", "a2", "b1", "b2"]),
     (4, ["a2", "b2"]),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The role finds the engine that loads the device plugin's image, both with the facts of preflight and without them (in
-a teardown)."""
+"""Tests that the role device_plugin finds the engine that loads its image, with the facts of the role preflight and
+without them (as in a teardown)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHOW = {
 }
 
 
-# columns: variables of the host, the expected engine
+# columns: variables of the host; the expected engine
 @pytest.mark.parametrize(
     ("variables", "engine"),
     [
@@ -27,7 +27,7 @@ SHOW = {
             {"container_runtime_engine": "auto", "preflight_plan": {"state": {"kubelet_engine": {"engine": "k3s"}}}},
             "k3s",
         ),
-        # `when` skipped preflight, so the role read the host itself.
+        # Preflight was skipped by `when`, so the role has to read the host itself.
         (
             {
                 "container_runtime_engine": "auto",

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The role builds its image on the controller with a real podman, copies the image to a node and loads it on the node.
-The node is this machine with a separate image store. A stand-in for sudo logs which commands ran as root."""
+"""Tests that the role device_plugin builds its image on the controller with a real podman, copies it to a node and
+loads it there. The node is this machine with a separate image store. A stand-in for sudo logs which commands ran as
+root."""
 
 from __future__ import annotations
 

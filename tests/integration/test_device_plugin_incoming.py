@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Root runs or loads files from an incoming folder on a host. Only root may write in this folder, before and during the
-copy."""
+"""Tests the incoming folder of a host, from which root runs or loads copied files. Only root may be able to write in
+this folder, before and during the copy.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +105,7 @@ def _gone(file: Path) -> None:
     file.unlink()
 
 
-# columns: function that damages the file (None: no fault), text in the refusal
+# columns: function that damages the file (None means no damage); expected text of the refusal
 SPOILT = [
     (None, ""),
     (_mode, "mode 620"),

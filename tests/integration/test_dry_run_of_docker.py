@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A dry run of docker's configuration warns of a missing nvidia-container-runtime only if the plan does not install it.
-Docker's file is one in a temporary folder."""
+"""Tests that a dry run of docker's configuration warns of a missing nvidia-container-runtime only if the plan does not
+install it. Docker's configuration file is in a temporary folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from conftest import Workplace
 RUNTIME = "/usr/bin/nvidia-container-runtime"
 
 
-# The steps of the plan, and whether the run warns.
+# columns: the plan of the run; whether the run is expected to warn
 @pytest.mark.skipif(os.access(RUNTIME, os.X_OK), reason=f"this machine has {RUNTIME}")
 @pytest.mark.parametrize(
     ("plan", "warns"),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes our drop-in file of CRI-O, with a stand-in for systemctl. If the engine fails with the new file, the former
-file is restored and the engine runs with it."""
+"""Tests the drop-in file that the role container_runtime writes for CRI-O, with a stand-in for systemctl. If the engine
+fails with the new file, the former file must be restored and the engine must run with it.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +79,7 @@ def test_engine_restarts_only_for_a_changed_file(engine: Engine) -> None:
     assert (gone.code, engine.text(), engine.calls()) == (0, None, ["restart", "is-active"]), gone.output
 
 
-# columns: the file before, the state of an engine that fails with the new file
+# columns: the file before the run (None means no file), the systemd state of an engine that fails with the new file
 FAULTS = [
     (None, "failed\n"),
     (FORMER, "activating\n"),  # The engine starts and exits in a loop.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests modules that do the work of several Ansible modules in one or two remote calls: check mode, apply, repeat,
-undo, and the number of calls."""
+"""Tests the collection's modules that do the work of several Ansible modules in one or two remote calls: check mode,
+apply, repeat, undo, and the number of calls.
+"""
 
 from __future__ import annotations
 
@@ -97,8 +98,8 @@ def test_an_archive_is_built_once_and_is_the_same_bytes(place: Workplace, tmp_pa
     assert tree(sources) == before, "expected unchanged sources after the builds"
 
 
-# columns: architectures of the prebuilt archives, needed architectures (empty: this machine's), whether the module
-# compiles, architectures without an archive
+# columns: architectures of the prebuilt archives, needed architectures (empty means this machine's); whether the module
+# is expected to compile, architectures that are expected to have no archive
 @pytest.mark.parametrize(
     ("there", "needed", "builds", "missing"),
     [
@@ -171,7 +172,7 @@ def test_library_is_sent_only_to_hosts_without_it(place: Workplace, tmp_path: Pa
     assert (changed(gone), root.exists()) == (True, False)
 
 
-# columns: arguments of the module, text in its message
+# columns: arguments of the module; expected text of its message
 @pytest.mark.parametrize(
     "arguments, words",
     [

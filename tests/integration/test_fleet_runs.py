@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from doubles.fleet import ROOT, SPOILED, STOPS, Fleet, Run
 
-# One task of preflight and of each tested role. A role's task runs only if the role changes something.
+# One task of preflight and of each tested role. A task of a role runs only if the role has something to change.
 READ = "vgpu.fleet.preflight : Read the host and plan"
 DEPLOYED = "vgpu.fleet.vcuda : Write the unit of the arbiter"
 PLUGIN = "vgpu.fleet.device_plugin : Switch to the version"
@@ -47,7 +47,7 @@ MOST_SKIPPED = 33
 NAMES = {f"gpu-000{number}" for number in range(1, 5)}
 
 
-# The first host also runs two tasks on behalf of all hosts.
+# The first host also runs two tasks for all hosts.
 @pytest.mark.parametrize(("playbook", "tasks"), [("site.yml", 4), ("upgrade.yml", 2)])
 @pytest.mark.parametrize("options", [[], ["--check"]])
 def test_run_without_changes_runs_few_tasks_and_skips_none(
@@ -69,7 +69,7 @@ def test_a_first_run_skips_few_tasks(fleet: Fleet) -> None:
     assert {counts["skipped"] for counts in run.counts.values()} <= set(range(MOST_SKIPPED + 1)), run.counts
 
 
-# columns: playbook, kind of all hosts (doubles/fleet.py)
+# columns: the playbook, the kind (state) of all hosts (doubles/fleet.py)
 RUNS = [
     ("site.yml", "done"),
     ("site.yml", "bare"),
@@ -86,7 +86,8 @@ def test_ansible_prints_no_warning_of_its_own(fleet: Fleet, playbook: str, kind:
     assert run.code == 0, run.output
     said = re.findall(r"^\[(?:WARNING|DEPRECATION WARNING|ERROR)\]: (.*)", run.output, re.MULTILINE)
     ours = [one for one in said if "vgpu_memory_scaling: above 1" in one]
-    # report.yml checks no variables. In the other playbooks our own warning shows that a warning would be found.
+    # report.yml checks no variables, so it prints no warning. In the other playbooks our own warning shows that the
+    # test would find one.
     assert (said, bool(ours)) == (ours, playbook != "report.yml"), run.output
 
 
@@ -160,7 +161,7 @@ def test_configured_host_pattern_selects_the_hosts(fleet: Fleet, pattern: str) -
     assert hosts_of(run, DEPLOYED) == {"gpu-0001"}
 
 
-# columns: value of --tags, roles that must run
+# columns: value of --tags; roles that are expected to run
 @pytest.mark.parametrize(
     "tags, roles",
     [
@@ -177,7 +178,7 @@ def test_tags_are_names_of_roles(fleet: Fleet, tags: str, roles: set[str]) -> No
 
 
 def test_failed_host_stops_no_other(fleet: Fleet) -> None:
-    """gpu-0001 is the first host with a change, gpu-0003 the only host with that step."""
+    """Host gpu-0001 is the first host with a change, and gpu-0003 is the only host with the step at which it fails."""
     fleet.host("gpu-0001", table_kind="behind", table_dies_at="vcuda_library")
     fleet.host("gpu-0003", table_kind="bare", table_dies_at="docker_daemon")
     fleet.host("gpu-0002", table_kind="behind")
@@ -201,7 +202,7 @@ def test_other_hosts_are_verified_after_the_only_host_with_a_step_fails(fleet: F
         assert f"{host}  nvidia.com/gpu: 14 advertised" in run.output
 
 
-# columns: value of upgrade_serial, hosts of each batch
+# columns: value of upgrade_serial; expected hosts of each batch
 @pytest.mark.parametrize(
     "serial, deployed",
     [
@@ -274,7 +275,7 @@ def test_a_variable_that_the_gpus_of_one_host_contradict_stops_all(fleet: Fleet,
 
 
 @pytest.mark.parametrize("options", [[], ["--check"]])
-# kind: the state of host gpu-0002 (doubles/fleet.py); words: text in the message
+# columns: kind (state) of host gpu-0002 (doubles/fleet.py); expected text of the message
 @pytest.mark.parametrize("kind, words", [("spoiled", SPOILED), ("busy", STOPS), ("claimed", "have the claims work/c")])
 def test_teardown_is_refused_before_its_first_change(fleet: Fleet, kind: str, words: str, options: list[str]) -> None:
     fleet.host("gpu-0002", table_kind=kind)
@@ -289,7 +290,7 @@ def test_teardown_is_refused_before_its_first_change(fleet: Fleet, kind: str, wo
 
 
 @pytest.mark.parametrize("options", [[], ["--check"]])
-# columns: value of upgrade_drain_roles, whether the run is refused
+# columns: value of upgrade_drain_roles; whether the run is expected to be refused
 @pytest.mark.parametrize("drained, refused", [(["nvidia_driver"], True), ([], False)])
 def test_upgrade_names_containers_that_no_drain_moves_before_its_first_change(
     fleet: Fleet, drained: list[str], refused: bool, options: list[str]

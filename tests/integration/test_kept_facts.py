@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host that was reinstalled with another system while Ansible still has cached facts of the former system."""
+"""Tests a host that was reinstalled with another system while Ansible still has cached facts of the former system."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_drain_evicts_only_pods_with_the_resource(place: Workplace, cluster: Clu
     assert cluster.pods == ["web"]
 
 
-# columns: a pod, options, words of the refusal. No row changes the node.
+# columns: a pod, options of the module; expected words of the refusal. No row changes the node.
 REFUSED = [
     ({}, {}, "pod work/one has no controller"),
     ({"owner": REPLICA_SET, "volumes": [{"name": "v", "emptyDir": {}}]}, {}, "data in an emptyDir"),
@@ -138,7 +138,7 @@ def test_drain_stops_at_its_time_limit(place: Workplace, cluster: Cluster) -> No
     assert "work/one: still ending" in " ".join(call(place, state="drained", timeout=1).output.split())
 
 
-# columns: wrong arguments of the module, text in its message
+# columns: wrong arguments of the module; expected text of its message
 @pytest.mark.parametrize(
     "arguments, words",
     [
@@ -164,7 +164,7 @@ def test_unreachable_server_is_named(place: Workplace, cluster: Cluster) -> None
 
 @pytest.mark.parametrize("entry", ["drain", "release"])
 def test_host_without_a_name_drains_no_node(place: Workplace, cluster: Cluster, entry: str) -> None:
-    """Without preflight the role does not know the host's name, so it drains no node and fails."""
+    """Without the role preflight, the role upgrade does not know the host's name, so it drains no node and fails."""
     cluster.pod("train", REPLICA_SET, gpu=True)
     told = {"steps": [STEPS[0][0]], "roles": ["nvidia_driver"], "outside": []}
     api = {"upgrade_kubeconfig": str(place.folder / "kubeconfig"), "preflight_plan": told}
@@ -174,7 +174,7 @@ def test_host_without_a_name_drains_no_node(place: Workplace, cluster: Cluster, 
     assert (cluster.node["spec"], cluster.pods) == ({}, ["train"])
 
 
-# columns: the plan's step, the variables, whether the node is drained
+# columns: the step of the plan, variables of the role; whether the node is expected to be drained
 STEPS = [
     ({"role": "nvidia_driver", "disturbs": True}, {}, True),
     ({"role": "nvidia_driver", "disturbs": False}, {}, False),
@@ -216,7 +216,8 @@ def test_an_upgrade_that_cannot_drain_is_refused_first(place: Workplace) -> None
     assert "set upgrade_kubeconfig, or drain the node by hand" in " ".join(refused.output.split())
 
 
-# columns: whether an interrupted earlier run may have changed the host, whether the node is uncordoned again
+# columns: whether an interrupted earlier run may have changed the host; whether the node is expected to be uncordoned
+# again
 UNDRAINED = [(False, True), (True, False)]
 
 

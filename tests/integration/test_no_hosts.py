@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run that matches no host does nothing and fails with a message; a success would look as if hosts had been
-checked."""
+"""Tests a run that matches no host: it must do nothing and fail with a message, because a success would look as if
+hosts had been checked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MISNAMED = "all: {children: {gpu_node: {hosts: {a: }}, other: {hosts: {b: }}}}"
 EMPTY = "all: {children: {gpu_nodes: {children: {t4: }}, other: {hosts: {b: }}}}"
 THERE = "all: {children: {gpu_nodes: {hosts: {a: }}, other: {hosts: {b: }}}}"
 
-# Case → (inventory, options, words in the message).
+# Case → (inventory, options, expected words of the message).
 CASES = {
     "gpu_nodes misspelt": (MISNAMED, [], ["gpu_nodes", "no host", "gpu_node", "other", "site_hosts"]),
     "gpu_nodes without hosts": (EMPTY, [], ["gpu_nodes", "no host", "other"]),
@@ -61,7 +61,7 @@ def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
     assert "TASK" not in text
 
 
-# Case → (options with --limit or a host pattern, hosts that run).
+# Case → (options with --limit or a host pattern, hosts that are expected to run).
 FOUND = {
     "no option": ([], ["a"]),
     "--limit to one host of the group": (["--limit", "a"], ["a"]),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One group variable sets the kubeconfig of all roles. Without a kubeconfig the device plugin uses the kubelet's own
-credentials."""
+"""Tests that one group variable sets the kubeconfig of all roles. Without this variable the device plugin uses the
+kubelet's own credentials."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_role_can_override_the_kubeconfig(place):
 
 
 REQUESTED = {"vgpu_slice_sizing": "requested"}
-# columns: variables of the host, value of device_plugin_kubeconfig
+# columns: variables of the host; expected value of device_plugin_kubeconfig
 OF_HOST = [
     ({}, ""),
     (REQUESTED, "/etc/kubernetes/kubelet.conf"),

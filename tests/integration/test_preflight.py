@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The role preflight finds mistakes in variables before any remote call, and names the variable, the group and the
-host. Then it plans the run."""
+"""Tests the role preflight, which checks a run before it changes anything: it finds mistakes in variables before any
+remote call, names the variable, the group and the host, and then plans the run.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +22,11 @@ def run_preflight(place: Workplace, *options: str, **variables: Any) -> Run:
 
 
 def said(run: Run) -> str:
-    """Returns the output with JSON's escaped quotes restored."""
+    """Returns the output of a run, with JSON's escaped quotes restored."""
     return run.output.replace('\\"', '"')
 
 
-# columns: variables of the group t4, words that every message must contain
+# columns: variables of the group t4; words that the message is expected to contain
 MISTAKES = [
     ({"vgpu_split_count": 0}, ["vgpu_split_count: expected a whole number from 1"]),
     ({"vgpu_split_count": "seven"}, ['found "seven"']),
@@ -60,7 +61,7 @@ def test_mistake_stops_all_hosts_before_any_remote_call(
         assert word in said(run)
 
 
-# columns: where the value is set, the name of that place in the message
+# columns: where the value is set; how the message is expected to name that place
 SETTERS = [
     (("group", "t4"), "group t4 in group_vars/t4.yml:1, 2 hosts (gpu-1, gpu-2)"),
     (("group", "gpu_nodes"), "group gpu_nodes in group_vars/gpu_nodes.yml:1, 3 hosts (gpu-3, gpu-1, gpu-2)"),
@@ -87,7 +88,7 @@ def test_message_names_the_group_with_precedence(place: Workplace) -> None:
     assert "group t4 in group_vars/t4.yml:1, 1 host (gpu-1): vgpu_split_count" in said(run_preflight(place))
 
 
-# columns: variables of each group, variables of host gpu-1, whether the message warns of a conflict
+# columns: variables of each group, variables of host gpu-1; whether the message is expected to warn of a conflict
 CONTESTED = [
     ({"t4": {"vgpu_split_count": 7}, "a100": {"vgpu_split_count": 4}}, {}, True),
     # Two groups that set the same value, or different variables, do not conflict.
@@ -153,7 +154,7 @@ def test_a_value_of_a_yaml_inventory_is_found(place: Workplace) -> None:
     assert "host gpu-1 in more.yml:6: vgpu_log_level: expected" in output
 
 
-# columns: options of ansible-playbook, text in the message
+# columns: options of ansible-playbook; expected text of the message
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs playbooks/rehearse.yml with stand-ins for the programs that the playbook calls. Checks the order of the calls,
-the inventory of each call, and the removal of the simulated hosts after every outcome."""
+"""Tests playbooks/rehearse.yml, which tries playbooks on simulated hosts first. Stand-ins replace the programs that it
+calls. The tests check the order of the calls, the inventory of each call, and that the simulated hosts are removed
+after every outcome.
+"""
 
 from __future__ import annotations
 
@@ -157,7 +159,7 @@ def test_rehearsal_overrides_the_inventory_and_its_files(place: Place) -> None:
     assert (found["verify_kubeconfig"], found["vgpu_split_count"]) == ("", 7)
 
 
-# columns: part of the call that fails, text in the output
+# columns: part of the call that fails; expected text of the output
 @pytest.mark.parametrize(
     ("fail", "words"),
     [
@@ -172,7 +174,7 @@ def test_hosts_are_removed_after_every_failure(place: Place, fail: str, words: s
     assert words in done.stdout
     assert "it broke" in done.stdout
     assert place.calls()[-1] == "hostctl down --project rehearse"
-    assert fail in place.calls()[-2]  # no program ran after the failure
+    assert fail in place.calls()[-2]  # No program except the removal ran after the failure.
 
 
 def test_second_run_that_changes_something_is_a_fault(place: Place) -> None:
@@ -191,7 +193,7 @@ def test_hosts_may_be_kept_and_removed_later(place: Place) -> None:
     assert place.calls()[-1] == "hostctl down --project rehearse"
 
 
-# columns: case, variables of the group, text in the message
+# columns: the case, variables of the group; expected text of the message
 BAD = [
     ("no GPUs declared", {"vgpu_split_count": 7}, "host a.example.com: rehearse_gpus: expected a list"),
     ("an unknown model", {"rehearse_gpus": [{"model": "V100-16G"}]}, "did you mean V100-16GB?"),

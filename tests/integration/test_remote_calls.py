@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The counter of remote calls counts exactly the calls over a connection."""
+"""Tests the counter of remote calls, by which other tests limit the cost of a run: it counts exactly the calls over a
+connection."""
 
 from __future__ import annotations
 
 from conftest import Workplace
 
-# columns: a task, its number of remote calls for a host
+# columns: a task; the expected number of its remote calls for one host
 TASKS = [
     ({"ansible.builtin.debug": {"msg": "printed by the controller"}}, 0),
     ({"ansible.builtin.set_fact": {"kept": 1}}, 0),

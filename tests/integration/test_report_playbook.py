@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""playbooks/report.yml names unreachable hosts, compares with the last report, and fails only if no host answers."""
+"""Tests playbooks/report.yml: it names unreachable hosts, compares the result with the last report, and fails only if
+no host answers."""
 
 from __future__ import annotations
 

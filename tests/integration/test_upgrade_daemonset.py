@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the rollback of playbooks/upgrade.yml in a cluster, after the isolation proof failed with the new DaemonSet.
-The role's own tasks run on this machine, with an API server in memory that stores applied objects."""
+"""Tests the rollback of playbooks/upgrade.yml in a cluster whose device plugin is a DaemonSet, after the isolation
+check failed with the new version. The role's own tasks run on this machine, with an API server in memory that stores
+applied objects."""
 
 from __future__ import annotations
 
@@ -69,7 +70,7 @@ def cluster(tmp_path):
 
 
 def go_back(place, given, daemonset, configs=True):
-    """Runs the rollback's tasks for the DaemonSet, with the rollback point of the upgrade."""
+    """Runs the rollback's tasks for the DaemonSet, with the state before the upgrade (the rollback point)."""
     place.hosts({"some": ["a1"]})
     path = given["__device_plugin_daemonset_path"]
     point = {
@@ -99,7 +100,7 @@ def test_rollback_restores_the_former_image_and_options(place, cluster, tmp_path
     # The host's former configurations are restored; the other host's configuration stays.
     assert objects[CONFIGS]["data"] == {"theirs.yaml": "x\n", "big.yaml": "big\n"}
     assert objects[OTHER]["metadata"]["labels"] == LABELS
-    # Only this node's pod is recreated; the other node's pod runs the proven version.
+    # Only the pod of this node is deleted; the pod of the other node runs a version that has passed its check.
     assert [path for path in objects if path.startswith(PODS)] == [f"{PODS}/p-a2"]
     assert json.loads((tmp_path / "daemonset.json").read_text()) == FORMER
     again = go_back(place, given, text)
@@ -107,7 +108,7 @@ def test_rollback_restores_the_former_image_and_options(place, cluster, tmp_path
 
 
 # columns: version of the pod, path and text of the pod's configuration, whether the rollback point has named
-# configurations, whether the role accepts this state as the end of the rollback
+# configurations; whether the role is expected to accept this state as the end of the rollback
 SAYS = [
     pytest.param("1", BIG, "big\n", True, True, id="former version, former named configuration"),
     pytest.param("1", BIG, "unknown\n", False, True, id="former version, no recorded named configurations"),

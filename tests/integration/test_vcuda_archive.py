@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The role vcuda installs an archive that was built elsewhere: only the configured archive reaches a host."""
+"""Tests that the role vcuda, which installs the library, installs an archive that was built elsewhere: only the
+configured archive reaches a host."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def test_configured_archive_is_used(place: Workplace) -> None:
     assert "changed=0" in run.output
 
 
-# columns: changed variables of the role, text in the message
+# columns: changed variables of the role; expected text of the message
 @pytest.mark.parametrize(
     "changes, words",
     [

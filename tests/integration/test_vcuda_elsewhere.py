@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The role vcuda uses a build host other than the controller. It compiles once for all hosts, and leaves no file on the
-build host. The test compiles the real sources, so it takes long."""
+"""Tests that the role vcuda, which installs the library, can build on another host than the controller. It compiles
+once for all hosts, and leaves no file on the build host. The test compiles the real sources, so it takes long."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def test_failed_build_leaves_no_file_on_the_build_host(build: Any, tmp_path: Pat
 
 
 HOMES = [
-    # columns: the controller's XDG_CACHE_HOME below the test's folder, the folder of the controller's archive below the
-    # test's folder
+    # columns: the controller's XDG_CACHE_HOME (below the test's folder; None means not set); the expected folder of the
+    # controller's archive (below the test's folder)
     (None, "here/.cache/vgpu.fleet"),
     ("xdg", "xdg/vgpu.fleet"),
 ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Control groups of version 2 for tests: their mount point, and groups for a single test."""
+"""Fixtures for control groups of version 2: their mount point, and groups for a single test."""
 
 from __future__ import annotations
 

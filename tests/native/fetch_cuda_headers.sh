@@ -3,8 +3,9 @@
 # Fetches NVIDIA's cuda.h for tests that compare our declarations with it. A build needs no header of CUDA.
 #   fetch_cuda_headers.sh 12|13.0|13.5|newest
 # pip downloads the wheels that cuda_headers.txt pins, and the headers are unpacked into .build/cuda-headers/VERSION/. The
-# last line of output is this folder. Exit 3: the headers are not available on this machine; stderr gives the reason.
-# newest: fetches NVIDIA's latest headers each time, also nvml.h. The file `wheels` in the folder names the wheels.
+# last line of output is this folder. Exit status 3 means that the headers are not available on this machine; stderr
+# gives the reason. "newest" fetches NVIDIA's latest headers each time, and nvml.h too. The file `wheels` in the folder
+# names the wheels.
 set -eu
 
 version=${1:?fetch_cuda_headers.sh: name a version of CUDA: 12, 13.0, 13.5 or newest}

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports that the real role ``report`` writes for made-up hosts, and a headless browser to open the pages."""
+"""Makes fleet reports for tests: the real role ``report`` writes them from the data of made-up hosts. Also provides a
+headless browser that opens the pages."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ PLAY = """
 
 
 def facts(uuids: list[str], per_gpu: int = 7, **spoiled: Any) -> dict[str, Any]:
-    """Returns the role ``verify``'s facts of a healthy host with these GPUs. ``spoiled`` overrides capacity fields."""
+    """Returns the facts that the role ``verify`` would set for a healthy host with these GPUs. ``spoiled`` overrides
+    fields of the capacity."""
     ids = [f"{uuid}::{number}" for uuid in uuids for number in range(per_gpu)]
     gpus = [
         {

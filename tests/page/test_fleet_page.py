@@ -87,7 +87,7 @@ def test_html_in_host_data_is_shown_as_text(page, browser):
     assert not more.find_elements(By.TAG_NAME, "img") and "broken" not in seen.title
 
 
-# columns: node, texts in its details
+# columns: node; expected texts in its details
 @pytest.mark.parametrize(
     "node, said",
     [
@@ -116,7 +116,7 @@ def test_details_of_a_node(page, browser, node, said):
     assert not seen.find_elements(By.CSS_SELECTOR, "td.more")
 
 
-# columns: fragment of the page's address, names of the shown nodes in their order
+# columns: fragment of the page's address; names of the shown nodes in the expected order
 @pytest.mark.parametrize(
     "part, expected",
     [
@@ -210,7 +210,7 @@ return [...rows.values()];
 """
 
 
-# columns: width of the screen, number of tiles in each row
+# columns: width of the screen in pixels; expected number of tiles in each row
 @pytest.mark.parametrize(("width", "rows"), [(1280, [8]), (1024, [8]), (800, [4, 4]), (360, [2, 2, 2, 2])])
 def test_summary_tiles_fill_rows_evenly(page, browser, width, rows):
     assert browser(page, width=width).execute_script(ROWS) == rows

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts with real dnf and zypper, on which the tests run the real roles. Each host is a Debian root file system that
-identifies as Rocky 9 or SLES 15.
+"""Provides hosts with real dnf and zypper, on which the tests run the real roles. Each host is a Debian root file
+system that identifies as Rocky 9 or SLES 15.
 
-All hosts are overlays over one root that is built once (.build/rpm). Each command has its own mount namespace.
+All hosts are overlays over one root that is built once (.build/rpm). Each command runs in its own mount namespace, so
+no mount remains.
 """
 
 from __future__ import annotations

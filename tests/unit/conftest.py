@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets plain pytest import the package of doubles, and the collection by its real name, as under ansible-test. Sets no
-time limit for an example of Hypothesis."""
+"""Prepares plain pytest for all unit tests: it can import the package of test doubles, and the collection by its real
+name, as under ansible-test. Also removes the time limit for single examples of Hypothesis.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ if COLLECTIONS.is_dir() and str(COLLECTIONS) not in sys.path:
     sys.path.insert(0, str(COLLECTIONS))
 sys.path.append(str(TESTS))  # the package ``doubles`` is in this folder
 
-# By default Hypothesis fails an example that takes over 200 ms. On a busy machine correct code takes longer.
+# By default Hypothesis fails an example that takes more than 200 ms. On a busy machine an example of correct code may
+# take longer.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")

@@ -24,7 +24,7 @@ from plugins.module_utils.kube import chart_manifests, device_plugin_manifests  
 
 NAME = "vgpu-fleet"
 KUBE_SCHEDULER = "registry.k8s.io/kube-scheduler"
-# Value → its comment in values.yaml.
+# Maps each value to its comment in values.yaml.
 ABOUT = {
     "image": "Image of the device plugin, library and arbiter. `make images` builds it; push it to your registry",
     "imagePullPolicy": "Set Never if the image was loaded on each node",
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def write(folder: Path, files: dict[str, str]) -> None:
-    """Replaces the folder by one with exactly these files: path in the folder → text."""
+    """Replaces the folder by one with exactly these files. ``files`` maps the path in the folder to the text."""
     shutil.rmtree(folder, ignore_errors=True)
     for name, text in files.items():
         path = folder / name
@@ -77,7 +77,7 @@ def write(folder: Path, files: dict[str, str]) -> None:
 
 
 def helm(names: values.Images) -> dict[str, str]:
-    """Returns the files of the Helm chart: path → text."""
+    """Returns the files of the Helm chart, a map from path to text."""
     version = images.collection_version()
     about = {
         "apiVersion": "v2",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Defines the default values of the chart, and makes its objects with the same pure functions as the roles."""
+"""Defines the default values of the chart, and makes its objects with the same functions as the roles."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 
 Input formats: values of the Helm charts of HAMi, of NVIDIA's device plugin and of NVIDIA's GPU operator; NVIDIA's
 configuration file v1; manifests (DaemonSet, ConfigMap, Pod, ClusterPolicy) of the plugins of 4paradigm, NVIDIA and
-HAMi. Every setting without a group variable gives a note with the reason. Pure functions.
+HAMi. Every setting without a group variable gives a note with the reason. The functions do no I/O.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vgpu_plugin.offer.options import OPTIONS
 from . import tables
 from .values import as_text, leaves_of, parse, plain
 
-# Path in node.yaml → the group variable that sets it.
+# Maps a path in node.yaml to the group variable that sets it.
 PLACES = {one.node: name for name, one in schema.VARIABLES.items() if one.node}
 FLAGS = {one.flag: one for one in OPTIONS}
 ENVIRONMENT = {one.environment: one for one in OPTIONS}
@@ -154,7 +154,7 @@ def _hami_chart(values: Mapping[str, Any], found: Converted) -> None:
 def _default_memory(value: Any, found: Converted) -> None:
     """Converts HAMi's default memory of a pod that requests only a count of GPUs.
 
-    ``value``: MiB; 0 is the whole GPU, None if the chart's values do not set it.
+    ``value`` is in MiB: 0 means the whole GPU, None means that the chart's values do not set it.
     """
     if value is None:
         found.note("", tables.NO_DEFAULT_MEMORY)

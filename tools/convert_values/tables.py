@@ -95,7 +95,7 @@ RENAMED = (
     "becomes {new}, because a name may have only small letters, digits and dashes; change the label of nodes with the "
     "old name: kubectl label node NODE nvidia.com/device-plugin.config={new} --overwrite"
 )
-# HAMi's config.json as a text.
+# Path of the value that holds HAMi's config.json as a text.
 HAMI_NODES = "devicePlugin.nodeConfiguration.config"
 # Prefix of settings of NVIDIA's GPUs, next to those of other vendors.
 NVIDIA_CARDS = "devices.nvidia."
@@ -112,7 +112,7 @@ HAMI_POLICIES = {
     "scheduler.defaultSchedulerPolicy.nodeSchedulerPolicy": "scheduler_node_policy",
     "scheduler.defaultSchedulerPolicy.gpuSchedulerPolicy": "scheduler_gpu_policy",
 }
-# HAMi's name of a policy → ours. HAMi's policy mutex has no counterpart.
+# Maps HAMi's name of a policy to ours. HAMi's policy mutex has no counterpart.
 POLICIES = {"binpack": "binpack", "spread": "spread", "topology-aware": "topology"}
 # Notes on settings of HAMi's chart.
 HAMI_NOTES = {
@@ -131,7 +131,7 @@ HAMI_NODE = {
     "libcudaloglevel": "vgpu_log_level",
 }
 
-# Top-level values of NVIDIA's chart → path in NVIDIA's configuration file.
+# Maps top-level values of NVIDIA's chart to paths in NVIDIA's configuration file.
 NVIDIA_CHART_PLACES = {
     "migStrategy": ("flags", "migStrategy"),
     "failOnInitError": ("flags", "failOnInitError"),

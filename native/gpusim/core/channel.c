@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Calls that open a context's queue, submit work to it and wait for the work. */
+/*
+ * Opens the queue of a CUDA context on a simulated GPU (its "channel"), submits work items to it and waits for them.
+ */
 #include "internal.h"
 #include "queue.h"
 
@@ -27,7 +29,8 @@ int sim_channel_open(int index)
         sim_advance(index, now);
         struct sim_channel *channel = &gpu->channels[found];
         int slot = sim_slot();
-        /* Sequence numbers continue after the last user's: a thread that still waits for an old item sees it done. */
+        /* Sequence numbers continue after those of the channel's last user, so a thread that still waits for an old
+         * item sees it as done. */
         uint64_t next = channel->tail ? channel->tail : 1;
         memset(channel, 0, offsetof(struct sim_channel, ring));
         channel->slot = slot;
@@ -68,7 +71,8 @@ void sim_channel_close(int gpu, int channel)
     sim_unlock();
 }
 
-/* Returns cost * (1 ± jitter), evenly spread: a real kernel never takes exactly the declared time. */
+/* Returns a random duration, evenly spread over cost * (1 ± jitter), because a real kernel never takes exactly the same
+ * time twice. */
 static uint64_t with_jitter(struct sim_gpu *gpu, uint64_t cost)
 {
     uint32_t permille = sim_self.state->jitter_permille;

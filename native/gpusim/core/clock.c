@@ -4,8 +4,8 @@
  * counter in the state, in one of two modes:
  *   manual  only sim_clock_advance() moves the time (gpusimctl clock advance), so a test decides every instant;
  *   auto    the time jumps to the next awaited instant as soon as every process with a context waits.
- * In auto mode a process counts as waiting while one of its threads waits, even if another thread computes. A sleep
- * outside the driver does not count as waiting.
+ * In auto mode a process counts as waiting while one of its threads waits in the simulated driver, even if another
+ * thread computes. A sleep outside the driver does not count as waiting, so it stops the virtual time.
  */
 #include "internal.h"
 
@@ -90,7 +90,8 @@ static void virtual_sleep(struct sim_state *state, uint64_t when)
     }
     sim_lock();
     if (self->wait_target <= when)
-        self->wait_target = RUNNING; /* A thread that waits for a later instant sets its target again in its loop. */
+        /* Another thread that waits for a later instant sets its target again in its loop. */
+        self->wait_target = RUNNING;
     sim_unlock();
 }
 
@@ -113,8 +114,8 @@ void sim_clock_set(enum sim_clock mode)
     uint64_t now = sim_now();
     if (mode == SIM_CLOCK_REAL)
         now = read_clock(CLOCK_MONOTONIC);
-    /* Virtual time starts at the present real time. When the clock changes back to real time, the engines may be ahead
-     * of it. */
+    /* Virtual time starts at the present real time. When the clock changes back to real time, GPUs may already be
+     * simulated beyond the present, so their engines restart. */
     atomic_store(&state->clock_now, now);
     atomic_store(&state->clock_mode, mode);
     for (uint32_t gpu = 0; gpu < state->gpu_count; gpu++)

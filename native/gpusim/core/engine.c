@@ -81,8 +81,9 @@ static void pass_idle(struct sim_gpu *gpu, uint64_t now)
     gpu->simulated = now;
 }
 
-/* Completes items that take no time and starts copies, in every channel; repeats while one channel unblocks another.
- * Returns the time at which the first copy ends; *busy receives the number of channels with unfinished work. */
+/* Completes the items that take no time and starts copies, in every channel (the queue of a context). Repeats this
+ * while a finished item of one channel lets items of another start. Returns the time at which the first copy ends;
+ * *busy receives the number of channels with unfinished work. */
 static uint64_t settle(int index, uint64_t now, unsigned *busy)
 {
     struct sim_gpu *gpu = &sim_self.state->gpus[index];
@@ -138,7 +139,7 @@ static int choose(int index, uint64_t now, struct sim_runset *set)
         gpu->holder = other;
         return other;
     }
-    if (has_work) /* The only channel with work gets a new slice without a switch. */
+    if (has_work) /* This channel is the only one with work, so it gets a new slice without a switch. */
         gpu->slice_end = now + sim_slice_ns(index);
     return has_work ? holder : -1;
 }
@@ -180,7 +181,8 @@ static uint64_t run(struct sim_gpu *gpu, int channel, const struct sim_runset *s
 
 void sim_advance(int index, uint64_t now)
 {
-    /* Bitmap of the GPUs that this thread advances now. It prevents endless recursion through waits across GPUs. */
+    /* Bitmap of the GPUs that this thread is advancing. A wait for another GPU's item advances that GPU too; the bitmap
+     * prevents endless recursion if two GPUs wait for each other. */
     static __thread uint32_t busy;
     struct sim_gpu *gpu = &sim_self.state->gpus[index];
     if (now <= gpu->simulated || busy & 1u << index)

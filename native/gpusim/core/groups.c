@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Limits of video memory for control groups, as branch 615 of the driver enforces them. A group is identified by
- * the inode of its folder, which is the same in every cgroup namespace; its path is not.
+ * Simulates the video memory limits that driver branch 615 enforces for control groups. A group is identified by the
+ * inode of its folder, which is the same in every cgroup namespace, while its path differs.
  *
- * dmem: all groups from a process's own up to the root are charged, and each group's limit applies.
- * misc: only the nearest group with a limit is charged. Memory allocated before the first limit never counts.
+ * The profile's key `memacct` selects the kernel's controller that counts the memory:
+ *   dmem  all groups from the process's own up to the root are charged, and each group's limit applies;
+ *   misc  only the nearest group with a limit is charged. Memory allocated before the first limit never counts.
  *
  * A move of a process to another group is not simulated: the process is charged to the group in which it opened the
  * driver.
@@ -71,8 +72,8 @@ void sim_groups_of_self(uint64_t groups[SIM_DEPTH])
     close(fd);
 }
 
-/* Records which groups lie below the group whose limit is set, at the time of the call. A process in a cgroup namespace
- * sees no group above the namespace's root; these links are the only way to find such a group. */
+/* Records which groups lie below the group whose limit is being set. A process in a cgroup namespace sees no group
+ * above the namespace's root, so these recorded links are the only way to find the limits of the groups above. */
 static void link_below(int folder, uint64_t parent, unsigned depth)
 {
     DIR *list = fdopendir(folder);
@@ -235,8 +236,8 @@ uint64_t sim_group_cap(int gpu, uint64_t *used)
     return limit->hard;
 }
 
-/* misc identifies a group by its address in the kernel: a new group may reuse the address and the limit of a removed
- * group. */
+/* With misc the driver identifies a group by its address in the kernel, so a new group at the address of a removed
+ * group inherits the removed group's limit. This simulates such a case. */
 void sim_group_joined(int slot)
 {
     struct sim_state *state = sim_self.state;
@@ -339,7 +340,8 @@ static enum sim_group_answer apply(int gpu, const char *path, const struct named
     limit->idle = named->idle;
     snprintf(limit->path, sizeof limit->path, "%s", path);
     limit->soft = soft;
-    /* For a limit below the current usage the kernel's page counter may keep the old limit and report no error. */
+    /* If the new limit is below the current usage, the kernel's page counter may keep the old limit and report no
+     * error. */
     if (!below || state->lowers_below_use)
         limit->hard = hard;
     return SIM_GROUP_OK;

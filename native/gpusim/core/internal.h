@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Declarations that only the files of core may use. */
+/* Declarations that only the files of core (the state and the engine of the simulated host) may use. */
 #ifndef GPUSIM_INTERNAL_H
 #define GPUSIM_INTERNAL_H
 
 #include "sim.h"
 
-/* State of this process's registration; each simulated library has its own copy. */
+/* State of this process's registration on the simulated host. libcuda, libnvidia-ml and gpusimctl have a copy each. */
 struct sim_self {
     struct sim_state *state;
     /* This process's slot in the state, -1 if not registered. */
     _Atomic int slot;
     int fd;
-    /* Value of the lock's owner word for this process: see lock.c. */
+    /* Value that this process stores in the host's lock when it takes the lock: see lock.c. */
     uint32_t word;
     enum sim_role role;
     /* Serial of the first registration; a forked child keeps it. */
@@ -26,7 +26,8 @@ struct sim_gpu_config {
     char name[SIM_NAME], uuid[SIM_UUID];
     uint32_t pci_domain, pci_bus, pci_device;
     bool has_pci;
-    int minor; /* If it is -1, it was not set and follows from the index of the GPU. */
+    /* Number of /dev/nvidia<minor>. If it is -1, the profile does not set it, and it follows from the index. */
+    int minor;
     uint32_t memory_mib, sm_count, cc_major, cc_minor, context_mib, reserved_mib, numa_node;
     bool has_cc, has_context;
 };
@@ -59,7 +60,7 @@ void sim_proc_free(int slot);
 
 /* Defined in lock.c: */
 uint32_t sim_lock_word(int slot, uint32_t generation);
-/* Repairs the counters after a process died with the lock (memory.c). The caller must hold the lock. */
+/* Repairs the counters after a process died while it held the lock (memory.c). The caller must hold the lock. */
 void sim_repair(void);
 int sim_futex_wait(const _Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns);
 void sim_futex_wake(const _Atomic uint32_t *word, int count);
@@ -70,11 +71,12 @@ void sim_futex_wake(const _Atomic uint32_t *word, int count);
 void sim_groups_of_self(uint64_t groups[SIM_DEPTH]);
 /* Sets the limit that a new group inherits. The caller must hold the lock. */
 void sim_group_joined(int slot);
-/* True if this process's groups allow it to allocate so many more bytes. The caller must hold the lock. */
+/* True if the limits of this process's control groups allow `bytes` more bytes. The caller must hold the lock. */
 bool sim_group_allows(int gpu, uint64_t bytes);
 /* True if no group is charged for this process's allocations. The caller must hold the lock. */
 bool sim_group_skips(int gpu);
-/* Returns the limit of this process's own group, or SIM_UNLIMITED. The caller must hold the lock. */
+/* Returns the limit of this process's own group, or SIM_UNLIMITED; *used receives the group's usage. The caller must
+ * hold the lock. */
 uint64_t sim_group_cap(int gpu, uint64_t *used);
 
 /* shared.c: returns the bytes on a GPU that a dying process exported and other processes still use. The caller must

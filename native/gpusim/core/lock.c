@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The lock of the simulated host.
+ * The lock that guards the shared state of the simulated host.
  *
  * Without contention it costs one compare-and-swap and one exchange, and no system call. The lock's word identifies its
  * holder by slot and generation of the slot, never by pid or tid: processes of several PID namespaces share the file,

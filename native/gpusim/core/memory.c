@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Accounting of physical memory. Each process's three counters are authoritative. sim_gpu.used caches their sum over
- * all processes, and is computed again if a process died between the two stores.
+ * Accounts the physical memory of the simulated GPUs. Each process has three authoritative counters for a GPU: bytes of
+ * allocations, contexts and modules. sim_gpu.used caches the sum over all processes. A process can die after it changed
+ * a counter and before it changed the sum, so the sum is then computed again.
  */
 #include "internal.h"
 
@@ -130,7 +131,8 @@ void sim_uncharge(int index, enum sim_kind kind, uint64_t bytes)
     if (bytes > *held)
         bytes = *held; /* A counter that wraps below zero would make the GPU appear full. */
     *held -= bytes;
-    /* It is unknown whether a group was charged for the freed bytes; assume first that none was. */
+    /* It is unknown whether a group was charged for the freed bytes. Bytes for which no group was charged count as
+     * freed first. */
     uint64_t *outside = kind == SIM_MANAGED ? &use->managed : &use->uncounted;
     *outside -= bytes < *outside ? bytes : *outside;
     gpu->used -= bytes;

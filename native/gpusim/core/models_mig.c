@@ -18,7 +18,8 @@
 #define FIRST_HALF 1, {{0, 4}}
 #define WHOLE 1, {{0, 8}}
 
-/* columns: name, id, NVML profile, compute slices, maximum number of instances, SMs, MiB, engines, placements */
+/* columns: name, profile id, NVML's profile number, compute slices, maximum number of instances on a GPU, SMs, MiB of
+ * memory, engines, allowed placements */
 const struct sim_mig_profile sim_mig_a100_40[SIM_MIG_PROFILES] = {
     {"1g.5gb", 19, 0, 1, 7, 14, 4864, ENGINES(1, 0, 0, 0), EACH_SLICE},
     {"1g.5gb+me", 20, 7, 1, 1, 14, 4864, ENGINES(1, 1, 1, 1), EACH_SLICE},

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Registration of processes. A process has a slot as long as it has an OFD lock on one byte of the state file. The
- * kernel drops the lock when the process ends, so no written value decides whether a process is alive.
+ * Registers processes on the simulated host. A process has a slot, its record in the shared state, as long as it has an
+ * OFD lock (of an open file description) on one byte of the state file. The kernel drops the lock when the process
+ * ends, so no written value decides whether a process is alive.
  *
  * A second, classic POSIX lock on another byte gives the process's pid: F_GETLK returns the holder's pid in the
  * caller's namespace (an OFD lock has no pid), so host and container each see their own numbers. This lock cannot show
@@ -31,7 +32,7 @@ bool sim_slot_alive(int slot)
         return true;
     struct flock probe = byte_lock(F_WRLCK, LIVE_BYTES, slot);
     if (fcntl(sim_self.fd, F_OFD_GETLK, &probe) < 0)
-        return true; /* The state is unknown, so the process counts as alive: never free memory that may be in use. */
+        return true; /* If the state is unknown, the process counts as alive, so that no memory in use is freed. */
     return probe.l_type != F_UNLCK;
 }
 
@@ -50,7 +51,8 @@ pid_t sim_proc_pid(int slot)
     struct flock probe = byte_lock(F_WRLCK, PID_BYTES, slot);
     if (fcntl(sim_self.fd, F_GETLK, &probe) < 0)
         return proc->pid;
-    /* The slot may belong to the other library of this process: a process's own lock does not conflict. */
+    /* A process does not see its own POSIX locks here, so a slot without a visible lock may belong to the other
+     * simulated library of this process. */
     if (probe.l_type == F_UNLCK)
         return proc->pid == getpid() ? proc->pid : 0;
     return probe.l_pid > 0 ? probe.l_pid : 0;
@@ -107,8 +109,8 @@ static bool take_slot(int slot, enum sim_role role)
     if (state->memacct != SIM_MEMACCT_NONE)
         sim_groups_of_self(groups);
     fcntl(sim_self.fd, F_SETLK, &pid);
-    /* From here the slot belongs to this process. The generation is raised first: if the slot's last user died with
-     * the lock, waiters now see that the owner word is out of date. */
+    /* From here the slot belongs to this process. The generation is raised first: if the slot's last user died while it
+     * held the host's lock, waiters now see that the lock's owner is dead. */
     proc->generation++;
     sim_self.role = role;
     sim_self.word = sim_lock_word(slot, proc->generation);
@@ -131,7 +133,8 @@ static bool take_slot(int slot, enum sim_role role)
     proc->role = role;
     sim_group_joined(slot);
     sim_unlock();
-    /* Stored last: a valid slot number shows other threads of this process that the registration is complete. */
+    /* The slot number is stored last, because it shows other threads of this process that the registration is
+     * complete. */
     atomic_store_explicit(&sim_self.slot, slot, memory_order_release);
     return true;
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The profile: a text file that describes the simulated host. `key = value` lines, `#` comments, one [gpu] section for
- * each kind of GPU. An unknown key or a value out of range is an error, and the message names file and line.
+ * Reads the profile, a text file that describes the simulated host. It has `key = value` lines, `#` comments, and one
+ * [gpu] section for each kind of GPU. An unknown key or a value out of range is an error, and the message names file
+ * and line.
  */
 #include "internal.h"
 
@@ -64,7 +65,8 @@ static bool text(const struct parser *p, const char *key, const char *value, cha
     return true;
 }
 
-/* Parses the hostile behaviours: "all", names separated by commas, or nothing for a driver without them. */
+/* Parses the hostile behaviours (CUDA allows them, but most drivers avoid them): "all", names separated by commas, or
+ * nothing for a driver without them. */
 static bool behaviours(const struct parser *p, const char *value, uint32_t *out)
 {
     static const char *const names[] = {"context-lock", "callbacks",     "teardown", "slow-nvml",

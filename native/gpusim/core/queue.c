@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Decides which items of a context's queue may start.
+ * Decides which work items (kernels, copies, event records, waits) of a context's queue may start.
  *
  * Items of one stream run one after another. The legacy stream waits for all earlier items of blocking streams,
  * and later items of blocking streams wait for it; non-blocking streams ignore the legacy stream.

@@ -1,28 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Interface between the engine (engine.c) and the queues of contexts (queue.c). */
+/* Interface between the engine, which simulates a GPU's time (engine.c), and the queues of the contexts (queue.c). A
+ * GPU's "holder" is the context whose kernels run now. */
 #ifndef GPUSIM_QUEUE_H
 #define GPUSIM_QUEUE_H
 
 #include "sim.h"
 
-/* No context has run on the GPU yet: the first one is loaded at no cost. */
+/* No context has run on the GPU yet, so the switch to the first context costs no time. */
 #define SIM_HOLDER_NONE (-1)
-/* The context that ran last was destroyed: the next one still costs a switch. */
+/* The context that ran last was destroyed. The switch to the next context still costs time. */
 #define SIM_HOLDER_GONE (-2)
-/* Number of queued items in which a context looks for kernels that can run concurrently. */
+/* Number of queued items, from the oldest, among which the engine looks for kernels that can run concurrently. */
 #define SIM_SCAN_WINDOW 128
 #define SIM_POLL_NS 20000ull
 
 struct sim_runset {
     unsigned count;
     struct sim_work *work[32];
-    /* Progress of each kernel as a fraction of full speed, 0 < rate <= 1. */
+    /* Speed of each kernel as a fraction of its full speed, 0 < rate <= 1. */
     double rate[32];
     /* Time at which the first running copy ends. */
     uint64_t next_copy;
 };
 
-/* Unfinished work in front of an item, as far as the order of streams depends on it. */
+/* Summary of the unfinished items in front of an item. It decides whether the item's stream may start the item now. */
 #define SIM_ORDER_STREAMS 64
 struct sim_order {
     /* Streams with an unfinished item. */

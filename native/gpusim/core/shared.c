@@ -94,7 +94,8 @@ int sim_shared_handle(int index)
     return fd;
 }
 
-/* True if `handle` is a handle of block `index`. A description does not see its own lock, every other one does. */
+/* True if `handle` is a handle of block `index`. Every open file description but the lock's owner sees the lock, so a
+ * byte that is locked for fd and free for `handle` is locked by `handle`. */
 static bool stands_for(int handle, int fd, int index)
 {
     off_t first = HANDLE_BYTES + (off_t)index * HANDLES;
@@ -142,8 +143,8 @@ void sim_shared_drop(void *hold)
     munmap(hold, PAGE);
 }
 
-/* Releases a block for its exporting process. Returns true if other processes still use the block. Then no process is
- * charged for it. The caller must hold the lock. */
+/* Releases a block for its exporting process. Returns true if other processes still use the block; no process is
+ * charged for it from then on. The caller must hold the lock. */
 static bool orphan(int fd, int index)
 {
     struct sim_shared *shared = &sim_self.state->shared[index];

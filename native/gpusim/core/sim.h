@@ -140,7 +140,7 @@ const struct sim_model *sim_model_find(const char *key); /* Returns NULL for an 
 /* ---- shared state ------------------------------------------------------------------------------------------ */
 
 struct sim_mig_ci {
-    /* id: compute instance id within its GPU instance. */
+    /* id is the compute instance's id within its GPU instance. */
     uint32_t used, id;
     uint32_t slices, placement_start;
     /* NVML_COMPUTE_INSTANCE_PROFILE_* */
@@ -202,14 +202,14 @@ enum sim_work_kind {
 struct sim_work {
     /* Sequence number, set by sim_submit(). */
     uint64_t seq;
-    /* Exclusive time that the item still needs, in ns. */
+    /* Time in ns that the item still needs if it runs at full speed. */
     uint64_t remaining;
     /* End in sim_now() time, valid when the item is done. */
     uint64_t finish;
     /* Time at which the item first ran. */
     uint64_t start;
     uint64_t dep_seq;
-    /* Free for the owner, who gets it back when the entry is overwritten. */
+    /* A value of the submitter's own, who gets it back when the entry is overwritten. */
     uint64_t tag;
     uint32_t stream;
     uint16_t sms;
@@ -370,14 +370,14 @@ struct sim_gpu {
     struct sim_mig_gi gi[SIM_MAX_GI];
 
     /* fields of the engine (engine.c) */
-    /* Time up to which the GPU's past is decided. */
+    /* Time up to which the GPU has been simulated. */
     uint64_t simulated;
     uint64_t random;
     /* Channel that runs on the GPU, or SIM_HOLDER_NONE or SIM_HOLDER_GONE. */
     int32_t holder;
     /* End of that channel's time slice. */
     uint64_t slice_end;
-    /* Time until which the switch to that channel takes. */
+    /* End of the switch to that channel. */
     uint64_t switch_until;
     uint64_t busy_ns, switch_ns, switches;
     /* End of the current sample period, and busy ns in it. */
@@ -386,7 +386,7 @@ struct sim_gpu {
     uint64_t sample_count;
     /* Number of intervals begun so far. */
     uint64_t log_count;
-    /* Number of channels ever used: the engine reads no further. */
+    /* Number of channels ever used, so that the engine reads no further. */
     uint32_t channel_count;
     struct sim_sample samples[SIM_SAMPLES];
     struct sim_interval log[SIM_LOG];

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Opens the state file, creates it from the profile if needed, and attaches the process. */
+/* Opens the state file of the simulated host, creates it from the profile if needed, and registers the process in
+ * it. */
 #include "internal.h"
 
 #include <errno.h>
@@ -103,7 +104,8 @@ static void after_fork(void)
 
 static int open_file(const char *path)
 {
-    /* First without O_CREAT: in a sticky directory the kernel refuses O_CREAT on another user's existing file. */
+    /* The first try is without O_CREAT, because in a sticky directory the kernel refuses O_CREAT on another user's
+     * existing file. */
     int fd = open(path, O_RDWR | O_CLOEXEC);
     if (fd < 0 && errno == ENOENT && access(sim_profile_path(), R_OK) == 0) {
         fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
@@ -139,8 +141,8 @@ static enum sim_status initialise(struct sim_state *state)
     return SIM_OK;
 }
 
-/* True if the file's version fits. An empty magic also fits: a process died while it created the file, which is then
- * created again. */
+/* True if the file was written by this build. An empty magic also fits: it means that a process died while it created
+ * the file, and the caller then creates the file again. */
 static bool version_fits(int fd, off_t size)
 {
     struct {
@@ -196,7 +198,8 @@ static enum sim_status map_file(const char *path, int fd)
 }
 
 /* Maps the state through an open file description of its own. A mapping keeps its description open, and a forked child
- * inherits the mapping: with a shared description the child would keep its parent's locks and slot. */
+ * inherits the mapping. If the locks belonged to the same description, the child would keep its parent's locks and
+ * slot. */
 static enum sim_status map_state(const char *path, int lock_fd)
 {
     struct stat one, other;

@@ -4,7 +4,7 @@
 
 #include "sim.h"
 
-/* Functions of report.c. They take the lock themselves. */
+/* The reports of gpusimctl (report.c). Each function takes the lock of the simulated host's state itself. */
 void report_devices(bool json);
 void report_usage(bool json);
 void report_limits(bool json);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpusimctl: shows the real state of the simulated host and injects faults, for tests and people. */
+/* The command gpusimctl: shows the true state of the simulated GPU host and injects faults, for tests and people. */
 #include "ctl.h"
 
 #include <stdarg.h>

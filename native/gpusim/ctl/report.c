@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Prints gpusimctl's reports: devices, memory usage and the run log. */
+/* Prints gpusimctl's reports about the simulated GPUs: devices, memory usage, memory limits and the run log (which
+ * process's kernels ran when). */
 #include "ctl.h"
 
 #include <inttypes.h>

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The arena's allocator. It uses chunks of 2 MiB. A block above 1 MiB is a run of chunks; smaller blocks lie in slabs,
- * chunks with blocks of one size class. Records are not in the memory itself: a program that writes past its block must
- * not crash the driver. A bitmap of the first chunks of all runs finds the block of any address.
+ * The allocator of simulated device addresses (the arena). It uses chunks of 2 MiB. A block above 1 MiB is a run of
+ * chunks; smaller blocks lie in slabs, which are chunks with blocks of one size class. The allocator's records are not
+ * in the memory itself, because a program that writes past its block must not crash the driver. A bitmap of the first
+ * chunks of all runs finds the block of any address.
  */
 #include "arena.h"
 
@@ -42,7 +43,7 @@ struct chunk {
     uint8_t size_class;
     /* Number of chunks in the run. */
     uint32_t span;
-    /* List links of free runs of one bin, or of slabs of one class with room. */
+    /* List links: of the free runs of similar length, or of the slabs of one size class that have room. */
     uint32_t prev, next;
     struct object object;
     struct slab *slab;

@@ -28,18 +28,18 @@ struct block {
 
 struct arena;
 
-/* Creates an arena. With `low` it is below 4 GiB, for entry points with 32-bit pointers. Returns NULL if the mapping
- * fails. */
+/* Creates an arena. If `low` is set, its addresses are below 4 GiB, for entry points with 32-bit pointers. Returns NULL
+ * if the mapping fails. */
 struct arena *arena_create(uint64_t bytes, bool low);
 bool arena_alloc(struct arena *arena, uint64_t bytes, enum block_kind kind, void *owner, struct block *out);
-/* Frees the block that starts at base. Returns false without such a block or if `kinds`, a mask of 1 << kind, excludes
- * it. */
+/* Frees the block that starts at base. Returns false if there is no such block or if `kinds`, a mask of 1 << kind,
+ * excludes it. */
 bool arena_free(struct arena *arena, uintptr_t base, unsigned kinds, struct block *out);
-/* Finds the block that contains address; returns false without such a block. */
+/* Finds the block that contains address; returns false if there is none. */
 bool arena_find(struct arena *arena, uintptr_t address, struct block *out);
 /* Moves a managed block to the host or the GPU. Returns false if no block has this address or it is already there. */
 bool arena_place(struct arena *arena, uintptr_t address, bool on_host, struct block *out);
-/* Records a write to the block: its free must release the pages. */
+/* Records that the block was written, so the free of the block must release the pages. */
 void arena_touch(struct arena *arena, uintptr_t address);
 /* Calls visit for each block of the owner; visit may free the block. */
 void arena_each(struct arena *arena, void *owner, void (*visit)(const struct block *));

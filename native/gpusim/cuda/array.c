@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Arrays and mipmapped arrays. An array takes format * channels * width * height * depth bytes, without padding,
- * because the padding of hardware is not public. */
+/* Implements CUDA arrays and mipmapped arrays. An array takes format * channels * width * height * depth bytes, without
+ * padding, because the padding of hardware is not public. */
 #include "hostile.h"
 #include "op.h"
 #include "vmm.h"

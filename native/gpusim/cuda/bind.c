@@ -83,7 +83,7 @@ struct map_info {
             unsigned long long offset, size;
         } tail;
     } at;
-    int operation, handle_type; /* Values of operation: 1 maps, 2 unmaps. */
+    int operation, handle_type; /* The operation is 1 to map and 2 to unmap. */
     CUmemGenericAllocationHandle handle;
     unsigned long long offset;
     unsigned devices, flags, reserved[2];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Host functions in streams. As on hardware, the stream waits at a host function until a helper thread of the process
- * has run it. The thread starts with the first host function.
+ * Runs host functions in streams (cuLaunchHostFunc). As on hardware, the stream waits at a host function until a helper
+ * thread of the process has run it. The thread starts with the first host function.
  */
 #include "op.h"
 

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Interface of stream capture. A stream with capture != NULL records its operations and does not run them. */
+/* Interface of stream capture, which records the operations of a stream into a graph and does not run them. A stream is
+ * being captured if its field `capture` is not NULL. A "hostile" driver has behaviours that CUDA allows and most
+ * drivers avoid (hostile.h). */
 #ifndef GPUSIM_CAPTURE_H
 #define GPUSIM_CAPTURE_H
 

@@ -6,7 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Address space per byte of memory: fragmented addresses must not look like a full GPU. */
+/* Bytes of address space for each byte of GPU memory. The surplus keeps fragmented addresses from looking like a full
+ * GPU. */
 #define ARENA_FACTOR 4
 
 static __thread struct {
@@ -133,7 +134,8 @@ static void greens_stop(CUcontext home)
 
 static void context_stop(CUcontext context)
 {
-    /* Wait without the context's lock: its holder may need the mutex of primary contexts, which the caller has. */
+    /* Wait without the context's lock, because a thread that holds it may need the mutex of primary contexts, which the
+     * caller holds. */
     context_drain(context);
     greens_stop(context);
     atomic_store(&context->alive, false);
@@ -318,7 +320,7 @@ CUresult context_create(CUcontext *out, unsigned flags, CUdevice device, unsigne
     REQUIRE(context, CUDA_ERROR_OUT_OF_MEMORY);
     CUresult result = context_start(context);
     if (result != CUDA_SUCCESS)
-        return result; /* The dead record stays in the list, because such failures are rare. */
+        return result; /* The unused record stays in the list of contexts; such failures are rare. */
     thread.stack[thread.depth++] = context;
     *out = context;
     tool_call(GPUSIM_CONTEXT_CREATED, context);

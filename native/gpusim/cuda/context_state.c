@@ -99,8 +99,8 @@ void context_heaps_end(CUcontext context)
     resize(context, &context->heap_bytes, 0);
 }
 
-/* Values of CUlimit: 0 stack, 1 printf fifo, 2 malloc heap, 3 sync depth, 4 pending launches, 5 L2 fetch, 6 persisting
- * L2. */
+/* limit is a CUlimit: 0 stack size, 1 printf buffer, 2 malloc heap, 3 synchronization depth, 4 pending launches, 5 L2
+ * fetch granularity, 6 persisting L2 cache. */
 EXPORT CUresult cuCtxSetLimit(int limit, size_t value)
 {
     ENTER_CONTEXT(context);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Checks the addresses of copies and memsets, and transfers the bytes. */
+/* Checks the addresses of copies and memsets, and moves or sets the bytes in host memory and simulated device
+ * memory. */
 #include "op.h"
 
 #include <string.h>

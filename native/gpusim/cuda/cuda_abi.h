@@ -106,7 +106,7 @@ typedef struct {
     const void *src_host;
     CUdeviceptr src_device;
     CUarray src_array;
-    void *src_context; /* Reserved in CUDA_MEMCPY3D; the context in CUDA_MEMCPY3D_PEER. */
+    void *src_context; /* This field is reserved in CUDA_MEMCPY3D and has the context in CUDA_MEMCPY3D_PEER. */
     size_t src_pitch, src_height;
     size_t dst_x, dst_y, dst_z, dst_lod;
     int dst_type;

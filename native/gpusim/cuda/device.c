@@ -97,9 +97,9 @@ EXPORT CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice devic
 static const struct {
     int attribute, value;
 } constant[] = {
-    /* These rows are: maximum block and grid; */
+    /* Maximum sizes of block and grid. */
     {1, 1024}, {2, 1024}, {3, 1024}, {4, 64}, {5, 2147483647}, {6, 65535}, {7, 65535},
-    /* shared memory, constant memory, warp size, pitch, registers; */
+    /* Shared memory, constant memory, warp size, maximum pitch, registers. */
     {8, 49152}, {9, 65536}, {10, 32}, {11, 2147483647}, {12, 65536},
     /* Attributes from texture alignment to the mapping of host memory. */
     {14, 512}, {15, 1}, {17, 0}, {18, 0}, {19, 1},
@@ -119,7 +119,7 @@ static bool model_attribute(int attribute, const struct sim_gpu *gpu, const stru
 {
     unsigned cc = gpu->cc_major * 10 + gpu->cc_minor;
     switch (attribute) {
-    case 132: *value = cc >= 90; break; /* Support of multicast objects. */
+    case 132: *value = cc >= 90; break; /* Attribute 132 is the support of multicast objects. */
     case 13: *value = (int)model->clock_sm_mhz * 1000; break;
     case 16: *value = (int)gpu->sm_count; break;
     case 20: *value = (int)gpu->compute_mode; break;
@@ -170,7 +170,7 @@ EXPORT CUresult cuDeviceGetProperties(CUdevprop *properties, CUdevice device)
     ENTER();
     REQUIRE(properties, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(device_valid(device), CUDA_ERROR_INVALID_DEVICE);
-    int *fields = (int *)properties; /* The structure has fourteen ints in the order of these attributes. */
+    int *fields = (int *)properties; /* The structure has fourteen ints, in the order of attributes 1 to 14. */
     static const int order[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14};
     for (unsigned i = 0; i < sizeof order / sizeof order[0]; i++)
         cuDeviceGetAttribute(&fields[i], order[i], device);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Shared declarations of libcuda.so.1: process-wide state, contexts, streams, and the start of an entry point. */
+/* Shared declarations of the simulated libcuda.so.1: process-wide state, contexts, streams, and the macros at the start
+ * of each entry point. */
 #ifndef GPUSIM_DRIVER_H
 #define GPUSIM_DRIVER_H
 
@@ -36,7 +37,7 @@ struct CUctx_st {
     uint32_t magic;
     int device;
     unsigned flags;
-    unsigned version; /* API version of the context. */
+    unsigned version; /* API version that cuCtxGetApiVersion returns for this context. */
     bool primary;
     _Atomic bool alive;
     _Atomic int broken; /* A sticky error that every later call returns. */
@@ -62,13 +63,14 @@ struct CUctx_st {
     uint64_t stack_bytes, heap_bytes;
     int cache_config, shared_config;
     struct event_table *events;
-    /* For a green context: the primary context that owns everything but its streams, its SMs, its default stream. */
+    /* For a green context, which is a part of the GPU's SMs: the primary context. It owns everything except the green
+     * context's streams, SMs and default stream. */
     CUcontext home;
     unsigned sms;
     CUstream own;
     /* The CUgreenCtx of this context. */
     void *handle;
-    /* Number of threads in which the context is current, at most one. */
+    /* For a green context: number of threads in which it is current, at most one. */
     _Atomic unsigned inside;
     CUcontext next;
 };
@@ -95,7 +97,7 @@ struct device {
 #define DRIVER_ENDED 2 /* The teardown has begun, and every call aborts the process (hostile.c). */
 
 struct driver {
-    _Atomic int ready; /* 0 is not initialized, 1 is ready, DRIVER_ENDED is after the teardown has begun. */
+    _Atomic int ready; /* 0 before cuInit, 1 after it, DRIVER_ENDED once the teardown has begun. */
     unsigned forks;
     CUresult failure;
     int count;
@@ -152,8 +154,8 @@ static inline CUresult driver_enter(const char *function)
 CUresult context_create(CUcontext *out, unsigned flags, CUdevice device, unsigned version);
 /* Returns the current context or NULL. It may be a green context, see context_use(). */
 CUcontext context_current(void);
-/* Returns the current context if it is alive, not broken and its GPU not lost. For a green context, returns its primary
- * context. */
+/* Returns the current context if it is alive and not broken, and its GPU has not fallen off the bus. For a green
+ * context returns its primary context. */
 CUresult context_use(CUcontext *out);
 /* Memory that a green context takes in addition to its primary context. */
 #define GREEN_BYTES ((uint64_t)6 << 20)
@@ -209,7 +211,8 @@ bool vmm_disown(CUdeviceptr base);
 
 /* Defined in pool.c: */
 CUresult pool_free(CUdeviceptr pointer, const struct block *block);
-/* Frees pool memory of the device above the thresholds (all: all unused memory). Returns true if any was freed. */
+/* Frees the device's unused pool memory above the release thresholds, or all unused pool memory if `all` is set.
+ * Returns true if any was freed. */
 bool pools_trim(int device, bool all);
 /* Trims the device's pools after a synchronization if pool memory was freed. */
 void pools_trim_if_due(int device);
@@ -225,7 +228,8 @@ CUresult stream_submit(CUstream stream, struct sim_work *work, uint64_t *seq);
 CUresult stream_wait(CUstream stream);
 /* Waits until the context's queue is empty. */
 CUresult context_drain(CUcontext context);
-/* Waits until the context's queue is empty. With the behaviour context-lock the context is locked meanwhile. */
+/* Does the same as context_drain(). If the hostile behaviour context-lock is on (hostile.h), other calls on the context
+ * must wait meanwhile. */
 CUresult context_wait(CUcontext context);
 void streams_destroy(CUcontext context);
 uint64_t copy_cost(uint64_t bytes, bool over_bus);
@@ -245,7 +249,8 @@ void events_destroy(CUcontext context);
 struct kernel_cost {
     /* Duration in ns. SIM_COST_FOREVER lasts until the context ends. */
     uint64_t ns;
-    /* Maximum duration, or 0 if fixed. Each launch draws from ns to most, equally often from each octave. */
+    /* Maximum duration, or 0 if the duration is fixed. Each launch takes a random time from `ns` to `most`; each octave
+     * (range from a time to twice that time) is equally likely. */
     uint64_t most;
     /* Number of SMs; 0 means the whole GPU. */
     unsigned sms;

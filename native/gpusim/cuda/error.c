@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Names and texts of the driver's result codes. */
+/* Returns the names and the texts of the driver's result codes (cuGetErrorName, cuGetErrorString). */
 #include "driver.h"
 
 static const struct {

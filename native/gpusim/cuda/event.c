@@ -19,7 +19,7 @@ static CUevent *bucket(CUcontext context, uint64_t id)
     return &context->events->buckets[id % BUCKETS];
 }
 
-/* The queue entry of a recorded event is about to be overwritten: store the event's time. */
+/* Called before the queue entry of a recorded event is overwritten. Stores the completion time in the event. */
 void events_keep(CUcontext context, const struct sim_work *overwritten)
 {
     pthread_mutex_lock(&context->mutex);

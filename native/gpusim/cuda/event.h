@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The event type of event.c and ipc_event.c. */
+/* The type of CUDA events, for event.c and ipc_event.c. A record of an event is an item in the queue of a context. */
 #ifndef GPUSIM_EVENT_H
 #define GPUSIM_EVENT_H
 
@@ -9,10 +9,11 @@
 #define EVENT_DISABLE_TIMING 2u
 #define EVENT_INTERPROCESS 4u
 
-/* Position of the last record of an interprocess event, by any process. One word, so that a read is never torn. */
+/* Position of the last record of an interprocess event, made by any process. It is one word, so that no reader sees a
+ * half-written position. */
 struct shared_event {
-    /* The word has the GPU (8 bits), the channel (16) and the number of the item (40). It is 0 if the event was
-     * never recorded. */
+    /* The word has the GPU (8 bits), the context's queue (16 bits) and the number of the item in that queue (40 bits).
+     * It is 0 if the event was never recorded. */
     _Atomic uint64_t place;
 };
 

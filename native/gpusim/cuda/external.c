@@ -28,7 +28,8 @@ struct buffer {
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct buffer *buffers;
 
-/* These calls go to the driver's own functions, because a preloaded library must not intercept them. */
+/* Calls of these functions inside the driver must not be intercepted by a preloaded library; the linker binds them to
+ * the driver's own definitions. */
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *os_handle, int type);
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle);
 CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t bytes, size_t alignment, CUdeviceptr wanted,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Builds graphs: adds nodes and edges, and clones graphs. */
+/* Builds CUDA graphs: adds nodes and dependencies, and clones graphs. */
 #include "graph.h"
 
 #include <stdlib.h>

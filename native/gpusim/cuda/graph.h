@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Graphs: nodes with dependencies, and the flattened form that a launch runs. */
+/* Types and functions of CUDA graphs: nodes with dependencies, and the ordered list of nodes that a launch runs. */
 #ifndef GPUSIM_GRAPH_H
 #define GPUSIM_GRAPH_H
 
@@ -35,8 +35,8 @@ CUresult graph_new(CUgraph *out);
 CUresult graph_add(CUgraph graph, const CUgraphNode *dependencies, size_t count, const struct op *op, CUgraphNode *out);
 CUresult graph_clone(CUgraph graph, CUgraph *out);
 void graph_free(CUgraph graph);
-/* Returns the nodes, each after its dependencies; the caller frees the array. Returns NULL for a cycle or without
- * memory. */
+/* Returns the nodes, each after its dependencies; the caller frees the array. Returns NULL if the graph has a cycle or
+ * host memory is used up. */
 CUgraphNode *graph_order(CUgraph graph);
 
 /* graph_memory.c: memory of allocation nodes. The memory has an address from the node's creation on, and is allocated
@@ -46,7 +46,8 @@ CUresult graph_memory_new(int device, uint64_t bytes, CUdeviceptr *out);
 CUresult graph_memory_commit(CUdeviceptr pointer);
 /* Called when an allocation node runs. */
 CUresult graph_memory_use(CUdeviceptr pointer);
-/* Called for a free node and cuMemFree; returns false if pointer is no graph memory. */
+/* Called when a free node runs and by cuMemFree. Marks the memory as free; returns false if pointer is no graph
+ * memory. */
 bool graph_memory_unuse(CUdeviceptr pointer);
 /* Adds a reference of a node. */
 void graph_memory_retain(CUdeviceptr pointer);

@@ -171,7 +171,8 @@ static CUresult launch(CUgraphExec exec, CUstream handle)
     for (CUgraphNode node = exec->graph->first; node && exec->flags & FLAG_AUTO_FREE; node = node->next)
         if (node->op.kind == OP_ALLOC)
             graph_memory_unuse(node->op.as.memory.pointer);
-    result = commit_memory(exec->graph); /* A trim may have freed the memory. Fail before any node runs. */
+    /* A trim may have freed the graph's memory. If it cannot be allocated again, fail before any node runs. */
+    result = commit_memory(exec->graph);
     return result == CUDA_SUCCESS ? run_all(exec->graph, exec->order, exec->disabled, stream) : result;
 }
 

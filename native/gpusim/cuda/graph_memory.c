@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory of graphs. Memory that a free node frees stays in the device's graph memory ("reserved") until a trim.
+ * Allocates the memory of CUDA graphs' allocation nodes. Memory that a free node frees stays in the device's graph
+ * memory ("reserved") until a trim.
  */
 #include "graph.h"
 
@@ -122,7 +123,7 @@ bool graph_memory_unuse(CUdeviceptr pointer)
     if (found) {
         memory->used = false;
         driver.devices[memory->device].graph_used -= memory->bytes;
-        if (memory->nodes == 0) /* The program used the memory longer than its graph existed. */
+        if (memory->nodes == 0) /* No graph refers to the memory any longer, so it is released now. */
             discard(memory);
     }
     pthread_mutex_unlock(&mutex);

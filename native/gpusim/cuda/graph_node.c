@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Adds nodes of each kind, and reads and changes their parameters. */
+/* Adds nodes of each kind to CUDA graphs, and reads and changes the parameters of nodes. */
 #include "graph.h"
 
 typedef const CUgraphNode *deps;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Contexts for use with OpenGL or VDPAU. They behave as other contexts; nothing is shared with graphics. The driver
- * asks the program for its OpenGL context by glXGetCurrentContext, if the program or a libGL linked to it defines this
- * function.
+ * Creates contexts for use with OpenGL or VDPAU. They behave as other contexts; nothing is shared with graphics. The
+ * driver asks the program for its OpenGL context by glXGetCurrentContext, if the program or a libGL linked to it
+ * defines this function.
  */
 #include "driver.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Page-locked host memory, which the driver allocates or the program registers. It costs no device memory. */
+/* Manages page-locked host memory, which the driver allocates or the program registers. It costs no device memory. */
 #include "capture.h"
 #include "hostile.h"
 

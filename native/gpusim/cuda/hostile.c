@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Permitted but difficult behaviours of a driver, and the private table that bypasses every hook (private.h). */
+/* Hostile behaviours of a driver, which CUDA allows and most drivers avoid (hostile.h), and the private table of
+ * functions that a library which intercepts the driver API cannot see (private.h). */
 #include "hostile.h"
 
 #include <dlfcn.h>
@@ -96,7 +97,8 @@ void tool_load(void)
 
 /* ---- teardown ----------------------------------------------------------------------------------------------------------- */
 
-/* In this time a real driver frees memory and queues, while the process's threads still run. */
+/* Duration of the teardown at the process's end. In this time a real driver frees memory and queues, while the
+ * process's threads still run. */
 #define TEARDOWN_US 20000
 
 void driver_late(const char *function)
@@ -126,7 +128,8 @@ static __attribute__((destructor)) void teardown(void)
 
 /* ---- the table ---------------------------------------------------------------------------------------------------------- */
 
-/* The driver's own functions: -Bsymbolic binds these calls to them even if a library is preloaded. */
+/* Calls of these functions reach the driver's own definitions, even if a library is preloaded, because the linker
+ * option -Bsymbolic binds them. */
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device);
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device);
 CUresult cuCtxSetCurrent(CUcontext context);

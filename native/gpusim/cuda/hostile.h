@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Behaviours that the profile's key `hostile` enables (enum sim_hostile). */
+/* Hostile behaviours: CUDA allows them and most drivers avoid them. The profile's key `hostile` enables them, so that
+ * tests can show that programs tolerate them (enum sim_hostile). */
 #ifndef GPUSIM_HOSTILE_H
 #define GPUSIM_HOSTILE_H
 
@@ -22,7 +23,7 @@ void context_pass(CUcontext context); /* Waits while another thread has the lock
 /* Before a free, waits for this context's work or, with waiting-frees, for the work of all contexts on the device. */
 CUresult free_wait(CUcontext context);
 
-/* The behaviour `callbacks`: */
+/* The behaviour `callbacks` reports moments of driver calls to a tool, a library that the program loads. */
 void tool_call(enum gpusim_moment moment, void *handle);
 void tool_load(void); /* Loads the tool that CUDA_INJECTION64_PATH names, as the real driver does. */
 

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Module images. Text, alone or inside PTX comments, declares the cost of kernels:
+ * Parses module images. The simulator does not run code, so a text, alone or inside PTX comments, declares what kernels
+ * and global variables the module has and how long the kernels take:
  *
  *     .gpusim kernel NAME DURATION_US [SMS]     DURATION_US: decimal, LOW..HIGH, or inf; SMS: 0 or left out = all of the GPU
  *     .gpusim global NAME BYTES                 or managed: a variable in unified memory
  *     .gpusim bytes N                           device memory that the code takes
  *     .gpusim load MILLISECONDS                 how long the code takes to load (or, loaded lazily, its first use)
  *
- * In PTX without declarations each .entry is a kernel with a default cost. In cubins and fat binaries any name counts
- * as such a kernel.
+ * In PTX without declarations each .entry is a kernel with a default cost. In cubins and fat binaries every name that a
+ * program asks for counts as such a kernel.
  */
 #include "module.h"
 

@@ -14,7 +14,7 @@ static pthread_mutex_t init_mutex = PTHREAD_MUTEX_INITIALIZER;
 
 /* A visible device: a GPU or one of its MIG devices. */
 struct visible {
-    int gpu, gi, ci; /* gpu is -1 if there is no device. gi is -1 for a whole GPU. */
+    int gpu, gi, ci; /* gpu is -1 if there is no device. gi and ci are -1 for a whole GPU. */
 };
 
 static void add_device(struct visible what)
@@ -128,7 +128,7 @@ static struct visible match(const int *gpus, int count, struct word word)
     return gpu >= 0 ? first_of(gpu) : (struct visible){-1, -1, -1};
 }
 
-/* If a MIG device is visible, makes it the only visible device: a process uses one compute instance only. */
+/* If a MIG device is visible, makes it the only visible device, because a process can use only one compute instance. */
 static void only_instance(void)
 {
     for (int i = 0; i < driver.count; i++)

@@ -60,7 +60,7 @@ static bool exporter_alive(const struct ticket *ticket)
     return alive;
 }
 
-/* Memory that the program freed while another process has it open. */
+/* Memory that the program freed while another process has it open. It is freed once no process has it open. */
 struct deferred {
     CUdeviceptr pointer;
     struct deferred *next;

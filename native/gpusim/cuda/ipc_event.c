@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Events shared between processes: a page of shared memory stores the queue and the item of the event's last record. */
+/* Shares CUDA events between processes. A page of shared memory says in which queue, and by which item of it, the event
+ * was recorded last. */
 #include "event.h"
 
 #include <fcntl.h>

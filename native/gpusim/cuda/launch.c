@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Kernel launches in all forms. Each launch becomes one operation of a stream. */
+/* Implements kernel launches in all forms of the driver API. Each launch becomes one operation of a stream. */
 #include "module.h"
 #include "op.h"
 
-/* Draws the duration of a launch. Each octave of the range is equally likely, and durations are evenly distributed
- * within an octave. */
+/* Returns a random duration for a launch. Each octave of the range (from a time to twice that time) is equally likely,
+ * and durations are evenly distributed within an octave. */
 static uint64_t draw(const struct kernel_cost *cost)
 {
     static __thread uint64_t state;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Device memory: plain, pitched and managed allocations. Each is charged to the process before it gets an address. A
- * managed block is wholly on the GPU or wholly in host memory, the latter if the GPU was full or the program asked for
- * it.
+ * Allocates device memory in plain, pitched and managed blocks. Each is charged to the process before it gets an
+ * address. A managed block is wholly on the GPU or wholly in host memory, the latter if the GPU was full or the program
+ * asked for it.
  */
 #include "capture.h"
 #include "graph.h"
@@ -19,7 +19,7 @@ struct arena *memory_arena(CUdeviceptr pointer, int *device)
             *device = i;
             return driver.devices[i].arena;
         }
-    *device = -1; /* The low arena serves all devices, so the device is that of the block's owner. */
+    *device = -1; /* The arena of 32-bit addresses serves all devices; only a block's owner tells the device. */
     return arena_contains(driver.low, pointer) ? driver.low : NULL;
 }
 
@@ -136,7 +136,7 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
     return memory_alloc(context, bytes, BLOCK_PLAIN, pointer);
 }
 
-/* The free of plain memory waits for the context's work, as on hardware: a queued kernel may still use it. */
+/* As on hardware, cuMemFree waits for the context's work first, because a queued kernel may still use the memory. */
 EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer)
 {
     ENTER_CONTEXT(context);

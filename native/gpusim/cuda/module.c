@@ -24,7 +24,8 @@ struct CUmod_st {
     struct image image;
     CUfunction functions;
     struct global *globals;
-    /* charged: bytes of the loaded module. due: with lazy loading, bytes of code that its first used function loads. */
+    /* charged: bytes charged for the loaded module. due: bytes of code that, with lazy loading, are charged when the
+     * first function of the module is used. */
     uint64_t charged, due;
     /* Time that the lazy load takes. */
     uint64_t due_ns;
@@ -102,8 +103,8 @@ static bool lazy(void)
     return mode && strcmp(mode, "LAZY") == 0;
 }
 
-/* Loads code at its first use, with lazy loading. The driver waits for the context's work meanwhile; with the behaviour
- * context-lock all other calls on the context wait too. */
+/* Loads code at its first use (lazy loading). With the hostile behaviour context-lock (hostile.h) the driver first
+ * waits for the context's work, and all other calls on the context wait for this one. */
 static CUresult load_late(CUmodule module)
 {
     CUcontext context = module->context;

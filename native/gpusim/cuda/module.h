@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Types of modules and functions, for module.c, function.c and launch.c. */
+/* Types of CUDA modules and functions, for module.c, function.c and launch.c. */
 #ifndef GPUSIM_MODULE_H
 #define GPUSIM_MODULE_H
 
@@ -20,7 +20,7 @@ struct CUfunc_st {
     CUfunction next;
 };
 
-/* Parsed content of an image: image.c. */
+/* A kernel or a global variable that a parsed module image declares (image.c). */
 struct image_entry {
     char *name;
     uint64_t bytes; /* Size of a global variable; 0 for a kernel. */
@@ -35,7 +35,7 @@ struct image {
     uint64_t code_bytes;
     /* Time in ns that the code takes to load. */
     uint64_t load_ns;
-    /* True for machine code, in which every name counts as a kernel. */
+    /* True for machine code, which the simulator does not parse: every name counts as a kernel. */
     bool any_name;
 };
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Runs one operation in a stream. */
+/* Runs one operation (kernel, copy, memset, host function, event) in a stream, or captures it into a graph. */
 #include "op.h"
 
 #include "capture.h"

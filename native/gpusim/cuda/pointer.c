@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attributes of addresses, and advice about managed memory. */
+/* Returns attributes of addresses (cuPointerGetAttribute), and handles advice about managed memory and its prefetch. */
 #include "op.h"
 
 #include <string.h>

@@ -19,7 +19,7 @@ struct CUmemPool_st {
     int device;
     pthread_mutex_t mutex;
     uint64_t threshold, reserved, used, reserved_high, used_high;
-    /* Maximum reserved bytes; 0: the device's total memory. */
+    /* Maximum reserved bytes; 0 means the device's total memory. */
     uint64_t most;
     /* The three reuse policies, stored without effect. */
     int reuse[3];
@@ -28,7 +28,8 @@ struct CUmemPool_st {
     int handle_types;
     /* Index + 1 of the pool's shareable handle, or 0. */
     int shared;
-    /* For an imported pool: the reference of the import. Another process is charged for such a pool. */
+    /* For an imported pool: the reference that keeps the imported memory alive. The exporting process is charged for
+     * such a pool. */
     void *hold;
     CUmemoryPool next;
 };
@@ -334,7 +335,7 @@ EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
     struct device *d = &driver.devices[pool->device];
     if (d->current_pool == pool)
         d->current_pool = d->default_pool;
-    /* Allocated blocks stay valid, and so does the pool's record. Their memory is released when they are freed. */
+    /* Allocated blocks stay valid, so the pool's record stays too. Their memory is released when they are freed. */
     pthread_mutex_lock(&pool->mutex);
     pool->magic = 0;
     pool->threshold = 0;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A private table of functions with which a test bypasses every hook. cuGetExportTable returns the table for an id of
- * gpusim. The functions simulate the private interface between a driver and its runtime. NVIDIA's own private tables
- * are not simulated.
+ * A private table of functions with which a test bypasses every hook of a library that intercepts the driver API.
+ * cuGetExportTable returns the table for an id of gpusim. The functions simulate the private interface between a driver
+ * and its runtime. NVIDIA's own private tables are not simulated.
  */
 #ifndef GPUSIM_PRIVATE_H
 #define GPUSIM_PRIVATE_H

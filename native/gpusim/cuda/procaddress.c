@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuGetProcAddress in both versions, and cuGetExportTable. */
+/* Implements both versions of cuGetProcAddress, which returns a driver function for a name, and cuGetExportTable. */
 #include "procaddress.h"
 
 #include "driver.h"
@@ -36,8 +36,8 @@ static CUresult lookup(const char *name, void **out, int version, uint64_t flags
         if (row->version <= version)
             /* The rows are sorted by version, so the last match is the newest. */
             *(row->per_thread ? &per_thread : &legacy) = row;
-    /* A name without any per-thread form uses the legacy form. If the per-thread form came with a later version, an
-     * older version has none. */
+    /* A name without any per-thread form uses the legacy form. If the per-thread form came with a later version than
+     * the requested one, no function is returned. */
     const struct proc_address *best = flags == FLAG_PER_THREAD && has_per_thread ? per_thread : legacy;
     if (best) {
         *out = best->symbol;
@@ -56,7 +56,7 @@ EXPORT CUresult cuGetProcAddress(const char *symbol, void **function, int versio
 EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags, int *status)
 {
     CUresult result = lookup(symbol, function, version, flags, status);
-    /* The pointer and *status report that the name is missing. */
+    /* A missing name is no error in version 2: the pointer is NULL, and *status reports that the name is missing. */
     return result == CUDA_ERROR_NOT_FOUND ? CUDA_SUCCESS : result;
 }
 

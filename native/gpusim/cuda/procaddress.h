@@ -8,7 +8,7 @@
 
 struct proc_address {
     const char *name;
-    int version; /* The first CUDA version that gets this symbol. */
+    int version; /* The first CUDA version for which cuGetProcAddress returns this symbol. */
     int per_thread;
     void *symbol;
 };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Handles of streams, the two kinds of default stream, and the submission of work to the context's queue. */
+/* Creates and destroys streams, resolves the two kinds of default stream, and submits work to the context's queue. */
 #include "hostile.h"
 
 #include <stdlib.h>
@@ -107,7 +107,7 @@ CUresult stream_wait(CUstream stream)
     CUcontext context = stream->context;
     uint64_t last = atomic_load(&stream->last);
     if (stream == &context->legacy) {
-        /* The legacy stream waits for all blocking streams: an event in it is done when they are done. */
+        /* The legacy stream waits for all blocking streams, so a mark in it is done when they are done. */
         struct sim_work mark = {.kind = SIM_WORK_MARK};
         if (atomic_load(&context->last) <= atomic_load(&context->waited)) {
             pools_trim_if_due(context->device);
@@ -189,7 +189,7 @@ static CUresult destroy(CUstream stream)
             CUDA_ERROR_INVALID_HANDLE);
     CUcontext context = stream->context;
     REQUIRE(stream != &context->legacy, CUDA_ERROR_INVALID_HANDLE);
-    CUresult result = capture_check(stream); /* The capture still refers to the handle. */
+    CUresult result = capture_check(stream); /* A stream must not be destroyed while a capture refers to its handle. */
     if (result != CUDA_SUCCESS)
         return result;
     pthread_mutex_lock(&context->mutex);
@@ -223,7 +223,7 @@ static CUresult synchronize(CUstream handle)
         result = capture_check(stream);
     if (result != CUDA_SUCCESS)
         return result;
-    context = stream->context; /* The stream may be destroyed meanwhile. */
+    context = stream->context; /* Read now, because the stream may be destroyed during the wait. */
     bool held = context_lock(context);
     result = stream_wait(stream);
     context_unlock(context, held);

@@ -69,7 +69,8 @@ CUresult vmm_import(int device, int fd, const struct sim_shared *shared, void *h
     return CUDA_SUCCESS;
 }
 
-/* Returns the device of the location, -1 for host memory, -2 for an unknown one. A NUMA node may be a GPU's memory. */
+/* Returns the device of the location, -1 for host memory, -2 for an unknown location. A NUMA node may be a GPU's
+ * memory. */
 static int place(const CUmemLocation *location)
 {
     if (location->type == 1)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The type of a physical allocation, for vmm.c and ipc.c. */
+/* The type of a physical allocation of CUDA's virtual memory management, for vmm.c and ipc.c. */
 #ifndef GPUSIM_VMM_H
 #define GPUSIM_VMM_H
 
@@ -16,7 +16,7 @@ struct physical {
     unsigned handles, mapped;
     /* Address in the arena; 0 for imported memory. */
     uintptr_t base;
-    /* Memory file. */
+    /* Descriptor of the memory file that has the bytes. */
     int fd;
     /* Offset in the memory file. */
     uint64_t offset;
@@ -26,7 +26,7 @@ struct physical {
     bool host;
     /* Index + 1 of the shareable handle, or 0. */
     int shared;
-    /* Import reference of imported memory. */
+    /* For imported memory: the reference that keeps it alive. */
     void *hold;
     CUmemAllocationProp prop;
 };
@@ -34,7 +34,8 @@ struct physical {
 /* Creates a handle for another process's memory; takes ownership of fd and hold. */
 CUresult vmm_import(int device, int fd, const struct sim_shared *shared, void *hold, CUmemGenericAllocationHandle *out);
 
-/* Add and remove a reference of a tile or a multicast object. Return NULL for an unknown handle or address. */
+/* The first two add a reference of a tile or a multicast object, found by handle or by address; they return NULL if it
+ * is unknown. The third removes the reference. */
 struct physical *vmm_take(CUmemGenericAllocationHandle handle);
 struct physical *vmm_take_at(CUdeviceptr pointer);
 void vmm_let_go(struct physical *physical);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Green contexts (CUDA 12.4): a part of a device's SMs with the device's primary context, which owns everything but the
- * streams. CUDA 12.4's functions for events and waits of green contexts return NOT_SUPPORTED.
+ * Implements green contexts (CUDA 12.4). A green context is a part of a device's SMs. The device's primary context owns
+ * everything but the streams. CUDA 12.4's functions for events and waits of green contexts return NOT_SUPPORTED.
  */
 #include "driver.h"
 
@@ -23,7 +23,7 @@ typedef struct {
 } CUdevResource;
 _Static_assert(sizeof(CUdevResource) == 144, "CUdevResource_v1");
 
-/* Content of the resource's field `internal`. */
+/* Content of the field `internal` of a CUdevResource. */
 struct part {
     int device;
     unsigned sms;
@@ -39,7 +39,7 @@ typedef struct CUgreenCtx_st {
     CUcontext context;
 } *CUgreenCtx;
 
-/* Returns the number of SMs of a group: two from Pascal to Ampere, eight from Hopper on. */
+/* Returns the smallest number of SMs that a device can split off: two from Pascal to Ampere, eight from Hopper on. */
 static unsigned group(int device)
 {
     return sim_state()->gpus[driver.devices[device].gpu].cc_major >= 9 ? 8 : 2;

@@ -79,7 +79,7 @@ CUresult cuMulticastBindMem(CUmemGenericAllocationHandle handle, size_t place, C
 CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle handle, size_t place, CUdeviceptr pointer, size_t bytes,
                              unsigned long long flags);
 
-/* Edge data serves programmatic launches. The simulation has no wait for a part of a kernel, so it ignores the data. */
+/* Edge data lets a node wait for a part of a kernel. The simulation has no such wait, so it refuses edge data. */
 EXPORT CUresult cuGraphAddNode_v3(CUgraphNode *node, CUgraph graph, nodes on, const void *edges, size_t count, struct node_params *p)
 {
     REQUIRE(!edges, CUDA_ERROR_NOT_SUPPORTED);

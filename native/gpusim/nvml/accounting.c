@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Accounting of the usage of each process that had a context on the GPU. It is stored after the process's end while
- * accounting mode is on. */
+/* NVML's accounting mode: while it is on, the usage of each process that had a context on the GPU stays available after
+ * the process has ended. */
 #include "nvml_internal.h"
 
 #include <string.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Event sets: Xid and ECC events of the GPUs registered with a set, in order, from the moment of registration. */
+/* NVML's event sets. A set delivers the Xid and ECC events of the GPUs registered with it, in order, from the moment of
+ * registration. */
 #include "nvml_internal.h"
 
 #include <pthread.h>
@@ -78,8 +79,8 @@ static unsigned long long type_of(const struct sim_event *event)
     return 0;
 }
 
-/* Finds the next event of this set. Events that left the ring are lost, as in a driver. The caller must hold both
- * locks. */
+/* Finds the next event of this set. Events that newer events have overwritten in the ring are lost, as in a driver. The
+ * caller must hold the set's mutex and the lock of the host's state. */
 static bool next_event(struct nvml_event_set *set, struct sim_event *found)
 {
     const struct sim_state *state = sim_state();
@@ -110,7 +111,8 @@ static nvmlReturn_t wait_for(nvmlEventSet_t set, struct sim_event *event, unsign
         pthread_mutex_unlock(&set->mutex);
         if (found)
             return NVML_SUCCESS;
-        /* Another set's event restarts the time-out. This is acceptable, because events are rare. */
+        /* An event that this set does not wait for restarts the time-out. This is acceptable, because events are
+         * rare. */
         sim_event_wait(before, timeout_ms);
         if (atomic_load(&state->event_seq) == before)
             return NVML_ERROR_TIMEOUT;

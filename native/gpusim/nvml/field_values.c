@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nvmlDeviceGetFieldValues: one call for many figures, each with its own return code. */
+/* Implements nvmlDeviceGetFieldValues, one call that returns many figures, each with its own return code. */
 #include "nvml_internal.h"
 
 #include <stdbool.h>
@@ -33,7 +33,8 @@ enum field {
     FIELD_POWER_REQUESTED = 192,
 };
 
-/* Returns the energy since the host's start: idle power all the time, the rest for the time that kernels ran. */
+/* Returns the energy used since the host's start, computed from idle power at all times and full power while kernels
+ * ran. */
 unsigned long long nvml_energy_mj(const struct nvml_target *target)
 {
     sim_lock();

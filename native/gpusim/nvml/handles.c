@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The GPUs that this process sees, and conversion between names (index, UUID, serial, PCI address) and handles. */
+/* Lists the GPUs that this process sees in NVML, and converts between their names (index, UUID, serial, PCI address)
+ * and handles. */
 #include "nvml_internal.h"
 
 #include <stdio.h>
@@ -160,7 +161,8 @@ NVML_API nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice
     return NVML_ERROR_NOT_FOUND;
 }
 
-/* Accepts what the driver accepts: domain of 4 or 8 digits or none, function optional. */
+/* Accepts the same forms of a PCI address as the driver: the domain has 4 or 8 digits or is left out, and the function
+ * may be left out. */
 NVML_API nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *address, nvmlDevice_t *device)
 {
     NVML_TRY(nvml_enter());
@@ -193,7 +195,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned *index)
         *index = (unsigned)nvml_index_of(target.number);
         return NVML_SUCCESS;
     }
-    unsigned position = 0; /* The index of the device among the MIG devices of its GPU. */
+    unsigned position = 0; /* Index of this MIG device among the MIG devices of its GPU. */
     sim_lock();
     for (int gi = 0; gi <= target.gi; gi++)
         for (int ci = 0; target.gpu->gi[gi].used && ci < (gi == target.gi ? target.ci : SIM_MAX_CI); ci++)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ECC mode and counters, retired pages, remapped rows. Errors come from `gpusimctl ecc`; all of them are DRAM errors. */
+/* NVML's functions for ECC mode and counters, retired pages and remapped rows. The only errors are those that
+ * `gpusimctl ecc` injects; all of them are DRAM errors. */
 #include "nvml_internal.h"
 
 #include <stdbool.h>
@@ -38,7 +39,7 @@ NVML_API nvmlReturn_t nvmlDeviceSetEccMode(nvmlDevice_t device, unsigned mode)
     return NVML_SUCCESS;
 }
 
-/* A MIG device has counters too, but simulated errors never count for it. */
+/* A MIG device has ECC counters too, but they stay at 0, because injected errors count for the whole GPU only. */
 static nvmlReturn_t open_counters(nvmlDevice_t device, struct nvml_target *target)
 {
     NVML_TRY(nvml_open(device, NVML_ANY_DEVICE, target));
@@ -72,7 +73,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, unsigned 
     return NVML_SUCCESS;
 }
 
-/* Turing and later generations count errors by SRAM and DRAM, Volta by unit. */
+/* Turing and later generations count errors by kind of memory (SRAM, DRAM), Volta by unit of the GPU. */
 NVML_API nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, unsigned type, unsigned scope,
                                                       unsigned location, unsigned long long *count)
 {

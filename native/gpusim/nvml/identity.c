@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Constant properties of a GPU: name, UUID, serial, PCI address, architecture, capability, board. */
+/* NVML's functions for the constant properties of a GPU: name, UUID, serial, PCI address, architecture, capability,
+ * board. */
 #include "nvml_internal.h"
 
 #include <stdio.h>
@@ -234,7 +235,8 @@ NVML_API nvmlReturn_t nvmlDeviceOnSameBoard(nvmlDevice_t first, nvmlDevice_t sec
     return NVML_SUCCESS;
 }
 
-/* GPUs of one generation reach each other over PCIe, others do not, as in libcuda. index: read, write, … */
+/* Two GPUs of one generation can access each other's memory over PCIe, others cannot, as in the simulated libcuda.
+ * index is the kind of access (read, write, …) and makes no difference. */
 NVML_API nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t first, nvmlDevice_t second, unsigned index, unsigned *status)
 {
     enum { P2P_OK = 0, P2P_GPU_NOT_SUPPORTED = 2, CAPABILITIES = 6 };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory of a GPU or of one GPU instance. */
+/* NVML's functions for the memory of a GPU or of one GPU instance (MIG). */
 #include "nvml_internal.h"
 
 #include <string.h>
@@ -33,7 +33,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetNumaNodeId(nvmlDevice_t device, unsigned *nod
     return *node ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
 }
 
-/* Version 1 has no field for the driver's own memory and counts it as used. */
+/* Version 1 of the structure has no field for the driver's own memory, so this memory counts as used. */
 NVML_API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 {
     struct nvml_target target;
@@ -56,7 +56,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory
     return NVML_SUCCESS;
 }
 
-/* The driver maps a few MiB, and one more for each process with a context. */
+/* The driver itself maps 2 MiB of BAR1, and 1 MiB more for each process with a context. */
 NVML_API nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *bar1)
 {
     struct nvml_target target;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Compute instances: all or some compute slices of a GPU instance. They share its memory and engines. */
+/* NVML's functions for compute instances (MIG). A compute instance has all or some compute slices of a GPU instance and
+ * shares the memory and the engines of that GPU instance with its other compute instances. */
 #include "nvml_internal.h"
 
 #include <stdio.h>
@@ -7,14 +8,14 @@
 
 static struct nvml_compute_instance instances[NVML_MAX_GPUS][SIM_MAX_GI][SIM_MAX_CI];
 
-/* Number (NVML_COMPUTE_INSTANCE_PROFILE_*) and id of the profile for each number of slices. */
+/* Number of the profile (NVML_COMPUTE_INSTANCE_PROFILE_*, which is also its id) for each number of compute slices. */
 static const struct {
     unsigned number, slices;
 } profiles[] = {{0, 1}, {1, 2}, {2, 3}, {3, 4}, {4, 7}};
 #define PROFILES (sizeof profiles / sizeof profiles[0])
 
-/* True if an instance of `whole` slices can have parts of `slices` slices. Every size up to `whole` is possible, except
- * 3 of 4. */
+/* True if a GPU instance of `whole` slices can have compute instances of `slices` slices. Every size up to `whole` is
+ * possible, except 3 slices of 4. */
 static bool allowed(unsigned whole, unsigned slices)
 {
     return slices <= whole && !(whole == 4 && slices == 3);
@@ -28,8 +29,9 @@ static unsigned slices_of(unsigned number)
     return 0;
 }
 
-/* Returns the SMs. A part has the SMs of its slices. The whole has all SMs, which can be more (H100: 60 in a 3g, 16 a
- * slice). */
+/* Returns the number of SMs of a compute instance. One that takes only some slices has the SMs of these slices. One
+ * that takes the whole GPU instance has all its SMs, which can be more (H100: a 3g instance has 60, but a slice has
+ * 16). */
 static unsigned sm_count(const struct sim_gpu *gpu, const struct sim_mig_profile *profile, unsigned slices)
 {
     unsigned per_slice = gpu->arch >= SIM_HOPPER ? 16 : 14;

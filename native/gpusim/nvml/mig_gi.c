@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * MIG mode and GPU instances.
+ * NVML's functions for the MIG mode and GPU instances.
  *
  * A GPU has eight memory slices. An instance takes consecutive slices from one of the starts that its profile allows. A
- * change of the MIG mode destroys all instances. The change needs a GPU without clients. Otherwise it stays pending and
- * the activation status is IN_USE, as in the driver.
+ * change of the MIG mode destroys all instances. If the GPU has clients, the change stays pending and the activation
+ * status is IN_USE, as in the driver.
  */
 #include "nvml_internal.h"
 
@@ -210,7 +210,7 @@ static unsigned capacity_left(const struct sim_gpu *gpu, const struct sim_mig_pr
     return left;
 }
 
-/* Returns 0 if MIG is off: nvidia-smi of 550 then lists 0/7 instead of an error. */
+/* If MIG is off, returns a count of 0, because nvidia-smi of 550 then lists 0/7 instead of an error. */
 NVML_API nvmlReturn_t nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice_t device, unsigned profile_id,
                                                                 unsigned *count)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Shared declarations of this library: handles, and the functions that every entry point calls first.
+ * Shared declarations of the simulated libnvidia-ml: handles, and the functions that every entry point calls first.
  *
  * An entry point calls nvml_open() first. nvml_open() checks that the library is initialized, that the handle is valid
  * and that the GPU is still on the bus, and it registers a forked child. Entry points that change the host also call
@@ -35,8 +35,8 @@ struct nvml_compute_instance {
 enum nvml_accepts {
     NVML_WHOLE_GPU,     /* The entry point returns NOT_SUPPORTED for a MIG device. */
     NVML_ANY_DEVICE,
-    /* This flag marks an entry point that works on a GPU that has fallen off the bus, because the driver remembers
-     * the value. */
+    /* This flag marks an entry point that also works on a GPU that has fallen off the bus, because the driver
+     * remembers the value. */
     NVML_EVEN_LOST = 2,
 };
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Processes with a context on a GPU. The lists of graphics and MPS processes are empty: neither is simulated. */
+/* NVML's lists of the processes with a context on a GPU. The lists of graphics and MPS processes are empty, because
+ * neither is simulated. */
 #include "nvml_internal.h"
 
 #include <stdlib.h>

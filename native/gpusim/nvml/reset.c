@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* GPU reset, for `nvidia-smi --gpu-reset`: pending modes become current, and volatile counters are cleared. */
+/* Implements the GPU reset of `nvidia-smi --gpu-reset`: pending modes become current, and volatile counters are
+ * cleared. */
 #include "nvml_internal.h"
 
 #include <string.h>

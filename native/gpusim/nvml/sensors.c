@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Clocks, power, temperature, fan: constants of the model that change with utilization, so that load is visible. */
+/* NVML's functions for clocks, power, temperature and fan. The values are computed from constants of the model and the
+ * present utilization, so that load is visible. */
 #include "nvml_internal.h"
 
 #include <stdbool.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Initialization, versions, error strings, names of processes. */
+/* NVML's functions for initialization, versions, error strings and names of processes. */
 #include "nvml_internal.h"
 
 #include <pthread.h>
@@ -128,7 +128,8 @@ NVML_API nvmlReturn_t nvmlInit(void)
     return nvmlInitWithFlags(0);
 }
 
-/* The registration in the shared state stays: sim_detach() would also remove it for threads inside a call. */
+/* The process stays registered in the shared state, because sim_detach() would also remove the registration for threads
+ * that are inside a call now. */
 NVML_API nvmlReturn_t nvmlShutdown(void)
 {
     nvmlReturn_t result = NVML_ERROR_UNINITIALIZED;

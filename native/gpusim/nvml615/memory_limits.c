@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory limits of control groups (driver-enforced limits, CUDA 13.4), with the return codes of 615's header. */
+/* NVML's functions of branch 615 for video memory limits of control groups, which the driver enforces (CUDA 13.4). The
+ * return codes are those of 615's header. */
 #include "nvml_internal.h"
 
 #include <linux/capability.h>

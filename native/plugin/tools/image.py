@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 FOLDER = Path(__file__).resolve().parents[1] / "image"
-# Containerfile by the name of the archive that it installs.
+# Name of the archive (device plugin or scheduler) → the Containerfile that installs it.
 CONTAINERFILES = {"vgpu-plugin": FOLDER / "Containerfile", "vgpu-scheduler": FOLDER / "scheduler.Containerfile"}
 SUITE = "bookworm"
 PACKAGES = "python3-minimal,python3-venv"
@@ -33,11 +33,13 @@ ROOT_IMAGE = f"localhost/vgpu-debian-root:{SUITE}"
 
 
 class ImageError(Exception):
-    """A step failed; the text names the step and contains its output."""
+    """Raised if a step fails. The text names the step and contains its output."""
 
 
 class Extras(NamedTuple):
-    """Optional parts: the library's archive inside the image, and a second image file in OCI's format."""
+    """Optional parts: the archive of the library, which is put into the image, and the path of a second image file in
+    OCI's format.
+    """
 
     library: Path | None = None
     oci: Path | None = None
@@ -76,7 +78,8 @@ def make(archive: Path, tag: str, out: Path, engine: str, base: str, extras: Ext
     if about["name"] not in CONTAINERFILES:
         raise ImageError(f"{archive}: expected an archive of {' or '.join(CONTAINERFILES)}, found {about['name']}")
     recipe = CONTAINERFILES[about["name"]]
-    # The inputs are recorded, because a path chosen by a person may contain the image of another version or tag.
+    # The inputs are recorded, because the path of the file was chosen by a person and may contain the image of another
+    # version or tag.
     note = out.with_name(out.name + ".of")
     parts = {"archive": digest(archive), "recipe": digest(recipe), "tag": tag, "base": base}
     if extras.library is not None:
@@ -100,7 +103,8 @@ def make(archive: Path, tag: str, out: Path, engine: str, base: str, extras: Ext
         if extras.library is not None:
             shutil.copy2(extras.library, Path(scratch) / "library")
         options = ["--build-arg", f"BASE={base}", "--build-arg", f"VERSION={about['version']}", "--network", "none"]
-        # podman would store an image of each step for the next build, which has another archive and cannot use them.
+        # The layers are not kept: podman would store an image of each step for the next build, but that has another
+        # archive and cannot use them.
         options += ["--layers=false"] if Path(engine).name.startswith("podman") else []
         former = image_id(engine, tag)
         call(
@@ -108,8 +112,8 @@ def make(archive: Path, tag: str, out: Path, engine: str, base: str, extras: Ext
             [engine, "build", "-q", *options, "-t", tag, "-f", f"{scratch}/Containerfile", scratch],
         )
     if former and former != image_id(engine, tag) and shown(engine, former, "{{len .RepoTags}}") == "0":
-        # The new image took the only name of the old one. An engine removes an image without a name; an image of a
-        # container stays, and the container's owner may remove both.
+        # The new image took over the only name of the old one, so the old image is removed. An image that a container
+        # uses cannot be removed and stays; the container's owner may remove both.
         subprocess.run([engine, "image", "rm", former], capture_output=True, check=False)
     note.unlink(missing_ok=True)
     save(engine, tag, out)
@@ -120,7 +124,7 @@ def make(archive: Path, tag: str, out: Path, engine: str, base: str, extras: Ext
 
 
 def save(engine: str, tag: str, out: Path, *options: str) -> None:
-    """Writes the image to a file, by a rename."""
+    """Writes the image to a file. The file appears complete, because it is renamed at the end."""
     part = out.with_name(out.name + ".part")
     part.unlink(missing_ok=True)
     call("writing the image's file", [engine, "save", *options, "-o", str(part), tag])

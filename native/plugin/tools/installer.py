@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installs the wheels of this archive into <root>/<version>, a virtual environment. Runs on a host, without network.
+"""Installs the wheels of the archive that contains this program into <root>/<version>, a virtual environment. It runs
+on a host without network.
 
-An interrupted installation has no file .complete and is repeated. The symlink <root>/current and the version that it
-points to stay unchanged; all other versions are removed, except the installed one.
+The file .complete is written last, so an interrupted installation is repeated. The symlink <root>/current and the
+version that it points to stay unchanged. All other versions are removed, except the one just installed.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ import tempfile
 import zipfile
 
 OLDEST_PYTHON = (3, 11)
-# Path of vgpuctl's completion, below the version's folder; the role links to it from bash's folder.
+# Path of vgpuctl's shell completion, below the version's folder. The role links to it from bash's folder.
 COMPLETION = "share/bash-completion/completions/vgpuctl"
-# If a step fails with less free space than this, the full disk is reported as the reason: ensurepip does not report it.
+# If a step fails with less free space than this, the full disk is reported as the reason, because ensurepip does not
+# report it.
 FULL_BYTES = 1 << 20
 
 
 class StepFailed(Exception):
-    """A step of the installation failed; the text contains its output."""
+    """Raised if a step of the installation fails. The text contains the step's output."""
 
 
 def main() -> int:
@@ -48,7 +50,7 @@ def main() -> int:
                 archive.extractall(scratch)
                 install(target, scratch)
         except (StepFailed, OSError) as fault:
-            # A partial installation is useless, and must not fill the disk.
+            # A partial installation is useless and must not fill the disk, so it is removed.
             reason = full(given.root)
             shutil.rmtree(target, ignore_errors=True)
             print(f"{target} was not installed: {reason}{fault}", file=sys.stderr)
@@ -59,7 +61,8 @@ def main() -> int:
 
 
 def install(target: str, scratch: str) -> None:
-    # -I and --isolated: root runs this, perhaps in another user's folder.
+    # -I and --isolated are given because root runs this, perhaps in the folder of another user, from which Python must
+    # import nothing.
     run([sys.executable, "-I", "-m", "venv", target], "python3 -m venv (package python3-venv)")
     pip = [os.path.join(target, "bin", "python"), "-I", "-m", "pip", "--isolated", "install", "--quiet"]
     pip += ["--disable-pip-version-check"]
@@ -72,8 +75,8 @@ def install(target: str, scratch: str) -> None:
 
 
 def isolate(programs: str) -> None:
-    """Adds -I to the programs, so that they import nothing by their caller's environment: root calls them, also by sudo
-    -E.
+    """Adds -I to the first line of the programs, so that they import nothing through the environment of their caller.
+    Root calls them, also by sudo -E.
     """
     first = f"#!{programs}/python".encode()
     for name in os.listdir(programs):
@@ -100,7 +103,7 @@ def complete(target: str) -> None:
 
 
 def full(root: str) -> str:
-    """Returns a message if the disk of the versions is full; otherwise empty."""
+    """Returns a message if the disk on which the versions are is full; otherwise an empty text."""
     try:
         free = shutil.disk_usage(root).free
     except OSError:

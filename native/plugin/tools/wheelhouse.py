@@ -35,18 +35,18 @@ from typing import NamedTuple
 PLUGIN = Path(__file__).resolve().parents[1]
 ROOT = PLUGIN.parents[1]
 REQUIREMENTS = ROOT / "requirements" / "plugin.txt"
-# Requirements of the scheduler.
+# Requirements of the scheduler's archive.
 OF_SCHEDULER = ROOT / "requirements" / "scheduler.txt"
 DOUBLE, SCHEDULER = "vgpu-kubelet-double", "vgpu-scheduler"
 LOCK = ROOT / "requirements" / "test.txt"
 BUILD_NEEDS = ("grpcio", "grpcio-tools", "packaging", "protobuf", "setuptools", "typing-extensions", "wheel")
-# The earliest time that a zip file can contain; a fixed time makes equal contents equal bytes.
+# The earliest time that a zip file can contain. All files get this time, so that equal contents give equal bytes.
 EPOCH = (1980, 1, 1, 0, 0, 0)
 SOURCES = ("native/plugin", "plugins/module_utils", "requirements/plugin.txt", "requirements/scheduler.txt")
 
 
 class WheelhouseError(Exception):
-    """The archive could not be built; the text names the failed step and contains its output."""
+    """Raised if the archive cannot be built. The text names the failed step and contains its output."""
 
 
 def main() -> int:
@@ -66,7 +66,7 @@ def main() -> int:
     )
     parser.add_argument("--collect", type=Path, help="copy the wheels into this folder, and build no archive")
     given = parser.parse_args()
-    # A role passes an empty word if there is no folder.
+    # A role passes an empty word if there is no folder; it becomes the path "." and is ignored.
     wheels = [one for one in given.wheels if str(one) != "."]
     wanted = Wanted(given.name or "vgpu-plugin", given.version or own_version(), given.python, given.arch)
     try:
@@ -81,8 +81,8 @@ def main() -> int:
 
 
 class Wanted(NamedTuple):
-    """One archive: ``name`` of the program, ``version`` such as 0.1.0-1f2e3d, ``python`` such as 3.11, ``arch`` as in
-    uname -m.
+    """The archive to build. ``name``: of the program; ``version``: such as 0.1.0-1f2e3d; ``python``: such as 3.11;
+    ``arch``: as in uname -m.
     """
 
     name: str
@@ -100,7 +100,7 @@ class Wanted(NamedTuple):
 
 
 def make(out: Path, wanted: Wanted, wheels: list[Path]) -> dict[str, object]:
-    """Builds the archive unless it exists; one process at a time."""
+    """Builds the archive unless it exists. A lock makes other processes wait."""
     version = checked_version(wanted)
     archive = out / f"{wanted.name}-{version}-{wanted.tag}-{wanted.arch}.pyz"
     with locked(out):
@@ -115,7 +115,9 @@ def make(out: Path, wanted: Wanted, wheels: list[Path]) -> dict[str, object]:
 
 
 def collect(folder: Path, out: Path, wanted: Wanted) -> list[str]:
-    """Copies the wheels of one platform, and ours, into a folder for ``--wheels``. Returns their names."""
+    """Copies the third-party wheels for one platform, and our own wheels, into a folder for ``--wheels``. Returns their
+    names.
+    """
     version = checked_version(wanted)
     folder.mkdir(parents=True, exist_ok=True)
     with locked(out), tempfile.TemporaryDirectory(dir=out) as scratch:
@@ -134,8 +136,8 @@ def checked_version(wanted: Wanted) -> str:
 
 
 def found_ours(folders: list[Path], wanted: Wanted) -> list[Path]:
-    """Returns our wheel of this version from the folders of this program; empty for the double, which needs two wheels
-    of ours.
+    """Returns our wheel of this version, if a folder has it. Returns none for the kubelet double, which needs two
+    wheels of ours.
     """
     if wanted.name == DOUBLE:
         return []
@@ -144,7 +146,9 @@ def found_ours(folders: list[Path], wanted: Wanted) -> list[Path]:
 
 
 def found_foreign(folders: list[Path], wanted: Wanted) -> list[Path]:
-    """Returns the third-party wheels from the folders, each with a digest of the lock file; empty if one is missing."""
+    """Returns all third-party wheels, if the folders have them with the digests of the lock file. Returns none if a
+    wheel is missing.
+    """
     chosen = []
     for name, block in needed_blocks(wanted):
         start = f"{name.replace('-', '_')}-{block.split('==')[1].split()[0]}-"
@@ -181,7 +185,9 @@ def locked(out: Path) -> Iterator[None]:
 
 
 def own_version() -> str:
-    """Returns a version for manual use; the roles pass the version of the lookup vgpu.fleet.source_version."""
+    """Returns a version for a call by hand, from the digest of the sources. The roles pass the version of the lookup
+    vgpu.fleet.source_version instead.
+    """
     digest = hashlib.sha256()
     for name in SOURCES:
         start = ROOT / name
@@ -206,20 +212,24 @@ def call(what: str, command: list[str], **environment: str) -> None:
 
 
 def download(out: Path, wanted: Wanted) -> list[Path]:
-    """Returns the third-party wheels for the host's Python, downloaded by hash; cached for our next version."""
+    """Returns the third-party wheels for the host's Python. They are downloaded by hash, and kept for later versions
+    with the same requirements.
+    """
     arch = wanted.arch
     key = hashlib.sha256(wanted.requirements.read_bytes()).hexdigest()[:12]
     folder = out / f"wheels-{key}-{wanted.tag}-{arch}"
     if not folder.exists():
         fresh = folder.with_name(folder.name + ".part")
         shutil.rmtree(fresh, ignore_errors=True)
-        # pip evaluates the markers of the lock file for the Python that runs it, not for --python-version.
+        # The markers are evaluated here, because pip evaluates them for the Python that runs it, and not for
+        # --python-version.
         requirements = folder.with_name(folder.name + ".txt")
         requirements.write_text("\n".join(block for _name, block in needed_blocks(wanted)) + "\n")
         command = [pip_python(out), "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
         command += ["--require-hashes", "--only-binary=:all:", "--implementation", "cp"]
         command += ["--python-version", wanted.python]
-        # manylinux2014 and manylinux_2_17 run with glibc 2.17 or newer; many wheels have the other tags.
+        # Wheels of manylinux2014 and manylinux_2_17 run with glibc 2.17 or newer. The other tags are needed because
+        # many projects publish no such wheels.
         for tag in (
             f"manylinux2014_{arch}",
             f"manylinux_2_17_{arch}",
@@ -234,7 +244,7 @@ def download(out: Path, wanted: Wanted) -> list[Path]:
 
 
 def pip_python(out: Path) -> str:
-    """Returns a Python with pip: the running one, or a virtual environment with Python's bundled pip."""
+    """Returns a Python that has pip: the running one, or a virtual environment with the pip that Python bundles."""
     if importlib.util.find_spec("pip"):
         return sys.executable
     folder = out / f"pip-{hashlib.sha256(sys.version.encode()).hexdigest()[:12]}"
@@ -249,13 +259,15 @@ def pip_python(out: Path) -> str:
 
 
 def build_wheels(scratch: Path, out: Path, version: str, name: str) -> list[Path]:
-    """Builds our wheels: the plugin, and for the double also the double, which uses the plugin's gRPC code."""
+    """Builds our own wheels: that of the plugin, and for the kubelet double also its wheel, because it uses the
+    plugin's gRPC code.
+    """
     wheels = scratch / "wheels"
     command = [build_python(out), "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command += ["--no-build-isolation", "-w", str(wheels)]
     sources = [PLUGIN]
     if name == DOUBLE:
-        # Built from a copy, because setuptools writes scratch files into the source tree.
+        # The double is built from a copy, because setuptools writes scratch files into the source tree.
         sources.append(Path(shutil.copytree(PLUGIN / "kubelet_double", scratch / "kubelet_double")))
     for source in sources:
         call(
@@ -269,7 +281,9 @@ def build_wheels(scratch: Path, out: Path, version: str, name: str) -> list[Path
 
 
 def build_python(out: Path) -> str:
-    """Returns a Python with the build tools: the running one, or a virtual environment for them."""
+    """Returns a Python that has the build tools: the running one, or a virtual environment into which they are
+    installed.
+    """
     if all(importlib.util.find_spec(name) for name in ("grpc_tools", "setuptools", "wheel", "pip")):
         return sys.executable
     wanted = "\n".join(block for name, block in locked_blocks(LOCK) if name in BUILD_NEEDS) + "\n"
@@ -286,14 +300,16 @@ def build_python(out: Path) -> str:
 
 
 def locked_blocks(path: Path) -> Iterator[tuple[str, str]]:
-    """Yields (name, lines) of each requirement of a file with hashes."""
+    """Yields (name, lines) of each requirement in a file of requirements with hashes."""
     for found in re.finditer(r"^([A-Za-z0-9._-]+)==.*(?:\n[ \t]+--hash=.*)+", path.read_text(), re.MULTILINE):
-        # The comments after a requirement are left out, so its last line must lose its backslash.
+        # The comments after a requirement are left out, so the backslash at the end of its last line must go too.
         yield found.group(1).lower(), found.group(0).rstrip("\\ ")
 
 
 def needed_blocks(wanted: Wanted) -> list[tuple[str, str]]:
-    """Returns (name, lines without a marker) of each requirement for the host's Python, a CPython on Linux."""
+    """Returns (name, lines without the marker) of each requirement that applies to the host's Python, a CPython on
+    Linux.
+    """
     blocks = []
     for name, block in locked_blocks(wanted.requirements):
         head, lines, hashes = block.partition("\n")
@@ -304,7 +320,7 @@ def needed_blocks(wanted: Wanted) -> list[tuple[str, str]]:
 
 
 def holds(clause: str, python: str) -> bool:
-    """Evaluates one clause of a marker for a CPython such as 3.11."""
+    """Whether one clause of a marker is true for a CPython of this version, such as 3.11."""
     found = re.fullmatch(r"(\w+) (<|>=|!=) '([^']+)'", clause)
     name, sign, value = found.groups() if found else ("", "", "")
     if sign == "!=" and name in ("platform_python_implementation", "implementation_name"):

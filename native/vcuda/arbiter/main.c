@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * vgpu-arbiter: gives the tenants of each GPU their turns, by writing the gpu page of every allocation. It stores no
- * state of its own: after a kill and restart it continues from the pages. While it does not run, each tenant limits its
- * own use to its share.
+ * vgpu-arbiter: gives the tenants (containers) that share a GPU their turns to use it. For every allocation, which is
+ * what one container was given, it writes a gpu page: a file that says when the container may use the GPU. The arbiter
+ * stores no state of its own, so after a kill and restart it continues from the pages. While it does not run, each
+ * tenant limits its own use to its share.
  *
  * vgpu-arbiter [--run DIR] [--json-status] [--help]
  */

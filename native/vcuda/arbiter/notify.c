@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sends systemd the messages of the notify protocol: each is a datagram to the socket that NOTIFY_SOCKET names. */
+/* Tells systemd that the arbiter is ready and alive, by the notify protocol: each message is a datagram to the socket
+ * that NOTIFY_SOCKET names. */
 #include "tenants.h"
 
 #include <stddef.h>

@@ -1,4 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The scheduler of one GPU: decides which tenant (container) has the turn to use it. Terms: a tenant's share is its
+ * part of the GPU's time. Its credit is the device time that it may still claim, and negative credit is debt. A gate is
+ * the permission to run, which the tenant reads from its gpu page.
+ */
 #include "schedule.h"
 
 #include "vgpu_abi.h"
@@ -25,7 +30,7 @@
 #define DRAIN_NS VGPU_ARBITER_DRAIN_NS
 /* Work that a tenant of low priority may queue while a tenant of high priority shares the GPU. */
 #define LOW_OUTSTANDING_US 1000u
-/* Largest credit of a tenant, as time at its rate. */
+/* Largest credit of a tenant, as the elapsed time in which its share brings that credit. */
 #define CREDIT_NS (250 * (int64_t)MS)
 /* Largest debt of device time of a tenant. If a kernel takes longer, the rest is not charged. */
 #define DEBT_NS (2000 * (int64_t)MS)
@@ -35,7 +40,7 @@
 #define HELD_MOST_NS (78 * MS)
 /* The two times above (HELD_NS, HELD_MOST_NS) apply only to a tenant whose debt of device time is below this. */
 #define OVERDUE_DEBT_NS (30 * (int64_t)MS)
-/* A tenant is called sparse if its bursts are at least this long but shorter than its turn. */
+/* A tenant is called sparse if it gives up its turns early and its bursts of work are at least this long. */
 #define SPARSE_LEAST_NS (150 * US)
 /* A sparse tenant goes first only if its last turn ended at least this time ago. */
 #define SPARSE_REST_NS (4 * MS)
@@ -45,7 +50,8 @@
 #define SPARSE_OUTSTANDING_US 1000u
 /* The turn of a sparse tenant ends early if the tenant has had no work on the GPU for this time. */
 #define SPARSE_IDLE_NS (200 * US)
-/* A waiting tenant cuts the turn short if its lag exceeds the lag of the turn's tenant by this much. */
+/* A waiting tenant cuts the turn short if its lag exceeds the lag of the turn's tenant by this much. The lag is how far
+ * a tenant is behind its share. */
 #define PREEMPT_NS (30 * (int64_t)MS)
 
 bool schedule_unlimited(const struct schedule_input *tenant, unsigned busy_others, bool all_high, bool unknown_others)
@@ -63,11 +69,12 @@ struct sum {
     /* Sum of the shares of active tenants. */
     double shares;
     /* Sum of the credits of active tenants; 0 if the shares do not fill the GPU. claim_of() subtracts a tenant's part
-     * of the sum. */
+     * of the sum from the tenant's credit. */
     double credits;
 };
 
-/* Returns true if the active tenants' shares fill the GPU. If they do not, the shares are limits. */
+/* Returns true if the active tenants' shares fill the GPU. If they do not, some time stays free, and the shares are
+ * limits that a tenant may not exceed. */
 static bool fills(const struct sum *sum)
 {
     return sum->shares >= 0.9999;
@@ -78,8 +85,8 @@ static uint64_t past(uint64_t when, uint64_t now)
     return when <= now ? when : when - now < WAITING_NS ? now : 0;
 }
 
-/* An idle or lone tenant saves up no credit. Its debt decreases at its share's rate, so that a pause is never
- * cheaper than waiting for a turn. */
+/* Updates the credit of an idle or lone tenant, which saves up no credit. Its debt decreases at the rate of its share,
+ * so that a pause is never cheaper than waiting for a turn. */
 static void rest(struct schedule_tenant *tenant, uint64_t passed)
 {
     int64_t credit = tenant->credit + (int64_t)((double)passed * tenant->in.share_ppm / PPM);
@@ -139,7 +146,8 @@ static double claim_of(const struct schedule_tenant *tenant, const struct sum *s
     return (double)tenant->credit - rate(tenant, sum) * sum->credits;
 }
 
-/* Returns the tenant's credit as a time at its rate. A larger lag means that the tenant is further behind its share. */
+/* Returns the tenant's lag: the elapsed time in which its share brings its credit. A larger lag means that the tenant
+ * is further behind its share. */
 static double lag(const struct schedule_tenant *tenant, const struct sum *sum)
 {
     return (double)tenant->credit / rate(tenant, sum);
@@ -174,8 +182,9 @@ static void close_gate(struct schedule_tenant *tenant, bool by_priority)
     tenant->out.turn_start_ns = tenant->out.turn_end_ns = 0;
 }
 
-/* Sets the gates while tenants do not compete for the GPU. If one tenant is active, the others' gates are closed, so
- * that they report that they wait; otherwise the arbiter would notice their first launch too late. */
+/* Sets the gates while tenants do not compete for the GPU. If one tenant is active, the gates of the others are closed,
+ * so that another tenant that starts to work must report that it waits; otherwise the arbiter would notice its first
+ * launch too late. */
 static uint64_t all_free(struct schedule *schedule, const struct sum *sum, uint64_t now, uint64_t passed)
 {
     schedule->state = SCHEDULE_FREE;
@@ -247,8 +256,8 @@ static int choose(const struct schedule *schedule, const struct sum *sum, uint64
     return best;
 }
 
-/* Charges the taker and credits all active tenants by their shares. The credit is reduced so that no tenant exceeds
- * CREDIT_NS: one tenant's figures must not change the order of the others. */
+/* Charges a tenant for `ns` of device time and credits this time to all active tenants by their shares. The credit is
+ * reduced so that no tenant exceeds CREDIT_NS, because one tenant's figures must not change the order of the others. */
 static void take(struct schedule *schedule, const struct sum *sum, struct schedule_tenant *taker, double ns)
 {
     double given = fills(sum) ? ns : 0;
@@ -263,8 +272,8 @@ static void take(struct schedule *schedule, const struct sum *sum, struct schedu
             add_credit(&schedule->tenant[i], given * rate(&schedule->tenant[i], sum), sum);
 }
 
-/* Charges the holder for its turn. `late`: the predicted end of work that runs on after the turn in the driver's time
- * slices; 0: no such work. */
+/* Charges the holder for its turn. `late` is the predicted end of work that still runs after the turn, in the driver's
+ * time slices; 0 if there is no such work. */
 static void charge(struct schedule *schedule, const struct sum *sum, uint64_t now, uint64_t late)
 {
     if (schedule->holder < 0 || !schedule->tenant[schedule->holder].present)
@@ -283,8 +292,8 @@ static void charge(struct schedule *schedule, const struct sum *sum, uint64_t no
     holder->served = now;
 }
 
-/* Corrects the charge of work that ran on after its tenant's turn. The correction uses the time that the tenant
- * reports, so it refunds at most the charge for that work. */
+/* Corrects the charge for work that still ran after its tenant's turn, once this work is finished. The correction uses
+ * the time that the tenant reports, which may be false, so it refunds at most the charge for that work. */
 static void settle_late(struct schedule *schedule, const struct sum *sum)
 {
     for (int i = 0; i < SCHEDULE_TENANTS; i++) {
@@ -334,7 +343,8 @@ static bool preempted(const struct schedule *schedule, const struct sum *sum, ui
            lag(other, sum) > lag(holder, sum) - so_far + (double)PREEMPT_NS + (double)CYCLE_NS;
 }
 
-/* Returns the maximum work (us) that the holder may queue; 0: no maximum. A tenant that goes first must wait for it. */
+/* Returns the maximum work in microseconds that the holder may queue; 0: no maximum. The maximum is needed because a
+ * tenant that goes first must wait for the queued work. */
 static uint32_t outstanding(const struct schedule *schedule, const struct sum *sum, int holder)
 {
     uint32_t most = 0;
@@ -374,12 +384,13 @@ static uint64_t begin_turn(struct schedule *schedule, const struct sum *sum, int
     return now + LOOK_NS;
 }
 
-/* Waits for queued work. Returns the time of the next check; 0: stop waiting. *late: the predicted end of work that is
- * still running. */
+/* Decides whether to wait longer for the work that is queued at the end of a turn. Returns the time of the next check;
+ * 0: stop waiting. *late receives the predicted end of work that is still running. */
 static uint64_t drain(struct schedule *schedule, uint64_t now, uint64_t *late)
 {
     uint64_t latest = 0;
-    /* Wait for the holder only, if there was one: a tenant that did not drain in time is not waited for twice. */
+    /* If there was a holder, wait for its work only: the work of a tenant that did not finish in time is not waited for
+     * twice. */
     for (int i = 0; i < SCHEDULE_TENANTS; i++)
         if (schedule->tenant[i].present && (schedule->holder < 0 || schedule->holder == i) &&
             schedule->tenant[i].in.busy_until_ns > latest)
@@ -408,7 +419,7 @@ static void note_burst(struct schedule *schedule, uint64_t now)
 
 static uint64_t take_turns(struct schedule *schedule, const struct sum *sum, uint64_t now)
 {
-    if (schedule->state == SCHEDULE_FREE) { /* From now on a tenant that ran alone is charged for its queued work. */
+    if (schedule->state == SCHEDULE_FREE) { /* A tenant that ran alone is charged for its queued work from now on. */
         schedule->state = SCHEDULE_DRAIN;
         schedule->holder = (int)schedule->alone - 1;
         schedule->turn_start = now;

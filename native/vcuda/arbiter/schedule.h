@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Decides which tenant of one GPU has the turn. The code reads neither the clock nor the pages: the caller passes the
- * time and the pages' values. So the same object code runs in vgpu-arbiter and in the model of the tests.
+ * Decides which tenant (container) of one GPU has the turn to use it. The code reads neither the clock nor the shared
+ * files (pages) of the tenants: the caller passes the time and the pages' values. So the same object code runs in
+ * vgpu-arbiter and in the model of the tests.
  *
- * Without contention (at most one tenant wants the GPU, or all tenants have high priority) every gate is open.
- * Otherwise tenants take turns. One tenant holds the turn, and its work is finished before the next turn begins, so
- * that the elapsed time can be charged to the holder. The next turn goes to the tenant that is furthest behind its
- * share. A tenant of high priority goes first until it has used up its share.
+ * Without contention (at most one tenant wants the GPU, or all tenants have high priority) the gate of that tenant, or
+ * of all tenants, is open: it may run at any time. Otherwise tenants take turns. One tenant holds the turn, and its
+ * work is finished before the next turn begins, so that the elapsed time can be charged to the holder. The next turn
+ * goes to the tenant that is furthest behind its share. A tenant of high priority goes first until it has used up its
+ * share.
  */
 #ifndef VGPU_SCHEDULE_H
 #define VGPU_SCHEDULE_H
@@ -45,15 +47,15 @@ struct schedule_tenant {
     uint64_t burst;   /* burst: mean device time of these turns. */
     uint64_t served;  /* served: end of the tenant's last turn. */
     uint64_t used_at; /* used_at: value of in.used_ns when the turn began or was last charged. */
-    bool late;        /* late: the last turn was charged before its work was finished. */
-    int64_t beyond;   /* beyond: the charge for the work that was still running at that time. */
+    bool late;        /* late: the tenant was charged for its last turn before the work of that turn was finished. */
+    int64_t beyond;   /* beyond: the charge for the work that was then still running. */
 };
 
 struct schedule {
     struct schedule_tenant tenant[SCHEDULE_TENANTS];
     enum { SCHEDULE_FREE, SCHEDULE_NOBODY, SCHEDULE_TURN, SCHEDULE_DRAIN } state;
-    /* holder: the tenant that has the turn or whose work is being drained; -1 if the work of all tenants is being
-     * drained. */
+    /* holder: the tenant that has the turn, or whose queued work must finish before the next turn; -1 if the queued
+     * work of all tenants must finish. */
     int holder;
     unsigned alone; /* alone: 1 + the index of the only active tenant; 0 if no tenant or more than one is active. */
     uint64_t turn_start, turn_end, drain_until, stepped;

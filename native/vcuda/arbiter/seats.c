@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Assigns the allocations of a GPU to the seats of its schedule, and writes the schedule's result into their pages.
- * There are fewer seats than a node may have slices, and most slices rest: a tenant that starts to work takes the seat
- * of a resting tenant.
+ * Assigns the tenants of a GPU to the seats (entries) of the GPU's schedule, and writes the schedule's result into the
+ * tenants' gpu pages, from which each tenant reads when it may run. A schedule has fewer seats than a GPU may have
+ * tenants, and most tenants are idle, so a tenant that starts to work takes the seat of a resting tenant.
  */
 #include "tenants.h"
 
@@ -14,8 +14,8 @@
 
 /* A tenant without a seat counts as working for this time after its last launch. */
 #define AT_WORK_NS (100 * MS)
-/* Maximum number of a tenant's waiting threads that the arbiter wakes; these threads wake the other waiting threads.
- * Waking thousands of threads would delay another tenant's turn. */
+/* Maximum number of a tenant's waiting threads that the arbiter wakes at once; these threads wake the others. If the
+ * arbiter woke thousands of threads itself, another tenant's turn would be delayed. */
 #define WAKE_MOST 64
 
 /* --- seats ------------------------------------------------------------------------------------------------ */
@@ -88,9 +88,9 @@ static int resting(const struct gpu *gpu)
     return best;
 }
 
-/* Adds the time since the arbiter's last pass to open_ns if the tenant's gate was open at full rate all that time. The
- * watcher reads open_ns, because a tenant that ran alone may exceed its share. A long gap means that the arbiter did
- * not run; such a gap is not counted. */
+/* Adds the time since the arbiter's last pass to open_ns if the tenant could use the whole GPU all that time. The
+ * watcher, which looks for tenants that exceed their shares, reads open_ns, because a tenant that ran alone may exceed
+ * its share. A long gap means that the arbiter did not run; such a gap is not counted. */
 static void count_open(struct vgpu_gpu_page *page, uint64_t now)
 {
     uint64_t passed = now - page->heartbeat_ns;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Scans allocation folders and their files. The device plugin creates and removes the files of an allocation; the
- * arbiter creates none. A file that is created again under its name (before a container restarts) is detected by its
- * inode.
+ * Scans the folders of the allocations and their files. An allocation is what one container was given: parts of one or
+ * more GPUs. The device plugin creates and removes the files of an allocation; the arbiter creates none. A file that is
+ * created again under its name (before a container restarts) is detected by its inode.
  */
 #include "tenants.h"
 
@@ -18,7 +18,8 @@
 
 #include "limits/limits_file.h"
 
-/* The device plugin makes a folder first and its files a moment later, so a young folder is no fault. */
+/* The device plugin makes a folder first and its files a moment later, so missing files in a younger folder are no
+ * error. */
 #define YOUNG_NS (900 * MS)
 
 static void complain(const struct node *node, struct allocation *allocation, const char *what, const char *why)
@@ -215,7 +216,7 @@ void tenants_limits(struct node *node, uint64_t now)
         if (!node->allocation[i].used)
             continue;
         read_limits(node, &node->allocation[i]);
-        /* A tenant that has started to work takes the seat of a resting tenant. */
+        /* A tenant that has started to work takes a seat in the GPU's schedule from a resting tenant. */
         for (int d = 0; d < VGPU_MAX_DEVICES; d++)
             take_seat(node, &node->allocation[i], d, now);
     }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The allocations of a node for the arbiter: folders, their files, and the GPUs that they share. */
+/* The allocations of a node, as the arbiter sees them: their folders and files, and the GPUs that they share. An
+ * allocation is what one container was given; the container is then a tenant of these GPUs. */
 #ifndef VGPU_TENANTS_H
 #define VGPU_TENANTS_H
 
@@ -30,7 +31,7 @@ struct allocation {
         ino_t inode;
         /* UUID of the page's GPU. */
         char uuid[VGPU_UUID_SIZE];
-        int gpu, slot; /* -1: the tenant has no seat in the GPU's schedule. */
+        int gpu, slot; /* slot: the tenant's seat (entry) in the GPU's schedule; -1 if it has none. */
     } device[VGPU_MAX_DEVICES];
 };
 
@@ -76,7 +77,7 @@ int status_print(struct node *node);
 
 /* notify.c: reports the state to systemd. Does nothing if systemd did not request reports. */
 void notify(const char *state);
-/* Returns the ns between watchdog messages; 0: systemd requests none. */
+/* Returns the nanoseconds between watchdog messages to systemd, or 0 if systemd requests none. */
 uint64_t notify_interval(void);
 
 #endif

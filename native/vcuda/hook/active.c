@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Records the active driver limit of an allocation as JSON: in driver-limit in its folder, or in <id>.driver-limit if
- * it has no folder. The plugin compares it with the driver's state at each poll. A limit belongs to one control group.
- * So a second container may not use an allocation while the group of the first container is alive.
+ * Records, as JSON, the memory limit that the driver enforces for an allocation (what one container was given). The
+ * record is the file driver-limit in the allocation's folder, or <id>.driver-limit if it has no folder. The device
+ * plugin compares the record with the driver's state at each poll. The driver's limit belongs to one control group, so
+ * a second container may not use an allocation while the group of the first container is alive.
  */
 #include "hook.h"
 #include "json.h"

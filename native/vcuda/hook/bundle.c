@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Finds the allocations of a container by its mounts: an allocation belongs to the container if a mount's source lies
- * in its folder. The runtime creates mounts as the node requested. Environment and annotations come from the tenant and
- * are not read.
+ * Finds the allocations (parts of GPUs) that a container was given, by its mounts: an allocation belongs to the
+ * container if the source of a mount lies in the allocation's folder. The mounts are trusted, because the runtime
+ * creates them as the node requested. Environment and annotations come from the tenant and are not read.
  */
 #include "hook.h"
 #include "json.h"

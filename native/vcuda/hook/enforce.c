@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Sets the limits by the host's own NVML. Reads each limit back, because a successful call may have had no effect. Soft
- * limits stay 0: with dmem a soft limit would leave a reservation in the parent groups.
+ * Sets the driver's memory limits of a container's control group by the host's own NVML. Reads each limit back, because
+ * a successful call may have had no effect. Soft limits stay 0, because with the kernel's controller dmem a soft limit
+ * would leave a reservation in the parent groups.
  */
 #include "hook.h"
 
@@ -71,7 +72,8 @@ static bool limit(const struct nvml *nvml, struct gpu *gpu, const char *group)
     if ((code = nvml->memory(device, &memory)) != NVML_SUCCESS)
         return said(nvml, gpu, "nvmlDeviceGetMemoryInfo", code);
     if (gpu->hard != UNLIMITED && gpu->hard > memory.total)
-        /* The driver refuses a limit above the card's size. The rest of an oversold slice is host memory. */
+        /* The driver refuses a limit above the card's size. If the slice is larger than the card (oversubscription),
+         * the rest is host memory. */
         gpu->hard = memory.total;
     struct set_limits set = {.group = group, .soft = 0, .hard = gpu->hard};
     struct get_limits get = {.group = group};

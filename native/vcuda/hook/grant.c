@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reads the limits file of each allocation. The file shows what the node granted, because only root may enter its
- * folder. */
+/* Reads the limits file of each allocation that the container was given. The file can be trusted, because only root may
+ * enter its folder on the node. */
 #include "hook.h"
 
 #include "limits/limits_file.h"
@@ -59,7 +59,7 @@ bool grant_read(const struct options *options, struct grant *grant)
         const char *id = grant->ids[i];
         struct limits_file file = {0};
         struct vgpu_limits limits;
-        /* An allocation without the library's limits has no folder. */
+        /* An allocation that the library does not limit has no folder. */
         snprintf(path, sizeof path, "%s/%s/limits", options->allocations, id);
         if (!limits_map(path, &file, reason, sizeof reason) && file.missing) {
             snprintf(path, sizeof path, "%s/%s.limits", options->allocations, id);

@@ -15,7 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Returns whether a file of a group names the controller; -1: the file cannot be read. */
+/* Returns 1 if a file of a group names the controller, 0 if it does not, and -1 if the file cannot be read. */
 static int names(const char *folder, const char *file, const char *controller)
 {
     char path[2 * PATH_MAX + 32], text[1024];
@@ -53,8 +53,8 @@ static bool turn_on(const char *folder, const char *controller)
 static bool turn_on_down(const char *root, struct group *group, const char *controller)
 {
     if (names(root, "cgroup.controllers", controller) != 1)
-        /* This kernel has no controller of that name, so there is nothing to enable. The probe of the host has shown
-         * whether limits work. */
+        /* This kernel has no controller of that name, so there is nothing to enable. An earlier test of the host has
+         * shown whether limits work. */
         return true;
     size_t start = strlen(root);
     for (size_t at = start; group->path[at]; at++) {

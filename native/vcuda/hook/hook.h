@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Declarations for the files of vgpu-limit-hook. A function that fails returns false and stores one sentence in
- * `hook_reason`. */
+/* Declarations for the files of vgpu-limit-hook, which makes the driver limit a container's GPU memory. A function that
+ * fails returns false and stores the reason as one sentence in `hook_reason`. */
 #ifndef VGPU_HOOK_H
 #define VGPU_HOOK_H
 
@@ -34,7 +34,7 @@ struct gpu {
     uint64_t hard;
 };
 
-/* The allocations that the container has mounted, and the limits that the node grants by them. */
+/* The allocations whose files are mounted into the container, and the limits that the node grants by them. */
 struct grant {
     char ids[ALLOCATIONS][256];
     int id_count;
@@ -53,7 +53,7 @@ struct group {
 extern char hook_reason[1024];
 bool fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* bundle.c: reads the state from standard input, and config.json of the bundle. */
+/* bundle.c: reads the container's state from standard input, and config.json of the container's OCI bundle. */
 bool bundle_state(struct container *container);
 bool bundle_allocations(const struct options *options, const struct container *container, struct grant *grant);
 /* grant.c: reads the limits of each allocation from the node's own file. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reads JSON text in place. A value is a pointer into the text; NULL: the text is not JSON or has no such value. */
+/* Reads JSON text in place. A value is a pointer into the text, or NULL if the text is not JSON or has no such
+ * value. */
 #ifndef VGPU_HOOK_JSON_H
 #define VGPU_HOOK_JSON_H
 

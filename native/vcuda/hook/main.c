@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * vgpu-limit-hook: makes the driver itself (branch 615 or newer) limit a container to the memory of its slices. It is a
- * CDI hook at stage createRuntime: it runs as root on the host, while the container's first process waits in its
- * control group and before any program of the tenant has run.
+ * vgpu-limit-hook: makes the driver itself (branch 615 or newer) limit a container to the memory of its slices (its
+ * parts of GPUs). It is a CDI hook at stage createRuntime: it runs as root on the host, while the container's first
+ * process waits in its control group and before any program of the tenant has run.
  *
  * vgpu-limit-hook --allocations DIR --cgroup-root DIR --nvml FILE --backend dmem|misc --enforce driver|auto  < state
  *
  * With `driver`, a container whose limit cannot be verified does not start. With `auto` it starts, only the library
- * enforces the limit, and driver-limit records that with the reason. A slice that another container uses is refused in
- * both cases.
+ * (libvgpu) enforces the limit, and the file driver-limit records this with the reason. If another container uses the
+ * slice, the container does not start in either case.
  */
 #include "hook.h"
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Layout of the four kinds of files that a container receives: limits and gpu pages (read-only), ledger and tenant page
- * (read-write).
+ * Layout of the four kinds of files that a container with a part of a GPU (a tenant) receives. Read-only: the limits,
+ * and the gpu pages, which say when the tenant may use a GPU. Read-write: the ledger, which records the memory charged
+ * to each process, and the tenant page, which records the container's use of device time.
  *
  * This header is the only C definition. plugins/module_utils/abi/fields.py has the same layout for Python, and
  * tests/native/vcuda/test_layouts.py checks that the two are equal. All numbers are little endian. Each file begins
@@ -9,7 +10,7 @@
  *
  * Compatibility: a reader accepts a file whose min_reader is not above its own version. It reads a field past the end
  * of the header or of an entry (the writer records their sizes) as 0. So a writer may append fields but never move
- * them, and 0 means "as before".
+ * them, and the value 0 of a new field must mean the behaviour before the field existed.
  */
 #ifndef VGPU_ABI_H
 #define VGPU_ABI_H
@@ -80,9 +81,10 @@ struct vgpu_limits_device {
 };
 
 /*
- * A live change is made in place, because a rename is invisible through a bind mount. The writer stores an odd
- * sequence, then all other fields with the new crc32, then the next even sequence. A reader copies the file between two
- * loads of the same even sequence and checks the crc32 of the copy. If the sequence stays odd, the writer has died.
+ * The limits may change while the container runs. The change is made in place, because a rename is invisible through a
+ * bind mount. The writer stores an odd sequence, then all other fields with the new crc32, then the next even sequence.
+ * A reader copies the file between two loads of the same even sequence and checks the crc32 of the copy. If the
+ * sequence stays odd, the writer has died.
  */
 struct vgpu_limits {
     char magic[8];
@@ -139,7 +141,7 @@ struct vgpu_ledger_slot {
     uint32_t pid;                       /* pid: the owner's pid in its own pid namespace. */
     uint64_t pid_namespace;             /* pid_namespace: inode of that namespace, 0 if it is unknown. */
     /* exported_mib: the part of `used` that other processes may have open, in MiB, rounded up. It stays charged after
-     * the exporting process has died, for as long as any process has a lock on an IMPORT byte. */
+     * the exporting process has died, as long as any process has a lock on a byte from VGPU_LEDGER_IMPORT_BASE on. */
     uint32_t exported_mib[12];
 };
 
@@ -164,10 +166,11 @@ struct vgpu_ledger {
     char shareable[240];
     /* shareable_file: device (top bit set for a character device) and inode of that file. */
     uint64_t shareable_file[2];
-    /* shareable_unmarked is not 0 if a process of this container created a handle without a mark. */
+    /* shareable_unmarked: not 0 if a process of this container created a shareable handle that does not carry the
+     * library's mark. */
     uint64_t shareable_unmarked;
-    /* beyond_bytes is set if the driver enforces a limit itself: the bytes for which, at the last query, this account
-     * had room and the driver had none. They are shown as used, but charged to no process. */
+    /* beyond_bytes: set if the driver enforces a limit itself. The number of bytes for which, at the last query, the
+     * ledger had room but the driver's limit had not. They are shown as used, but charged to no process. */
     uint64_t beyond_bytes[VGPU_MAX_DEVICES];
 };
 
@@ -181,7 +184,7 @@ struct vgpu_ledger {
  * There is one gpu page for each allocation and GPU: the node's file `gpu-<uuid>` in the allocation's folder, read-only
  * in the container. The page says when this tenant may use this GPU. Only the arbiter writes the page, in place. A
  * tenant obeys the page while heartbeat_ns is younger than VGPU_ARBITER_SILENT_NS. Otherwise, and without a page, the
- * tenant keeps its own share.
+ * tenant limits itself to its share.
  *
  * Times are CLOCK_MONOTONIC in nanoseconds, which host and containers share (but not time namespaces).
  */
@@ -190,14 +193,14 @@ struct vgpu_ledger {
 #define VGPU_GPU_PAGE_MIN_READER 1u
 #define VGPU_GPU_PAGE_FILE_SIZE 4096u
 #define VGPU_ARBITER_SILENT_NS 200000000ull
-/* The longest time that the arbiter waits for a kernel that runs on after its turn. */
+/* The longest time that the arbiter waits for a kernel that still runs after its tenant's turn. */
 #define VGPU_ARBITER_DRAIN_NS 25000000ull
 
 enum vgpu_gate {
     VGPU_GATE_NONE = 0,   /* NONE: no arbiter schedules this tenant. */
     VGPU_GATE_OPEN = 1,   /* OPEN: run at rate_ppm at any time. */
     VGPU_GATE_TURN = 2,   /* TURN: run only from turn_start_ns to turn_end_ns. */
-    VGPU_GATE_CLOSED = 3, /* CLOSED: another tenant runs; set waiting_ns and wait on `wake`. */
+    VGPU_GATE_CLOSED = 3, /* CLOSED: another tenant runs; to run, set waiting_ns and wait on `wake`. */
 };
 
 enum vgpu_gpu_flag {
@@ -260,7 +263,8 @@ struct vgpu_tenant_device {
      * the gate is open at full rate; summed over all threads. */
     uint64_t throttled_ns;
     uint64_t reserved[1];
-    /* Predicted end of the queued work in each lane; 0 if no work is queued. A process uses one lane. */
+    /* Predicted end of the queued work in each lane; 0 if no work is queued. A lane is an entry of this array; each
+     * process writes only to the lane that its pid selects. */
     uint64_t busy_until_ns[VGPU_TENANT_LANES];
 };
 

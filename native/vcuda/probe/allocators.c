@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tests the limit with every function that allocates memory. Each way to allocate fills the slice in its own process.
- * The result is the granted memory plus the memory that was not free at the start, or NVML's figure for that process if
- * that figure is higher. Inside a slice NVML shows the library's figure; only an observer outside sees the driver's
- * figure (see --hold in main.c).
+ * Tests a slice's memory limit with every function that allocates memory. Each way to allocate fills the slice in its
+ * own process. The result is the granted memory plus the memory that was not free at the start, or NVML's figure for
+ * that process if that figure is higher. Inside a slice NVML shows the library's figure; only an observer outside sees
+ * the driver's figure (see --hold in main.c).
  *
  * No way may get more than the limit. Each way must also reach the limit, except for less than one of its pieces: a way
  * that is charged too much, or refused while there is room, fails.
@@ -54,7 +54,8 @@ static struct {
 } call;
 static CUdevice device;
 static CUmemoryPool pool;
-/* Error of the last refused piece. NOT_FOUND means that this driver does not have the functions of the way. */
+/* Error of the last refused piece. NOT_FOUND means that this driver does not have the functions that this way to
+ * allocate needs. */
 static CUresult refusal;
 
 static uint64_t got(CUresult status, uint64_t bytes)
@@ -200,7 +201,7 @@ static void look_up(void)
     FUNCTIONS(LOOK_UP)
 }
 
-/* Fills the slice by one way, in its own process. */
+/* Fills the slice by one way to allocate. Runs in its own process. */
 static void fill_by(const struct fill *fill, const struct way *way)
 {
     struct board *board = fill->board;

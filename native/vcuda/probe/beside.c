@@ -28,8 +28,8 @@
 #define PATIENCE_S 40
 #define SLACK (32 * MIB)
 #define SMALLEST (2 * MIB)
-/* The most to allocate in a slice that is sold larger than the card has room for; enough for the contexts of a large
- * card. */
+/* Lowered memory limit in bytes, used if the slice is larger than the card's free memory and so cannot be filled. It is
+ * enough for the contexts of a large card. */
 #define LOWERED "2147483648"
 
 const char *beside_socket;
@@ -46,10 +46,10 @@ struct access {
     int flags;
 };
 
-/* The message of the exporting probe, with a driver status for each kind. */
+/* The message of the exporting probe. It has a driver status for each kind of exported memory. */
 struct offer {
     uint64_t piece; /* piece: bytes of each exported piece. */
-    uint64_t full;  /* full is 0 if the card had too little room to fill the exporting probe's slice. */
+    uint64_t full;  /* full: bytes of the filled slice; 0 if the card had too little room to fill it. */
     CUresult made[KINDS];
     CUipcMemHandle ipc;
     pool_pointer pointer;
@@ -236,7 +236,8 @@ static void let_go(const struct cuda *cuda, const struct own *own)
     TRY(wait);
 }
 
-/* Creates a context and looks up the functions. NULL: the result contains the reason. */
+/* Creates a context and looks up the functions. If that fails, returns NULL, and the check's result contains the
+ * reason. */
 static const struct cuda *begin(const struct fill *fill, size_t *free_bytes)
 {
     char reason[200] = "";
@@ -287,7 +288,7 @@ static void lend(const struct fill *fill)
     while (rest.again < (KINDS + 1) * offer.piece && cuda->mem_alloc(&pointer, MIB) == CUDA_SUCCESS)
         rest.again += MIB;
     if (send(line, &rest, sizeof rest, MSG_NOSIGNAL) == (ssize_t)sizeof rest)
-        recv(line, &taken, sizeof taken, 0); /* Wait until the importing probe has judged. */
+        recv(line, &taken, sizeof taken, 0); /* Wait until the importing probe has stored its result. */
     result_set(result, PASSED, 0, rest.again, "bytes", "%s: granted again after all was let go", fill->uuid);
 }
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tries the bypasses of docs/threat-model.md. One process fills the slice except for the cost of a second context and
- * ROOM. Another process tries a bypass and requests more than is left. If the request is granted, the memory is some
- * MiB beyond the limit and is freed at once, so other containers lose it only for a moment.
+ * Tries the bypasses of docs/threat-model.md, by which a tenant could get more memory than its slice of a GPU has. One
+ * process fills the slice except for the cost of a second context and ROOM. Another process tries a bypass and requests
+ * more than is left. If the request is granted, the memory is some MiB beyond the limit and is freed at once, so other
+ * containers lose it only for a moment.
  *
  * The tenant of the threat model is root without CAP_SYS_ADMIN and CAP_SYS_PTRACE; the probe itself may run with both.
  */
@@ -43,8 +44,8 @@ enum attempt ask_beyond(const struct cuda *cuda, CUdevice device)
 {
     CUcontext context;
     CUdeviceptr pointer;
-    /* Any refusal proves the limit, because a library that fails closed need not give a reason. In an empty slice
-     * there is room, so a refusal may come from a full card and proves nothing. */
+    /* In a full slice any refusal proves the limit, because a library that fails closed need not give a reason. In an
+     * empty slice there is room, so a refusal may come from a full card and proves nothing. */
     if (cuda->ctx_create(&context, 0, device) != CUDA_SUCCESS || cuda->mem_alloc(&pointer, BEYOND) != CUDA_SUCCESS)
         return slice_is_empty ? UNABLE : REFUSED;
     if (slice_is_empty && ledger_own_bytes() >= (int64_t)BEYOND)
@@ -78,8 +79,8 @@ int asked_as_program(const char *device, const char *name)
 }
 
 #define VARIABLES 256
-/* Returns true for a variable that names the library's files or how the library is loaded. LD_LIBRARY_PATH stays,
- * because the driver may be found by it. */
+/* Returns true for an environment variable that names libvgpu's files or determines how libvgpu is loaded.
+ * LD_LIBRARY_PATH stays in the environment, because the driver may be found by it. */
 static bool is_ours(const char *variable)
 {
     static const char *const names[] = {"LD_PRELOAD=", "LD_BIND_NOW=", "CUDA_", "NVIDIA_VISIBLE", "VGPU_", "GPU_CORE_", "ACTIVE_"};
@@ -89,8 +90,8 @@ static bool is_ours(const char *variable)
     return false;
 }
 
-/* Runs the program of the first argument, with the library's variables removed and the given ones added. The list
- * ends with NULL. */
+/* Runs the program that the first argument names. libvgpu's environment variables are removed and those of `added` are
+ * added. Both lists end with NULL. */
 static enum attempt run_program(const char *const arguments[], const char *const added[])
 {
     const char *environment[VARIABLES + 1];
@@ -238,8 +239,8 @@ static enum attempt attempted(const struct fill *fill, const struct bypass *bypa
 
 static const struct bypass *current; /* A global variable, because on_every_device passes no argument to `measure`. */
 
-/* Returns true for a bypass that damages the ledger: processes that have it mapped would be killed by the kernel or
- * charged wrongly. */
+/* Returns true for a bypass that damages the ledger, the container's file of charged memory. Processes that have the
+ * file mapped would be killed by the kernel or charged wrongly. */
 static bool spoils_the_ledger(const struct bypass *bypass)
 {
     return bypass->attempt == empty_the_ledger || bypass->attempt == spoil_the_ledger ||

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The bypasses of docs/threat-model.md. Each is tried by one process while another process has filled the slice. */
+/* The bypasses of docs/threat-model.md, by which a tenant could exceed the limit of its slice (its part of a GPU's
+ * memory). Each is tried by one process while another process has filled the slice. */
 #ifndef BYPASS_H
 #define BYPASS_H
 
@@ -9,7 +10,8 @@
 #define BEYOND (64 * MIB)
 #define ATTEMPT_S 30
 
-/* CLOSED: the kernel or the runtime does not give a tenant what this bypass needs. */
+/* UNABLE: the attempt proves nothing. CLOSED: the kernel or the container runtime denies a permission that the bypass
+ * needs. */
 enum attempt { REFUSED, GRANTED, UNABLE, CLOSED };
 /* A bypass attempt: requests memory beyond the limit. It runs in its own process. */
 typedef enum attempt (*way_round)(const struct fill *fill);
@@ -23,18 +25,19 @@ enum attempt ask_honestly(const struct fill *fill);
 enum attempt ask_as_program(const char *program, const char *const added[], CUdevice device);
 /* Makes the same request in a program that the given dynamic loader starts. */
 enum attempt ask_by_loader(const char *loader, const char *program, CUdevice device);
-/* Called by main in the new program. The process gets the given name. */
+/* Called by main in the new program, which then makes the request. The process gets the given name. */
 int asked_as_program(const char *device, const char *name);
 /* True if the slice is not filled first. The request then fits into the slice, so a grant alone proves nothing: the
  * attempt is a bypass only if the memory is charged to no process, which ask_beyond checks. */
 extern bool slice_is_empty;
-/* Waits so that the node's watcher can see the granted memory; shorter than ATTEMPT_S. */
+/* Waits, for less than ATTEMPT_S, so that the node's watcher can see the granted memory. The watcher compares the
+ * memory that the driver shows for each process with the container's ledger. */
 void hold_what_was_got(void);
 /* Drops the capabilities that a tenant of the threat model does not have. */
 void become_the_tenant(void);
 /* Copies a file. Returns false if that fails. */
 bool copy_file(const char *from, const char *to, int mode);
-/* Returns a path for a temporary file in a writable folder; NULL: there is none. */
+/* Returns a path for a temporary file in a writable folder, or NULL if there is no such folder. */
 const char *scratch_file(const char *name);
 
 /* Defined in bypass_load.c: */
@@ -72,9 +75,9 @@ void lie_in_the_ledger(const struct fill *fill); /* Called by the process that h
 void close_descriptors(const struct fill *fill);
 
 /*
- * All bypasses. The columns are: a short name; the check's name; the attempt (NULL: an ordinary program requests the
- * memory); a function that the holder of the slice calls after it has filled the slice (NULL: none); the verdict if the
- * attempt is granted. The last six bypasses damage the ledger, so they run last.
+ * All bypasses. The columns are: a short name; the check's name; the function that tries the bypass (NULL: an ordinary
+ * program requests the memory); a function that the process that has filled the slice calls (NULL: none); the verdict
+ * if the memory is granted. The last six bypasses damage the ledger (the file of charged memory), so they run last.
  */
 #define BYPASSES(WAY) \
     WAY(path, "bypass-path", by_path, NULL, VIOLATED) \
@@ -106,7 +109,8 @@ void close_descriptors(const struct fill *fill);
     void check_bypass_##way(const struct slice *slice, struct board *board);
 BYPASSES(BYPASS_CHECK)
 
-/* bypass_kept.c: memory that exists after its release, because a second process of the slice keeps it */
+/* Defined in bypass_kept.c. They test memory that exists after its release, because a second process of the slice keeps
+ * it. */
 void check_bypass_by_ipc(const struct slice *slice, struct board *board);
 void check_bypass_by_handle(const struct slice *slice, struct board *board);
 void check_bypass_by_pool(const struct slice *slice, struct board *board);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bypasses by the slice's files inside the container. Damaged files are restored, because later checks use the
- * slice. */
+/* Bypasses by the slice's files inside the container: the limits and the ledger, which records the memory charged to
+ * each process in a slot of its own. Damaged files are restored, because later checks use the slice. */
 #include "bypass.h"
 
 #include <fcntl.h>
@@ -44,8 +44,8 @@ struct copy {
     char *bytes;
 };
 
-/* Copies the ledger. From here on no signal ends this process before it has restored the ledger. Programs that it
- * starts have their own alarm. */
+/* Copies the ledger. From here on this process blocks all signals until it has restored the ledger. Programs that it
+ * starts end by their own alarm. */
 static bool ledger_copy(struct copy *copy)
 {
     struct stat found;
@@ -126,7 +126,7 @@ enum attempt remove_the_ledger(const struct fill *fill)
     return rename(aside, slice_ledger()) == 0 ? attempt : UNABLE;
 }
 
-/* Adds random slots beyond the number that a reader knows. */
+/* Enlarges the ledger by random bytes, as if it had more slots than a reader knows. */
 enum attempt grow_the_ledger(const struct fill *fill)
 {
     struct copy copy;
@@ -174,8 +174,8 @@ static uint64_t beyond_the_limit(const struct fill *fill)
     return slice_is_empty ? fill->limit + fill->limit / 15 + BEYOND + (contexts_count(fill) ? 0 : 1024 * MIB) : BEYOND;
 }
 
-/* Raises the ledger's figures, so that the driver's figure never exceeds the ledger's. Then allocates memory by the
- * driver's own functions. */
+/* Raises the ledger's figures, so that the watcher, which compares the driver's figure with the ledger's, sees no
+ * excess. Then allocates memory by the driver's own functions. */
 enum attempt boast_in_the_ledger(const struct fill *fill)
 {
     struct cuda driver;
@@ -224,7 +224,7 @@ void lie_in_the_ledger(const struct fill *fill)
     }
 }
 
-/* A program that closes all descriptors that it did not open must stay charged. */
+/* Closes all descriptors that the program did not open itself, as some programs do. Its memory must stay charged. */
 void close_descriptors(const struct fill *fill)
 {
     (void)fill;

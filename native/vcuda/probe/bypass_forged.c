@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Bypasses by forged files in the place of the node's files. Either folders are renamed from inside the container, or
- * the tenant mounts other files over them in its own mount namespace. Renamed folders are restored, because later
- * checks use the slice.
+ * Bypasses by forged files in the place of the files that the node mounts into the container: the limits of its slice
+ * of a GPU, its accounting files and the library that enforces the limits. Either folders are renamed from inside the
+ * container, or the tenant mounts other files over them in its own mount namespace. Renamed folders are restored,
+ * because later checks use the slice.
  */
 #include "bypass.h"
 
@@ -22,7 +23,7 @@
 #include <unistd.h>
 
 #define SELF "/proc/self/exe"
-#define PLACE 512 /* Size of the longest path. */
+#define PLACE 512 /* Size of a buffer for a path. */
 
 /* Computes zlib's CRC, as used in the limits file. */
 static uint32_t crc_of(const unsigned char *bytes, size_t size)
@@ -119,7 +120,7 @@ static bool rebuild(const char *moved, const char *place, const char *rest, int 
     return done;
 }
 
-/* Removes the links, files and folders that rebuild created. */
+/* Removes the links, files and folders that rebuild() created. */
 static void take_down(const char *place)
 {
     char path[PLACE];
@@ -301,7 +302,8 @@ static enum attempt cover_limits(const char *path)
     return !ready ? UNABLE : own ? GRANTED : CLOSED;
 }
 
-/* An empty slice grants and charges all its memory: the bypass is open if the forged limits are accepted. */
+/* Requests memory in a slice that is still empty. The forged limits grant more than the slice has, so the bypass is
+ * open if they are accepted. */
 static enum attempt ask_with_forged(const struct fill *fill)
 {
     char reason[200];

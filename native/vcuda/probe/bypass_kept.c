@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tests memory that exists after its release because another process keeps it (kept_ways.c). The first process creates
- * the memory. The second imports it, fills the slice, and requests more memory twice: after the first process has
- * released a piece, and after it has ended. A grant is a bypass only while the card still has the piece, so the second
- * process reads a word that it wrote there. If a driver gives no address, the handle is assumed to keep the memory.
+ * Tests a slice's memory limit with memory that exists after its release because another process keeps it
+ * (kept_ways.c). The first process creates the memory. The second imports it, fills the slice, and requests more memory
+ * twice: after the first process has released a piece, and after it has ended. A grant is a bypass only while the card
+ * still has the piece, so the second process reads a word that it wrote there. If a driver gives no address, the handle
+ * is assumed to keep the memory.
  */
 #include "bypass.h"
 #include "kept.h"
@@ -17,12 +18,12 @@
 #include <time.h>
 #include <unistd.h>
 
-#define ROOM (32 * MIB) /* ROOM: bytes that stay free in a full slice, because the driver rounds up. */
+#define ROOM (32 * MIB) /* ROOM: bytes that stay free in a full slice, because the driver rounds requests up. */
 #define STEP (32 * MIB) /* STEP: the largest step by which a driver's pool grows. */
 #define DEAD_NS 150000000 /* DEAD_NS: within this time the library checks for dead processes at least once. */
 
-/* The stages at which the second process requests memory: after a piece was released, and after the exporting process
- * has ended. Each stage has its own piece. */
+/* The second process requests memory at two stages: after the exporting process has released a piece of memory, and
+ * after that process has ended. Each stage has its own piece. */
 enum { RELEASED, LEFT, STAGES };
 
 static int first_stage(const struct kept *way)

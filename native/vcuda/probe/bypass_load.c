@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bypasses that call the driver's own functions instead of the library's. They find these functions by another name of
- * the driver's file, by other calls of the loader, by the symbol table, or with another loader. One of them also hides
- * its process. */
+/* Bypasses that call the driver's own functions instead of libvgpu's, which enforce the limit. They find the driver's
+ * functions by another name of the driver's file, by other calls of the dynamic loader, by the symbol table, or with
+ * another dynamic loader. One of them also hides its process from the node's watcher, which looks for memory that no
+ * ledger (a container's file of charged memory) records. */
 #include "bypass.h"
 #include "loader.h"
 
@@ -64,8 +65,8 @@ enum attempt by_path(const struct fill *fill)
     return handle ? beyond_by(by_name, handle, fill->device) : UNABLE;
 }
 
-/* Replaces the last character of a word wherever a file contains it. Returns false if the file does not contain it.
- * `size` includes the terminating NUL. */
+/* Replaces the last character of `word` wherever the file contains this word. Returns false if the file does not
+ * contain it. `size` includes the terminating NUL. */
 static bool replace_in(const char *path, const char *word, size_t size, char last)
 {
     bool done = false;
@@ -112,8 +113,8 @@ enum attempt by_namespace(const struct fill *fill)
     return handle ? beyond_by(by_name, handle, fill->device) : UNABLE;
 }
 
-/* Reads the symbol table as a separate loader would. In every linked object the strings follow the symbols, but
- * tables with other contents may lie between. */
+/* Finds a function in a library's symbol table, as a separate loader would. The table's size is not stored; in every
+ * linked object the strings follow the symbols, but other tables may lie between. */
 static void *in_symbol_table(void *where, const char *wanted)
 {
     const struct link_map *map = where;
@@ -203,16 +204,16 @@ static bool file_at(unsigned long address, char *path, size_t room)
     return found;
 }
 
-/* Makes a copy of the loader look for its preload list under another name. A program with its own loader, or a
- * static program, has this from the start. */
+/* Changes a copy of the loader so that it looks for its preload list under another name, and so does not load libvgpu.
+ * A program with its own loader, or a static program, does not load libvgpu either. */
 static bool forget_the_preload(const char *loader)
 {
     static const char list[] = VGPU_PATH_PRELOAD;
     return replace_in(loader, list, sizeof list, '-');
 }
 
-/* Runs the copied loader from a deleted file: the watcher may kill all processes while the memory is held, and no
- * file must remain. */
+/* Runs the copied loader from a deleted file, so that no file remains if the watcher kills all processes while the
+ * memory is held. */
 enum attempt by_own_loader(const struct fill *fill)
 {
     char loader[400], program[400], nameless[40];

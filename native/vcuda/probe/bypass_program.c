@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bypasses by new programs with another environment, owner or libcuda. */
+/* Bypasses of the memory limit by new programs that run with another environment, another owner or another libcuda. */
 #include "bypass.h"
 #include "loader.h"
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Tries concurrently all bypasses that cannot be prevented, so that the node's watcher must name each of them. The
- * slice is not filled first. A process that has no slot, or uses more than its slot records, is visible in an empty
- * slice too. So other containers on a full card lose less memory.
+ * watcher compares the memory that the driver shows for each process with the process's slot in the container's ledger.
+ * It finds a process without a slot, or with more memory than its slot records, in an empty slice too, so the slice is
+ * not filled first and other containers on a full card lose less memory.
  */
 #include "bypass.h"
 
@@ -82,7 +83,7 @@ void go_together(const struct slice *slice, struct board *board, const char *con
     fflush(stdout);
     for (int i = 0; i < count; i++) {
         const struct way *way = way_of(names[i]);
-        /* These bypasses may also change the charges of other processes. */
+        /* Bypasses that write into the ledger may also change the charges of other processes. */
         bool spoils = way->holder != NULL || way->attempt == boast_in_the_ledger;
         pids[i] = limit && !(spoils && in_use) ? fork() : -1;
         if (pids[i] == 0)
@@ -90,7 +91,7 @@ void go_together(const struct slice *slice, struct board *board, const char *con
     }
     for (int i = 0; i < count; i++) {
         int status = 0;
-        /* This case includes a process that was killed by a signal, because the node's policy may be to kill it. */
+        /* A process that was killed by a signal also counts as UNABLE: the node's policy may be to kill it. */
         enum attempt attempt = UNABLE;
         if (pids[i] > 0 && waitpid(pids[i], &status, 0) == pids[i] && WIFEXITED(status))
             attempt = (enum attempt)WEXITSTATUS(status);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Checks that need one process. Each examines every device of the slice and reports the worst result. */
+/* Checks of vgpu-probe that need one process. Each examines every device of the slice (the container's part of its
+ * GPUs) and reports the worst result. */
 #include "probe.h"
 
 #include <stdarg.h>
@@ -21,7 +22,7 @@ void result_set(struct result *result, enum verdict verdict, uint64_t expected, 
     va_end(arguments);
 }
 
-/* Loads the driver and counts its devices. NULL: the result contains the reason why nothing could be measured. */
+/* Loads the driver and counts its devices. If that fails, returns NULL, and the result contains the reason. */
 static const struct cuda *begin(const struct slice *slice, struct result *result, const char *unit, int *count)
 {
     char reason[200];
@@ -157,7 +158,8 @@ void check_freed(const struct slice *slice, struct board *board)
             return;
         }
         int64_t before = ledger_live_bytes();
-        /* Use whole units for a driver that rounds up; a later check of the library charges the additional bytes. */
+        /* Request whole units of 2 MiB, because a driver rounds other sizes up and the library later charges the
+         * additional bytes. */
         while (got < 8 && cuda->mem_alloc(&pointers[got], 2 * MIB * (size_t)(1 + got % 2)) == CUDA_SUCCESS)
             taken += (int64_t)(2 * MIB * (size_t)(1 + got++ % 2));
         int64_t held = ledger_live_bytes();

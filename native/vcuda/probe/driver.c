@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Opens the driver's libraries, libcuda and NVML, at run time, and reads NVML's figures of a GPU. */
 #include "loader.h"
 #include "probe.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Checks that fill the slice: by one process alone, and by four processes at once. Together the processes must get
- * exactly the limit.
+ * Checks that fill a slice, the container's part of a GPU's memory, by one process alone and by four processes at once.
+ * Together the processes must get exactly the limit.
  *
  * With oversubscription a slice may be larger than the card's free memory and cannot be filled. Then the granted memory
  * must stay below the limit, and the check is repeated with the limit lowered by CUDA_DEVICE_MEMORY_LIMIT to the memory
@@ -37,7 +37,7 @@ bool contexts_count(const struct fill *fill)
     return (fill->slice->flags & VGPU_LIMITS_COUNT_CONTEXT) != 0;
 }
 
-/* Allocates until nothing is granted; halves the piece at each refusal. */
+/* Allocates until not even one byte is granted. Halves the size of the request at each refusal. */
 uint64_t take_all(const struct fill *fill, const struct cuda *cuda, uint64_t first)
 {
     uint64_t granted = 0;
@@ -100,7 +100,8 @@ static void measure_alone(const struct fill *fill)
 #define ROUNDS 200
 #define PAIRS 500
 
-/* Makes all members start at the same microsecond. Returns false if one is missing for a minute. */
+/* Waits until all processes of the check have arrived here, so that they start at the same microsecond. Returns false
+ * if one is missing for a minute. */
 static bool meet(struct board *board, int *meeting)
 {
     int wanted = ++*meeting * atomic_load(&board->members);
@@ -116,8 +117,9 @@ static bool meet(struct board *board, int *meeting)
 }
 
 /*
- * In each round all processes request memory that only one of them can get. Then each allocates and frees on its own:
- * an account that is changed without a lock loses updates, and later grants no longer match the limit.
+ * In each round all processes request memory that only one of them can get. Then each allocates and frees without
+ * waiting for the others: if the accounts were changed without a lock, they would lose updates, and later grants would
+ * no longer match the limit.
  */
 static void rounds(const struct fill *fill, const struct cuda *cuda)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ways to keep memory that was freed. Each way has functions for the exporting process and for the importing
- * process. */
+/* The ways to keep GPU memory on the card after the process that allocated it has freed it. Each way has functions for
+ * the exporting process and for the importing process, which keeps the memory. */
 #ifndef KEPT_H
 #define KEPT_H
 
@@ -9,7 +9,7 @@
 /* The message that the exporting process sends to the importing process, together with a descriptor. */
 struct note {
     CUipcMemHandle exported;
-    char place[64]; /* CUmemPoolPtrExportData, if the memory is a pool's. */
+    char place[64]; /* A CUmemPoolPtrExportData if the memory belongs to a pool. */
     bool placed;
     /* Bytes of the piece, and of the exporting process's context, which ends with that process. */
     uint64_t bytes, context;
@@ -30,9 +30,10 @@ struct piece {
 struct kept {
     const char *what;
     CUresult (*make)(struct piece *piece, struct note *note);
-    /* Releases the piece in the exporting process. NULL: the memory can be kept only after that process has ended. */
+    /* Releases the piece in the exporting process. NULL if the memory can be kept only after that process has ended. */
     CUresult (*let_go)(struct piece *piece);
-    /* Imports the piece. NULL: the exporting process keeps the memory, which is freed when that process ends. */
+    /* Imports the piece. NULL if the exporting process itself keeps the memory, which is freed when that process
+     * ends. */
     CUresult (*take)(struct piece *piece, const struct note *note);
 };
 extern const struct kept kept_by_ipc, kept_by_handle, kept_by_pool, kept_by_array;

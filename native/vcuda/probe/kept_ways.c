@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The ways to keep a card's memory after it was freed: an open IPC handle, a shareable handle of physical memory or of a
- * pool (in a process or a socket message), and a tile of a sparse array. A multicast object also keeps memory but is
- * not tried, because it needs several GPUs.
+ * The ways to keep a GPU's memory in use after its owner freed it: an open IPC handle, a shareable handle of physical
+ * memory or of a pool (in a process or a socket message), and a tile of a sparse array. A multicast object also keeps
+ * memory but is not tried, because it needs several GPUs.
  */
 #include "kept.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Binds the loader's functions in their oldest symbol versions. Otherwise a build with glibc 2.34 or later would
- * require that version. */
+/* Binds the functions of the dynamic loader (dlopen, dlsym, …) in their oldest symbol versions. Otherwise a build with
+ * glibc 2.34 or later would require that version, and the probe must run in images of any age. */
 #ifndef LOADER_H
 #define LOADER_H
 
@@ -22,8 +22,8 @@ __asm__(".symver dlerror, dlerror@" OLDEST);
 __asm__(".symver dlinfo, dlinfo@" OLDEST_DLINFO);
 __asm__(".symver dlmopen, dlmopen@" OLDEST_DLMOPEN);
 
-/* For a list of F(field, symbol, (parameters)): declares the fields of `call` and their look-up. NULL: this driver
- * does not have the function. */
+/* A list of driver functions has a row F(field, symbol, (parameters)) for each. These macros declare the fields of
+ * `call` and look up the functions. A field is NULL if this driver does not have the function. */
 #define FIELD(field, symbol, parameters) CUresult(*field) parameters;
 #define LOOK_UP(field, symbol, parameters) *(void **)&call.field = dlsym(cuda_handle(), #symbol);
 

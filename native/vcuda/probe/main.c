@@ -43,7 +43,7 @@ static const struct {
     {"export-beside", check_export_beside},
 };
 #define CHECKS (sizeof checks / sizeof *checks)
-/* The last two checks need a probe in another slice, so they run only if --checks names them. */
+/* The last two checks need a second probe in another container's slice, so they run only if --checks names them. */
 #define ALONE (CHECKS - 2)
 
 static const char *const words[] = {"passed", "violated", "not-run", "open"};

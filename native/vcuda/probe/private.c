@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The check private-context uses a context that no exported function of the driver created. NVIDIA's runtime gets its
- * context in this way, from a private table. The check passes if the context counts like any other: a process that has
- * it gets the limit, to the byte. Only the simulated driver has a table with known functions
- * (native/gpusim/cuda/private.h). On another driver the check reports not-run; a program that uses the runtime shows
- * the same.
+ * The check private-context uses a context that no exported function of the driver created, so libvgpu does not see its
+ * creation. NVIDIA's runtime gets its context in this way, from a private table. The check passes if the context is
+ * charged like any other, so that a process with such a context gets exactly the limit. Only the simulated driver has a
+ * table with known functions (native/gpusim/cuda/private.h). On another driver the check reports not-run; a program
+ * that uses the runtime shows the same.
  */
 #include "loader.h"
 #include "probe.h"

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * vgpu-probe: measures from inside a slice whether its limits are enforced.
+ * vgpu-probe: measures from inside a container whether the limits of its slice are enforced. A slice is the container's
+ * part of a GPU: an amount of memory and a share of the compute time. libvgpu, the library that intercepts CUDA calls,
+ * enforces the limits.
  *
  * It allocates as programs do and judges by the driver's behaviour, not by what the library reports. Every check runs
  * in its own process, so that no check is affected by an earlier one.
@@ -51,13 +53,14 @@ struct slice {
 };
 /* Reads all shares of this container and adds them. */
 void slice_read(struct slice *slice);
-/* The paths of the first share's files. */
+/* The paths of the first share's files. The ledger is the file with the memory charged to each process of the
+ * container; each process has a slot in it. */
 const char *slice_limits(void);
 const char *slice_ledger(void);
 const struct vgpu_limits_device *slice_device(const struct slice *slice, const char *uuid);
 void uuid_spell(const CUuuid *uuid, char out[VGPU_UUID_SIZE]);
 bool uuid_same(const char *left, const char *right);
-/* Returns the bytes of the ledger's live processes; -1: no ledger. */
+/* Returns the bytes charged to the ledger's live processes, or -1 if there is no ledger. */
 int64_t ledger_live_bytes(void);
 /* Returns the bytes charged to the calling process. */
 int64_t ledger_own_bytes(void);
@@ -71,7 +74,7 @@ bool ledger_in_use(void);
 
 /* --- checks ------------------------------------------------------------------------------------------------ */
 
-/* OPEN: a bypass that docs/threat-model.md lists as not preventable inside the container. */
+/* OPEN: the bypass succeeded, and docs/threat-model.md lists it as not preventable inside the container. */
 enum verdict { PASSED, VIOLATED, NOT_RUN, OPEN };
 
 struct result {
@@ -100,9 +103,11 @@ struct board {
     struct result result;
     struct report report;
     _Atomic int ready, done, go;
-    _Atomic int members, arrived, winners, beaten; /* These counters belong to the rounds with four processes. */
+    /* Counters of the rounds in which four processes compete (fill.c). */
+    _Atomic int members, arrived, winners, beaten;
     _Atomic int card_full; /* card_full: the driver refused memory although the limit had room. */
-    /* For each process: granted bytes, and NVML's figure before (own) and after (full) the grant. */
+    /* For each process of the check: the bytes that it was granted, and the bytes that NVML shows for it before (own)
+     * and after (full) the grant. */
     uint64_t granted[8], own[8], full[8];
     int status[8];
 };
@@ -114,7 +119,7 @@ void result_set(struct result *result, enum verdict verdict, uint64_t expected, 
  * an observer outside can see the memory. */
 extern unsigned hold_ms;
 
-/* fill.c: state of checks that fill one device. */
+/* State of a check that fills one device of the slice (fill.c). */
 struct fill {
     const struct slice *slice;
     struct board *board;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Checks of the routes: each way to reach the driver must show the limit and refuse more than the limit. */
+/* Checks of the routes, which are the ways to look up a driver function (dlsym, cuGetProcAddress, …). By each route the
+ * driver must show the slice's limit as the size of the GPU and refuse more memory. */
 #include "loader.h"
 #include "probe.h"
 

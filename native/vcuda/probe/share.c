@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Measures the share of the GPU's time that a busy program really gets, in windows of a second.
+ * Measures the share of the GPU's time that a busy program in this slice really gets, in windows of a second.
  *
  * An arithmetic kernel is timed with the GPU's own events and then launched as fast as the driver accepts it. The share
- * is the time of the kernels that ended in a window, as measured alone, divided by the window. The policy is tightened
- * to `force` for this process, because a lone tenant may otherwise use the whole GPU. Other containers can only reduce
- * the share, so only a larger share is a fault.
+ * is the time that the kernels that ended in a window take alone, divided by the length of the window. The policy is
+ * tightened to `force` for this process, because a lone tenant may otherwise use the whole GPU. Other containers can
+ * only reduce the share, so only a larger share is a fault.
  */
 #include "probe.h"
 
@@ -162,7 +162,7 @@ static CUresult measure(struct spin *spin, struct window *window)
     uint64_t launched = 0, ended = 0;
     CUresult status = CUDA_SUCCESS;
     window->launch_ns = UINT64_MAX;
-    /* Window -1 is not measured: it gives the limiter time to settle. */
+    /* Window -1 is not measured, because the limiter needs a moment to reach the share. */
     for (int w = -1; w < WINDOWS && status == CUDA_SUCCESS; w++) {
         uint64_t start = now_ns(), before = ended, now = start;
         for (; now - start < WINDOW_NS && status == CUDA_SUCCESS; now = now_ns()) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Checks what a slice shows apart from its memory: other containers' processes in NVML, and libraries of graphics
- * and video. */
+/* Checks what else a container with a slice of a GPU can see: other containers' processes in NVML, and libraries for
+ * graphics and video, whose memory libvgpu does not limit. */
 #include "probe.h"
 
 #include <fcntl.h>

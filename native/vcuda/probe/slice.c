@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reads the files of the slice directly, without the library. */
+/* Reads the files of the slice (its limits, and the ledger with the memory charged to each process) directly, without
+ * libvgpu. */
 #include "probe.h"
 
 #include <dirent.h>
@@ -189,7 +190,7 @@ static bool slot_next(int descriptor, uint32_t *index, bool living, struct vgpu_
     return false;
 }
 
-/* Opens a ledger; -1: there is none. */
+/* Opens a ledger. Returns -1 if there is none. */
 static int ledger_open(const char *path)
 {
     int descriptor = open(path, O_RDONLY | O_CLOEXEC);

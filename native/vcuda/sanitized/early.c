@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Implements dlsym in a build with a sanitizer: look-ups by the sanitizer's runtime go directly to the real dlsym.
+ * Replaces libvgpu's dlsym in a build with a sanitizer: look-ups by the sanitizer's runtime go directly to the real
+ * dlsym.
  *
  * While the runtime starts, it looks up the functions that it intercepts, through this library's dlsym. At that moment
  * instrumented code and every intercepted function (strcmp, dl_iterate_phdr) would crash. So in this build
@@ -17,7 +18,8 @@ static int early_compare(const char *a, const char *b)
     return *a - *b;
 }
 
-/* Iterates over the loader's own list. An object begins with its ELF header, except a program at a fixed address. */
+/* Calls `visit` for each object in the loader's list. An object begins with its ELF header, except a program at a fixed
+ * address, which is skipped. */
 static int early_iterate(int (*visit)(struct dl_phdr_info *info, size_t size, void *data), void *data)
 {
     for (const struct link_map *map = _r_debug.r_map; map; map = map->l_next) {

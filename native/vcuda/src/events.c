@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The functions that are called when a lower package reports an event, in their required order. */
+/* The tables of functions that are called when a lower package (folder of the sources) reports an event, in the
+ * required order. */
 #include "events.h"
 
 #include "account/account.h"
@@ -9,26 +10,27 @@
 
 const struct events vgpu_events = {
     /* Pools come first, because graphs and handles that are open in other processes may use memory that a pool
-     * releases. */
+     * releases. Also, pools_settle clears the flag vgpu_pools_dirty, which ipc_settle and vmm_settle may set again. */
     .reclaim = {pools_settle, graph_memory_settle, ipc_settle, vmm_settle},
     .charge_moved = {unaccounted_settle},
     .context_changed = {limiter_forget_thread},
     .context_leaving =
         {
-            /* Runs first, because it needs a context that can still be entered. */
+            /* This runs first, because it reads timing events in the context, which must still exist. */
             fence_context_leaving,
-            /* Removes the context from its table if this library charged it. */
+            /* Takes the context out of the table of charged contexts, if this library charged it. */
             context_leaving,
-            /* Moves the memory of a primary context's green contexts to the primary. */
+            /* Gives the memory of a primary context's green contexts to the primary context. */
             green_context_leaving,
-            /* Removes the context's blocks from the tables: another thread may get the same addresses at once. */
+            /* Removes the context's blocks from the tables of charges, because another thread may get the same
+             * addresses at once. */
             memory_context_leaving,
         },
     .context_left =
         {
             devices_context_left,
             limiter_context_left,
-            /* Uncharges the blocks, or puts them back into the tables if the context still exists. */
+            /* Uncharges the blocks, or puts them back into the tables if the driver did not end the context. */
             memory_context_left,
             green_context_left,
             /* Releases unused memory, then uncharges the context or puts it back into its table. */
@@ -37,7 +39,7 @@ const struct events vgpu_events = {
             unaccounted_context_left,
         },
     .waited = {pools_waited, fence_waited, unaccounted_waited},
-    /* In the order of the packages, lowest first; no function depends on another. */
+    /* These are in the order of the packages, lowest first, but none depends on another. */
     .reset =
         {
             driver_reset, blocks_reset, devices_reset, ledger_reset, limits_reset, host_memory_reset,

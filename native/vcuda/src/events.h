@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Calls from lower to higher packages: the events that a lower package reports, with tables of the functions that are
- * called. events.c defines the tables, each in its required order. They are constants: nothing is registered at run
- * time. No event is on the path of an allocation that fits or of a launch that may go.
+ * Events, by which a lower package (folder of the sources) calls functions of higher packages without including their
+ * headers. For each event there is a table of the functions that are called. events.c defines the tables, each in its
+ * required order. The tables are constants, so nothing is registered at run time. An allocation that fits and a launch
+ * that need not wait cause no event.
  */
 #ifndef VGPU_EVENTS_H
 #define VGPU_EVENTS_H
@@ -18,16 +19,17 @@ struct device;
 struct leaving;
 
 extern const struct events {
-    /* An allocation does not fit, or the account is read together with NVML's figures: cached memory is released. With
-     * `trim`, memory that the driver keeps for later allocations is released too. */
+    /* An allocation does not fit, or the account is read together with NVML's figures: memory that is no longer used is
+     * uncharged. With `trim`, memory that the driver keeps for later allocations is released too. */
     void (*reclaim[8])(bool trim);
-    /* The last thread in flight on a device has finished, and the charge there has moved by a step. */
+    /* The last thread in flight on a device (between a charge and the driver's return) has finished, and the charge has
+     * changed by a step since the last comparison with NVML. */
     void (*charge_moved[4])(int device);
     /* The thread's current context has changed, or may have changed. */
     void (*context_changed[4])(void);
-    /* The driver is about to free a context. The device is locked. */
+    /* The driver is about to free a context. The device's lock is held. */
     void (*context_leaving[8])(struct leaving *leaving);
-    /* The driver has freed the context or, if `gone` is false, has refused to. The device is locked. */
+    /* The driver has freed the context or, if `gone` is false, has refused to. The device's lock is held. */
     void (*context_left[8])(struct leaving *leaving);
     /* The program has waited for the GPU. done: the driver reports that the work is finished. */
     void (*waited[4])(bool done);

@@ -2,9 +2,9 @@
 /*
  * Starts the library in a process: at the first hook, and again in a forked child.
  *
- * A child has none of its parent's device memory and no mapping of the ledger, and may have inherited locks that
- * another thread held. A handler detects fork(). A child of a raw clone() is detected by a page that the kernel clears
- * in a child.
+ * A child has none of its parent's device memory and no mapping of the ledger (the file of the charges). It may have
+ * inherited locks that another thread of the parent held, so everything is reset there. A handler detects fork(). A
+ * child of a raw clone() is detected by a page that the kernel clears in a child.
  */
 #include "process.h"
 
@@ -20,7 +20,8 @@
 #endif
 
 static struct lock start_lock;
-/* Used before the start, and where the kernel cannot clear a page at fork. There only fork() is detected. */
+/* The state before the library was started. It stays in use if the kernel cannot clear a page at fork; then only fork()
+ * is detected, not clone(). */
 static struct process_state plain_state;
 _Atomic(struct process_state *) vgpu_process = &plain_state;
 
@@ -32,7 +33,8 @@ static void reset(void)
 
 static void before_fork(void)
 {
-    /* No child may inherit the descriptor through which the parent takes its slot. */
+    /* Lock the joining of the ledger, so that no child inherits the descriptor through which the parent takes its
+     * slot. */
     ledger_hold();
 }
 
@@ -87,10 +89,11 @@ static enum control enter(bool driver)
     bool ready = driver ? driver_ready() : nvml_ready();
     enum control control = limits_control();
     struct cached_limits *cached = atomic_load_explicit(&vgpu_cached_limits, memory_order_acquire);
-    /* A container with several shares gets here at each call; then no new check against the limits is needed. */
+    /* In a container with several shares every call reaches this line; `known` then shows that the limits have not
+     * changed, so they need not be checked again. */
     bool known = cached && atomic_load_explicit(&here->limits, memory_order_acquire) == cached;
     bool over = ready && !known && control == CONTROL_ON && limits_oom_killer() && oom_check();
-    /* From now on the hooks use the fast entry until the limits change. */
+    /* From now on the hooks use the fast path in vgpu_enter() until the limits change. */
     if (driver && ready && !over && driver_settled())
         atomic_store_explicit(&here->limits, cached, memory_order_release);
     return control;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Starts the library in a process, and defines the first line of every hook. */
+/* Starts the library in a process, and defines what every hook (replacement of a driver function) does first. */
 #ifndef VGPU_PROCESS_H
 #define VGPU_PROCESS_H
 
@@ -10,7 +10,7 @@
 
 /*
  * The state of this process only: whether the library was started and, once the driver was found, the limits that
- * apply. The state is in a page that the kernel clears in a forked child.
+ * apply. The state is in a page that the kernel clears in a forked child, so that the child starts the library again.
  */
 struct process_state {
     _Atomic bool started;
@@ -18,7 +18,8 @@ struct process_state {
 };
 extern _Atomic(struct process_state *) vgpu_process; /* This pointer is never NULL. */
 enum control vgpu_enter_again(void);
-/* Returns the cached limits while the limits file is unchanged. NULL: call vgpu_enter(), which reads it again. */
+/* Returns the cached limits while the limits file is unchanged. NULL: the caller must call vgpu_enter(), which reads
+ * the file again if needed. */
 static inline struct cached_limits *vgpu_limits_now(void)
 {
     struct process_state *process = atomic_load_explicit(&vgpu_process, memory_order_acquire);
@@ -26,7 +27,7 @@ static inline struct cached_limits *vgpu_limits_now(void)
     bool same = cached && __atomic_load_n(cached->sequence_at, __ATOMIC_ACQUIRE) == cached->sequence;
     return __builtin_expect(same, 1) ? cached : NULL;
 }
-/* The first line of every hook. If it returns CONTROL_OFF, the hook only calls the driver. */
+/* Called first by every hook. If it returns CONTROL_OFF, the hook only calls the driver. */
 static inline enum control vgpu_enter(void)
 {
     const struct cached_limits *cached = vgpu_limits_now();
@@ -34,7 +35,8 @@ static inline enum control vgpu_enter(void)
 }
 enum control vgpu_enter_nvml(void);
 
-/* The first lines of most hooks. They return at once if the driver does not have the function or if no limits apply. */
+/* The first lines of most hooks. If the driver does not have the function, the hook returns an error; if no limits
+ * apply, it only calls the driver. */
 #define ENTER(symbol, arguments) \
     enum control control = vgpu_enter(); \
     if (!REAL_HAS(symbol)) \

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Defines the offset and the range of each field of the limits file, the ledger, the GPU pages and the tenant page.
+"""Defines the offset and the range of each field of the files that a container shares with its node.
+
+The limits file holds the container's GPU limits, the ledger the GPU memory that its processes use, a GPU page which
+tenant (container with a share of the GPU) may run now, and the tenant page what the container reports about its use.
 
 native/vcuda/include/vgpu_abi.h declares the same layout in C and documents every field; a test compiles that header and
-compares the two. files.py and pages.py read and write the fields. Pure.
+compares the two. files.py and pages.py read and write the fields. This file does no I/O.
 """
 
 from __future__ import annotations
@@ -43,7 +46,8 @@ TENANT_LANES = 16
 
 Fields = Mapping[str, Tuple[int, str]]
 
-# Field → (offset, struct format). Offsets are spelled out so that the test can compare them with offsetof().
+# Maps each field to its offset and struct format. Offsets are spelled out so that the test can compare them with
+# offsetof().
 LIMITS_FIELDS: Fields = {
     "magic": (0, "8s"),
     "version": (8, "I"),
@@ -196,14 +200,14 @@ def put_header(buffer: bytearray, kind: Kind, **more: Any) -> None:
 
 
 def put_uuids(buffer: bytearray, start: int, uuids: Sequence[str]) -> None:
-    """Writes the GPUs' UUIDs into a file in their order, UUID_SIZE bytes each."""
+    """Writes the GPUs' UUIDs in their order into a file's bytes, each in UUID_SIZE bytes."""
     for i, uuid in enumerate(uuids):
         raw = encoded(uuid, UUID_SIZE, f"uuid of device {i}")
         buffer[start + i * UUID_SIZE : start + i * UUID_SIZE + len(raw)] = raw
 
 
 def named(page: bytes, fields: Fields, allocation: str) -> bytes:
-    """Returns a page with the id of its allocation filled in."""
+    """Returns a page after writing the id of its allocation into it."""
     out = bytearray(page)
     put_field(out, 0, fields, "allocation", encoded(allocation, ALLOCATION_SIZE, "allocation"))
     return bytes(out)
@@ -239,8 +243,8 @@ def whole_number(value: Any, top: int, what: str) -> int:
 
 
 def header_of(data: bytes, kind: Kind, size: int) -> Callable[[str], Any]:
-    """Returns a function that reads a header's fields by name. ``size``: bytes that the header needs. Raises
-    LayoutError if the data is no file of this kind, or has a version that this reader must not read.
+    """Returns a function that reads a header's fields by name. ``size``: the number of bytes that the header needs.
+    Raises LayoutError if the data is no file of this kind, or has a version that this reader must not read.
     """
     if len(data) < size:
         raise LayoutError(f"the {kind.what} has {len(data)} bytes, expected at least {size} for its header")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packs and parses the limits file and the ledger that a container shares with the node. Re-exports the functions for
-the GPU page and the tenant page.
+"""Packs and parses two files that a container shares with the node: the limits file (its GPU limits) and the ledger
+(the GPU memory that its processes use). Re-exports the functions for the GPU page and the tenant page.
 
 fields.py defines the offsets of the fields, pages.py the two pages, and native/vcuda/include/vgpu_abi.h the same layout
 in C. ledger_locks.py finds the living processes of a ledger. The functions that take a path read or change files in
-place; the others are pure.
+place; the others do no I/O.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .fields import (
 from .ledger_locks import any_slot_is_alive, handle_is_open, is_locked, slot_is_alive
 from .pages import pack_gpu_page, pack_tenant_page, parse_gpu_page, parse_tenant_page
 
-# The callers take these names from this module too.
+# Re-exported, because callers import these names from this module.
 __all__ = (
     "LEDGER_FILE_SIZE",
     "TENANT_FILE_SIZE",
@@ -149,7 +149,7 @@ def parse_limits(data: bytes) -> dict[str, Any]:
         "version": get("version"),
         "min_reader": get("min_reader"),
         "sequence": get("sequence"),
-        # Only people read this field: libvgpu.so ignores it.
+        # This field is for people who read the file; libvgpu.so ignores it.
         "allocation": get("allocation").split(b"\0", 1)[0].decode("ascii", "replace"),
         "core_policy": policies[get("core_policy")],
         "priority": get("priority"),
@@ -218,7 +218,8 @@ def parse_ledger(data: bytes) -> dict[str, Any]:
 
     Returns ``{"devices": [uuid], "allocation", "slots": [{"slot", "pid", "pid_namespace", "used": [..], "context":
     [..], "exported": [..]}], "totals": [{"uuid", "used", "context"}]}`` with bytes in the order of the devices; what is
-    exported is part of what is used. The tenant can write this file: every figure is what it says about itself.
+    exported is part of what is used. The tenant (the container) can write this file, so every figure is only its own
+    report.
     """
     devices, allocation, slots, offset, stride = _ledger_head(data, len(data))
     count = len(devices)
@@ -357,7 +358,9 @@ def as_packed(parsed: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def says(data: bytes, limits: Mapping[str, Any]) -> bool:
-    """Returns whether a limits file holds exactly these values, whatever its sequence."""
+    """Returns whether a limits file holds exactly these values. The sequence number, which counts its writes, is not
+    compared.
+    """
     try:
         return as_packed(parse_limits(data)) == as_packed(parse_limits(pack_limits(limits)))
     except LayoutError:

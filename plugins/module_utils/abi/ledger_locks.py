@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds which processes of a ledger are alive.
+"""Finds which processes of a ledger (the file that records the GPU memory of a container's processes) are alive.
 
 Each process that has a slot, or has imported memory of a slot, holds a kernel lock on the file. Any descriptor of the
 file finds the lock, in every pid namespace.

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packs and parses the GPU page (which tenant may run) and the tenant page (what the container reports). Pure.
+"""Packs and parses the GPU page (which tenant may run) and the tenant page (what the container reports).
 
-A container and the arbiter of the node share these pages. Their fields are in fields.py.
+A tenant is a container with a share of a GPU. Containers share these pages with the node's arbiter, which decides whose
+turn it is on each GPU. fields.py defines the fields. This file does no I/O.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from .fields import LayoutError, encoded, get_field, header_of, named, put_heade
 
 
 def pack_gpu_page(uuid: str, allocation: str = "") -> bytes:
-    """Returns the GPU page of an allocation before an arbiter has written it: the tenant keeps its own share."""
+    """Returns the GPU page of an allocation as it is before the arbiter has written it. With this page the tenant's
+    library limits the tenant to its share by itself.
+    """
     return named(_gpu_page(uuid), fields.GPU_PAGE_FIELDS, allocation)
 
 
-# The cache holds a page without its allocation id: a node packs the same few pages repeatedly.
+# The cached pages have no allocation id, because a node then packs the same few pages repeatedly.
 @functools.lru_cache(maxsize=32)
 def _gpu_page(uuid: str) -> bytes:
     out = bytearray(fields.GPU_PAGE_FILE_SIZE)
@@ -27,7 +30,9 @@ def _gpu_page(uuid: str) -> bytes:
 
 
 def parse_gpu_page(data: bytes) -> dict[str, Any]:
-    """Returns every field of a GPU page by name, ``gate`` and ``flags`` in words. Raises LayoutError."""
+    """Returns every field of a GPU page by name; the values of ``gate`` and ``flags`` are returned as words. Raises
+    LayoutError.
+    """
     get = header_of(data, fields.GPU_PAGE, fields.GPU_PAGE_FIELDS["uuid"][0])
     found = {name: get(name) for name in fields.GPU_PAGE_FIELDS if name not in ("magic", "reserved")}
     gates = {number: name for name, number in fields.GATES.items()}

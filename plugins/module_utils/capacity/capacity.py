@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares the slices that a host should have with the slices that the device plugin made and the kubelet knows.
+"""Compares the slices (equal shares of a GPU) that a host should have with the slices that the device plugin made and
+the kubelet knows.
 
 ``expected`` is computed from node.yaml and the GPUs that NVML lists. ``advertised`` comes from the kubelet's
 checkpoint, or from the running device plugin if the host has no kubelet. The checkpoint outlives the kubelet, so
-``advertised`` is empty if the kubelet does not answer or does not know the plugin. Pure except ``observe`` and
-``refusal``.
+``advertised`` is empty if the kubelet does not answer or does not know the plugin. Only ``observe`` and ``refusal`` do
+I/O.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ def observe(
     usage: bool = False,
     wanted_text: str = "",
 ) -> dict[str, Any]:
-    """Reads the data of a host that the comparison needs. ``usage``: also reads what runs, with three more calls of the
-    plugin. ``wanted_text``: node.yaml made from the group variables; empty: not compared.
+    """Reads the data of a host that the comparison needs. ``usage``: whether to read the running containers too, which
+    takes three more calls of the plugin. ``wanted_text``: node.yaml made from the group variables; if empty, it is not
+    compared.
     """
     base_path = config_path
     kubelet_socket = host.path(os.path.join(kubelet_dir, os.path.basename(SOCKET)))
@@ -72,8 +74,8 @@ def observe(
 
 
 def refusal(path: str) -> str:
-    """Returns why no program accepts connections on a socket, empty if a program does. The socket's file alone proves
-    nothing: a killed program leaves it behind.
+    """Returns why no program accepts connections on a socket; empty if a program accepts them. The socket's file alone
+    proves nothing: a killed program leaves it behind.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.settimeout(5.0)
@@ -122,7 +124,7 @@ def compare(seen: dict[str, Any]) -> dict[str, Any]:
     else:
         answer["lost"] = lost_gpus.find(seen["nvml"]["gpus"], seen["nvml"]["lost"], seen["plugin"])
     for lost in answer["lost"]:
-        # This single finding covers all differences that follow from it.
+        # Report only this finding, because all other differences follow from it.
         _differ(drift, "GPU", lost_gpus.name(lost), "readable", lost["reason"], lost_gpus.remedy(lost))
     if config is not None and seen["nvml"]["ok"]:
         _expect(config, seen, answer)
@@ -141,7 +143,7 @@ def compare(seen: dict[str, Any]) -> dict[str, Any]:
 
 
 def missing(seen: dict[str, Any]) -> dict[str, str]:
-    """Maps each source that gave no data to the reason. The report omits what only that source could show."""
+    """Maps each source that gave no data to the reason. The report then omits the facts that only this source has."""
     found = {}
     if not seen["nvml"]["ok"]:
         found["nvml"] = str(seen["nvml"]["error"])
@@ -180,7 +182,7 @@ def _compare_running(seen: dict[str, Any], answer: dict[str, Any], config: dict[
     drift = answer["drift"]
     if seen["nvml"]["ok"]:
         drift += capacity_running.ledgers(usages, answer["gpus"])
-    # With legacyPreferred the kubelet knows a slice under another id, and only the plugin knows which.
+    # With the option legacyPreferred the kubelet knows a slice under another id, and only the plugin knows that id.
     if answer["kubelet"] and not (slices.vcuda_of(config or {}) or {}).get("legacyPreferred"):
         drift += capacity_running.allocations(
             status, capacity_running.held(seen["checkpoint_text"], answer["resources"])
@@ -228,7 +230,7 @@ def _expect(config: dict[str, Any], seen: dict[str, Any], answer: dict[str, Any]
     answer["expected"] = [piece._asdict() for piece in pieces]
     answer["resources"] = sharing.resources_of(pieces, config)
     if node_config.by_claims(config):
-        # Compare the devices for claims instead, because the kubelet knows no resource of such a node.
+        # Here pods get GPUs by claims, so the kubelet knows no GPU resource: compare the devices for claims instead.
         answer.update(
             resource=capacity_running.CLAIM_DRIVER,
             resources=[],
@@ -250,7 +252,7 @@ def _expect(config: dict[str, Any], seen: dict[str, Any], answer: dict[str, Any]
 
 def _until_free(pieces: list[sharing.Piece], seen: dict[str, Any], answer: dict[str, Any]) -> list[sharing.Piece]:
     """Returns the expected slices. A GPU with used slices of a former split keeps that split until they are free, so
-    the slices of the former split are expected.
+    for this GPU the slices of the former split are expected.
     """
     status = seen["plugin"] or {}
     for uuid in status.get("waiting") or []:
@@ -338,7 +340,9 @@ def _leased(status: dict[str, Any]) -> list[str]:
 
 
 def _compare_kubelet(seen: dict[str, Any], answer: dict[str, Any]) -> None:
-    """Compares the kubelet's slices with those that exist. Without a kubelet the device plugin's own list counts."""
+    """Compares the slices that the kubelet knows with the existing slices. On a host without a kubelet the device
+    plugin's own list is compared instead.
+    """
     status = seen["plugin"] or {}
     leased = _leased(status)
     if answer["kubelet"]:
@@ -360,7 +364,7 @@ def _compare_kubelet(seen: dict[str, Any], answer: dict[str, Any]) -> None:
             _differ(answer["drift"], "kubelet", name, "registered", "not in the checkpoint", remedy)
         answer["advertised"] = advertised
         if answer["claims"] is not None:
-            # kube_capacity_info compares whether the API server has them.
+            # Not compared with the API server here: kube_capacity_info does that.
             answer["advertised"] = [] if deaf else _healthy(status)
             return _count(answer, leased)
         expected = [piece["id"] for piece in answer["expected"]]

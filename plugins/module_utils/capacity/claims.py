@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes the devices that a host's ResourceSlices should have if pods get GPUs by claims. Pure."""
+"""Computes the devices that a host's ResourceSlices should have if pods get GPUs by claims. No I/O."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ..config import sharing, slices
 def expected(
     gpus: Iterable[dict[str, Any]], pieces: Sequence[sharing.Piece], config: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Returns ``{uuid, shared, memory_mib, slots}`` of each device, which is a GPU or a MIG device. A number that the
-    device does not have is None.
+    """Returns ``{uuid, shared, memory_mib, slots}`` of each device, which is a GPU or a MIG device. A value is None if
+    it does not apply to the device.
     """
     requested = (slices.vcuda_of(config) or {}).get("sliceSizing") == "requested"
     out = []

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares the nodes' resources in Kubernetes with the resources that the nodes themselves advertise. Pure, on the
-API's own objects.
+"""Compares the nodes' resources in Kubernetes with the resources that the nodes themselves advertise. It works on
+objects as the API returns them and does no I/O.
 
 The kubelet reports changes to the API server once in its own period, ten seconds by default; the caller must wait for
 that report before the comparison.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares the ResourceSlices of nodes whose pods get GPUs by claims with the devices that the nodes should have, and
-finds the pods that use the devices. Pure, on the API's own objects.
+finds the pods that use the devices. It works on objects as the API returns them and does no I/O.
 """
 
 from __future__ import annotations

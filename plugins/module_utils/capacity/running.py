@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares the running containers of a host with their records, and node.yaml with the group's variables. Sources are
-the ledgers, NVML, the kubelet's checkpoint, the watcher and the library of each container. Also returns a card's
-present figures. Pure.
+the ledgers (files in which each container's library records its GPU memory), NVML, the kubelet's checkpoint, the
+watcher (which finds processes that bypass their limits) and the library of each container. Also returns a card's
+present figures. No I/O.
 
 A difference is ``{what, where, expected, found, remedy}``. A note has the same keys and is no fault: it disappears when
 the pod that it names ends.
@@ -16,11 +17,12 @@ from typing import Any, Mapping
 MIB = 1 << 20
 # The driver name of claims (Dynamic Resource Allocation).
 CLAIM_DRIVER = "gpu.vgpu.fleet"
-# Tolerance by which the ledgers' charges may exceed the driver's figure: LEAST_MIB, or the charges divided by PART if
+# The ledgers' charges may exceed the driver's figure by this tolerance: LEAST_MIB, or the charges divided by PART if
 # that is more. The watcher has the same tolerance in the other direction.
 LEAST_MIB, PART = 64, 16
 ABSENT = "not set"
-# Keys of node.yaml that no vgpu_ variable sets: the folder of the library, which the role vcuda chooses.
+# Keys of node.yaml that no vgpu_ variable sets and that are therefore not compared: the folder of the library, which
+# the role vcuda chooses.
 NOT_OF_THE_GROUP = ("sharing.vcuda.libraryRoot",)
 
 
@@ -29,13 +31,13 @@ def entry(what: str, where: str, expected: Any, found: Any, remedy: str) -> dict
 
 
 def wanted(wanted_text: str | None, text: str | None, path: str) -> list[dict[str, str]]:
-    """Compares a node's configuration file with the text that the group's variables produce, key by key."""
+    """Compares, key by key, a node's configuration file with the text that the group's variables produce."""
     if not wanted_text or text is None:
         return []
     try:
         ours, theirs = _flat(json.loads(wanted_text)), _flat(json.loads(text))
     except ValueError:
-        return []  # Another finding reports the unreadable file.
+        return []  # No difference is needed here, because another finding reports the unreadable file.
     keys = [
         key
         for key in sorted({*ours, *theirs})
@@ -72,7 +74,7 @@ def names(usages: list[dict[str, Any]]) -> dict[str, str]:
 def uses(usages: list[dict[str, Any]], slices: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns a row for each limited container and GPU: ``by`` (the user), ``uuid``, ``slices``, ``limit_mib``,
     ``used_mib`` and ``processes``. Further rows are for other slices in use, such as whole GPUs; their last three
-    values are None.
+    values are None, because nothing is known about their memory.
 
     ``slices``: the slices as ``vgpuctl slices`` lists them, with the holder's name.
     """
@@ -100,8 +102,8 @@ def uses(usages: list[dict[str, Any]], slices: list[dict[str, Any]]) -> list[dic
 
 
 def ledgers(usages: list[dict[str, Any]], gpus: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """Returns a difference for each GPU for which the ledgers charge more memory than the driver reports in use: then a
-    ledger is stale.
+    """Returns a difference for each GPU for which the ledgers charge more memory than the driver reports in use,
+    because a ledger is then stale.
 
     ``gpus``: rows of vgpu_capacity_info. Skips oversold GPUs, because part of their slices may be in host memory.
     """
@@ -138,7 +140,7 @@ def held(checkpoint_text: str | None, resources: list[str]) -> dict[str, list[st
 
 
 def allocations(status: dict[str, Any], given: dict[str, list[str]] | None) -> list[dict[str, str]]:
-    """Compares the plugin's records with the kubelet's account of the same slices."""
+    """Compares the plugin's records of slices in use with the kubelet's records of the same slices."""
     if given is None:
         return []
     recorded = [one for one in status.get("allocations") or [] if one.get("kind") == "kubelet"]
@@ -162,7 +164,7 @@ def allocations(status: dict[str, Any], given: dict[str, list[str]] | None) -> l
 
 
 def older_libraries(status: dict[str, Any], who: dict[str, str]) -> list[dict[str, str]]:
-    """Returns notes: containers that map another version of the library than new containers get."""
+    """Returns a note for each container that maps another version of the library than new containers get."""
     current = status.get("library")
     return [
         entry(
@@ -177,7 +179,8 @@ def older_libraries(status: dict[str, Any], who: dict[str, str]) -> list[dict[st
     ]
 
 
-# Reason of a finding → (expected state, remedy). Findings with another reason concern memory and use MEMORY.
+# Maps the reason of a watcher's finding to the expected state and the remedy. Findings with any other reason concern
+# memory and use MEMORY.
 EXPECTED = {
     "more-time": ("at most its share of the GPU's time", "check that container; its processes are not ended"),
     "foreign-mount": ("the node's own files at their paths", "check the mounts of that container"),
@@ -197,14 +200,14 @@ def watched(answer: dict[str, Any] | None) -> list[dict[str, str]]:
     out = []
     for one in (answer or {}).get("findings") or []:
         if one.get("kind") == "lease":
-            continue  # The isolation check that runs now caused this finding.
+            continue  # The running isolation check causes this finding on purpose.
         expected, remedy = EXPECTED.get(str(one.get("reason")), MEMORY)
         out.append(entry("process", _where(one), expected, one["text"], remedy))
     return out
 
 
 def old_mounts(answer: dict[str, Any] | None) -> list[dict[str, str]]:
-    """Returns notes: containers that have the mounts of a former version."""
+    """Returns a note for each container that has the mounts of a former version."""
     remedy = "the old mounts stay until the pod or container ends; upgrade.yml replaces a node's pods in batches"
     return [
         entry("mounts", _where(one), "the folders below /dev/vgpu", "single files of a former version", remedy)
@@ -218,14 +221,14 @@ def _where(one: dict[str, Any]) -> str:
 
 
 def card(plugin: Mapping[str, Any] | None, uuid: str, now: float) -> dict[str, Any]:
-    """Returns for one GPU: ``utilisation`` in percent, ``temperature`` in degrees Celsius (None: not known), and
-    ``xids`` since the plugin's start, the latest first: ``xid``, ``count``, and ``last``, its time in UTC.
+    """Returns for one GPU: ``utilisation`` in percent and ``temperature`` in degrees Celsius (each None if not known),
+    and ``xids`` since the plugin's start, the latest first: ``xid``, ``count``, and ``last``, its time in UTC.
 
     ``plugin``: the output of ``vgpuctl status --json``, None if there is none. ``now``: its time in seconds since 1970.
     """
     gpus = (plugin or {}).get("gpus") or []
     gpu: Mapping[str, Any] = next((one for one in gpus if one.get("uuid") == uuid), {})
-    # A plugin of a former version reports no age.
+    # A plugin of a former version reports no age of an Xid, so its time is unknown.
     xids = sorted(gpu.get("xids") or [], key=lambda one: one.get("age_s") or 0.0)
     return {
         "utilisation": _figure(gpu.get("utilisation")),
@@ -235,7 +238,7 @@ def card(plugin: Mapping[str, Any] | None, uuid: str, now: float) -> dict[str, A
 
 
 def _figure(value: Any) -> int | None:
-    """Returns a figure of the plugin, None for -1: the driver reports no figure."""
+    """Returns a figure of the plugin; None if it is -1, which means that the driver reports no figure."""
     return None if value is None or value < 0 else int(value)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Formats results as text tables for people: plain characters, no library."""
+"""Formats results as text tables for people, in plain characters and without a table library."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def _cell(value: Any) -> str:
 
 
 def advertised(capacity: dict[str, Any]) -> int:
-    """Returns the sum over the GPUs' rows, leased slices included, plus the slices advertised
-    beyond the expected number.
+    """Returns how many slices the host advertises: the sum over the GPUs' rows, leased slices included, plus the slices
+    advertised beyond the expected number.
     """
     ours = {one["id"] for one in capacity.get("expected") or []}
     foreign = set(capacity.get("advertised") or []) - ours
@@ -97,7 +97,7 @@ def _slice_report(result: dict[str, Any], whole: bool) -> list[str]:
 
 
 def with_passed(result: dict[str, Any]) -> dict[str, Any]:
-    """Returns a result with rows also for the passed checks, which isolation_brief kept only as names."""
+    """Returns a result that has rows for the passed checks again, which isolation_brief reduced to names."""
     checks = result.get("checks") or []
     names = {one["name"] for one in checks}
     passed = [name for name in str(result.get("passed") or "").split(", ") if name and name not in names]
@@ -105,7 +105,7 @@ def with_passed(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def age(isolation: dict[str, Any], now: float | None = None) -> str:
-    """Returns how long ago an earlier check ran: `` 3 h ago``."""
+    """Returns how long ago an earlier check ran, such as `` 3 h ago``."""
     if not isolation.get("time"):
         return ""
     seconds = max((time.time() if now is None else now) - isolation["time"], 0)
@@ -192,7 +192,8 @@ def isolation_faults(isolation: dict[str, Any]) -> list[str]:
         if result["verdict"] == PASSED:
             continue
         where = result.get("slice") or result.get("uuid") or "any GPU"
-        # Checks that did not run are only counted if the slice is violated; else they are the reason and are listed.
+        # If the slice is violated, checks that did not run are only counted. Otherwise these checks are the reason, so
+        # each is listed.
         silent = [one for one in result.get("checks") or [] if one["verdict"] == "not-run"]
         silent = silent if result["verdict"] == "violated" else []
         for one in result.get("checks") or []:

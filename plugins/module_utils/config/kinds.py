@@ -38,7 +38,8 @@ def errors(findings: Sequence[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.level == "error"]
 
 
-# Names that people expect → the variable that does it. Their spelling is nearer to variables that take another value.
+# Maps a name that people expect to the variable with that effect. A table is needed, because the spelling of these
+# names is nearer to other variables.
 EXPECTED_NAMES = dict.fromkeys(
     ("vgpu_slice", "vgpu_slices", "vgpu_slice_count", "vgpu_slices_per_gpu", "vgpu_replicas"), "vgpu_split_count"
 )
@@ -86,7 +87,7 @@ def decimal_text(value: Any) -> str | None:
 
 
 class Kind:
-    """Reads one value; ``expected`` ends the sentence "expected ..."."""
+    """Reads one value; the text ``expected`` completes the error message "expected ..."."""
 
     expected = "a value"
 
@@ -175,7 +176,7 @@ class Choice(Kind):
 
 
 class Text(Kind):
-    """Reads a text. Patterns end with \\Z, because $ also matches before a last line break."""
+    """Reads a text that matches a pattern. Patterns end with \\Z, because $ also matches before a last line break."""
 
     def __init__(self, expected: str = "a text", pattern: str = "") -> None:
         self.expected = expected

@@ -10,20 +10,20 @@ from typing import Any
 from ..host.digest import sha256
 from . import node_config, sharing, slices
 
-# Kinds of allocations that run a user's work; the kind "lease" belongs to a check.
+# Kinds of allocations that run a user's work; the remaining kind, "lease", belongs to an isolation check.
 CLAIM = "claim"
 OUTSIDE = ("container", "exec")
 HOLDERS = ("kubelet", CLAIM, *OUTSIDE)
 
 
 def held(state: dict[str, Any]) -> list[list[str]]:
-    """Returns the slices of each container: of the kubelet, of a claim, of docker or podman, and of a program of
-    vgpuctl exec. Slices of an isolation check are left out.
+    """Returns the slices of each container, whether the kubelet, a claim, docker, podman or ``vgpuctl exec`` started
+    it. Slices of an isolation check are left out.
     """
     status = state["plugin"]["status"] or {}
     allocations = status.get("allocations") or []
     found = [list(one.get("slice_ids") or []) for one in allocations if one.get("kind") in HOLDERS]
-    # A slice that a container engine got by its CDI name has no allocation.
+    # A slice that docker or podman got by its CDI name has no allocation.
     recorded = {name for one in allocations for name in one.get("slice_ids") or []}
     return found + [
         [one["id"]] for one in status.get("slices") or [] if one.get("in_use") and one["id"] not in recorded
@@ -51,7 +51,7 @@ def claims(state: dict[str, Any]) -> list[str]:
 
 
 def active_name(path: str, status: dict[str, Any] | None) -> str:
-    """Returns the name of the active configuration of the running program; empty: node.yaml itself."""
+    """Returns the name of the running program's active configuration; empty if that is node.yaml itself."""
     loaded = (status or {}).get("config_path") or path
     folder = node_config.configs_folder(path) + "/"
     return loaded[len(folder) : -len(node_config.CONFIG_SUFFIX)] if loaded.startswith(folder) else ""
@@ -78,7 +78,7 @@ def changes(path: str, desired: dict[str, Any], state: dict[str, Any]) -> list[s
 
 
 def faults(desired: dict[str, Any], kubeconfig: str) -> list[str]:
-    """Returns errors: settings of the configurations that the device plugin cannot apply."""
+    """Returns an error for each setting of the configurations that the device plugin cannot apply."""
     way_out = "set device_plugin_kubeconfig to a kubeconfig file on the host"
     named = {"node.yaml": desired["node_config"], **(desired.get("node_configs") or {})}
     return [

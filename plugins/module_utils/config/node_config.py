@@ -35,10 +35,11 @@ CONFIGS, CONFIG_SUFFIX = "configs", ".yaml"
 CONFIG_LABEL = "nvidia.com/device-plugin.config"
 LIBRARY_ROOT = "/usr/local/lib/vgpu"
 RESOURCE_NAME = "nvidia.com/gpu"
-# Value of vgpu_sharing → section of NVIDIA's file.
+# Maps a value of vgpu_sharing to its section of NVIDIA's file.
 REPLICATED = {"time-slicing": "timeSlicing", "mps": "mps"}
 MPS_ROOT = "/run/nvidia/mps"
-# Variables that are written to node.yaml only if they differ from their default.
+# Variables that are written to node.yaml only if they differ from their default, so that files of former versions stay
+# equal.
 NEWER = ("vgpu_memory_enforcement", "vgpu_allocation")
 
 ABSOLUTE = Text("an absolute path", r"^/")
@@ -83,7 +84,7 @@ NAME = Text(
 
 
 class _Reference(Kind):
-    """Reads one device of a list: index, gpu:mig index, or UUID, in the notation of NVIDIA's file."""
+    """Reads one device of a list in the notation of NVIDIA's file: an index, ``gpu:mig`` (two indexes), or a UUID."""
 
     expected = 'an index such as 0, "0:1" for a MIG device, or a UUID'
     uuid = r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
@@ -185,7 +186,7 @@ def from_vars(variables: dict[str, Any], library_root: str = LIBRARY_ROOT) -> di
     for name, variable in schema.VARIABLES.items():
         place = variable.node[:1] if variable.node[:1] == ("flags",) else variable.node[:2]
         if name in NEWER and clean[name] == variable.default:
-            continue  # At the default value the file stays as a former version wrote it.
+            continue  # Omit a default value, so that the file stays as a former version wrote it.
         if clean[name] is not None and (place == ("flags",) or (shared and place == schema.VCUDA)):
             _set(config, variable.node, clean[name])
     if not shared and clean["vgpu_memory_enforcement"] == "driver":
@@ -194,7 +195,8 @@ def from_vars(variables: dict[str, Any], library_root: str = LIBRARY_ROOT) -> di
         vcuda = config["sharing"]["vcuda"]
         vcuda["libraryRoot"] = library_root
         vcuda["resourceName"] = clean["vgpu_resource_names"].get("count", RESOURCE_NAME)
-        # The scheduler reads the other names. The node reads a pod's priority and lists the remaining resources.
+        # The scheduler reads all names except the count's. The node needs them too: it reads a pod's priority and lists
+        # the other resources in its capacity.
         if clean["vgpu_slice_sizing"] == "requested":
             vcuda.update(_names(clean["vgpu_resource_names"]))
         vcuda["devices"] = [_exception(item) for item in clean["vgpu_devices"]]
@@ -264,8 +266,8 @@ def _replicated(clean: dict[str, Any]) -> dict[str, Any]:
 
 
 def _replicas_of_mig(clean: dict[str, Any]) -> dict[str, Any]:
-    """Returns the section for time-sliced MIG instances: by the resource of each profile, or by
-    their common resource.
+    """Returns the section for time-sliced MIG instances. Its entries name the resource of each profile, or the common
+    resource of all instances.
     """
     wanted = clean["vgpu_mig_replicas"]
     if clean["vgpu_mig_strategy"] == "single":
@@ -286,7 +288,8 @@ def read(config: Any, findings: list[Finding]) -> Any:
     clean = FILE.read(config, "", findings)
     sharing = clean.get("sharing") if isinstance(clean, dict) else None
     if isinstance(sharing, dict) and len(sharing) > 1:
-        # The section for the remaining GPUs: vcuda, else at most one of the others.
+        # Sections that share all remaining GPUs: vcuda, and every other section without device names. At most one may
+        # exist.
         greedy = [key for key in sorted(sharing) if key == "vcuda" or not _names_devices(sharing[key])]
         if len(greedy) > 1:
             both = " and ".join("sharing." + key for key in greedy)
@@ -296,7 +299,9 @@ def read(config: Any, findings: list[Finding]) -> Any:
 
 
 def _names(said: dict[str, str]) -> dict[str, Any]:
-    """Returns the resource names, apart from the count's, that differ from HAMi's, in the form of node.yaml."""
+    """Returns the resource names that differ from HAMi's, in the form of node.yaml. The name of the GPU count is left
+    out.
+    """
     out: dict[str, Any] = {"priorityResource": said["priority"]} if "priority" in said else {}
     others = {schema.camel(key): said[key] for key in ("memory", "memory_percentage", "cores") if key in said}
     return {**out, "resourceNames": others} if others else out
@@ -317,7 +322,7 @@ def validate(config: Any) -> list[Finding]:
 def load(text: str, origin: str = PATH) -> dict[str, Any]:
     """Parses the text of a configuration file. Raises ConfigError with the file, the key and the expected value."""
     try:
-        config = json.loads(text, parse_float=str)  # a scaling keeps the digits of its text
+        config = json.loads(text, parse_float=str)  # keeps the exact digits of a scaling
     except RecursionError:
         raise ConfigError(origin, [error("text", "nested too deeply to be a configuration")]) from None
     except ValueError as fault:

@@ -2,7 +2,7 @@
 """Makes the kinds of role variables from the roles' argument_specs.yml, and finds mistyped variable names.
 
 An argument specification defines type, choices, elements and keys. ``TIGHTER`` and ``RANGES`` define what it cannot
-express: patterns and ranges. Pure; ``plugin_utils/role_tables.py`` reads the files.
+express: patterns and ranges. This file does no I/O; ``plugin_utils/role_tables.py`` reads the files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 class Anything(Kind):
-    """Accepts any value: only the program that uses the value can judge it."""
+    """Accepts any value, because only the program that uses the value can judge it."""
 
     def read(self, value: Any, path: str, findings: list[Finding]) -> Any:
         return value
@@ -56,7 +56,7 @@ def path(empty: bool, on_host: bool) -> Kind:
     return Text(expected + (" or an empty text" if empty else ""), rf"^({shape}{'|' if empty else ''})\Z")
 
 
-# Options of type path whose file is on the controller, or below a home folder; these paths may be relative.
+# Options of type path whose file is on the controller or below a home folder, so these paths may be relative.
 ON_CONTROLLER = (
     "device_plugin_cache",
     "report_dir",
@@ -128,7 +128,7 @@ def native(value: Any) -> Any:
     for plain in (bool, int, float, str):
         if isinstance(value, plain):
             return plain(value)
-    # A vaulted text or a date: a role gets its text.
+    # A vaulted text or a date becomes a string, because a role gets its text.
     return None if value is None else str(value)
 
 
@@ -152,7 +152,7 @@ RENAMED = {
     "upgrade_node": "device_plugin_node_name",
     "verify_kube_node": "device_plugin_node_name",
 }
-# Variables of earlier versions that users need not set: the roles decide their values.
+# Variables of earlier versions that no longer exist, because the roles decide their values.
 INTERNAL = (
     "container_runtime_containerd_record",
     "container_runtime_docker_record",
@@ -190,7 +190,7 @@ OTHERS_PREFIXES = ("cuda_", "gpu_")
 class Names:
     """Holds the valid names, and finds out whether an unknown name is a mistyped valid one.
 
-    Cost: one dictionary look-up for each letter.
+    A check costs one dictionary look-up for each letter of the name.
     """
 
     def __init__(self, valid: Iterable[str]) -> None:

@@ -58,7 +58,7 @@ def normal_name(name: str) -> str:
 
 
 def pieces_for(gpus: Sequence[dict[str, Any]], config: dict[str, Any]) -> tuple[list[Piece], list[Finding]]:
-    """Returns every replica in the order of the GPUs, and the findings of the GPUs about the configuration. After an
+    """Returns every replica in the order of the GPUs, and the findings about the configuration on these GPUs. After an
     error the result holds the replicas that could be made.
     """
     findings: list[Finding] = list(slices.findings_for([gpu for gpu in gpus if not _taken_by_mig(gpu, config)], config))
@@ -87,14 +87,14 @@ def _limited(device: Device, share: slices.Share, config: dict[str, Any]) -> lis
     try:
         memory, sm_percent = slices.size_of(device.gpu, share)
     except slices.SliceError:
-        return []  # findings_for has reported this fault.
+        return []  # findings_for has already reported this fault.
     numbers = range(share.split_count)
     return [_piece(device, f"{device.uuid}::{n}", memory, sm_percent, resource, VCUDA) for n in numbers]
 
 
 def _replicas(device: Device, mode: str, section: dict[str, Any], entry: dict[str, Any]) -> list[Piece]:
-    """Returns the replicas of a device by one entry. Time-slicing limits nothing, so each replica has the whole device;
-    the MPS daemon limits each client to an equal part of memory and threads.
+    """Returns the replicas that one entry of the configuration makes of a device. Time-slicing limits nothing, so each
+    replica has the whole device; the MPS daemon limits each client to an equal part of memory and threads.
     """
     count = int(entry["replicas"])
     resource = normal_name(entry["name"])
@@ -169,7 +169,7 @@ def _resource(config: dict[str, Any], kind: str, text: str, plain: str) -> str:
     return plain
 
 
-# ---- which entry shares which device
+# ---- the choice of the entry for each device
 
 
 def _choose(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes the slices of a host's GPUs under a node configuration.
+"""Computes the slices (equal shares) of a host's GPUs under a node configuration.
 
 K is the split count, S the memory scaling and C the cores scaling. N GPUs of M MiB give N*K slices. Each slice has
 floor(M*S/K) MiB and min(100, floor(100*C/K)) % of the SMs. Numbers are exact: scalings are read from their decimal text
@@ -18,10 +18,10 @@ from .kinds import Finding, decimal_text, error, warning
 
 MIB = 1 << 20
 
-# Model and its greatest advised K. Documents on GPU sharing advise against splitting a card further.
+# Each model with its greatest advised K. Documents on GPU sharing advise against splitting such a card further.
 ADVISED_SPLIT = (("GTX 1080 Ti", 5), ("RTX 2080 Ti", 5), ("T4", 7), ("A100", 15))
 
-# Suffixes that name a different model: a GTX 1080 Ti is no GTX 1080.
+# Suffixes that name a different model. For example, a GTX 1080 Ti is no GTX 1080.
 MODEL_SUFFIXES = ("ti", "super")
 
 
@@ -49,7 +49,7 @@ def mib(total_bytes: int) -> int:
 
 
 def model_matches(pattern: str, model: str) -> bool:
-    """Returns whether a model name from a person ("T4", "V100-16GB") is the model that NVML names ("Tesla
+    """Returns whether the model name that a user wrote ("T4", "V100-16GB") fits the model that NVML names ("Tesla
     V100-SXM2-16GB").
 
     The words of the pattern must occur in this order in the name; words are whole, so that T4 is not T400.

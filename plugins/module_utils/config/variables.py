@@ -29,9 +29,9 @@ from .kinds import (
 )
 
 PREFIX = "vgpu_"
-# The number of slots of a ledger.
+# The number of slots (processes) of a ledger, the file in which a container's processes record their GPU memory.
 MAX_SPLIT = 1024
-# Default K with vgpu_slice_sizing: requested. There K only bounds how many containers share a GPU.
+# Default K (vgpu_split_count) with vgpu_slice_sizing: requested, where K only bounds how many containers share a GPU.
 REQUESTED_SPLIT = 10
 
 RESOURCE = Text(
@@ -62,8 +62,8 @@ CONFIG_NAME = Text("a name of lowercase letters, digits and dashes", r"^[a-z0-9]
 
 
 class Variable(NamedTuple):
-    """Describes a variable. ``node``: its path in node.yaml, empty if it is not in node.yaml; ``default`` None: the
-    variable may stay unset.
+    """Describes a variable. ``node``: its path in node.yaml, empty if it is not in node.yaml. A ``default`` of None
+    means that the variable may stay unset.
     """
 
     kind: Kind
@@ -214,7 +214,7 @@ VARIABLES: dict[str, Variable] = {
         ListOf(Text()), [], (), "names that resemble vgpu_ variables but belong to other products: not checked"
     ),
 }
-# Variables of the run or of the whole cluster: a named configuration cannot set them.
+# Variables of the run or of the whole cluster, which a named configuration therefore cannot set.
 NOT_NAMED = (
     "vgpu_configs",
     "vgpu_verify",
@@ -226,7 +226,7 @@ NOT_NAMED = (
     "vgpu_package_environment",
     "vgpu_other_names",
 )
-# Variables that no screen or log may show: a proxy address holds a password.
+# Variables that no screen or log may show, because a proxy address may hold a password.
 NOT_SHOWN = ("vgpu_package_environment",)
 
 
@@ -250,14 +250,15 @@ VARIABLES["vgpu_configs"] = VARIABLES["vgpu_configs"]._replace(kind=Mapping(CONF
 CLAIMS, WAYS_OF_CLAIMS = "dra", ("auto", "cdi-cri")
 # Settings that a node label cannot choose: they need changes on the host that a running plugin does not make.
 ONLY_FOR_THE_HOST = ("mig_geometry", "mig_replicas", "time_slice", "allocation")
-# vgpu_sharing of a host → values that its named configurations may use, because they need nothing more on the node.
+# Maps the vgpu_sharing of a host to the values that its named configurations may use, because these values need nothing
+# more on the node.
 BY_LABEL = {
     "vcuda": ("vcuda", "time-slicing", "none"),
     "time-slicing": ("time-slicing", "none"),
     "none": ("none", "time-slicing"),
 }
-# Variable → the values of vgpu_sharing with which it has an effect. Variables of sharing.vcuda need vcuda and are not
-# listed.
+# Maps a variable to the values of vgpu_sharing with which it has an effect. The variables that belong to sharing.vcuda
+# are not listed, because they always need vcuda.
 OTHER_MODES = {
     "vgpu_split_count": ("vcuda", "time-slicing", "mps"),
     "vgpu_devices": ("vcuda", "time-slicing", "mps"),
@@ -279,7 +280,8 @@ def defaults() -> dict[str, Any]:
 
 
 def read(values: dict[str, Any], findings: list[Finding]) -> dict[str, Any]:
-    """Returns the clean value of every variable: what ``values`` sets, else the default. Faults go to ``findings``.
+    """Returns the clean value of every variable: the value from ``values``, else the default. Adds faults to
+    ``findings``.
 
     Ignores names in ``values`` that do not start with ``vgpu_``, and names in ``vgpu_other_names``.
     """

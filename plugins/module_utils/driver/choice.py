@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides which driver a host gets, with which packages and files, from facts alone and before any installation. Pure.
+"""Decides which driver a host gets, with which packages and files, from facts alone and before any installation.
 
-``choose`` reads the state from ``host_state`` and the role's variables. It refuses a combination that cannot work with
-a sentence that names the host's part, the found state and the remedy.
+This file does no I/O: ``choose`` gets the state that ``host_state`` read, and the role's variables. If a combination
+cannot work, ``choose`` returns a refusal that names the host's part, the found state and the remedy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from . import support as driver_support
 from .facts import NOUVEAU_FILE
 
 SOURCES = ("distribution", "cuda", "mirror", "file", "present")
-# nova replaces nouveau in new kernels and binds the GPUs in the same way.
+# nova replaces nouveau in new kernels and binds the GPUs in the same way, so this file blocks both.
 NOUVEAU_TEXT = """\
 # Managed by vgpu.fleet: the GPUs belong to NVIDIA's driver.
 blacklist nouveau
@@ -52,9 +52,9 @@ UNSUPPORTED_FILE = "/etc/modprobe.d/vgpu-unsupported.conf"
 MEMACCT_FILE = "/etc/modprobe.d/vgpu-memacct.conf"
 MEMACCT = {"off": 0, "misc": 1, "dmem": 2, "auto": 3}
 MEMACCT_BRANCH = 615
-# Modules to load, in this order; the others are their dependencies.
+# Modules to load, in this order; the kernel loads NVIDIA's other modules as their dependencies.
 MODULES = ["nvidia", "nvidia_uvm", "nvidia_modeset"]
-# The units, files and packages that any decision can need. They are read before the host's needs are known.
+# The units, files and packages that any decision can need. All are read, because the host's needs are not known yet.
 FILES = [NOUVEAU_FILE, UNSUPPORTED_FILE, MEMACCT_FILE, GRIDD_FILE, TOKEN_FILE, PERSISTENCE_FILE]
 UNITS = ["nvidia-persistenced.service", "nvidia-fabricmanager.service", "nvidia-gridd.service"]
 PACKAGE_PATTERNS = ["*nvidia*", "libcuda1", "linux-*", "kernel-devel*", "kernel-*-devel", "kernel-headers", "nvlsm"]
@@ -258,7 +258,7 @@ def _install(host: System, state: dict[str, Any], wanted: dict[str, Any]) -> Cho
 
 
 def _pinned(wanted: dict[str, Any]) -> list[str]:
-    """Returns the named packages, each at the common version unless it names its own."""
+    """Returns the packages that the user named, each at the common version unless its entry has its own version."""
     version = str(wanted["version"])
     return [name if "=" in name or not version else f"{name}={version}" for name in wanted["packages"]]
 
@@ -272,7 +272,7 @@ def package_of(path: str) -> str:
 def _branch(
     host: System, wanted: dict[str, Any], found: Sequence[tuple[str, driver_support.Generation]]
 ) -> tuple[int | None, list[str]]:
-    """Returns the requested branch, or the newest that drives every GPU of the host."""
+    """Returns the requested driver branch, or the newest branch that drives every GPU of the host."""
     offered = driver_packages.offered(host, wanted["source"])
     asked = int(wanted["branch"]) if wanted["branch"] else driver_support.branch_of(str(wanted["version"]))
     if offered == ():
@@ -375,7 +375,7 @@ def _signed(
 
 def _secure_boot(host: System, driver: dict[str, Any], kind: str, prebuilt: bool) -> list[str]:
     """Returns a refusal if Secure Boot would refuse the modules: the kernel then loads only modules whose signer it
-    knows. So the fault is found before the installation.
+    knows. This check finds the fault before the installation.
     """
     if kind == "none" or not driver.get("secure_boot") or prebuilt:
         return []

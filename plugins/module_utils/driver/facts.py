@@ -15,16 +15,16 @@ SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e0
 SIGNING_KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
 DRIVER_CONTAINER = "/run/nvidia/driver"
 RUNFILE = "/usr/bin/nvidia-uninstall"
-# Paths at which packages and runfiles install the program.
+# Paths at which packages and runfiles install the program nvidia-smi.
 SMI = ("/usr/bin/nvidia-smi", "/usr/local/bin/nvidia-smi", "/opt/bin/nvidia-smi")
 # The file that blocks nouveau; the initramfs must have a copy.
 NOUVEAU_FILE = "/etc/modprobe.d/vgpu-nouveau.conf"
 CONTROLLERS = ("dmem", "misc")
-# Modules in the order in which they must be unloaded: each module uses those after it.
+# Modules in the order in which they must be unloaded: each module uses modules after it.
 MODULES = ("nvidia_drm", "nvidia_modeset", "nvidia_peermem", "nvidia_fs", "gdrdrv", "nvidia_uvm", "nvidia")
-# Services that use the driver in addition to users' programs. A reload of the modules stops them and starts them again,
-# so they are no reason for a reboot. The path unit loads modules when it sees a new one on disk, which would race with
-# the unloading.
+# Services that use the driver in addition to users' programs. A reload of the modules stops these services and starts
+# them again, so they are no reason for a reboot. One of them, a systemd path unit, loads a new module as soon as it
+# appears on disk, which would race with the unloading.
 HOLDERS = (
     "nvidia-cdi-refresh.path",
     "nvidia-cdi-refresh.service",
@@ -40,7 +40,7 @@ HOLDERS = (
 
 
 def read(host: Host) -> dict[str, Any]:
-    """Returns ``driver`` of host_state."""
+    """Returns the driver's state, which host_state returns under the key ``driver``."""
     found = host.driver()
     text = host.text("/proc/driver/nvidia/version") or ""
     modules = loaded_modules(host)
@@ -60,8 +60,9 @@ def read(host: Host) -> dict[str, Any]:
         "initramfs_old": initramfs_old(host, NOUVEAU_FILE),
         "nvlink5": nvlink5(host),
         "signed_modules": signed_modules(host),
-        # Facts for limits by the driver: whether only version 2 of control groups is mounted; which of dmem and misc
-        # the kernel has and does not disable (None: unknown); RmMemacctMode.
+        # Facts that show whether the driver can limit memory: whether only version 2 of control groups is mounted;
+        # which of dmem and misc the kernel has and does not disable (None if unknown); the driver's setting
+        # RmMemacctMode.
         "cgroup2": controllers is not None,
         "controllers": None if controllers is None else [one for one in CONTROLLERS if one in controllers.split()],
         "registry": registry(host),
@@ -88,13 +89,15 @@ def loaded_modules(host: Host) -> dict[str, tuple[int, list[str]]]:
 
 
 def busy(modules: dict[str, tuple[int, list[str]]]) -> bool:
-    """Returns whether a process uses one of the modules: it then has more references than modules that use it."""
+    """Returns whether a process uses one of the modules, because the module then has more references than modules that
+    use it.
+    """
     return any(count > len(by) for count, by in modules.values())
 
 
 def users(host: Host, modules: dict[str, tuple[int, list[str]]], besides: Sequence[str] = ()) -> list[str]:
     """Returns the processes that use the driver, as ``name (pid)``. If the kernel shows a use but no process,
-    returns one entry that says so. ``besides``: units whose processes do not count.
+    returns one entry that says so. ``besides``: names of units whose processes do not count.
     """
     if not busy(modules):
         return []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names the driver's packages in each distribution and repository. Pure.
+"""Names the driver's packages in each distribution and repository. No I/O.
 
 ``name=version`` pins a version; ``name=*`` allows any version; ``name=@other`` pins the driver version of the package
 ``other``, because the fabric manager must equal the driver to the last digit.
@@ -15,7 +15,7 @@ from . import repository_keys
 from .support import OPEN_FIRST, PREBUILT
 
 CUDA = "https://developer.download.nvidia.com/compute/cuda/repos"
-# Debian release → {branch: the part of the package names that identifies the branch}.
+# Maps each Debian release to its branches, and each branch to the part of the package names that identifies it.
 DEBIAN = {"12": {535: "", 470: "tesla-470-"}, "13": {550: "", 535: "tesla-535-"}}
 # Ubuntu's -server branches in its archive on 2026-11-23. Branches whose packages are empty and install a later branch
 # are left out.
@@ -29,7 +29,7 @@ UBUNTU_SERVER = {
 UBUNTU_KERNEL = {"20.04": "5.4.", "22.04": "5.15.", "24.04": "6.8.", "26.04": "7.0."}
 # From this branch on, packages in NVIDIA's repository for Ubuntu have no branch in their names, and the set differs.
 CUDA_UBUNTU_UNVERSIONED = 590
-# Release → the first branch in NVIDIA's repository for it, for releases that appeared late.
+# For each release that appeared late, the first branch in NVIDIA's repository for that release.
 CUDA_FIRST = {"ubuntu2604": 595}
 # Sources whose package names do not contain the branch.
 REPOSITORIES = ("cuda", "mirror", "file")
@@ -38,7 +38,7 @@ DEBIAN_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def offered(host: System, source: str) -> tuple[int, ...] | None:
-    """Returns the branches that a source has on this system; None if the source may have any branch."""
+    """Returns the driver branches that a source of packages has on this system; None if it may have any branch."""
     if source != "distribution":
         return None
     if host.family == "debian":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names the key that signs NVIDIA's repository for each release, and finds whether the collection has the key. Pure.
+"""Names the key that signs NVIDIA's repository for each release, and finds whether the collection has the key. No I/O.
 
 NVIDIA signs the repository of each newer release with a separate key. The table holds a full fingerprint only if a
 second source has the same; the collection ships a key only if its text came from a public source and has that
@@ -35,7 +35,7 @@ CUDA = {
 }
 # The key of the container toolkit's repository, for every release.
 TOOLKIT = Key("gpgkey", "C95B321B61E88C1809C4F759DDCAE044F796ECB0")
-# Fingerprint → path of the shipped key, relative to the collection's root.
+# Maps a fingerprint to the path of the shipped key, relative to the collection's root.
 SHIPPED = {
     CUDATOOLS_DEB.fingerprint: "roles/nvidia_driver/files/3bf863cc.asc",
     CUDA["debian13"].fingerprint: "roles/nvidia_driver/files/8793F200.asc",

@@ -19,12 +19,12 @@ from . import facts as driver_facts
 # Folders of modprobe files, which are also in the initramfs, and of systemd units.
 MODPROBE, UNITS = "/etc/modprobe.d/", "/etc/systemd/system/"
 CDI_REFRESH = "nvidia-cdi-refresh.service"
-# Key of the record: services that a reload has stopped and not started again yet.
+# Key of the record under which it lists the services that a reload has stopped and not started again yet.
 STOPPED = "stopped"
 
 
 class SetupError(Exception):
-    """A step failed; the text says which, what was found, and what to do."""
+    """A step failed; the text says which step, what was found, and what to do."""
 
 
 class Desired(NamedTuple):
@@ -45,8 +45,8 @@ def newer(paths: Sequence[str], files: dict[str, Any], started: float | None) ->
 
 
 class Setup:
-    """Makes the changes of one run; afterwards ``plan``, ``reboot`` and ``files`` (before and
-    after) show them, made or predicted.
+    """Makes the changes of one run. Afterwards ``plan``, ``reboot`` and ``files`` (before and after) show the changes
+    that were made, or in check mode predicted.
     """
 
     def __init__(self, desired: Desired, host: Host, check_mode: bool = False) -> None:
@@ -76,7 +76,8 @@ class Setup:
         argv = initramfs.get("argv")
         late = [path for path, text in former.items() if path.startswith(MODPROBE) and self.host.text(path) != text]
         if argv and not self.check_mode and late:
-            # Record this before the files are restored: afterwards nothing else shows that the initramfs is outdated.
+            # Record this before the files are restored, because afterwards nothing else shows that the initramfs is
+            # outdated.
             self._remember("initramfs", {"due": True})
         self._write(former)
         for unit in self._read_units(former):
@@ -106,7 +107,7 @@ class Setup:
             if after is None:
                 os.unlink(self.host.path(path))
                 if path.startswith(UNITS):
-                    # The folder of a unit's drop-ins, if it holds nothing else.
+                    # Also remove the folder of a unit's drop-ins if it is empty.
                     with contextlib.suppress(OSError):
                         os.rmdir(os.path.dirname(self.host.path(path)))
             else:
@@ -165,7 +166,8 @@ class Setup:
             self._reload(loaded, on_disk)
 
     def _reload(self, loaded: str, on_disk: str) -> None:
-        # Check the users before any service stops: CUDA programs fail when their fabric manager stops.
+        # Check which processes use the driver before any service stops, because CUDA programs fail when their fabric
+        # manager stops.
         modules = driver_facts.loaded_modules(self.host)
         if self._in_use(loaded, driver_facts.users(self.host, modules, driver_facts.HOLDERS)):
             return
@@ -186,7 +188,8 @@ class Setup:
         if stopped:
             self._start_again(stopped)
         if not self.reboot and self.host.units([CDI_REFRESH])[CDI_REFRESH]["enabled"]:
-            # The service does its work and ends; its files name libraries of the former driver.
+            # This service does its work and ends. Run it again, because the files that it wrote name libraries of the
+            # former driver.
             answer = self.host.run(["systemctl", "restart", CDI_REFRESH])
             if answer.rc != 0:
                 self.warnings.append(
@@ -204,7 +207,7 @@ class Setup:
         if self._in_use(loaded, driver_facts.users(self.host, modules)):
             return
         there = [name for name in driver_facts.MODULES if name in modules]
-        # Modules of other products, such as GPUDirect's: reloaded in reverse order.
+        # Modules of other products, such as GPUDirect's, are unloaded first and loaded again in reverse order.
         others = [name for name in reversed(there) if name not in self.desired.modules]
         for name in there:
             if self.host.run(["rmmod", name]).rc != 0:
@@ -228,7 +231,8 @@ class Setup:
         if not self.reboot:
             self._run("starting the services that use the driver", argv)
         elif self.host.run(argv).rc != 0:
-            # The services' programs are new and the module is old: they start at the boot that this host needs.
+            # Not an error: the services' programs are new and the loaded module is old, so they start only after the
+            # reboot that this host needs.
             self.warnings.append(
                 f"{', '.join(stopped)} did not start again; they need the driver that the next reboot loads"
             )
@@ -261,7 +265,8 @@ class Setup:
             elif not (unit["enabled"] and unit["active"]):
                 if not unit["enabled"] and not self.check_mode:
                     self._remember("services", [name])
-                # A service of the driver cannot start before the reboot that loads the module.
+                # If the host needs a reboot, only enable the service: it cannot start before the reboot loads the
+                # module.
                 now = [] if self.reboot else ["--now"]
                 verb = "enable" if self.reboot else "enable and start"
                 if not (self.reboot and unit["enabled"]):

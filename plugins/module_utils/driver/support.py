@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the driver branches that support a GPU, from its PCI device id and before any driver is installed. Pure.
+"""Finds the driver branches that support a GPU, from its PCI device id and before any driver is installed. No I/O.
 
 Sources: the device ids are those of the PCI ID repository; first and last branches are NVIDIA's (data-centre driver
 release notes, the list of legacy GPUs, the kernel-module page of the driver installation guide).
@@ -27,8 +27,8 @@ PREBUILT = "linux-modules-nvidia-"
 
 
 class Generation(NamedTuple):
-    """Describes a GPU generation. ``first``, ``last``: driver branches that support it, 0: no limit; ``modules``: the
-    kinds of kernel modules that drive it.
+    """Describes a GPU generation. ``first``, ``last``: the range of driver branches that support it, where 0 means no
+    limit; ``modules``: the kinds of kernel modules that drive it.
     """
 
     name: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configures containerd with the desired runtime and restarts it, or restores the former file.
+"""Configures containerd with the desired runtime and restarts containerd, or restores the former file.
 
 ``prepare`` reads, merges and checks the candidate by ``containerd config dump``. It changes nothing, so check mode
 stops after it. ``carry_out`` writes, restarts and verifies, and restores the former file if containerd does not start.
@@ -40,7 +40,7 @@ class Options(NamedTuple):
 
 
 class Applier:
-    """Configures containerd in one run. After ``prepare`` the attributes hold the report."""
+    """Configures containerd in one run. After ``prepare`` the attributes hold the report: what changes, and why."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -194,7 +194,8 @@ class Applier:
         if self.options.absent or not self.options.record:
             return
         if record is not None:
-            # This record is of an earlier run: without it no later run could remove its keys.
+            # An earlier run wrote this record. Restore it, because without it no later run could remove that run's
+            # keys.
             write_text(self.options.record, record.decode("utf-8"), 0o600)
             return
         with contextlib.suppress(FileNotFoundError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets NVIDIA's runtime in the text of a containerd configuration, of versions 1, 2 and 3. Pure.
+"""Sets NVIDIA's runtime in the text of a containerd configuration, of versions 1, 2 and 3. No I/O.
 
 containerd 1.6 and 1.7 merge drop-in files by plugin: a drop-in file for the CRI plugin replaces the plugin's whole
 section, with cgroup driver, sandbox image and CNI folders. So for these versions the keys go into the main file. From
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ..text import toml_text
 
-# Tables of the CRI plugin's keys, by version of the file.
+# The table that holds the CRI plugin's keys, by version of the file.
 SECTIONS = {
     1: "plugins.cri",
     2: 'plugins."io.containerd.grpc.v1.cri"',
@@ -30,14 +30,14 @@ class ConfigError(Exception):
 
 
 class Desired(NamedTuple):
-    """Describes a runtime by name and absolute path of its program; ``default``: for containers
-    that name no runtime.
+    """Describes a runtime by name and absolute path of its program. ``default``: whether containers that name no
+    runtime use it.
     """
 
     name: str = "nvidia"
     path: str = "/usr/bin/nvidia-container-runtime"
     default: bool = True
-    # None: the same value as the file has for runc.
+    # None means the same value as the file has for runc.
     systemd_cgroup: bool | None = None
 
 
@@ -76,8 +76,8 @@ def fresh(daemon: tuple[int, ...], desired: Desired) -> str:
 
 
 def systemd_cgroup(given: Any, kubelet: Any, text: str | None) -> bool | None:
-    """Returns whether the runtime uses systemd's cgroup driver; None: the value that the file has for runc. ``given``:
-    auto, true or false; ``kubelet``: ``kubelet_engine`` of host_state.
+    """Returns whether the runtime uses systemd's cgroup driver; None means the value that the file has for runc.
+    ``given``: auto, true or false; ``kubelet``: ``kubelet_engine`` of host_state.
 
     auto means the running kubelet's driver. Without a running kubelet and without a value for runc in the file, it
     means systemd, the default of kubeadm.
@@ -144,7 +144,9 @@ def imported_folder(text: str) -> str | None:
 
 
 def place(path: str, text: str) -> str:
-    """Returns the file for our keys: the main file, or our own file in a folder that the main file imports."""
+    """Returns the file for the collection's keys: the main file, or a file of the collection in a folder that the main
+    file imports.
+    """
     folder = imported_folder(text) if version_of(text) == 3 else None
     return os.path.join(folder, DROP_IN) if folder else path
 
@@ -165,7 +167,7 @@ def merge(text: str, desired: Desired) -> tuple[str, list[str]]:
 
 
 def drop_in(main: str, desired: Desired) -> str:
-    """Returns the text of our own file next to the main file, in the main file's version."""
+    """Returns the text of the collection's own file in the imported folder, in the main file's version."""
     return toml_text.merge(f"version = {version_of(main)}\n", keys(main, desired))[0]
 
 

@@ -2,8 +2,8 @@
 """Configures docker by daemon.json and reloads or restarts the daemon, or restores the former file.
 
 ``prepare`` reads, compares, checks and decides; it changes nothing, so check mode stops after it. ``carry_out`` writes,
-signals and verifies, and restores everything if the daemon does not apply the file. DockerHost gives access to the
-host.
+signals and verifies, and restores everything if the daemon does not apply the file. All access to the host goes through
+DockerHost.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Options(NamedTuple):
 
 
 class Applier:
-    """Configures docker in one run. After ``prepare`` the attributes hold the report."""
+    """Configures docker in one run. After ``prepare`` the attributes hold the report: what changes, and why."""
 
     def __init__(self, options: Options, host: DockerHost) -> None:
         self.options, self.host = options, host
-        # A symbolic link stays: its target is replaced.
+        # If daemon.json is a symbolic link, the link stays and its target is replaced.
         self.target = os.path.realpath(options.path)
         self.before: str | None = None
         self.after: str | None = None
@@ -56,7 +56,8 @@ class Applier:
         self.containers: list[str] = []
         self.warnings: list[str] = []
         self.restored = False
-        # Whether the daemon was restarted with the new file: only then restoring the former file needs a restart.
+        # Whether the daemon was restarted with the new file. Only then does restoring the former file need another
+        # restart.
         self.restarted = False
         self.record_before: bytes | None = None
 
@@ -76,7 +77,7 @@ class Applier:
             self.decide(document, argv)
 
     def check(self, document: dict[str, Any], argv: list[str]) -> None:
-        """Refuses a file with which the daemon would not start. Removing our keys is never refused."""
+        """Refuses a file with which the daemon would not start. A removal of the collection's keys is never refused."""
         if self.options.absent:
             return
         found = daemon_check.problems(document, argv)
@@ -229,7 +230,8 @@ class Applier:
             self.put_record_back()
         with contextlib.suppress(DockerHostError):
             if not self.restarted and self.host.info() is not None:
-                # The daemon still has its former settings. A restart would end containers that the policy protects.
+                # Do not restart here: the daemon still has its former settings, and a restart would end containers that
+                # the option ``restart`` protects.
                 self.host.reload()
             else:
                 self.host.restart()

@@ -2,7 +2,8 @@
 """Checks a daemon.json before it is written, for errors that dockerd reports only at its start.
 
 ``dockerd --validate`` does not exist in 20.10. In later versions it accepts an undefined default runtime, a missing
-runtime program, the reserved name runc, and both path and runtimeType. Pure; the caller passes the check for a program.
+runtime program, the reserved name runc, and both path and runtimeType. This file does no I/O; the caller passes a
+function that checks whether a program exists.
 """
 
 from __future__ import annotations

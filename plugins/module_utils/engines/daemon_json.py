@@ -2,8 +2,9 @@
 """Reads and merges Docker's daemon.json key by key. Finds whether a change needs a reload or a restart, and which keys
 the running daemon has not applied.
 
-Pure functions over text and data. The module docker_daemon applies them to a host, the plan predicts with them. The
-text is changed by json_text, so foreign keys keep their bytes. daemon_record.py reverts changes.
+The functions work on text and data and do no I/O. The module docker_daemon applies them to a host, and the plan
+predicts changes with them. The text is changed by json_text, so foreign keys keep their bytes. daemon_record.py reverts
+changes.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ RELOADABLE = frozenset(
         "shutdown-timeout",
     )
 )
-# Features that the daemon registers only at its start, although it reloads the map of features.
+# Features that the daemon registers only at its start, although it reloads the map of features. A change of such a
+# feature needs a restart.
 START_FEATURES = frozenset(("cdi", "containerd-snapshotter"))
 # Runtimes that a daemon has without configuration.
 BUILTIN_RUNTIMES = frozenset(
@@ -62,7 +64,9 @@ class DaemonJsonError(ValueError):
 
 
 class Change(NamedTuple):
-    """Describes one key whose value differs. ``apply``: reload or restart applies it in the running daemon."""
+    """Describes one key whose value differs. ``apply``: ``reload`` or ``restart``, the action by which the running
+    daemon applies it.
+    """
 
     path: Path
     action: str  # One of add, change and remove.
@@ -247,13 +251,13 @@ def unapplied(info: dict[str, Any], document: dict[str, Any], argv: Sequence[str
         ("live-restore", info.get("LiveRestoreEnabled"), False),
     ):
         wanted = document.get(key, default)
-        # If the file does not set the key, a flag on the command line may set it.
+        # A key that the file lacks gives no difference if a flag on the command line sets it.
         if shown is not None and wanted != shown and (key in document or key not in flags):
             found.append(Unapplied(key, wanted, shown, "reload" if key in document else "restart"))
     return found
 
 
-# Flags whose key in the file has another name. All others share it: --data-root is data-root.
+# Flags whose key in the file has another name. All other flags have the name of their key: --data-root is data-root.
 FLAG_KEYS = {
     "-H": "hosts",
     "-D": "debug",

@@ -23,7 +23,7 @@ def digest(text: str | None) -> str:
 
 
 def leaves(path: Path, value: Any) -> Iterable[tuple[Path, Any]]:
-    """Returns the parts of a value that are no objects; an empty object counts as one part."""
+    """Returns the parts of a JSON value that are no objects, at any depth; an empty object counts as one part."""
     if isinstance(value, dict) and value:
         for key, item in value.items():
             yield from leaves((*path, key), item)

@@ -9,7 +9,8 @@ import socket
 from typing import Any
 
 SOCKET = "/run/docker.sock"
-# A daemon on a loaded node may take more than ten seconds, and an unanswered request causes a restart.
+# Seconds to wait for one reply. A daemon on a loaded node may take more than ten seconds, and the role restarts a
+# daemon that does not answer.
 ANSWER_S = 60.0
 # Fields of the reply to /info that the plan compares.
 FIELDS = ("ServerVersion", "DefaultRuntime", "Runtimes", "CgroupDriver", "LiveRestoreEnabled", "ContainersRunning")

@@ -105,7 +105,7 @@ class DockerHost:
         self.systemctl("reload")
 
     def restart(self) -> None:
-        # A unit that failed a few times in a minute refuses every start until its counter is cleared.
+        # systemd refuses to start a unit that failed a few times in a minute until its failure counter is cleared.
         run(["systemctl", "reset-failed", self.service + ".service"])
         self.systemctl("restart")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resolves ``container_runtime_engine: auto`` on a host, and names the collection's file that an engine reads. Pure.
+"""Resolves ``container_runtime_engine: auto`` on a host, and names the collection's file that an engine reads. No I/O.
 
 If a kubelet runs, its configured engine is used. Else the installed engines decide: a host that will join a cluster
 later must not get docker in addition to its containerd.
@@ -14,13 +14,13 @@ from .engine_packages import DOCKER_UNIT, ENGINE_UNITS
 
 AUTO = "auto"
 KUBELET_UNIT = "kubelet.service"
-# From this version on a kubelet has no dockershim.
+# From this version on a kubelet has no dockershim, so it cannot use docker by itself.
 WITHOUT_DOCKERSHIM = (1, 24)
 # Priority of installed engines. Docker, k3s and RKE2 install their own containerd, so they precede containerd.
 ORDER = ("k3s", "rke2", "crio", "docker", "containerd")
-# Priority on a host with a kubelet that does not run yet.
+# Priority of installed engines on a host with a kubelet that does not run yet.
 BEFORE_A_KUBELET = ("k3s", "rke2", "crio", "containerd", "docker")
-# CRI-O, k3s and RKE2 read our file in addition to their own files.
+# CRI-O, k3s and RKE2 read a file of the collection (a drop-in) in addition to their own files.
 DROP_INS = {
     "crio": "/etc/crio/crio.conf.d/99-vgpu.conf",
     "k3s": "/etc/rancher/k3s/config.yaml.d/99-vgpu.yaml",
@@ -31,7 +31,9 @@ RECORDS = {"docker": "docker_record", "containerd": "containerd_record"}
 
 
 class Engine(NamedTuple):
-    """Names the chosen engine. ``reason``: why an engine was chosen that the host does not have; else empty."""
+    """Names the chosen engine. ``reason``: why an engine was chosen that the host does not have; empty if the host has
+    it.
+    """
 
     name: str
     reason: str = ""
@@ -95,7 +97,9 @@ def drop_in(engine: str, wanted: dict[str, Any]) -> tuple[str, str]:
 
 
 def _begun(wanted: dict[str, Any], found: dict[str, Any]) -> bool:
-    """Returns whether a killed run had installed docker's containerd but not docker. The record is written first."""
+    """Returns whether a killed run had installed docker's containerd but not docker. The record of packages shows this,
+    because it is written before the installation.
+    """
     return found.get(wanted["packages_record"]) is not None and found.get(wanted["containerd_record"]) is None
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses the packages of the container engine for a host without an engine. Pure.
+"""Chooses the packages of the container engine for a host without an engine. No I/O.
 
 An engine that is already installed, such as Docker's own docker-ce, stays unchanged: another package of the engine
 would replace it under the running containers.
@@ -45,7 +45,7 @@ DEFAULTS: dict[str, Any] = {
     "packages_record": "",
     "docker_record": "",
 }
-# Families whose packages also fit systems that the driver's tables do not list.
+# Families whose engine packages also fit releases that the driver's tables do not list.
 APT_LIKE = {"debian", "ubuntu"}
 
 

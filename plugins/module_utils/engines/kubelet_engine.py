@@ -14,15 +14,15 @@ from typing import Any, Sequence
 from ..host.host import Host
 
 FLAG = "--container-runtime-endpoint"
-# The key in a configuration file, which is YAML or JSON.
+# The line with a key in the kubelet's configuration file, which is YAML or JSON.
 VALUE = r"""(?:^|[{,])\s*["']?%s["']?\s*:[ \t]*["']?([^\s"'#,}]+)"""
 IN_CONFIG = re.compile(VALUE % "containerRuntimeEndpoint", re.MULTILINE)
 CGROUP_FLAG = "--cgroup-driver"
 CGROUP_IN_CONFIG = re.compile(VALUE % "cgroupDriver", re.MULTILINE)
-# From this version on there is no dockershim, and an unconfigured kubelet takes containerd.
+# From this version on there is no dockershim, and a kubelet without a configured endpoint uses containerd.
 WITHOUT_DOCKERSHIM = (1, 24)
 CONTAINERD = "unix:///run/containerd/containerd.sock"
-# Programs that contain a kubelet and their own containerd → engine.
+# Maps each program that contains a kubelet and its own containerd to its engine.
 RANCHER = {"k3s-server": "k3s", "k3s-agent": "k3s", "rke2": "rke2"}
 RANCHER_SOCKET = "/run/k3s/containerd/containerd.sock"
 
@@ -46,7 +46,7 @@ def read(host: Host, version: Sequence[int] | None) -> dict[str, str] | None:
     argv = host.argv(int(running["kubelet"]))
     endpoint, driver = _setting(host, argv, FLAG, IN_CONFIG), _setting(host, argv, CGROUP_FLAG, CGROUP_IN_CONFIG)
     if not endpoint:
-        # Before that version, no endpoint means dockershim.
+        # A kubelet before that version uses dockershim if no endpoint is configured.
         endpoint = "dockershim" if version and tuple(version[:2]) < WITHOUT_DOCKERSHIM else CONTAINERD
     return {"engine": engine_of(endpoint, rancher), "endpoint": endpoint, "cgroup_driver": driver}
 

@@ -38,7 +38,8 @@ def read(
         name = next((found for found in (_last(text, "runtime") for text in texts) if found), "")
         name = name or _first(host, CRUN, RUNC)
     elif engine:
-        # k3s and rke2 include their own runc and write their containerd file again at each start.
+        # No file is read for k3s and rke2, because both include their own runc and write their containerd file again at
+        # each start.
         name = _containerd(containerd) if engine == "containerd" and containerd else RUNC
     else:
         name = ""

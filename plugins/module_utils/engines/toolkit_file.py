@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets keys of one TOML file, records their former values, and restores them."""
+"""Sets keys of one TOML file, such as the container toolkit's config.toml, records their former values, and restores
+them.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ class TomlFile:
         for key, values in kept.get("keys", {}).items():
             now = None if text is None else toml_text.get(text, key)
             if text is None or now != values["ours"] or now == values["before"]:
-                continue  # The file is gone, or the key was changed since.
+                continue  # Leave the key as it is if the file is gone or another user changed the key since.
             first = values["before"]
             text = toml_text.remove(text, key) if first is None else toml_text.put(text, key, first)
             self.plan.append(f"remove {key}" if first is None else f"change {key} back to {first}")

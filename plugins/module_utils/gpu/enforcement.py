@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides what enforces the memory limit of a slice: the driver by the container's control group, or the library. Pure.
+"""Decides what enforces the memory limit of a slice: the driver by the container's control group, or the library.
 
-Plan and device plugin share this rule. Users see the first reason that prevents enforcement by the driver.
+A slice is a container's share of a GPU; the library is libvgpu.so, which intercepts CUDA in the container. Plan and
+device plugin share this rule. Users see the first reason that prevents enforcement by the driver. No I/O.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ AUTO, DRIVER, LIBRARY = "auto", "driver", "library"
 NONE = "none"
 CHOICES = (AUTO, DRIVER, LIBRARY)
 FIRST_BRANCH = 615
-# crun enables some controllers for a container, but neither dmem nor misc.
+# The OCI runtime crun enables some controllers of control groups for a container, but neither dmem nor misc.
 CRUN = "crun"
 NOT_TRIED = "the driver's limits have not been probed on this host yet"
 # Sharing modes whose containers get a memory limit. A MIG device needs none, because its memory is separate; whole GPUs
@@ -22,14 +23,15 @@ LIMITED = ("vcuda", "time-slicing", "mps")
 
 
 class Facts(NamedTuple):
-    """Holds the facts of a host on which the decision depends. ``probed``: result of gpu/memory_limits.py, as the
-    backend and the reason why not; None if no probe ran.
+    """Holds the facts of a host on which the decision depends. ``probed``: the result of the probe in
+    gpu/memory_limits.py: the controller (dmem or misc) that limits memory, or an empty text and the reason why none
+    does; None if no probe ran.
 
     ``branch``: the driver's branch, 0 if unknown. ``modules``: ``proprietary``, else empty. ``cards``: GPUs older than
     Turing. ``mig``: UUIDs of GPUs in MIG mode. ``memacct_mode``: the driver's RmMemacctMode, empty if not set.
     ``handover``: empty if containers get their GPUs by CDI, else the reason why not. ``cgroup2``: whether version 2 of
-    control groups is mounted at their root. ``controllers``: dmem and misc, as far as the kernel has them; None:
-    unknown. ``engine``, ``runtime``: the container engine and the OCI runtime that it calls; empty: unknown.
+    control groups is mounted at their root. ``controllers``: dmem and misc, as far as the kernel has them; None if
+    unknown. ``engine``, ``runtime``: the container engine and the OCI runtime that it calls; empty if unknown.
     """
 
     branch: int
@@ -45,7 +47,7 @@ class Facts(NamedTuple):
     runtime: str = ""
 
     def parts(self) -> str:
-        """Lists, in brackets, the known facts of kernel and engine on which the limits depend."""
+        """Returns, in brackets, the known facts of kernel and engine on which the driver's limits depend."""
         said = []
         if self.controllers:
             said.append(f"the kernel has {' and '.join(self.controllers)}")
@@ -111,7 +113,8 @@ def decide(requested: str, facts: Facts, sharing: str = "vcuda", count_context: 
     if requested == LIBRARY:
         return Verdict(other, "vgpu_memory_enforcement is library")
     if requested == AUTO and sharing in ("time-slicing", "mps"):
-        # The library limits no memory in this mode; a limit that no user requested would break programs that run today.
+        # The library limits no memory in this mode. So the driver does not either unless the user requests it, because
+        # a new limit would break programs that run today.
         return Verdict(other, f"{sharing} has the driver's limits only where vgpu_memory_enforcement is driver")
     why = obstacle(facts, sharing, count_context)
     if not why and facts.probed is None:
@@ -124,7 +127,9 @@ def decide(requested: str, facts: Facts, sharing: str = "vcuda", count_context: 
 
 
 def handover_of(strategies: Sequence[str]) -> str:
-    """Returns why a method of device injection keeps the hook from running; empty if the hook runs."""
+    """Returns why this method of device injection keeps the hook that sets the driver's limits from running; empty if
+    the hook runs.
+    """
     if any(one in ("cdi-cri", "cdi-annotations") for one in strategies):
         return ""
     return (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds lost GPUs: the driver counts them and cannot read them, or they were advertised and are gone. Pure."""
+"""Finds lost GPUs: the driver counts them and cannot read them, or they were advertised and are gone. No I/O."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets and reads memory limits of control groups that the driver itself enforces (branch 615 and newer), by NVML's two
-calls, and probes whether a host supports them. Neither structure has a version; figures are bytes; a group is the
-absolute path of its folder.
+"""Sets and reads memory limits of control groups that the driver itself enforces (branch 615 and newer), and probes
+whether a host supports such limits. NVML has one call that sets the limits and one that reads them; neither call's
+structure has a version field. Figures are bytes; a group is named by the absolute path of its folder.
 
 A return value proves nothing: a set may report success without an effect, and a get on a group without a limit returns
 NOT_SUPPORTED. Only setting a limit on a new group and reading it back shows whether a host supports limits.
@@ -76,7 +76,9 @@ class _Statfs(ctypes.Structure):
 
 
 def is_cgroup2(folder: str) -> bool:
-    """Returns whether version 2 of control groups is mounted at this path. On a hybrid host's root it is not."""
+    """Returns whether version 2 of control groups is mounted at this path. At the root of a host with both versions it
+    is not.
+    """
     found = _Statfs()
     done = ctypes.CDLL(None).statfs(os.fsencode(folder), ctypes.byref(found))
     return done == 0 and found.kind == CGROUP2_MAGIC
@@ -117,7 +119,9 @@ def probe(
 
 
 def _turned_on(group: str, cgroup_root: str) -> str:
-    """Enables the controller in the scratch group if the kernel has it. Returns why that failed, else an empty text."""
+    """Enables the controller in the scratch group if the kernel has the controller. Returns why that failed, else an
+    empty text.
+    """
     controller = backend(cgroup_root)
     if controller not in _words(os.path.join(cgroup_root, "cgroup.controllers")) or controller in _words(
         os.path.join(group, "cgroup.controllers")

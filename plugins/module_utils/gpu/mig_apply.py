@@ -28,8 +28,8 @@ def apply(
     check_mode: bool = False,
     of_gpu: dict[str, dict[str, int]] | None = None,
 ) -> Outcome:
-    """Changes every GPU that supports MIG to the geometry; an empty geometry switches MIG off.
-    ``of_gpu``: exceptions by UUID.
+    """Changes every GPU that supports MIG to the geometry (MIG profiles with counts); an empty geometry switches MIG
+    off. ``of_gpu``: exceptions by UUID.
     """
     gpus = nvml.gpus()
     able, warnings = mig_plan.targets(gpus, geometry)
@@ -68,7 +68,8 @@ def _carry_out(nvml: Mig, gpu: dict[str, Any], steps: Steps, geometry: dict[str,
     except NvmlError as fault:
         if fault.code != INSUFFICIENT_RESOURCES or any(one["instance"] is not None for one in gpu["processes"]):
             raise
-        # The kept instances block the placement. No process uses them: destroy and create all, the largest first.
+        # The kept instances block the placement of a new one. As no process uses them, destroy all and create all, the
+        # largest first.
         _clear(nvml, index)
         fresh = mig_plan.plan({**nvml.gpu(index), "processes": []}, geometry)
         for name in fresh.create:

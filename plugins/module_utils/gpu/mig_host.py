@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installs or removes the MIG geometry of a host, with the unit that creates it again at boot."""
+"""Installs or removes the MIG geometry of a host (MIG profiles with counts), with the systemd unit that creates it
+again at boot.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from .nvml import NvmlError
 
 
 class MigHost:
-    """Applies or removes a geometry in one run; ``root`` is for tests."""
+    """Applies or removes a geometry in one run. Tests set ``root`` to a folder with a host's files."""
 
     def __init__(
         self, record: str | None = None, check_mode: bool = False, root: str = "/", run: Runner = run_program
@@ -39,7 +41,7 @@ class MigHost:
             raise MigError(
                 "the geometry is empty; name at least one profile, such as {1g.10gb: 7}, or use state: absent"
             )
-        # Record the former geometry before the first change: a killed run loses nothing.
+        # Record the former geometry before the first change, so that a killed run does not lose it.
         self._apply(nvml, geometry, None, keep=True)
         if boot:
             self.warnings += self.without_python(python)
@@ -68,7 +70,7 @@ class MigHost:
             try:
                 self._apply(session(), {}, kept, keep=False)
             except NvmlError as fault:
-                # A host whose driver was removed has no geometry either.
+                # This is only a warning, because a host whose driver was removed has no geometry to restore.
                 self.warnings.append(f"the former geometry of the GPUs was not restored: {fault}")
         self.unit.remove(list(mig_unit.files({})), mig_unit.folders())
         self.plan += self.unit.plan

@@ -19,7 +19,7 @@ INSUFFICIENT_SIZE, INSUFFICIENT_RESOURCES = 7, 23
 PROFILES = 16
 # Maximum instances of one profile on a GPU.
 MOST = 8
-# Number of slices of a GPU instance → the compute profile that uses all of them.
+# Maps the number of a GPU instance's slices to the compute profile that uses all of these slices.
 WHOLE = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4, 8: 5, 6: 6}
 
 
@@ -69,11 +69,11 @@ class _Process(ctypes.Structure):
 
 
 class Mig(CtypesReader):
-    """Runs one session with NVML that reads and changes MIG."""
+    """One session with NVML that reads and changes MIG."""
 
     def gpus(self) -> list[dict[str, Any]]:
-        """Returns every GPU: ``index``, ``uuid``, ``model``, ``mode`` (None: no MIG), ``pending``, ``profiles`` by
-        name, ``instances`` (id, profile, placement, complete) and ``processes`` (pid, instance).
+        """Returns every GPU: ``index``, ``uuid``, ``model``, ``mode`` (None if the GPU has no MIG), ``pending``,
+        ``profiles`` by name, ``instances`` (id, profile, placement, complete) and ``processes`` (pid, instance).
         """
         return [self.gpu(index) for index in range(self.count())]
 
@@ -189,7 +189,7 @@ class Mig(CtypesReader):
         handle, activation = self.handle(index), ctypes.c_uint()
         self._call("nvmlDeviceSetMigMode", handle, ctypes.c_uint(int(on)), ctypes.byref(activation))
         if self.modes(handle)[0] is not on:
-            # A pending mode would take effect at the next boot.
+            # Withdraw the pending mode, which would take effect at the next boot.
             with contextlib.suppress(NvmlError):
                 self._call("nvmlDeviceSetMigMode", handle, ctypes.c_uint(int(not on)), ctypes.byref(activation))
             raise NvmlError(activation.value or IN_USE, f"nvmlDeviceSetMigMode of GPU {index}")

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans the steps from a GPU's present MIG instances to the desired ones, or explains why none are possible. Pure.
+"""Plans the steps from a GPU's present MIG instances to the desired ones, or explains why no steps are possible. No
+I/O.
 
 A geometry maps profile to count, such as ``{"1g.10gb": 3, "3g.40gb": 1}``. Instances that the geometry needs stay; only
 surplus instances are destroyed. Missing instances are created largest first: NVML places each where it fits, and a

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the files that restore a MIG geometry at boot: the geometry, a program of this collection's sources, a unit.
+"""Makes the files that restore a MIG geometry at boot: the geometry, a program made of this collection's source files,
+and a systemd unit.
 
 MIG instances never survive a reset of the GPU, and on Hopper and later the mode does not either.
 """

@@ -148,7 +148,7 @@ class CtypesReader:
                 self._call("nvmlDeviceGetMigDeviceHandleByIndex", handle, ctypes.c_uint(place), ctypes.byref(device))
             except NvmlError as fault:
                 if fault.code == NOT_FOUND:
-                    continue  # An unused index of the table of MIG devices.
+                    continue  # Skip an unused index of the table of MIG devices.
                 raise
             self._call("nvmlDeviceGetAttributes_v2", device, ctypes.byref(facts))
             sizes = (int(facts.gpu_slices), int(facts.compute_slices), int(facts.memory_mib))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the unit that sets the driver's time slice between processes on a GPU at every boot. Pure.
+"""Makes the unit that sets the driver's time slice between processes on a GPU at every boot. No I/O.
 
 The loaded driver holds the policy and loses it when it is unloaded. So a unit sets the policy, and stopping the unit
 restores the default. NVML has no public call for the policy; nvidia-smi can set it.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 UNIT = "vgpu-time-slice.service"
 UNIT_PATH = "/etc/systemd/system/" + UNIT
-# The numbers that nvidia-smi compute-policy uses.
+# Maps each time slice to the number that nvidia-smi compute-policy uses for it.
 SLICES = {"default": 0, "short": 1, "medium": 2, "long": 3}
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes digests: of a text, and of the state of a host that a proof of isolation covers."""
+"""Computes two digests: of a text, and of the state of a host that a proof of isolation (a passed isolation check)
+covers.
+"""
 
 from __future__ import annotations
 

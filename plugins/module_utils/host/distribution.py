@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names the distributions that the collection supports and finds which of them a host runs. Pure."""
+"""Names the distributions that the collection supports and finds which of them a host runs. No I/O."""
 
 from __future__ import annotations
 

@@ -25,7 +25,8 @@ def write_bytes(path: str, data: bytes, mode: int = 0o644) -> None:
     """Replaces the file in one step. An existing file keeps its owner and mode; ``mode`` applies to a new file."""
     folder = os.path.dirname(path)
     os.makedirs(folder, mode=0o755, exist_ok=True)
-    # The name of the temporary file is fixed: the next writer of this file removes what a killed run left.
+    # The name of the temporary file is fixed, so that the next writer of this file replaces a temporary file that a
+    # killed run left.
     fresh = os.path.join(folder, f".{os.path.basename(path)}.vgpu-new")
     with contextlib.suppress(FileNotFoundError):
         os.unlink(fresh)

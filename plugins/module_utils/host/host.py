@@ -40,7 +40,8 @@ UNIT_ABSENT: dict[str, Any] = {
     "exe": "",
     "old_driver": False,
 }
-# Libraries of the driver: a running program keeps the library files that it started with, even after an upgrade.
+# Libraries of the driver. A running program keeps the library files that it started with, so after an upgrade it may
+# still use the former driver's files.
 DRIVER_LIBRARIES = ("/libnvidia-ml.so", "/libcuda.so")
 
 Runner = Callable[[Sequence[str]], Answer]
@@ -200,8 +201,8 @@ class Host:
             return found
         properties = "Id,LoadState,ActiveState,UnitFileState,NeedDaemonReload,MainPID,ExecMainStartTimestampMonotonic"
         answer = self.run(["systemctl", "show", "--no-pager", "-p", properties, *names])
-        # systemctl prints the blocks in the order of the arguments. Id cannot be the key: an alias reports its real
-        # name.
+        # systemctl prints the blocks in the order of the arguments. The field Id cannot be the key, because for an
+        # alias it has the unit's real name.
         for name, block in zip(names, answer.out.strip().split("\n\n")):
             fields = dict(line.partition("=")[::2] for line in block.splitlines())
             facts = unit_facts(fields)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a program in a mount namespace of its own, which shows a container's files at chosen paths.
 
-The mount points are those of a container, with no more below /dev: a folder that a container could move can be moved
-here too. /dev is a fresh tmpfs, as runtimes make it.
+The mount points below /dev are exactly those of a container, so that a check finds out whether a program can move a
+folder there. /dev is a fresh tmpfs, as runtimes make it.
 
 Used on hosts without a container runtime. Nothing is written on the host: a missing mount point is made on a tmpfs that
 covers its folder in the new namespace alone, and the folder's other entries are bound into that tmpfs.
@@ -27,7 +27,8 @@ DEVICE_NODES = ("null", "zero", "full", "random", "urandom", "tty")
 DEVICE_FOLDERS = ("shm", "pts", "mqueue")
 GPU_CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 
-# Seconds between two polls of a running program: its memory may be free after milliseconds.
+# Seconds between two polls of a running program. They are short, because the program may free its memory after
+# milliseconds.
 LOOK_S = 0.001
 
 
@@ -81,8 +82,8 @@ class Namespace:
         self._mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, f"mode={mode:o}")
 
     def _open_up(self, folder: str) -> None:
-        """Makes new names possible in a folder: mounts a tmpfs over the folder and binds all its entries into the
-        tmpfs.
+        """Makes it possible to create new names in a folder without a change of the host: mounts a tmpfs over the
+        folder and binds all its entries into the tmpfs.
         """
         entries = []
         for name in sorted(os.listdir(folder)):
@@ -117,7 +118,7 @@ class Namespace:
     _own_devices: frozenset[int] = frozenset()
 
     def lay_out(self, mounts: Sequence[Mount], device_paths: Sequence[str]) -> None:
-        """Makes all mounts and a /dev with the named nodes alone.
+        """Makes all mounts, and a /dev that has only the named device nodes.
 
         Opens all sources first, before a mount covers them.
         """

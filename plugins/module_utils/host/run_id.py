@@ -20,7 +20,7 @@ FORMER = re.compile(r"\d*")
 LONGEST_S = 3600.0
 # Seconds by which the clock may have been set between the start of a process and the creation of its object.
 SET_S = 60.0
-# Index in /proc/<pid>/stat, counted from the field after the name.
+# Index of the process's start time in /proc/<pid>/stat, counted from the field after the name.
 START = 19
 
 
@@ -52,7 +52,7 @@ def _has_former_ended(pid: str, proc: str, made: float | None) -> bool:
     if not start:
         return True
     booted = _booted(proc)
-    # A process that began after the object was made only reuses the pid.
+    # A process that began after the object was made did not make it: the process only reuses the pid.
     began = booted + int(start) / os.sysconf("SC_CLK_TCK")
     return made is not None and booted > 0.0 and began > made + SET_S
 

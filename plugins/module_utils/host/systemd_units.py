@@ -17,8 +17,8 @@ class UnitError(Exception):
 
 
 class UnitFiles:
-    """Installs or removes a unit in one run; ``plan`` lists the changes made, or in check mode predicted. ``root`` is
-    for tests.
+    """Installs or removes a unit in one run; ``plan`` lists the changes made, or in check mode predicted. Tests set
+    ``root`` to a folder with a host's files.
     """
 
     def __init__(self, unit: str, check_mode: bool = False, root: str = "/", run: Runner = run_program) -> None:
@@ -52,8 +52,8 @@ class UnitFiles:
         for path in changed:
             write_bytes(self.path(path), wanted[path].encode("utf-8"))
         if unread or any(path.endswith(self.unit) for path in changed):
-            # Reload systemd only if the unit changed: a reload removes the GPUs from containers of NVIDIA's legacy
-            # mode.
+            # Reload systemd only if the unit changed, because a reload removes the GPUs from containers of NVIDIA's
+            # legacy mode.
             self.must("daemon-reload")
         if not enabled:
             self.must("enable", self.unit)
@@ -67,7 +67,8 @@ class UnitFiles:
             return
         answer = self.run(["systemctl", "disable", "--now", self.unit])
         if answer.rc != 0 and self._is("active"):
-            # Without the unit nothing could stop the service any more, and the GPUs would keep its settings.
+            # Stop here and keep the unit file: without the unit nothing could stop the service any more, and the GPUs
+            # would keep its settings.
             raise UnitError(f"systemctl disable --now {self.unit} failed with {answer.rc}: {answer.err.strip()}")
         for path in there:
             os.unlink(self.path(path))

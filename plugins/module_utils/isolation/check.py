@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks one leased slice by all available means: the probe and nvidia-smi inside the slice, the host's NVML and the
-node's watcher outside.
+"""Checks one leased slice (share of a GPU) by all available means: the probe (vgpu-probe, which tries to exceed the
+limits) and nvidia-smi inside the slice, and, outside, the host's NVML and the node's watcher, which finds processes
+that bypass the library.
 """
 
 from __future__ import annotations
@@ -24,23 +25,28 @@ from .runner import ASK_S, SHELL, START_S, RunnerError
 LIBRARY, OLD_LIBRARY = "/dev/vgpu/lib", "/usr/local/lib/vgpu/libvgpu.so"
 # The probe is mounted separately in the slice, so that it also exists where the library is not mounted.
 PROBE = "/dev/vgpu-probe"
-# Milliseconds for which a fill is held, so that a poll sees it even on a busy host with seconds between two polls.
+# Milliseconds for which the probe keeps a slice filled, so that a poll sees the fill even on a busy host with seconds
+# between two polls.
 HOLD_MS = 3000
-# Slice memory for each bypass that runs together with others: a context on a large card, and the bypass's allocation.
+# MiB of slice memory that each bypass (attempt to get memory past the library) needs if several run at once: a context
+# on a large card, and the bypass's allocation.
 ROOM_MIB = 512
-# Seconds for which a compute share is measured while another slice is busy; a slice of all SMs has no share limit.
+# Seconds for which a slice's compute share is measured while another slice is busy.
 BESIDE_S = 5.0
-# Seconds in which two slices wait for each other, fill, exchange a handle and judge.
+# Seconds that the programs of two slices need to wait for each other, fill the slices, exchange a handle and judge the
+# result.
 MEET_S = 2.0
-# A program that ends at once: the checks of its container run while its shell waits for the start signal.
+# A program that ends at once, because the checks of its container run before it, while the container's shell waits for
+# the start signal.
 IDLE = [SHELL, "-c", ":"]
-# Milliseconds for which a bypass keeps its memory if the driver did not refuse it, until the group's sum was read.
+# Milliseconds for which a bypass that the driver did not refuse keeps its memory, so that the sum of the control group
+# can be read.
 SUM_MS = 2000
 # Seconds that the lease of the second slice needs in addition to the program's time-out: a slow engine creates, starts,
 # ends and removes each container, and the first container waits for the second.
 ENGINE_S = isolation_pair.WAIT_S + START_S + 4 * ASK_S
 NO_LIMIT_PERCENT = 100
-MOST_TTL_S = 3600  # the plugin's longest lease
+MOST_TTL_S = 3600  # the longest lease that the plugin grants
 QUERY = ["--query-gpu=uuid,memory.total", "--format=csv,noheader,nounits"]
 
 
@@ -85,7 +91,7 @@ class SliceCheck:
         self.slice = next(one for one in status["slices"] if one["id"] == lease["ids"][0])
         gpu = next(one for one in status["gpus"] if one["uuid"] == self.slice["uuid"])
         others = [one for one in status["slices"] if one["uuid"] == gpu["uuid"] and one["id"] not in lease["ids"]]
-        # The enforcer of memory by the plugin's report. A process in its own namespace is in no container's group.
+        # The plugin's report on what enforces memory.
         self._claimed = str(status.get("memory_enforcement") or "")
         self._has_neighbours = any(one["in_use"] for one in others)
         of_gpu = [one.get("memory_mib", 0) for one in status["slices"] if one["uuid"] == gpu["uuid"]]
@@ -105,7 +111,7 @@ class SliceCheck:
         self._mounts = [one for one in self._promised if one.container_path not in self._params["omit_mounts"]]
         self.runner = self._choose_runner()
         self._by_driver = self._claimed.startswith("driver-") and self.runner.name != NAMESPACE
-        # The driver's limit for the container's group at the container's first start.
+        # The driver's limit for the container's control group at the container's first start.
         self._limit = driver_verdicts.DriverLimit(fault="the host did not read the limit")
         self.smi_table = ""
         # Bypasses that did not run, or not long enough for the watcher, because ``duration`` had passed.
@@ -115,7 +121,9 @@ class SliceCheck:
         return self._engines.runner(self._as_leased())
 
     def _as_leased(self, *more: Mount) -> Lease:
-        """Returns the slice with the mounts of the device plugin's reply. ``more``: additional mounts."""
+        """Returns the slice as the runner needs it, with the mounts of the device plugin's reply. ``more``: additional
+        mounts.
+        """
         lease, probe = self._lease, self._probe_mount()
         environment = {name: str(value) for name, value in self._params["environment"].items()}
         return Lease(
@@ -200,7 +208,7 @@ class SliceCheck:
         return observer.group_of(pid, self._params.get("cgroup_root") or memory_limits.CGROUP_ROOT)
 
     def _tenants(self, reader: Any) -> DriverChecks:
-        """Raises NvmlError."""
+        """Returns the checks of the limits that the driver enforces on this slice's GPU. Raises NvmlError."""
         full = self._oversold and self._has_neighbours
         crowded = (
             ("the slices of the GPU are oversold and others are in use, so this slice is not filled") if full else ""
@@ -232,13 +240,14 @@ class SliceCheck:
                 wanted = [one for one in driver_verdicts.OF_TENANTS if not named or one in named]
                 checks = [verdicts.check(one, verdicts.NOT_RUN, "", "", detail=str(fault)) for one in wanted]
         if seen[0].hard is None:
-            # A missing limit cannot be tested. A user who requested one of these checks by name must see that.
+            # A missing limit cannot be tested. A user who requested one of these checks by name must see that it did
+            # not run.
             checks = [driver_verdicts.of_driver(self._claimed, seen[0], self._expected, one) for one in named]
             checks = [one for one in checks if one["name"] in driver_verdicts.OF_TENANTS]
         return [driver_verdicts.of_restart(self._claimed, self._limit, seen[0], self._expected), *checks]
 
     def _driver_beside(self) -> dict[str, Any]:
-        """Tests the limit and account of another slice while a tenant without our library fills this slice."""
+        """Tests the limit and account of another slice while a process without libvgpu.so fills this slice."""
         timeout = float(self._params["timeout"])
         found: list[dict[str, Any]] = []
 
@@ -256,8 +265,8 @@ class SliceCheck:
         return self._beside(driver_verdicts.BESIDE, MEET_S + 2 * self.runner.overhead_s, work)
 
     def _fill_until_seen(self, watch: Any, filled: int, look: Any, deadline: float) -> list[dict[str, Any]]:
-        """Fills the slice again for HOLD_MS if no poll saw a fill: a fill, or a whole run of few checks, may start and
-        end between two polls. Returns the violated checks of the second fill.
+        """Fills the slice with memory again for HOLD_MS if no poll saw a fill, because a fill, or a whole run of few
+        checks, may start and end between two polls. Returns the violated checks of the second fill.
         """
         blind = not filled or watch.fault or watch.untold
         if blind or verdicts.seen(watch.most_bytes, filled) or time.monotonic() > deadline:
@@ -269,12 +278,13 @@ class SliceCheck:
         return [one for one in checks if one["verdict"] == verdicts.VIOLATED]
 
     def _try_bypasses(self, ways: list[str]) -> list[dict[str, Any]]:
-        """Runs the bypasses. A bypass that must be prevented runs while another process fills the slice: it must get no
-        memory. An unpreventable bypass gets its memory, so it runs in an empty slice and uses no other tenant's memory.
-        The exception, PAST_THE_SLICE, runs alone and only if no other slice of the GPU is in use.
+        """Runs the bypasses. A bypass that must be prevented runs while another process fills the slice, because it
+        must get no memory then. A bypass that cannot be prevented gets its memory, so it runs in an empty slice and
+        uses no other container's memory. The exception, PAST_THE_SLICE, runs alone and only if no other slice of the
+        GPU is in use.
         """
         if self._by_driver:
-            # In a full slice the driver refuses every bypass, so no bypass uses another tenant's memory.
+            # In a full slice the driver refuses every bypass, so no bypass uses another container's memory.
             checks = self._by_sum(self._try(ways))
             self.left_out += [one["name"] for one in checks if one["left_out"]]
             return checks
@@ -364,7 +374,7 @@ class SliceCheck:
             seconds, text = observation.named[one["name"]]
             return verdicts.of_watcher(one, seconds, observation.polls, observation.needed, "", text)
         if one["verdict"] != verdicts.OPEN:
-            return one  # The bypass allocated nothing that a poll could see.
+            return one  # Skip the watcher, because the bypass allocated nothing that a poll could see.
         return verdicts.of_watcher(one, None, observation.polls, observation.needed, observation.fault or cut)
 
     def _ask_watcher(self) -> dict[str, Any] | None:
@@ -374,10 +384,12 @@ class SliceCheck:
             return None
 
     def _share_beside(self) -> dict[str, Any]:
-        """Measures the compute share again while a tenant of the check is busy in another free slice of the GPU."""
+        """Measures the compute share again while a second program of the check is busy in another free slice of the
+        GPU.
+        """
         percent = self.slice["sm_percent"]
         if not 0 < percent < NO_LIMIT_PERCENT:
-            # The probe's check ``share`` reports the same: without a share there is no limit to keep.
+            # The probe's check ``share`` reports the same, because without a share there is no limit to enforce.
             return verdicts.check(verdicts.BESIDE, verdicts.PASSED, 0, 0, "shares", "no share is set")
 
         def measure(other: SliceCheck) -> dict[str, Any]:

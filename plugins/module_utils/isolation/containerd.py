@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs programs in a leased slice as a container of containerd, through ctr. No image: its root is a folder."""
+"""Runs programs in a leased slice (share of a GPU) as a container of containerd, through the client ctr. The container
+needs no image, because its root is a folder.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,8 @@ class ContainerdRunner(EngineRunner):
     def __init__(self, ctr: str, root: str, runtime: str, mounts: Sequence[Mount], environment: dict[str, str]) -> None:
         self._ctr = [ctr, "--namespace", NAMESPACE]
         self._root = root
-        # Docker also allows new privileges: a setuid program gets its owner's rights. Otherwise the setuid bypass would
-        # show nothing.
+        # Docker also allows new privileges: a setuid program gets its owner's rights. Without new privileges the bypass
+        # that uses a setuid program would show nothing.
         self._options = ["--rm", "--rootfs", "--allow-new-privs", "--runc-binary", runtime, "--label", f"{LABEL}=1"]
         for name, value in sorted(dict({"PATH": PATH, "HOME": "/"}, **environment).items()):
             self._options += ["--env", f"{name}={value}"]

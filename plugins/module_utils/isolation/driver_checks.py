@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the limits that the driver itself enforces for a container's control group, with tenants that run without
-libvgpu.so.
+"""Tests the limits that the driver itself enforces for a container's control group, with tenants (here: test processes)
+that run without libvgpu.so.
 
 A tenant is raw_client.py, a process of the host that enters the container's control group while the container waits.
 The driver limits the group, so it limits the tenant like a statically linked program of the container.
@@ -27,7 +27,8 @@ from .verdicts import MIB
 CHILD = "vgpu-check"
 # Bytes of one test allocation.
 PIECE = 64 * MIB
-# A tenant allocates at most this much beyond the limit, because that memory belongs to the neighbours.
+# A tenant allocates at most this many bytes beyond the limit, because the memory beyond the limit belongs to other
+# slices.
 BEYOND = 64 * MIB
 # Seconds to wait for one reply of a tenant: a context on a sleeping card takes long.
 ANSWER_S = 60.0
@@ -210,7 +211,7 @@ class DriverChecks:
         try:
             with tenants(*groups) as made:
                 for place, one in enumerate(made):
-                    # The driver refuses a context that no longer fits like any allocation.
+                    # The driver refuses a context that no longer fits, as it refuses any other allocation.
                     if not one.granted("open", uuid=self._uuid):
                         continue
                     last = place == len(made) - 1
@@ -250,7 +251,7 @@ class DriverChecks:
                 one.must("managed", size=PIECE)
                 found = found._replace(group=self._account.used(group) - before, card=self._account.card()[1] - on_card)
         except NvmlError:
-            found = found._replace(ordinary=0)  # The driver has no account of the group.
+            found = found._replace(ordinary=0)  # In this case the driver has no account of the group.
         except TenantError as fault:
             found = found._replace(fault=str(fault))
         return driver_verdicts.of_managed(self._claimed, found)

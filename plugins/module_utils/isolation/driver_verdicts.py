@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judges the driver's enforcement for a container's control group from the host's and a tenant's observations. The
-tenant runs without libvgpu.so. Pure. A claimed enforcement (``driver-dmem``, ``driver-misc``) that the driver does not
-provide is a violation. Figures are bytes.
+"""Judges the driver's enforcement for a container's control group from observations of the host and of a tenant, a test
+process in the group that runs without libvgpu.so. This file does no I/O. A claimed enforcement (``driver-dmem``,
+``driver-misc``) that the driver does not provide is a violation. Figures are bytes.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ LIMIT, REFUSES, CHILDREN, RESTART = "driver-limit", "driver-refuses", "driver-li
 ROOT, MANAGED, ORPHAN, BESIDE = "driver-limit-root", "managed-raw", "dead-creator", "driver-limit-beside"
 # Checks that a tenant without libvgpu.so makes while the container waits.
 OF_TENANTS = (REFUSES, CHILDREN, ROOT, MANAGED, ORPHAN)
-# A sum may fall short of the limit by this much: the driver's allocation granularity, or a context that no longer fits.
+# The sum of the tenants' memory may fall short of the limit by this many bytes, because of the driver's allocation
+# granularity or a context that no longer fits.
 SLACK = 64 * MIB
-# Percent of one allocation that an account must at least show, and percent that a hidden allocation may show at most.
+# An account must show at least the first percentage of an allocation. If it shows at most the second percentage, the
+# allocation counts as hidden.
 SHOWN_PERCENT, HIDDEN_PERCENT = 90, 10
 NO_PERMISSION, OUT_OF_MEMORY = 4, 2
 CAP_SYS_ADMIN = 1 << 21
@@ -24,8 +26,8 @@ CAP_SYS_ADMIN = 1 << 21
 
 class DriverLimit(NamedTuple):
     """Describes the driver's limit of a control group, seen from the host. ``hard``: None if there is no limit,
-    ``fault`` gives the reason. ``own``: whether the limit is this group's, not that of a group above; ``card``:
-    bytes of the GPU, 0: unknown; ``inode``: of the group's folder, 0: unknown.
+    ``fault`` gives the reason. ``own``: whether the limit is this group's, not that of a group above; ``card``: memory
+    of the GPU; ``inode``: inode of the group's folder. In both, 0 means unknown.
     """
 
     group: str = ""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses the engine of a host that runs the isolation check in a real container, and the container's root.
+"""Chooses the host's engine that runs the isolation check in a real container, and the container's root file system.
 
 If no image is named, the root is made of the host's own files (image.py): an image for docker or podman, a folder for
-containerd. Its name holds the id of the run that made it (host/run_id.py). The run removes it at its end; the next run
-removes the leftovers of a killed run (leftovers.py).
+containerd. The name of the image or folder holds the id of the run that made it (host/run_id.py). The run removes it at
+the end; the next run removes the leftovers of a killed run (leftovers.py).
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class Engines:
 
     def __init__(self, params: Mapping[str, Any]) -> None:
         self._params = params
-        self._made: dict[str, str] = {}  # engine → image or folder
+        self._made: dict[str, str] = {}  # maps engine to image or folder
         self._begun: set[str] = set()
-        self._silent: dict[str, str] = {}  # client → message about its missing reply
+        self._silent: dict[str, str] = {}  # maps client to the message about its missing reply
         # For the report: the image of the containers, and why no engine of higher priority was used.
         self.image = ""
         self.reasons: list[str] = []
@@ -80,7 +80,9 @@ class Engines:
         raise RunnerError(f"runtime: {wanted} is requested, and {'; '.join(self.reasons)}")
 
     def heed(self, fault: Exception) -> None:
-        """Excludes an engine that hung once from the rest of this run: each slice would wait for its time-out."""
+        """Excludes an engine that hung once from the rest of this run, because each slice would wait for its time-out
+        again.
+        """
         if isinstance(fault, EngineHangs):
             self._silent.setdefault(fault.program, str(fault))
 
@@ -122,8 +124,8 @@ class Engines:
         return maker(client, root, [*lease.mounts, *words], lease.environment, lease.devices, devices)
 
     def _begin(self, engine: str, client: str) -> None:
-        """Cleans up an engine once for all slices of a run, also for a named image: a leftover container may still hold
-        GPU memory.
+        """Cleans up an engine once for all slices of a run, also if the user named an image, because a leftover
+        container may still hold GPU memory.
         """
         if engine in self._begun:
             return
@@ -164,7 +166,9 @@ class Engines:
 
 
 def _has_nothing(client: str, made: str) -> bool:
-    """Returns whether an engine has no objects of this run left. An image with a container of ours is not removed."""
+    """Returns whether an engine has no objects of this run left. An engine does not remove an image while a container
+    of the check still uses it.
+    """
     try:
         if made:
             return bool(ask_engine(client, "rmi", made).returncode == 0)

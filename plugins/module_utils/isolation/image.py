@@ -19,7 +19,7 @@ from typing import Iterable
 SHELL = "/bin/sh"
 # Libraries that NVIDIA's libraries and programs are linked with; before glibc 2.34 each is a library of its own.
 GLIBC = ("libc.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libm.so.6", "libgcc_s.so.1")
-# Links of hosts whose /bin is /usr/bin, and so on: the loader must find what the runtime mounts.
+# Links as on hosts whose /bin is /usr/bin. The loader needs them to find the files that the runtime mounts.
 MERGED = ("bin", "sbin", "lib", "lib64")
 FOLDERS = {"etc": 0o755, "dev": 0o755, "proc": 0o755, "run": 0o755, "sys": 0o755, "tmp": 0o1777, "var/tmp": 0o1777}
 # NVIDIA's container library checks for this file to choose the folder of the architecture.
@@ -68,7 +68,7 @@ def paths_of(programs: Iterable[str]) -> list[str]:
 
 
 def pack(probe: str) -> bytes:
-    """Returns the root as a tar. ``probe``: the program that will run in the root; the slice mounts it, so the tar
+    """Returns the root as a tar. ``probe``: the test program that will run in the root; the slice mounts it, so the tar
     holds only its libraries. The same files of the host give the same bytes. Raises ImageError.
     """
     stream = io.BytesIO()
@@ -83,7 +83,7 @@ def pack(probe: str) -> bytes:
             _folder(out, name, made, mode)
         files = [SHELL, *paths_of([SHELL, probe]), *(one for one in MARKS if os.path.isfile(one))]
         for path in files:
-            # The targets of the host's links are packed under the requested name.
+            # If a file of the host is a link, the link's target is packed under the requested name.
             name = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path)).lstrip("/")
             _folder(out, os.path.dirname(name), made)
             _add(out, name, tarfile.REGTYPE, stat.S_IMODE(os.stat(path).st_mode), _read(path))

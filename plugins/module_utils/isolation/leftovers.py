@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the leftovers of killed isolation checks at the engines of a host by their run id, and removes them.
+"""Finds, by their run id, the objects that killed isolation checks left at the engines of a host, and removes them.
 
 A run writes a record before docker or podman creates something. An engine without a record is not queried: the first
 query makes podman create its storage. Former versions wrote no record; only ``clean_up`` and ``left_behind`` search for
@@ -21,7 +21,7 @@ from . import containerd as isolation_containerd
 from .runner import LABEL, RunnerError, ask_engine
 
 DOCKER, PODMAN, CONTAINERD = "docker", "podman", "containerd"
-# Engines in the order in which a kubelet uses them. Podman is for hosts without a kubelet.
+# Engines in the order of preference: engines that a kubelet may use come first. Podman is for hosts without a kubelet.
 ENGINES = (DOCKER, CONTAINERD, PODMAN)
 CLIENTS = {DOCKER: "docker", PODMAN: "podman", CONTAINERD: "ctr"}
 REPOSITORY = "localhost/vgpu-isolation"
@@ -91,11 +91,11 @@ def _left(engine: str, client: str, former: bool) -> Leftover:
     RunnerError if a record shows that the engine has leftovers and the engine does not list them.
     """
     if engine == CONTAINERD:
-        # Every container of containerd has its folder, so the folders suffice.
+        # Every container that a run made in containerd has a folder, so it is enough to list the folders.
         return Leftover([], [one for one in sorted(glob.glob(f"{ROOTS}?*")) if _has_root_ended(one)], [])
     records = _records(engine)
     ask = bool(records) or (former and bool(glob.glob(IN_USE[engine])))
-    if not ask or not os.path.exists(client):  # A removed engine has no leftovers.
+    if not ask or not os.path.exists(client):  # If the engine was removed, it has no leftovers.
         return Leftover([], [], records)
     try:
         return Leftover(_containers(client), _images(client), records)

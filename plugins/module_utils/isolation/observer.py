@@ -47,7 +47,7 @@ class ProcessReader(CtypesReader):
 
 
 class MemoryWatch:
-    """Records the most memory that the processes of one mount namespace used on one GPU at any poll, by NVML."""
+    """Records, by NVML, the most memory that the processes of one mount namespace used on one GPU at any poll."""
 
     def __init__(self, reader: Any, uuid: str, proc: str = "/proc") -> None:
         self.reader = self._reader = reader
@@ -56,7 +56,8 @@ class MemoryWatch:
         self.fault = ""
         self.polls = 0
         self.most_bytes: int | None = None
-        # True if NVML listed a process of the slice without its memory, because this platform does not report it.
+        # True if NVML listed a process of the slice without its memory figure, because this platform does not report
+        # that figure.
         self.untold = False
         try:
             reader.start()

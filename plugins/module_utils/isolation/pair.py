@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs programs in two slices at once and creates a folder that both slices see. No program begins before both slices
-are prepared. Two runs of the same program begin AHEAD_S seconds apart, so that they do not measure the undisturbed
-kernel at the same moment.
+"""Runs programs in two slices (shares of a GPU) at once and creates a folder that both slices see. No program begins
+before both slices are prepared. Two runs of the same program begin AHEAD_S seconds apart, because each first measures
+how long a GPU kernel takes undisturbed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def meeting(run_folder: str) -> Iterator[Mount]:
     path = os.path.join(run_folder, FOLDER + run_id.own())
     try:
         os.mkdir(path, 0o700)
-        os.chmod(path, 0o777)  # The containers may run as other users than the host.
+        os.chmod(path, 0o777)  # The containers may run as other users.
     except OSError as fault:
         raise RunnerError(f"cannot create a folder that two slices share: {path}: {fault.strerror}") from None
     try:
@@ -83,7 +83,7 @@ def run_both(
         try:
             found.append(theirs.run(their_argv or argv, timeout, wait))
         except Exception as fault:
-            faults.append(fault)  # The caller's thread raises this exception.
+            faults.append(fault)  # The thread only stores this exception; the caller's thread raises it.
         finally:
             laid_out.set()
 

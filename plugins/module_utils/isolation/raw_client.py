@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a tenant without libvgpu.so: a process in a container's control group that calls the driver directly.
+"""Runs a tenant (test process) without libvgpu.so, in a container's control group. It calls the driver directly.
 
 driver_checks.py starts this program from its text. The program enters the group before it loads a library of the
 driver. It then writes one line of JSON for each line of JSON that it reads, and ends at the end of its input. All sizes
@@ -17,7 +17,7 @@ from typing import Any
 
 CUDA, NVML = "libcuda.so.1", "libnvidia-ml.so.1"
 OUT_OF_MEMORY = 2
-# Bytes of the driver's allocation granularity; a smaller request uses as much memory.
+# Bytes of the driver's allocation granularity; a smaller request uses this much memory too.
 LEAST = 2 << 20
 GLOBAL = 1  # CU_MEM_ATTACH_GLOBAL
 CAPABILITY_VERSION = 0x20080522

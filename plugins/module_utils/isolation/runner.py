@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs programs in a leased slice by docker, by podman or in a mount namespace, with only the mounts, devices and
-variables of the Allocate reply.
+"""Runs programs in a leased slice (share of a GPU) by docker, by podman or in a mount namespace, with only the mounts,
+devices and variables of the Allocate reply.
 
 engines.py chooses the engine and the container's image. containerd.py runs programs by containerd.
 """
@@ -28,10 +28,10 @@ ASK_S = 60.0
 START_S = 60.0
 # Seconds until a killed process is gone and has released its GPU memory.
 GONE_S = 10.0
-# The shell waits until the host has inspected the container, then execs the program.
+# Script of the container's shell: it waits until the host has inspected the container, then execs the program.
 SHELL = "/bin/sh"
 WAIT_FOR_GO = 'read -r go && [ "$go" = go ] && exec "$0" "$@"'
-# Client → likely cause and next step if its engine does not answer.
+# Maps each client to the likely cause and the next step if its engine does not answer.
 NEXT_STEPS = {
     "docker": "does docker's daemon hang? see: systemctl status docker",
     "ctr": "does containerd hang? see: systemctl status containerd",
@@ -106,7 +106,7 @@ class EngineRunner:
         raise NotImplementedError
 
     def _remove(self, container: str) -> None:
-        """Removes the container, running or not. Reports no faults: the container may be gone."""
+        """Removes the container, whether it runs or not. Reports no faults, because the container may be gone."""
         raise NotImplementedError
 
     def run(
@@ -294,8 +294,8 @@ class PodmanRunner(DockerRunner):
         cdi_devices: Sequence[str] = (),
     ) -> None:
         super().__init__(docker, image, mounts, environment, devices, cdi_devices)
-        # The root, the probe and the library are the host's files; they do not have the SELinux label of container
-        # files.
+        # Switch off SELinux labels for the container: its root, the probe and the library are the host's files, which
+        # do not have the label of container files.
         self._options += ["--security-opt", "label=disable"]
 
     def _remove(self, container: str) -> None:

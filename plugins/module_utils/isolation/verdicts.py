@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judges the isolation of a slice by three sources: the probe inside, nvidia-smi inside, the host outside. Pure.
+"""Judges the isolation of a slice (share of a GPU) by three sources: the probe inside, nvidia-smi inside, and the host
+outside. No I/O.
 
 A check is ``{name, verdict, expected, found, unit, detail, left_out}``; the verdict is passed, violated, not-run, open
 or detected. ``left_out``: the check did not run because the slice's time was over.
-Open: docs/threat-model.md says that user space cannot prevent the bypass; the report shows it, the slice does not fail.
-Detected: the node's watcher named the bypass while it ran. A bypass that the watcher could see and did not name is
-violated.
+Open: the probe got past the library in a way that user space cannot prevent (docs/threat-model.md); the report shows
+this bypass, but the slice does not fail. Detected: the node's watcher, which looks for such processes, named the bypass
+while it ran. A bypass that the watcher could see and did not name is violated.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ VERDICTS = (PASSED, VIOLATED, NOT_RUN, OPEN)
 # The word for "passed" of a probe before 0.1.0. A node has that probe until its upgrade, and after a rollback.
 FORMER = "held"
 MIB = 1 << 20
-# The driver may give this much more than the limit, for a moment or by rounding: it grows a memory pool in steps of 32
-# MiB, which the library gives back if they do not fit, and it rounds pieces of each process up to 2 MiB. Measured on an
-# H200 with driver 580: 16 MiB beyond a slice of 35 942 MiB.
+# The driver may give a slice this many bytes more than its limit, for a moment or by rounding: it grows a memory pool
+# in steps of 32 MiB, which the library gives back if they do not fit, and it rounds pieces of each process up to 2 MiB.
+# Measured on an H200 with driver 580: 16 MiB beyond a slice of 35 942 MiB.
 DRIVER_STEP = 64 * MIB
 
 # The checks that the probe must report when all are requested.
@@ -102,7 +103,7 @@ OWN = (
 )
 # Checks of the probe that fill all memory of the slice.
 FILLS = ("limit-exact", "four-processes")
-# Percent of a fill that a poll must have seen.
+# A poll must have seen this percentage of the memory that the probe filled.
 SEEN_PERCENT = 90
 # Checks whose requirements a host may not meet. Then they do not run, and the verdict does not depend on them.
 OPTIONAL = (
@@ -126,16 +127,17 @@ MAY_BE_OPEN = tuple(
         "ledger-boast",
     )
 )
-# This bypass must use more than the slice's memory: it runs alone, while no other slice of the GPU is in use.
+# This bypass must use more than the slice's memory, so it runs alone, while no other slice of the GPU is in use.
 PAST_THE_SLICE = BYPASS + "ledger-boast"
-# The only finding that proves the bypass: other findings of its process may have another cause.
+# The only finding of the watcher that proves this bypass, because other findings of its process may have another cause.
 NAMED_FOR = {BYPASS + "covered": "foreign-mount"}
 # This check is open too, but allocates nothing: the probe reports which libraries can be loaded, and the watcher has
 # nothing to name.
 GRAPHICS = "graphics"
 
 
-# Exit status, and beginning of the message, of an older probe that does not know a check or an option.
+# An older probe that does not know a check or an option ends with this exit status and a message that begins with these
+# texts.
 BAD_ARGUMENTS, USAGE = 64, "usage: vgpu-probe"
 NO_CHECK = re.compile(r"there is (no check '[^']*')")
 
@@ -271,14 +273,14 @@ def of_namespace(checks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def filled(checks: Sequence[dict[str, Any]]) -> int:
-    """Returns the most bytes that the probe reports as allocated at once, 0 if it filled nothing."""
+    """Returns the most bytes that the probe reports as allocated at once; 0 if the probe filled nothing."""
     said = [one["found"] for one in checks if one["name"] in FILLS and one["unit"] == "bytes"]
     return max((int(one) for one in said if one.isdigit()), default=0)
 
 
 def seen(most_bytes: int | None, filled_bytes: int) -> bool:
-    """Returns whether a poll from outside saw the fill. A poll of a hardly filled slice proves
-    nothing about the limit.
+    """Returns whether a poll from outside saw the fill. Otherwise the polls prove nothing about the limit, because the
+    slice was hardly filled when they ran.
     """
     return most_bytes is not None and 0 < SEEN_PERCENT * filled_bytes <= 100 * most_bytes
 
@@ -324,7 +326,9 @@ def left_out(name: str, duration: int) -> dict[str, Any]:
 
 
 def kernel_ns(out: str) -> int:
-    """Returns the nanoseconds of the undisturbed kernel in the probe's ``share`` report; 0 if it was not measured."""
+    """Returns, from the probe's ``share`` report, how many nanoseconds a GPU kernel takes undisturbed; 0 if that was
+    not measured.
+    """
     try:
         measures = json.loads(out)["measures"]
         return next((int(one["value"]) for one in measures if one["name"] == "kernel"), 0)

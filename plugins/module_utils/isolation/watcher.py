@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks whether the node's watcher names a bypass while it runs: polls the plugin during the probe.
+"""Checks whether the node's watcher names a bypass while the bypass runs. The watcher is the part of the device plugin
+that finds processes which use a GPU past their limits; this file polls its findings while the probe tries bypasses.
 
 A finding counts if it names the leased allocation and one of its processes, or a parent of that process, is in the
 mount namespace of this run. So findings of an earlier run prove nothing.
@@ -14,7 +15,8 @@ from .observer import namespace_of, parent_of
 
 # Seconds between two polls; each starts vgpuctl.
 ASK_S = 0.5
-# Polls that the watcher gets in addition to the polls that it needs. After fewer polls a missed bypass is no violation.
+# Polls that the watcher gets in addition to the polls that it needs. If it made fewer polls, a bypass that it missed is
+# no violation.
 MORE_LOOKS = 3
 # Seconds for which a bypass runs at least.
 LEAST_HOLD_S = 8.0
@@ -27,13 +29,14 @@ NAME_BYTES = 15
 
 
 class AllNamed(Exception):
-    """The watcher named every bypass. Raised from within the runner, which ends the run."""
+    """The watcher named every bypass. It is raised from within the runner, so that the run ends early."""
 
 
 class Observation:
     """Observes one run of the probe. ``ask`` returns the report of ``vgpuctl watch``, None if the call fails.
-    ``names``: bypass → name of its process; ``reasons``: bypass → the finding that must name it; without a reason any
-    finding counts. ``named``: bypass → seconds from the start until the watcher named it, and the finding's text.
+    Three attributes are maps by bypass. ``names``: the name of its process. ``reasons``: the reason that the finding
+    must have; without an entry any finding counts. ``named``: the seconds from the start until the watcher named it,
+    and the finding's text.
     """
 
     def __init__(

@@ -24,7 +24,9 @@ PLURALS = {
 
 
 class Change(NamedTuple):
-    """Describes one object before and after a change, made or predicted; None if the object does not exist."""
+    """Describes one object before and after a change that was made or predicted; None means that the object does not
+    exist.
+    """
 
     title: str
     before: dict[str, Any] | None

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the Kubernetes objects for nodes that no playbook prepares: a DaemonSet that installs the library, the arbiter
-and the settings. A node needs only its driver and an engine that supports CDI or NVIDIA's runtime. ``tools/chart``
-writes the Helm chart and the Kustomize base from these objects.
+"""Builds the Kubernetes objects for nodes that no playbook prepares: a DaemonSet that installs the library
+(libvgpu.so), the arbiter (which divides a GPU's time between containers) and the settings. A node needs only its driver
+and an engine that supports CDI or NVIDIA's runtime. ``tools/chart`` writes the Helm chart and the Kustomize base from
+these objects.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 from . import device_plugin_manifests as plugin
 from . import mount_policy, scheduler_manifests
 
-# Value of the node label that makes the second DaemonSet remove all our files from the node.
+# Value of the node label that makes the second DaemonSet remove all files of the collection from the node.
 ABSENT = "absent"
 REMOVAL = plugin.NAME + "-removal"
 VARIABLES, VARIABLES_FILE = "vgpu-variables", "variables.json"
@@ -141,20 +142,20 @@ def _setup(desired: plugin.Desired, folder: str) -> dict[str, Any]:
             {"name": "variables", "mountPath": f"/etc/{VARIABLES}", "readOnly": True},
             {"name": "etc", "mountPath": folder},
             {"name": "library", "mountPath": desired.library_root},
-            # The records of allocations name the versions in use.
+            # This folder has the records of allocations, which name the versions in use.
             {"name": "state", "mountPath": "/var/lib/vgpu", "readOnly": True},
         ],
     }
 
 
 def _arbiter(desired: plugin.Desired) -> dict[str, Any]:
-    """Returns the arbiter's container, which schedules the tenants of each GPU. A restart of the plugin's container
-    does not affect it.
+    """Returns the arbiter's container, which divides the time of each GPU between its containers. A restart of the
+    plugin's container does not affect it.
     """
     program = f"{desired.library_root}/current/vgpu-arbiter"
     return {
         **_container(desired, ARBITER),
-        # The same setting as in the arbiter's unit on a host.
+        # This setting is the same as in the arbiter's systemd unit on a host.
         "command": ["nice", "-n", "-10", program, "--run", "/run/vgpu"],
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -163,7 +164,7 @@ def _arbiter(desired: plugin.Desired) -> dict[str, Any]:
         },
         "resources": {"requests": {"cpu": "10m", "memory": "8Mi"}, "limits": {"memory": "64Mi"}},
         "volumeMounts": [
-            # Allocations are mounts that come and go on the host.
+            # Allocations are mounts that come and go on the host, so the container must see later mounts too.
             {"name": "run", "mountPath": "/run/vgpu", "mountPropagation": "HostToContainer"},
             {"name": "library", "mountPath": desired.library_root, "readOnly": True},
         ],
@@ -191,7 +192,7 @@ def _removing(desired: plugin.Desired, carried: Carried, daemon_set: dict[str, A
     labels = {"app.kubernetes.io/name": REMOVAL}
     made["metadata"].update(name=REMOVAL, labels=labels)
     made["spec"]["selector"] = {"matchLabels": labels}
-    # No workload depends on these pods, so all may be replaced at once.
+    # All pods may be replaced at once, because no workload depends on them.
     made["spec"]["updateStrategy"] = {"type": plugin.ROLLING, "rollingUpdate": {"maxUnavailable": "100%"}}
     made["spec"]["template"]["metadata"] = {"labels": labels}
     spec = made["spec"]["template"]["spec"]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks whether a cluster's nodes are ready for the scheduler: known by name, set up by site.yml, with an engine and
-an architecture for which its images can be loaded. Pure, on Node objects.
+an architecture for which its images can be loaded. It works on Node objects and does no I/O.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ JOIN = "join the host to the cluster, or set device_plugin_node_name to its name
 
 
 def faults(nodes: Mapping[str, dict[str, Any]], hosts: Mapping[str, str]) -> list[str]:
-    """Returns a line for each GPU host (host → name of its node) whose node is unknown or not set up by site.yml."""
+    """Returns a line for each GPU host whose node is unknown or not set up by site.yml. ``hosts`` maps each host to the
+    name of its node.
+    """
     found = []
     for host, name in sorted(hosts.items()):
         node = nodes.get(name)
@@ -40,8 +42,8 @@ def loading(
     repository: str,
     images: Sequence[str],
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Returns how each host (host → name of its node) loads the scheduler's images, and a line for each that cannot.
-    ``arch``: the architecture of the built image, as ``uname -m`` prints it.
+    """Returns how each host loads the scheduler's images, and a line for each host that cannot. ``hosts`` maps each
+    host to the name of its node. ``arch``: the architecture of the built image, as ``uname -m`` prints it.
     """
     found: dict[str, dict[str, Any]] = {}
     lines = []

@@ -2,9 +2,9 @@
 """Finds other device plugins of the same GPUs through the API server, with the owner that restarts each, and removes
 those that the user named.
 
-Pure over an API object with ``get(path)``, ``delete(path)`` and ``apply(path, body, dry_run)``. A host shows only the
-plugin's socket and process (state/conflicting_on_host.py). Only the cluster shows the owner that would start the plugin
-again after a removal.
+All I/O goes through an API object with ``get(path)``, ``delete(path)`` and ``apply(path, body, dry_run)``. A host shows
+only the plugin's socket and process (state/conflicting_on_host.py). Only the cluster shows the owner that would start
+the plugin again after a removal.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from typing import Any, Callable, Iterable, NamedTuple, Sequence
 from urllib.parse import quote
 
-# Maps an image to the plugin's vendor and its default resources. The first match counts.
+# Maps a pattern of image names to the plugin's vendor and its default resources. The first match counts.
 OWNERS = (
     (re.compile(r"volcano-vgpu-device-plugin"), "Volcano's vGPU plugin", ("volcano.sh/vgpu-number",)),
     (re.compile(r"gpushare-(?:device-)?plugin"), "Alibaba's gpushare plugin", ("aliyun.com/gpu-mem",)),
@@ -27,7 +27,7 @@ OWNERS = (
     (re.compile(r"4pdosc/k8s-(?:device-plugin|vdevice)"), "4paradigm's plugin", ("nvidia.com/gpu",)),
     (re.compile(r"(?:^|/)k8s-device-plugin(?:[:@]|\Z)"), "NVIDIA's plugin", ("nvidia.com/gpu",)),
 )
-# Plugins of other vendors' devices with images of such a name.
+# Images with a similar name that hold plugins for devices of other vendors.
 FOREIGN = re.compile(r"(?:^|/)(?:rocm|amd|intel|mellanox|xilinx)(?:/|-)")
 # Programs in the same images that are no device plugins: NVIDIA's discovery and its helpers, HAMi's scheduler and
 # monitor.
@@ -102,7 +102,7 @@ def _program(container: dict[str, Any]) -> str:
 
 
 def _said(container: dict[str, Any]) -> tuple:
-    """Returns the resource that options or environment of a container name."""
+    """Returns the resource name that a container's options or environment set."""
     words = _words(container)
     for number, word in enumerate(words):
         match = RESOURCE_OPTION.match(word if "=" in word else " ".join(words[number : number + 2]))

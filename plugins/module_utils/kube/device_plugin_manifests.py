@@ -20,7 +20,8 @@ NODE_LABEL = "vgpu.fleet/device-plugin"
 LABEL_VALUE = "daemonset"
 # Annotation of each pod: the digest of its template.
 TEMPLATE = "vgpu.fleet/template"
-# The update strategy: Kubernetes replaces pods of an old template, or the user who applied it does, node by node.
+# The update strategy: either Kubernetes replaces the pods of an old template, or the user who applied the new template
+# replaces them node by node.
 ROLLING, ON_DELETE = "RollingUpdate", "OnDelete"
 # Annotations, conditions and taint that the program writes on its node or reads there.
 ANNOTATIONS, CONDITIONS = ("vgpu.fleet/gpus", "vgpu.fleet/drained-gpus"), ("VgpuConfiguration", "VgpuGpusHealthy")
@@ -42,9 +43,9 @@ KEY = re.compile(r"^[-._a-zA-Z0-9]{1,253}\Z")
 
 
 class Desired(NamedTuple):
-    """Describes the desired DaemonSet. ``configs``: file name → text of the named configurations. ``options``: options
-    of the program. ``kubelet_dir``: the kubelet's folder on the host. ``restrict``: add the policy that restricts each
-    pod to its own node; needs an API server of 1.30 or newer.
+    """Describes the desired DaemonSet. ``configs`` maps file name to text of the named configurations. ``options``:
+    options of the program. ``kubelet_dir``: the kubelet's folder on the host. ``restrict``: add the policy that
+    restricts each pod to its own node; needs an API server of 1.30 or newer.
     """
 
     image: str
@@ -66,8 +67,9 @@ class ConfigsError(Exception):
 
 
 def union(by_host: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """Returns the named configurations of all hosts as one map, file name → text. Raises ConfigsError if two hosts have
-    different texts for one name, because the cluster has one ConfigMap, or if a name cannot be a key of a ConfigMap.
+    """Returns the named configurations of all hosts as one map from file name to text. Raises ConfigsError if two hosts
+    have different texts for one name, because the cluster has one ConfigMap, or if a name cannot be a key of a
+    ConfigMap.
     """
     out: dict[str, str] = {}
     said_by: dict[str, str] = {}
@@ -112,7 +114,7 @@ def trace(found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     if ours:
         out.append(("", {"metadata": {"annotations": dict.fromkeys(ours)}}))
     if LABELS in annotations:
-        # Labels that node-feature-discovery has since taken over belong to it.
+        # Leave labels that node-feature-discovery has taken over since, because they belong to it now.
         theirs = ",".join(str(text) for name, text in annotations.items() if name.endswith("feature-labels")).split(",")
         named = [name for name in str(annotations[LABELS]).split(",") if name]
         names = {name if "/" in name else LABELS_PREFIX + name for name in named} - set(theirs)
@@ -231,7 +233,8 @@ def _volumes(desired: Desired) -> list[tuple[str, dict[str, Any], dict[str, Any]
     folder = desired.config_path.rpartition("/")[0] or "/"
     out = [
         ("host", {"hostPath": {"path": "/", "type": "Directory"}}, {"mountPath": HOST, "readOnly": True}),
-        # The device nodes of GPUs: a driver that is loaded later creates them.
+        # The folder of the GPUs' device nodes. The whole folder is mounted, because a driver that is loaded later
+        # creates the nodes.
         host("dev", "/dev", "Directory"),
         host("device-plugins", desired.kubelet_dir + "/device-plugins", "Directory"),
         host("pod-resources", desired.kubelet_dir + "/pod-resources"),
@@ -255,7 +258,8 @@ def _daemon_set(desired: Desired) -> dict[str, Any]:
     volumes = _volumes(desired)
     environment: list[dict[str, Any]] = [
         {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
-        # NVIDIA's runtime must not add anything: the program uses the driver's library of the host.
+        # NVIDIA's runtime must not add anything to the container, because the program uses the driver's library of the
+        # host.
         {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"},
     ]
     environment += [{"name": name, "value": str(value)} for name, value in sorted(desired.environment.items())]
@@ -268,8 +272,8 @@ def _daemon_set(desired: Desired) -> dict[str, Any]:
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "command": [PROGRAM, *arguments(desired)],
         "env": environment,
-        # The GPUs' device nodes and mounts that other containers see need privileges: without them Kubernetes refuses
-        # Bidirectional.
+        # The pod is privileged, because it needs the GPUs' device nodes, and mounts that other containers see: for
+        # other pods Kubernetes refuses the mount propagation Bidirectional.
         "securityContext": {"privileged": True},
         "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
         "volumeMounts": [dict(mount, name=name) for name, _volume, mount in volumes],
@@ -277,9 +281,9 @@ def _daemon_set(desired: Desired) -> dict[str, Any]:
     spec: dict[str, Any] = {
         "serviceAccountName": NAME,
         "priorityClassName": "system-node-critical",
-        # The driver reports processes by the host's pids.
+        # The pod sees the host's pids, because the driver reports processes by them.
         "hostPID": True,
-        # The network of the host reaches the API server before the network plugin runs.
+        # The pod uses the host's network, which reaches the API server before the network plugin runs.
         "hostNetwork": True,
         "dnsPolicy": "ClusterFirstWithHostNet",
         "terminationGracePeriodSeconds": 10,
@@ -287,7 +291,7 @@ def _daemon_set(desired: Desired) -> dict[str, Any]:
         "tolerations": [
             {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
             {"key": "CriticalAddonsOnly", "operator": "Exists"},
-            # The program's own taint, which keeps tenants' pods away from the node.
+            # The program's own taint keeps tenants' pods away from the node and must not keep this pod away.
             {"key": TAINT, "operator": "Exists", "effect": "NoSchedule"},
             *desired.tolerations,
         ],
@@ -298,7 +302,8 @@ def _daemon_set(desired: Desired) -> dict[str, Any]:
     if port is not None:
         # The pod uses the network of its host. A PodMonitor selects the port by this name.
         container["ports"] = [{"name": "metrics", "containerPort": port, "protocol": "TCP"}]
-    # No surge: two pods must never run on a node. The program locks its state, so a second pod would end at once.
+    # No surge, because two pods must never run on one node: the program locks its state, so a second pod would end at
+    # once.
     strategy: dict[str, Any] = {"type": ROLLING, "rollingUpdate": {"maxUnavailable": "10%"}}
     digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode("utf-8")).hexdigest()[:16]
     return {

@@ -18,7 +18,7 @@ DRIVER = resource_drivers.OUR_DRIVER
 CLASS, MIG_CLASS = resource_drivers.OUR_CLASS, "vgpu-mig"
 PARAMETERS_POLICY, SLICES_POLICY, ROLE = "vgpu-claim-parameters", "vgpu-slices-of-their-node", "vgpu-claims"
 PARAMETERS_VERSION, PARAMETERS_KIND = "vgpu.fleet/v1", "Share"
-# Key → allowed values. The driver has an equal table; a test compares both.
+# Maps each key of the parameters to its allowed values. The driver has an equal table; a test compares both.
 PARAMETERS: dict[str, tuple[Any, ...]] = {
     "corePolicy": ("disable", "default", "force"),
     "priority": (0, 1),
@@ -31,8 +31,8 @@ NODE_NAME = "authentication.kubernetes.io/node-name"
 
 class Desired(NamedTuple):
     """Describes the desired objects. ``extended_resource``: name of the resource by which pods without a claim get a
-    default share; empty: none. ``namespace``, ``account``: of the driver's DaemonSet; empty if the driver is a service
-    of each node.
+    default share; empty if there is none. ``namespace``, ``account``: of the driver's DaemonSet; empty if the driver is
+    a service of each node.
     """
 
     extended_resource: str = ""
@@ -66,7 +66,7 @@ def _device_class(name: str, kind: str) -> dict[str, Any]:
     return {"apiVersion": API, "kind": "DeviceClass", "metadata": _meta(name), "spec": spec}
 
 
-# ---- parameters
+# ---- the policy for parameters of claims
 
 
 def parameters_policy() -> list[dict[str, Any]]:
@@ -107,7 +107,7 @@ def parameters_policy() -> list[dict[str, Any]]:
     return _policy(PARAMETERS_POLICY, spec)
 
 
-# CEL: the configurations of a claim template, of a claim or of a device class, whichever the object is.
+# A CEL expression for the configurations of the object, which may be a claim template, a claim or a device class.
 _CONFIG = (
     "has(object.spec.spec) ? (has(object.spec.spec.devices.config) ? object.spec.spec.devices.config : []) : "
     "has(object.spec.devices) ? (has(object.spec.devices.config) ? object.spec.devices.config : []) : "
@@ -120,7 +120,7 @@ def _has_kind(place: str) -> str:
     return " && ".join(f"{_text(key)} in {place} && {place}.{key} == {_text(value)}" for key, value in pairs)
 
 
-# ---- the driver as a DaemonSet
+# ---- objects for the driver as a DaemonSet
 
 
 def rights(namespace: str, account: str) -> list[dict[str, Any]]:

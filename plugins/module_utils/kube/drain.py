@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cordons and drains one Kubernetes node. Takes a ``kube_client.Api`` or an object with the same methods."""
+"""Cordons and drains one Kubernetes node. The functions take a ``kube_client.Api`` or an object with its methods."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import time
 from typing import Any, Callable
 from urllib.parse import quote
 
-# Annotation of a node that the collection cordoned. A cordoned node without it was cordoned by another user and stays
-# cordoned.
+# Annotation of a node that the collection cordoned. If a cordoned node lacks this annotation, another user cordoned it,
+# so it stays cordoned.
 MARK = "vgpu.fleet/cordoned-for"
 MIRROR = "kubernetes.io/config.mirror"
 FINISHED = ("Succeeded", "Failed")

@@ -20,7 +20,8 @@ KNOWS_POLICIES = (1, 30, 0)
 OF_DEVICE_PLUGIN = "vgpu-device-plugin-mounts"
 OF_SCHEDULER = "vgpu-scheduler-mounts"
 OF_CLAIMS = "vgpu-claim-mounts"
-# Annotation of the device plugin's policy: JSON, node → resources by which containers get limited slices there.
+# Annotation of the device plugin's policy: JSON that maps each node to the resources by which containers get limited
+# slices (shares of a GPU) there.
 NODES = "vgpu.fleet/nodes"
 MESSAGE = f"a volume of this pod lies at, above or below a path {mounts.ADVICE}"
 
@@ -92,8 +93,8 @@ def ground() -> dict[str, Any]:
 
 
 def nodes_with(policy: Mapping[str, Any] | None, nodes: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """Returns the nodes of an existing policy (None: no policy), with the entries of ``nodes`` replaced. Omits nodes
-    without resources.
+    """Returns the nodes that an existing policy lists, with the entries of ``nodes`` replaced; ``policy`` is None if
+    there is no policy. Omits nodes without resources.
     """
     annotations = ((policy or {}).get("metadata") or {}).get("annotations") or {}
     try:
@@ -144,7 +145,7 @@ def _any_container(condition: str) -> str:
 
 
 def _all_containers() -> str:
-    # dyn: ephemeral containers have another type, so CEL could not join the lists without it.
+    # dyn() removes the type. Without it CEL could not join the lists, because ephemeral containers have another type.
     return " + ".join(f"dyn({_containers(kind)})" for kind in mounts.KINDS)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Returns the commands that find, load and remove images on a node, for the engine that its kubelet reports. Pure.
+"""Returns the commands that find, load and remove images on a node, for the engine that its kubelet reports. No I/O.
 
 Only the kubelet reports its engine. A host may have docker and containerd, and the kubelet does not find an image in
 the wrong engine.

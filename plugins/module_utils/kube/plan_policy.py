@@ -24,8 +24,9 @@ NODE = "system:node:"
 
 def manifests(writers: Mapping[str, Sequence[str]], fixed: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Returns the policy and its binding in the order of their application; they are removed in reverse order.
-    ``writers``: annotation → users that may write it. Nodes may write all annotations, because a device plugin may use
-    the kubelet's credentials. ``fixed``: annotations that the creator of a pod may set and no user may change later.
+    ``writers`` maps each annotation to the users that may write it. Nodes may write all annotations, because a device
+    plugin may use the kubelet's credentials. ``fixed``: annotations that the creator of a pod may set and no user may
+    change later.
     """
     meta: dict[str, Any] = {"name": NAME, "labels": {"app.kubernetes.io/name": NAME}}
     names, kept = sorted(writers), sorted(fixed)

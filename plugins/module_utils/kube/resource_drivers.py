@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds other drivers of dynamic resource allocation (DRA): DeviceClasses that map a resource of ours, and
-ResourceSlices that offer NVIDIA GPUs of our nodes. Pure over an API object with ``get(path, refusals)``.
+ResourceSlices that offer NVIDIA GPUs of our nodes. All I/O goes through an API object with ``get(path, refusals)``.
 """
 
 from __future__ import annotations

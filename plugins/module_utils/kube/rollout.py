@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks whether a Deployment runs as applied, and why not; and whether pods are assigned to the scheduler.
 
-The API object has ``get(path)`` (None where there is no such object), ``list(path, **query)``, ``trial(path, body)``.
+The caller passes an API object with ``get(path)`` (which returns None if there is no such object), ``list(path,
+**query)`` and ``trial(path, body)``.
 """
 
 from __future__ import annotations

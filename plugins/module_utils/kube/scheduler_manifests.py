@@ -2,7 +2,8 @@
 """Builds the Kubernetes objects of the scheduler, as plain data: rights, configuration, Deployment, service, webhooks,
 a policy that refuses pods which mount over our files, and a policy that protects the scheduler's annotations on pods.
 
-A replica is one pod with an unmodified kube-scheduler and vgpu-scheduler. The default scheduler stays unchanged.
+A replica is one pod with an unmodified kube-scheduler and vgpu-scheduler, which is its extender and the admission
+webhook. The default scheduler stays unchanged.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ from typing import Any, NamedTuple, Sequence
 from . import mount_policy, plan_policy
 
 NAME = "vgpu-scheduler"
-# Leases of the kube-schedulers, and of the extenders.
+# Names of two Lease objects: one elects the leading kube-scheduler, the other the leading extender.
 LEASES = (NAME, NAME + "-extender")
 EXTENDER = "127.0.0.1:8880"
 WEBHOOK_PORT, METRICS_PORT = 8443, 9411
-# Port of a kube-scheduler's health, open to all, and of its metrics, which need a right.
+# Port at which a kube-scheduler serves its health to all, and its metrics to users that may read them.
 KUBE_PORT = 10259
 IGNORE_LABELS = ("vgpu.fleet/webhook", "hami.io/webhook")
 # Annotation of each pod: the digest of the configuration.
 DIGEST = "vgpu.fleet/config"
 PLAN, GIVEN = "vgpu.fleet/plan", "vgpu.fleet/given"
-# Annotations of a resize: the request of the pod's owner, the granted request, and the former plan. The greater size of
-# the former and the new plan counts until the node has applied the new plan.
+# Annotations of a resize: the request of the pod's owner, the granted request, and the former plan (the pod's GPUs
+# before the resize). The greater size of the former and the new plan counts until the node has applied the new plan.
 RESIZE, RESIZED, FORMER = "vgpu.fleet/resize", "vgpu.fleet/resized", "vgpu.fleet/former"
 # The memory that a pod is promised below its limit; fixed at the pod's admission.
 MEMORY_REQUEST = "vgpu.fleet/memory-request"
@@ -33,7 +34,8 @@ MEMORY_REQUEST = "vgpu.fleet/memory-request"
 ANNOTATIONS = (PLAN, GIVEN, RESIZED, FORMER)
 # Prefixes of resource names that request GPUs. With prefixes the webhook also sees and refuses mistyped names.
 PREFIXES = ("nvidia.com/", "aliyun.com/gpu", "tencent.com/vcuda")
-# ASKING: annotations that request GPUs. NOT_OF: scheduler whose pods are excluded, because KAI reads them itself.
+# ASKING: annotations that request GPUs. NOT_OF: the scheduler (KAI) whose pods are excluded, because it reads these
+# annotations itself.
 ASKING, NOT_OF = ("gpu-memory", "gpu-fraction", MEMORY_REQUEST), "kai-scheduler"
 ASKING_PREFIX = "nvidia.com/container."
 # Label of a namespace that chooses whether its pods get claims for their requests.
@@ -61,15 +63,17 @@ class Desired(NamedTuple):
     node_selector: dict[str, str] = {}
     tolerations: Sequence[dict[str, Any]] = ()
     options: Sequence[str] = ()
-    # Names of the only nodes that may run the scheduler, such as those on which its images were loaded; empty: all.
+    # Names of the only nodes that may run the scheduler, such as the nodes on which its images were loaded; if empty,
+    # all nodes may.
     nodes: Sequence[str] = ()
-    # Users of device plugins that are not nodes: they write the allocated GPUs.
+    # Users other than nodes that may write the allocated GPUs of a pod, such as the account of the device plugin's
+    # DaemonSet.
     may_give: Sequence[str] = ()
-    # Whether the kube-scheduler knows the option of kube_options.
+    # Whether the kube-scheduler knows the option that kube_options returns.
     wakes: bool = True
-    # Whether the API server has ValidatingAdmissionPolicy.
+    # Whether the API server has ValidatingAdmissionPolicy; without it the webhook does the same checks.
     policies: bool = True
-    # Names of namespaces whose pods may read the metrics; none: they are served on no port of the pod.
+    # Names of namespaces whose pods may read the metrics. If there are none, no port of the pod serves metrics.
     metrics_namespaces: Sequence[str] = ()
     # Log format of vgpu-scheduler: text or json. The kube-scheduler's container keeps its own format.
     log_format: str = "text"
@@ -113,7 +117,7 @@ def extender(config: dict[str, Any], address: str = EXTENDER) -> dict[str, Any]:
         "prioritizeVerb": "prioritize",
         "bindVerb": "bind",
         "preemptVerb": "preempt",
-        # More than the sum of the scores that the kube-scheduler's own plugins give for CPU and memory.
+        # This weight is more than the sum of the scores that the kube-scheduler's own plugins give for CPU and memory.
         "weight": 10,
         "nodeCacheCapable": True,
         "httpTimeout": "10s",
@@ -221,7 +225,8 @@ def _rights(desired: Desired) -> list[dict[str, Any]]:
         # could give any pod another image.
         _rule("core", "pods/status", "patch"),
         _rule("core", "pods/binding", "create"),
-        # Evicts pods of lower priority if memory is short. Deleting them would bypass disruption budgets.
+        # The extender evicts pods of lower priority if GPU memory is short. It does not delete them, because that would
+        # bypass disruption budgets.
         _rule("core", "pods/eviction", "create"),
         _rule("core", "events", "create"),
         _rule("admissionregistration.k8s.io", hooks, "get patch", (NAME,)),
@@ -230,7 +235,7 @@ def _rights(desired: Desired) -> list[dict[str, Any]]:
         # Claims are created in the namespaces of pods, which are not known before; see vgpu_scheduler.pod_claims.
         cluster_rules.append(_rule("resource.k8s.io", "resourceclaims", "get create"))
     rules = [
-        # A create request cannot be limited by name.
+        # This rule names no object, because a create request cannot be limited by name.
         _rule("core", "secrets", "create"),
         _rule("core", "secrets", "get update", (NAME + "-tls",)),
         _rule("coordination.k8s.io", "leases", "create"),
@@ -342,7 +347,8 @@ def _deployment(desired: Desired) -> dict[str, Any]:
             *kube_options(desired),
         ],
         "ports": [{"name": "kube-scheduler", "containerPort": KUBE_PORT, "protocol": "TCP"}],
-        # No readinessProbe: the webhook in the same pod must serve even if the kube-scheduler is not ready.
+        # There is no readinessProbe, because the webhook in the same pod must serve even if the kube-scheduler is not
+        # ready.
         "livenessProbe": {
             "httpGet": {"scheme": "HTTPS", "port": KUBE_PORT, "path": "/healthz"},
             "initialDelaySeconds": 30,
@@ -390,7 +396,7 @@ def _deployment(desired: Desired) -> dict[str, Any]:
         "spec": {
             "replicas": desired.replicas,
             "selector": {"matchLabels": {"app.kubernetes.io/name": NAME}},
-            # At least one replica always answers admission requests.
+            # An update replaces pods one by one, so that at least one replica always answers admission requests.
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
             "template": template,
         },
@@ -522,11 +528,12 @@ def webhooks(desired: Desired) -> list[dict[str, Any]]:
         resize = hook("resizes.vgpu.fleet", "/validate", "UPDATE", _resize_condition(), False)
         del resize["namespaceSelector"], resize["objectSelector"]
         validating.append(resize)
-    # If policies are available, a policy checks the plans instead, also while no replica answers.
+    # If the API server has policies, a policy checks changes of plans instead, even while no replica answers.
     if not desired.policies:
         plans = [
             hook("new-plans.vgpu.fleet", "/validate", "CREATE", planned("object"), closed),
-            # Fails open: a plan that changes while no replica answers is written again, so an update need not wait.
+            # This webhook fails open, so that an update of a pod need not wait: a plan that changes while no replica
+            # answers is written again.
             hook("plans.vgpu.fleet", "/validate", "UPDATE", planned("oldObject", "object"), False),
         ]
         for one in plans:

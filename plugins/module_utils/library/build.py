@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the archive of the vGPU library once, on a build host. The same source and compiler give the same bytes."""
+"""Builds the archive of the vGPU library (libvgpu.so) once, on a build host. The same source and compiler give the same
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +95,8 @@ def pack(folder: str, version: str, files: Sequence[str], arch: str) -> bytes:
 
 
 def _make(place: str, compiler: str) -> None:
-    # If make started the play, its options and its job server are in the environment: do not pass them to this make.
+    # If make started the play, that make's options and job server are in the environment. Do not pass them to this
+    # make.
     environment = {key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
     command = ["make", "-C", place, *([f"CC={compiler}"] if compiler else [])]
     try:

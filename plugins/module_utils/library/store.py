@@ -115,7 +115,8 @@ def _unpack(root: str, version: str, archive: str, checksum: str | None) -> str:
     folder = os.path.join(root, f".{version}.new")
     os.mkdir(folder, 0o755)
     try:
-        # Open the file once for digest and unpacking: another process may replace the file under this name meanwhile.
+        # Open the file once for digest and unpacking, because another process may replace the file under this name
+        # meanwhile.
         with open(archive, "rb") as stream, tarfile.open(fileobj=_checked(stream, archive, checksum)) as bundle:
             for member in bundle:
                 name = os.path.basename(member.name)

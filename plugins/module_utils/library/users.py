@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds which versions of the vGPU library are in use on a node: mapped, mounted, or promised to a container.
+"""Finds which versions of the vGPU library (libvgpu.so) are in use on a node: mapped, mounted, or promised to a
+container.
 
-A version may be removed only if none of three cases applies. Mapped: a process maps its files (a running container, the
-arbiter). Mounted: a mount namespace has it (a container whose processes have not loaded it yet). Promised: the device
-plugin's records name it; the kubelet restarts an ended container with the mounts of the plugin's first reply, so the
-version's folder must still exist.
+A version may be removed only if none of three cases applies. Mapped: a process maps its files (a running container, or
+the arbiter, the service that divides GPU time). Mounted: a mount namespace has it (a container whose processes have not
+loaded it yet). Promised: the device plugin's records name it; the kubelet restarts an ended container with the mounts
+of the plugin's first reply, so the version's folder must still exist.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def used(host: Host, root: str, versions: Sequence[str]) -> list[str]:
     found = set(promised)
     for maps, mounts in _processes(host):
         found |= {version for mark, version in inodes.items() if mark in maps}
-        # If the root is on an overlay, maps may show the device of a lower layer; then compare the path.
+        # If the root is on an overlay, /proc/<pid>/maps may show the device of a lower layer, so compare the path.
         found |= {version for version in versions if any(f"{one}/{version}/" in maps for one in roots)}
         found |= {version for end, version in ends.items() if f"{end} " in mounts}
     return [version for version in versions if version in found]
@@ -55,7 +56,7 @@ def _status(host: Host, path: str) -> os.stat_result | None:
 
 
 def _processes(host: Host) -> list[tuple[str, str]]:
-    """Reads the maps of every process, and each mount table only once a namespace."""
+    """Reads the maps of every process, and the mount table of each mount namespace only once."""
     seen: set[str] = set()
     found = []
     for pid in host.names("/proc"):

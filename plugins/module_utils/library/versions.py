@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the versions of libvgpu.so in the library's folder: which are whole, which is current, which are unused."""
+"""Reads the versions of libvgpu.so in the library's folder: which are whole (have every file of their manifest), which
+is current, which are unused.
+"""
 
 from __future__ import annotations
 

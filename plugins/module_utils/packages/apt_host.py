@@ -129,12 +129,12 @@ class AptHost:
 
     def lists_age(self) -> float:
         """Returns the seconds since apt read the package lists; infinity if it never did."""
-        # apt also writes to this folder if no list has changed.
+        # Use the time of this folder, because apt writes to it even if no list has changed.
         times = [os.stat(path).st_mtime for path in (f"{apt_scratch.LISTS}/partial",) if os.path.isdir(path)]
         return max(0.0, time.time() - max(times)) if times else math.inf
 
     def update(self, needed: Sequence[str] = ()) -> str:
-        """Reads the package lists. Returns the faults of sources that are not needed, empty if there are none.
+        """Reads the package lists. Returns the faults of sources that are not needed; empty if there are no faults.
 
         ``needed``: addresses of sources that must be read. Raises AptError if a needed source cannot be read.
         """
@@ -185,7 +185,7 @@ class AptHost:
                 stream.write(own.read() + "\n")
             stream.write(pins)
             stream.flush()
-            # apt still reads the folder preferences.d.
+            # This option replaces only the file preferences; apt still reads the folder preferences.d.
             words += ["--allow-downgrades", "-o", f"Dir::Etc::Preferences={stream.name}"]
             return self.must(what, *words, verb, *packages)
 
@@ -195,7 +195,7 @@ def faults_of(text: str) -> str:
     lines = text.splitlines()
     for place, line in enumerate(lines):
         if line.endswith("unmet dependencies:"):
-            # The next lines name the conflicting versions; the line with E: does not.
+            # Return the lines that follow, because they name the conflicting versions and the line with E: does not.
             return "\n".join(lines[place : place + 12])
     faults = []
     for place, line in enumerate(lines):

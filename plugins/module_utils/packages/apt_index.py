@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes a repository of package files on a host, for hosts that reach no mirror.
 
-apt then resolves, pins and records as it does with any other repository.
+apt then resolves dependencies, pins versions and records packages as it does with any other repository.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ LISTS = "/var/lib/apt/lists"
 def lay_out(folder: str, sources: Mapping[str, str], changed: Mapping[str, str | None], main: str) -> list[str]:
     """Writes sources and lists below ``folder`` and returns the options by which apt reads them there.
 
-    ``sources``: path → text of the host's source files; ``changed``: path → text of files that would be written, keys
-    and indexes included, None for files that would be removed; ``main``: the path of sources.list.
+    ``sources`` maps path to text of the host's source files. ``changed`` maps path to text of the files that would be
+    written, keys and indexes included, or to None for files that would be removed. ``main``: the path of sources.list.
     """
     # apt fetches as a separate user, who must be able to read the folder.
     os.chmod(folder, 0o755)
@@ -53,7 +53,8 @@ def lay_out(folder: str, sources: Mapping[str, str], changed: Mapping[str, str |
         "Dir::State::lists": lists,
         "Dir::Etc::SourceList": os.path.join(folder, "sources.list"),
         "Dir::Etc::SourceParts": parts,
-        # Container images switch both options off; then every call of apt would read all lists again.
+        # Set both caches, because container images switch them off and then every call of apt would read all lists
+        # again.
         "Dir::Cache::pkgcache": os.path.join(folder, "pkgcache.bin"),
         "Dir::Cache::srcpkgcache": os.path.join(folder, "srcpkgcache.bin"),
     }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installs a set of packages with its source on a host, and removes both without a trace."""
+"""Installs a set of packages with its source (repository) on a host, and removes both without a trace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .apt_host import KEYRINGS, SOURCES, TRUSTED, AptError, AptHost
 from .apt_text import Source, Transaction
 from .pins import matching, split_pin
 
-# The first words of the plan's lines for changes by a transaction.
+# Lines of the plan for changes of packages begin with one of these words.
 CHANGES = ("install ", "change ", "remove ")
 
 
@@ -31,14 +31,16 @@ class Desired(NamedTuple):
     keep_files: Sequence[str] = ()
     hold: Sequence[str] = ()
     record: str | None = None
-    # Packages to install too, if a repository has them.
+    # Packages that are also installed, if a repository has them.
     optional: Sequence[str] = ()
     # Seconds after which package lists are read again before something is installed.
     cache_valid_time: int = 86400
 
 
 class PackageSet:
-    """Makes the changes of one run; afterwards the attributes show them, made or predicted."""
+    """Makes the changes of one run. Afterwards the attributes show the changes that were made, or in check mode
+    predicted.
+    """
 
     def __init__(self, desired: Desired, host: AptHost, check_mode: bool = False) -> None:
         self.desired, self.host, self.check_mode = desired, host, check_mode
@@ -111,7 +113,7 @@ class PackageSet:
             self.install_known()
 
     def predict(self, missing: Sequence[str]) -> None:
-        """Queries the archive with lists that the host does not keep."""
+        """Queries the archive with package lists that the host does not keep, so that check mode changes nothing."""
         names = ", ".join(split_pin(one)[0] for one in missing)
         try:
             self.unread = self.host.update(self.addresses())
@@ -205,7 +207,7 @@ class PackageSet:
             )
 
     def hold(self) -> None:
-        """Holds the packages at their version against upgrades of the whole system."""
+        """Holds the packages at their version, so that an upgrade of the whole system does not change them."""
         if not self.desired.hold:
             return
         there = {name for name, known in self.host.policy(self.desired.hold).items() if known.get("installed")}
@@ -219,7 +221,7 @@ class PackageSet:
             self.host.mark("hold", todo)
 
     def refuse_removals(self) -> None:
-        # The new packages may replace those that this set installed, such as another branch of a driver.
+        # The new packages may replace packages that this set installed earlier, such as another branch of a driver.
         ours = self.load_record().get("packages", [])
         foreign = [name for name in self.transaction.remove if name not in self.desired.may_remove and name not in ours]
         if foreign:
@@ -246,8 +248,8 @@ class PackageSet:
             for path, text in files.items()
             if path != ours and any(mark in text for mark in self.desired.stale_sources)
         ]
-        # Remove keys first: after a kill in between, the next run finds the other keys by the source files that name
-        # them.
+        # Remove keys first, so that after a kill in between the next run finds the remaining keys by the source files
+        # that name them.
         wanted: dict[str, str | None] = dict.fromkeys([*self.stale_keys(files, stale), *stale])
         if self.desired.source is not None:
             source, more = self.own_source(self.desired.source)
@@ -339,7 +341,8 @@ class PackageSet:
             names = [split_pin(one)[0] for one in self.desired.packages]
         policy = self.host.policy(names) if names else {}
         there = [name for name in names if policy.get(name, {}).get("installed") is not None]
-        # A package of ours that another of ours replaced is already removed, but its configuration files remain.
+        # If one package of this set replaced another one, the replaced package is already removed, but its
+        # configuration files remain.
         there += self.host.leftovers([name for name in record.get("packages", []) if name not in there])
         if there:
             self.remove(there)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parses and writes the texts of apt and dpkg: sources in both formats, policies, simulated transactions. Pure."""
+"""Parses and writes the texts of apt and dpkg: sources in both formats, policies, simulated transactions. No I/O."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def source_file(sources: Iterable[Source]) -> str:
     return HEADER + "\n" + "\n".join(stanzas) if stanzas else ""
 
 
-# apt's messages about a source that it cannot read; the address follows.
+# apt's messages about a source that it cannot read; the source's address follows each.
 _UNREADABLE = re.compile(
     r"^E: (Failed to fetch |The repository '|Repository '|Release file for |Some index files failed to download)"
 )

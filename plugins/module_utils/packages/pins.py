@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parses the packages of a list (``name`` or ``name=version``; the version may end in ``*``) and
-patterns of names. Pure.
+"""Parses entries of package lists (``name`` or ``name=version``; the version may end in ``*``) and patterns of names.
+No I/O.
 """
 
 from __future__ import annotations

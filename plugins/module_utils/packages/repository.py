@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Splits one description of a repository into the options of apt and those of dnf and zypper. Pure."""
+"""Splits one description of a repository into the options for apt and the options for dnf and zypper. No I/O."""
 
 from __future__ import annotations
 

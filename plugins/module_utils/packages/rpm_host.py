@@ -133,11 +133,11 @@ class RpmHost:
         if self.manager == "dnf":
             # dnf.conf may make dnf skip an unreadable repository silently, so switch that off.
             only = ["--disablerepo=*", f"--enablerepo={name}", f"--setopt={name}.skip_if_unavailable=0"] if name else []
-            # Not quiet: only the full output has the reason, such as a 404.
+            # Do not use --quiet, because only the full output has the reason of a failure, such as a 404.
             loud = [word for word in self.quiet() if word != "-q"]
             self.must(what, "dnf", *loud, *only, "--refresh", "makecache")
         else:
-            # Do not use --gpg-auto-import-keys: it accepts any key that the repository offers.
+            # Do not use --gpg-auto-import-keys, because it accepts any key that the repository offers.
             self.must(what, "zypper", "--non-interactive", "refresh", "--force", *([name] if name else []))
 
     def trust(self, path: str) -> None:
@@ -201,7 +201,7 @@ class RpmHost:
         if self.manager == "zypper":
             self.must("releasing the packages", "zypper", "--non-interactive", "removelock", *names)
             if self.read(ZYPPER_LOCKS) == "":
-                # zypper creates the file with the first lock and does not delete it.
+                # Delete the empty file: zypper creates it with the first lock and does not delete it.
                 os.unlink(ZYPPER_LOCKS)
         elif self.read(VERSIONLOCK_LIST) is not None:
             text = "".join(line + "\n" for line in self._lines_without(names))

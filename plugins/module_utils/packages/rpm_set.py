@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Installs a set of packages with its repository on an RPM system, and removes both without a trace.
 
-It works like ``apt_set``: one transaction, a record before each change, and after a failure the former state.
+It works like ``apt_set``: it makes one transaction, writes a record before each change, and restores the former state
+after a failure.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ class Desired(NamedTuple):
     stale_sources: Sequence[str] = ()
     hold: Sequence[str] = ()
     record: str | None = None
-    # Packages to install too, if a repository has them.
+    # Packages that are also installed, if a repository has them.
     optional: Sequence[str] = ()
 
 
 class PackageSet:
-    """Makes the changes of one run; afterwards the attributes show them, made or predicted."""
+    """Makes the changes of one run. Afterwards the attributes show the changes that were made, or in check mode
+    predicted.
+    """
 
     def __init__(self, desired: Desired, host: RpmHost, check_mode: bool = False) -> None:
         self.desired, self.host, self.check_mode = desired, host, check_mode
@@ -133,7 +136,7 @@ class PackageSet:
     def change(self, packages: dict[str, str], files: Sequence[str]) -> None:
         """Installs these versions. Refuses to change a package that another user locked."""
         ours = matching(self.host.locks(), self.load_record().get("locks", []))
-        # A lock of another user may be a pattern.
+        # Use matching(), because a lock of another user may be a pattern of names.
         keep = sorted({*matching(self.before, set(self.host.locks()) - set(ours))} - {*ours})
         foreign = [name for name in keep if name in packages]
         if foreign:
@@ -175,7 +178,7 @@ class PackageSet:
             self.remember({"packages": sorted(came), "unsettled": None})
 
     def hold(self) -> None:
-        """Locks the packages at their version against upgrades of the whole system."""
+        """Locks the packages at their version, so that an upgrade of the whole system does not change them."""
         names = matching(_without_keys(self.after), self.desired.hold)
         ours = matching(self.host.locks(), self.load_record().get("locks", []))
         moved = [name for name in self.installed if name in ours]
@@ -212,8 +215,8 @@ class PackageSet:
                 self.plan.append(f"{'remove' if text is None else 'write'} {path}")
         if self.check_mode or not self.source_changed:
             return
-        # Record a file with our name as ours (None), even if it existed: an earlier version of the collection wrote it.
-        # So a later removal deletes it.
+        # Record a file with the collection's name as new (None), even if it existed, because an earlier version of the
+        # collection wrote it. So a later removal deletes the file.
         mine = {ours, key_path}
         self.remember({"files": {path: None if path in mine else text for path, text in self.files_before.items()}})
         package_manager.write_texts(self.files_after)
@@ -253,7 +256,7 @@ class PackageSet:
         self.stream_before = {path: text}
         self.remember({"stream": self.stream_before})
         if now:
-            # dnf refuses to enable a second stream of a module.
+            # Reset the module first, because dnf refuses to enable a second stream of a module.
             self.host.module("reset", module)
         self.host.module("enable", f"{module}:{stream}")
 
@@ -315,7 +318,7 @@ class PackageSet:
         files = dict(record.get("files", {f"{REPOSITORIES[self.host.manager]}/{self.desired.name}.repo": None}))
         for path, text in files.items():
             now_text = self.host.read(path)
-            # A file that was rewritten since stays.
+            # A file that another program has rewritten since stays.
             if now_text != text and (text is None or now_text is None):
                 self.files_before[path], self.files_after[path] = now_text, text
                 self.plan.append(f"{'remove' if text is None else 'restore'} {path}")

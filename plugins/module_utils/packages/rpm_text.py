@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parses and writes versions, pins, repository files and locks of RPM systems. Pure.
+"""Parses and writes versions, pins, repository files and locks of RPM systems. No I/O.
 
 Versions have rpm's notation ``epoch:version-release``, without an epoch of 0.
 """
@@ -45,7 +45,7 @@ def _parts(one: str, other: str) -> int:
         if ranks[0] != ranks[1]:
             return -1 if ranks[0] < ranks[1] else 1
         if first.isdigit():
-            # Compare the lengths, then the digits: that orders numbers of any size by value.
+            # Compare the lengths, then the digits, because this orders numbers of any size by value.
             first, second = first.lstrip("0"), second.lstrip("0")
             if len(first) != len(second):
                 return -1 if len(first) < len(second) else 1
@@ -70,7 +70,8 @@ def newest(versions: Iterable[str]) -> str:
 
 
 def fits(version: str, pin: str) -> bool:
-    """Returns whether a version matches a pin: whole, or without its epoch, its release, or the kernel in its release.
+    """Returns whether a version matches a pin. The pin may be the whole version, or omit its epoch, its release, or the
+    kernel in its release.
 
     SUSE's kernel modules carry the kernel's version in their own, ``580.95.05_k6.4.0_150600.21-1``.
     """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks what claims of Kubernetes (vgpu_allocation: dra) need of a host, as far as the host shows it, and writes the
-plan's line on claims. Pure.
+"""Checks whether a host meets the needs of Kubernetes' claims (vgpu_allocation: dra), as far as the host shows them,
+and writes the plan's line on claims. No I/O.
 
 A host does not show which fields of a ResourceSlice the API server stores. The device plugin tests that by a dry run,
 and publishes nothing if the server drops fields.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collects the desired state of a host from the variables of the roles in the play and from the ``vgpu_*`` variables.
 
-A role whose ``<role>_state`` is not defined is not in the play, and nothing is desired of it.
+If ``<role>_state`` is not defined, the role is not in the play and has no desired state.
 """
 
 from __future__ import annotations

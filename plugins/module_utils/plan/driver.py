@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans the part of the role nvidia_driver: packages, host files, kernel modules, reboot. Pure."""
+"""Plans the changes of the role nvidia_driver on a host: packages, host files, kernel modules, reboot. No I/O."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..driver.support import branch_of
 from ..host.digest import sha256
 from .part import NOTHING, PRESENT, Part, packages, undone
 
-# Packages that accompany a driver of any branch and replace none.
+# Packages that accompany a driver of any branch and replace no driver.
 BESIDE = re.compile(r"(install|change) (linux-headers-|kernel-|nvidia-persistenced\b)")
 # Packages that hold the driver's user space, under the names of any repository.
 USER_SPACE = re.compile(
@@ -101,14 +101,14 @@ def _other_branch(choice: Choice, state: dict[str, Any]) -> bool:
 
 
 def _named(wanted: dict[str, Any]) -> bool:
-    """Returns whether the group itself names the branch."""
+    """Returns whether the user chose the branch by a variable."""
     return any(wanted.get(name) for name in ("branch", "version", "packages"))
 
 
 def _takes_over(changes: list[str], choice: Choice, wanted: dict[str, Any], state: dict[str, Any]) -> bool:
     """Returns whether an installation replaces a running driver of another branch, under other package names."""
     if wanted.get("packages") and not wanted.get("branch"):
-        # The branch of named packages is unknown; a changed version counts.
+        # The branch of packages that the user named is unknown, so only changed versions count (``replaces``).
         return False
     return _other_branch(choice, state) and any(not BESIDE.match(text) for text in changes)
 
@@ -119,7 +119,7 @@ def _of_others(changes: list[str], choice: Choice, wanted: dict[str, Any], state
     if not state["nvml"]["ok"] or not changes or state["files"].get(wanted.get("record") or ""):
         return []
     if wanted.get("packages"):
-        # The named packages may have installed them.
+        # Give no warning here: the packages that the user named may have installed the others.
         return []
     there = sorted(name for name, version in state["packages"].items() if version and USER_SPACE.match(name))
     others = [name for name in there if name not in ours]
@@ -139,14 +139,14 @@ def _host_files(choice: Choice, state: dict[str, Any]) -> list[str]:
             changes.append(f"write {path}")
         elif found["sha256"] != sha256(text):
             changes.append(f"change {path}")
-    # A changed file of modprobe.d rebuilds the initramfs anyway.
+    # Not listed if a file of modprobe.d changes, because that change rebuilds the initramfs anyway.
     if state["driver"].get("initramfs_old") and not any(driver_setup.MODPROBE in text for text in changes):
         changes.append("rebuild the initramfs, which is older than the file that blocks nouveau")
     return changes
 
 
 def _token(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
-    """Compares the licence token of a vGPU guest by its digest alone."""
+    """Compares the licence token of a vGPU guest on the host with the desired token, by the digests alone."""
     if not (wanted.get("vgpu_guest") and wanted.get("vgpu_token_sha256")):
         return []
     found = state["files"].get(driver_choice.TOKEN_FILE)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides what will enforce memory on a host, and why: the line of the plan, and the error if the host cannot do what
-is requested.
+"""Decides what will enforce memory limits on a host (the driver or the library), and why. It gives the plan's line on
+this, and the error if the host cannot do what is requested.
 
 gpu/enforcement.py has the rule. Facts that only a probe shows come from the running device plugin, which sets a limit
 and reads it back at each start.
@@ -37,7 +37,7 @@ def verdict(desired: dict[str, Any], state: dict[str, Any]) -> Verdict | None:
 
 
 def faults(desired: dict[str, Any], found: Verdict | None) -> list[str]:
-    """Returns errors that stop the run: only the driver may enforce, and it is known that it cannot."""
+    """Returns errors that stop the run, if only the driver may enforce limits and is known to be unable."""
     requested = desired["node_config"].get("flags", {}).get("plugin", {}).get("memoryEnforcement", rule.AUTO)
     if found is None or requested != DRIVER or found.by_driver or found.why.startswith(NOT_YET):
         return []
@@ -82,8 +82,8 @@ def _memacct_mode(registry: str) -> str:
 
 
 def handover(state: dict[str, Any]) -> str:
-    """Returns why the engine that starts containers here cannot run the hook; empty if it can, or
-    if that is unknown.
+    """Returns why the engine that starts containers here cannot run the hook that sets the driver's limits; empty if it
+    can, or if that is unknown.
     """
     packages = state.get("packages") or {}
     if state.get("kubelet_engine"):

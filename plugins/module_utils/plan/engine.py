@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans the part of the role container_runtime: docker, containerd, CRI-O, k3s and RKE2. Pure."""
+"""Plans the changes of the role container_runtime on a host: docker, containerd, CRI-O, k3s and RKE2. No I/O."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from ..host.digest import sha256
 from ..text import toml_text
 from .part import NOTHING, PRESENT, Part, packages, undone
 
-# FIRST_WITH_CDI: first docker with CDI devices, by a feature that is off by default. FIRST_BY_ITSELF: first docker with
-# CDI devices by default.
+# FIRST_WITH_CDI: the first docker with CDI devices, which a feature must switch on. FIRST_BY_ITSELF: the first docker
+# with this feature on by default.
 FIRST_WITH_CDI, FIRST_BY_ITSELF = (25, 0), (28, 2)
 
 
@@ -144,7 +144,7 @@ def _docker_restart(part: Part, wanted: dict[str, Any], state: dict[str, Any], k
 
 
 def absent(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
-    """Returns the removal of our drop-in files; ``undone`` covers the changes in the records."""
+    """Returns the removal of the collection's drop-in files; ``undone`` returns the changes that the records list."""
     return [f"remove {path}" for path in engine_auto.files(wanted["engine"]) if state["files"].get(path) is not None]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares memory scaling with the host's memory, which holds the data that does not fit on a card. Pure."""
+"""Compares the memory scaling of GPUs with the host's memory, which holds data that does not fit on a card. No I/O."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans the parts of the roles mig, mps and time_slicing, for hosts that share their GPUs by these modes. Pure."""
+"""Plans the changes of the roles mig, mps and time_slicing, for hosts that share their GPUs by these modes. No I/O."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def mig(wanted: dict[str, Any], state: dict[str, Any], desired: dict[str, Any]) 
     elif state["nvml"]["ok"]:
         return NOTHING._replace(errors=[f"MIG cannot be read: {found['error']}"])
     else:
-        # Without a driver the GPUs are unknown; the next plan compares them.
+        # Without a driver the GPUs are unknown, so only the next plan compares their geometry.
         changes = [f"set the GPUs to {mig_plan.show(wanted['geometry'])}"]
     geometry_differs = bool(changes)
     if wanted["boot"]:
@@ -87,7 +87,7 @@ def mps_part(wanted: dict[str, Any], state: dict[str, Any], desired: dict[str, A
         changes.append(f"start {mps.UNIT}")
     elif any(change.startswith(("write", "change")) for change in changes) or _left_over(files, state, unit):
         changes.append(f"restart {mps.UNIT}")
-    # Clients do not survive the server that they are connected to.
+    # A restart disturbs running work, because MPS clients do not survive the server that they are connected to.
     return Part("the control daemon of MPS differs or does not run", changes, bool(changes and unit.get("active")))
 
 

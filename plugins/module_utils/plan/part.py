@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Defines one role's part of the plan, and compares desired and installed packages. Pure."""
+"""Defines one role's part of the plan (its changes on a host), and compares desired and installed packages. No I/O."""
 
 from __future__ import annotations
 

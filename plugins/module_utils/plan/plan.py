@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the plan: the ordered steps from a host's state to its desired state, each with its reason. Pure.
+"""Makes the plan: the ordered steps from a host's state to its desired state, each with its reason. The functions do no
+I/O.
 
 A step is derived only from the host's state, never from the memory of a run: after a play was killed at any point, the
-next plan finds the remaining steps. So a unit that started before its file changed, or a daemon that has not applied
-its file, is a step too.
+next plan finds the remaining steps. So if a unit started before its file changed, or a daemon has not applied its file,
+the plan has a step for that too.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from .toolkit import nvidia_docker
 
 # Value of device_plugin_deploy that runs the device plugin as a DaemonSet instead of a systemd service.
 DAEMONSET = "daemonset"
-# This is a warning and no error, because docker and containerd start containers unconfined by default.
+# SELinux gives a warning and no error, because docker and containerd start containers unconfined by default.
 CONFINED = (
     "SELinux is enforcing; slices are untested with it. The files of a slice have the label of containers. A container "
     "that SELinux confines may need `setsebool -P container_use_devices on` for its GPU; check `ausearch -m avc` after "
@@ -36,15 +37,15 @@ CONFINED = (
 )
 # Roles that interrupt running work on the GPUs.
 OF_THE_CARD = ("nvidia_driver", "mig", "mps")
-# Steps that are no roles: the check of isolation, and the clean-up after it.
+# Names of steps that are no roles: the check of isolation, and the clean-up after it.
 VERIFY, COLLECT = "verify", "collect"
 
 
 def make_plan(desired: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
     """Returns ``{steps, roles, warnings, errors, disturbs, outside, memory_enforcement, allocation}``. ``roles``: the
-    names of the steps. ``disturbs``: whether a step disturbs running work. ``outside``: holders of slices that no drain
-    moves. ``memory_enforcement``: a line on what enforces memory, empty if no device plugin is to run. ``allocation``:
-    a line on claims, empty if the device plugin allocates GPUs.
+    names of the steps. ``disturbs``: whether a step disturbs running work. ``outside``: holders of slices (GPU shares)
+    that no drain moves. ``memory_enforcement``: a line on what enforces memory, empty if no device plugin is to run.
+    ``allocation``: a line on claims, empty if the device plugin allocates GPUs.
     """
     steps: list[dict[str, Any]] = []
     warnings: list[str] = []
@@ -129,7 +130,8 @@ def _after_driver(
     wanted = desired["roles"].get("device_plugin") or {}
     changes = {step["role"]: step["changes"] for step in steps}
     driver = changes.get("nvidia_driver", [])
-    # Packages of another branch may have other names.
+    # If the change disturbs running work, an installation counts too, because packages of another branch may have other
+    # names.
     replaced = any(map(replaces, driver))
     disturbed = any(step["role"] == "nvidia_driver" and step["disturbs"] for step in steps)
     replaced = replaced or (disturbed and any(change.startswith("install ") for change in driver))
@@ -300,7 +302,8 @@ def device_plugin(wanted: dict[str, Any], state: dict[str, Any], desired: dict[s
     resources = named_configs.resources(desired)
     conflicts, others = conflicting_on_host.findings(found.get("conflicting_plugins") or [], resources)
     if wanted["conflicting_plugins"] == "ignore" or wanted["conflicting_plugins_remove"]:
-        # No error here: the role removes the named plugins through the cluster's API, and fails if others remain.
+        # This is no error here, because the role removes the plugins that the user named through the cluster's API and
+        # fails if others remain.
         conflicts, others = [], [*conflicts, *others]
     kubelet = kube_version.refusal(state.get("kubelet"), "the kubelet of this host")
     by_pod = wanted["deploy"] == DAEMONSET

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses the Python of a host for the device plugin, and the distribution's packages of that Python. Pure.
+"""Chooses the Python of a host for the device plugin, and the distribution's packages of that Python. No I/O.
 
 The plugin needs Python 3.11. If /usr/bin/python3 is older, a newer Python of the distribution is installed next to it;
 the system's Python stays unchanged.
@@ -14,7 +14,8 @@ from ..host import distribution
 AUTO = "auto"
 OLDEST = (3, 11)
 SYSTEM_PYTHON = "/usr/bin/python3"
-# Pythons that may run the modules of a play, and their folders.
+# The oldest Python that may run the modules of a play, and the paths of Pythons that may: the system's own, then the
+# newest first.
 OLDEST_OF_MODULES = (3, 8)
 CANDIDATES = [SYSTEM_PYTHON, *(f"/usr/bin/python3.{minor}" for minor in range(14, 7, -1))]
 
@@ -33,7 +34,7 @@ class Row(NamedTuple):
     python: str
     packages: tuple[str, ...]
     version: str
-    # Version of SYSTEM_PYTHON, which runs small programs without dependencies.
+    # Version of the distribution's SYSTEM_PYTHON, which also runs small programs that have no dependencies.
     system: str
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds faults between the variables of roles, whatever the host: a value of one variable can need
-another variable. Pure.
+"""Finds faults between the variables of roles, independently of the host. Such a fault exists if the value of one
+variable needs another variable that is not set. No I/O.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ DRIVER = ("source", "version", "branch", "repository", "files", "memacct", "vgpu
 
 
 class Needs(NamedTuple):
-    """Describes a requirement: if the variable ``name`` has one of ``values`` (None: any value that is not empty), the
-    variable ``needed`` must not be empty. ``way_out``: the remedy.
+    """Describes a requirement: if the variable ``name`` has one of ``values``, the variable ``needed`` must not be
+    empty. If ``values`` is None, any value that is not empty counts. ``way_out``: the remedy.
     """
 
     name: str

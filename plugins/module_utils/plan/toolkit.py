@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans the part of the role nvidia_docker: the container toolkit, and checks which containers get GPUs by its options.
-Pure.
+"""Plans the changes of the role nvidia_docker (the container toolkit) on a host, and checks which containers get GPUs
+by the toolkit's options. No I/O.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def nvidia_docker(wanted: dict[str, Any], state: dict[str, Any], desired: dict[s
 
 
 def _on_docker(state: dict[str, Any], desired: dict[str, Any]) -> bool:
-    """Returns whether docker runs the host's containers. Only a play with the engine's role has read that."""
+    """Returns whether docker runs the host's containers. Only a play with the role container_runtime knows this."""
     engine = desired["roles"].get("container_runtime")
     return engine is not None and engine_auto.resolve(engine, state).name == "docker"
 
@@ -60,7 +60,7 @@ def check(desired: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
         text = _merged(wanted, state)[0]
         found = {key: toml_text.get(text, key) for key in UNSET}
     except toml_text.TomlError:
-        return []  # The plan reports this error.
+        return []  # Give no warning, because the plan reports this fault as an error.
     in_force = {key: value or UNSET[key] for key, value in found.items()}
     path = wanted["config_path"]
     shown = {key: f"{value or f'unset, which means {UNSET[key]},'} in {path}" for key, value in found.items()}
@@ -79,7 +79,7 @@ def check(desired: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
         message = f"expected true, found {shown[BY_ENVIRONMENT]}: pods start without their GPU"
         way_out = "vgpu_handover: envvar needs the value true; set vgpu_handover to auto, or the key to true"
         findings.append(warning(f"{VARIABLE}.{BY_ENVIRONMENT}", f"{message}; {way_out}"))
-    # auto uses the environment if neither CDI nor mounts are declared.
+    # With ``auto`` the device plugin hands GPUs over by environment variables if neither CDI nor mounts are declared.
     left = strategy == "auto" and hidden
     if in_force[BY_MOUNTS] != "true" and (left or strategy == "volume-mounts"):
         unless = "unless kubelet and engine pass devices by CDI, " if left else ""

@@ -62,9 +62,9 @@ NO_POLICY = Topology()
 
 
 class Device(NamedTuple):
-    """Describes a container's part of one GPU. ``cores``: percent of compute, 0: no limit, 100: the GPU exclusively.
-    ``memory_mib``: promised memory; ``burst_mib``: memory that the container may use in addition while it is promised
-    to no container (burst.py).
+    """Describes a container's part of one GPU. ``cores``: percent of compute, where 0 means no limit and 100 the GPU
+    exclusively. ``memory_mib``: promised memory; ``burst_mib``: memory that the container may use in addition while it
+    is promised to no container (burst.py).
     """
 
     uuid: str
@@ -74,7 +74,7 @@ class Device(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Describes one container's part of a plan; ``kind`` is init, sidecar or app."""
+    """Describes one container's part of a plan; ``kind`` is the kind of the container: init, sidecar or app."""
 
     container: str
     kind: str
@@ -132,7 +132,8 @@ def write_plan(plan: Plan) -> str:
         {"name": part.container, "kind": part.kind, "gpus": [list(one[:3]) for one in part.devices]} for part in plan
     ]
     for one, part in zip(containers, plan):
-        # A separate key: a program that does not know this key uses the promised memory alone.
+        # The burst memory has a separate key, so that a program that does not know this key uses the promised memory
+        # alone.
         if any(device.burst_mib for device in part.devices):
             one["burst"] = [device.burst_mib for device in part.devices]
     return json.dumps({"version": VERSION, "containers": containers}, separators=(",", ":"))

@@ -13,7 +13,8 @@ from typing import Any, Sequence
 
 from ..config.kinds import Finding, error
 
-# Maximum numbers in one pod: containers of all kinds, resource names of all containers, mounts of all containers.
+# Maximum numbers in one pod: of containers of all kinds, of resource names of all containers, and of mounts of all
+# containers.
 MOST_CONTAINERS, MOST_RESOURCES, MOST_MOUNTS = 500, 1000, 5000
 # Maximum letters: of a resource name by the API server's rules (253 before the slash and 63 after it), and of all
 # annotations.

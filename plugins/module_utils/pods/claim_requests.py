@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Translates a pod's request in any dialect into claims of Kubernetes (Dynamic Resource Allocation), as far as claims
-can express it.
+"""Translates a pod's GPU request in any dialect (the resource names and annotations of one GPU-sharing project) into
+claims of Kubernetes (Dynamic Resource Allocation), as far as claims can express the request.
 
 Amounts of a claim are absolute: MiB and percent of compute on each of ``count`` different GPUs. A request that claims
-cannot express is an error and never ignored: a pod must not wrongly rely on having its GPU alone. Pure.
+cannot express is an error and never ignored: a pod must not wrongly rely on having its GPU alone. No I/O.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ MOST_SELECTORS, MOST = 4, 1 << 40
 
 
 class Share(NamedTuple):
-    """Holds the request of one claim: ``gpus`` different GPUs, and MiB and percent of compute (0: the equal part) on
-    each of them.
+    """Holds the request of one claim: ``gpus`` different GPUs, and MiB and percent of compute on each of them, where 0
+    means the equal part.
     """
 
     gpus: int
@@ -42,8 +42,8 @@ class Share(NamedTuple):
 
 
 class Claims(NamedTuple):
-    """Holds the claims of one pod. ``shares``: by container or by the claim's name. ``selectors``: CEL expressions that
-    each GPU of the pod must meet.
+    """Holds the claims of one pod. ``shares``: the shares by container, or by the claim's name. ``selectors``: CEL
+    expressions that each GPU of the pod must meet.
     """
 
     shares: dict[str, Share]
@@ -85,9 +85,9 @@ def write_claims(claims: Claims) -> str:
 
 
 def read_annotation(text: str) -> Claims:
-    """Parses the annotation; ``shares`` is then by the claim's name. A tenant who writes the annotation gets only what
-    a pod may request by dialects: shares of our device class, and no other field of a claim. Raises ValueError with the
-    expected and the found values.
+    """Parses the annotation; the result has ``shares`` by the claim's name. A tenant who writes the annotation gets
+    only what a pod may request by dialects: shares of our device class, and no other field of a claim. Raises
+    ValueError with the expected and the found values.
     """
     try:
         found = json.loads(text)

@@ -6,7 +6,8 @@ GPU.
 
 Annotations have no fixed kind as resources have, and other programs may use such short names. A pod whose
 ``schedulerName`` is KAI's scheduler belongs to KAI, with all its annotations. In any other pod these annotations are
-requests, and an invalid value is an error: otherwise the container would have no GPU, without a reason.
+requests, and an invalid value is an error, because otherwise the container would get no GPU and nobody would see a
+reason.
 """
 
 from __future__ import annotations

@@ -17,12 +17,13 @@ from ..config.kinds import Finding, error, nearest, show
 BINPACK, SPREAD, TOPOLOGY, NUMA, MUTEX = "binpack", "spread", "topology", "numa", "mutex"
 NODE_POLICY = ("vgpu.fleet/node-policy", "hami.io/node-scheduler-policy")
 GPU_POLICY = ("vgpu.fleet/gpu-policy", "hami.io/gpu-scheduler-policy")
-# HAMi's word for a policy → our word.
+# Maps HAMi's word for a policy to the word of this scheduler.
 SAME = {"topology-aware": TOPOLOGY}
 USE_UUID, AVOID_UUID = "nvidia.com/use-gpuuuid", "nvidia.com/nouse-gpuuuid"
 USE_MODEL, AVOID_MODEL = "nvidia.com/use-gputype", "nvidia.com/nouse-gputype"
 NUMA_BIND = "nvidia.com/numa-bind"
-# Annotations of HAMi and qGPU that this scheduler does not support → their harmless values, which request nothing.
+# Maps each annotation of HAMi and qGPU that this scheduler does not support to its harmless values, which request
+# nothing.
 NOT_DONE = {"nvidia.com/vgpu-mode": ("hami-core",), "tke.cloud.tencent.com/app-class": ("online",)}
 
 

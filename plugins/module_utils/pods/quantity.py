@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kubernetes quantities as whole numbers, exact: "8", "3k", "2Ki", "1e3", 2500 and also "2500000m".
+"""Reads Kubernetes quantities exactly, as whole numbers: "8", "3k", "2Ki", "1e3", 2500 and also "2500000m".
 
-The API server accepts only whole numbers for extended resources. Here too another number is an error and never rounded.
-The grammar is that of apimachinery's resource.Quantity.
+The API server accepts only whole numbers for extended resources. Here too, any other number is an error and never
+rounded. The grammar is that of apimachinery's resource.Quantity.
 """
 
 from __future__ import annotations

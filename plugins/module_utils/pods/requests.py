@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a pod's request for GPUs, in the dialect of any supported scheduler, into one form.
+"""Reads a pod's request for GPUs into one form. The request may be in the dialect (resource names and annotations) of
+any supported scheduler.
 
 ``read_pod`` reads a pod as the API server sends it and returns an ``Ask`` for each container that requests GPUs, or
 raises ``DialectError`` with one finding for each fault; a finding's path is the field of the pod. An Ask does not
@@ -8,7 +9,7 @@ depend on a node: ``size_on`` computes its size on one card.
 Dialects: ``hami`` (nvidia.com/gpumem and kin), ``alibaba`` (aliyun.com/gpu-mem), ``tencent`` (tencent.com/vcuda-core),
 ``qgpu`` (tke.cloud.tencent.com/qgpu-memory), ``volcano`` (volcano.sh/vgpu-number), ``kai`` (annotation gpu-fraction),
 ``nvidia`` (nvidia.com/gpu alone, nvidia.com/gpu.shared) and ``4paradigm`` (nvidia.com/gpu alone, where ``plain`` says
-that it counts slices). One pod speaks one dialect; nvidia.com/gpu alone and HAMi's names are one family.
+that it counts slices). A pod must use one dialect; nvidia.com/gpu alone and HAMi's names count as one dialect.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class Card(NamedTuple):
 
 
 class Size(NamedTuple):
-    """Describes a container's part of one GPU. Cores 0: the compute that other containers leave;
-    100: the GPU exclusively.
+    """Describes a container's part of one GPU. Cores of 0 mean the compute that other containers leave; 100 means the
+    GPU exclusively.
     """
 
     memory_mib: int
@@ -60,8 +61,8 @@ class Size(NamedTuple):
 
 
 class PodAsk(NamedTuple):
-    """Holds the GPU requests of a pod. ``asks``: init containers first, in the pod's order. ``priority``: 0 high, 1
-    low, None if the pod sets none.
+    """Holds the GPU requests of a pod. ``asks``: init containers first, in the pod's order. ``priority``: 0 is high, 1
+    is low, None means that the pod sets no priority.
     """
 
     dialect: str

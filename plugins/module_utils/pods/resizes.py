@@ -5,7 +5,7 @@ The pod's owner writes the request ``vgpu.fleet/resize``: JSON, ``{container: {m
 container's GPUs; an omitted value stays unchanged. The leading scheduler judges the request and grants it in one write:
 ``vgpu.fleet/given`` is the new plan, ``vgpu.fleet/resized`` the granted request, ``vgpu.fleet/former`` the plan before.
 While ``former`` exists, the greater size of both plans counts. The device plugin removes ``former`` when the limits on
-the node match ``given``. So a larger size counts at once, and a smaller size when it is enforced. Pure.
+the node match ``given``. So a larger size counts at once, and a smaller size when it is enforced. No I/O.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ EXAMPLE = '{"main": {"memory_mib": 8192, "cores": 30}}'
 
 
 class Size(NamedTuple):
-    """Describes the size on each GPU of a container; None: unchanged. Cores 0: no limit, 100: the GPU exclusively."""
+    """Describes the requested size on each GPU of a container. None means unchanged. For cores, 0 means no limit and
+    100 means the GPU exclusively.
+    """
 
     memory_mib: int | None = None
     cores: int | None = None

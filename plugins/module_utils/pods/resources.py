@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the resources of one container by the rules of each dialect.
+"""Reads the GPU resources of one container by the rules of each dialect (the resource names of one GPU-sharing
+project).
 
 Values come from limits, else from requests, as in all GPU schedulers. Units by dialect:
 HAMi and Volcano: MiB and percent of a card, per GPU.
@@ -42,7 +43,7 @@ OF_NVIDIA = ("nvidia.com/gpu", "nvidia.com/gpu.shared")
 # memory divided by its whole GiB). CARD (the whole card) and SLICE (an equal slice) have no amount.
 MIB, PERCENT, UNITS, CARD, SLICE = "mib", "percent", "units", "card", "slice"
 MAX_GPUS = 128
-MAX_MIB = 1 << 24  # 16 TiB: far above any card, and small enough that sums cannot overflow
+MAX_MIB = 1 << 24  # 16 TiB: above any card, and sums cannot overflow
 
 
 class Memory(NamedTuple):
@@ -55,8 +56,8 @@ class Memory(NamedTuple):
 class Config(NamedTuple):
     """Holds the names of resources and their defaults. ``plain``: the meaning of the resource ``gpu`` alone: ``whole``
     (whole GPUs, as with NVIDIA and HAMi), ``slice`` (equal slices, as with 4paradigm) or ``default``
-    (``default_memory_mib``). ``default_memory_mib`` 0: the whole card; ``default_count`` 0: refuse a request without a
-    count.
+    (``default_memory_mib``). A ``default_memory_mib`` of 0 means the whole card. A ``default_count`` of 0 means that a
+    request without a count is refused.
     """
 
     gpu: str = "nvidia.com/gpu"
@@ -81,9 +82,9 @@ class Ask(NamedTuple):
     """Describes the request of one container: ``memory`` and ``cores`` (percent) on each of ``gpus`` different GPUs.
 
     ``init``: the container ends before the app containers start; ``sidecar``: it starts with the init containers and
-    stays. ``field``, ``where``: the resource and its path, for messages. ``compute``: limited, or shared with the other
-    tenants. ``alone``, ``one_numa``: see Preferences. ``burst_mib``: how far the limit is above ``memory``, the
-    promised memory.
+    stays. ``field``, ``where``: the resource and its path, for messages. ``compute``: whether compute is limited, or
+    shared with the other tenants. ``alone``, ``one_numa``: see Preferences. ``burst_mib``: how far the limit is above
+    ``memory``, the promised memory.
     """
 
     container: str
@@ -106,7 +107,7 @@ class Ask(NamedTuple):
 
 
 class Fraction(NamedTuple):
-    """Describes one container's request by annotations: ``memory`` on each of ``gpus`` GPUs;
+    """Describes one container's request by annotations: ``memory`` on each of ``gpus`` GPUs. The container gets the
     compute that others leave.
     """
 
@@ -344,8 +345,8 @@ def _tencent(values: _Values, name: str, config: Config) -> Ask | None:
 
 
 def _qgpu(values: _Values, name: str, config: Config) -> Ask | None:
-    """Reads a request of qGPU. Under 100 percent: a part of one GPU. Whole hundreds: whole GPUs. Other values above
-    100: as few GPUs as suffice, with cores and memory divided evenly and rounded down, as in TKE.
+    """Reads a request of qGPU. Under 100 percent, it means a part of one GPU; whole hundreds mean whole GPUs. For other
+    values above 100 it means as few GPUs as suffice, with cores and memory divided evenly and rounded down, as in TKE.
     """
     percent = values.number(QGPU_CORE, 1, 100 * MAX_GPUS, "%")
     gib = values.number(QGPU_MEMORY, 1, MAX_MIB // 1024, "GiB")
@@ -369,8 +370,8 @@ def _qgpu(values: _Values, name: str, config: Config) -> Ask | None:
 
 
 def _volcano(values: _Values, name: str, config: Config, named: list[str]) -> Ask | None:
-    """Reads a request of Volcano. Each value applies to each GPU. Without a memory size: the whole card's memory;
-    without cores: no limit.
+    """Reads a request of Volcano. Each value applies to each GPU. Without a memory size the request means the whole
+    card's memory; without cores it means no compute limit.
     """
     count = values.number(VOLCANO, 1, MAX_GPUS, "GPUs")
     mib = values.number(VOLCANO_MEMORY, 1, MAX_MIB, "MiB")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the records of former settings, from which the roles revert their changes.
 
-A record that cannot be read is reported.
+An unreadable record is reported, because its role could not revert anything.
 """
 
 from __future__ import annotations

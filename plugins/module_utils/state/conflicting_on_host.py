@@ -20,7 +20,7 @@ MANIFESTS = "/etc/kubernetes/manifests"
 # NVIDIA's plugin and its forks: one socket for each resource nvidia.com/<name>.
 NVIDIA_SOCKET = re.compile(r"^nvidia-(.+)\.sock\Z")
 NVIDIA = "nvidia.com/"
-# Sockets of plugins with other resource names → the plugin's name.
+# Maps the sockets of plugins with other resource names to the plugin's name.
 OTHERS = {"aliyungpushare.sock": "gpushare", "vcore.sock": "gpu-manager", "vmemory.sock": "gpu-manager"}
 # The names appear in /proc/<pid>/comm, which holds at most 15 characters.
 PROGRAMS = ("nvidia-device-plugin", "gpushare-device-plugin", "gpu-manager", "volcano-vgpu-device-plugin")
@@ -37,7 +37,7 @@ def find(host: Host, kubelet_dir: str = KUBELET_DIR) -> list[dict[str, Any]]:
         if not match and name not in OTHERS:
             continue
         path = os.path.join(kubelet_dir, name)
-        # A killed plugin leaves its socket behind: the socket alone does not prove that a plugin runs.
+        # A killed plugin leaves its socket behind, so the socket alone does not prove that a plugin runs.
         if _answers(host.path(path)):
             resource = NVIDIA + match.group(1) if match else None
             found.append({"socket": path, "resource": resource, "owner": OTHERS.get(name, "")})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads what the running device plugin of a host reports, and for which state isolation was last proven."""
+"""Reads what the running device plugin of a host reports, and for which state of the host isolation was last proven."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ WHITESPACE = re.compile(r"[ \t\r\n]*")
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 DECODER = json.JSONDecoder()
 LITERALS = {"true": True, "false": False, "null": None}
-# Far below Python's recursion limit, far above any configuration file.
+# Greatest depth of nested values: far below Python's recursion limit, far above any configuration file.
 MAX_DEPTH = 100
 DEFAULT_INDENT = "    "
 
@@ -43,7 +43,7 @@ class JsonTextError(ValueError):
 
 class Member(NamedTuple):
     key: str
-    start: int  # position of the key's opening quote
+    start: int  # Position of the key's opening quote.
     node: Node
 
 
@@ -218,7 +218,7 @@ def assign(text: str, path: Sequence[str], value: Any) -> str:
     node = root
     for depth, key in enumerate(path):
         if node.members is None:
-            # The value on the path is not an object: replace it whole.
+            # If the value on the path is not an object, replace the whole value.
             return replace(text, node, nested(path[depth:], value), style)
         child = node.find(key)
         if child is None:

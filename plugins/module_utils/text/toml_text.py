@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets keys in the text of a TOML file and leaves every other byte as it is. Pure.
+"""Sets keys in the text of a TOML file and leaves every other byte as it is. No I/O.
 
 Python before 3.11 has no TOML parser, and a parser would lose comments and order. This file reads TOML line by line:
 tables, keys, and the last line of values that span several lines. It refuses text that it cannot read.

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""checked.py FILE SHA256 COMMAND...: runs a command as root if FILE is the file that the controller sent.
+"""Run as ``checked.py FILE SHA256 COMMAND...``: executes COMMAND as root only if FILE is the file that the controller
+sent.
 
 The process that checks owner, mode and digest executes the command itself, because a user could change the file between
 two tasks of a play. Only the user who runs this program may own FILE and its folder or write to them.

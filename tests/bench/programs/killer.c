@@ -2,8 +2,9 @@
 /*
  * killer LIBRARY TRIALS MODE LIMIT SEED
  *
- * Four processes allocate and free without pause. In every trial a random one of them gets SIGKILL at a random moment.
- * MODE is one of
+ * Kills processes of a container, each with LIBRARY preloaded, at random moments, and checks that no memory of their
+ * slice is lost and that the other processes make progress. Four processes allocate and free without pause. In every
+ * trial a random one of them gets SIGKILL at a random moment. MODE is one of
  *   alone    the victim is not replaced: the three others must continue, and one of them must be able to allocate
  *            exactly the rest of the slice
  *   replaced a new process starts at once; it and the three others must continue. Every 16th trial checks the slice
@@ -12,7 +13,7 @@
  *   trials  stalled (a survivor made no progress in 4 s of running or sleeping)  leaked (the slice had bytes missing)
  *   over (usage was above the limit)
  *   slow (a survivor made no progress for 100 ms)  own (the same, time of waiting for a processor not counted)
- *   longest stall µs  longest wait for the quota µs
+ *   longest stall µs  longest time until a survivor could allocate the rest of the slice, µs
  *   holders (victims that died with the ledger's lock)  the highest number of naps of a survivor until a living process
  *   had the lock (a busy machine does not change this number: a process without a processor takes no naps)
  * A stalled survivor or a leak ends the run, because later trials would mean nothing.
@@ -43,7 +44,7 @@ struct worker {
     _Atomic uint64_t done;
     /* Order from the parent process. */
     _Atomic uint32_t order;
-    /* Order that the worker has carried out. */
+    /* The last order that the worker has carried out. */
     _Atomic uint32_t state;
     /* Bytes to allocate with the order TAKE. */
     _Atomic uint64_t bytes;
@@ -226,7 +227,7 @@ struct result {
     uint64_t stall, wait;
 };
 
-/* Lets a survivor allocate the rest of the slice; usage must then be exactly the limit. */
+/* Lets a survivor allocate the rest of the slice. The usage must then be exactly the limit, or memory was lost. */
 static void count_slice(nvmlDevice_t device, unsigned dead, uint64_t limit, struct result *result)
 {
     unsigned taker = (dead + 1 + (unsigned)chance(WORKERS - 1)) % WORKERS;

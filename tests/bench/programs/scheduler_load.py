@@ -2,8 +2,9 @@
 """Measures the scheduler's extender in this process: NODES PODS_PER_NODE CALLS [KINDS]; prints one JSON object.
 
 A call is the kube-scheduler's filter and prioritize request for one pod, with all nodes named, from the bytes of the
-request to the bytes of the response. Then the pod is placed in the ledger, so no two calls see the same ledger. Times
-are processor time of this thread, because other programs run on the machine; wall times are reported too.
+request to the bytes of the response. After each call the pod is entered in the ledger, the extender's record of the
+pods on each node, so no two calls see the same ledger. Times are processor time of this thread, because other programs
+run on the machine; wall times are reported too.
 
 KINDS is the number of different requests, such as those of the pods of KINDS jobs; by default each pod's differs.
 

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
+ * Counts the instructions and system calls that driver calls take, with or without the library.
+ *
  * steps LIBRARY ROUTE CALL COUNT BLOCKS     counts the instructions of COUNT calls of CALL, one line each
  * steps LIBRARY ROUTE start 1 0             counts those of cuInit and the creation of a context
  * steps LIBRARY exec PROGRAM                counts those of a whole program, from its first instruction to its end

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
+ * Measures how long a driver call takes with the library, or how much longer than the driver's own function.
+ *
  * timing CALL COUNT REPEATS          prints nanoseconds of a call: the median of REPEATS blocks of COUNT calls each
  * timing CALL COUNT REPEATS clock    reads the time stamp counter once before each call
  * timing CALL COUNT REPEATS OFFSET   replaces the driver's function at OFFSET of libcuda.so.1 by an empty function
@@ -7,13 +9,15 @@
  *     alternates in one process between 20 blocks of calls through the library and 20 blocks of calls of the driver's
  *     own functions at OFFSET. Prints the difference: median of all turns and quartiles. The functions are, for info:
  *     cuMemGetInfo_v2 (and 0); pair: cuMemAlloc_v2, cuMemFree_v2; launch: cuLaunchKernel, cuEventRecord. For launch it
- *     also prints nanoseconds of a fence and launches per fence (a block has a fence if it called cuEventRecord).
+ *     also prints nanoseconds of a fence and launches per fence. A fence is a timing event by which the library
+ *     measures GPU time; a block contains a fence if it called cuEventRecord.
  *
- * Blocks are short: other programs on the machine delay some of them and do not change the median. Most blocks shorter
- * than a quarter of the limiter's segment hold no fence.
+ * Blocks are short, so that other programs on the machine delay some of them and do not change the median. A segment is
+ * the launches between two fences; most blocks that are shorter than a quarter of a segment contain no fence.
  *
- * Over an empty function a hook shows its full cost. Over the real function a part of that cost overlaps with the
- * driver's waiting, and reading the counter costs more, because it waits for the driver's writes.
+ * If the hooked function is empty, the measured cost of the hook is its full cost. If it is the real function, a part
+ * of that cost overlaps with the driver's waiting, and reading the counter costs more, because it waits for the
+ * driver's writes.
  *
  * Two processes cannot be compared: the addresses of their memory and the length of the simulated queue change the
  * driver's cost by more than the library's cost. Hence the turns in one process. Each turn ends with an empty queue, so
@@ -141,7 +145,7 @@ static int by_turns(struct work *work, const char *call, unsigned count, unsigne
             }
             work->driver.cuCtxSynchronize();
         }
-        if (had[0] < TURN / 4 || had[1] < TURN / 4) /* too many pauses of the process: each pause causes a fence */
+        if (had[0] < TURN / 4 || had[1] < TURN / 4) /* The process paused too often, and each pause causes a fence. */
             continue;
         open[turns] = median(plain[0], had[0]);
         over[turns] = open[turns] - median(plain[1], had[1]);
@@ -187,7 +191,7 @@ int main(int argc, char **argv)
                 return 6;
         }
         each[r] = (double)(now() - began) / count;
-        if (launch && r % 20 == 19) /* else the measurement would include waiting for a full queue */
+        if (launch && r % 20 == 19) /* Without this the measurement would include waiting for a full queue. */
             work.driver.cuCtxSynchronize();
     }
     qsort(each, repeats, sizeof *each, by_size);

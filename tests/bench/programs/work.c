@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Looks up and makes the driver calls that the benchmarks measure. */
 #include "work.h"
 
 #include <dlfcn.h>

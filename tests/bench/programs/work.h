@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The measured driver calls, each resolved by one of the routes that real programs use. */
+/* The driver calls that the benchmarks measure. Each is looked up by one of the routes that real programs use: link,
+ * dlsym or cuGetProcAddress. */
 #ifndef WORK_H
 #define WORK_H
 
@@ -47,7 +48,7 @@ bool work_start(struct work *work, int device);
 bool work_nvml(void);
 /* Allocates `blocks` blocks that stay allocated and fill the library's table of blocks. */
 bool work_fill(struct work *work, unsigned long blocks);
-/* Prepares one call, not measured. */
+/* Prepares one call. The preparation is not measured. */
 bool work_before(struct work *work, const char *call);
 /* Makes one call: pair (allocate and free), free, launch, turns (launches of two kernels alternately), info or nothing.
  * Returns false if the driver refused it. */

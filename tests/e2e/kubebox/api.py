@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client of the API server that sends and returns plain JSON."""
+"""A client of the API server that sends and returns plain JSON objects."""
 
 from __future__ import annotations
 

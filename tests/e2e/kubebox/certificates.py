@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes one authority for the cluster, and a certificate for each program and user, with the openssl command."""
+"""Makes one certificate authority for the cluster, and a certificate for each program and user, with the command
+openssl.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A control plane and one node, inside the box.
+"""A Kubernetes control plane and one node, inside the box (separate namespaces on this machine).
 
     with Cluster(Programs.from_environment()) as cluster:
         cluster.start()
@@ -329,7 +329,7 @@ class Cluster:
         """Writes containerd's configuration: version 2 for Debian's; version 3 for the newer one, which enables CDI."""
         with_cdi = self.runtime == WITH_CDI
         runtime = Path("/usr/local/bin/nvidia-container-runtime")
-        nvidia = runtime.exists() and not with_cdi  # with CDI no runtime of NVIDIA's is needed
+        nvidia = runtime.exists() and not with_cdi  # With CDI, NVIDIA's runtime is not needed.
         runtimes = {"runc": self.programs.runc, **({"nvidia": runtime} if nvidia else {})}
         cri = "io.containerd.cri.v1.runtime" if with_cdi else "io.containerd.grpc.v1.cri"
         # Lowering an oom_score_adj needs CAP_SYS_RESOURCE; without it runc would fail.

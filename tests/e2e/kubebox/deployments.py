@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepares the cluster for a Deployment with a Service: controllers, a pod network, images of the programs."""
+"""Prepares the cluster for a Deployment with a Service: it starts the controllers, makes a pod network, and builds
+images of the programs."""
 
 from __future__ import annotations
 

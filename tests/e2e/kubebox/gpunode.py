@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepares a GPU node: a simulated driver, libvgpu, the arbiter and the device plugin.
-
-All files have the same paths as on a real node, so all programs run with their defaults.
+"""Prepares a GPU node: a simulated driver, the library libvgpu, the arbiter (which balances compute time) and the
+device plugin. All files have the same paths as on a real node, so all programs run with their defaults.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class GpuNode:
         worker = Path("/usr/local/bin/gpu-worker")
         source = Path(__file__).resolve().parent.parent / "worker.c"
         subprocess.run(["cc", "-std=c11", "-O1", "-o", str(worker), str(source), "-ldl"], check=True)
-        self.gpusimctl("devices")  # creates the state file, which pods mount
+        self.gpusimctl("devices")  # The command creates the state file, which pods mount.
 
     @staticmethod
     def furnish_library() -> None:
@@ -103,7 +102,7 @@ class GpuNode:
     def exchange(self, gpus: list[str]) -> None:
         """Stops our programs, replaces the GPUs, and empties the simulator's log. No pod may use a GPU."""
         self.stop()
-        # Otherwise the plugin would count the old GPUs as lost and keep their slices in the node's capacity.
+        # Without this, the plugin would count the old GPUs as lost and keep their slices in the node's capacity.
         Path("/var/lib/vgpu/offered.json").unlink(missing_ok=True)
         self._insert(gpus)
         self.gpusimctl("reset")

@@ -30,7 +30,7 @@ def cut(cluster: Cluster, node: GpuNode) -> None:
     """Kills every process of the node without cleanup, and removes mounts, volatile folders and control groups."""
     for service in (node.plugin, node.arbiter, cluster.kubelet, cluster.containerd):
         service.stop(kill=True)
-    # Shims first: a live shim would still record how its container ended.
+    # Shims are killed before the containers, because a live shim would record how its container ended.
     for pids in (shims, lambda: contained(cluster)):
         until(lambda pids=pids: not killed(pids()), "end of the node's processes")
     for place in reversed(mounts()):

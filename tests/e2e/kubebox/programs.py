@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds or builds the programs of the cluster, before the box is entered: the box has no network."""
+"""Finds or builds the programs of the cluster, before the test enters the box (separate namespaces), which has no
+network."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ class Programs:
 
 
 def _said_by(command: list[str]) -> Path:
-    """Runs a script and returns the folder that it prints on its last line. Raises MissingProgram if it fails."""
+    """Runs a script and returns the folder that the script prints on its last line. Raises MissingProgram if the script
+    fails."""
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
         raise MissingProgram(f"{' '.join(command)}: exit status {done.returncode}; its message is above")
@@ -64,7 +66,8 @@ def _said_by(command: list[str]) -> Path:
 
 
 def _our_image(name: str, tag: str, *options: str, with_library: bool = False) -> Path:
-    """Builds an image of the project as the role does, or with the library for the chart; again if sources changed."""
+    """Builds an image of the project, as the role does or with the library as the chart needs it. An existing image is
+    built again only if sources have changed."""
     # The tool prints resolved paths, and .build may contain links into another checkout.
     tools, out = ROOT / "native" / "plugin" / "tools", (ROOT / ".build" / name).resolve()
     made = json.loads(_printed([sys.executable, str(tools / "wheelhouse.py"), "--out", str(out), *options]))

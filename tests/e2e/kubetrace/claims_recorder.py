@@ -50,8 +50,8 @@ class ClaimRecorder:
     def __init__(self, root: Path) -> None:
         """``root``: the kubelet's folder."""
         self.registry, self.folder = root / "plugins_registry", root / "plugins" / DRIVER
-        self.requests: dict[str, tuple[str, ...]] = {}  # claim's name → its requests
-        self.names: dict[str, str] = {}  # claim's uid → its name
+        self.requests: dict[str, tuple[str, ...]] = {}  # Name of a claim → its requests.
+        self.names: dict[str, str] = {}  # Uid of a claim → its name.
         self.calls: list[dict[str, Any]] = []
         self.faults: dict[str, str] = {}
         self.unhealthy: set[str] = set()
@@ -70,7 +70,7 @@ class ClaimRecorder:
     def socket(self) -> Path:
         return self.folder / "dra.sock"
 
-    # ---- the driver's side
+    # ---- the driver's own actions
 
     def serve(self, services: tuple[str, ...] = SERVICES) -> None:
         self.registered = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs fixed steps with claims on a kubelet, the real one or the double, and returns the trace of its calls.
+"""Runs fixed steps with ResourceClaims on a kubelet, the real one or the double, and returns the trace of its calls.
 
 A step that requests something from the kubelet waits until that is done, so that each recorded call belongs to the step
 that caused it. Repetitions of a call that keeps failing are not recorded.

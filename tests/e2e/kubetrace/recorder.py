@@ -47,13 +47,13 @@ class Recorder(rpc.DevicePluginServicer):
     def __init__(self, folder: Path, pod_resources: Path) -> None:
         self.folder, self.pod_resources = folder, pod_resources
         self.calls: list[dict[str, Any]] = []
-        self.refuse: dict[str, str] = {}  # name of a call → error message of its refusal
+        self.refuse: dict[str, str] = {}  # Name of a call → error message with which the plugin refuses it.
         self.health = dict.fromkeys(DEVICES, "Healthy")
         self._changed = threading.Condition()
         self._generation = 0
         self._server: grpc.Server | None = None
 
-    # ---- the plugin's side
+    # ---- the plugin's own actions
 
     def serve(self) -> None:
         server = grpc.server(ThreadPoolExecutor(max_workers=8))

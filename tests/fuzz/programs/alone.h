@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stubs of the library's functions that the ledger's source files call, for programs that link only these files. */
+/* Stubs of functions of libvgpu. The source files of the ledger, the file that records charged memory, call these
+ * functions, and a fuzzing program links only the source files of the ledger. */
 #ifndef ALONE_H
 #define ALONE_H
 

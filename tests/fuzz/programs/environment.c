@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Runs the parsers of environment variables on any text. Accepted values must be within the documented ranges. */
+/* Fuzzes the library's parsers of environment variables with arbitrary text. Accepted values must be within the
+ * documented ranges. */
 #include "limits/env.h"
 
 #include <stdlib.h>

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Opens, joins, charges and reads a ledger of arbitrary bytes, as a tenant may write it. No ledger may crash the process,
- * and a process that has joined must be able to charge and to uncharge.
+ * Fuzzes the code of the ledger, the file in which the processes of a container record their charged memory. It opens,
+ * joins, charges and reads a ledger of arbitrary bytes, as a tenant may write it. No ledger may crash the process, and
+ * a process that has joined must be able to charge and to uncharge memory.
  */
 #include "alone.h"
 #include "account/ledger.h"
@@ -72,7 +73,7 @@ static bool write_ledger(const uint8_t *data, size_t length)
         data++;
         length--;
     }
-    /* Half of the inputs leave magic, version and sizes unchanged. */
+    /* In half of the inputs magic, version and sizes stay valid, so that the ledger is not refused at once. */
     size_t from = whole ? offsetof(struct vgpu_ledger, device_count) : 0, room = sizeof header - from;
     size_t first = length < room ? length : room;
     memcpy(image + from, data, first);
@@ -102,7 +103,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length)
         uint64_t own = ledger_own(device, ACCOUNT_USED);
         if (own != 0)
             abort();
-        /* The total in the ledger may be any value; with the highest possible limit the charge may succeed or fail. */
+        /* The total in the ledger may be any value, so even with the highest possible limit the charge may succeed or
+         * fail. */
         enum charge answer = ledger_charge(device, ACCOUNT_USED, 4096, UINT64_MAX);
         if (answer == CHARGE_OK && ledger_own(device, ACCOUNT_USED) != 4096)
             abort();

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Prints the library's result for limits files and ledgers, for comparison with the node's parser. Standard input holds frames:
- * 'L' or 'H' (a limits file, the header of a ledger), the length as 4 little endian bytes, the bytes. One line for each:
- * "no", or "yes" and, for limits, the fields.
+ * Prints the library's result for limits files and ledgers, for comparison with the node's parser. Standard input holds
+ * frames: 'L' for a limits file or 'H' for the header of a ledger, then the length as 4 little endian bytes, then the
+ * bytes. The program prints one line for each frame: "no" if the library refuses the bytes, else "yes" and, for limits,
+ * the fields.
  */
 #include "alone.h"
 #include "account/ledger.h"

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs vgpu-arbiter over test slices: creates a node's folders and links the slices' files into them."""
+"""Runs vgpu-arbiter, which gives the containers of a GPU their turns, for test slices (parts of a GPU). For this
+purpose it creates the folders of a node and links the slices' files into them."""
 
 from __future__ import annotations
 

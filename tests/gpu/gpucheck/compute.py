@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stages about time: shares of the GPU alone and together, graphs, the driver's time slices, and the cost of calls.
+"""Stages of gpu-check about time: shares of the GPU with one tenant and with two, graphs, the driver's time slices, and
+the cost of calls.
 
-Shares are computed from the stamps that the kernels store, or from the simulated driver's accounting, never from the
-library's own figures."""
+Shares are computed from the stamps (times of start and end) that the kernels store, or from the simulated driver's
+accounting, never from the library's own figures. Each share has a control: the same measurement without a limit."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ MILLISECOND = 1_000_000
 
 
 class Spinner:
-    """A running spin.c that waits for go()."""
+    """A running process of the program spin.c, which launches kernels without a pause after a call of go()."""
 
     def __init__(
         self,
@@ -190,15 +191,15 @@ def calibrate(host: Host, report: Report, durations: Sequence[int]) -> dict[int,
 
 
 def _control(host: Host, report: Report, what: str, run: Run) -> None:
-    """Gate of the control: without a limit the kernels must get the whole GPU, else shares mean nothing. The bound is
-    lower on the simulated driver, which runs in real time on busy machines."""
+    """Adds the gate of the control: without a limit the kernels must get the whole GPU, else shares mean nothing. The
+    bound is lower on the simulated driver, which runs in real time on busy machines."""
     most = 40 if host.simulated else 85
     report.gate(f"control: {what} have the GPU", run.mean() > most, f"> {most} %", f"{run.mean():.1f} %")
 
 
 def _share(host: Host, report: Report, what: str, run: Run, share: int, tenant: int = 0, window: float = 2.0) -> None:
-    """Gates of one tenant: its mean within a point, its worst second within ``window`` points. The gate on the
-    simulated driver is wide; tests/bench has stricter gates for it."""
+    """Adds the gates of one tenant: its mean share must be within one percentage point of ``share``, its worst second
+    within ``window`` points. The gate on the simulated driver is wide; tests/bench has stricter gates for it."""
     mean = run.mean(tenant)
     report.figure(what, run.figures(tenant))
     if host.simulated:
@@ -210,7 +211,7 @@ def _share(host: Host, report: Report, what: str, run: Run, share: int, tenant: 
 
 
 def alone(host: Host, report: Report) -> None:
-    """One tenant with policy force; the control is the library without a limit."""
+    """Share of one tenant with policy force, by which the limit holds although the GPU is free otherwise."""
     durations = DURATIONS_US[1:] if host.quick else DURATIONS_US
     costs = calibrate(host, report, durations)
     for us in durations:
@@ -228,14 +229,15 @@ def alone(host: Host, report: Report) -> None:
 
 
 def _bare(host: Host, us: float, graph: int = 0) -> tuple[int, float, Run]:
-    """Returns, measured without the library: steps that take ``us``, cost of a launch or graph in ns, and the run."""
+    """Measures without the library. Returns the number of steps that take ``us``, the cost of a launch or graph in ns,
+    and the run."""
     steps = host.program("spin", 0, us, 0, 32, host.folder / "calibration", seconds=60)["steps"]
     run = Run(host, [(us, steps, host.base_env)], [0.0], graph=graph)
     return steps, stamps.period(run.tenants[0]), run
 
 
 def together(host: Host, report: Report) -> None:
-    """Two containers with 25 and 75 % on one GPU under the arbiter; the control has no limits, so each gets a half."""
+    """Shares of two tenants with 25 and 75 % on one GPU under the arbiter; without limits each gets a half."""
     us = 200
     steps, cost, _run = _bare(host, us)
     control = Run(host, [(us, steps, host.base_env)] * 2, [cost, cost])
@@ -267,8 +269,9 @@ def together(host: Host, report: Report) -> None:
 
 
 def _part(host: Host, report: Report, run: Run, share: int, tenant: int, whole: float) -> None:
-    """Gates of one tenant among several that fill the GPU: its part of what all got within a point, its worst second
-    within 4 points. The time in which the GPU changes between two tenants belongs to none."""
+    """Adds the gates of one tenant among several that fill the GPU: its part of the time that all tenants got must be
+    within one percentage point of ``share``, its worst second within 4 points. The time in which the GPU changes
+    between two tenants belongs to no tenant."""
     if host.simulated:
         return _share(host, report, f"{share} %", run, share, tenant)
     report.figure(f"{share} %", run.figures(tenant))
@@ -281,7 +284,7 @@ def _part(host: Host, report: Report, run: Run, share: int, tenant: int, whole: 
 
 
 def graphs(host: Host, report: Report) -> None:
-    """Graphs of kernels under a limit: a replay is one call for all kernels of a graph."""
+    """Share of a program that launches graphs of kernels: one call launches all kernels of a graph."""
     us, kernels = 100, 20
     steps, cost, bare = _bare(host, us, kernels)
     report.figure("bare", dict(bare.figures(), cost_ns=cost))
@@ -293,7 +296,7 @@ def graphs(host: Host, report: Report) -> None:
 
 
 def cost(host: Host, report: Report) -> None:
-    """Cost of a call over the driver's own function, in one process, in alternating bursts."""
+    """Measures how much longer a call takes than the driver's own function, in alternating bursts of one process."""
     rounds = 100 if host.quick else 600
     free, limited = host.slice(host.limit()), host.slice(host.limit(), sm=95, policy="force")
     wanted = {"launch": {"limiter off": 2, "limiter on": 20}, "mem_get_info": {}, "alloc_free_4096": {}}

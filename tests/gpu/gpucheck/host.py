@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The measured host: its driver, its GPU, and the programs built on it."""
+"""Describes the host that gpu-check measures: its driver, its GPU, and the programs built on it. Also makes test slices
+(parts of the GPU), which have the files and the environment of a container."""
 
 from __future__ import annotations
 
@@ -186,9 +187,9 @@ class Host:
         )
 
     def held(self, pids: Sequence[int], before: int) -> tuple[int, str]:
-        """Returns the used bytes of these processes and the source of the number. The source is NVML's list of
-        processes ("process"). If NVML does not list them, it is the growth of the GPU's usage since ``before``
-        ("card"), which includes other processes."""
+        """Returns the used bytes of these processes and the source of the number. The source "process" is NVML's list
+        of processes. If NVML does not list them, the source is "card": the growth of the GPU's usage since ``before``,
+        which includes other processes."""
         shown = self.card.processes()
         own = [shown[pid] for pid in pids if pid in shown]
         if len(own) == len(pids):
@@ -231,7 +232,8 @@ class Slice:
 
 
 class Hand:
-    """A running hand.c; say() sends a line and returns the numbers of the answer."""
+    """A running process of the program hand.c, which executes commands; say() sends a command and returns the numbers
+    of the answer."""
 
     def __init__(self, host: Host, env: dict[str, str] | None = None, wrapper: Sequence[str] = ()) -> None:
         self.host = host

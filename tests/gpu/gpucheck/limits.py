@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits that the driver itself enforces for control groups, from branch 615 on. The stage runs the test that the
-device plugin makes at its start, fills a limited group, and runs the isolation check's attempts in it. It is skipped on
-an older driver.
+"""The stage of gpu-check about memory limits that the driver itself enforces for control groups, from branch 615 on. It
+runs the test of these limits that the device plugin makes at its start, allocates memory in a group with a limit until
+the driver refuses, and runs the checks of the module vgpu_isolation in such a group. It is skipped on an older driver.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from .host import MIB, OK, OUT_OF_MEMORY, ROOT, Hand, Host
 from .report import Report, Skip
 
 FIRST_BRANCH = 615
-# A process with the capabilities of root in an ordinary container.
+# Starts a process with the capabilities of root in an ordinary container.
 ORDINARY = ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", "sleep", "600")
-# Checks that fail the stage. The others are only figures, because their result on a real GPU is unknown.
+# The stage fails if one of these checks fails. The other checks are only figures, because their result on a real GPU is
+# unknown.
 MUST_HOLD = ("driver-refuses", "driver-limit-children", "driver-limit-root")
 
 

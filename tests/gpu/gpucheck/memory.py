@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stages about memory: how the driver rounds sizes, and whether a slice gets exactly its limit."""
+"""Stages of gpu-check about memory: how the driver rounds sizes, and whether a slice (part of a GPU) gets exactly the
+memory of its limit."""
 
 from __future__ import annotations
 
@@ -37,12 +38,12 @@ ROUTES = {
 }
 # Allowed usage on the GPU beyond the limit: the driver rounds up some twenty allocations.
 ROUNDING = 64 * MIB
-# Allowed growth of the GPU's usage between two checks by the library.
+# Allowed growth of the GPU's usage between two moments at which the library compares its charge with the GPU's usage.
 STEP = 80 * MIB
 
 
 def granularity(host: Host, report: Report) -> None:
-    """Without the library: the driver's rounding, and the memory of contexts, modules and settings."""
+    """Measures without the library how the driver rounds sizes, and what contexts, modules and settings take."""
     before = host.card.memory()["used"]
     with Hand(host) as hand:
         hand.start()
@@ -123,7 +124,7 @@ def _route(host: Host, report: Report, route: str, limit: int) -> None:
             charged,
         )
         if route == "alloc":
-            # A goal only: the driver's rounding is charged too, so less may be granted.
+            # This is only a goal, because the driver's rounding is charged too, so less may be granted.
             report.goal("alloc: all free bytes are granted", granted == limit - empty, limit - empty, granted)
             report.gate(
                 "alloc: more than 90 % of the free bytes are granted",
@@ -140,7 +141,7 @@ def _route(host: Host, report: Report, route: str, limit: int) -> None:
 
 
 def exact(host: Host, report: Report) -> None:
-    """Each route of allocation alone can fill a whole slice."""
+    """Fills a whole slice by each kind of allocation alone."""
     limit = host.limit()
     free = host.card.memory()["free"]
     if free < 2 * limit:
@@ -177,7 +178,7 @@ def _many(host: Host, report: Report, name: str, size: int, count: int, keep: in
 
 
 def rounding(host: Host, report: Report) -> None:
-    """Sizes just above the driver's unit: a slice must not get twice its memory that way."""
+    """Allocates sizes just above the driver's unit: a slice must not get twice its memory by the rounding."""
     count = 400
     _many(host, report, "pieces of 2 MiB + 1", 2 * MIB + 1, count, 1)
     _many(host, report, "pieces of 1 MiB + 1", MIB + 1, count, 1)
@@ -185,7 +186,7 @@ def rounding(host: Host, report: Report) -> None:
 
 
 def contexts(host: Host, report: Report) -> None:
-    """Charges of contexts and modules, compared with the bytes that NVML shows for the process."""
+    """Compares what contexts and modules are charged with the bytes that NVML shows for the process."""
     before = host.card.memory()["used"]
     slice_ = host.slice(host.limit())
     rows: dict[str, Any] = {}
@@ -239,7 +240,7 @@ def contexts(host: Host, report: Report) -> None:
 
 
 def data(host: Host, report: Report) -> None:
-    """Data written by a kernel and by the copy engine is read back, for several routes of allocation."""
+    """Reads back data that a kernel and the copy engine have written, for several kinds of allocation."""
     slice_ = host.slice(host.limit())
     with Hand(host, slice_.env()) as hand:
         hand.start()

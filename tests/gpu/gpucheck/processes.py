@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stages about processes: interception by the library, races, kills."""
+"""Stages of gpu-check about processes: whether the library intercepts every call, whether processes that allocate at
+the same time exceed the limit, and whether the memory of killed processes becomes free."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def environment(host: Host, report: Report) -> None:
     ours = host.inside("symbols", slice_.env(), feed=json.dumps(names), seconds=120)
     refused, wrong, replaced = compare(bare, ours)
     report.figure("cuGetProcAddress_replaced", replaced)
-    # If the driver returns an address that it does not export, the library follows the rule of cuda.h only.
+    # If the driver returns an address that it does not export, only cuda.h says which form of the function it is.
     unnamed = [name for name in replaced if any(step[1][0] == "+" for steps in bare[name].values() for step in steps)]
     report.figure("cuGetProcAddress_replaced_unnamed", unnamed)
     report.figure("cuGetProcAddress_refused", refused)
@@ -61,7 +62,9 @@ def environment(host: Host, report: Report) -> None:
 
 
 def _description_locks(host: Host) -> bool:
-    """True if F_OFD_SETLK refuses a second open file description; the ledger detects dead processes by such locks."""
+    """Returns true if F_OFD_SETLK refuses a lock that another open file description holds.
+
+    The ledger, the file of charged memory, detects dead processes by such locks."""
     path = host.folder / "locked"
     path.write_bytes(b"")
     lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 1 << 30, 1, 0)
@@ -106,22 +109,23 @@ def compare(bare: dict[str, Any], ours: dict[str, Any]) -> tuple[list[str], list
     return refused, wrong, sorted(replaced)
 
 
-# Bypasses that LD_PRELOAD alone stops. The test slice has no mounts, so the other bypasses are only reported.
+# Bypasses that the library prevents although it is only loaded by LD_PRELOAD; they are gates. The test slice has no
+# mounts, so the other bypasses are only reported.
 HELD_WITHOUT_MOUNTS = (
     "bypass-path",
     "bypass-copy",
     "bypass-more-devices",
     "bypass-descriptors",
 )
-# Also gates, if the driver can export memory, or has the simulator's private table: the stage private-context uses
-# NVIDIA's runtime instead.
+# These checks are gates too if they run. The others need a driver that can export memory, private-context needs the
+# simulated driver's private table. On a real GPU the stage private-context uses NVIDIA's runtime instead.
 IF_THEY_RUN = ("private-context", "bypass-ipc-kept", "bypass-handle-kept", "bypass-pool-kept", "bypass-array-kept")
-# Only reported: depends on the libraries that are installed on the host.
+# This check is only reported, because its result depends on the libraries that are installed on the host.
 TOLD = ("graphics",)
 
 
 def load(host: Host, report: Report) -> None:
-    """The library in a program without CUDA, and its interception of the driver by every route (vgpu-probe)."""
+    """Loads the library in a program without CUDA, and tests each way to look up a driver function (vgpu-probe)."""
     slice_ = host.slice(host.limit())
     runs = 20 if host.quick else 200
     times: dict[str, list[float]] = {"bare": [], "preloaded": []}
@@ -150,7 +154,7 @@ def load(host: Host, report: Report) -> None:
 
 
 def race(host: Host, report: Report) -> None:
-    """After a barrier all processes allocate memory that only one of them can get."""
+    """Lets all processes allocate memory at the same moment that only one of them can get."""
     rounds = 50 if host.quick else 400
     for processes in (2, 4):
         slice_ = host.slice(host.limit())
@@ -162,7 +166,7 @@ def race(host: Host, report: Report) -> None:
 
 
 def kill(host: Host, report: Report) -> None:
-    """Time from SIGKILL until the victim's bytes are free in the slice and on the GPU."""
+    """Measures the time from SIGKILL until the killed process's bytes are free in the slice and on the GPU."""
     rounds = 2 if host.quick else 5
     quota, physical, usable = [], [], []
     for _unused in range(rounds):

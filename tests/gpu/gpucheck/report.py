@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stage's results: gates, goals, figures. The file is written after each entry, so that a stopped stage leaves its
-results so far."""
+"""Stores the results of a stage of gpu-check: gates, which decide whether the stage passes, goals and figures. The file
+is written after each entry, so that a stopped stage leaves its results so far."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Skip(Exception):
 class Report:
     """One stage's results.
 
-    A gate decides the exit status. A goal is shown as met or missed and decides nothing (absolute times, figures that
-    are not reached yet). A figure is only stored.
+    A gate decides the exit status. A goal (an absolute time, or a value that is not reached yet) is shown as met or
+    missed and does not affect the exit status. A figure is only stored.
     """
 
     def __init__(self, path: Path | None, name: str) -> None:
@@ -45,7 +45,7 @@ class Report:
             os.replace(new, self._path)
 
     def gate(self, name: str, held: bool, expected: Any, found: Any) -> bool:
-        """Adds a gate and returns ``held``; a gate that is not held fails the stage."""
+        """Adds a gate and returns ``held``; if ``held`` is false, the stage fails."""
         row = {"name": name, "held": bool(held), "expected": expected, "found": found}
         self.data["gates"].append(row)
         self._write()
@@ -64,7 +64,7 @@ class Report:
         self._write()
 
     def end(self, failure: str = "", skipped: str = "") -> dict[str, Any]:
-        """Sets the stage's status: skipped, failed with a reason, or by its gates."""
+        """Sets the stage's status: skipped, failed with a reason, or else passed or failed according to its gates."""
         missed = [gate["name"] for gate in self.data["gates"] if not gate["held"]]
         self.data["status"] = "skipped" if skipped else "failed" if failure or missed else "passed"
         self.data["reason"] = skipped or failure or ("not held: " + ", ".join(missed) if missed else "")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stages about difficult behaviour of a driver: contexts that no hook saw, the loader's lock, kernels of mixed length,
-captures, and the end of a process."""
+"""Stages of gpu-check about difficult behaviour of a driver or a program: contexts whose creation the library did not
+see, the lock of the dynamic loader, kernels of mixed length, stream captures, and the end of a process."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ SPREAD = 32  # ratio of the longest to the shortest kernel
 
 
 def _past_the_hooks(host: Host, env: dict[str, str], words: list[str]) -> tuple[dict[str, Any], int, str]:
-    """Runs unseen.py. Returns its figures, the bytes that its process uses at the limit, and the source of this
-    number."""
+    """Runs unseen.py, which creates a context that the library does not see. Returns its figures, the bytes that its
+    process uses at the limit, and the source of this number."""
     python = sys.executable if host.simulated else (torch_python() or sys.executable)
     command = [python, str(PROGRAMS / "unseen.py"), *words, *(["simulated"] if host.simulated else [])]
     before = host.card.memory()["used"]
@@ -48,7 +48,7 @@ def _past_the_hooks(host: Host, env: dict[str, str], words: list[str]) -> tuple[
 
 
 def private_context(host: Host, report: Report) -> None:
-    """The primary context that NVIDIA's runtime retains without a hook is charged, and the limit is kept."""
+    """Charges a primary context that NVIDIA's runtime retains past the library's hooks, and keeps the limit."""
     limit = min(2048 * MIB, host.card.memory()["free"] // 4 // MIB * MIB)
     for name, words in {"alone": [], "then the public retain": ["public"]}.items():
         slice_ = host.slice(limit)
@@ -84,7 +84,7 @@ def loader(host: Host, report: Report) -> None:
 
 
 def mixed_shares(host: Host, report: Report) -> None:
-    """Share of one kernel whose launches take from 50 µs to 1.6 ms, alone and under an arbiter."""
+    """Share of a kernel whose launches take from 50 µs to 1.6 ms, alone and under an arbiter."""
     us, share = 50, 20
     steps = host.program("spin", 0, us, 0, 32, host.folder / "calibration", seconds=60)["steps"]
 
@@ -117,8 +117,9 @@ def mixed_shares(host: Host, report: Report) -> None:
 
 
 def capture(host: Host, report: Report) -> None:
-    """A graph captured while the limiter is busy has exactly the program's nodes, with each call that begins a
-    capture."""
+    """Captures a graph while the limiter is busy: it must have exactly the program's nodes.
+
+    This is repeated for each call that begins a capture."""
     native = host.program("capture", env=host.base_env)
     report.figure("without the library", native)
     limited = host.program("capture", env=host.slice(host.limit(), sm=20).env())
@@ -133,7 +134,7 @@ def capture(host: Host, report: Report) -> None:
 
 
 def leave(host: Host, report: Report) -> None:
-    """Processes that end with unfinished launches: status 0 and no output."""
+    """Ends processes with unfinished launches: their exit status must be 0, without any output."""
     rounds = 10 if host.quick else 50
     for name, env in {
         "without the library": host.base_env,

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stages about the values that a slice shows: by NVML, NVIDIA's nvidia-smi, and PyTorch."""
+"""Stages of gpu-check about the values that programs see in a slice (part of a GPU): by NVML, NVIDIA's nvidia-smi, and
+PyTorch."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ SMI_FOLDERS = ["/usr/local/nvidia/bin", "/usr/bin", "/usr/lib/wsl/lib"]
 
 
 def shown(host: Host, report: Report) -> None:
-    """CUDA and NVML inside a slice show the limit as total, the charge as used, and the process under its own pid."""
+    """Compares what CUDA and NVML show inside a slice with the expected values: the limit as total, the charge as used,
+    and the process under its own pid."""
     limit = host.limit()
     slice_ = host.slice(limit)
     with Hand(host, slice_.env()) as hand:
@@ -131,7 +133,7 @@ def _until_full(host: Host, python: str, env: dict[str, str], before: int) -> tu
 
 
 def pytorch(host: Host, report: Report) -> None:
-    """OutOfMemoryError at the limit from each of PyTorch's allocators, and right results below the limit."""
+    """Expects OutOfMemoryError at the limit from each of PyTorch's allocators, and right results below the limit."""
     python = torch_python()
     if not python:
         raise Skip("no Python on this host has PyTorch")

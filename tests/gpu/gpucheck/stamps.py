@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes shares of a GPU from kernels' stamps: %globaltimer at the first and last instruction. Pure functions."""
+"""Computes shares of a GPU from the stamps of kernels: the values of the GPU's clock %globaltimer at a kernel's first
+and last instruction. Only ``read`` reads a file; the other functions compute from their arguments alone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * capture: captures 200 launches with each call that this driver has. Prints for each call the number of nodes in the
- * graph and the status of the capture's end.
+ * capture: captures 200 launches into a graph, once with each call by which this driver can begin a capture. Prints for
+ * each of them the number of nodes in the graph and the status of the capture's end.
  *   plain      cuStreamBeginCapture
  *   disturbed  cuStreamBeginCapture, then the end of a capture on another stream, which must fail and change nothing
  *   again      cuStreamBeginRecaptureToGraph (CUDA 13.3), into the graph of `plain`
@@ -52,7 +52,7 @@ int main(void)
     MUST(CALL(cuMemAlloc_v2, &ends, LAUNCHES * 8));
     MUST(CALL(cuStreamCreate, &stream, STREAM_NON_BLOCKING));
     MUST(CALL(cuStreamCreate, &other, STREAM_NON_BLOCKING));
-    launch(BEFORE); /* gives the limiter launches to settle */
+    launch(BEFORE); /* gives the limiter launches whose GPU time it must measure meanwhile */
     printf("{");
     uint64_t began = now_ns();
     MUST(CALL(cuStreamBeginCapture_v2, stream, CAPTURE_RELAXED));

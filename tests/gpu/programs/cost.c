@@ -2,9 +2,10 @@
 /*
  * cost ROUNDS
  *
- * Measures in alternating bursts a call resolved by dlsym, as programs do, and the driver's own function from the
- * driver's symbol table. Without a preloaded library both are the same function. Ends with one line of JSON: for each
- * call the median nanoseconds of all bursts, of the driver's function and of the call by dlsym.
+ * Measures what a call costs more with a preloaded library: in alternating bursts it times a call resolved by dlsym, as
+ * programs do, and the driver's own function from the driver's symbol table. Without a preloaded library both are the
+ * same function. Ends with one line of JSON: for each call the median nanoseconds of all bursts, of the driver's
+ * function and of the call by dlsym.
  */
 #include "gpu.h"
 

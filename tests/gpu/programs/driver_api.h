@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Types and numbers of cuda.h, written independently of the library's, so that an error in the library's shows. */
+/* Types and numbers of cuda.h, written independently of libvgpu's own declarations, so that tests find an error in
+ * those. */
 #ifndef DRIVER_API_H
 #define DRIVER_API_H
 

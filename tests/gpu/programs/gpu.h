@@ -82,7 +82,7 @@ static struct {
 #undef FN
 } cu;
 
-/* Calls a function; one that this driver does not have returns CUDA_ERROR_NOT_FOUND. */
+/* Calls a driver function. The result is CUDA_ERROR_NOT_FOUND if this driver does not have the function. */
 #define CALL(function, ...) (cu.function ? cu.function(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND)
 
 static inline void gpu_fail(const char *what, long status)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* leave: launches kernels for a moment and returns from main before all have finished, as many programs do. */
+/* leave: launches kernels for a moment and returns from main before all kernels have finished, as many programs do. A
+ * preloaded library must not change the program's exit status or output. */
 #include "gpu.h"
 
 enum { LAUNCHES = 256, STEPS = 20000, OPEN = 64 };

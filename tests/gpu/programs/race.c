@@ -2,8 +2,9 @@
 /*
  * race PROCESSES ROUNDS
  *
- * In every round all processes wait at a barrier and then allocate two thirds of the free memory, so only one can get it.
- * Ends with one line of JSON; "over" is the number of rounds in which more than one process got the memory.
+ * Tests whether processes that allocate at the same moment exceed the limit. In every round all processes wait at a
+ * barrier and then allocate two thirds of the free memory, so only one can get it. Ends with one line of JSON; "over"
+ * is the number of rounds in which more than one process got the memory.
  */
 #include "gpu.h"
 

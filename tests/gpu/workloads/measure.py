@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run one row in this process, and print one line of JSON: ``measure.py ID [--smoke] [--seconds S]``.
 
-Each row runs in a new process, so that its memory or a crash does not affect other rows. It waits after each step, so
-that throttling is visible in the steps and not only at the end.
+A row is one workload: a model, inference or training, and a batch. Each row runs in a new process, so that its memory
+or a crash does not affect other rows. The program waits for the GPU after each step, so that throttling is visible in
+each step and not only at the end.
 """
 
 from __future__ import annotations

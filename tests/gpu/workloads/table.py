@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workloads as a table, and the comparison of their results. Pure functions: no torch, no GPU.
+"""The workloads as a table, and the comparison of their results. Needs neither torch nor a GPU, and reads no files.
 
 The rows are those of the ai-benchmark table that vGPU plugins are compared by: model, type, batch, size.
 """

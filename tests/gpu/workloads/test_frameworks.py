@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of frameworks has no row without a record, and records are right. Frameworks are test doubles."""
+"""Tests frameworks.py, which runs other frameworks in a slice (part of a GPU) and writes a page of the results. The
+page must have no row without a record of a run, and the records must be right. Frameworks are test doubles."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ import pytest
 GOOD = {"right": True, "total_mib": 2194, "refused": True}
 
 
-# columns: what a framework's program printed, expected outcome in a slice of 2194 MiB
+# columns: output of a framework's program in a slice of 2194 MiB; expected outcome
 @pytest.mark.parametrize(
     ("found", "result"),
     [

@@ -68,7 +68,7 @@ def test_job_is_valid_for_the_api() -> None:
     assert {mount.name for mount in made.spec.template.spec.containers[0].volume_mounts} <= set(names)
 
 
-# columns: path of a field in job.yaml, invalid value, words of the error message
+# columns: path of a field in job.yaml, invalid value; expected words of the error message
 @pytest.mark.parametrize(
     ("place", "value", "words"),
     [

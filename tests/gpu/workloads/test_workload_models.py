@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The five models on the CPU: numbers of weights as in their papers, outputs of the right shape, all rows run small."""
+"""Tests the five models of the workloads on the CPU: they have as many weights as in their papers and outputs of the
+right shape, and every row of the table of workloads runs in a small size."""
 
 from __future__ import annotations
 

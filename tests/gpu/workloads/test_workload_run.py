@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""run.py without a GPU: refusals, rows whose process dies, results and their comparison. torch is a test double."""
+"""Tests run.py, which measures the workloads, without a GPU: refusals, workloads whose process dies, results and their
+comparison. torch is a test double."""
 
 from __future__ import annotations
 

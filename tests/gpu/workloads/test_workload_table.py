@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of the workloads, and which results are comparable."""
+"""Tests the table of workloads: its rows must be those of the published table, and only comparable results may be
+compared."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ import measure
 import pytest
 import table
 
-# columns of the ai-benchmark table: id, name, type, batch, size. A separate copy, to check the code's table.
+# columns of the published ai-benchmark table: id, name, type, batch, size. This is a separate copy of it, to check the
+# code's table.
 PUBLISHED = """\
 1.1 Resnet-V2-50 inference 50 346*346
 1.2 Resnet-V2-50 training 20 346*346
@@ -63,7 +65,7 @@ def other_batch() -> dict[str, Any]:
     return found
 
 
-# columns: results that are compared with the baseline, words of the refusal
+# columns: results that are compared with the baseline; expected words of the refusal
 @pytest.mark.parametrize(
     ("others", "words"),
     [

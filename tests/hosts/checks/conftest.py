@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gives access to the hosts under test: the hosts of one hostctl project, reached by podman instead of Ansible."""
+"""Gives tests access to the hosts under test: the simulated GPU hosts of one hostctl project, which are podman
+containers. The tests reach them by podman instead of Ansible, so the collection's own code is not used to check it."""
 
 from __future__ import annotations
 
@@ -132,7 +133,7 @@ def nodes() -> dict[str, Node]:
 
 @pytest.fixture
 def inventory(tmp_path: Path) -> Path:
-    """Returns a copy of the inventory that a test may change."""
+    """Makes a copy of the inventory, which a test may change, and returns its path."""
     copy = tmp_path / "inventory"
     shutil.copytree(INVENTORY, copy)
     return copy

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Preloaded before libfaketime 0.9.10, whose clock_nanosleep fails (EINVAL) for the monotonic clock if libfaketime
- * is set to leave that clock unchanged. Python's time.sleep uses this call.
+ * Repairs sleeping in programs that run under libfaketime, which changes the time that a program sees. The library of
+ * this file is preloaded before libfaketime 0.9.10, whose clock_nanosleep fails (EINVAL) for the monotonic clock if
+ * libfaketime is set to leave that clock unchanged. Python's time.sleep uses this call.
  */
 #include <errno.h>
 #include <sys/syscall.h>

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts a container of docker or podman in a slice of a host, as docs/operations.md describes, and reads the output of
-vgpuctl."""
+"""Helps tests to start a container of docker or podman in a slice (part of a GPU) of a simulated host, as
+docs/operations.md describes, and to read the output of vgpuctl, the node's command for operators."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from simhosts import podman as simpodman
 from simhosts.hardware import IMAGE_NAME
 
 MIB = 1 << 20
-# SLICE_MIB: a T4 of the group t4 has 15360 MiB in seven slices. HELD_MIB: memory that the container of the tests uses.
+# SLICE_MIB: memory of a slice, because a T4 of the group t4 has 15360 MiB in seven slices. HELD_MIB: memory that the
+# tests' container uses.
 SLICE_MIB, HELD_MIB = 2194, 1000
 NAME = "web"
 FILL = "/root/fill"
@@ -95,7 +96,7 @@ class Work:
         until(lambda: len(self.slices()) == 1, f"vgpuctl lists one slice of {self.engine} {self.name}")
 
     def process(self) -> int:
-        """Return the pid of the container's running process; 0: none."""
+        """Return the pid of the container's running process, or 0 if none runs."""
         found = self.node.run(self.engine, "inspect", "--format", "{{.State.Pid}}", self.name, check=False)
         return int(found.strip() or 0)
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The HTTP proxy of a site. Usage: ``proxy.py PORT MIRROR [refuse]``.
+"""An HTTP proxy, for tests of a site whose package mirror is behind one. Usage: ``proxy.py PORT MIRROR [refuse]``.
 
 Only the proxy can reach the mirror, because no resolver knows the name ``mirror.invalid``. The proxy fetches
 ``http://mirror.invalid/…`` from MIRROR and nothing else; with ``refuse`` every request gets status 403. It writes a
-line for each request to standard error. ``Proxy`` runs it in the network namespace of the host, like the server in
-mirror.py.
+line for each request to standard error. The class ``Proxy`` runs this program in the network namespace of the host, as
+mirror.py does with its server.
 """
 
 from __future__ import annotations

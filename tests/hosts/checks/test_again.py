@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs site.yml on converged nodes: the run changes nothing, reports no change, and makes two remote calls per host."""
+"""Runs site.yml on nodes that already have the desired state. The run must change nothing, report no change, and make
+two remote calls per host."""
 
 from __future__ import annotations
 

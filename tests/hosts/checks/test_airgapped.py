@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs site.yml on a host that can reach only a mirror of its site.
+"""Runs site.yml on a host that can reach only a package mirror of its site and no other network.
 
-First come faults of the mirror, the disk and apt: the message names host and step, and the host is unchanged. Then the
-same host goes from bare to verified. The tests depend on their order: each test of a fault restores the host, and the
-run after the killed apt repairs what is left.
+The first tests cause faults of the mirror, the disk and apt: the message must name host and step, and the host must be
+unchanged. Then a run takes the same host from bare to verified. The tests depend on their order: each test of a fault
+restores the host, except the killed apt, whose half-installed packages the next run must repair.
 """
 
 from __future__ import annotations

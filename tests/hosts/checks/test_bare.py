@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs site.yml on bare hosts, before any change: checks the prediction of check mode, and the mistakes that the run
-must find first."""
+"""Runs site.yml on bare hosts, which no playbook has changed yet. Check mode must predict the changes and make none,
+and mistakes in variables or files must be found before any host is changed."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ FAULT_LINE = 9
 
 @dataclass(frozen=True)
 class Prediction:
-    """The output of a run in check mode, and the paths that it changed nevertheless."""
+    """The output of a run in check mode, and the paths that the run changed on each host, which must be none."""
 
     status: int
     output: str
     differences: dict[str, list[str]]
 
 
-# columns: group of the inventory, a host of it, variable with a mistake, its value, words in the message
+# columns: group of the inventory, a host of this group, variable that gets a wrong value, the wrong value; expected
+# words in the message
 @pytest.mark.parametrize(
     ("group", "host", "variable", "value", "words"),
     [

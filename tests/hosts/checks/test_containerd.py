@@ -117,7 +117,7 @@ def test_check_apply_repeat_undo(node: Node, folder: Path, text: str | None) -> 
     assert in_force(node)["containerd"]["default_runtime_name"] == "runc"
 
 
-# columns: text of config.toml, variables of the role, text in the message
+# columns: text of config.toml, variables of the role; expected words in the message
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("version = 2\n[plugins\n", {}, "line 2"),
     ("version = 3\n", {}, "leave its runtimes out without a word"),

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Damages files, services or GPUs of a finished node without Kubernetes while a docker container works in a slice.
 
-Each case has a loss, the messages that an operator sees, and the commands of the repair. In all cases the container
-keeps its limit, no other container gets its slice, and the node is healthy afterwards. Memory is read from the
-simulated driver's accounts and from inside the container; docs/operations.md, "When something is lost", has the rows by
-symptom.
+A slice is a part of a GPU. Each case has a loss, the messages that an operator must see, and the commands of the
+repair. In all cases the container keeps its limit, no other container gets its slice, and the node is healthy
+afterwards. Memory is read from the simulated driver's accounts and from inside the container; docs/operations.md, "When
+something is lost", has the rows by symptom.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def work(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Work]
 class Lost:
     """A loss on the host and its repair.
 
-    ``harm``: shell command that causes the loss. ``seen``: pairs (vgpuctl command, text that it prints within a
-    minute). ``metric``: pattern of a line that the metrics then contain. ``page``: text on the fleet page. ``mend``:
-    shell command of the repair. ``site``: a run of site.yml is also needed. ``again``: the container has a new process
-    after the repair.
+    ``harm``: shell command that causes the loss. ``seen``: expected pairs (vgpuctl command, text that it prints within
+    a minute). ``metric``: expected pattern of a line of the metrics. ``page``: expected text on the report page of all
+    hosts. ``mend``: shell command of the repair. ``site``: true if the repair also needs a run of site.yml.
+    ``again``: true if the container has a new process after the repair.
     """
 
     name: str

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs containers of docker compose and podman in slices of a node without Kubernetes, as docs/operations.md describes.
-The tests read a container's memory inside the container and from the simulated driver's accounts.
+"""Runs containers of docker compose and podman in slices (parts of a GPU) of a node without Kubernetes, as
+docs/operations.md describes. The tests read a container's memory inside the container and from the simulated driver's
+accounts.
 """
 
 from __future__ import annotations

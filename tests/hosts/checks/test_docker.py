@@ -113,7 +113,7 @@ FOREIGN = """\
 \t"runtimes": {"other": {"path": "/usr/bin/env", "runtimeArgs": ["-i"]}}
 }
 """
-# columns: case, text of daemon.json, command that changes the file's kind or owner, keys that must stay unchanged
+# columns: case, text of daemon.json, command that changes the file's kind or owner; keys that must stay unchanged
 FILES: list[tuple[str, str | None, str, dict[str, Any]]] = [
     ("plain", "{" + NEEDED + "}\n", "", {"bridge": "none", "iptables": False}),
     ("foreign keys, tabs and unicode", FOREIGN, "", {**json.loads(FOREIGN)}),
@@ -182,8 +182,8 @@ def test_files_without_a_key(node: Node, folder: Path, text: str | None) -> None
     assert json.loads(node.read(PATH))["bridge"] == "none"
 
 
-# columns: case, text of daemon.json, options of dockerd in its unit, variables of the role, text in the message. No row
-# changes the file or stops the daemon.
+# columns: case, text of daemon.json, options of dockerd in its unit, variables of the role; expected words in the
+# message. In each case the role must neither change the file nor stop the daemon.
 REFUSED: list[tuple[str, str, str, dict[str, Any], str]] = [
     ("invalid JSON", "{" + NEEDED + ',\n  "log-driver": "local"\n  "debug": true}\n', "", {}, "line 3, column 3"),
     ("a comment", "{" + NEEDED + "\n  // ours\n}\n", "", {}, "JSON has no comments"),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`docker run --device vgpu.fleet/slice=…` on a host set up by `site.yml`: a real dockerd that supports CDI (from 25
-on), the device plugin's CDI files, and no Kubernetes. The probe reads limits from inside the container."""
+"""Tests `docker run --device vgpu.fleet/slice=…`, which starts a container in a slice (part of a GPU), on a host set up
+by `site.yml`. The host has a real dockerd that supports CDI (from 25 on), the device plugin's CDI files, and no
+Kubernetes. The program vgpu-probe measures from inside the container whether the slice's limits are enforced."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def node(nodes: dict[str, Node]) -> Node:
 
 @pytest.fixture(scope="module")
 def told(node: Node) -> Node:
-    """The host after CDI was enabled in docker."""
+    """Enables CDI in docker and returns the host."""
     site(**CDI)
     return node
 

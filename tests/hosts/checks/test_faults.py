@@ -27,13 +27,13 @@ from test_trace import Trace, trace
 HOST = "gpu-t4-1"
 WANTED = int(os.environ.get("VGPU_FAULTS", "5"))
 SEED = int(os.environ.get("VGPU_FAULTS_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
-# Number of kills on one host before it may finish; the next host starts bare.
+# Number of kills on one host before a run on it may finish; further kills use a new bare host.
 ON_ONE_HOST = 5
 # Shorter tasks run on the controller only, so a kill cannot interrupt work on the host.
 SHORTEST = 0.15
 LIMIT = 900.0
-# Kills a task's processes on the host: they have no parent there, because podman exec started them. "tree": all their
-# descendants too.
+# Kills a task's processes on the host. They are found as processes without a parent there, because podman exec started
+# them. With the argument "tree" all their descendants are killed too.
 KILL_MODULE = """
 me=$$
 for n in $(seq 200); do
@@ -56,12 +56,13 @@ LEFT = (
     "find /run /tmp /var/tmp /var/lib/vgpu-incoming -xdev 2>/dev/null | grep -E 'vgpu|vcuda|nvidia|ansible' | "
     f"grep -v -e /run/systemd/ -e '{PAYLOAD}' || true"
 )
-# Files that running programs write all the time: the arbiter's pages, a process id, and the plugin's former records
-# file (the records before the last change; a lease in it has a random id). The proof has its time and measured
-# values, so only the proven state in it is compared.
+# Files that running programs write all the time: the arbiter's pages (shared files that say when a container may use
+# the GPU), a process id, and the plugin's former records file (the records before the last change; a lease in it has a
+# random id). The proof, the result of the host's last verification, contains its time and measured values, so only the
+# proven state in it is compared.
 PROOF = "/var/lib/vgpu/proof.json"
 LIVE = ("/run/vgpu/allocations/", "/var/lib/vgpu/plugin.lock", "/var/lib/vgpu/allocations.new", PROOF)
-# Folders of site.yml's own versions, and the step that installs each.
+# Folders into which site.yml unpacks versions of the collection's own programs, and the task that does so for each.
 OWN_PLACES = {
     "/usr/local/lib/vgpu": "vgpu.fleet.vcuda : Install the version on the host and switch to it",
     "/opt/vgpu/plugin": "vgpu.fleet.device_plugin : Install the version",
@@ -71,7 +72,8 @@ BUSY = "ps -eo pid,ppid,args | grep -E 'apt-get|dpkg|[A]nsiballZ' | grep -v grep
 
 @dataclass
 class Point:
-    """A moment of a kill: seconds after a task's banner, and the process that is killed."""
+    """A moment of a kill: seconds after a task's banner, and which process is killed. ``came`` is set once it
+    happened."""
 
     task: str
     seconds: float
@@ -91,7 +93,7 @@ class Ended:
 
 
 def fresh() -> Node:
-    """Replace the host by a bare one."""
+    """Replace the host by a new host that no playbook has changed."""
     command = [str(ROOT / "tests/hosts/hostctl")]
     profile = str(ROOT / "tests/hosts/profiles" / f"{HOST}.profile")
     subprocess.run([*command, "down", "--project", PROJECT, "--host", HOST], check=True, stderr=subprocess.DEVNULL)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kills a run in the middle. The step after this test (converge) must finish the work."""
+"""Kills a run of site.yml in the middle of a task. The next step of the molecule scenario (converge) runs site.yml
+again and must finish the work."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from conftest import INVENTORY, ROOT, Node, environment, play_command
 LIMIT = 300.0
 
 
-# columns: role, task in which the run is killed, seconds from the start of the task to the kill
+# columns: role, task of the role in which the run is killed, seconds from the start of the task to the kill
 @pytest.mark.parametrize(
     ("role", "task", "seconds"),
     [

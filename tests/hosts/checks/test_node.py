@@ -18,8 +18,9 @@ from conftest import ROOT, Node
 from simhosts import hardware
 from simhosts.slice import docker_command
 
-# Calculated by hand from the groups' variables: (slices, MiB) of each GPU, by index. t4: 15360 MiB, K=7, S=1,
-# floor(15360/7) = 2194. v100: 16160 MiB, K=3, S=2, floor(16160*2/3) = 10773; an exception sets K=1 for GPU 0.
+# Calculated by hand from the groups' variables: for each GPU, by index, the number of slices (parts of the GPU) and the
+# MiB of one slice. K is vgpu_split_count, S is vgpu_memory_scaling. t4: 15360 MiB, K=7, S=1, floor(15360/7) = 2194.
+# v100: 16160 MiB, K=3, S=2, floor(16160*2/3) = 10773; an exception sets K=1 for GPU 0.
 EXPECTED = {
     "gpu-t4-1": {0: (7, 2194), 1: (7, 2194)},
     "gpu-v100-1": {0: (1, 32320), 1: (3, 10773)},

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""If a package cannot be installed, the message names host and step, the host is unchanged, and a second run succeeds.
+"""Tests faults of package installation. If a package cannot be installed, the message must name host and step, the host
+must be unchanged, and a run after the repair must succeed.
 
-Each row breaks one thing on a real apt, runs one role, inspects the host by other means, repairs it and runs the role
-again.
+Each test causes one fault for a real apt, runs one role, inspects the host without the role's code, repairs the fault
+and runs the role again.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def repository(**more: Any) -> dict[str, Any]:
 TOOLKIT = "vgpu.fleet.nvidia_docker"
 DRIVER = "vgpu.fleet.nvidia_driver"
 
-# columns: role, variables of the role, texts in the message
+# columns: role, variables of the role; expected texts in the message
 REFUSALS = [
     (DRIVER, {"nvidia_driver_version": "535.1-1"}, ["no version 535.1-1; there are 535."]),
     (DRIVER, {"nvidia_driver_branch": "580"}, ["has the branches 470, 535 and not 580"]),
@@ -225,7 +226,7 @@ def card(node: Node, device: str) -> Iterator[None]:
         node.shell(f"umount {BUS}")
 
 
-# columns: PCI device id of the GPU, variables of the role, text in the message
+# columns: PCI device id of the GPU, variables of the role; expected text in the message
 UNDRIVEN = [
     ("0x102d", {"nvidia_driver_branch": "535"}, f"branch 535 no longer supports the Kepler GPU at {ADDRESS}"),
     ("0x2901", {"nvidia_driver_branch": "535"}, f"branch 535 is older than the Blackwell GPU at {ADDRESS}"),

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares the predictions of the plan and of check mode for a finished node with the actual changes of the run."""
+"""Compares predicted with actual changes on a finished node. The predictions are the plan that site.yml prints before
+its first change, and a run in check mode; the actual changes are those of the real run."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def diffs(found: dict[str, Any]) -> dict[str, Any]:
     return {task: shown for task, shown in found["diffs"].items() if task.split(":")[0] not in PROOF and shown != [{}]}
 
 
-# columns: changed variables of the group t4, roles that must change the host
+# columns: changed variables of the group t4; roles that must change the host
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [({"vgpu_split_count": 5, "container_runtime_shm_size": "1G"}, {"container_runtime", "device_plugin"})],

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs teardown.yml on a finished node and compares the node with a host that site.yml never changed. Runs last: the
-host is bare
-afterwards."""
+"""Runs teardown.yml on a finished node and compares the node with a host that site.yml never changed. These tests run
+last, because the host is bare afterwards."""
 
 from __future__ import annotations
 

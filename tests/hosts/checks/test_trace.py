@@ -77,8 +77,8 @@ def traces(nodes: dict[str, Node]) -> dict[str, Any]:
     """Returns the state of each host before and after the playbooks, and the containers of the host that already used
     docker."""
     used = nodes[USED]
-    # Another owner's docker, in use: its package and its container must not be affected. Docker forgets a runtime
-    # only by a restart, and live-restore lets containers survive it.
+    # This host has a docker that another owner installed and uses; its package and its container must not be affected.
+    # Docker forgets a runtime only by a restart, and live-restore lets containers survive the restart.
     kept = {**json.loads(used.read("/etc/docker/daemon.json")), "live-restore": True}
     used.write("/etc/docker/daemon.json", json.dumps(kept, indent=2) + "\n")
     used.shell("DEBIAN_FRONTEND=noninteractive apt-get -qq install -y docker.io >/dev/null")

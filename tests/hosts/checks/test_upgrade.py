@@ -28,10 +28,11 @@ LIBRARY = "/usr/local/lib/vgpu"
 FORMER = f"{LIBRARY}/{former.VERSION}"
 CACHE = ROOT / ".build" / "cache"
 MACHINE = platform.machine()
-# Seconds, enough for the plugin to notice that a pod is gone.
+# Seconds in which the plugin certainly notices that a pod is gone.
 LIMIT = 150.0
 CONFIGS = "/etc/vgpu/configs"
-# Named configurations that a node label may choose: for the proven version, and for the versions that fail.
+# Named configurations of the device plugin, which a node label may choose: NIGHT goes with the version that passes its
+# checks, OTHER_NIGHT with the versions that fail.
 NIGHT = ("-e", json.dumps({"vgpu_configs": {"night": {"split_count": 2}}}))
 OTHER_NIGHT = {"vgpu_configs": {"night": {"split_count": 3}, "day": {"split_count": 4}}}
 SPOILED = json.dumps({"device_plugin_options": ["--no-such-option"], **OTHER_NIGHT})
@@ -105,7 +106,7 @@ def work(nodes: dict[str, Node], churn: Path) -> Iterator[subprocess.Popen[str]]
 
 @dataclass
 class OldWork:
-    """The same program in a container with the mounts and the library of the release that mounted single files."""
+    """The same program in a container of a former release: with its library, and with its mounts of single files."""
 
     node: Node
     allocation: str
@@ -167,8 +168,8 @@ def old_work(nodes: dict[str, Node], churn: Path, tmp_path_factory: pytest.TempP
 
 
 def named_as_old(node: Node) -> list[str]:
-    """Return the allocations that the watcher names as old mounts after three more polls; it must report no other
-    finding."""
+    """Return the allocations that the watcher names as old mounts after three more polls; it must have no finding. The
+    watcher is the part of the device plugin that looks for containers which bypass their limits."""
     end = time.monotonic() + LIMIT
     goal = node.json("vgpuctl", "watch", "--json")["looks"] + 3
     while (found := node.json("vgpuctl", "watch", "--json"))["looks"] < goal and time.monotonic() < end:

@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Runs outside the new root, as mmdebstrap's customize hook: puts the repository of what roles install into the image,
-# the environment of the kubelet double, and the settings of a host that is a container.
+# Customizes the image of the simulated hosts. mmdebstrap runs this script as its customize hook, outside the new root
+# file system. The script puts into the image the repository of the packages that roles install, the Python environment
+# of the kubelet double (a test program that replaces the kubelet), and settings for a host that is a container.
 #   customize.sh ROOT PACKAGES_FILE WHEELS_FOLDER REQUIREMENTS
 set -eu
 
@@ -23,7 +24,7 @@ echo 'deb [trusted=yes] file:/opt/vgpu-hosts/apt ./' >"$root/etc/apt/sources.lis
 echo 'APT::Install-Recommends "false";' >"$root/etc/apt/apt.conf.d/90vgpu-hosts"
 chroot "$root" apt-get -qq update
 
-# 2. The kubelet double's environment: its own code comes when a host is brought up.
+# 2. The kubelet double's Python environment. Its own code is copied when a host is started.
 cp -r "$wheels" "$root/tmp/wheels"
 cp "$requirements" "$root/tmp/requirements.txt"
 chroot "$root" python3 -m venv /opt/kubelet-double

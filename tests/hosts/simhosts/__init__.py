@@ -1,2 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Simulated GPU hosts: systemd machines in podman containers, made of the machine's own distribution."""
+"""Makes simulated GPU hosts: podman containers that run systemd and a simulated NVIDIA driver, made of the distribution
+of this machine or of another release."""

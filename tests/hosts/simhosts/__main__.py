@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python3 -m simhosts``; people run it as tests/hosts/hostctl."""
+"""Runs the command hostctl as ``python3 -m simhosts``; the script tests/hosts/hostctl does so."""
 
 import sys
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `hostctl`."""
+"""The command `hostctl`: builds the image of the simulated GPU hosts, and starts, lists and removes these hosts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hardware of a simulated host before any role runs: the simulated driver, its GPUs' device nodes, a kubelet
+"""Gives a simulated host its hardware before any role runs: the simulated driver, its GPUs' device nodes, a kubelet
 double.
 
 podman unpacks the files as one archive into the container before its first boot, so the host has its hardware at boot,
@@ -32,7 +32,8 @@ DIGEST_FILE = "etc/gpusim/bring-up.sha256"
 # using netfilter modules that a container cannot load; the host has no network except lo anyway.
 DAEMON_JSON = {"bridge": "none", "iptables": False, "log-opts": {"max-size": "10m"}}
 
-# The image of slices. A real node pulls images from a registry; here docker loads one at its first start.
+# The container image for the tests. A real node pulls images from a registry; here docker loads this image at its first
+# start.
 IMAGE_ARCHIVE = "opt/vgpu-demo/image.tar"
 IMAGE_NAME = "vgpu-demo/base:latest"
 IMAGE_UNIT = f"""\

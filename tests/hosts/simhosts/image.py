@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The systemd image of the simulated hosts: built by mmdebstrap, kept under .build/hosts, named by its inputs."""
+"""Builds the systemd image of the simulated hosts by mmdebstrap and keeps it under .build/hosts. The image's name has a
+digest of all its inputs, so a changed input leads to a new image."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ class Image:
 
     tag: str
     driver_version: str
-    # Folders below /var/lib that need a volume: where the distribution's docker keeps images and containers.
+    # Folders below /var/lib that need a volume, because the distribution's docker keeps images and containers there.
     stores: tuple[str, ...]
 
 

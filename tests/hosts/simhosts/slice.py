@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a container in one slice of a simulated host by hand, with exactly the device plugin's Allocate response."""
+"""Runs a container in one slice (part of a GPU) of a simulated host by hand. The container gets exactly the mounts and
+variables of the device plugin's response to the kubelet's Allocate call."""
 
 from __future__ import annotations
 

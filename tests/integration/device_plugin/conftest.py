@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node whose files lie in a folder. Its programs and mounts are real: gpusim, libvgpu.so, vgpu-probe and the device
-plugin as a process. Only the kubelet is a double, in this process. The tests need root (for mounts) and `make native`.
+"""Fixtures of a node whose files are in a folder. Its programs and mounts are real: gpusim (the simulated NVIDIA
+driver), libvgpu.so, vgpu-probe and the device plugin as a process. Only the kubelet is a double, in this process. The
+tests need root (for mounts) and `make native`.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class RealNode:
             (self.process.kill if kill else self.process.terminate)()
             self.process.wait(30)
             self.process = None
-            # Otherwise the next start would read the kubelet double's state of the former process.
+            # Without this, the next start would read the state that the kubelet double of the former process left.
             until(lambda: not self.connected(), "the kubelet to notice the program's exit")
 
     def vgpuctl(self, *arguments: str) -> dict[str, Any]:
@@ -116,7 +117,7 @@ class RealNode:
             "vgpuctl": str(self.vgpuctl_program),
             "socket": str(self.socket),
             "runtime": "namespace",
-            "duration": 0,  # The machine that runs the tests may be busy.
+            "duration": 0,  # 0 means no time limit, because the machine that runs the tests may be busy.
             "environment": {
                 name: self.environment[name] for name in ("LD_LIBRARY_PATH", "GPUSIM_PROFILE", "GPUSIM_STATE")
             },
@@ -145,7 +146,7 @@ class RealNode:
 
 @pytest.fixture
 def node_at_rest(tmp_path: Path) -> Iterator[RealNode]:
-    """A node whose kubelet runs and whose device plugin was never started."""
+    """Makes a node whose kubelet runs and whose device plugin was never started."""
     if os.geteuid() != 0:
         pytest.skip("needs root: mounts a tmpfs for each allocation")
     library = tmp_path / "lib" / "0.1.0-aaaaaaaaaaaa"

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node that starts with the last release that mounted single files, and is upgraded while its containers run."""
+"""A node that starts with the programs of the last release that mounted single files into containers, and is upgraded
+while its containers run."""
 
 from __future__ import annotations
 
@@ -13,13 +14,13 @@ from former import Former
 
 from .conftest import BUILD, SOURCES, RealNode
 
-# the folder of this version's library
+# This is the folder of this version's library.
 NEW = "0.1.0-aaaaaaaaaaaa"
 
 
 class OldNode:
     """A node of the former release: the link ``current`` points to that release's library, and that release's arbiter
-    and device plugin run."""
+    (which balances compute time) and device plugin run."""
 
     def __init__(self, node: RealNode, former: Former) -> None:
         self.node = node
@@ -66,7 +67,7 @@ class OldNode:
         self.node.start()
 
     def reboot(self) -> None:
-        """Simulates a reboot: the contents of /run and the kernel's mounts are gone."""
+        """Simulates a reboot: empties /run and removes the kernel's mounts."""
         self.node.end()
         self.stop_arbiter()
         run = self.node.folder / "run"

@@ -48,8 +48,8 @@ class Work:
         return self._line()
 
     def take(self) -> tuple[str, int]:
-        """Allocates until the driver call fails, and keeps the memory. Returns (error code of the failed call, bytes in
-        use by the driver's account)."""
+        """Lets the program allocate until the driver refuses, and keep the memory. Returns (error code of the refused
+        call, bytes in use by the driver's account)."""
         said = self._ask("take")
         (had,) = [one["total"] for one in driver_account(self._node)]
         return said, had
@@ -68,7 +68,8 @@ class Work:
         return float((after["busy_ns"] - before["busy_ns"]) / 1e9 / (now - then))
 
     def ledgers(self) -> set[str]:
-        """Returns the mount points of ledgers in the process, from the kernel's mountinfo."""
+        """Returns the mount points of ledgers (files in which a container's processes count their memory) in the
+        process, from the kernel's mountinfo."""
         (one,) = driver_account(self._node)
         rows = [line.split() for line in Path(f"/proc/{one['pid']}/mountinfo").read_text().splitlines()]
         return {row[4] for row in rows if row[3].endswith("/ledger")}
@@ -112,7 +113,7 @@ class Place:
         source = Path(__file__).with_name("work.c")
         flags = ["-std=c11", "-D_GNU_SOURCE", "-O1"]
         subprocess.run(["cc", *flags, "-o", str(folder / "work"), str(source), "-ldl"], check=True)
-        # all users may read and write it, as with a real driver's device nodes
+        # All users may read and write the file, as with a real driver's device nodes.
         os.chmod(node.environment["GPUSIM_STATE"], 0o666)
         return cls(node, folder, root)
 
@@ -148,7 +149,7 @@ class Runc:
         subprocess.run(["runc", "spec"], cwd=bundle, check=True)
         config = json.loads((bundle / "config.json").read_text())
         config["root"]["readonly"] = False
-        # Runtimes mount in order of depth.
+        # As runtimes do, mount parent folders before the folders below them.
         for inside, host, ro in sorted([*self._place.mounts(), *mounts], key=lambda one: one[0].count("/")):
             options = ["rbind", "ro" if ro else "rw", "nosuid", "nodev"]
             config["mounts"].append({"destination": inside, "source": host, "type": "bind", "options": options})
@@ -168,7 +169,7 @@ class Runc:
 
 @dataclass
 class Engine:
-    """Podman or docker: a container keeps its specification while it exists."""
+    """Podman or docker. Unlike with ``Runc``, a container keeps its specification while it exists."""
 
     place: Place
     program: list[str]
@@ -219,7 +220,7 @@ def podman(place: Place) -> Iterator[Engine]:
 
 @contextmanager
 def docker(place: Place) -> Iterator[Engine]:
-    """A docker daemon of the test, without a network."""
+    """Runs a docker daemon of the test's own, without a network."""
     if shutil.which("dockerd") is None or shutil.which("docker") is None:
         pytest.skip("docker and its daemon are not installed")
     # The path of a test's folder is too long for a socket.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The archive that installs the node programs: its contents, and its installation without network."""
+"""Tests the archive that installs the node programs: its contents, and its installation without network."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_wheels_are_those_of_the_lock(archive):
 def test_equal_sources_give_equal_archives(archive, tmp_path):
     again = tmp_path / "again"
     again.mkdir()
-    for folder in archive.parent.glob("wheels-*"):  # reuses downloaded wheels
+    for folder in archive.parent.glob("wheels-*"):  # pip reuses wheels that were downloaded earlier.
         (again / folder.name).symlink_to(folder)
     done = wheelhouse(again, "--version", VERSION, "--double")
     assert done.returncode == 0, done.stderr

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A container may use more memory than the promised amount, up to its limit, and returns the rest when a new container
-needs it. The device plugin, the library and the containers are real; an API double has the scheduler's plans. The
-simulated driver's own account gives the usage."""
+"""Tests burst memory: a container may use more memory than the amount that it is promised, up to its limit, and returns
+the rest when a new container needs it. The device plugin, the library and the containers are real; a double of the API
+server has the scheduler's plans. The simulated driver's own account gives the usage."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Pods:
         self.api.put(f"/api/v1/namespaces/default/pods/{name}", pod)
 
     def admit(self, name: str, promised: int, burst: int = 0) -> dict:
-        """Plans a pod and runs the kubelet's calls for it, up to and including PreStartContainer."""
+        """Makes a pod with a plan and runs the kubelet's calls for it, up to and including PreStartContainer."""
         self.plan(name, promised, burst)
         return self._timed(lambda: self.node.kubelet.run_pod(name, uid=f"uid-{name}"))
 
@@ -172,7 +172,8 @@ def test_program_bursts_and_returns_memory_without_disturbing_its_neighbour(pods
 
 
 def test_oom_killer_ends_a_process_above_its_reduced_limit(pods):
-    """With vgpu_oom_killer, a process above its reduced limit may be killed at its next call."""
+    """With the option vgpu_oom_killer, a process that uses more than its reduced limit may be killed at its next CUDA
+    call."""
     path = Path(pods.node.folder / "node.yaml")
     text = json.loads(path.read_text())
     text["sharing"]["vcuda"]["oomKiller"] = True

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tries the bypasses that depend on a container's rights, in real containers of podman and containerd.
-
-The containers have Docker's capabilities or none, run as root or as another user, and some have a seccomp profile, a
-read-only root or a user namespace. Containers of docker are tested on the hosts of molecule's default scenario, where
-playbooks/site.yml checks isolation.
+"""Tries to bypass the library in real containers of podman and containerd, by ways that depend on a container's rights:
+with Docker's capabilities or none, as root or as another user, and with a seccomp profile, a read-only root or a user
+namespace. Containers of docker are tested on the hosts of molecule's default scenario, where playbooks/site.yml checks
+isolation.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ WAYS = (
 )
 MOUNTED = {"bypass-covered", "bypass-covered-preload"}
 AS_DOCUMENTED = dict.fromkeys(WAYS[:2], "passed") | dict.fromkeys(WAYS[2:], "detected")
-# columns: engine, the container's rights, the bypasses that these rights alone prevent
+# columns: the engine, the container's rights; the bypasses that these rights alone are expected to prevent
 CONTAINERS = [
     (engine, (rights, user, "no profile"), set())
     for engine in OPTIONS
@@ -73,8 +72,9 @@ CONTAINERS += [
 
 @pytest.fixture
 def quick(node: RealNode) -> RealNode:
-    """A node with a short watch interval, whose simulated driver's state is writable for the users of all
-    containers."""
+    """Makes a node whose watcher polls often, and whose simulated driver's state is writable for the users of all
+    containers.
+    """
     node.end()
     node.options += ["--watch-interval", "0.2"]
     node.start()

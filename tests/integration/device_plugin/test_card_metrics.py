@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metrics of the cards, scraped from the running program with NVML of a simulated GPU and checked by promtool."""
+"""Tests the metrics of GPUs as the running device plugin writes them, with NVML of a simulated GPU. promtool checks
+them."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from .conftest import until
 
-# Metrics of the simulated card. A card without ECC does not have the last two; a value that NVML refuses is omitted
-# too.
+# Metrics of the simulated GPU. A GPU without ECC does not have the last two, and a value that NVML does not report is
+# omitted too.
 FIGURES = {
     "vgpu_gpu_memory_bytes",
     "vgpu_gpu_memory_used_bytes",

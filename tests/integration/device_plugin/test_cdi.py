@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A slice without Kubernetes: real podman, the CDI files that the plugin wrote, libvgpu.so and the probe inside."""
+"""Tests a slice (a part of a GPU) without Kubernetes: real podman uses the CDI files that the device plugin wrote, and
+the library libvgpu.so and the program vgpu-probe run in the container.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,7 @@ def fill_root(root: str) -> None:
 
 @pytest.fixture(scope="module")
 def image():
-    """A root with only this machine's loader, libc and a shell."""
+    """Makes a root folder with only this machine's loader, libc and a shell."""
     if shutil.which("podman") is None:
         pytest.skip("podman is not installed")
     name = f"localhost/vgpu-cdi-{uuid.uuid4().hex[:12]}"
@@ -89,7 +91,7 @@ def image():
 
 @pytest.fixture
 def served(node: RealNode):
-    """The node's CDI files, with names of this test, in the folder that podman reads."""
+    """Puts the node's CDI files, with device names unique to this test, into the folder that podman reads."""
     mark = uuid.uuid4().hex[:8]
     FOLDER.mkdir(parents=True, exist_ok=True)
     written = []
@@ -145,7 +147,9 @@ def test_container_without_kubernetes_is_limited(node, image, served):
 
 
 def test_whole_gpu_is_not_limited(node, image, served):
-    """Negative control: the same image and driver, with the CDI device of a whole GPU, which no library limits."""
+    """Negative control: a container gets the CDI device of a whole GPU, which no library limits, with the same image
+    and driver.
+    """
     gpu = node.vgpuctl("status")["gpus"][0]
     report = probe(run(node, image, [f"{served}/gpu={gpu['uuid']}"], PROGRAM, "--json", "--checks", "totals"))
     assert report["devices"][0]["total_cuda"] == gpu["memory_mib"] * MIB
@@ -171,7 +175,7 @@ def test_container_without_a_device_has_no_driver(node, image, served):
 
 
 def test_slice_is_used_on_one_side_only(node, image, served):
-    """A slice used by a container outside Kubernetes is not advertised to the kubelet, and the reverse."""
+    """A slice that a container outside Kubernetes uses is not advertised to the kubelet, and the reverse."""
     name = f"vgpu-test-{uuid.uuid4().hex[:8]}"
     mine = device(node, served, 1)
     slice_id = mine.partition("=")[2]

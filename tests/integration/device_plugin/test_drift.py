@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host broken on purpose, with the real device plugin, ledgers and simulated driver: vgpu_capacity_info must report
-exactly the broken part."""
+"""Tests that the module vgpu_capacity_info reports exactly the broken part of a host that the test breaks on purpose,
+with the real device plugin, real ledgers (files in which containers count their memory) and a simulated driver.
+"""
 
 from __future__ import annotations
 
@@ -88,17 +89,17 @@ def test_plugin_that_advertises_one_slice_too_many(node, look):
     assert all("::99" in one["where"] + one["found"] for one in drift), drift
     assert (
         node.kubelet.state()["resources"]["nvidia.com/gpu"]["allocatable"] == SPLIT + 1
-    )  # The message of the kubelet.
+    )  # The kubelet counts the additional slice.
 
 
 def test_stale_ledger(node, look):
-    """A live slot charges 900 MiB that the driver does not report."""
+    """A slot of a live process in the ledger charges 900 MiB that the driver does not report."""
     pod = node.kubelet.run_pod("one")
     path = next(one["host_path"] for one in pod["answer"]["mounts"] if one["container_path"] == "/dev/vgpu/0/ledger")
     descriptor = os.open(path, os.O_RDWR)
     try:
         os.pwrite(descriptor, struct.pack("<Q", 900 * MIB), abi_files.fields.LEDGER_SLOT_OFFSET)
-        assert look() == ([], [])  # an unlocked slot of a dead process charges nothing
+        assert look() == ([], [])  # The slot of a dead process is not locked, so it charges nothing.
         lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, abi_files.fields.LEDGER_ALIVE_BASE, 1, 0)
         fcntl.fcntl(descriptor, F_OFD_SETLK, lock)
         ((one,), _notes) = look()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the device plugin as a process on the simulated driver's NVML: GPU faults, lost GPUs, recovery and MIG
-devices."""
+"""Tests the device plugin as a process on the simulated driver's NVML: GPU faults, lost GPUs,
+recovery and MIG devices.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ def again(node: RealNode) -> Callable[..., RealNode]:
 
 
 def healthy(node: RealNode) -> dict[str, int]:
-    """Returns the number of healthy slices of each GPU, as the kubelet knows them."""
+    """Returns for each GPU the number of healthy slices that the kubelet knows."""
     found: dict[str, int] = {}
     for one, device in node.kubelet.endpoints[RESOURCE].devices.items():
         uuid = one.partition("::")[0]
@@ -80,7 +81,7 @@ def test_gpu_with_an_xid_is_unhealthy_and_recovers(again, record_property):
 def test_xid_of_an_application_changes_nothing(again):
     node = again(TWO_GPUS)
     gpusimctl(node, "xid", "0", "13")
-    gpusimctl(node, "xid", "1", "79")  # a fault of the second GPU shows that the plugin receives events
+    gpusimctl(node, "xid", "1", "79")  # The reported fault of the second GPU shows that the plugin receives events.
     second = node.vgpuctl("status")["gpus"][1]["uuid"]
     until(
         lambda: healthy(node)[second] == 0,
@@ -110,7 +111,7 @@ def test_gpu_that_falls_off_the_bus_and_comes_back(again):
 
 
 def test_lost_gpu_is_unhealthy_after_a_restart(again):
-    """Operators first restart the device plugin. After the restart the plugin must still report the lost GPU."""
+    """An operator first restarts the device plugin, which must still report the lost GPU afterwards."""
     node = again(TWO_GPUS)
     second = node.vgpuctl("status")["gpus"][1]["uuid"]
     gpusimctl(node, "fall-off", "1")
@@ -137,7 +138,7 @@ def test_node_with_all_gpus_lost_reports_this_after_a_restart(again):
         gpusimctl(node, "fall-off", index)
     until(lambda: healthy(node) == dict.fromkeys(uuids, 0), "a state in which all slices are unhealthy")
     node.end()
-    node.start(wait=False)  # nothing can be allocated
+    node.start(wait=False)  # The test does not wait for slices, because no GPU is healthy.
     until(node.connected, "the registration of the plugin")
     assert [(one["uuid"], one["healthy"]) for one in node.vgpuctl("status")["gpus"]] == [(one, False) for one in uuids]
     assert all(any(uuid in one for one in node.vgpuctl("status")["warnings"]) for uuid in uuids)

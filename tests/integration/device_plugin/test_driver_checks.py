@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The isolation check of a driver that enforces memory limits, with a simulated driver and real control groups: the
-checks pass on a correct driver, and each check finds its faults. The container is a process that waits in a group;
-test_driver_limits.py has real containers."""
+"""Tests the isolation check (attempts to exceed limits, run on a node on purpose) for a driver that enforces memory
+limits itself, with a simulated driver and real control groups: the checks pass on a correct driver, and each check
+finds its faults. The container is a process that waits in a group; test_driver_limits.py has real containers.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ UUID = "GPU-11111111-2222-3333-4444-555555555555"
 
 
 class Place:
-    """A simulated host with driver 615 and control groups. Limits are set by the function that the hook uses."""
+    """A simulated host with driver 615 and control groups. The tests set limits with the function that the CDI hook
+    uses.
+    """
 
     def __init__(self, node: RealNode, root: Path, backend: str, more: str) -> None:  # noqa: F811
         self.node, self.backend = node, backend
@@ -131,8 +134,8 @@ def test_correct_driver_passes_every_check(place, group, backend: str) -> None: 
     assert "raw ioctl is not tried" in found["dead-creator"]["detail"]
 
 
-# columns: case, controller that the driver uses, lines of the driver's profile, gpusimctl's commands after the limit is
-# set, the check, its verdict, text in its detail
+# columns: the case, the cgroup controller that the driver uses, lines of the simulated driver's profile, commands of
+# gpusimctl after the limit is set, the check; its expected verdict, expected text of its detail
 FAULTS = [
     ("limit lost by a reload", "dmem", "", [("memacct-forget",)], "driver-refuses", "violated", "were granted"),
     (
@@ -172,7 +175,7 @@ def test_faulty_driver_fails_the_check(place, group, about, backend, more, words
 
 
 def test_root_of_a_privileged_container(place, group) -> None:  # noqa: F811
-    """Root with all capabilities calls NVML's limit function; the limit stays unchanged."""
+    """A process of root with all capabilities calls NVML's function that sets limits; the limit must stay unchanged."""
     on = place("misc")
     on.limit(group("c"))
     found = on.check(group("c"), ["driver-limit-root"], on.container(group("c"), []))["driver-limit-root"]
@@ -203,7 +206,7 @@ def test_check_on_a_full_gpu_is_not_run(place, group, backend: str) -> None:  # 
     on.limit(group("c"))
     found = on.check(group("c"), NAMES[:2], crowded="others are in use")
     assert {(one["verdict"], one["detail"]) for one in found.values()} == {("not-run", "others are in use")}
-    # A card that other programs have filled also refuses allocations, so a refusal proves no limit.
+    # If other programs have filled the GPU, it also refuses allocations, so a refusal then proves no limit.
     program = [sys.executable, str(SOURCES / "tests/native/gpusim/cuda_program.py"), str(LIBRARY / "libcuda.so.1")]
     hog = subprocess.Popen(program, env=on.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     on.processes.append(hog)
@@ -256,7 +259,7 @@ def test_a_slice_of_a_node(node_at_rest: RealNode, group, backend: str) -> None:
     found = of_module(node_at_rest, group(), [], beside=True)
     assert {name: one["verdict"] for name, one in found.items()} == {
         **dict.fromkeys(["driver-limit-restart", *NAMES, "driver-limit-beside"], "passed"),
-        "driver-limit-root": "open",  # the stand-in has all capabilities
+        "driver-limit-root": "open",  # The engine's stand-in starts the container with all capabilities.
         "managed-raw": "open",
         "dead-creator": "not-run",
     }, found

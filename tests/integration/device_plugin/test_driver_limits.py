@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory limits that the driver enforces (release 615 or later).
+"""Tests memory limits that the driver itself enforces (release 615 or later).
 
-The plugin writes CDI files and polls the limits, the hook sets a limit, and a program that bypasses the library stays
-within the limit. The driver is simulated, and the control groups are real. The test machines have version 2 of control
-groups next to version 1, without the controllers misc and dmem; therefore the tests pass the mount point of version 2
-as an option. Some tests use containers of podman and runc; the others use a process in a new group, with a bundle that
-has the mounts of the CDI file.
+The device plugin writes CDI files and polls the limits, the hook in the CDI file sets a limit at a container's start,
+and a program that bypasses the library stays within the limit. The driver is simulated, and the control groups are
+real. The test machines have version 2 of control groups next to version 1, without the controllers misc and dmem;
+therefore the tests pass the mount point of version 2 as an option. Some tests use containers of podman and runc; the
+others use a process in a new group, with a bundle that has the mounts of the CDI file.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def furnish(node: RealNode, backend: str, wish: str = "driver", sharing: dict | 
     """Replaces the node's older driver by driver 615. A runtime starts hooks without an environment, so a wrapper
     around our hook sets the variables of the simulated driver."""
     profile = f"driver_version = 615.71.09\ncuda_version = 13.5\nmemacct = {backend}\ncgroup_root = {CGROUPS}\n{more}"
-    # One card: without device nodes, a simulated driver shows a container every card of the host.
+    # The host has only one GPU: a simulated driver shows a container every GPU of the host, because there are no device
+    # nodes.
     card = f"[gpu]\nmodel = T4\ncontext_mib = {CONTEXT_MIB}\n"
     (node.folder / "host.profile").write_text(profile + card)
     node.environment["LD_LIBRARY_PATH"] = str(DRIVER)
@@ -71,8 +72,9 @@ def furnish(node: RealNode, backend: str, wish: str = "driver", sharing: dict | 
 
 @pytest.fixture(params=["misc", "dmem"])
 def node(request, node_at_rest: RealNode) -> RealNode:
-    """The node with driver 615. Its name replaces the fixture ``node`` of conftest.py, so that fixtures from other
-    files use this node."""
+    """Makes the node with driver 615. Its name replaces the fixture ``node`` of conftest.py, so that fixtures from
+    other files use this node.
+    """
     furnish(node_at_rest, request.param)
     node_at_rest.start()
     return node_at_rest
@@ -102,7 +104,9 @@ def hooks(node: RealNode, kind: str = "slice") -> list[dict]:
 
 
 class Started:
-    """A stand-in for a runtime up to createRuntime: a process waiting in a group, a bundle, the CDI hooks."""
+    """A stand-in for a runtime up to the stage createRuntime: it has a process that waits in a group, a bundle, and the
+    CDI hooks.
+    """
 
     def __init__(self, node: RealNode, path: Path, sources: list[str], found: list[dict]) -> None:
         self.process = subprocess.Popen([*enter(path), "sleep", "600"])
@@ -180,7 +184,8 @@ def test_a_pod_is_limited(node, start, group) -> None:  # noqa: F811
     one = start("c", answer=answer)
     assert one.errors == ""
     assert limits(node) == {(gpu, group("c").stat().st_ino): SLICE_MIB}
-    # The library reads the card's size from the limits file.
+    # With a limit the driver reports the limit as the GPU's size, so the library reads the real size from the limits
+    # file.
     data = next(
         Path(one["host_path"]).parent / "limits" for one in answer["mounts"] if one["host_path"].endswith("/ro")
     )
@@ -263,7 +268,7 @@ def test_limits_are_probed_again_after_a_driver_reload(node_at_rest: RealNode, w
     assert "checks again what enforces memory" in (node_at_rest.folder / "plugin.log").read_text()
 
 
-# columns: control group controller of the driver, desired enforcement, driver version, text in the reason
+# columns: cgroup controller that the driver uses, desired enforcement, driver version; expected text of the reason
 @pytest.mark.parametrize(
     ("backend", "wish", "version", "said"),
     [

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The isolation check in real slices of a simulated GPU: it passes in a correct slice and fails in a broken slice."""
+"""Tests the isolation check, which tries in a slice to exceed the slice's limits, with real slices of a simulated GPU:
+it passes in a correct slice and fails in a broken slice."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.slow
 MIB = 1 << 20
 # On machines without the program or the device files for these checks, the module reports not-run.
 OPTIONAL = {"nvidia-smi", "device-nodes"}  # nvidia-ml-py is not optional: the Python of the tests has it.
-HOSTS_OWN = {"graphics"}  # This check is open in a namespace if this machine has graphics libraries.
+HOSTS_OWN = {"graphics"}  # These attempts are detected but not prevented, as docs/threat-model.md says.
 # Detected but not prevented, as docs/threat-model.md says.
 DETECTED = {
     "bypass-namespace",
@@ -46,8 +47,8 @@ def test_check_of_a_correct_slice_passes(node):
     found = {check["name"]: check for check in one["checks"]}
     assert {name for name, check in found.items() if check["verdict"] != "passed"} - OPTIONAL - HOSTS_OWN == DETECTED
     assert found["graphics"]["verdict"] in ("passed", "open")
-    # The watcher named the process of each bypass that nothing in user space can prevent. Each bypass ran in a separate
-    # process.
+    # The node's watcher has named the process of each bypass that nothing in user space can prevent. Each bypass ran in
+    # a process of its own.
     assert {name: found[name]["verdict"] for name in DETECTED} == dict.fromkeys(DETECTED, "detected"), found
     assert all(0 < float(found[name]["found"].split()[1]) < 60 for name in DETECTED)
     pids = {re.search(r"process (\d+) ", found[name]["detail"])[1] for name in DETECTED}
@@ -58,7 +59,7 @@ def test_check_of_a_correct_slice_passes(node):
     # folder "root" belongs to the node.
     assert found["import-beside"]["detail"].count("answers 801") == 4, found
     assert sorted(one.name for one in (node.folder / "run").iterdir()) == ["allocations", "plugin.sock", "root"]
-    # The memory use that the driver reported outside the slice while the probe used all its memory.
+    # This value is the memory use that the driver reported outside the slice while the probe used all its memory.
     assert found["outside-memory"]["verdict"] == "passed"
     assert SLICE_MIB * MIB * 9 // 10 <= int(found["outside-memory"]["found"]) <= SLICE_MIB * MIB
     assert node.vgpuctl("status")["allocations"] == []  # The check has released the slice.
@@ -80,7 +81,7 @@ def test_missing_mount_violates_the_check(node, path):
     assert node.vgpuctl("status")["allocations"] == []
 
 
-# columns: path of the mount that the check omits, bypasses that must not pass then
+# columns: path of the mount that the check omits; bypasses whose checks must not pass then
 @pytest.mark.parametrize(
     "path, ways",
     [
@@ -122,7 +123,7 @@ def test_folder_of_a_killed_run_is_removed(node):
     left = node.folder / "run" / f"beside-{2**22 + 1}.1.{'0' * 12}"
     for again in (False, True):
         left.mkdir(exist_ok=True)
-        if again:  # a later check cleans up too
+        if again:  # A later check also removes the folder that the killed run left.
             assert node.isolation(checks=["totals", "import-beside"])[0] == 0
             break
         predicted = node.isolation(state="absent", _ansible_check_mode=True)[1]
@@ -197,7 +198,7 @@ def test_checks_left_out_for_time_are_reported(node):
     assert (rc, result["verdict"]) == (0, "passed"), result
     others = [name for name in found if not name.startswith("bypass-") and name not in HOSTS_OWN]
     assert {found[name] for name in others} - {"not-run"} == {"passed"}
-    # checks of promised limits are never cut short
+    # Checks of limits that a slice is promised are never left out.
     assert found["limit-exact"] == found["share"] == found["outside-memory"] == "passed"
     ways = [name for name in found if name.startswith("bypass-") or name == "import-beside"]
     assert {found[name] for name in ways} == {"not-run"}
@@ -221,7 +222,7 @@ def test_invalid_duration_is_refused(node):
     assert "duration: expected seconds" in result["msg"]
 
 
-# columns: verdicts with which the module fails, exit status of the module
+# columns: verdicts with which the module must fail; expected exit status of the module
 @pytest.mark.parametrize(("fail_on", "rc"), [(["violated", "not-run"], 1), (["violated"], 0)])
 def test_check_without_a_free_slice_is_not_run(node, fail_on, rc):
     for n in range(SPLIT):
@@ -329,7 +330,7 @@ def test_omitted_mount_that_does_not_exist_is_refused(node):
     assert (rc, result["failed"]) == (1, True)
     assert "omit_mounts" in result["msg"]
     assert "/etc/ld.so.prelaod" in result["msg"]
-    assert "/dev/vgpu/0" in result["msg"]  # the message lists the mounts that can be omitted
+    assert "/dev/vgpu/0" in result["msg"]  # The error lists the mounts that can be omitted.
     assert node.vgpuctl("status")["allocations"] == []
 
 
@@ -360,7 +361,7 @@ def test_exec_runs_in_a_slice_and_releases_it(node):
     assert subprocess.run([*command, "/bin/sh", "-c", "exit 7"], env=node.environment, check=False).returncode == 7
     assert subprocess.run([*command, "/no/such"], env=node.environment, check=False).returncode == 127
     assert node.vgpuctl("status")["allocations"] == []
-    # Negative control: the same program on the host sees the whole card.
+    # Negative control: the same program on the host sees the whole GPU.
     bare = subprocess.run(
         [probe, "--json", "--checks", "totals"], env=node.environment, capture_output=True, text=True, check=False
     )

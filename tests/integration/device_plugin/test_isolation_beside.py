@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The isolation check next to working tenants, on a fully allocated card: their memory and kernels are not disturbed.
-The simulated driver's accounts and the results of the tenants' calls show this."""
+"""Tests that the isolation check, which fills a slice and runs kernels in it, does not disturb other tenants' memory
+and kernels on a fully allocated GPU. The simulated driver's accounts and the results of the tenants' calls show
+this."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
 CHURN_MIB = 256
-# A tenant: allocates all of its slice, frees and allocates a part of it repeatedly, runs kernels. Ends with its
-# stdin.
+# The program of a tenant: it allocates all of its slice, frees and allocates a part of it repeatedly, and runs kernels.
+# It ends when its stdin ends.
 TENANT = """
 import ctypes, json, sys, threading
 image = b'''.version 6.0
@@ -132,7 +133,7 @@ def test_check_does_not_disturb_working_tenants(node, tenants, beside):
     start = time.monotonic()
     idle = {pid: waited(pid) for pid, _process in tenants}
     rc, result = node.isolation()
-    # The isolation check passes, as on an idle card.
+    # The isolation check passes, as on an idle GPU.
     (one,) = result["results"]
     assert (rc, result["verdict"]) == (0, "passed"), result
     assert {check["verdict"] for check in one["checks"] if check["name"] == "bypass-namespace"} == {"detected"}
@@ -157,7 +158,7 @@ def test_check_does_not_disturb_working_tenants(node, tenants, beside):
 
 
 def test_unlimited_program_disturbs_the_tenants(node, tenants):
-    """Control: a program without a limit next to the same tenants makes their allocations fail."""
+    """Negative control: a program without a limit next to the same tenants makes their allocations fail."""
     hog = subprocess.Popen(
         [sys.executable, "-c", HOG], env=node.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the isolation check in real containers of podman and containerd, without a prepared image: the root is made of
-this machine's files, and the plugin's CDI files inject the driver. The tests also check that no container, image or
-file remains."""
+"""Tests the isolation check, which tries to exceed the limits of a slice, in real containers of podman and containerd,
+without a prepared image: the root is made of this machine's files, and the device plugin's CDI files inject the driver.
+The tests also check that no container, image or file remains.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from .test_cdi import FOLDER, LIMITS, podman
 pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
-# Checks that need a view from outside the container, a watcher, or a second process that enters the container.
+# Checks that need a view from outside the container, the node's watcher, or a second process that enters the container.
 CHECKS = ["totals", "limit-exact", "mounts", "outside-memory", "bypass-setuid", "bypass-no-preload", "bypass-copy"]
 CHECKS += ["share-beside", "import-beside"]
 # Checks with two processes in one container, and checks that only work in a container.
@@ -71,7 +72,8 @@ def left_over() -> list[str]:
     of_us = ["--all", "--quiet", "--filter", "label=vgpu.isolation"]
     found = podman("ps", *of_us).stdout.split() + podman("image", "ls", *of_us).stdout.split()
     found += [str(one) for name in ("isolation-*", "check-*") for one in Path("/var/lib/vgpu").glob(name)]
-    # glob instead of pathlib: pathlib of Python 3.11 fails if a listed cgroup disappears before it is read.
+    # The test uses glob instead of pathlib, because pathlib of Python 3.11 fails if a listed cgroup disappears before
+    # it is read.
     folders = ("/sys/fs/cgroup", "/run/containerd/runc")
     return found + [one for folder in folders for one in glob.glob(f"{folder}/**/vgpu-isolation*", recursive=True)]
 
@@ -117,7 +119,7 @@ def test_podman_without_an_image(node: RealNode, with_podman: dict) -> None:
     assert set(verdicts(result)) == set(CHECKS)
     found = {check["name"]: check for check in one["checks"]}
     assert found["limit-exact"]["found"] == str(SLICE_MIB * MIB)
-    # The memory use of a process with a separate root, from the driver's account on the host.
+    # This is the memory use of a process with a separate root, from the driver's account on the host.
     assert int(found["outside-memory"]["found"]) >= SLICE_MIB * MIB * 9 // 10
     assert left_over() == []
     assert node.vgpuctl("status")["allocations"] == []
@@ -239,7 +241,7 @@ def test_containerd(node: RealNode, with_containerd: dict) -> None:
         [with_containerd["ctr"], "namespaces", "list", "--quiet"], capture_output=True, text=True, check=False
     )
     assert (listed.returncode, "vgpu-isolation" in listed.stdout) == (0, False), listed
-    # Negative control: the same containers with a library that limits nothing.
+    # Negative control: the same containers run with a library that limits nothing.
     rc, result = node.isolation(
         runtime="containerd", checks=["totals", "mounts"], omit_mounts=["/etc/ld.so.preload"], **with_containerd
     )

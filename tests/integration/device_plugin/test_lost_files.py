@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A running container survives ``rm -rf /run/vgpu`` and a damaged record, with real mounts and a real engine."""
+"""Tests that a running container survives ``rm -rf /run/vgpu`` and damaged records of the device plugin, with real
+mounts and a real engine.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from .slice_containers import Engine, Mounts, Place, podman
 pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
-# The device plugin's program, with a housekeeping interval of 0.2 s instead of ten seconds.
+# A program that runs the device plugin with a cleanup interval of 0.2 s instead of ten seconds.
 SOON = """\
 import sys
 from vgpu_plugin import daemon
@@ -69,7 +71,8 @@ def test_container_survives_the_removal_and_starts_again(quick, engine):
         assert not node.socket.exists()
         until(node.socket.exists, "the socket of the plugin")
         until(lambda: all(Path(host).exists() for _inside, host, _ro in mounts), "all files of the slice")
-        # The watcher cannot read the ledger and reports that; it names no process, and the slice is not free.
+        # The watcher cannot read the ledger, the container's file of memory counts, and reports that. It names no
+        # process, and the slice does not become free.
         until(lambda: lease["allocation"] in watched(node)["fault"], "a fault in the watcher's state")
         assert watched(node)["findings"] == []
         assert any(lease["allocation"] in one for one in node.vgpuctl("status")["warnings"])

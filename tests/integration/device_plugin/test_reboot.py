@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Simulates a reboot with the real device plugin. /run and every mount are gone, the driver starts again, and the boot
-id is new. The kubelet starts with its checkpoint and its folder on disk, including dead sockets."""
+"""Simulates a reboot with the real device plugin: /run and every mount are gone, the driver starts again, and the boot
+id is new. The kubelet starts with its checkpoint and its folder on disk, in which sockets of dead programs remain.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.slow
 PROFILE = "driver_version = 535.261.03\ncuda_version = 12.2\n[gpu]\nmodel = V100-16GB\ncount = 2\n"
 SLICES = 6
 SHARE, LEDGER = "/dev/vgpu/0", "/dev/vgpu/0/ledger"
-# The device plugin's program, with another path of the boot id and a grace period of 3 s instead of a minute.
+# A program that runs the device plugin with another path of the boot id and a grace period of 3 s instead of a minute.
 PROGRAM = """\
 import sys
 from pathlib import Path
@@ -98,7 +99,7 @@ def machine(node):
     out.boot_up()
     assert len(node.kubelet.endpoints[RESOURCE].devices) == SLICES
     yield out
-    out.stop_kubelet()  # the node's fixture stops only the first kubelet
+    out.stop_kubelet()  # The fixture of the node stops only the first kubelet, so the test stops this one.
 
 
 def host_path(pod: dict, inside: str) -> Path:
@@ -109,7 +110,8 @@ def limits_of(pod: dict) -> dict:
     return abi_files.parse_limits((host_path(pod, SHARE) / "limits").read_bytes())
 
 
-# columns: state of the allocation records after the power cut (they are not synced to disk), program that starts first
+# columns: state of the device plugin's records after the power cut (they are not synced to disk), the program that
+# starts first
 ROWS = [
     ("whole", "kubelet"),
     ("whole", "plugin"),
@@ -127,7 +129,8 @@ def test_allocations_after_a_reboot(machine, records, first):
     older = machine.records.read_bytes()
     pods["last"] = node.kubelet.run_pod("last")
     before = {name: limits_of(pod) for name, pod in pods.items()}
-    assert len(machine.allocations()) == 5  # one allocation for each of the four pods, and one for the init container
+    # There is one allocation for each of the four pods, and one for the init container.
+    assert len(machine.allocations()) == 5
     machine.halt()
     if records == "gone":
         machine.records.unlink()
@@ -135,7 +138,7 @@ def test_allocations_after_a_reboot(machine, records, first):
         machine.records.write_bytes(machine.records.read_bytes()[:200])
     elif records == "without the last record":
         machine.records.write_bytes(older)
-    node.kubelet.delete_pod("deleted")  # the pod was deleted through the API while the node was off
+    node.kubelet.delete_pod("deleted")  # A user deleted the pod through the API while the node was off.
     assert not any(host_path(pod, SHARE).exists() for pod in pods.values())
     machine.boot_up(first)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resizes a slice while its container runs, with the real plugin, the real library and real containers. The simulated
-driver's own account gives the usage of the container and its neighbour."""
+"""Tests the resize of a slice while its container runs, with the real plugin, the real library and real containers. The
+simulated driver's own account gives the usage of the container and its neighbour."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def start(node: RealNode, slices: Containers | Programs) -> tuple[str, Work, int
 
 
 def holds(node: RealNode, pid: int) -> int:
-    """Returns the MiB that a process uses, by the driver's own account."""
+    """Returns the MiB that a process uses, by the simulated driver's own account."""
     return next(one["total"] for one in driver_account(node) if one["pid"] == pid) // MIB
 
 
@@ -94,7 +94,7 @@ def test_running_program_is_resized_without_disturbing_its_neighbour(node, slice
     one._ask("take")
     assert SLICE_MIB - PIECE < holds(node, pid) <= SLICE_MIB
 
-    # A slice may grow only by the memory of the free slice.
+    # The slice may grow only by the memory of the slice that is free.
     answer = node.vgpuctl("resize", mine, "--memory", "8000Mi")
     assert answer["changed"] and answer["gpus"][0]["memory_mib_before"] == SLICE_MIB
     until(lambda: one._ask("take") and holds(node, pid) > 8000 - PIECE, "the larger limit in the running process")
@@ -104,7 +104,7 @@ def test_running_program_is_resized_without_disturbing_its_neighbour(node, slice
     )
     until(lambda: offered(node) == offers - 1, "an offer without the slice that has no free memory")
 
-    # The size cannot be set below current usage. After the program frees its memory, it can.
+    # The size cannot be set below what the program uses. Once the program has freed memory, it can.
     assert "its programs use" in refused(node, mine, "--memory", "4000Mi")
     one._ask("take")
     assert holds(node, pid) > 8000 - PIECE
@@ -125,7 +125,7 @@ def test_running_program_is_resized_without_disturbing_its_neighbour(node, slice
     node.vgpuctl("resize", mine, "--memory", "2000Mi")
     until(lambda: one._ask("take") and holds(node, pid) > 2000 - PIECE, "the memory of the new size after the restart")
 
-    # With the OOM killer, a process above the limit is killed at its next call.
+    # If the OOM killer is on, a process that uses more than the limit is killed at its next CUDA call.
     killed = node.vgpuctl("resize", mine, "--memory", "500Mi", "--oom-killer")
     assert killed["leaving"] and killed["gpus"][0]["memory_used"] > 1900 * MIB
     assert one._ask("take") == ""

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests vgpuctl run with real podman, and with docker if this machine has docker's daemon (otherwise docker's tests are
-skipped; `make demo` runs a daemon). The container is limited and keeps its slices until it is removed. The probe reads
-the limits inside the container; the simulated driver lists the processes on the GPU.
+"""Tests vgpuctl run, which leases a slice of a GPU for a container, with real podman, and with docker if this machine
+has docker's daemon (otherwise docker's tests are skipped; `make demo` runs a daemon). The container is limited and
+keeps its slices until it is removed. The program vgpu-probe reads the limits inside the container; the simulated driver
+lists the processes on the GPU.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def states(node: RealNode) -> list[str]:
 
 
 FREE = ["free"] * SPLIT
-# columns: options of vgpuctl run, expected MiB of the container
+# columns: options of vgpuctl run; expected MiB of the container
 SIZES = [([], SLICE_MIB), (["--memory", "1Gi", "--cores", "10"], 1024)]
 
 

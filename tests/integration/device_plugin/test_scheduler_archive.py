@@ -74,7 +74,7 @@ def test_unknown_archive_makes_no_image(tmp_path):
 
 
 MADE_AGAIN = [
-    # columns: the change before the second build, whether the image is rebuilt
+    # columns: the change before the second build; whether the image is expected to be built again
     ({}, False),
     ({"content": "2"}, True),
     ({"tag": "t:2"}, True),

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tenant tries to change the mounts of its allocation, in containers of a real runc with a real plugin's response.
-
-Each attempt ends in one of three ways: the kernel refuses the attempt and the limit holds; the library refuses to
-create a context and states why; or the process has no library or reads forged files, which the node's watcher must
-find.
+"""Tests a tenant who tries to change the mounts of its allocation, in containers of a real runc with the mounts of a
+real device plugin's response. Each attempt ends in one of three ways: the kernel refuses the attempt and the limit
+holds; the library refuses to create a context and states why; or the process has no library or reads forged files,
+which the node's watcher (a program that checks mounts and memory of containers) must find.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from .conftest import BUILD, SLICE_MIB, RealNode
 
 pytestmark = pytest.mark.slow
 
-# Docker's capabilities, which Kubernetes' runtimes grant too.
+# These are Docker's capabilities, which Kubernetes' runtimes grant too.
 CAPABILITIES = [
     f"CAP_{name}"
     for name in (
@@ -32,7 +31,7 @@ CAPABILITIES = [
     )
 ]
 USER = 1000
-# Allocates all available memory; prints the bytes, and whether the library is in the process.
+# A program that allocates all memory it can get, and prints the bytes and whether the library is in its process.
 EATER = """
 #include <dlfcn.h>
 #include <stdio.h>
@@ -62,8 +61,9 @@ class Result:
 
     @property
     def eaten(self) -> tuple[int, int, str]:
-        """The eater's result: (result code of the context's creation, allocated MiB, "in" or "out": whether the library
-        was in the process)."""
+        """The result of that program: (result code of the context's creation, allocated MiB, "in" or "out": whether the
+        library was in the process).
+        """
         found = re.findall(r"^eaten: context (\d+), (\d+) MiB, library (\w+)$", self.text, re.MULTILINE)
         assert len(found) == 1, self.text
         return int(found[0][0]), int(found[0][1]), found[0][2]
@@ -91,7 +91,7 @@ class Tenant:
         self._count = 0
 
     def evil(self, folder: Path) -> Path:
-        """Creates a tenant's folder of forged files: the files are valid, but their limits allow the whole card."""
+        """Creates a tenant's folder of forged files: the files are valid, but their limits allow the whole GPU."""
         from vgpu_plugin._shared.abi import files as abi_files
 
         found = abi_files.parse_limits((self.share / "limits").read_bytes())
@@ -132,7 +132,7 @@ class Tenant:
         subprocess.run(["runc", "spec"], cwd=bundle, check=True)
         config = json.loads((bundle / "config.json").read_text())
         state, profile = self.node.environment["GPUSIM_STATE"], self.node.environment["GPUSIM_PROFILE"]
-        os.chmod(state, 0o666)  # all users may access it, as with a real driver's device nodes
+        os.chmod(state, 0o666)  # All users may access the file, as with a real driver's device nodes.
         host = [(f"/usr/{name}", f"/usr/{name}", True) for name in ("bin", "lib", "lib64", "sbin")]
         host += [(str(BUILD), str(BUILD), True), ("/eat", str(self.eater), True)]
         host += [(state, state, False), (profile, profile, True)]
@@ -194,8 +194,8 @@ def replaced(path: str) -> str:
     return f"mv {path} {path}.o && mkdir {path} && cp /evil/* {path}/"
 
 
-# Attempts by root with Docker's capabilities. Columns: case, shell command, the kernel's error, result of a program
-# started afterwards, the library's message
+# Attempts by root with Docker's capabilities. columns: the case, the shell command; expected error of the kernel,
+# expected result of a program that is started afterwards, expected message of the library
 MOVES = [
     ("replace the root of the shares", replaced("/dev/vgpu"), "busy", HELD, ""),
     ("replace the share", replaced("/dev/vgpu/0"), "busy|Read-only", HELD, ""),
@@ -245,9 +245,8 @@ def planted(*links: str) -> Callable[[Path], None]:
     return image
 
 
-# Attempts by user 1000 without capabilities, in an image that the tenant made. Columns: case, links in the image,
-# shell
-# command, result
+# Attempts by user 1000 without capabilities, in an image that the tenant made. columns: the case, links in the image,
+# the shell command; expected result of a program that is started afterwards
 PLANTS = [
     ("paths of former versions", ["/etc/vgpu", "/run/vgpu"], replaced("/data/etc-vgpu"), HELD),
     ("/dev/vgpu", ["/dev/vgpu"], "ls /data/dev-vgpu | grep . && " + replaced("/data/dev-vgpu"), HELD),

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Upgrades a node from the release that mounted single files while a real container runs. That release's own device
-plugin and library run before the upgrade. The kubelet keeps an Allocate response for all restarts of a container;
-podman and docker keep a container's volumes; engines resolve a CDI device at each start.
+"""Upgrades a node from the release that mounted single files into containers to this release, which mounts folders,
+while a real container runs. Before the upgrade, that release's own device plugin and library run. The container's old
+mounts stay in use, because the kubelet keeps an Allocate response for all restarts of a container, and podman and
+docker keep a container's volumes; engines resolve a CDI device at each start.
 """
 
 from __future__ import annotations
@@ -29,15 +30,17 @@ from .test_watch import looks
 pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
-# Seconds of the watcher's poll interval, and of the window by which it judges compute time.
+# The seconds of the watcher's poll interval, and of the window over which it judges compute time. The watcher is the
+# part of the plugin that looks for containers beyond their limits.
 INTERVAL_S, WINDOW_S = 0.2, 10.0
 OLD_LEDGER, LEDGER = "/run/vgpu/ledger", "/dev/vgpu/0/ledger"
 OUT_OF_MEMORY = "error 2"
-# CUDA_ERROR_NOT_PERMITTED.
+# The error code is CUDA_ERROR_NOT_PERMITTED.
 NO_CONTEXT = 800
-# Bounds of a third of the GPU's time: a busy machine gives less, and a short measurement may show more.
+# Lower and upper bound for a measured third of the GPU's time: a busy machine gives less, and a short measurement may
+# show more.
 SOME, MOST = 0.05, 0.45
-# The device plugin's program, which keeps a deleted pod's allocation for 3 s instead of a minute.
+# A program that runs the device plugin and keeps a deleted pod's allocation for 3 s instead of a minute.
 PROGRAM = """\
 import sys
 try:
@@ -60,8 +63,9 @@ def former(tmp_path_factory: pytest.TempPathFactory) -> Former:
 
 @pytest.fixture
 def old_node(node_at_rest: RealNode, former: Former) -> Iterator[OldNode]:
-    """A node of the former release, with a short watch interval. The core policy "force" limits a container to its
-    share of the GPU's time even if the GPU is otherwise idle."""
+    """Makes a node of the former release whose watcher polls often. The core policy "force" limits a container to its
+    share of the GPU's time even if the GPU is otherwise idle.
+    """
     node = node_at_rest
     node.options += ["--watch-interval", str(INTERVAL_S)]
     node.program = [sys.executable, "-c", PROGRAM]
@@ -162,7 +166,7 @@ def tenant(old_node: OldNode, request: pytest.FixtureRequest) -> Iterator[Tenant
 
 
 def is_limited(work: Work) -> None:
-    """Checks that the container gets its slice to the last allocation, and no more, by the driver's account."""
+    """Checks that the container can use its slice to the last byte and no more, by the simulated driver's account."""
     assert work.context == 0
     error, had = work.take()
     work.free()
@@ -184,7 +188,7 @@ def named(node: RealNode) -> list[str]:
     return [one["allocation"] for one in answer["old_mounts"]]
 
 
-# columns: origin of the container's mounts, engine
+# columns: origin of the container's mounts, the engine that starts it
 KEPT = [("kubelet", "runc"), ("kubelet", "docker"), ("volumes", "podman"), ("volumes", "docker")]
 
 
@@ -198,7 +202,7 @@ def test_container_of_an_old_allocate_response_survives_the_upgrade(tenant: Tena
 
     tenant.host.upgrade()
 
-    # The container runs on after the upgrade.
+    # The container continues to run after the upgrade.
     is_limited(work)
     assert named(node) == [tenant.allocation]
     ran_on(work)
@@ -221,8 +225,9 @@ def test_container_of_an_old_allocate_response_survives_the_upgrade(tenant: Tena
 
 @pytest.mark.parametrize("tenant", [("kubelet", "runc")], ids="-".join, indirect=True)
 def test_forged_limits_with_old_mounts_are_found(tenant: Tenant) -> None:
-    """With old mounts a tenant can still replace its files and get the whole card. The new watcher names the tenant,
-    because it compares usage with the limit on the node."""
+    """With old mounts a tenant can still replace its files and get the whole GPU. The new watcher compares usage with
+    the limit on the node, so it names the tenant.
+    """
     tenant.create()
     tenant.host.upgrade()
     forge(tenant, Path(tenant.created) / "rootfs" / "evil")

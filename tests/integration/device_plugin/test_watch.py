@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The watcher with real processes in real slices of a simulated GPU: it names processes that bypass the library,
-kills them under the policy "end", and never names others."""
+"""Tests the watcher, which compares the driver's list of GPU processes with the limits on the node, with real processes
+in real slices of a simulated GPU: it names processes that bypass the library, kills them under the policy "end", and
+never names others.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ pytestmark = pytest.mark.slow
 MIB = 1 << 20
 HOLD_MS = "20000"
 INTERVAL = "0.2"
-# columns: bypass, the reason for which the watcher names it
+# columns: the bypass; the reason for which the watcher is expected to name it
 WAYS = [
     ("bypass-namespace", "no-slot"),
     ("bypass-symbol-table", "no-slot"),
@@ -103,9 +105,10 @@ def test_process_of_each_bypass_is_named(watched, way, reason):
     assert (found["reason"], found["kind"]) == (reason, "kubelet")
     assert found["found"] - found["accounted"] >= 64 * MIB
     assert found["processes"][0]["name"] == "vgpu-probe"
-    # The kernel confirms that the named process belongs to the container.
+    # The kernel's data confirm that the named process belongs to the container.
     pid = found["processes"][0]["pid"]
-    thread = max(Path(f"/proc/{pid}/task").iterdir(), key=lambda one: int(one.name))  # The first thread may have ended.
+    # The first thread may have ended, so the test reads another thread.
+    thread = max(Path(f"/proc/{pid}/task").iterdir(), key=lambda one: int(one.name))
     assert "/dev/vgpu/0/ledger" in (thread / "mountinfo").read_text()
     totals = watched.vgpuctl("watch")["totals"]
     assert totals == [{"reason": reason, "kind": "kubelet", "count": 1}]
@@ -172,7 +175,7 @@ def test_policy_end_kills_the_process(watched, way, reason):
     answer = looks(watched, 2)
     assert (answer["findings"], answer["policy"], answer["sigkill"]) == ([], "end", 0)
     (check,) = json.loads(honest.communicate(timeout=60)[0])["checks"]
-    assert (check["verdict"], honest.returncode) == ("passed", 0)  # the neighbour's program was not killed
+    assert (check["verdict"], honest.returncode) == ("passed", 0)  # The watcher has not killed the neighbour's program.
 
 
 def test_process_that_ignores_sigterm_is_killed(watched):

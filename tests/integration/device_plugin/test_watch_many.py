@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the watcher on a card with 64 slices in use, and its findings about real mounts and processes. Times are
-numbers of the watcher's polls."""
+"""Tests the watcher, which names processes that bypass the library, on a GPU with 64 slices in use, and its findings
+about real mounts and processes. Times are numbers of the watcher's polls.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +86,7 @@ def test_watcher_kills_only_the_bypassing_process_of_64_slices(watched, holder, 
     assert node.kubelet.state()["resources"][RESOURCE]["allocatable"] == SLICES
     slices = [in_pod(node, f"pod-{n}") for n in range(SLICES)]
     running = []
-    for first in range(0, SLICES - 1, 4):  # starts at most four interpreters at once
+    for first in range(0, SLICES - 1, 4):  # The test starts at most four interpreters at once.
         running += [one.start(holder, "plain", "64") for one in slices[first : min(first + 4, SLICES - 1)]]
         for process in running[first:]:
             holds(process)
@@ -105,7 +106,7 @@ def test_watcher_kills_only_the_bypassing_process_of_64_slices(watched, holder, 
     assert (answer["findings"], answer["fault"]) == ([], "")
     assert [process.poll() for process in running] == [None] * (SLICES - 1)
     if how == "own":
-        # Named and killed at the second poll; a process that dies slowly is seen once more.
+        # The watcher names and kills the process at the second poll. A process that dies slowly is seen once more.
         assert found["looks"] in (2, 3)
         assert (answer["sigterm"], answer["sigkill"], found["action"]) == (1, 0, "SIGTERM")
     else:
@@ -130,7 +131,7 @@ def foreign_of(slice_: Slice, command: str, *words: str) -> subprocess.Popen:
     return slice_.start("unshare", "-Urm", "sh", "-c", f'{command}; exec "$0" "$@"', *words)
 
 
-# columns: shell command that mounts something over the files of the slice, word for the program HOLDER
+# columns: shell command that mounts something over the files of the slice, argument of the program HOLDER
 OVER = [
     ("mount --bind /dev/null /dev/vgpu/0/limits", "own"),
     ("mount --bind /dev/null /etc/ld.so.preload", "plain"),

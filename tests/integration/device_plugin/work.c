@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The program in the containers of test_upgrade.py: allocates and frees memory all the time. Linked to libc alone, like
- * tests/hosts/checks/churn.c. Commands on its standard input: "take" allocates until the first refusal and keeps the
- * memory; "free" frees it; "busy" launches kernels of 2 ms from then on. At the end of its input it prints its rounds of
- * allocation and free, and the number of failed calls. If a folder /evil exists, it first replaces /etc/vgpu.
+ * The program in the containers of test_upgrade.py: it allocates and frees GPU memory all the time. It links only
+ * libc, like tests/hosts/checks/churn.c. Commands on its standard input: "take" allocates until the first refusal and
+ * keeps the memory; "free" frees this memory; "busy" launches kernels of 2 ms from then on. At the end of its input
+ * the program prints its rounds of allocation and free, and the number of failed calls. If a folder /evil exists, the
+ * program first replaces /etc/vgpu by it.
  */
 #include <dlfcn.h>
 #include <poll.h>
@@ -28,7 +29,7 @@ static int load(void)
     return code ? code : find(&kernel, module, "spin");
 }
 
-/* Keeps several kernels in flight, so that the GPU does not wait for this process on a busy machine. */
+/* Keeps several kernels queued, so that the GPU does not wait for this process on a busy machine. */
 static int launch(void)
 {
     int (*run)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
@@ -40,7 +41,7 @@ static int launch(void)
     return code ? code : synchronize();
 }
 
-/* Reads a line byte by byte, because poll() does not see what stdio reads ahead. False at the end of the input. */
+/* Reads a line byte by byte, because poll() does not see what stdio reads ahead. Returns false at the end of input. */
 static int line_of(char *line, size_t room)
 {
     size_t length = 0;

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A separate simulated host for each test: profile, state file, and functions that start programs on the host."""
+"""Fixtures that give each test a separate simulated host: a profile (the text that describes the host's driver and
+GPUs), a state file, and functions that start programs on the host.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,7 @@ class Host:
         return json.loads(self.ctl("usage", "--json").stdout)["gpus"][gpu]
 
     def counter(self, name: str) -> int:
-        """Returns a counter of the whole host from gpusimctl usage."""
+        """Returns a counter of the whole host, as the command `gpusimctl usage` prints it."""
         return json.loads(self.ctl("usage", "--json").stdout)[name]
 
     def log(self, *options: str, gpu: int = 0) -> dict:

@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 
 class Private(ctypes.Structure):
-    """struct gpusim_private of native/gpusim/cuda/private.h."""
+    """The C structure gpusim_private of native/gpusim/cuda/private.h: a private function table of the driver."""
 
     CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
     _fields_ = [
@@ -156,7 +156,7 @@ def main() -> None:
                 exec(line, names)
                 value = None
             print(json.dumps({"value": value}), flush=True)
-        except Exception as error:  # the error's text goes to the test, which checks it
+        except Exception as error:  # sends the error's text to the test, which checks it
             print(json.dumps({"error": f"{type(error).__name__}: {error}"}), flush=True)
 
 

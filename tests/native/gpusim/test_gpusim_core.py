@@ -39,7 +39,7 @@ def test_models(make_host, model):
     assert len({g["uuid"] for g in gpus}) == len({g["pci"] for g in gpus}) == len({g["minor"] for g in gpus}) == 3
 
 
-# Profile with an error → parts of the error message.
+# Keys: profiles with an error. Values: expected parts of the error message.
 BAD_PROFILES = {
     "[gpu]\nmodel = T5\n": ("host.profile:2: model: expected one of T4, ", 'found "T5"'),
     "[gpu]\ncount = 2\n": ("expected a model",),
@@ -69,7 +69,7 @@ def test_bad_profiles_are_named(make_host, profile):
     assert done.returncode == 2
     for part in BAD_PROFILES[profile]:
         assert part in done.stderr
-    # With a corrected profile the host starts: the failed attempt left nothing behind.
+    # With a corrected profile the host starts, because the failed attempt left nothing behind.
     host.write("[gpu]\nmodel = T4\n")
     assert "T4" in host.ctl("devices").stdout
 

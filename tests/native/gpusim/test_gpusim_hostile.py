@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Permitted but difficult behaviours of a driver: each behaviour of the profile's key `hostile`, on and off, and a
-context that a program creates through the private function table.
+"""Tests permitted but difficult behaviours of a driver: each behaviour of the profile's key `hostile`, on and off, and
+a context that a program creates through the private function table.
 
 Strings with ``cu`` are Python statements that cuda_program.py executes; its answer is the value, mostly a CUresult.
 """
@@ -66,7 +66,7 @@ def test_other_private_tables_are_not_supported(hostile, table):
 
 # Code whose load takes 900 ms.
 SLOW = ".gpusim kernel k 1\\n.gpusim bytes 1000\\n.gpusim load 900\\n"
-# Case → driver call that holds the lock of the context `first` for up to 0.9 s.
+# Keys: cases. Values: driver call that holds the lock of the context `first` for up to 0.9 s.
 HOLDERS = {
     "load": f"cu.module('{SLOW}')",
     "drain": "cu.cuCtxSynchronize()",
@@ -125,7 +125,7 @@ def test_other_calls_do_not_wait_without_context_lock(hostile, holder):
 # ---- callbacks -----------------------------------------------------------------------------------------------------
 
 MODULE, LIBRARY, CONTEXT = 1, 2, 3
-# Driver call → the event that the driver reports to the tool inside this call.
+# Keys: driver calls. Values: the event that the driver reports to the tool inside this call.
 CALLS = {
     "cu.context()": CONTEXT,
     "cu.out(PTR, 'cuDevicePrimaryCtxRetain', 0)": CONTEXT,
@@ -207,8 +207,8 @@ def test_exit_of_a_forked_child_runs_no_teardown(hostile):
 
 CAPTURE = ("cu.context()", "k = cu.kernel(1); stream = cu.stream(1); before = cu.event(); pointer = PTR()")
 GLOBAL, RELAXED = 0, 2
-# Call during a capture → capture mode, result on a normal driver, result on a hostile driver, which invalidates the
-# capture.
+# Keys: calls during a capture. Values: capture mode, expected result on a normal driver, expected result on a hostile
+# driver, which invalidates the capture.
 MISUSE = {
     "cu.raw('cuEventQuery', inside)": (RELAXED, CAPTURED_EVENT, CAPTURED_EVENT),
     "cu.raw('cuEventSynchronize', inside)": (RELAXED, CAPTURED_EVENT, CAPTURED_EVENT),

@@ -49,7 +49,8 @@ def test_either_name_is_the_library(folder):
 
 DEFAULT, LEGACY, PER_THREAD = 0, 1, 2
 FOUND, NO_SYMBOL, OLD = (0, 0), (500, 1), (500, 2)
-# columns: name, requested CUDA version, flags, expected symbol or error. Versions are those of cudaTypedefs.h.
+# columns: name, requested CUDA version and flags, as passed to cuGetProcAddress; expected symbol or error. Versions are
+# those of cudaTypedefs.h.
 LOOKUPS = [
     ("cuMemAlloc", 2000, DEFAULT, "cuMemAlloc"),
     ("cuMemAlloc", 3010, DEFAULT, "cuMemAlloc"),
@@ -116,7 +117,7 @@ def test_unimplemented_functions_return_not_supported(host):
 
 FOUR = "".join(f"[gpu]\nmodel = T4\nuuid = GPU-{i}{i}{i}{i}0000-0000-0000-0000-000000000000\n" for i in "aabc")
 FOUR = FOUR.replace("GPU-aaaa0000", "GPU-aaaa1111", 1)
-# CUDA_VISIBLE_DEVICES → GPUs of the host that the process sees, in its order.
+# Keys: values of CUDA_VISIBLE_DEVICES. Values: GPUs of the host that the process sees, in its order.
 VISIBLE = {
     None: [0, 1, 2, 3],
     "": [],
@@ -129,7 +130,7 @@ VISIBLE = {
     "1,1": [],
     "GPU-bbbb": [2],
     "gpu-cccc0000-0000-0000-0000-000000000000,GPU-aaaa1": [3, 0],
-    "GPU-aaaa": [],  # matches two GPUs
+    "GPU-aaaa": [],  # matches two GPUs, so it selects none
     "GPU-dddd,0": [],
     "NoDevFiles": [],
 }
@@ -155,7 +156,7 @@ def test_visible_devices(make_host, visible):
 
 
 MIXED = "".join(f"[gpu]\nmodel = {model}\n" for model in ("T4", "V100-16GB", "A100-40GB"))
-# columns: environment, models of the GPUs in the order in which the process sees them
+# columns: environment variables; expected models of the GPUs in the order in which the process sees them
 ORDERS = [
     ({}, ["A100", "T4", "V100"]),
     ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, ["A100", "T4", "V100"]),
@@ -180,7 +181,7 @@ def test_device_nodes_can_be_required(make_host):
     assert host.start().ask("cu.raw('cuInit', 0)") == 100
 
 
-# Number of a CUdevice_attribute → value on a T4.
+# Keys: numbers of a CUdevice_attribute. Values: the attribute's value on a T4.
 ATTRIBUTES = {1: 1024, 10: 32, 16: 40, 33: 0x1B, 75: 7, 76: 5, 39: 1024, 41: 1, 83: 1, 97: 65536, 102: 1, 115: 1}
 
 

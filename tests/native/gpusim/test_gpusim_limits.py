@@ -145,7 +145,7 @@ def test_program_of_the_group_sees_the_limit_as_the_gpus_memory(limited, group, 
         ("dmem", 600, 800, 500),
         ("dmem", 800, 600, 500),
         ("misc", 600, None, 500),
-        ("misc", 600, 800, 700),  # misc: limits do not nest, only the nearest one applies
+        ("misc", 600, 800, 700),  # with misc limits do not nest: only the nearest one applies
         ("misc", 600, MAX // MIB, 1000),
     ],
 )
@@ -173,7 +173,10 @@ def test_limits_of_a_parent(limited, group, backend, parent, own, mib, namespace
 
 @pytest.mark.parametrize(("backend", "leaf"), [("misc", 1200), ("dmem", 600)])
 def test_two_children_of_a_limited_group(limited, group, backend, leaf):
-    """dmem charges all ancestors, so two children share the parent's limit. With misc each child has its own limit."""
+    """The controller dmem charges all ancestors, so two children share the parent's limit.
+
+    With misc each child has its own limit.
+    """
     on = limited(backend)
     on.set(group("p"), 600 * MIB)
     on.set(group("p/a"), 600 * MIB)
@@ -187,7 +190,7 @@ def test_two_children_of_a_limited_group(limited, group, backend, leaf):
 
 
 def test_memory_allocated_before_the_limit(limited, group):
-    """misc counts memory allocated after the first limit only; dmem also counts earlier memory."""
+    """The controller misc counts only memory allocated after the first limit; dmem also counts earlier memory."""
     for backend, counted in (("misc", 0), ("dmem", 400 * MIB)):
         on = limited(backend)
         path = group(backend)
@@ -205,7 +208,7 @@ def test_memory_allocated_before_the_limit(limited, group):
     ("backend", "more", "answer", "limit"),
     [
         ("misc", "", pynvml.NVML_ERROR_UNKNOWN, 1000),
-        ("dmem", "", None, 1000),  # returns success, but the old limit stays
+        ("dmem", "", None, 1000),  # the call returns success, but the old limit stays
         ("dmem", "memacct_below_use = apply\n", None, 300),
     ],
 )
@@ -220,8 +223,8 @@ def test_limit_below_the_used_memory(limited, group, backend, more, answer, limi
     assert a.ask("cu.try_alloc(MIB)") == (0 if limit == 1000 else 2)
 
 
-# columns: backend, (call, GPU, group, soft limit, hard limit), return code (None: success)
-# G: the test's group. R: the root group.
+# columns: controller, (call, GPU, group, soft limit, hard limit); expected return code, where None means success. G
+# stands for the test's group, R for the root group.
 ERRORS = [
     ("misc", ("set", 0, "G", 2 * MIB, MIB), pynvml.NVML_ERROR_INVALID_ARGUMENT),
     ("misc", ("set", 0, "G", 0, 15361 * MIB), pynvml.NVML_ERROR_INVALID_ARGUMENT),
@@ -233,7 +236,7 @@ ERRORS = [
     ("dmem", ("get", 0, "G/none", 0, 0), pynvml.NVML_ERROR_OPERATING_SYSTEM),
     ("misc", ("set", 0, None, 0, MIB), pynvml.NVML_ERROR_OPERATING_SYSTEM),
     ("misc", ("set", 0, "/tmp", 0, MIB), pynvml.NVML_ERROR_UNKNOWN),
-    ("misc", ("get", 0, "G", 0, 0), pynvml.NVML_ERROR_NOT_SUPPORTED),  # no limit up to the root
+    ("misc", ("get", 0, "G", 0, 0), pynvml.NVML_ERROR_NOT_SUPPORTED),  # no group up to the root has a limit
     ("dmem", ("get", 0, "G", 0, 0), None),
     ("none", ("set", 0, "G", 0, MIB), pynvml.NVML_ERROR_NOT_SUPPORTED),
     ("none", ("get", 0, "G", 0, 0), pynvml.NVML_ERROR_NOT_SUPPORTED),
@@ -323,7 +326,10 @@ def test_set_without_effect_returns_success(limited, group):
 
 
 def test_new_group_inherits_the_limit_of_a_removed_group(limited, group):
-    """misc identifies a group by its kernel address. Setting a limit, even none, for each container avoids this."""
+    """The controller misc identifies a group by its kernel address, which a new group may reuse.
+
+    If each new container gets a limit, even "none", it does not inherit one.
+    """
     on = limited()
     on.host.ctl("memacct-stale", "0", "300")
     a, b = on.start(group("new")), on.start(group("newer"))

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory is accounted per process. The expected values come from the shared state, read by gpusimctl.
+"""The simulated driver accounts memory per process.
+
+The expected values come from the host's shared state, read by gpusimctl.
 
 Strings with ``cu`` are Python statements that cuda_program.py executes; its answer is the value, mostly a CUresult.
 """
@@ -74,7 +76,7 @@ def test_managed_memory_is_charged_only_on_the_gpu(host):
     assert held(host, a)["memory"] == 0
 
 
-# columns: the allocating call, the expected charge in bytes, the freeing call
+# columns: the allocating call, the expected charge in bytes, the call that frees the memory
 WAYS = {
     "plain": ("p = cu.alloc(1234567)", 1234567, "cu.cuMemFree_v2(p)"),
     "one byte": ("p = cu.alloc(1)", 1, "cu.cuMemFree_v2(p)"),

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time on the virtual clock: figures are exact and no test waits in real time. Kernels take their declared time.
+"""Tests of time on the virtual clock, so figures are exact and no test waits in real time. Kernels take their declared
+time.
 
 Strings with ``cu`` are Python statements that cuda_program.py executes; its answer is the value, mostly a CUresult.
 """
@@ -38,7 +39,8 @@ def test_kernels_take_their_declared_time(host):
     assert [(p["kernels"], p["share"]) for p in log["processes"]] == [(8, 1.0)]
 
 
-# columns: case, kernels as (SMs, stream), time in ms until all are done. Each kernel takes 1 ms; the GPU has 40 SMs.
+# columns: case, kernels as (SMs, stream); expected time in ms until all are done. Each kernel takes 1 ms; the GPU has
+# 40 SMs.
 ORDER = {
     "one stream": ([(10, "a"), (10, "a")], 2.0),
     "two streams that fit": ([(20, "a"), (20, "b")], 1.0),
@@ -102,8 +104,11 @@ def pair(host, first: str, second: str):
 
 
 def run_both(a, b, times_a: int, times_b: int) -> None:
-    """Runs two processes. Time moves only while every process with a context waits, so each destroys its context when
-    it is done."""
+    """Runs two processes.
+
+    Virtual time moves only while every process with a context waits, so each process destroys its context when it is
+    done.
+    """
     for program, times in ((a, times_a), (b, times_b)):
         program.send(f"cu.launch(k, times={times}); cu.cuCtxSynchronize(); cu.cuCtxDestroy_v2(c)")
     a.receive()

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evaluate expressions over nvidia-ml-py in this process and print their values as a JSON list.
 
-The argument is JSON: {"setup": statements, "expressions": [...]}. pynvml is initialized before; its names are in scope,
-and `gpu(i)` is the handle of GPU i. A value that JSON does not know is shown by its fields or as text.
+The argument is JSON: {"setup": statements, "expressions": [...]}. pynvml is initialized before the statements run; its
+names are in scope, and `gpu(i)` is the handle of GPU i. A value that JSON does not know is shown by its fields or as
+text.
 """
 
 from __future__ import annotations

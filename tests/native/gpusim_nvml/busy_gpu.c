@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A GPU client for tests of utilization. It uses the simulated host's API directly; the host's profile has a manual
- * clock. busy_gpu hold GPU BYTES KERNEL_MS    creates a context, allocates BYTES and launches one kernel (-1: endless);
- * prints
- *                                        `ready` and waits until standard input ends
- *   busy_gpu advance MS                  moves the host's clock
+ * clock.
+ *   busy_gpu hold GPU BYTES KERNEL_MS    creates a context, allocates BYTES and launches one kernel (-1: endless);
+ *                                        prints `ready` and waits until standard input ends
+ *   busy_gpu advance MS                  moves the host's clock forward by MS milliseconds
  */
 #include "sim.h"
 

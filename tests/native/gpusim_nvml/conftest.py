@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures: hosts made from profiles, and NVIDIA's own nvidia-smi."""
+"""Fixtures: simulated hosts made from profiles (texts that describe driver and GPUs), and NVIDIA's own nvidia-smi."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 HERE = Path(__file__).resolve().parent
-# VGPU_GPUSIM: another build of the simulated driver, such as native/build/gpusim-san
+# the variable VGPU_GPUSIM names another build of the simulated driver, such as native/build/gpusim-san
 LIBRARIES = Path(os.environ.get("VGPU_GPUSIM", ROOT / "native" / "build" / "gpusim"))
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change a GPU")
 PROFILES = ROOT / "native" / "gpusim" / "profiles"

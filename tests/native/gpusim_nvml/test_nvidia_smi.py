@@ -72,7 +72,7 @@ def test_table(smi):
         )
 
 
-# columns: the query's fields, their values for GPU 0 and for GPU 2 of the profile `mixed`
+# columns: the query's fields; their expected values for GPU 0 and for GPU 2 of the profile `mixed`
 FIELDS = {
     "index": ("0", "2"),
     "count": ("4", "4"),

@@ -71,13 +71,13 @@ def test_structure_equals_the_ctypes_structure(measured, name, twin):
 
 
 def exported(library) -> set:
-    """Names of the functions that a library exports."""
+    """Returns the names of the functions that a library exports."""
     output = subprocess.check_output(["nm", "-D", "--defined-only", str(library)], text=True)
     return {line.split()[2].split("@")[0] for line in output.splitlines()}
 
 
 def listed() -> set:
-    """Names in the list from which the stubs are generated."""
+    """Returns the names in the list from which the stubs (functions that are not implemented) are generated."""
     return set(re.findall(r"NVML_EXPORT\((\w+)\)", (NVML / "nvml_exports.def").read_text()))
 
 

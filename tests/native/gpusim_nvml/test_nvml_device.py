@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that nvidia-ml-py reads from GPUs of every model. The expected figures are the vendor's.
+"""Tests the values that nvidia-ml-py reads from GPUs of every model. The expected figures are the vendor's.
 
 Strings such as ``nvmlDeviceGetCount()`` are Python expressions that ask_nvml.py evaluates in a new process. ``gpu(0)``
 is the handle of GPU 0."""
@@ -159,7 +159,7 @@ def test_nvml_counts_initialisations(mixed):
     assert mixed.nvml("nvmlDeviceGetCount()", "nvmlLib.nvmlShutdown()", setup=shut) == ["NVML_ERROR_UNINITIALIZED", 1]
 
 
-# columns: version of the structure, return code
+# columns: version of the structure, expected return code
 VERSIONS = [(0x02000028, 0), (0x01000028, 25), (0x02000030, 25), (0, 25)]
 
 

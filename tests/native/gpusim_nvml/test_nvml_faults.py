@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults as a monitor sees them: events that wake a wait in another process, lost GPUs, a missing driver.
+"""Tests faults as a monitor sees them: events that wake a wait in another process, lost GPUs, a missing driver.
 
 Strings such as ``nvmlDeviceGetCount()`` are Python expressions that ask_nvml.py evaluates in a new process. ``gpu(0)``
 is the handle of GPU 0."""

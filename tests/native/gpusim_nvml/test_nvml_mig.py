@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MIG through nvidia-ml-py: modes, profiles, instances and their placements, MIG devices. Figures are the vendor's.
+"""Tests MIG through nvidia-ml-py: modes, profiles, instances and their placements, MIG devices. Figures are the
+vendor's.
 
 Strings such as ``make(9)`` are Python expressions that ask_nvml.py evaluates in a new process, with the functions of
 SETUP."""
@@ -13,7 +14,7 @@ pytestmark = needs_root
 MIB = 1 << 20
 ENABLE = "nvmlDeviceSetMigMode(gpu(0), 1)"
 PROFILES = {
-    # Expected profiles: model → {profile id: (name, maximum number of instances, slices, SMs)}.
+    # Keys: models. Values: the expected profiles as {profile id: (name, maximum number of instances, slices, SMs)}.
     "A100-40GB": {
         19: ("MIG 1g.5gb", 7, 1, 14),
         20: ("MIG 1g.5gb+me", 1, 1, 14),
@@ -105,7 +106,7 @@ def test_profiles_of_a_model(make_host, model):
     assert host.nvml("profiles(gpu(0))", setup=SETUP) == [sorted([key, *row] for key, row in PROFILES[model].items())]
 
 
-# columns: profiles in the order of their creation, the placement [start, size] of each
+# columns: profiles in the order of their creation; the expected placement [start, size] of each
 PLACED = [
     ([19] * 7, [[n, 1] for n in (6, 5, 4, 3, 2, 1, 0)]),
     ([19, 14, 5], [[6, 1], [4, 2], [0, 4]]),
@@ -128,7 +129,7 @@ def test_mig_instance_that_does_not_fit_is_refused(a100, profiles, more):
     assert last == "NVML_ERROR_INSUFFICIENT_RESOURCES"
 
 
-# columns: profiles created first, remaining capacity for the profiles 19, 20, 15, 14, 9, 5, 0
+# columns: profiles created first; expected remaining capacity for the profiles 19, 20, 15, 14, 9, 5, 0
 CAPACITY = [
     ([], [7, 1, 4, 3, 2, 1, 1]),
     ([19], [6, 1, 3, 3, 1, 1, 0]),

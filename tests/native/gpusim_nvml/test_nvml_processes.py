@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes, their memory and their utilization, read by another process through nvidia-ml-py.
+"""Tests the processes of a GPU, their memory and utilization, as another process reads them through nvidia-ml-py.
 
 Strings such as ``nvmlDeviceGetCount()`` are Python expressions that ask_nvml.py evaluates in a new process. ``gpu(0)``
 is the handle of GPU 0."""

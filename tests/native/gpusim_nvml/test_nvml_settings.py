@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Setters of NVML: every other process sees their changes, and only root may call them.
+"""Tests NVML's setters: every other process sees their changes, and only root may call them.
 
 Strings such as ``nvmlDeviceGetCount()`` are Python expressions that ask_nvml.py evaluates in a new process. ``gpu(0)``
 is the handle of GPU 0."""

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MIG geometries applied on the simulated driver, checked by NVIDIA's own Python binding in another process."""
+"""MIG geometries (which MIG devices each GPU is split into) are applied on the simulated driver.
+
+NVIDIA's own Python binding checks them in another process.
+"""
 
 from __future__ import annotations
 
@@ -91,8 +94,8 @@ def seen(host: Host, count: int = 1) -> list[Any]:
     return found
 
 
-# columns: geometries (MIG profile → number of instances) that are applied one after another; after each, the MIG
-# devices that NVIDIA's binding reads (None: MIG is off)
+# columns: geometries (dicts from MIG profile to number of instances) that are applied one after another; after each,
+# the expected MIG devices that NVIDIA's binding reads, where None means that MIG is off
 WAYS = [
     ([{"1g.5gb": 7}], [["1g.5gb"] * 7]),
     ([{"3g.20gb": 2}, {"3g.20gb": 1, "1g.5gb": 2}], [["3g.20gb"] * 2, ["1g.5gb", "1g.5gb", "3g.20gb"]]),
@@ -125,7 +128,7 @@ def test_what_stays_is_not_touched(machine):
     assert host.nvml(uuids) == before
 
 
-# columns: geometry, words of the error message
+# columns: impossible geometry, expected words of the error message
 REFUSED = [
     ({"1g.5gb": 8}, "takes at most 7 instances of 1g.5gb"),
     ({"1g.10gb": 1, "9g.80gb": 1}, "has no MIG profile 9g.80gb; it has 1g.10gb"),
@@ -170,7 +173,7 @@ def test_a_gpu_in_use_is_left_alone(machine):
 
 
 def test_instance_without_its_compute_instance_is_created_again(machine):
-    """A run killed between the two calls leaves an instance without its compute instance."""
+    """A run that is killed before it creates the compute instance leaves an instance without one."""
     host = machine(A100)
     host.nvml("nvmlDeviceSetMigMode(gpu(0), 1)", "bool(nvmlDeviceCreateGpuInstance(gpu(0), 9))")
     assert seen(host) == [[1, []]]

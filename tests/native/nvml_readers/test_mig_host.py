@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The MIG geometry of a host and the unit that creates it at boot: check, apply, repeat, reboot, undo."""
+"""Tests the MIG geometry of a host, and the systemd unit that creates it at boot: check, apply, repeat, reboot, undo.
+
+A MIG geometry says into which MIG devices each GPU is split.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,7 @@ class Machine:
         )
 
     def words(self) -> list[str]:
-        """Returns the arguments of the unit's command after Python, with this root before the paths."""
+        """Returns the arguments that the unit's command passes to Python, with this root folder before each path."""
         unit = (self.root / "etc/systemd/system/vgpu-mig.service").read_text()
         (line,) = (one for one in unit.splitlines() if one.startswith("ExecStart="))
         return [str(self.root) + one if one.startswith("/") else one for one in line.split()[1:]]

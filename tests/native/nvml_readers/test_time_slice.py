@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The time-slice unit's commands run NVIDIA's nvidia-smi on the simulated driver; nvidia-smi reads the result."""
+"""Runs the commands of the systemd unit that sets the time slice of GPUs by NVIDIA's nvidia-smi.
+
+They run on the simulated driver, and nvidia-smi then reads the result.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures: a simulated host with two V100 GPUs, the files of a container, and test programs that load the library."""
+"""Fixtures: a simulated host with two V100 GPUs, the files of a container (limits file and ledger), and test programs.
+
+The ledger is the file in which the processes of a container record the GPU memory that they use. The test programs load
+libvgpu.so, the library under test, by LD_PRELOAD. programs/puppet.c executes driver calls that a test names.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ HERE = Path(__file__).resolve().parent
 BUILD = ROOT / "native" / "build"
 SOURCES = ROOT / "native/vcuda/src"
 LIBRARY = BUILD / "libvgpu.so"
-PRELOAD = str(LIBRARY)  # --sanitizer puts the sanitizer's runtime before the library
+PRELOAD = str(LIBRARY)  # with --sanitizer, the sanitizer's runtime precedes the library
 PROBE = BUILD / "vgpu-probe"
 SIMULATOR = BUILD / "gpusim"
 sys.path[:0] = [str(HERE), str(ROOT / "plugins"), str(ROOT / "tests/native")]
@@ -28,7 +32,7 @@ import sanitizing  # noqa: E402
 from control_groups import group, root  # noqa: E402, F401  # pylint: disable=unused-import # fixtures
 from module_utils.abi import files as abi_files  # noqa: E402
 
-# The tests import this module as `layouts`; its full name would need Ansible.
+# The tests import module_utils/abi/files.py as `layouts`, because its full name would need Ansible.
 layouts = sys.modules["layouts"] = abi_files
 
 MIB = 1 << 20
@@ -80,7 +84,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def ends_in_time(request: pytest.FixtureRequest):
-    """Fails a test that takes too long on a hostile driver, so that a hanging program does not stop the suite."""
+    """Fails a test that takes too long on a hostile driver (hostility.py), so that a hanging program does not stop the
+    suite.
+    """
 
     def hangs(_number: int, _frame: object) -> None:
         raise TimeoutError(f"the test did not end within {hostility.SECONDS} s on a driver with {hostile.line.strip()}")
@@ -149,7 +155,9 @@ def programs(built: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Puppet:
-    """A running puppet program. say() sends one command and returns the result line as a list of numbers and words."""
+    """A running puppet program (programs/puppet.c). say() sends one command and returns the result line as a list of
+    numbers and words.
+    """
 
     def __init__(self, argv: list, env: dict, stderr: Path) -> None:
         self._stderr = stderr
@@ -209,7 +217,7 @@ class Puppet:
 
 
 class Host:
-    """A simulated host with one container."""
+    """A simulated host with one container, whose limits file and ledger the test can change."""
 
     def __init__(self, folder: Path, programs: Path, profile: str = PROFILE, gpus: int = 2) -> None:
         self.folder, self.programs = folder, programs
@@ -251,7 +259,7 @@ class Host:
         return {pid: size for pid, size in found.items() if size}
 
     def physical(self, gpu: int = 0) -> dict:
-        """Returns pid → bytes on the GPU, contexts and modules included."""
+        """Returns a dict from each pid to the process's bytes on the GPU, contexts and modules included."""
         return self._processes(gpu, "total")
 
     def peak(self, gpu: int = 0) -> int:

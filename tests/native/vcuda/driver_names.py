@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares coverage.txt with the names that NVIDIA's drivers export and its CUDA headers declare.
+"""Compares coverage.txt, the table of all driver functions, with the names in NVIDIA's drivers and CUDA headers.
 
 Run as a program, it prints a line for each name that is missing from the table or has a wrong WHERE column:
 
@@ -19,7 +19,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[3]
 TABLE = Path(__file__).with_name("coverage.txt")
 CLASSES = ("hooked", "passed", "denied")
-# Column WHERE of coverage.txt → argument of fetch_libcuda.sh (LIBRARIES) or fetch_cuda_headers.sh (HEADERS).
+# Keys: values of the column WHERE of coverage.txt. Values: the argument of fetch_libcuda.sh (LIBRARIES) or
+# fetch_cuda_headers.sh (HEADERS) that fetches this driver or header.
 LIBRARIES = {"535": "bookworm", "550": "trixie"}
 HEADERS = {"12": "12", "13": "13.0", "13.5": "13.5"}
 SOURCES = (*LIBRARIES, *HEADERS)
@@ -88,13 +89,13 @@ def names_of(source: str) -> set[str]:
 
 
 def hooked(kind: str) -> set[str]:
-    """Returns the symbols that hooks.def hooks: kind "HOOK" for CUDA, "NVML" for NVML."""
+    """Returns the functions that the library replaces according to hooks.def: kind "HOOK" for CUDA, "NVML" for NVML."""
     text = (ROOT / "native/vcuda/src/driver/hooks.def").read_text()
     return set(re.findall(rf"^{kind}\((\w+),", text, re.MULTILINE))
 
 
 def unknown_nvml(folder: Path) -> set[str]:
-    """Returns unhooked functions of nvml.h that are another version of a hooked function.
+    """Returns functions of nvml.h that the library does not replace although it replaces another version of them.
 
     A program could read another container's figures through such a function.
     """

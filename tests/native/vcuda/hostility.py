@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the whole suite on a hostile driver; lists which tests are exempt from which behaviour, and why.
+"""Runs the whole suite on a hostile driver: the simulated driver with permitted but difficult behaviours.
+
+The module also lists which tests are exempt from which behaviour, and why.
 
 ``pytest tests/native/vcuda --hostile=all``, or the names of some behaviours (native/gpusim/README.md). Every profile of
 the suite gets the key `hostile`. With `callbacks`, every program also loads programs/tool.c, which creates contexts
@@ -49,7 +51,7 @@ EXACT_TESTS = (
     "test_unseen.py::test_without_the_library_an_unseen_context_exceeds_the_limit",
 )
 EXACT = "expects exact bytes, but this driver rounds sizes up to units of 2 MiB"
-# Behaviour → start of a test's name → why the test runs without this behaviour.
+# Keys: behaviour, then start of a test's name. Value: why the test runs without this behaviour.
 SPARED: dict[str, dict[str, str]] = {
     "rounding": dict.fromkeys(EXACT_TESTS, EXACT),
     "context-lock": {"test_blocked.py": "its programs deadlock under this behaviour, with and without the library"},
@@ -60,7 +62,9 @@ SPARED: dict[str, dict[str, str]] = {
 
 
 class Hostility:
-    """The behaviours that --hostile names, and the profile line with the behaviours for the current test."""
+    """Holds the behaviours that --hostile names, and the line of the host's profile that sets them for the current
+    test.
+    """
 
     def __init__(self, names: str) -> None:
         self.names = BEHAVIOURS if names == "all" else tuple(one.strip() for one in names.split(","))

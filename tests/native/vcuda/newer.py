@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A simulated driver of a later CUDA: the objects of native/gpusim, linked with programs/driver_newer.c."""
+"""Builds a simulated driver of a later CUDA: the objects of native/gpusim, linked with programs/driver_newer.c."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from conftest import BUILD, HERE, ROOT, SIMULATOR
 OBJECTS = BUILD / "obj/gpusim"
 
 
-# object file of the simulated driver → its symbols that programs/driver_newer.c replaces
+# key: object file of the simulated driver; value: its symbols that programs/driver_newer.c replaces
 BEFORE = {
     "procaddress": ("cuGetProcAddress", "cuGetProcAddress_v2"),
     "vmm": ("cuMemCreate",),
@@ -21,7 +21,7 @@ BEFORE = {
 
 
 def own_before(folder: Path, built: Path, *symbols: str) -> Path:
-    """Copies an object and renames these symbols: each gets the prefix gpusim_. Returns the copy."""
+    """Copies an object file, gives these symbols in the copy the prefix gpusim_, and returns the copy."""
     names = [word for symbol in symbols for word in ("--redefine-sym", f"{symbol}=gpusim_{symbol}")]
     subprocess.run(["objcopy", *names, built, folder / built.name], check=True)
     return folder / built.name

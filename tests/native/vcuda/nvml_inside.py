@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queries NVML as a process of the container does, through nvidia-ml-py and through raw NVML functions."""
+"""Queries NVML as a process of the container does, through nvidia-ml-py and by NVML's C functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ SETUP = (HERE / "programs" / "nvml_raw.py").read_text()
 
 
 def ask(host: Host, *expressions: str, prefix: tuple = (), **options: object) -> list:
-    """Evaluates the expressions in a new process and returns the results; preload=False runs without the library."""
+    """Evaluates the expressions in a new process and returns the results; with preload=False that process does not load
+    libvgpu.so.
+    """
     question = json.dumps({"setup": SETUP, "expressions": expressions})
     command = [*prefix, sys.executable, SCRIPT, question]
     env = host.env(**options)  # type: ignore[arg-type]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the suite with a sanitizer: the preloaded build, the collection of reports, the skipped tests and the reasons.
+"""Runs the suite with a sanitizer: builds the library, collects the reports, and lists the tests to skip with reasons.
 
-``pytest tests/native/vcuda --sanitizer address`` (with undefined behaviour) or ``thread``. The sanitizer's runtime is
-preloaded before the library, so uninstrumented programs can load the library; the test programs are instrumented
-too, the simulated driver is not. Each report is a file in one folder. A test fails if one of its processes wrote a
-report.
+``pytest tests/native/vcuda --sanitizer address`` (which includes undefined behaviour) or ``thread`` runs it. The
+sanitizer's runtime is preloaded before the library, so uninstrumented programs can load the library; the test programs
+are instrumented too, the simulated driver is not. Each report is a file in one folder. A test fails if one of its
+processes wrote a report.
 
 ``--sanitizer loader`` is the project's own check. The library reports its locks, and programs/loader_watch.c
 interposes the loader's functions and ends a process that calls such a function while it holds a lock of the library.
@@ -19,16 +19,15 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-# The same flags as in native/vcuda/Makefile.
+# Compiler flags of the test programs, the same as those of the library in native/vcuda/Makefile.
 FLAGS = {
     "address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
     "thread": ("-fsanitize=thread",),
     "loader": (),
 }
 RUNTIMES = {"address": "libasan.so", "thread": "libtsan.so"}
-# detect_leaks=0: the library keeps its memory until the process ends.
-# verify_asan_link_order=0: another interposer may be loaded before the runtime.
-# die_after_fork=0: a forked child starts its own thread.
+# detect_leaks=0, because the library keeps its memory until the process ends. verify_asan_link_order=0, because another
+# interposer may be loaded before the runtime. die_after_fork=0, because a forked child starts its own thread.
 OPTIONS = {
     "address": {"ASAN_OPTIONS": "detect_leaks=0:verify_asan_link_order=0", "UBSAN_OPTIONS": "print_stacktrace=1"},
     "thread": {"TSAN_OPTIONS": "die_after_fork=0:atexit_sleep_ms=0"},
@@ -39,7 +38,7 @@ WATCHED = ROOT / "native/build/watched"
 BARE = "examines the library alone, but the sanitizer's runtime is loaded too"
 ALONE = "opens an instrumented library without the sanitizer's runtime"
 LOW = "needs addresses below 4 GiB, which the sanitizer occupies"
-# Start of a test's name → why the test cannot run with a sanitizer.
+# Keys: start of a test's name. Values: why the test cannot run with a sanitizer.
 LEFT_OUT = {
     "test_bad_input.py::test_program_without_cuda_makes_no_extra_system_call": BARE,
     "test_bad_input.py::test_comparison_finds_a_library_that_makes_system_calls": BARE,
@@ -64,7 +63,10 @@ LEFT_OUT = {
 
 
 def build_watched() -> None:
-    """Builds the library that reports its locks, and loader_watch.so. A file lock lets one worker build at a time."""
+    """Builds the library that reports its locks, and loader_watch.so.
+
+    A file lock lets only one pytest worker build at a time.
+    """
     WATCHED.mkdir(parents=True, exist_ok=True)
     with open(WATCHED / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Simulates containers that share a GPU in real time: their files, busy programs, and the GPU time of each program."""
+"""Creates containers that share a simulated GPU in real time, and measures the GPU time of each of their programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from conftest import BUILD, LIMIT, LINKED, SIMULATOR, Host, compile_program, layouts
 
 ARBITER = BUILD / "vgpu-arbiter"
-# Largest part of a round for which programs may wait for a CPU. They then lose at most 5 points of share.
+# Largest part of a measuring round for which programs may wait for a CPU, so that they lose at most 5 points of share.
 STARVED = 0.05
 ROUNDS = 12
 
@@ -102,7 +102,9 @@ class Node:
         return json.loads(done.stdout)
 
     def busy(self) -> dict:
-        """Returns pid → ns of kernels that the GPU ran for the process, and the current time, both by the simulator."""
+        """Returns a dict from pid to the ns for which the GPU ran the process's kernels, and the current time of the
+        simulator.
+        """
         log = self.log()
         return {one["pid"]: one["busy_ns"] for one in log["gpus"][0]["processes"]}, log["now"]
 
@@ -123,7 +125,8 @@ class Node:
         return sum(waited(process.pid) for process in self.processes if process.poll() is None)
 
     def judged(self, processes: list, right: Callable[[list], bool], seconds: float = 2.0, most: float = 100.0) -> list:
-        """Returns the shares of the first usable round: ``right`` accepts them, or no program waited for a CPU.
+        """Returns the shares of the first usable round, in which ``right`` accepts them or no program waited long for a
+        CPU.
 
         A program that waits for a CPU launches late and leaves the GPU idle, whatever its limit.
 

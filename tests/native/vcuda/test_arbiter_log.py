@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vgpu-arbiter writes to its log about allocations whose files are not there."""
+"""What vgpu-arbiter, the node's service that gives GPU turns to containers, logs about allocations without files."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ def arbiter(tmp_path: Path) -> Iterator[subprocess.Popen]:
 
 def test_young_allocation_is_not_reported_and_a_broken_one_is(arbiter: subprocess.Popen, tmp_path: Path) -> None:
     """The device plugin makes an allocation's folder first and its files within milliseconds. A line for each pod that
-    starts would hide the lines that matter, and it would be the only one about that allocation."""
+    starts would hide the lines that matter, and the arbiter logs only one line about each allocation.
+    """
     until = time.monotonic() + PATIENCE_S
     seen: dict[str, Path] = {}
     while time.monotonic() < until and "late" not in (tmp_path / "log").read_text():
-        # A folder that appears and goes again, as an allocation that ends at once does.
+        # Creates and removes a folder, as for an allocation that ends at once.
         name = f"short-{len(seen)}"
         seen[name] = tmp_path / "allocations" / name
         seen[name].mkdir()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library with damaged files in a container, without a driver, and in programs that never use CUDA."""
+"""Tests the library with damaged files in a container, without a driver, and in programs that never use CUDA."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_invalid_variable_is_logged_and_ignored(host: Host, name: str, value: st
 
 @needs_root
 def test_deny_refuses_new_contexts_until_it_is_lifted(host: Host) -> None:
-    """While the limits file says deny, the library refuses new contexts."""
+    """While the limits file has the flag deny, the library refuses new contexts."""
     puppet = host.puppet(wrapper=container(host, PRELOAD), **FORCED).start()
     limits = plain(layouts.parse_limits(host.limits.read_bytes()))
     layouts.rewrite_limits(str(host.limits), dict(limits, deny=True))
@@ -132,7 +132,7 @@ def test_without_a_driver_a_program_fails_as_without_the_library(host: Host, lim
 
 # --- no CUDA ---
 
-# System calls that the loader makes for any library.
+# System calls that the loader makes for any library, so the comparison ignores them.
 LOADING = {"openat", "read", "fstat", "newfstatat", "mmap", "mprotect", "munmap", "close", "pread64", "brk"}
 QUIET = {
     "true": ["true"],
@@ -146,7 +146,9 @@ QUIET = {
 
 
 def calls(folder: Path, command: list, library: Path, env: dict) -> tuple:
-    """Returns system call → count, without calls that load libraries, and the names of the files in all calls."""
+    """Returns the number of calls of each system call, without calls that load libraries, and the files named in all
+    calls.
+    """
     log = folder / "strace"
     traced = ["strace", "-f", "-qq", "-o", log, "env", f"LD_PRELOAD={library}", *command]
     subprocess.run(traced, env=env, check=True, stdout=subprocess.DEVNULL)

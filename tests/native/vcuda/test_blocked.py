@@ -15,12 +15,17 @@ def blocked(programs: Path) -> Path:
     return compile_program(programs, "blocked", "blocked.c", flags=(*LINKED, "-rdynamic", "-fno-builtin"))
 
 
-# Shorter than the former 10 s timeout of the library's gate, so that such a wait fails the test.
+# Time limit in seconds. The library's gate, which delays allocations during a measurement, had a timeout of 10 s in the
+# past; this limit is shorter, so that such a wait fails the test.
 PATIENCE_S = 8
 
 
 def said(host: Host, program: Path, what: str, settled: bool = True, **options: bool) -> str:
-    """Returns the program's line. If `settled`, asserts that the ledger charges exactly the memory on the GPU."""
+    """Returns the program's line.
+
+    If `settled`, asserts that the ledger (the container's record of its GPU memory) charges exactly the memory on the
+    GPU.
+    """
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(["timeout", str(PATIENCE_S), program, what], env=host.env(**options), **pipes) as process:  # type: ignore[call-overload]
         line = process.stdout.readline()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The probe's bypass checks. A tenant can remove a library that only LD_PRELOAD loads, so some checks must fail here.
+"""vgpu-probe's bypass checks, each of which tries to get GPU memory past the library.
+
+Here only LD_PRELOAD loads the library. A tenant can remove it, so some checks must fail.
 
 tests/integration/device_plugin/test_isolation.py runs the same checks in real slices, where they pass.
 """
@@ -22,8 +24,8 @@ from test_probe_finds import broken
 
 pytestmark = pytest.mark.slow
 
-# Check of the probe → expected verdict if LD_PRELOAD loads the library and variables name its files, which the tenant
-# can write.
+# Keys: checks of the probe. Values: the expected verdict if LD_PRELOAD loads the library and variables name its files,
+# which the tenant can write. The verdict "open" means a known bypass that the library cannot prevent.
 WITHOUT_MOUNTS = {
     "bypass-path": "passed",
     "bypass-copy": "passed",
@@ -121,7 +123,10 @@ WAYS_AT_ONCE = ["bypass-namespace", "bypass-symbol-table", "bypass-own-loader", 
 
 
 def test_open_bypasses_run_together_and_leave_no_memory(host: Host) -> None:
-    """With --hold, each bypass process keeps a small allocation and carries the name of its check, for the watcher."""
+    """With --hold, each bypass process keeps a small allocation and is named after its check.
+
+    The watcher, which compares the driver's figures of each process with the charges, can then be checked against these processes.
+    """
     names = ",".join(WAYS_AT_ONCE)
     command = [PROBE, "--json", "--together", "--checks", names, "--hold", "15000"]
     probe = subprocess.Popen(command, env=host.env(), stdout=subprocess.PIPE, text=True, start_new_session=True)
@@ -145,7 +150,9 @@ def test_open_bypasses_run_together_and_leave_no_memory(host: Host) -> None:
 
 
 def test_killed_probe_leaves_no_file(host: Host) -> None:
-    """The isolation check kills the probe while it holds memory; the probe's files in /tmp must not remain."""
+    """The node's isolation check kills the probe while the probe holds memory; the probe's files in /tmp must not
+    remain.
+    """
     command = [PROBE, "--json", "--together", "--checks", "bypass-own-loader", "--hold", "15000"]
     probe = subprocess.Popen(command, env=host.env(), stdout=subprocess.DEVNULL, start_new_session=True)
     try:
@@ -171,7 +178,7 @@ def family(group: int) -> list[int]:
 
 
 def holders(host: Host) -> dict[str, int]:
-    """Returns process name (comm) → bytes of the process on all GPUs."""
+    """Returns a dict from the name of each process (comm) to its bytes on all GPUs."""
     found = {}
     for pid, held in host.physical().items():
         with contextlib.suppress(OSError):
@@ -180,7 +187,9 @@ def holders(host: Host) -> dict[str, int]:
 
 
 def test_open_bypasses_are_not_run_on_a_full_card(host: Host) -> None:
-    """On a full GPU the driver also refuses a process that bypasses the library: the check must not pass."""
+    """On a full GPU the driver also refuses a process that bypasses the library, so the check proves nothing and must
+    not pass.
+    """
     stranger = host.puppet(preload=False).start()
     stranger.get("alloc", CARD - host.on_card())
     command = [PROBE, "--json", "--together", "--checks", ",".join(WAYS_AT_ONCE)]

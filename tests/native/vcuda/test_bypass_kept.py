@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The probe checks that memory stays charged after its release while another process or object uses it.
+"""vgpu-probe checks that memory stays charged after its release while another process or object uses it.
 
 Each check passes with the library and fails with a library that omits one charge.
 """
@@ -25,8 +25,8 @@ RELEASED, ENDED = "released", "ended"
 EXPORTED = "ledger_export(exported->device, exported->bytes, true);"
 SETTLE = "void unaccounted_settle(int index)\n{\n"
 UNSEEN = ("unaccounted.c", SETTLE, SETTLE + "    if (index >= 0) return;\n")
-# defect → source file, original code, replacement code, check that must fail, whether the exporting process releases
-# its memory or exits before the check
+# Keys: defects. Values: source file, original code, replacement code, the check that must fail, and whether the
+# exporting process releases its memory or exits before the check.
 MUTANTS = {
     "IPC export not recorded": ("ipc.c", "start = start_of(pointer, &block);", "start = 0;", IPC, RELEASED),
     "memory of array tiles not kept": ("vmm.c", "physical_of(block.owner)->kept = true;", ";", ARRAY, RELEASED),

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A captured graph has only the program's nodes. Captured launches are neither charged nor delayed.
 
-The simulated driver invalidates a capture if its events are queried.
+The library times launches by events. The simulated driver invalidates a capture if the library queries events during
+it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from shares import Container, Node
 LAUNCHES = 200
 US = 50
 NEWER = SIMULATOR.with_name(SIMULATOR.name + "-615")
-# argument of programs/captures.c → number of graphs, number of launches outside the graphs
+# Keys: argument of programs/captures.c. Values: expected number of graphs, and number of launches outside the graphs.
 HOW = {"hooked": (1, 3), "unseen": (1, 3), "recaptured": (5, 53), "unmatched": (1, 3), "newer": (1, 3)}
 
 
@@ -60,10 +61,10 @@ def test_captured_graph_has_only_the_programs_nodes(node: Node, how: str, percen
         # The fast path may charge 250 us of captured launches per capture before the library reads the capture state.
         counted = 2_000_000 * 2 + others * US * 1000 * 1.2 + graphs * 250_000
         assert said["used_ns"] < counted
-        # At 1 % the launches would have waited for a second.
+        # If captured launches were throttled, they would have waited for a second at a share of 1 %.
         assert said["throttled_ns"] < 100 * counted
 
 
 def test_launches_of_another_thread_do_not_break_a_capture(node: Node) -> None:
-    """The library queries another thread's events during a global capture, in a capture mode that permits queries."""
+    """During a global capture the library queries another thread's events in a capture mode that permits this."""
     assert run(node, Container(node, "a", 50, core_policy="force"), "meanwhile") == [LAUNCHES]

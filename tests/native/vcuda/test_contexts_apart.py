@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A context that the driver keeps locked does not delay launches and settling on another GPU."""
+"""A context that the driver keeps locked delays neither launches nor the correction of their charges on another GPU."""
 
 from __future__ import annotations
 
@@ -41,5 +41,5 @@ def test_locked_context_does_not_block_another_gpu(node: Node, percent: int) -> 
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "launched\nok\n", "")
     if percent:
-        # The kernels were measured: an unmeasured kernel would be charged 2 ms.
+        # The charge shows that the kernels were measured, because each unmeasured kernel would be charged 2 ms.
         assert 0.5 * LAUNCHES * US * 1000 < container.said(1)["used_ns"] < 3 * LAUNCHES * US * 1000

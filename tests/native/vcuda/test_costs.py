@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A launch within its budget looks up its kernel in the cost table, and reads the clock only sometimes."""
+"""A launch within its budget looks up its kernel's learned GPU time in the cost table, and reads the clock only
+sometimes.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ def test_key_depends_on_the_grid_and_the_block_width(costs) -> None:
     assert costs("keys", *(part for shape in SHAPES for part in shape)) == [len(SHAPES)]
 
 
-# Number of kernels: few, about the table's capacity, far more.
+# The numbers of kernels are small, about the table's capacity, and far above the capacity.
 @pytest.mark.parametrize("count", [1000, 16_000, 60_000])
 def test_kernels_beyond_the_table_size_are_charged_a_learned_cost(costs, count: int) -> None:
     """The charge must not be the 2 ms of an unmeasured kernel."""
@@ -99,8 +101,9 @@ def test_pauses_are_detected(costs, words: list, answers: list) -> None:
 
 
 GO, WAIT, MS = 0, 1, 1_000_000
-# columns: balance in ns, rate in ppm, cost in ns, time waited in ns, longest further wait in ns (0: the launch goes at
-# once)
+# columns: balance of the budget in ns, rate at which the budget refills in ppm of real time, cost of the launch in ns,
+# time that the launch has waited in ns; expected longest further wait in ns, where 0 means that the launch starts at
+# once
 BUDGETS = [
     *[(1, 300_000, 20_000, 0, 0), (5 * MS, 10_000, 20_000, 0, 0), (-MS, 1_000_000, 20_000, 0, 0)],
     *[(0, 300_000, 2 * MS, 0, 4), (0, 10_000, 2 * MS, 0, 101), (0, 999_999, 2 * MS, 0, 2)],
@@ -117,11 +120,13 @@ def test_launch_waits_only_until_the_budget_is_positive(
     answer, waits, then = costs("decides", balance, rate, cost, waited)
     assert answer == (WAIT if longest else GO)
     assert (0 < waits <= longest) if longest else waits == 0
-    # After the full wait the launch goes, unless the wait was cut at 10 ms to read the limits and the page again.
+    # After the full wait the launch starts. A wait is cut at 10 ms, so that the library reads the limits and the
+    # arbiter's page again.
     assert not longest or waits == 10 * MS or then > 0
 
 
-# columns: case, measured times of single launches, whether later launches share a segment, range of the learned cost
+# columns: case, measured times of single launches in ns; expected: 1 if the kernel then counts as known, so that its
+# launches share a measurement, and the range of the learned cost in ns
 LEARNED = [
     ("every launch takes the same time", [1000] * 8, 1, (1000, 1000)),
     ("the first launch loads the kernel", [60_000] + [1000] * 8, 1, (1000, 1000)),

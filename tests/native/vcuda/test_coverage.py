@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every function of the driver has a class in coverage.txt, and the library's hooks match this table."""
+"""Every driver function has a class (hooked, passed or denied) in coverage.txt, and the hooks match this table."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_readme_states_the_counts() -> None:
     )
 
 
-# --- cuGetProcAddress: the same version and stream variant as without the library ---
+# --- cuGetProcAddress returns the same version and stream variant as without the library ---
 
 VERSIONS = [2000, 2010, 2020, 3000, 3010, 3020, 4000, 4010, 5000, 5050, 6000, 6050, 7000, 7050, 8000, 9000, 9020]
 VERSIONS += [10000, 10010, 10020, *range(11000, 11090, 10), *range(12000, 12100, 10), *range(13000, 13060, 10)]
@@ -158,7 +158,7 @@ def compare(host: Host, pointers: Path, **environment: str) -> tuple[int, int]:
     wrong = []
     for question, bare, hooked in zip(asked, *answers, strict=True):
         expected = bare.split()
-        for at in (1, 5):  # the index of the object's name; the symbol's name follows
+        for at in (1, 5):  # position of the object's name in the line; the symbol's name follows
             if expected[at + 1] in HOOKED:
                 expected[at] = "libvgpu.so"
                 replaced += 1

@@ -32,7 +32,9 @@ def our_abi() -> str:
 
 
 def our_types() -> dict[str, list[str]]:
-    """Returns typedef name → names of its members; the list is empty for a typedef without declared members."""
+    """Returns a dict from each typedef's name to the names of its members; the list is empty if the typedef declares no
+    members.
+    """
     text, found = our_abi(), {}
     for body, name in re.findall(r"typedef struct \{(.*?)\n\} (\w+);", text, re.DOTALL):
         flat, nested = body, 1

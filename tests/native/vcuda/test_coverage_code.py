@@ -19,7 +19,7 @@ SIZE = 3 * MIB + 5
 LAZY = {"CUDA_MODULE_LOADING": "LAZY"}
 STACK, FIFO, HEAP = 0, 1, 2
 
-# case → puppet commands that load code, commands that unload the code, environment
+# Keys: cases. Values: puppet commands that load code, commands that unload the code, environment variables.
 WAYS = {
     "library, kernel launched": ((f"library 10 {SIZE}", "kernel 20 10", "launch 20"), ("library-unload 10",), {}),
     "library from a file": ((f"library-file 10 {SIZE}", "kernel 20 10", "launch 20"), ("library-unload 10",), {}),
@@ -44,7 +44,7 @@ STEP = LIMIT // 32 + MIB
 
 
 def step(puppet: Puppet) -> None:
-    """Makes an allocation, after which code loaded without a measurement is charged."""
+    """Makes an allocation, because the library then charges code that was loaded without a measurement."""
     say(puppet, f"alloc 59999 {STEP}", "free 59999")
 
 
@@ -100,10 +100,13 @@ def test_library_in_two_contexts_is_charged_to_both_devices(host: Host) -> None:
     assert [host.charged(0), host.charged(1)] == [host.on_card(0), host.on_card(1)] == before
 
 
-# columns: commands that load code late, seconds until the library measures this code
+# columns: commands that make the driver load code late; seconds after which the library measures this code
 @pytest.mark.parametrize(("brings", "later"), [(("kernel-function 21 20",), 0.0), (("launch 20", "sync"), 2.1)])
 def test_late_code_over_the_limit_blocks_allocations(host: Host, brings: tuple, later: float) -> None:
-    """Late code cannot be refused. While it exceeds the limit, the library refuses every allocation."""
+    """The library cannot refuse code that the driver loads late.
+
+    While such code exceeds the limit, the library refuses every allocation.
+    """
     other, puppet = host.puppet().start(), host.puppet().start()
     say(other, f"alloc 30 {4 * MIB}", "alloc 31 1")
     puppet.get("alloc", LIMIT - host.on_card() - MIB)
@@ -134,7 +137,7 @@ def test_load_is_refused_in_a_process_over_its_limit(host: Host, how: str) -> No
     say(puppet, "library-unload 10", f"{how} 30 4096")
 
 
-# puppet commands that the test repeats → whether each repetition queries NVML
+# Keys: puppet commands that the test repeats. Values: whether each repetition queries NVML.
 ASKS = {
     "kernel 20 10": False,
     "kernel-function 21 20": False,

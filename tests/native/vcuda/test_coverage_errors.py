@@ -70,8 +70,9 @@ WRONG = [
     "cuDeviceTotalMem_v2 0 0",
     "cuMemGetInfo_v2 0 @10",
 ]
-# state → puppet commands that lead to the state, the error of every call in the state. The driver's order of checks is
-# unknown, so a call with invalid arguments may return the state's error or the argument's error.
+# Keys: states of the process. Values: puppet commands that lead to the state, and the error of every call in this
+# state, or None. The driver's order of checks is unknown, so a call with invalid arguments may return the state's error
+# or the argument's error.
 STATES = {
     "not initialised": ((), 3),
     "no context": (("init",), 201),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graph memory: the driver's reservation is charged, the limit covers it, and a trim uncharges it.
+"""Memory that the driver reserves for graphs is charged, counts against the limit, and is uncharged by a trim.
 
 Strings such as ``launch-graph 30 0`` (launch the graph in register 30) are commands to programs/puppet.c.
 """
@@ -10,7 +10,8 @@ import pytest
 from conftest import LIMIT, MIB, OK, OOM, Host, Puppet
 
 SIZE = 64 * MIB
-# case → puppet commands that create a graph in register 10. The memory's address is in register 20, or 11 if captured.
+# Keys: cases. Values: puppet commands that create a graph in register 10. The memory's address is in register 20, or 11
+# if captured.
 MADE = {
     "node": ("graph 10", f"graph-alloc 20 10 {SIZE} 0"),
     "general node": ("graph 10", f"graph-add 20 10 {SIZE} 0"),
@@ -19,7 +20,7 @@ MADE = {
     "captured, per-thread streams": (f"capture 10 {SIZE} 0 1",),
     "captured and freed": (f"capture 10 {SIZE} 1 0",),
 }
-# Number of the instantiating function in the puppet command `instantiate` → driver function.
+# Keys: the number by which the puppet command `instantiate` names a function. Values: this driver function.
 FORMS = {
     0: "cuGraphInstantiateWithFlags",
     1: "cuGraphInstantiate",

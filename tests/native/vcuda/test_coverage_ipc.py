@@ -68,7 +68,7 @@ def test_freed_memory_stays_charged_while_it_is_imported(host: Host, two: tuple,
 
 
 def test_repeated_exports_do_not_exceed_the_limit(host: Host, two: tuple) -> None:
-    """Without a record of open imports, the memory of each round would become free for the next round."""
+    """If the library kept no record of open imports, the memory of each round would become free for the next round."""
     maker, user = two
     for number in range(20):
         status = maker.result(f"alloc 10 {SIZE}")
@@ -105,7 +105,8 @@ def test_memory_of_a_dead_exporter_stays_charged_while_it_is_imported(host: Host
     assert context == host.physical()[user.process.pid]
     assert user.refused("alloc", LIMIT - context - SIZE + 1) == OOM
     say(user, f"alloc 30 {LIMIT - context - SIZE}", "free 30")
-    third = host.puppet().start()  # a new process must not take the ledger slot in which the memory is charged
+    # a new process must not take the ledger slot (the process's entry) in which the memory is charged
+    third = host.puppet().start()
     assert third.refused("alloc", LIMIT - 2 * context - SIZE + 1) == OOM
     assert host.charged() == 2 * context + SIZE, (
         "the node's own sum of the ledger must also contain the exported memory"

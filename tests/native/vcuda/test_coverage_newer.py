@@ -131,7 +131,9 @@ WAYS = ["link", "proc", "handle", "next", "default"]
 def test_capture_by_a_newer_function_has_only_the_programs_nodes(
     newer: Host, program: Path, way: str, capture: str
 ) -> None:
-    """Outside a capture each launch of this long kernel is throttled and followed by an event of the library."""
+    """Outside a capture the library throttles each launch of this long kernel and records an event after it, so a
+    missed capture would show as further nodes.
+    """
     devices = [{"uuid": uuid, "memory_bytes": 1 << 34, "sm_percent": 5} for uuid in newer.uuids]
     newer.write_limits(devices=devices, core_policy="force")
     assert run(newer, program, way, capture, preload=False) == (0, "200 nodes\n"), (

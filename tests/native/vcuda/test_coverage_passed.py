@@ -14,7 +14,7 @@ from test_coverage import ROWS, STREAM_VARIANT
 from test_coverage_graphs import say
 
 SIZE = 8 * MIB
-BOTH_DEVICES = 1  # CUmemLocation of device 0, as one number
+BOTH_DEVICES = 1  # a CUmemLocation that names device 0, as one number
 EVERYWHERE = 0xFFFFFFFF  # CU_DEVICE_CPU (-1)
 # Registers: 10 device memory, 11 managed memory, 2 the context of device 1, 50 an access descriptor of device 0.
 CALLS = """
@@ -119,9 +119,9 @@ cuStreamSynchronize $20
 PLANE = ("0 0 2 0 $10 0 1024 0 0 2 0 $11 0 1024", "512 64")
 BOX = ("0 0 0 0 2 0 $10 0 {0} 1024 64 0 0 0 0 2 0 $11 0 {0} 1024 64", "512 64 1")
 QUEUING = {"copies", "orders", "host-callback"}
-# Reasons of the coverage table whose functions can bind memory; functions with other reasons cannot.
+# Reasons in coverage.txt whose functions can bind memory; functions with other reasons cannot.
 BINDING = {"managed", "host-memory", "handles", "address", "shared", "exported", "pool-setting"}
-# Functions with these reasons that CALLS omits → the test that calls them, or why no test can.
+# Keys: functions with these reasons that CALLS omits. Values: the test that calls the function, or why no test can.
 ELSEWHERE = {
     "cuIpcOpenEventHandle": "its handle is passed by value, and it refers to no memory",
     "cuMemImportFromShareableHandle": "test_memory.py",

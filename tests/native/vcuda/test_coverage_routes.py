@@ -111,7 +111,7 @@ ALLOCATES = {
     "cuLibraryGetGlobal": Way("@10 @11 $20 'g", LIBRARY),
     "cuLibraryGetManaged": Way("@10 @11 $20 'm", LIBRARY),
 }
-# Hooked functions that need no row in ALLOCATES → the reason, and the file with their test.
+# Keys: hooked functions that need no row in ALLOCATES. Values: the reason, and the file with their test.
 OTHERWISE = {
     "cuCtxAttach": "counts a reference; test_frees.py",
     "cuModuleGetGlobal_v2": "the simulated driver loads a module's data with the module; test_coverage_code.py",

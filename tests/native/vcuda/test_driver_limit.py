@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The library works with a driver that itself limits the memory of the container's control group (branch 615).
 
-Memory of an oversold slice spills to host memory only if the card is full, and memory shown as free can be allocated.
-The tests compare the library's figures with the account of the simulated driver.
+Memory of an oversold slice (the card's slices together exceed its memory) spills to host memory only if the card is
+full, and memory shown as free can be allocated. The tests compare the library's figures with the account of the
+simulated driver.
 """
 
 from __future__ import annotations

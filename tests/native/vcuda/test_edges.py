@@ -109,7 +109,7 @@ def test_huge_sizes_are_refused_and_leave_no_charge(host: Host) -> None:
 
 
 THERE = (f"alloc 1 {4 * MIB}", f"create 2 {2 * MIB} 0", f"reserve 3 {8 * MIB}", "pool 4 0", f"map 3 {2 * MIB} 2")
-# case → 1 if the process starts without a context, else 0; then the puppet commands of the sequence
+# Keys: cases. Values: 1 if the process starts without a context, else 0; then the puppet commands of the sequence.
 SEQUENCES = {
     "sizes beyond existing objects": (0, *THERE, *BEYOND, f"unmap 3 {2 * MIB}", "release-handle 2", "free 1"),
     "memory freed in another context of the device": (0, f"alloc 10 {8 * MIB}", "ctx 2 0", "free 10", "ctx-destroy 2"),

@@ -13,7 +13,7 @@ from test_coverage_graphs import say
 GIB = 1 << 30
 ALL, FIRST, SECOND = "CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_MEMORY_LIMIT_0", "CUDA_DEVICE_MEMORY_LIMIT_1"
 
-# variables → the total of devices 0 and 1 under a limits file of 5386 MiB each
+# columns: environment variables; expected total memory of devices 0 and 1 if the limits file allows 5386 MiB each
 TIGHTER = [
     ({}, LIMIT, LIMIT),
     ({ALL: "2g"}, 2 * GIB, 2 * GIB),
@@ -114,7 +114,10 @@ LINES = [
 
 @pytest.mark.parametrize("level", range(6))
 def test_log_level_selects_the_lines(host: Host, level: int) -> None:
-    """Each log level has the lines of the lower levels. The driver rounds allocations up and no thread can start."""
+    """Each log level also has the lines of the lower levels.
+
+    Two lines appear because the driver rounds allocations up and no thread can start.
+    """
     host.become(PROFILE.replace("[gpu]", f"allocation_granularity = {2 * MIB}\n[gpu]"))
     none = compile_program(host.folder, "nothreads.so", "nothreads.c", flags=("-shared", "-fPIC"))
     puppet = host.puppet(
@@ -136,7 +139,8 @@ def test_limits_file_sets_the_log_level(host: Host) -> None:
     assert "a context on" in host.puppet().start().errors()
 
 
-# CUDA_VISIBLE_DEVICES → which GPU of the host each ordinal is
+# columns: value of CUDA_VISIBLE_DEVICES, where {n} is the UUID of the host's GPU n; expected GPU of the host for each
+# CUDA ordinal
 VISIBLE = [
     *[("0", [0]), ("1", [1]), ("0,1", [0, 1]), ("1,0", [1, 0])],
     *[("{1}", [1]), ("{1},{0}", [1, 0]), ("{1},0", [1, 0]), ("1,9,0", [1])],
@@ -166,7 +170,7 @@ def test_limits_follow_the_uuid_of_a_visible_gpu(host: Host, visible: str, order
 
 @pytest.mark.parametrize("relative", [False, True])
 def test_overwritten_environment_changes_nothing(host: Host, relative: bool) -> None:
-    """The program overwrites its environment and changes its folder before its child opens the ledger."""
+    """The program overwrites its environment and changes its working directory before its child opens the ledger."""
     path = os.path.relpath(host.ledger) if relative else str(host.ledger)
     puppet = host.puppet(CUDA_DEVICE_MEMORY_SHARED_CACHE=path)
     assert puppet.result("total 0") != OK

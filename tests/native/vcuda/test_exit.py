@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program exits with open launches: no thread of the library hangs or calls the driver after its teardown."""
+"""If a program exits while launches run, no thread of the library hangs or calls the driver after the driver's
+teardown.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ def ends(node: Node, program: Path, how: str, percent: int = 50) -> str:
 
 
 def late_calls(node: Node) -> int:
-    """Returns the number of calls after the driver's teardown, as the simulated driver counts them."""
+    """Returns the number of calls that the simulated driver received after its teardown."""
     command = [SIMULATOR / "gpusimctl", "usage", "--json"]
     done = subprocess.run(command, env=node.host.driver_env, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout)["late_calls"]
@@ -69,5 +71,7 @@ def test_thread_can_launch_during_the_exit(node: Node, program: Path) -> None:
 
 @pytest.mark.parametrize(("how", "threads"), [("one", 0), ("few", 1)])
 def test_controller_thread_starts_with_the_second_fence(node: Node, program: Path, how: str, threads: int) -> None:
-    """The library starts no thread for one launch: unshare(CLONE_NEWUSER) works only in a single-threaded process."""
+    """The library starts no thread for one launch, because unshare(CLONE_NEWUSER) works only in a single-threaded
+    process. A fence is a pair of timing events, which this thread reads.
+    """
     assert ends(node, program, how) == f"{threads}\n"

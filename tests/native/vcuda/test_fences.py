@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On a failing driver no fence stays open forever, no event leaks, and no event is used after its context ends."""
+"""Fences, the pairs of timing events by which the library measures launches, survive a failing driver.
+
+No fence stays open forever, no event leaks, and no event is used after its context ends.
+"""
 
 from __future__ import annotations
 
@@ -66,13 +69,16 @@ def flows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("what", ["context", "capture", "streams", "failed", "threads"])
 def test_event_of_a_segment_that_ends_early_does_not_leak(flows: Path, what: str) -> None:
-    """The launch path frees every event of a segment without a fence, also when the thread ends."""
+    """If a segment (launches between two events) ends without a fence, the launch path frees its events, also when the
+    thread ends.
+    """
     done = subprocess.run([flows, what], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr[-2000:]
 
 
-# columns: case of flows.c (640 launches of 10 us with pauses of 40 us, or 64 launches of 100 us (mid), 500 us (long)),
-# least and most recorded events
+# columns: case of flows.c; least and most expected number of recorded events. The program makes 640 launches of 10 us
+# with pauses of 40 us, but in the cases whose name begins with "mid" 64 launches of 100 us, and in the case long 64
+# launches of 500 us.
 EVENTS = [("alone", 1, 80), ("share", 600, 800), ("waits", 1200, 1440), ("low", 12, 80)]
 EVENTS += [("mid", 2, 8), ("midlow", 12, 20), ("midtiny", 28, 40), ("long", 120, 130)]
 
@@ -80,14 +86,15 @@ EVENTS += [("mid", 2, 8), ("midlow", 12, 20), ("midtiny", 28, 40), ("long", 120,
 @pytest.mark.parametrize(("what", "least", "most"), EVENTS)
 def test_program_records_few_events_unless_accuracy_needs_them(flows: Path, what: str, least: int, most: int) -> None:
     """Each event costs time of the host and of the GPU; on an H200 two events a launch halved a program's speed. After
-    a wait the stream may have been idle, so the next segment needs a begin of its own. With a maximum of queued work
-    a segment has at most half of it. Events around a long kernel cost little."""
+    a wait the stream may have been idle, so the next segment needs a begin event of its own. If the arbiter limits the
+    queued work, a segment has at most half of this maximum. Events around a long kernel cost little."""
     done = subprocess.run([flows, what], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert least <= int(done.stdout) <= most, done.stdout
 
 
-# columns: what limits the queued work while the gate is open at full rate, least and most throttled time in us
+# columns: case of flows.c, in which a launch waits for queued work while the arbiter's gate is open at full rate; least
+# and most expected throttled time in us
 @pytest.mark.parametrize(("what", "least", "most"), [("full", 0, 0), ("fulllow", 0, 0)])
 def test_wait_for_own_queued_work_is_not_reported_as_throttled(flows: Path, what: str, least: int, most: int) -> None:
     done = subprocess.run([flows, what], capture_output=True, text=True, timeout=60, check=False)
@@ -95,7 +102,7 @@ def test_wait_for_own_queued_work_is_not_reported_as_throttled(flows: Path, what
     assert least <= int(done.stdout) <= most
 
 
-# columns: the interval in us at which the controller requests a wake-up, whether the wake-up may be late
+# columns: the interval in us at which the library's controller thread requests a wake-up; whether a wake-up may be late
 @pytest.mark.parametrize(("every", "late"), [(50, True), (250, True), (2000, True), (10000, True), (100000, False)])
 def test_wake_ups_are_bounded(tmp_path_factory: pytest.TempPathFactory, every: int, late: bool) -> None:
     program = compile_program(tmp_path_factory.mktemp("wakes"), "wakes", "wakes.c", flags=SANITIZED)

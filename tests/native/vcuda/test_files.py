@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""With an invalid limits file or ledger the library creates no context and logs the reason."""
+"""If the limits file or the ledger (the container's record of its memory) is invalid, the library allows no context.
+
+It logs the reason.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ def set_field(path: Path, name: str, value: int, crc: bool = True) -> None:
     path.write_bytes(data)
 
 
-# fault → function that damages a valid limits file. With each fault no context is created.
+# Keys: faults. Values: functions that damage a valid limits file in this way. With each fault no context is created.
 BAD_LIMITS: dict = {
     "missing": lambda path: path.unlink(),
     "empty": lambda path: path.write_bytes(b""),
@@ -95,7 +98,7 @@ def test_half_written_limits_keep_the_last_limits(host: Host) -> None:
     assert "torn" in puppet.errors()
 
 
-# fault → function that damages the ledger. With each fault no context is created.
+# Keys: faults. Values: functions that damage the ledger in this way. With each fault no context is created.
 BAD_LEDGERS: dict = {
     "content of another file type": lambda path: path.write_bytes(b"not a ledger" * 40000),
     "truncated": lambda path: os.truncate(path, 4096 + 320),
@@ -124,7 +127,7 @@ def test_bad_ledgers_allow_no_context_and_are_logged(host: Host, fault: str) -> 
 
 
 def test_replaced_ledger_drops_no_charge_of_a_live_process(host: Host) -> None:
-    """If the ledger is replaced, locks of the new file must not decide which users of the mapped file are alive."""
+    """If the ledger is replaced, locks of the new file must not decide which users of the old file are alive."""
     first, second = host.puppet().start(), host.puppet().start()
     first.get("alloc", 2500 * MIB)
     held = host.on_card()
@@ -238,7 +241,9 @@ def test_in_a_container_variables_name_no_other_files(host: Host) -> None:
 
 
 def test_in_a_container_a_process_without_descriptors_gets_no_context(host: Host) -> None:
-    """For lack of descriptors the library cannot open the preload file, but must not treat the file as missing."""
+    """If the process has no descriptors left, the library cannot open the preload file, but must not treat the file as
+    missing.
+    """
     own = host.folder / "own"
     own.mkdir()
     generous = [{"uuid": uuid, "memory_bytes": 16000 * MIB} for uuid in host.uuids]

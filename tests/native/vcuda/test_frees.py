@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every combination of allocation and free, in any order, leaves the ledger equal to the driver's account.
 
+The ledger is the library's record of the GPU memory that a container's processes use.
+
 Strings such as ``alloc 10 4096`` (allocate 4096 bytes, keep the address in register 10) and ``call cuMemFree_v2 $10``
 are commands to programs/puppet.c: $10 is the value of register 10, @10 its address."""
 
@@ -24,7 +26,7 @@ pytestmark = pytest.mark.slow
 SIZE = 6 * MIB + 5
 UNITS = 6 * MIB
 STREAM, POOL, GRAPH, EXEC, PLACE = 2, 3, 4, 5, 6
-# kind → puppet commands that allocate memory into register 10
+# Keys: kinds of memory. Values: puppet commands that allocate such memory into register 10.
 PLAIN = {
     "cuMemAlloc": [f"alloc 10 {SIZE}"],
     "cuMemAlloc, first version": [f"alloc1 10 {SIZE}"],
@@ -55,7 +57,7 @@ OTHERS = {
     "array": ["array 10 1024 333 32"],
     "mipmapped array": ["mipmap 10 1024 512 8"],
 }
-# free → puppet commands that free all of the memory; a synchronization follows.
+# Keys: ways to free. Values: puppet commands that free all of the memory; a synchronization follows.
 BY_POINTER = {
     "cuMemFree": ["free 10"],
     "cuMemFreeAsync": ["free-async 10"],
@@ -188,7 +190,7 @@ class OneProcess(RuleBasedStateMachine):
         self.host.write_limits()
         self.puppet: Puppet = self.host.puppet(route="proc", LD_PRELOAD=self.library)
         self.next = 100
-        self.held: dict = {}  # register → puppet commands that free its memory
+        self.held: dict = {}  # key: register; value: puppet commands that free its memory
         self.graphs: list = []  # registers of executable graphs
 
     def teardown(self) -> None:

@@ -31,7 +31,7 @@ from test_coverage_graphs import say
 DRIVER = BUILD / "gpusim-550"
 OF_550 = PROFILE.replace("535.261.03", "550.163.01").replace("12.2", "12.4")
 RESOURCE, GROUPS, PART, DESCRIPTION = 200, 230, 240, 270
-GREEN, CONTEXT = 280, 300  # first registers; a green context's number is added
+GREEN, CONTEXT = 280, 300  # registers of green context 0 and its context; the number of another is added
 
 
 @pytest.fixture

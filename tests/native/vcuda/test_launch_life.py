@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limited launches survive destroyed contexts, captures, forks and signals. The control runs without a limit."""
+"""A program whose launches are limited survives destroyed contexts, captures, forks and signals.
+
+As a control, each test also runs without a limit.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,8 @@ def test_limited_program_ends_normally(node: Node, what: str, percent: int) -> N
     assert bool(container.said()["used_ns"]) == bool(percent)
 
 
-# columns: case, limit of device 1 in percent, minimum number of launches of 50 us charged to device 0
+# columns: case of programs/launch_life.c, compute limit of device 1 in percent; expected minimum number of launches of
+# 50 us that are charged to device 0
 @pytest.mark.parametrize(("what", "other", "launches"), [("threads", 40, 900), ("popped", 0, 800), ("popped", 40, 800)])
 def test_every_launch_is_charged(node: Node, what: str, other: int, launches: int) -> None:
     percents = zip(node.host.uuids, (40, other))
@@ -53,7 +57,7 @@ def test_every_launch_is_charged(node: Node, what: str, other: int, launches: in
 
 @pytest.mark.parametrize("percent", [0, 50])
 def test_missing_launch_function_of_an_old_driver_stays_unknown(host: Host, tmp_path: Path, percent: int) -> None:
-    """A launch function that an old driver does not have stays unknown, also after other launches."""
+    """A call of a launch function that an old driver does not have returns "not found", also after other launches."""
     folder = tmp_path / "old"
     shutil.copytree(SIMULATOR, folder)
     driver = folder / "libcuda.so.1"

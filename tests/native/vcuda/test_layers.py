@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tools/c_layers.py accepts the library, and rejects copies of the library with one forbidden call."""
+"""tools/c_layers.py accepts the library, and rejects copies of the library with one forbidden call.
+
+It checks that each source package of the library calls only lower packages.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,8 @@ def test_library_has_only_calls_to_lower_packages(copy: Path) -> None:
     assert all(line.startswith("allowed loop: ") for line in done.stdout.splitlines())
 
 
-# case → source file, code that is appended to it, words of the error message of tools/c_layers.py
+# Keys: cases. Values: source file, code that is appended to this file, expected words of the error message of
+# tools/c_layers.py.
 PLANTED = {
     "call to a higher package": (
         "account/ledger.c",

@@ -69,7 +69,7 @@ CONSTANTS = {
 
 @pytest.fixture(scope="module")
 def c_layout(tmp_path_factory):
-    """Returns field or constant → its offset, size or value, as compiled from the C header."""
+    """Returns a dict from each field or constant to its offset, size or value, as compiled from the C header."""
     lines = []
     for struct_name, (fields, _size) in TABLES.items():
         lines.append(f'printf("sizeof {struct_name} %zu\\n", sizeof(struct {struct_name}));')

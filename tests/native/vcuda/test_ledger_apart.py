@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes with one ledger share a limit, whatever their pids; damage to a ledger stays in its own container."""
+"""The processes that use one ledger share a limit, whatever their pids, and damage to a ledger stays in its container.
+
+The ledger is the file in which a container's processes record the GPU memory that they use.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,14 @@ APART = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 
 @needs_root
 def test_processes_with_equal_pids_are_accounted_separately(host: Host) -> None:
-    """Both processes have pid 1 in their namespace; accounting by pid would confuse them."""
+    """Both processes have pid 1 in their own pid namespace, so accounting by pid would confuse them."""
     first, second = host.puppet(wrapper=APART).start(), host.puppet(wrapper=APART).start()
     assert first.say("pid") == second.say("pid") == [OK, 1]
     context = host.on_card() // 2
     first.get("alloc", LIMIT - host.on_card())
     assert host.charged() == host.on_card() == LIMIT
     assert second.refused("alloc", 1) == OOM
-    shell = first.process.pid  # pid of unshare; its child is the puppet
+    shell = first.process.pid  # pid of the command unshare, whose child is the puppet
     os.kill(int(Path(f"/proc/{shell}/task/{shell}/children").read_text()), signal.SIGKILL)
     first.process.wait()
     second.get("alloc", LIMIT - context)
@@ -48,7 +51,8 @@ def scribbled(path: Path) -> None:
         ledger.write(b"\xff" * layouts.fields.LEDGER_FILE_SIZE)
 
 
-# damage by the tenant → function, whether the tenant's processes can continue (None: SIGBUS kills them)
+# Keys: damage by the tenant. Values: the function that does it; whether the tenant's processes can continue, where None
+# means that SIGBUS kills them.
 HARM = {
     "grown": (lambda path: os.truncate(path, 64 * MIB), True),
     "truncated": (lambda path: os.truncate(path, 0), None),

@@ -45,7 +45,10 @@ class Node:
         self.processes: list = []
 
     def allocation(self, name: str, *mib: int, alone: bool = False, **more: object) -> Path:
-        """Writes limits, one size in MiB per GPU (0: no limit). Returns the folder that a container mounts."""
+        """Writes the limits file of an allocation, with one size in MiB per GPU; 0 means no limit.
+
+        Returns the folder or file that a container mounts.
+        """
         devices = [
             {"uuid": uuid, "memory_bytes": size * MIB, "unlimited": not size}
             for uuid, size in zip(self.host.uuids, mib, strict=False)
@@ -91,7 +94,9 @@ class Node:
         return subprocess.run(command, env=self.host.driver_env, check=True, stdout=subprocess.PIPE, text=True).stdout
 
     def limits(self) -> dict[tuple[int, int], int]:
-        """Returns (GPU, inode of the group) → limit in MiB in the simulated driver; MAX // MIB means no limit."""
+        """Returns a dict from (GPU, inode of the group) to the limit in MiB in the simulated driver; MAX // MIB means
+        no limit.
+        """
         found = json.loads(self.ctl("limits", "--json"))["limits"]
         assert all(one["soft"] == 0 for one in found)
         return {(one["gpu"], one["group"]): one["hard"] // MIB for one in found}
@@ -144,7 +149,8 @@ def test_container_is_limited_to_its_slice(node: Node, group) -> None:
     assert os.stat(node.allocations / "a1/driver-limit").st_mode & 0o777 == 0o600
 
 
-# case → allocations as (name, MiB per GPU), further mounted paths, expected limit: GPU → MiB
+# Keys: cases. Values: allocations as (name, MiB per GPU), further mounted paths, and a dict from GPU to the expected
+# limit in MiB.
 SUMS = {
     "several mounts of one allocation": ([("a", [5000])], ["a/rw/ledger", "a/ro"], {0: 5000}),
     "two slices of one GPU": ([("a", [5000]), ("b", [3000])], [], {0: 8000}),
@@ -173,7 +179,7 @@ def test_limits_of_several_allocations_are_summed_by_gpu(node: Node, group, case
 
 
 def test_allocation_with_only_a_record_is_limited(node: Node, group) -> None:
-    """An allocation of another sharing mode has only a record, mounted as a file."""
+    """An allocation of another sharing mode has no folder; its container mounts only a record, which is a file."""
     path = group("c")
     done = node.run(node.container(path, node.allocation("f00d", 7680, alone=True)))
     assert done.returncode == 0, done.stderr
@@ -230,7 +236,7 @@ def no_such_gpu(node: Node) -> list:
     return [node.allocation("a", devices=[{"uuid": "GPU-0f1e2d3c-0000-0000-0000-000000000000", "memory_bytes": MIB}])]
 
 
-# case → function that returns the mounts of the container, words of the hook's error message
+# Keys: cases. Values: a function that returns the mounts of the container, expected words of the hook's error message.
 REFUSED = {
     "no mount of an allocation": (lambda node: ["/etc/hosts"], "no mount of the container lies below"),
     "unknown allocation": (
@@ -272,7 +278,8 @@ def test_hook_ignores_the_tenants_settings(node: Node, group) -> None:
     assert node.limits() == {(0, path.stat().st_ino): 5000}
 
 
-# case → fault of the simulated driver, NVML that the hook loads ("": the host's), words of the hook's error message
+# Keys: cases. Values: fault of the simulated driver, NVML library that the hook loads ("" means the host's), expected
+# words of the hook's error message.
 FAULTS = {
     "limit silently dropped by the driver": (["memacct-drop-next"], "", "does not hold"),
     "missing NVML": ([], "/nonexistent.so", "NVML of the host cannot be loaded"),
@@ -287,7 +294,7 @@ def test_hook_reports_no_limit_that_the_driver_did_not_set(node: Node, group, ca
     if fault:
         node.ctl(*fault)
         if node.backend == "misc":
-            said = "nvmlDeviceGetMemoryLimits_v1 after the set"  # neither the group nor an ancestor has a limit
+            said = "nvmlDeviceGetMemoryLimits_v1 after the set"  # then neither the group nor an ancestor has a limit
     done = node.run(node.container(group("c"), node.allocation("a", 5000)), enforce, **({"nvml": nvml} if nvml else {}))
     assert said in done.stderr
     if enforce == "driver":
@@ -306,7 +313,7 @@ def test_host_without_cgroup_v2_is_an_error(node: Node, group) -> None:
 
 
 def test_second_container_with_the_same_slice_is_refused(node: Node, group) -> None:
-    """The driver limits control groups: two containers with one slice could use it twice by bypassing the library."""
+    """The driver limits control groups, so two containers of one slice could use it twice by bypassing the library."""
     share = node.allocation("a", 5000)
     first, second = group("first"), group("second")
     assert node.run(node.container(first, share)).returncode == 0
@@ -326,7 +333,7 @@ def test_second_container_with_the_same_slice_is_refused(node: Node, group) -> N
 
 
 def test_stale_limit_is_overwritten(node: Node, group) -> None:
-    """misc: a new group may inherit a removed group's limit, so the hook also sets "no limit"."""
+    """With the misc controller, a new group may inherit a removed group's limit, so the hook also sets "no limit"."""
     if node.backend != "misc":
         pytest.skip("with dmem a new group inherits no limit")
     node.ctl("memacct-stale", "0", "300")

@@ -11,7 +11,7 @@ import pytest
 import sanitizing
 from conftest import LIMIT, LINKED, SOURCES, Host, Puppet, compile_program
 
-PATIENCE = 20  # seconds; without the library each program takes 0.3 s
+PATIENCE = 20  # time limit in seconds; without the library each program takes 0.3 s
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,8 @@ def watched(built: None) -> str:
     return f"{sanitizing.WATCHED}/loader_watch.so:{sanitizing.WATCHED}/libvgpu.so"
 
 
-# call of the planted program, with or without a library lock held → whether loader_watch.so aborts the program
+# Keys: the call that the planted program makes, with or without holding a library lock. Values: whether loader_watch.so
+# aborts the program.
 CALLS = {"dlopen": True, "dlsym": True, "dropped": False, "free": False}
 
 

@@ -26,8 +26,8 @@ call()
 """
 TAKES_2 = "assert os.open(sys.argv[1], os.O_RDWR | os.O_CREAT) == 2"
 
-# case → code before the first call, code after the first call, expected lines on standard error, expected lines in a
-# file that reuses descriptor 2
+# Keys: cases. Values: code before the first call, code after the first call, expected number of lines on standard
+# error, expected number of lines in a file that reuses descriptor 2.
 WAYS = {
     "standard error stays open": ("", "", 2, 0),
     "standard error is moved and restored": ("", "os.dup2(2, 9); os.close(2); os.dup2(9, 2)", 2, 0),

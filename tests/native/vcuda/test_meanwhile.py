@@ -10,7 +10,7 @@ import pytest
 from conftest import LIMIT, LINKED, MIB, PROFILE, Host, compile_program, layouts
 from module_utils.abi import fields
 
-PATIENCE_S = 8  # includes a wait of up to 1 s per context
+PATIENCE_S = 8  # time limit in seconds; includes a wait of up to 1 s per context
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,9 @@ class Program:
 
 
 def learned(host: Host) -> int:
-    """Returns the context size that the container's ledger has learned."""
+    """Returns the context size that the library measured and stored in the ledger, the container's record of its GPU
+    memory.
+    """
     data = host.ledger.read_bytes()
     return layouts.get_field(data, 0, len(data), fields.LEDGER_FIELDS, "context_bytes")[0]
 
@@ -83,8 +85,10 @@ def test_context_created_inside_another_creation_is_charged(
 def test_primary_context_retained_concurrently_is_charged_once(
     tooled: Host, context: int, program: Path, way: str
 ) -> None:
-    """Both threads retain the primary context; the charge ends with the second release, even if a retain was missed."""
-    tooled.puppet().start().end()  # now the ledger contains the size of a context
+    """Both threads retain the primary context; the charge ends with the second release, even if the library missed one
+    of the retains.
+    """
+    tooled.puppet().start().end()  # from now on the ledger contains the size of a context
     with Program(tooled, program, way) as running:
         assert running.said() == "0 0 0"
         assert tooled.charged() == tooled.on_card() == context
@@ -102,8 +106,9 @@ def test_thread_that_never_returns_from_the_driver_blocks_no_other_thread(
 ) -> None:
     """A thread never returns from cuCtxCreate; other threads wait for this thread only once.
 
-    The thread's context is charged if the container has learned the size of a context. Otherwise the watcher reports
-    the process, because the context exceeds the tolerance of watch/rule.py (64 MiB or 1/16).
+    The thread's context is charged if the container has learned the size of a context. Otherwise the watcher, the
+    node's service that compares the driver's figures with the charges, reports the process, because the context exceeds the tolerance of
+    watch/rule.py (64 MiB or 1/16).
     """
     if known:
         tooled.puppet().start().end()

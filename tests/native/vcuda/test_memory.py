@@ -72,7 +72,7 @@ def test_uncounted_context_does_not_reduce_later_allocations(host: Host) -> None
     assert puppet.refused("alloc", 3 * step) == OOM
 
 
-# kind → puppet command that allocates, its arguments, command that frees; {0} is the register
+# Keys: kinds of memory. Values: puppet command that allocates, its arguments, command that frees; {0} is the register.
 WAYS = {
     "cuMemAlloc": ("alloc", (7 * MIB + 3,), "free {0}"),
     "managed": ("managed", (5 * MIB + 1,), "free {0}"),

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The limiter's real object code runs in a model of the GPU on virtual time; the tests check the measured shares.
 
-Every run is deterministic, and shares come from the log of the model's GPU. The benchmarks use the same program, whose
-arguments and JSON output are described at the head of model/model.c.
+Tenants are containers that share a GPU; the arbiter is the node's service that gives them turns. Every run is
+deterministic, and shares come from the log of the model's GPU. The benchmarks use the same program, whose arguments and
+JSON output are described at the head of model/model.c.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ SOURCES = (
     VCUDA / "src/compute/cost.c",
     VCUDA / "arbiter/schedule.c",
 )
-MIXED = "5:20:100:500:2000:10000"  # microseconds
+MIXED = "5:20:100:500:2000:10000"  # durations of a model tenant's kernels in microseconds
 SHORT = "5:20:100:500:1000"
 
 
@@ -45,7 +46,7 @@ def model(tmp_path_factory: pytest.TempPathFactory):
 
 
 def worst(tenant: dict, share: float | None = None) -> float:
-    """Returns the largest deviation from the share in any window of one second, in points."""
+    """Returns the largest deviation from the share in any window of one second, in percentage points."""
     share = tenant["share"] if share is None else share
     return max(share - tenant["low"], tenant["high"] - share)
 
@@ -83,7 +84,9 @@ def test_lone_tenant_without_a_limiter_exceeds_its_share(model, us: int) -> None
 
 @pytest.mark.parametrize(("share", "us", "error"), [(10, 10000, 3), (50, 10000, 2), (90, 10000, 2), (90, 20000, 4)])
 def test_share_of_long_kernels_is_within_the_documented_error(model, share: int, us: int, error: float) -> None:
-    """|error| of a window W <= (longest kernel + 4 ms outstanding) / W, and a long kernel is never split."""
+    """In a window W the share is wrong by at most (longest kernel + 4 ms of queued work) / W, because a long kernel is
+    never split.
+    """
     (tenant,) = model(f"share={share},policy=force,kernels={us}")["tenants"]
     assert worst(tenant) <= error <= 100 * (us / 1000 * 1.1 + 4) / 1000 + 2, tenant
 
@@ -110,7 +113,8 @@ def steps(first: float, last: float, count: int) -> list:
 
 
 GROWING = steps(20, 5000, 24)
-# case → kernel durations in us, number of consecutive launches of each duration (0: a random duration each)
+# Keys: cases. Values: kernel durations in us, number of consecutive launches of each duration; 0 means that each launch
+# has a random one of these durations.
 MIXES = {
     "20 us or 5 ms at random": ([20, 5000], 0),
     "20 us and 5 ms alternating": ([20, 5000], 1),
@@ -250,7 +254,10 @@ def test_two_tenants_get_their_shares(model, left: object, right: object, seed: 
     [(MIXED, 10 + 10 * (s % 2), s) for s in range(1, 13)] + [(SHORT, 10, s) for s in range(1, 5)],
 )
 def test_four_tenants_get_their_shares(model, kernels: str, jitter: int, seed: int) -> None:
-    """A budget may go negative. Otherwise, at a share of 10 %, a launch would wait 100 ms after a kernel of 10 ms."""
+    """A tenant's budget of GPU time may go negative.
+
+    Otherwise, at a share of 10 %, a launch would wait 100 ms after a kernel of 10 ms.
+    """
     tenants = [f"share={share},kernels={kernels}" for share in (10, 20, 30, 40)]
     result = model("--seconds", 22, "--seed", seed, "--jitter", jitter, *tenants)
     assert all(together(result)), result
@@ -323,7 +330,7 @@ def test_wait_of_high_priority_is_bounded(model, us: int, share: int) -> None:
 
 
 def test_low_priority_does_not_starve(model) -> None:
-    """High priority comes first only within its share."""
+    """A tenant of high priority goes first only within its share."""
     low, high = model("share=50,kernels=200", "share=50,priority=0,kernels=200")["tenants"]
     assert low["mean"] >= 49 and high["mean"] >= 49
 
@@ -351,7 +358,9 @@ def test_intermittent_tenant_gets_at_most_its_share(model, toggling: str, seed: 
     assert stays["mean"] >= stays["share"] - 1.5
 
 
-# Elapsed time does not show what a kernel uses in other tenants' turns; the error is largest at a share of 50 %.
+# columns: share in percent, kernel duration in ms; expected largest excess over the share in percentage points. The
+# time between two events does not show how much GPU time a kernel uses in other tenants' turns; this error is largest
+# at a share of 50 %.
 @pytest.mark.parametrize(
     ("share", "ms", "over"),
     [(10, 40, 1), (10, 100, 1), (30, 50, 1), (30, 100, 1), (50, 100, 6), (50, 200, 6), (70, 100, 1)],
@@ -374,14 +383,15 @@ def test_kernels_that_outlast_their_turn_are_charged(model, share: int, ms: int,
 def test_live_change_settles_in_half_a_second(model, before: int, after: int, others: tuple) -> None:
     policy = "default" if others else "force"
     result = model(f"share={before},policy={policy},kernels=100,change=6:{after}", *others)
-    series = result["tenants"][0]["series"]  # tenths of a second
+    series = result["tenants"][0]["series"]  # GPU percent in each tenth of a second
     expected = after if after + 30 * len(others) <= 100 else 100.0 * after / (after + 30)
     assert abs(sum(series[65:75]) / 10 - expected) <= 2.0, series[58:76]
     old = before if before + 30 * len(others) <= 100 else 100.0 * before / (before + 30)
     assert abs(sum(series[50:60]) / 10 - old) <= 2.0, series[48:60]
 
 
-# columns: tenants, minimum of their total in percent (each tenant is also charged for the others' time slices)
+# columns: tenants; expected minimum of their total GPU percent, which is below 100 because each tenant is also charged
+# for the others' time slices
 NO_ARBITER = [
     (("share=30", "share=70"), 70),
     (("share=50", "share=50"), 80),
@@ -406,7 +416,7 @@ def test_tenant_gets_the_whole_gpu_after_the_other_stops(model) -> None:
 
 # --- a sparse tenant next to a busy tenant: the sparse tenant's burst goes first while it has credit ---
 
-# columns: the sparse tenant, the minimum part of its unlimited load that it gets next to a busy neighbour
+# columns: the sparse tenant; the expected minimum part of its unlimited load that it gets next to a busy neighbour
 SPARSE = [
     ("share=10,kernels=20,burst=50,rest=9000", 0.78),
     ("share=10,kernels=20,burst=10,rest=9000", 0.80),

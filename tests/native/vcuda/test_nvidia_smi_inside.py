@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA's unchanged nvidia-smi in a slice, with drivers 535 and 550 and with an unknown driver version."""
+"""Runs NVIDIA's unchanged nvidia-smi in a slice, with drivers 535 and 550 and with an unknown driver version."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_process_of_another_namespace_is_shown_by_the_viewers_pid(smi: Smi) -> N
     assert re.search(r"\|\s+0\s+N/A\s+N/A\s+1\s+C\s+\S*puppet\s+", inside)
 
 
-# driver version → entries of NVML's private table that the library replaces
+# Keys: driver versions. Values: entries of NVML's private table that the library replaces.
 TABLES = {
     "535.261.03": [213, 214, 215],
     "535.104.05": [213, 214, 215],
@@ -132,7 +132,8 @@ def test_private_table_of_another_size_is_not_replaced(tmp_path: Path, programs:
         shutil.copytree(SIMULATOR, driver)
         library = driver / "libnvidia-ml.so.1"
         image = library.read_bytes()
-        branch = struct.Struct("<I?3x")  # table size in bytes, and whether the whole table was measured
+        # the fields are the table size in bytes and whether the whole table was measured
+        branch = struct.Struct("<I?3x")
         measured = branch.pack(1960, True)
         assert image.count(measured) == 1
         library.write_bytes(image.replace(measured, branch.pack(1968, True)))

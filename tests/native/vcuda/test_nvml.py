@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVML inside a slice: own processes only, under their own pids, and utilisation relative to the share.
+"""Inside a slice NVML shows only the container's processes, under their own pids, and utilisation relative to the
+share.
 
 The tests compare the results with the same query without the library and with the simulated driver's account. Strings
 such as ``rates()`` are Python expressions that a process of the container evaluates with the functions of
@@ -236,7 +237,7 @@ def test_accounting_lists_live_processes_of_the_container(clocked: Clocked) -> N
 
 
 def test_accounting_stats_v2_hides_a_neighbour(clocked: Clocked, tmp_path: Path) -> None:
-    """NVML of driver 615 has nvmlDeviceGetAccountingStats_v2."""
+    """NVML of driver 615 has nvmlDeviceGetAccountingStats_v2, which must not show a neighbour either."""
     clocked.driver_env["LD_LIBRARY_PATH"] = str(newer_driver(tmp_path / "newer"))
     clocked.share(50)
     mode = "import pynvml as n; n.nvmlInit(); n.nvmlDeviceSetAccountingMode(n.nvmlDeviceGetHandleByIndex(0), 1)"

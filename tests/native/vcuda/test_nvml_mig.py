@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """NVML shows a slice of a MIG device: the device's memory, the GPU's memory, and the processes.
 
-The test process acts as a process of the container: it takes a slot of the ledger. test_visible.py tests CUDA in a MIG
-device.
+The test process acts as a process of the container: it takes a slot (an entry for a process) of the ledger, the
+container's record of its GPU memory. test_visible.py tests CUDA in a MIG device.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Member:
     def __init__(self, host: Host, *used: int) -> None:
         self.stream = host.ledger.open("r+b")
         lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, layouts.fields.LEDGER_ALIVE_BASE, 1, 0)
-        fcntl.fcntl(self.stream, 37, lock)  # F_OFD_SETLK
+        fcntl.fcntl(self.stream, 37, lock)  # number of the command F_OFD_SETLK
         fields, slot = layouts.fields.LEDGER_SLOT_FIELDS, layouts.fields.LEDGER_SLOT_OFFSET
         for offset, fmt, values in (
             (slot + fields["used"][0], f"<{len(used)}Q", used),

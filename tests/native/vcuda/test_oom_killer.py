@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ACTIVE_OOM_KILLER: if the limit of a running container is lowered, the library kills a process over the limit."""
+"""With ACTIVE_OOM_KILLER set, the library kills a process if a running container's limit is lowered below its usage."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def pair(host: Host):
     return start
 
 
-# columns: oom_killer in the limits file, the variable ACTIVE_OOM_KILLER
+# columns: the key oom_killer in the limits file, the variable ACTIVE_OOM_KILLER; in each row one of them enables the
+# killer
 SWITCHES = [(True, None), (True, "false"), (False, "true"), (False, "1")]
 
 
@@ -72,7 +73,9 @@ def test_next_process_is_killed_if_the_usage_is_still_too_high(host: Host, pair)
 
 
 def test_pid_1_of_a_container_is_killed(host: Host) -> None:
-    """The kernel drops signals, even SIGKILL, that pid 1 of a pid namespace sends to itself."""
+    """The kernel drops signals, even SIGKILL, that pid 1 of a pid namespace sends to itself, so the library ends pid 1
+    by exit_group.
+    """
     host.write_limits(oom_killer=True)
     first = host.puppet(wrapper=("unshare", "--pid", "--fork", "--kill-child")).start()
     first.get("alloc", 1000 * MIB)
@@ -85,7 +88,7 @@ def test_pid_1_of_a_container_is_killed(host: Host) -> None:
 
 @pytest.mark.parametrize("variables", [{}, {"ACTIVE_OOM_KILLER": "false"}, {"ACTIVE_OOM_KILLER": "maybe"}])
 def test_disabled_oom_killer_only_refuses_allocations(host: Host, pair, variables: dict) -> None:
-    """The negative control, which is also the default setting."""
+    """The negative control: with the OOM killer off (the default) allocations are refused but no process is killed."""
     large, small = pair(**variables)
     lower(host, 500 * MIB)
     assert [ended(large), ended(small)] == [False, False]

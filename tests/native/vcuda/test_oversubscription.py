@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An oversold card: each slice gets its whole limit and keeps its data intact, even if the card is full.
+"""On an oversold card each slice gets its whole limit and keeps its data intact, even if the card is full.
+
+A card is oversold if the memory limits of its slices are larger in total than its memory.
 
 The tests check the simulated driver's account of the card and the bytes in memory.
 """

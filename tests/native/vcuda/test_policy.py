@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Truth table of limits file and environment: SM limit, policy, priority, OOM killer, oversubscription, log level."""
+"""Which settings apply for each combination of limits file and environment: SM limit, policy, priority, and others."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def rules(program: Path, tmp_path: Path):
         one.process.wait()
 
 
-# columns: limits file (None: no file), variables, effective settings
+# columns: content of the limits file, where None means no file; environment variables; expected effective settings
 TABLE = [
     # --- SM limit of devices 0 and 1: a variable only lowers the limit; 0 and 100 mean no limit
     ({"sm": (33, 50)}, {}, {"sm0": 33, "sm1": 50}),
@@ -158,7 +158,7 @@ def test_environment_tightens_a_file_and_sets_the_limits_without_a_file(
     assert one.lines() == []
 
 
-# Limits files that stay effective next to an invalid variable.
+# Limits files whose values must stay effective if a variable is invalid.
 TIGHT = {"sm": (33, 50), "core_policy": "force", "priority": 1, "oom_killer": True, "oversubscribe": False}
 LOOSE = {"sm": (33, 50), "core_policy": "disable", "priority": 0, "oom_killer": False, "oversubscribe": True}
 NONSENSE = {

@@ -64,7 +64,7 @@ def test_probe_tries_every_allocator(host: Host) -> None:
 
 
 def test_environment_does_not_raise_the_share(host: Host) -> None:
-    host.write_limits(core_policy="force")  # under this policy the probe sets no policy variable
+    host.write_limits(core_policy="force")  # with the policy force the probe need not set the policy by a variable
     _status, report = run(host, "--checks", "share")
     (found,) = report["checks"]
     assert (found["verdict"], found["expected"]) == ("passed", 33), found

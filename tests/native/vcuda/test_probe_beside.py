@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two probes in two containers of a GPU: neither container can import the other's memory, and a defect is found."""
+"""Two probes in two containers of a GPU check that neither can import the other's memory, and find defects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ pytestmark = pytest.mark.slow
 PIECE = 64 * MIB
 OURS, THEIRS = "import-beside", "export-beside"
 
-# defect → container with the defect, source file, original code, replacement code, verdict, imported bytes
+# Keys: defects. Values: container with the defective library, source file, original code, replacement code, expected
+# verdict, expected imported bytes.
 REFUSED = "if (origin == SHAREABLE_FOREIGN)\n"
 FOREIGN = 'return memory_refuse("an import of memory that another container made");'
 KEPT = "if (object->import || !open_elsewhere(object))"
@@ -79,7 +80,8 @@ def test_small_slice_exports_less_memory(host: Host) -> None:
     assert 0 < made["found"] < 2 * PIECE
 
 
-# Other processes may write to the socket's folder: this library replaces the socket after bind().
+# Other processes may write to the folder of the probe's socket, so this library, as an attacker, replaces the socket
+# after bind().
 SWAPPED = """
 #include <dlfcn.h>
 #include <stdlib.h>

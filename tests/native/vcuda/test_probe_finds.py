@@ -49,7 +49,7 @@ CHECKS = [
     "freed",
 ]
 
-# defect → source file, original code, replacement code, checks that must fail
+# Keys: defects. Values: source file, original code, replacement code, checks that must fail.
 MUTANTS = {
     "no defect": ("counters.h", FITS, FITS, set()),
     "limit raised by one byte": ("counters.h", FITS, "limit++; " + FITS, {"limit-exact", "four-processes"}),
@@ -110,7 +110,7 @@ def broken(folder: Path, name: str, old: str, new: str, *more: tuple[str, str, s
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_probe_finds_the_defect(host: Host, tmp_path: Path, mutant: str) -> None:
     name, old, new, expected = MUTANTS[mutant]
-    host.write_limits(core_policy="force")  # under this policy the probe's environment sets no policy variable
+    host.write_limits(core_policy="force")  # with the policy force the probe need not set the policy by a variable
     library = broken(tmp_path, name, old, new, *([WINDOW] if mutant == "no lock around check and charge" else []))
     env = host.env(preload=False, LD_PRELOAD=str(library))
     done = subprocess.run(

@@ -12,7 +12,7 @@ from conftest import HERE, ROOT
 
 SOURCE = ROOT / "native/vcuda"
 CARDS = [
-    # columns: case, base time of a kernel in µs, time of a loop round in µs, whether the kernel is near 500 µs
+    # columns: case, base time of a kernel in µs, time of a loop round in µs; whether the kernel takes about 500 µs
     ("GPU as fast as expected", 5, 0.005, True),
     ("GPU ten times as fast", 5, 0.0005, True),
     ("GPU a hundred times as slow", 5, 0.5, True),

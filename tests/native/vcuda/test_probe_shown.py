@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The probe's checks of NVML's process lists and of graphics libraries."""
+"""vgpu-probe's checks of NVML's process lists and of graphics libraries."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_check_passes_if_a_neighbour_is_hidden(host: Host, limits: dict) -> None
     assert str(stranger.process.pid) in bare["detail"], "without the library the check must name the neighbour"
 
 
-# defect → source file, original code, replacement code, expected words in the check's detail
+# Keys: defects. Values: source file, original code, replacement code, expected words in the check's detail.
 MUTANTS = {
     "process list not filtered": (
         "nvml_processes.c",

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """All processes of a container share one limit, despite races, kills, forks, execs and threads.
 
-The tests compare the ledger with the simulated driver's account.
+The tests compare the ledger with the simulated driver's account. The ledger is the file in which a container's
+processes record the GPU memory that they use; each process has a slot (an entry) in it.
 
 Strings such as ``alloc 10 4096`` (allocate 4096 bytes, keep the address in register 10) are commands to
 programs/puppet.c."""
@@ -185,7 +186,7 @@ def test_full_ledger_allows_no_context(host: Host) -> None:
         hold = struct.pack(
             "hhqqi4x", fcntl.F_WRLCK, 0, layouts.fields.LEDGER_ALIVE_BASE, layouts.fields.LEDGER_SLOTS, 0
         )
-        fcntl.fcntl(ledger, 37, hold)  # F_OFD_SETLK
+        fcntl.fcntl(ledger, 37, hold)  # number of the command F_OFD_SETLK
         puppet = host.puppet()
         assert puppet.result("init") == OK
         assert puppet.refused("ctx", 0) == NOT_PERMITTED
@@ -263,7 +264,7 @@ def test_kills_during_start_up_leave_a_usable_ledger(host: Host) -> None:
 
 
 def test_frozen_lock_holder_blocks_no_process_forever(host: Host) -> None:
-    """A simulated frozen process holds the lock: allocations are refused, and a free is credited later."""
+    """While a frozen process (simulated) holds the lock, allocations are refused, and a free is credited later."""
     frozen, other = host.puppet().start(), host.puppet().start()
     block = other.get("alloc", 50 * MIB)
     before = host.charged()
@@ -284,7 +285,8 @@ def test_frozen_lock_holder_blocks_no_process_forever(host: Host) -> None:
 
 @pytest.mark.parametrize("line", ["ctx 1 0", "retain 1 0", f"create 1 {2 * MIB} 0"])
 def test_deny_set_before_the_slot_refuses_the_process(host: Host, line: str) -> None:
-    """The node sets deny and then lists the slots. A process that gets its slot later must see the deny flag.
+    """The node sets the flag deny in the limits file and then lists the slots. A process that gets its slot later must
+    see the deny flag.
 
     The test holds the ledger's lock, so that the process waits between its check of the limits and its slot.
     """
@@ -318,7 +320,7 @@ def test_deny_set_before_the_slot_refuses_the_process(host: Host, line: str) -> 
 
 
 def test_kill_at_any_instruction_of_an_allocation_leaves_no_charge(host: Host) -> None:
-    """The stepper kills the process at every 13th instruction of an allocation."""
+    """programs/stepper.c kills the process at every 13th instruction of an allocation."""
     done = subprocess.run(
         [host.programs / "stepper", PRELOAD, "13", str(LIMIT)],
         env=host.env(preload=False),

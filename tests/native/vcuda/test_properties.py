@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hypothesis generates sequences of allocations, frees, starts, exits, kills, forks and live changes of the limit.
 
-After each step three accounts must be equal: the model in this file, the ledger, and the simulated driver's account of
-the card.
+After each step three accounts must be equal: the model in this file, the ledger (the library's record of the
+container's memory), and the simulated driver's account of the card.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Process:
 
     def __init__(self, puppet: object, context: int) -> None:
         self.puppet, self.context = puppet, context
-        self.blocks: dict = {}  # register → bytes
+        self.blocks: dict = {}  # key: register; value: bytes
 
     def held(self) -> int:
         return self.context + sum(size for _unused, size in self.blocks.values())

@@ -112,7 +112,7 @@ def test_cu_get_proc_address_keeps_the_drivers_variant(host: Host, pointers: Pat
     replaced = 0
     for question, bare, hooked in zip(asked, answers[False], answers[True]):
         expected = bare.split()
-        for at in (1, 5):  # the index of the object's name; the symbol's name follows
+        for at in (1, 5):  # position of the object's name in the line; the symbol's name follows
             if expected[at + 1] in ours:
                 expected[at] = "libvgpu.so"
                 replaced += 1
@@ -121,7 +121,7 @@ def test_cu_get_proc_address_keeps_the_drivers_variant(host: Host, pointers: Pat
 
 
 # columns: name and CUDA version passed to cuGetProcAddress of a later driver, expected "object symbol".
-# "libvgpu.so" without a symbol is a generated entry that calls the driver; None: the name is not found.
+# "libvgpu.so" without a symbol is a generated entry that calls the driver; None means that the name is not found.
 LATER = [
     ("cuCtxSynchronize", 12000, "libvgpu.so cuCtxSynchronize"),
     ("cuCtxSynchronize", 13000, "libvgpu.so cuCtxSynchronize_v2"),
@@ -280,7 +280,7 @@ def python(code: str, **env: str) -> subprocess.CompletedProcess:
 
 
 def test_program_without_cuda_is_unchanged(host: Host) -> None:
-    """No log line, no ledger, no opened file; umask, signals and descriptors are unchanged."""
+    """The library logs nothing and opens no ledger or other file; umask, signals and descriptors are unchanged."""
     state = (
         "import os, signal, sys\n"
         "mask = os.umask(0); os.umask(mask)\n"

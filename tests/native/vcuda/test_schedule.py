@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tests call the arbiter's schedule.c step by step through ctypes, with the input that tenant pages would contain.
 
-The tests check each tenant's credit (ns of device time) and whether its gate is open.
+The arbiter is the node's service that gives containers (tenants) turns on a GPU. The tests check each tenant's credit
+(ns of GPU time that it may still claim) and whether its gate is open, so that it may launch.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class Node:
 
     def __init__(self, library: ctypes.CDLL, *percents: int, **every: bool) -> None:
         self.library, self.schedule, self.now = library, Schedule(holder=-1), 1000 * MS
-        self.ends: dict = {}  # tenant → when its queued work really ends
+        self.ends: dict = {}  # key: tenant; value: time at which its queued work really ends
         for i, percent in enumerate(percents):
             self.schedule.tenant[i].present = True
             self.schedule.tenant[i].inputs = Input(share_ppm=percent * 10000, **every)
@@ -134,7 +135,7 @@ class Node:
 
 
 def test_work_queued_while_alone_is_charged_when_another_tenant_waits(library) -> None:
-    """Tenant 0 runs for 20 ms while tenant 1 waits, so tenant 1 is owed 40 ms more (20 ms at a share of 50 %)."""
+    """Tenant 0 runs for 20 ms while tenant 1 waits, so tenant 1 is owed 40 ms more: 20 ms divided by the share 0.5."""
     node = Node(library, 50, 50)
     node.run(100, 0)
     node.launch(0, 20)
@@ -173,7 +174,7 @@ def test_idle_or_lone_tenant_accumulates_no_credit(library, alone: int) -> None:
 
 
 def test_kernel_that_outlasts_the_drain_is_charged_in_full(library) -> None:
-    """A kernel of 100 ms at a share of 50 %: the arbiter waits 25 ms for its end and charges all of it."""
+    """The arbiter waits only 25 ms for the end of a kernel of 100 ms, but charges the whole kernel to the tenant."""
     node = Node(library, 50, 50)
     node.run(200, 0, 1)
     node.until_turn(0, 0, 1)

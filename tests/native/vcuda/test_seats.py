@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arbiter has seats for 64 allocations of a GPU and gives them to active tenants.
 
-The tests write the tenant pages as the tenants' programs do.
+A seat is a place in the schedule by which the arbiter, a service of the node, gives containers (tenants) turns on a
+GPU.
+
+The tests write the tenant pages (files in which programs report their launches to the arbiter) as the programs do.
 """
 
 from __future__ import annotations
@@ -65,7 +68,8 @@ def at_once(containers: list[Container]) -> int:
     return sum(served(one) for one in containers)
 
 
-# columns: unused slices, idle slices that were used before, busy containers (more slices than the arbiter has seats)
+# columns: number of unused slices, of idle slices that were used before, and of busy containers. Together they are more
+# than the arbiter has seats.
 CROWDS = [(40, 0, 40), (20, 20, 40), (100, 0, 60), (0, 100, SEATS)]
 
 
@@ -137,7 +141,9 @@ def test_low_descriptor_limit_hides_no_tenant(node: Node) -> None:
 
 
 def test_page_reveals_no_neighbours(node: Node) -> None:
-    """The page has no number of neighbours or of busy neighbours; the arbiter clears numbers of an older arbiter."""
+    """The page must not tell how many neighbours exist or are busy; the arbiter clears such numbers of an older
+    arbiter.
+    """
     containers = [Container(node, f"work-{number}", 20) for number in range(3)]
     pages = [one.folder / f"gpu-{node.host.uuids[0]}" for one in containers]
     for page in pages:
@@ -152,7 +158,9 @@ def test_page_reveals_no_neighbours(node: Node) -> None:
 
 
 class Waiters:
-    """Threads of a container that wait for a change of the container's GPU page."""
+    """Threads of a container that wait for a change of the container's GPU page, the file in which the arbiter
+    announces turns.
+    """
 
     def __init__(self, node: Node, container: Container, threads: int) -> None:
         program = compile_program(node.folder, "waiters", "waiters.c", flags=("-lpthread",))

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Containers with several shares from several claims. Each share has its own limits file and ledger.
+"""A container can have several GPU shares, from several Kubernetes claims. Each share has its own limits file and
+ledger.
+
+A ledger is the record of the GPU memory that processes use.
 
 The limit of a card is the sum of the container's shares of this card. Two containers with the same share have one
 budget. The tests compare with the simulated driver's account.
@@ -39,7 +42,7 @@ A, B = 3000 * MIB, 2000 * MIB
 
 
 class Share:
-    """A share of one or two GPUs. ``of``: GPU number → bytes."""
+    """A share of one or two GPUs. ``of`` is a dict from the GPU's number to the bytes of the share."""
 
     def __init__(self, host: Host, name: str, of: dict[int, int], percent: int = 30, **more: object) -> None:
         self.host, self.name = host, name
@@ -185,7 +188,7 @@ def test_program_is_throttled_by_the_page_of_the_cards_first_share(host: Host) -
     assert 0.1 < used[0, "second"] < 0.56 and 0.1 < used[1, "first"] < 0.36, used
 
 
-# columns: change of one share's limits file, whether the process may create a context
+# columns: change of one share's limits file; whether the process may still create a context
 STRICT = [({"deny": True}, False), ({"deny": False}, True)]
 
 
@@ -331,7 +334,8 @@ def test_exported_memory_is_charged_to_the_exporter_in_either_ledger(host: Host)
     """A container with both shares exports memory by an IPC handle to a container with the second share alone."""
     shares = [Share(host, "own", {0: A}), Share(host, "both", {0: B})]
     maker, user = process(host, *shares), process(host, shares[1])
-    maker.get("alloc", A - shares[0].charged())  # fills the first share: the exported memory is charged in the second
+    # fills the first share, so the exported memory is charged in the second
+    maker.get("alloc", A - shares[0].charged())
     assert maker.result(f"alloc 10 {1000 * MIB}") == OK
     before = shares[1].charged()
     assert user.result(f"ipc-open 20 {lend(maker, 10)}") == OK
@@ -367,7 +371,7 @@ def newer(share: Share) -> None:
     set_field(share.limits, "min_reader", 9)
 
 
-# fault → function that damages a share, words of the library's log line
+# Keys: faults. Values: function that damages a share, expected words of the library's log line.
 FAULTS = {
     "torn limits": (torn, "limits: it is torn"),
     "missing limits": (lambda share: share.limits.unlink(), "limits: it cannot be opened"),
@@ -389,7 +393,8 @@ def test_invalid_share_allows_no_context_on_any_card(host: Host, place: int, fau
     assert f"{shares[place].folder}/" in puppet.errors() and reason in puppet.errors()
 
 
-# columns: functions that return the list of limits files and the list of ledgers; together they are invalid
+# columns: functions that return the list of limits files and the list of ledgers; the two lists do not match, so no
+# context is allowed
 MISNAMED = [
     (lambda one: f"{one}:{one}", lambda one: f"{one}"),  # one ledger is missing
     (lambda one: f"{one}:{one}", lambda one: f"{one}:{one}:{one}"),

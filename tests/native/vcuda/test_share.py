@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compute shares in real time, read from the log of the simulated GPU. test_model.py tests exact figures."""
+"""Programs get their shares of GPU time in real time, measured by the log of the simulated GPU.
+
+test_model.py tests exact figures.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ from shares import Container, Node, wait_for
 
 pytestmark = pytest.mark.slow
 
-# Tolerances in points. A busy test machine can lower a measured share but never raise it; Node.judged skips rounds
-# in which programs waited long for a CPU.
+# Tolerances in percentage points. A busy test machine can lower a measured share but never raise it; Node.judged skips
+# rounds in which programs waited long for a CPU.
 OVER, UNDER = 3.0, 10.0
-UNDER_TOGETHER = 20.0  # several busy programs and an arbiter compete for the CPU
+UNDER_TOGETHER = 20.0  # larger, because several busy programs and an arbiter compete for the CPU
 
 
 @pytest.fixture
@@ -52,7 +55,8 @@ def test_every_launch_function_is_limited(node: Node, way: str) -> None:
     assert near(share, 25), share
 
 
-# columns: settings, environment, whether the limiter keeps the program at 25 % (False: negative control)
+# columns: settings in the limits file, environment variables; whether the limiter keeps the program at 25 %, where
+# False is a negative control
 OFF = [
     ({"percent": 25, "core_policy": "force"}, {}, True),
     ({"percent": 25, "core_policy": "disable"}, {}, False),
@@ -170,7 +174,7 @@ def test_share_lowered_by_the_environment_holds_next_to_a_neighbour(node: Node, 
     assert near(found[0], expected, UNDER_TOGETHER), found
 
 
-# columns: priority in the limits file, CUDA_TASK_PRIORITY, whether both tenants run without a core limit
+# columns: priority in the limits file, environment variables; whether both tenants run without a core limit
 @pytest.mark.parametrize(
     ("priority", "env", "unlimited"),
     [(0, {}, True), (1, {}, False), (0, {"CUDA_TASK_PRIORITY": "1"}, False), (1, {"CUDA_TASK_PRIORITY": "0"}, False)],
@@ -204,7 +208,8 @@ def test_lone_container_gets_the_whole_gpu_unless_forced(node: Node) -> None:
 
 
 COUNTED = [
-    # columns: policy of the busy container, whether a neighbour is busy, part of the time with the whole GPU allowed
+    # columns: policy of the busy container, whether a neighbour is busy; expected range of the part of the time in
+    # which the container may use the whole GPU
     ({}, False, (0.8, 1.0)),
     ({"core_policy": "force"}, False, (0.0, 0.0)),
     ({}, True, (0.0, 0.1)),
@@ -213,7 +218,11 @@ COUNTED = [
 
 @pytest.mark.parametrize(("policy", "company", "part"), COUNTED, ids=["alone", "forced", "in company"])
 def test_arbiter_counts_the_time_with_the_whole_gpu(node: Node, policy: dict, company: bool, part: tuple) -> None:
-    """The arbiter counts by its heartbeat clock. During this time the watcher reports no overuse of the container."""
+    """The arbiter counts the time in which a container may use the whole GPU, by the clock of its heartbeat.
+
+    During this time the watcher, the node's service that compares GPU use with the limits, reports no overuse by the
+    container.
+    """
     one, other = Container(node, "one", 30, **policy), Container(node, "other", 30)
     node.arbiter()
     one.start(us=100)
@@ -228,7 +237,7 @@ def test_arbiter_counts_the_time_with_the_whole_gpu(node: Node, policy: dict, co
 
 
 def test_killed_tenant_frees_the_gpu(node: Node) -> None:
-    """The tenant is killed while it has queued work and its page requests turns."""
+    """The tenant is killed while it has queued work and its tenant page requests turns from the arbiter."""
     containers = [Container(node, "dies", 50), Container(node, "stays", 50)]
     node.arbiter()
     processes = [container.start(us=200) for container in containers]
@@ -289,7 +298,9 @@ def test_arbiter_notices_new_allocations(node: Node) -> None:
 
 
 def test_forged_tenant_page_harms_no_other_tenant(node: Node) -> None:
-    """The tenants write a page of garbage, an empty page, and a page that claims the GPU forever."""
+    """Programs report their launches to the arbiter in a tenant page. Three tenants forge it: with garbage, as an empty
+    file, and with a claim to the GPU forever.
+    """
     liars = [Container(node, f"liar{i}", 10) for i in range(3)]
     honest = Container(node, "honest", 60)
     arbiter = node.arbiter()
@@ -307,13 +318,13 @@ def test_forged_tenant_page_harms_no_other_tenant(node: Node) -> None:
 
 
 class Liar(threading.Thread):
-    """Writes one field of the container's tenant page repeatedly, as any process of the container can."""
+    """Repeatedly overwrites one field of the container's tenant page, as any process of the container can."""
 
     def __init__(self, container: Container, field: int, value: int) -> None:
         super().__init__(daemon=True)
         self.path, self.bytes = container.folder / "rw/tenant", value.to_bytes(8, "little", signed=True)
         header = self.path.read_bytes()
-        self.offset = struct.unpack_from("<I", header, 24)[0] + field  # device_offset
+        self.offset = struct.unpack_from("<I", header, 24)[0] + field  # the header's field device_offset
         self.done = threading.Event()
 
     def run(self) -> None:
@@ -335,7 +346,10 @@ BALANCE, ACCRUED, USED = 0, 8, 16
     [(BALANCE, 10**15, 10), (BALANCE, 1, 10), (ACCRUED, 1, 10), (USED, 0, 10), (BALANCE, -(10**15), 0)],
 )
 def test_forged_page_gains_nothing_without_an_arbiter(node: Node, field: int, value: int, least: float) -> None:
-    """Without an arbiter the library accounts itself. A forged negative balance still slows the tenant."""
+    """Without an arbiter the library keeps the account of GPU time itself.
+
+    A forged negative balance only slows the tenant that wrote it.
+    """
     liar = Container(node, "liar", 20)
     process = liar.start(us=100)
     lies = Liar(liar, field, value)
@@ -361,4 +375,4 @@ def test_arbiter_is_idle_without_gpu_work(node: Node) -> None:
 
     before = ticks()
     time.sleep(2.0)
-    assert ticks() - before <= 6  # 6 of 200 ticks are 3 % of a CPU; busy polling would use most of the CPU
+    assert ticks() - before <= 6  # the limit of 6 of 200 ticks is 3 % of a CPU; busy polling would use most of the CPU

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory shared by descriptors: charged once in the container while it is on the GPU, whichever process dies.
+"""Memory that processes share by descriptors is charged once in the container while it is on the GPU.
+
+This holds whichever process dies.
 
 Strings such as ``export 11 10`` (export the memory in register 10, keep the descriptor in register 11) are commands to
 programs/puppet.c."""
@@ -61,7 +63,7 @@ STEPS = {
 def charged_until_the_last(host: Host, three: tuple, before: int, steps: dict, order: tuple) -> None:
     """Runs ``steps`` in this ``order``; asserts that SIZE is charged exactly once until the last step.
 
-    steps: name → (index of the process in ``three``, puppet command).
+    ``steps`` is a dict from the step's name to (index of the process in ``three``, puppet command).
     """
     maker, watcher = three[0], three[2]
     for step in order:
@@ -107,7 +109,8 @@ def test_death_of_the_last_user_frees_shared_memory(
     if not maker_first:
         say(maker, f"release-handle {MEMORY}", f"close-fd {HANDLE}")
         assert account(watcher, maker) == host.on_card() == 2 * context
-    third = host.puppet().start()  # a new process must not take the slot in which the memory is charged
+    # a new process must not take the ledger's slot (a process's entry) in which the memory is charged
+    third = host.puppet().start()
     assert account(watcher, third) == host.on_card() == 3 * context + SIZE * maker_first
     end(second, killed)
     assert account(watcher) == host.on_card() == 2 * context

@@ -66,7 +66,7 @@ def test_unlimited_device_keeps_the_drivers_figures(host: Host) -> None:
 
 
 def test_all_slices_of_a_card_can_be_full_at_once(host: Host) -> None:
-    """Each of three containers can fill its third of the card."""
+    """Each of three containers can fill its third of the card, so that all three are full at once."""
     tenants = []
     for i in range(3):
         ledger = host.folder / f"ledger.{i}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An allocation that the library has no host memory to record is logged and stays charged until exit."""
+"""If the library has no host memory to record an allocation, it logs this, and the memory stays charged until exit."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from test_coverage_graphs import say
 pytestmark = pytest.mark.own_build  # the test interposes the allocator, as a sanitizer does
 
 SIZE = 4 * MIB
-# Command to programs/puppet.c that runs while no host memory is left → commands before it, commands that free the GPU
-# memory.
+# Keys: command to programs/puppet.c that runs while no host memory is left. Values: commands before it, commands that
+# free the GPU memory.
 MADE = {
     f"alloc 20 {SIZE}": ((), ("free 20",)),
     # If cuMemCreate or cuMemMap cannot be recorded, the library undoes the call instead: see test_vmm.py.

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library can start no controller thread, or only one: shares still hold and no thread blocks."""
+"""If the library can start no controller thread, or only one, shares are still enforced and no thread blocks.
+
+The controller thread reads the timing events of launches and corrects their charges (it settles them).
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,9 @@ def test_long_kernels_are_charged_their_duration(node: Node, how: str, threads: 
 
 @pytest.mark.parametrize("threads", [0, 1])
 def test_locked_context_does_not_delay_settling_on_another_gpu(node: Node, threads: int) -> None:
-    """The only settling thread is inside the driver; a thread that waits for the other GPU settles that GPU itself."""
+    """If the only settling thread is blocked inside the driver, a thread that waits for the other GPU settles that GPU
+    itself.
+    """
     node.host.become(PROFILE.replace("[gpu]", "hostile = context-lock\n[gpu]"))
     container, said = ends(node, threads, "apart.c", str(LAUNCHES), 50)
     assert said == "launched\nok\n"

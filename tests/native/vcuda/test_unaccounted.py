@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A driver that rounds allocations up: the memory on the card is charged after at most one step of further growth."""
+"""If the driver rounds allocations up, the library charges all of the memory on the card after one step of growth.
+
+A step is the growth after which the library compares its charge with the card.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unseen contexts: a program creates a context by the driver's own function, so the call bypasses the hooks.
+"""Unseen contexts: a program creates a context by the driver's own function, so the call bypasses the library's hooks.
 
 NVIDIA's runtime creates contexts through a private table in this way. The first hooked call afterwards charges the
 context up to the limit. While a part of the context is uncharged, the library refuses every allocation. Strings such as
@@ -180,7 +180,8 @@ def a100(programs: Path, tmp_path: Path):
     host.close()
 
 
-# Puppet commands after the unseen context exists. Register 1 has the context, register 3 a kernel's function.
+# Keys: cases. Values: puppet commands that run after the unseen context exists. Register 1 has the context, register 3
+# a kernel's function.
 CALLS = {
     "set": ("set 1",),
     "push": ("call cuCtxPushCurrent_v2 $1",),
@@ -194,7 +195,7 @@ CALLS = {
 }
 
 
-# Each call alone, and all calls in each rotation, so that each comes first once.
+# Tests make each call alone, and all calls in each rotation, so that each call comes first once.
 ORDERS = [*zip(CALLS), *(tuple([*CALLS, *CALLS][at : at + len(CALLS)]) for at in range(len(CALLS)))]
 
 

@@ -78,7 +78,8 @@ def gpus(programs: Path, tmp_path: Path):
     host.close()
 
 
-# CUDA_VISIBLE_DEVICES, with {n} for the UUID of NVML's GPU n → numbers of the visible GPUs in CUDA's order
+# Keys: values of CUDA_VISIBLE_DEVICES, with {n} for the UUID of NVML's GPU n. Values: numbers of the visible GPUs in
+# CUDA's order.
 GPUS = {
     "2,0": [2, 0],
     "3, 1 ,0": [3, 1, 0],
@@ -112,8 +113,8 @@ def test_visible_gpus_are_limited_to_their_slices(gpus: Host, visible: str) -> N
     assert seen(puppet) == expected
 
 
-# CUDA_VISIBLE_DEVICES with {n} for the n-th MIG device's UUID → visible devices: MIG device numbers, or "gpu".
-# GPU 0 is split into MIG devices, GPU 1 is whole.
+# Keys: values of CUDA_VISIBLE_DEVICES, with {n} for the n-th MIG device's UUID. Values: the visible devices as numbers
+# of MIG devices, or "gpu" for the whole GPU. GPU 0 is split into MIG devices, GPU 1 is whole.
 MIG = {
     "{0}": [0],
     "{2}": [2],

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vmm.c with a driver that blocks, reuses handle values, or grants memory that the library has no memory to record."""
+"""vmm.c, the hooks of cuMemCreate and cuMemMap, works correctly with a difficult driver.
+
+The driver blocks, reuses handle values, or grants memory that the library has no memory to record.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that each file of tests/e2e starts from the same state, whatever ran before. Starts no Kubernetes."""
+"""Tests that each test file of tests/e2e starts from the same state of its small cluster (pods, programs, folders),
+whatever the files before left behind. Starts no Kubernetes.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from kubebox.gpunode import GpuNode  # noqa: E402
 
 
 class FakeApi:
-    """An API with the pods of one namespace. A deleted pod disappears at once, its slice only at the next query."""
+    """A simulated API server with the pods of one namespace. A deleted pod disappears at once, but its slice of a GPU
+    is still held at the next query."""
 
     def __init__(self, steps: list[str]) -> None:
         self.steps = steps
@@ -49,7 +52,7 @@ class FakeApi:
 
 
 class FakeService:
-    """A service that starts no program and only records its starts and stops."""
+    """A simulated service, which starts no program and only records its starts and stops."""
 
     steps: list[str] = []
 
@@ -71,7 +74,7 @@ class FakeService:
 
 @pytest.fixture
 def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A started cluster and node with doubles of all programs, images and files."""
+    """Returns a started cluster and node, in which all programs, images and files are simulated."""
     steps: list[str] = []
     monkeypatch.setattr(FakeService, "steps", steps)
     monkeypatch.setattr(clusters, "Service", FakeService)
@@ -101,7 +104,8 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def disturb(box: SimpleNamespace) -> None:
-    """Changes the state as a test file may leave it: pods, programs with other arguments, a removed folder."""
+    """Changes the state as a test file may leave it: with pods, with programs started by other arguments, without a
+    folder."""
     box.api.pods = ["a", "b"]
     box.node.plugin.command = ["other"]
     box.node.plugin.start()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the pure functions of the simulated hosts: the choice of mirrors for an image, and the parsing of profiles."""
+"""Tests functions of the simulated hosts (containers that tests use as GPU hosts): which mirrors and keys an image is
+built from, how profiles of simulated GPUs are parsed, and what an image's digest depends on.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def test_components_by_distribution(os_release: str, components: list[str]) -> N
     assert sources.distribution(os_release).components == components
 
 
-# Texts of /etc/os-release: another distribution, a release without a number, an empty file.
+# Texts of /etc/os-release of a distribution without support, of a release without a number, and an empty text.
 @pytest.mark.parametrize("os_release", ['ID="fedora"\nVERSION_ID=41\n', "ID=debian\nVERSION_ID=sid\n", ""])
 def test_unsupported_distributions_are_refused(os_release: str) -> None:
     with pytest.raises(sources.SourcesError, match="debian or ubuntu"):
@@ -42,9 +44,9 @@ def test_unsupported_distributions_are_refused(os_release: str) -> None:
     [
         ("Debian|bookworm|http://mirror.example/debian/|/a.sources:1", True),
         ("Debian|bookworm|file:/srv/mirror/|/a.list:3", True),
-        # A vendor's suite may have the distribution's name; only the Origin in its Release file shows the difference.
+        # A vendor may use the distribution's name for its suite, so the Origin in the Release file decides.
         ("HashiCorp|bookworm|https://vendor.example/|/b.list:1", False),
-        # A CD-ROM is not a mirror.
+        # A CD-ROM cannot serve as a mirror.
         ("Debian|bookworm|cdrom:[Debian]/|/c.list:1", False),
         ("", False),
     ],
@@ -74,7 +76,7 @@ def test_another_debian_release_uses_the_same_mirrors_and_keys() -> None:
     assert [(one.uri, one.signed_by) for one in moved] == [(one.uri, one.signed_by) for one in OWN]
 
 
-# columns: the machine's /etc/os-release, the requested release
+# columns: text of the machine's /etc/os-release, requested release
 @pytest.mark.parametrize(
     ("os_release", "release"),
     [(BOOKWORM, "sid"), ('ID=ubuntu\nVERSION_ID="24.04"\nVERSION_CODENAME=noble\n', "trixie")],
@@ -117,7 +119,8 @@ def test_other_ubuntu_release_uses_the_machines_mirrors() -> None:
 
 
 def helper(folder: Path, status: int) -> str:
-    """Writes a replacement of apt-helper: it records its arguments, "downloads" an invalid package, and exits."""
+    """Writes a program that replaces apt-helper: it records its arguments, writes an invalid package as the download,
+    and exits with ``status``."""
     program = folder / "apt-helper"
     program.write_text(f'#!/bin/sh\necho "$@" >"{folder}/asked"\necho none >"$3"\nexit {status}\n')
     program.chmod(0o755)
@@ -135,7 +138,7 @@ def test_unavailable_ubuntu_keys_are_an_error(
         sources.ubuntu_keyring("http://mirror.example/ubuntu", tmp_path / "keys")
     asked = (tmp_path / "asked").read_text()
     assert f"http://mirror.example/ubuntu/{sources.KEYRING_PACKAGE} " in asked
-    # apt-helper must verify the download with this digest.
+    # By this digest apt-helper verifies the download.
     assert f"SHA256:{sources.KEYRING_SHA256}" in asked
 
 
@@ -147,7 +150,8 @@ def test_existing_ubuntu_keys_are_not_downloaded(tmp_path: Path, monkeypatch: py
     kept = tmp_path / "keys" / str(sources.UBUNTU_KEYRING).lstrip("/")
     kept.parent.mkdir(parents=True)
     kept.touch()
-    # Order of preference, lowest first: an earlier download, the machine's keyring, the user's variable.
+    # If several keyrings exist, the one named by the user's variable is used, then the keyring of the machine, then an
+    # earlier download.
     assert sources.ubuntu_keyring("http://m", tmp_path / "keys") == kept
     (tmp_path / "own.gpg").touch()
     assert sources.ubuntu_keyring("http://m", tmp_path / "keys") == tmp_path / "own.gpg"
@@ -168,8 +172,8 @@ def test_sources_are_listed_once_and_in_order() -> None:
     assert [target[0] for target in sources.parse_targets(listing, "debian")] == ["b", "b-updates"]
 
 
-# columns: name and text of a file of apt sources, the number of the entry in it (a stanza of .sources, a line of
-# .list), the keyring that the entry names (None: it names none, or there is no such entry)
+# columns: name and text of a file of apt sources, number of an entry in it (a stanza in .sources, a line in .list);
+# expected keyring of the entry (None: it names no keyring, or does not exist)
 @pytest.mark.parametrize(
     ("name", "text", "entry", "key"),
     [
@@ -199,7 +203,7 @@ Dir::Cache "var/cache/apt";"""
     ]
 
 
-# columns: a profile of simulated GPUs, the minor number of each GPU
+# columns: profile of simulated GPUs; expected minor number of each GPU
 @pytest.mark.parametrize(
     ("profile", "minors"),
     [
@@ -231,7 +235,7 @@ def test_hosts_beyond_the_inotify_limit_are_refused(count: int, allowed: int, ra
 
 @pytest.mark.parametrize("left", [[], ["docker"], ["docker", "containerd"]])
 def test_a_new_host_has_empty_stores(left: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interrupted run may have left volumes without a container."""
+    """An interrupted run may have left volumes without a container. A new host must not use their content."""
     host = podman.Host("p", "h")
     there = {f"vgpu-p-h-{store}": "stale" for store in left}
 
@@ -249,7 +253,7 @@ def test_a_new_host_has_empty_stores(left: list[str], monkeypatch: pytest.Monkey
     assert there == {"vgpu-p-h-docker": "empty", "vgpu-p-h-containerd": "empty"}
 
 
-# Profiles with and without a driver version.
+# one profile with a driver version, and one without
 @pytest.mark.parametrize("profile", ["driver_version = 1\n[gpu]\n", "[gpu]\n"])
 def test_profile_gets_the_repositorys_driver_version(profile: str) -> None:
     changed = hardware.with_driver(profile, "535.309.01")
@@ -272,7 +276,8 @@ def test_a_missing_driver_package_is_named() -> None:
 
 
 def test_image_does_not_depend_on_the_python_of_hostctl(monkeypatch: pytest.MonkeyPatch) -> None:
-    """hostctl runs with the Python of a virtual environment or of the machine; both must find the same image."""
+    """The program hostctl runs with the Python of a virtual environment or of the machine. Both must compute the same
+    digest, so that both find the same image."""
     machine = sources.distribution(BOOKWORM)
     inputs = image.Inputs(machine, [], [], [], [])
     monkeypatch.setattr(sys, "version", "3.11.2 (main)")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the package of ``kubectl vgpu`` importable."""
+"""Makes the package of ``kubectl vgpu`` importable for the tests of this folder."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests ``kubectl vgpu slices``, ``resize``, ``drain`` and ``undrain``: the calls of kubectl and the printed result.
+"""Tests ``kubectl vgpu slices``, ``resize``, ``drain`` and ``undrain``: which calls of kubectl they make and what they
+print.
 
-The real exporter's code makes the metrics text.
+The metrics come from the code of the real exporter.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ NODE_OF_SLICES = {"metadata": {"name": "equal"}, "status": {"capacity": {"nvidia
 
 
 def pod(name: str, node: str, *containers: tuple[str, str], owner: bool = True, **notes: str) -> dict[str, Any]:
-    """Returns a pod. ``containers``: (name, UUID of its GPU)."""
+    """Returns a running pod. ``containers``: (name, UUID of its GPU) of each."""
     parts = [{"name": one, "kind": "app", "gpus": [[uuid, 3000, 30]]} for one, uuid in containers]
     annotations = {"vgpu.fleet/plan": json.dumps({"version": 1, "containers": parts})} if parts else {}
     metadata: dict[str, Any] = {"name": name, "namespace": "ml", "uid": f"uid-{name}"}
@@ -56,7 +57,9 @@ PODS = [
 
 
 def exported() -> str:
-    """Returns the metrics text of a node's exporter: two GPUs with two slices each, one container."""
+    """Returns the metrics text of a node's exporter. The node has two GPUs with two slices (parts) each, and one
+    container.
+    """
     gpus = [
         {"index": n, "uuid": uuid, "model": "Tesla T4", "memory_mib": 15360, "healthy": True}
         for n, uuid in enumerate((A, B))
@@ -113,7 +116,8 @@ def exported() -> str:
     return metrics.text(status, [use])
 
 
-# A double of kubectl: it records its arguments and answers from a file. A call without an answer fails as forbidden.
+# A double of kubectl. It records its arguments and answers from a file. If a call has no answer in the file, it fails
+# with the error "Forbidden".
 KUBECTL = """#!{python}
 import json, pathlib, sys
 here = pathlib.Path(__file__).parent
@@ -243,7 +247,8 @@ def test_resize_prints_why_it_is_not_granted(kubectl, capsys):
 
 
 REQUESTS = [
-    # columns: the pod, the container, memory in MiB, cores in %, the expected annotation
+    # columns: the pod, the container, its new memory in MiB, its new cores in %; the expected annotation with the
+    # request
     (PODS[0], "", 100, None, '{"main":{"memory_mib":100}}'),
     (PODS[0], "main", None, 0, '{"main":{"cores":0}}'),
     (PODS[1], "other", 100, None, '{"other":{"memory_mib":100}}'),
@@ -264,7 +269,7 @@ def test_request_annotation_of_a_resize(found, container, memory, cores, text):
     assert changes.request(found, container, memory, cores) == text
 
 
-# columns: the arguments of kubectl vgpu, words of the error
+# columns: the arguments of kubectl vgpu; the expected words of the error
 REFUSED = [
     (["resize", "ml/two", "--memory", "1Gi"], "name one with --container: one, other"),
     (["resize", "ml/two", "--memory", "1Gi", "--container", "x"], "container x has no GPU; expected one or other"),

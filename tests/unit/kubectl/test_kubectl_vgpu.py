@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests ``kubectl vgpu`` with a kubectl double that answers from files: rows, tables, formats, errors."""
+"""Tests the rows, tables, formats and errors of ``kubectl vgpu`` with a double of kubectl that answers from files."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ REFUSED = {"type": "VgpuConfiguration", "status": "False", "reason": "Refused", 
 NODES = [PARTS, EQUAL, node("plain", amounts={"cpu": "4"}), node("odd", {"vgpu.fleet/gpus": "{"}, conditions=[REFUSED])]
 PODS = [
     pod("train", "parts", annotations={"vgpu.fleet/plan": plan(("main", "app", [[A, 3000, 30], [B, 1000, 0]]))}),
-    # An init container runs before the others, so the pod counts with the greater of both requests.
+    # An init container runs before the others and not with them, so the pod counts with the greater of both requests.
     pod(
         "phases",
         "parts",
@@ -97,7 +97,8 @@ EVENTS = [
     {"reason": "GpusNotFree", "message": "newer", "eventTime": "2026-11-24T04:00:00.5Z"},
     {"reason": "Odd"},
 ]
-# A double of kubectl: it records its arguments and answers from a file. A call without an answer fails as forbidden.
+# A double of kubectl. It records its arguments and answers from a file. If a call has no answer in the file, it fails
+# with the error "Forbidden".
 KUBECTL = """#!{python}
 import json, pathlib, sys
 here = pathlib.Path(__file__).parent
@@ -114,7 +115,9 @@ print(answers[key] if isinstance(answers[key], str) else json.dumps(answers[key]
 
 @pytest.fixture
 def kubectl(tmp_path, monkeypatch):
-    """Writes a kubectl that returns the cluster above. Keywords add or replace answers by kubectl's arguments."""
+    """Writes a program kubectl that returns the objects of the cluster above. Keywords add or replace answers; a key is
+    kubectl's arguments.
+    """
     program = tmp_path / "kubectl"
     program.write_text(KUBECTL.format(python=sys.executable))
     program.chmod(0o755)
@@ -144,7 +147,7 @@ def test_nodes_with_their_gpu_resources(kubectl, capsys):
     assert list(found) == ["equal", "odd", "parts"]
     wanted = {
         "equal": (False, False, 4, 0, "A100-SHARED", None, None, 1, {"nvidia.com/gpu": (28, 28, 2)}),
-        # planned MiB on the node ``parts``: pod train 4000, phases 5000, moved 500
+        # MiB that are planned on the node ``parts``: 4000 for the pod train, 5000 for phases, 500 for moved
         "parts": (True, True, 2, 1, "Tesla T4", 30720, 9500, 4, {"nvidia.com/gpu": (20, 20, 4)}),
         "odd": (True, True, None, 0, "", None, None, 0, {"nvidia.com/gpu": (20, 20, 0)}),
     }
@@ -157,7 +160,8 @@ def test_nodes_with_their_gpu_resources(kubectl, capsys):
 
 
 CARDS = {
-    # GPU → healthy, planned MiB, planned cores, planned slices, (pod, planned MiB) of each pod
+    # columns: GPU; whether it is healthy, planned MiB, planned cores, planned slots, (pod, planned MiB) of each pod on
+    # it
     A: (True, 8000, 50, 2, [("ml/phases", 5000), ("ml/train", 3000)]),
     B: (False, 1500, 5, 2, [("ml/moved", 500), ("ml/train", 1000)]),
 }
@@ -174,7 +178,8 @@ def test_gpus_with_their_planned_pods(kubectl, capsys):
         assert [(each["pod"], each["memory_mib"]) for each in one["pods"]] == who
 
 
-# Pod → who chose its GPUs (None: no GPUs yet), (GPU, MiB, cores) of each GPU, words of what it waits for ("": nothing).
+# columns: pod; who chose its GPUs (None if it has none yet), (GPU, MiB, cores) of each GPU, words of what it waits for
+# ("" if it does not wait)
 HAS = {
     "train": ("scheduler", [(A, 3000, 30), (B, 1000, 0)], ""),
     "phases": ("scheduler", [(A, 5000, 20)], ""),
@@ -233,7 +238,7 @@ def test_promised_and_maximum_memory_of_a_bursting_pod():
     assert f"{A[:12]} 2000 to 8000 MiB, 30 %; {B[:12]} 1000 MiB, any share" in "\n".join(text.pods([row]))
     said = rows.why(one, [])
     assert f"    {A}: 2000 MiB promised, up to 8000 MiB, 30 %" in said and f"    {B}: 1000 MiB, any %" in said
-    # A burst limit is not planned, only the promised memory.
+    # Only the promised memory is planned, and not the memory up to the burst limit.
     (card, _other) = rows.cards([PARTS], [one])
     assert card["planned_mib"] == 2000
 
@@ -258,7 +263,7 @@ def test_tables_show_problems(kubectl, capsys):
     assert "ml/phases 5000 MiB; ml/train 3000 MiB" in capsys.readouterr().out
 
 
-# Command → its output if the cluster has no GPUs.
+# Command → what it prints if the cluster has no GPUs.
 EMPTY = {"nodes": "no node reports GPUs", "cards": "no node publishes GPUs", "pods": "no pod has a GPU"}
 EMPTY["slices"] = "no exporter reports a slice"
 
@@ -270,7 +275,7 @@ def test_cluster_without_gpus(kubectl, capsys, command, said):
     assert said in capsys.readouterr().out
 
 
-# columns: kubectl's invalid output by command, words of the error
+# columns: kubectl's arguments and the invalid output that it returns; expected words of the error
 FAULTS = [
     ({"get nodes": "no json"}, "expected JSON as output"),
     ({"get nodes": []}, "expected an object, found list"),

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node in a folder. GPUs, mounts and time are doubles; files, sockets and gRPC are real."""
+"""Fixtures that build a node in a folder for tests of the device plugin. GPUs, mounts and time are doubles; files,
+sockets and gRPC are real.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ from .node_api import NodeApi  # noqa: E402
 
 
 class FakeMounter:
-    """Records mounts without mounting; a plain folder replaces the tmpfs."""
+    """Records mounts without mounting anything; a plain folder replaces each tmpfs."""
 
     def __init__(self) -> None:
         self.mounted: dict[Path, int] = {}
@@ -66,20 +68,21 @@ class FakeMounter:
 
 
 class FakeGpus:
-    """A driver double. It reports the Xid events that a test puts into ``xids``."""
+    """A double of the NVIDIA driver. It reports the Xid events that a test puts into ``xids``."""
 
     def __init__(self, gpus: list[Gpu]) -> None:
         self.listed = gpus
         self.xids: Queue[tuple[str, int] | Exception] = Queue()
         self.closed = False
-        # UUID → the driver's error. To make a GPU disappear, remove it from ``listed``.
+        # UUID of a faulty GPU → the error that the driver returns. To make a GPU disappear, remove it from ``listed``.
         self.faults: dict[str, str] = {}
         self.opened = 1
-        # UUID → the GPU's gauges.
+        # UUID → the measurements (gauges) that the GPU reports.
         self.shown: dict[str, Gauges] = {}
-        # Index of a GPU that is counted but unreadable → the driver's error.
+        # Index of a GPU that the driver counts but cannot read → the driver's error.
         self.lost: dict[int, str] = {}
-        # Memory limits of control groups by (UUID, folder). An empty ``backend`` means a driver before 615.
+        # Memory limits of control groups, by (UUID, folder of the group). An empty ``backend`` simulates a driver
+        # before version 615, which has no such limits.
         self.limits: dict[tuple[str, str], Limits] = {}
         self.backend = ""
         self.drops = False
@@ -151,7 +154,7 @@ class FakeClock:
 
 @dataclass
 class Node:
-    """A node with a configuration, a library and GPUs."""
+    """A node with a configuration, an installed library and GPUs."""
 
     paths: Paths
     library_root: Path
@@ -159,7 +162,7 @@ class Node:
     mounter: FakeMounter = field(default_factory=FakeMounter)
     clock: FakeClock = field(default_factory=FakeClock)
 
-    # The whole text of node.yaml, for tests that change more than sharing.vcuda.
+    # The whole text of node.yaml, for tests that change more than its section sharing.vcuda.
     config_text: str = ""
 
     def configure(self, **vcuda: Any) -> Settings:
@@ -176,13 +179,15 @@ class Node:
         return folder
 
     def setup(self, extras: Extras | None = None, clean_s: float = CLEAN_S) -> Setup:
-        """Returns the setup that main.py makes of a command line."""
+        """Returns the setup that main.py makes from the command line."""
         extras = extras or Extras()
         choice = ConfigChoice(self.paths, follows=bool(extras.kubeconfig))
         return Setup(self.paths, choice, self.mounter, clean_s, extras)
 
     def parts(self, **vcuda: Any) -> tuple[Pool, Allocator, AllocationFiles]:
-        """Assembles the parts below gRPC, as the daemon does; a second call simulates a restarted program."""
+        """Assembles the program's parts below gRPC, as the daemon does. A second call simulates a restart of the
+        program.
+        """
         settings = self.configure(**vcuda)
         pool = Pool(self.gpus, make_slices(self.gpus, settings))
         records = RecordStore(self.paths.records)
@@ -231,7 +236,7 @@ def running() -> Iterator[Callable[[Any], threading.Thread]]:
 
 @pytest.fixture
 def kubelet(node: Any) -> Iterator[Manager]:
-    """The kubelet double, in the node's folder."""
+    """Starts the kubelet double in the node's folder."""
     manager = Manager(node.paths.kubelet_dir)
     manager.start()
     yield manager
@@ -240,7 +245,7 @@ def kubelet(node: Any) -> Iterator[Manager]:
 
 @pytest.fixture(autouse=True, scope="session")
 def rights() -> Iterator[None]:
-    """The API server of the tests refuses all requests that the shipped account may not make."""
+    """Makes the API server of the tests refuse every request that the shipped service account may not make."""
     granted = {one[:3] for one in grants(manifests(Desired("x/plugin:1")), NAME)}
     NodeApi.may = staticmethod(lambda access: access[:3] in granted)
     yield

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Kubernetes API as one node's device plugin uses it."""
+"""A double of the Kubernetes API as the device plugin of one node uses it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NODE = "/api/v1/nodes/node-1"
 
 
 class NodeApi(KubeApi):
-    """An API server with the node node-1."""
+    """An API server double with the node node-1."""
 
     def __init__(self, **more: Any) -> None:
         super().__init__(**more)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sample GPUs, configurations and checkpoints."""
+"""Sample GPUs, node configurations and kubelet checkpoints for the tests of the device plugin."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def node_yaml(library_root: Path, **vcuda: Any) -> str:
 
 
 def until(what: Callable[[], Any], about: str) -> Any:
-    """Waits for a condition that other threads make true. The time limit only stops a hanging test."""
+    """Waits until a condition holds that other threads make true. The time limit only ends a test that hangs."""
     limit = time.monotonic() + 60
     while True:
         found = what()

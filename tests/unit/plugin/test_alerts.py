@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the shipped alerts: they are generated from one table, use only existing metrics and labels, fire on their
-fault and stay quiet without it. Prometheus' own program promtool evaluates them.
+"""Tests the shipped Prometheus alerts: they are generated from one table, use only existing metrics and labels, fire on
+their fault, and stay quiet without it. Prometheus' own program promtool evaluates them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ assert spec is not None and spec.loader is not None
 tool = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(tool)
 
-# The scheduler's packages are in another environment, so its metrics table is read as text.
+# The scheduler's packages are installed in another environment, so the test reads its table of metrics as text.
 OF_SCHEDULER = set(
     re.findall(
         r'^    "(vgpu_scheduler_\w+)"', (PLUGIN / "src" / "vgpu_scheduler" / "metrics.py").read_text(), re.MULTILINE
@@ -50,7 +50,7 @@ def test_object_of_the_operator_has_the_same_rules():
 
 @pytest.mark.parametrize("one", tool.ALERTS, ids=lambda one: one.name or one.expr[:40])
 def test_row_of_the_table(one):
-    """Every row, also one that is no alert, uses only existing metrics."""
+    """Every row of the table, also a row that records a value instead of an alert, uses only existing metrics."""
     names = set(re.findall(r"vgpu_[a-z_]+", one.expr))
     assert names and names <= {*metrics.TYPES, *OF_SCHEDULER}
     assert one.summary and bool(one.name) == bool(one.severity) == bool(one.description)
@@ -78,13 +78,15 @@ def test_alerts_on_bypasses_are_critical():
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda one: one["alert"])
 def test_isolation_check_causes_no_alert(rule):
-    """The isolation check tries every bypass with a lease on each node, and must not cause alerts."""
+    """The isolation check of this project tries on each node to bypass the limits, in a lease (a temporary allocation).
+    These attempts must not cause alerts.
+    """
     if re.search("violations|watch_finding", rule["expr"]):
         assert 'kind!="lease"' in rule["expr"]
 
 
 def metrics_labels(name: str) -> set[str]:
-    """Returns the labels of a metric as a node writes it."""
+    """Returns the labels of a metric as a node writes them."""
     status = dict.fromkeys(("version", "config_name", "library", "config_sha256", "config_fault"), "")
     gpu = {"index": 0, "uuid": "GPU-a", "model": "T4", "memory_mib": 1, "healthy": True}
     status |= {"gpus": [gpu], "slices": [], "registered": True, "warnings": [], "allocations": []}
@@ -113,8 +115,8 @@ TOTAL = "vgpu_watch_findings_total"
 VIOLATIONS = "vgpu_container_memory_violations_total"
 ECC = "vgpu_gpu_ecc_errors_total"
 
-# Alert → (the evaluated minute, series that make it fire, its value then, lists of series with which it stays quiet). A
-# series is (metric, labels, values in promtool's notation, one a minute).
+# Alert → (the minute at which promtool evaluates it, series that make the alert fire, its expected value then, lists of
+# series with which it must stay quiet). A series is (metric, labels, values in promtool's notation, one per minute).
 Series = tuple[str, dict[str, str], str]
 FAULTS: dict[str, tuple[int, list[Series], float, list[list[Series]]]] = {
     "VgpuMemoryViolation": (
@@ -128,7 +130,7 @@ FAULTS: dict[str, tuple[int, list[Series], float, list[list[Series]]]] = {
     ),
     "VgpuBypass": (
         8,
-        # The container has ended since, but the node's counter remains.
+        # The container that caused the finding has ended, but the counter of the node remains.
         [(TOTAL, {**NODE, "reason": "no-slot", "kind": "kubelet"}, "0x5 1x30")],
         1,
         [
@@ -177,9 +179,9 @@ FAULTS: dict[str, tuple[int, list[Series], float, list[list[Series]]]] = {
         1,
         [
             [("vgpu_plugin_info", INFO, "1x60")],
-            # The version changes by an upgrade.
+            # An upgrade changes the version label, so a new series replaces the old one.
             [("vgpu_plugin_info", INFO, "1x5 _x40"), ("vgpu_plugin_info", {**INFO, "version": "2"}, "_x5 1x60")],
-            # A restart takes two minutes.
+            # The plugin writes no value for two minutes because it restarts.
             [("vgpu_plugin_info", INFO, "1x20 _ _ 1x40")],
         ],
     ),
@@ -197,7 +199,7 @@ FAULTS: dict[str, tuple[int, list[Series], float, list[list[Series]]]] = {
         [
             [(ECC, {**CARD, "kind": "uncorrected"}, "4x40")],
             [(ECC, {**CARD, "kind": "corrected"}, "0x5 9x30")],
-            # The driver was loaded again.
+            # The counter returns to 0 because the driver was loaded again.
             [(ECC, {**CARD, "kind": "uncorrected"}, "4x5 0x30")],
         ],
     ),
@@ -219,7 +221,7 @@ FAULTS: dict[str, tuple[int, list[Series], float, list[list[Series]]]] = {
                 ("vgpu_scheduler_leader", {"instance": "a"}, "1x5 0x40"),
                 ("vgpu_scheduler_leader", {"instance": "b"}, "0x6 1x40"),
             ],
-            [],  # a fleet without this project's scheduler
+            [],  # The list is empty in a fleet without this project's scheduler.
         ],
     ),
     "VgpuOversold": (
@@ -235,7 +237,7 @@ FAULTS: dict[str, tuple[int, list[Series], float, list[list[Series]]]] = {
         [[("vgpu_scheduler_unplanned_pods", NODE, "0x30")], [("vgpu_scheduler_unplanned_pods", NODE, "0x5 1x30")]],
     ),
 }
-# Labels of the series that the alert does not have, because its expression sums over them.
+# Labels of the series that the fired alert does not have, because its expression sums over them.
 DROPPED = {"VgpuPluginSilent": {*INFO} - {"instance"}, "VgpuSchedulerNoLeader": {"instance"}}
 RULES = {one["alert"]: one for one in rules()}
 
@@ -253,7 +255,7 @@ def series(found: list[Series]) -> list[dict[str, str]]:
 
 
 def fired(alert: str, found: list[Series], value: float) -> dict[str, Any]:
-    """Returns the alert in the form that Prometheus sends."""
+    """Returns the fired alert in the form that Prometheus sends."""
     rule = RULES[alert]
     labels = {key: text for key, text in found[0][1].items() if key not in DROPPED.get(alert, ())}
 
@@ -266,7 +268,7 @@ def fired(alert: str, found: list[Series], value: float) -> dict[str, Any]:
 
 
 def tried(tmp_path, alert: str, minute: int, found: list[Series], expected: list[dict[str, Any]]) -> str:
-    """Returns promtool's errors; "" if the alerts are as expected."""
+    """Returns promtool's errors, or "" if the alerts fire as expected."""
     promtool = shutil.which("promtool")
     if not promtool:
         pytest.skip("promtool is not installed: package prometheus")
@@ -296,6 +298,6 @@ def test_alert_is_quiet_without_its_fault(tmp_path, alert, number):
 
 
 def test_missing_alert_fails_promtool(tmp_path):
-    """Control: promtool must fail if the expected alert is missing."""
+    """Checks the test itself: promtool must fail if the expected alert is missing."""
     minute, found, _value, _quiet = FAULTS["VgpuNotRegistered"]
     assert "FAILED" in tried(tmp_path, "VgpuNotRegistered", minute, found, [])

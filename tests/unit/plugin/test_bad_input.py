@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that faults around the plugin cause a gRPC status or a message, and never end the program."""
+"""Tests that faults around the device plugin cause a gRPC error status or a message, and never end the program."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def prestart(*ids: str):
     return "PreStartContainer", api.PreStartContainerRequest(devices_ids=list(ids))
 
 
-# columns: the invalid request, the function that sends it, the gRPC status, words of the error
+# columns: the case, the call with the invalid request; expected gRPC status, expected words of the error
 REQUESTS = [
     ("no container", allocate(), "INVALID_ARGUMENT", "names no container"),
     ("no id", allocate([]), "INVALID_ARGUMENT", "names no slice"),
@@ -114,7 +114,7 @@ def test_invalid_request_has_an_error_status(node, kubelet, stub, about, call, c
         not node.paths.allocations.exists()
         or [one.name for one in node.paths.allocations.iterdir() if not one.name.startswith("slice-")] == []
     )
-    assert kubelet.run_pod("after")["ids"]  # the plugin continues to serve
+    assert kubelet.run_pod("after")["ids"]  # The plugin continues to serve other pods.
 
 
 @pytest.mark.parametrize("how", ["sick", "vanished"])
@@ -174,7 +174,7 @@ def test_plugin_waits_for_a_kubelet_behind_the_socket(node, running, capsys, mon
             deaf.close()
     node.configure()
     running(Daemon(node.setup(), lambda: FakeGpus(node.gpus)))
-    # A socket's file exists shortly before its program listens on it.
+    # The admin socket's file exists shortly before the program listens on it, so the first calls may fail.
     until(
         lambda: ctl.main(["--socket", str(node.paths.admin_socket), "status", "--json"]) == 0,
         "a response to status",
@@ -219,7 +219,7 @@ def test_invalid_configuration_file(node, what):
 
 
 def test_clock_change_ends_no_lease_or_allocation(node, monkeypatch):
-    """Leases and collection use monotonic clocks, which nobody can set."""
+    """Leases and the collection of ended allocations use a clock that nobody can set."""
     monkeypatch.setattr("time.time", lambda: 0.0)
     first = Clock().now()
     monkeypatch.setattr("time.time", lambda: 4e9)
@@ -231,8 +231,9 @@ DAY_S = 86400.0
 
 @pytest.mark.parametrize("jump", [-DAY_S, DAY_S])
 def test_clock_jump_does_not_change_waits(node, monkeypatch, jump):
-    """The wall clock jumps by a day during a GPU's clean period, an allocation's grace period and a lease. The
-    monotonic clock does not jump, so nothing ends early or late.
+    """The wall clock jumps by a day while three waits run: the time without errors after which a GPU is healthy again,
+    the grace period of an ended allocation, and a lease. The monotonic clock does not jump, so no wait ends early or
+    late.
     """
     pool, allocator, files = node.parts()
     began, since, shift = time.time(), [500.0], [0.0]
@@ -247,8 +248,8 @@ def test_clock_jump_does_not_change_waits(node, monkeypatch, jump):
     assert collector.collect() == []
 
     def later(seconds: float) -> tuple[bool, int, int]:
-        """Advances the monotonic clock; returns whether the GPU is healthy, and the number of container allocations
-        and of leases.
+        """Advances the monotonic clock; returns whether the GPU is healthy, the number of containers' allocations, and
+        the number of leases.
         """
         since[0] += seconds
         node.clock.seconds += seconds
@@ -270,8 +271,8 @@ def test_clock_jump_does_not_change_waits(node, monkeypatch, jump):
 
 
 def test_no_wait_uses_the_wall_clock():
-    """All waits use a monotonic clock. Only three files read the wall clock, to report the time: in labels, a
-    condition, the log.
+    """All waits use a monotonic clock. Only three files read the wall clock, and only to report the time: in labels, in
+    a condition and in the log.
     """
     asks = re.compile(r"\btime\.time(_ns)?\(|datetime\.|CLOCK_REALTIME|time\.localtime|time\.gmtime")
     found = {path.name for path in (PLUGIN / "src/vgpu_plugin").rglob("*.py") if asks.search(path.read_text())}
@@ -298,7 +299,7 @@ def test_second_plugin_is_refused_at_a_concurrent_start(node, kubelet, running):
     for one in daemons:
         running(Started(one))
     until(lambda: faults, "the end of one of the two plugins")
-    # The first plugin may have the lock before it has written its pid.
+    # The first plugin may hold the lock before it has written its pid, so the error may say "unknown".
     assert re.search(rf"another vgpu-device-plugin runs already \(pid ({os.getpid()}|unknown)\)", str(faults[0]))
     until(lambda: allocatable(kubelet) == 4, "the remaining plugin to serve")
     assert len(faults) == 1

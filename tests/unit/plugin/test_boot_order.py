@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests which units start before container engines: an engine that starts first makes directories in place of the
-plugin's files.
+"""Tests that the project's systemd units start before the container engines: an engine that starts first makes
+directories in place of the plugin's files.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def arbiter_unit() -> str:
 
 
 def named(unit: str, key: str) -> set[str]:
-    """Returns all units in the lines ``key=``. As in systemd, several lines add up."""
+    """Returns all units in the lines ``key=`` of a unit file. If there are several such lines, all of them count, as in
+    systemd.
+    """
     lines = [line.partition("=")[2] for line in unit.splitlines() if line.startswith(f"{key}=")]
     return {name for line in lines for name in line.split()}
 
@@ -42,6 +44,6 @@ def named(unit: str, key: str) -> set[str]:
 @pytest.mark.parametrize("unit", [plugin_unit, arbiter_unit])
 def test_unit_starts_before_units_that_start_containers(unit, engine):
     assert engine in named(unit(), "Before")
-    # The unit only orders the start; neither unit starts or stops the other.
+    # Before= only orders the start; neither unit must start or stop the other.
     for key in ("Requires", "Wants", "BindsTo", "PartOf", "After"):
         assert engine not in named(unit(), key)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests a pod whose limit exceeds its promised memory: the whole program with an API double and the kubelet double, by
-the limits on disk and the values shown to users.
+"""Tests burst memory: a pod's limit may exceed the memory that it is promised. The tests run the whole program with
+doubles of the API server and the kubelet, and check the limits files on disk and the values that users see.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the whole daemon with the kubelet double over real sockets. The driver and mounts are doubles."""
+"""Tests the whole daemon of the device plugin with the kubelet double over real sockets. The driver and the mounts are
+doubles.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,9 @@ def end_streams(kubelet: Manager) -> None:
 
 
 def test_plugin_registers_again_after_its_stream_ends(node, kubelet, daemon, capsys):
-    """A kubelet that lost its plugin does not ask for a new registration, and its socket stays the same."""
+    """A kubelet that loses its plugin does not ask for a new registration, and its socket stays the same. So the plugin
+    must notice by itself that its stream has ended.
+    """
     for _time in range(3):
         end_streams(kubelet)
         until(lambda: allocatable(kubelet) == 14, "the registration at the kubelet")
@@ -95,13 +99,14 @@ def test_plugin_registers_again_after_its_stream_ends(node, kubelet, daemon, cap
 
 
 def test_dead_kubelet_is_not_shown_as_registered(node, kubelet, daemon, capsys, monkeypatch):
-    """A killed kubelet leaves its socket behind; only its missing ListAndWatch stream shows that it is dead."""
-    monkeypatch.setattr("vgpu_kubelet_double.manager.VERSIONS", ())  # every call of Register fails
+    """A killed kubelet leaves its socket behind. Only the missing ListAndWatch stream shows that it is dead."""
+    monkeypatch.setattr("vgpu_kubelet_double.manager.VERSIONS", ())  # From here on every call of Register fails.
     end_streams(kubelet)
     status = until(lambda: unregistered(node, capsys), "status without registration")
     assert node.paths.kubelet_socket.exists()
     assert str(node.paths.kubelet_socket) in status["kubelet_error"]
-    rc, lease, _err = vgpuctl(node, capsys, "lease")  # a kubelet without a stream cannot allocate devices
+    # A kubelet without a stream cannot allocate slices, so a lease need not wait for it.
+    rc, lease, _err = vgpuctl(node, capsys, "lease")
     assert (rc, len(lease["ids"])) == (0, 1)
     monkeypatch.undo()
     until(lambda: allocatable(kubelet) == 13, "the registration at the kubelet")
@@ -149,7 +154,7 @@ def test_later_kubelet_is_found(node, running, tmp_path):
 
 def test_xid_marks_all_slices_of_one_gpu(node, kubelet, daemon):
     first = node.gpus[0].uuid
-    daemon.source.xids.put((first, 13))  # an Xid of an application
+    daemon.source.xids.put((first, 13))  # This Xid reports a fault of an application.
     daemon.source.xids.put((first, 79))
     until(lambda: allocatable(kubelet) == 7, "half of the slices")
     sick = {one for one, device in kubelet.endpoints[RESOURCE].devices.items() if device.health == "Unhealthy"}
@@ -207,7 +212,8 @@ def test_status_shows_the_running_version(node, kubelet, daemon, capsys):
     assert status["slices"][0]["memory_mib"] == 2194
     before = status["config_sha256"]
     node.configure(splitCount=3)
-    assert vgpuctl(node, capsys, "status")[1]["config_sha256"] == before  # the running version, not the version on disk
+    # The status names the configuration that the program runs with, not the configuration on disk.
+    assert vgpuctl(node, capsys, "status")[1]["config_sha256"] == before
 
 
 def test_failed_housekeeping_does_not_end_the_program(node, kubelet, monkeypatch, running, capsys):

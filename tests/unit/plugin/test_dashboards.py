@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the shipped Grafana dashboards: generated from one table, with existing metrics and labels, queries that
-Prometheus accepts, and the format that Grafana imports. Grafana itself does not run.
+"""Tests the shipped Grafana dashboards: they are generated from one table, use existing metrics and labels, have
+queries that Prometheus accepts, and have the format that Grafana imports. Grafana itself does not run.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ spec.loader.exec_module(tool)
 
 SOURCES = {
     "node": (PLUGIN / "src" / "vgpu_plugin" / "admin" / "metrics.py").read_text(),
-    # The scheduler's packages are in another environment, so its metrics table is read as text.
+    # The scheduler's packages are installed in another environment, so the test reads its table of metrics as text.
     "scheduler": (PLUGIN / "src" / "vgpu_scheduler" / "metrics.py").read_text(),
 }
 OF_SCHEDULER = set(re.findall(r'^    "(vgpu_scheduler_\w+)"', SOURCES["scheduler"], re.MULTILINE))
-# Labels of a request counter by verb; Prometheus adds the labels of the scrape target.
+# Labels that Prometheus adds to every metric of a scrape target.
 SCRAPED = {"instance", "job"}
 CARD = {"gpu", "uuid", "model"}
 TENANT = {"allocation", "uuid", "namespace", "pod", "container"}
@@ -60,7 +60,7 @@ QUERIES = [
 
 
 def labels_of(name: str) -> set[str]:
-    """Returns a metric's labels by the longest matching prefix in the table."""
+    """Returns the labels of a metric: those of the longest prefix in the table that matches its name."""
     return LABELS[max((one for one in LABELS if name.startswith(one)), key=len)] | SCRAPED
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that all imports of the programs are declared, so that `pip install native/plugin` installs everything a
-command needs.
+"""Tests that the package declares every module that its programs import, so that `pip install native/plugin` installs
+everything that a command needs.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import pytest
 import tomllib
 
 PLUGIN = Path(__file__).resolve().parents[3] / "native" / "plugin"
-# Module → distribution, if the names differ.
+# Name of the imported module → name of the distribution, if they differ.
 NAMES = {"grpc": "grpcio", "google": "protobuf", "pynvml": "nvidia-ml-py", "yaml": "pyyaml"}
 OWN = {"vgpu_plugin", "vgpu_scheduler", "vgpu_kubectl", "vgpu_kubelet_double"}
 
 
 def imported(source: str) -> set[str]:
-    """Returns the distributions that a file imports, also inside functions."""
+    """Returns the distributions that a file imports; imports inside functions count too."""
     found = set()
     for one in ast.walk(ast.parse(source)):
         if isinstance(one, ast.Import):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that the kubelet double behaves as a kubelet, so that a faulty plugin fails with it."""
+"""Tests that the kubelet double of the other tests behaves as a real kubelet, so that a faulty device plugin fails with
+it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ RESOURCE = "example.com/thing"
 
 
 class Plugin(rpc.DevicePluginServicer):
-    """A plugin with configurable behaviour that records its calls."""
+    """A device plugin with configurable behaviour that records the calls it gets."""
 
     def __init__(self, folder, ids=("a", "b", "c")):
         self.calls: list[tuple] = []
@@ -102,7 +104,7 @@ def test_start_empties_the_folder_but_for_the_checkpoint(tmp_path):
         manager.stop()
 
 
-# columns: the invalid field of the registration, words of the kubelet's refusal
+# columns: the invalid field of the registration; expected words of the kubelet's refusal
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -192,7 +194,8 @@ def test_pod_resources(kubelet, plugin, tmp_path):
     assert [list(one.device_ids) for one in free] == [["a"], ["b"], ["c"]]
 
 
-# columns: arguments of the double's command, exit status, words of the output, words of the error
+# columns: arguments of the double's command; expected exit status, expected words of the output, expected words of the
+# error
 @pytest.mark.parametrize(
     ("arguments", "rc", "out", "err"),
     [

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the scenario that was recorded with a real kubelet (tests/e2e_dra) with the double's claim manager; both must
-behave the same.
+"""Tests that the kubelet double prepares ResourceClaims as a real kubelet does: it runs the scenario that was recorded
+with a real kubelet (tests/e2e_dra), and both traces must be equal.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WIPE_S = 0.2
 
 
 class Double:
-    """Maps the scenario's kubelet steps to the double."""
+    """Carries out the scenario's kubelet steps with the double."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -114,7 +114,7 @@ class Double:
 
 @pytest.fixture
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[scenario.Story]:
-    double = Double(tmp_path_factory.mktemp("k"))  # a socket's path has at most 107 characters
+    double = Double(tmp_path_factory.mktemp("k"))  # The path of a socket has at most 107 characters.
     out = scenario.Story(double)
     yield out
     double.manager.stop()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the scenario that was recorded with a real kubelet (tests/e2e) with the kubelet double; both must behave the
-same.
+"""Tests that the kubelet double behaves as a real kubelet: it runs the scenario that was recorded with a real kubelet
+(tests/e2e), and both traces must be equal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kubetrace import scenario  # noqa: E402
 
 
 class Double:
-    """Maps the scenario's kubelet steps to the double."""
+    """Carries out the scenario's kubelet steps with the double."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "device-plugins"
@@ -39,7 +39,7 @@ class Double:
         try:
             self.manager.run_pod(name, resource=scenario.RESOURCE, count=count, init_container=init_container)
         except PodError as fault:
-            self.refused.add(name)  # the double keeps only pods that it runs
+            self.refused.add(name)  # The double does not keep a refused pod, so its name is kept here.
             return f"{fault.reason}: {fault}"
         return "Running"
 

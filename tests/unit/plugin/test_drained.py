@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests a GPU that an administrator drains: the whole program with an API double and the kubelet double."""
+"""Tests a GPU that an administrator drains, so that it gets no new pods. The tests run the whole program with doubles
+of the API server and the kubelet.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests how the plugin polls the driver's memory limits: lost, removed or lowered limits, and containers without a
-limit.
+"""Tests memory limits that the NVIDIA driver itself enforces on a container's control group. The plugin polls them, and
+repairs or reports limits that are lost, removed or too low, and containers without a limit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ MIB = 1 << 20
 
 
 class Place:
-    """A folder of allocations, control groups, and a driver that enforces limits (backend ``misc``)."""
+    """A folder of allocations, control groups, and a driver double that enforces limits (the driver's backend is
+    ``misc``).
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.cgroups = folder / "allocations", folder / "cgroup"
@@ -37,7 +39,9 @@ class Place:
         self.limits.tell = lambda name, text: self.told.append((name, text))
 
     def container(self, name: str, mib: int = 1000, enforcement: str = "driver", card: int = 0, **more: object) -> str:
-        """Makes a container as the hook leaves it; returns the folder of its control group."""
+        """Makes a container as the CDI hook, which sets the limit at the container's start, leaves it; returns the
+        folder of its control group.
+        """
         group = self.cgroups / name
         group.mkdir(parents=True)
         (group / "cgroup.events").write_text("populated 1\nfrozen 0\n")
@@ -114,13 +118,13 @@ def test_resize_sets_the_drivers_limit(place: Place) -> None:
 
 
 def test_shared_group_keeps_the_sum_of_its_allocations(place: Place) -> None:
-    """Two allocations share the group, so its limit is their sum and not the value in one limits file."""
+    """Two allocations share one control group, so its limit is the sum of both and not the value in one limits file."""
     place.container("a", 5000, shared_with=1)
     place.promise("a", 2000)
     assert place.state() == [("a", 5000, 5000, 7, "")]
 
 
-# How the container's end shows: the case → the function that causes it.
+# Signs by which the plugin sees that a container has ended: the case → the function that causes it.
 ENDED = {
     "control group removed": lambda place, group: [one.unlink() for one in group.iterdir()] and group.rmdir(),
     "control group empty": lambda place, group: (group / "cgroup.events").write_text("populated 0\n"),
@@ -177,7 +181,9 @@ def test_gpus_have_the_hook_and_mig_devices_do_not() -> None:
 
 
 def test_limits_have_the_gpus_real_size(node) -> None:
-    """The driver reports a limit as the GPU's size, so the library reads the real size from the limits file."""
+    """With such a limit the driver reports the limit as the GPU's size. So the limits file must contain the real size,
+    which the library reads.
+    """
     pool, allocator, _files = node.parts()
     source = FakeGpus(node.gpus)
     source.backend = "misc"
@@ -192,11 +198,13 @@ def test_limits_have_the_gpus_real_size(node) -> None:
     assert "card_bytes" not in allocator.records.get(answer.allocation).limits["devices"][0]
 
 
-# --- containers without the hook
+# --- containers that started without the hook
 
 
 def enforced(node, requested: str, strategies: tuple[str, ...] = ("cdi-cri",)):
-    """Returns an allocator on a node whose driver was proven to enforce limits before any kubelet started."""
+    """Returns the slices and the allocator of a node whose driver has proven, before any kubelet started, that it
+    enforces limits.
+    """
     pool, allocator, _files = node.parts()
     source = FakeGpus(node.gpus)
     source.backend = "misc"
@@ -218,7 +226,9 @@ def enforced(node, requested: str, strategies: tuple[str, ...] = ("cdi-cri",)):
     ],
 )
 def test_pod_without_cdi_does_not_start_if_the_driver_must_enforce_limits(node, requested, strategies, refused) -> None:
-    """The kubelet may start after this program, so its CDI support is checked at each allocation."""
+    """The kubelet may start after this program, so the program checks at each allocation whether the container starts
+    with CDI.
+    """
     pool, allocator = enforced(node, requested, strategies)
     if refused:
         with pytest.raises(Refused, match="starts without CDI, so no hook"):
@@ -233,7 +243,7 @@ def test_pod_without_cdi_does_not_start_if_the_driver_must_enforce_limits(node, 
     [
         ("driver", Terms("container", "x", "docker", by_cdi=False), True),
         ("driver", Terms("container", "x", "podman", by_cdi=True), False),
-        ("driver", Terms("exec", "x"), True),  # A program of the host runs outside any container's group.
+        ("driver", Terms("exec", "x"), True),  # A program of the host runs outside the control group of any container.
         ("driver", Terms("lease"), False),  # The isolation check tests the enforcement.
         ("auto", Terms("container", "x", "docker", by_cdi=False), False),
         ("auto", Terms("exec", "x"), False),
@@ -250,8 +260,8 @@ def test_lease_without_cdi_is_refused_if_the_driver_must_enforce_limits(node, re
         leases.lease(terms=terms)
 
 
-# columns: whether the driver enforces limits, whether a process uses the ledger, whether the hook ran, whether the
-# container is reported
+# columns: whether the driver enforces limits, whether a process uses the container's ledger, whether the hook ran;
+# whether the container is expected to be reported
 @pytest.mark.parametrize(
     ("by_driver", "in_use", "hook", "named"),
     [
@@ -263,7 +273,9 @@ def test_lease_without_cdi_is_refused_if_the_driver_must_enforce_limits(node, re
     ],
 )
 def test_container_without_the_hook_is_reported(place: Place, by_driver, in_use, hook, named) -> None:
-    """The container's library runs but its group has no limit: the container started without CDI or before the hook."""
+    """The library runs in the container, but the container's control group has no limit: it was started without CDI or
+    before the hook was installed.
+    """
     place.limits.in_use = lambda path: in_use and path == str(place.folder / "a/rw/ledger")
     verdict = place.limits._enforcement.verdict
     place.limits._enforcement.verdict = verdict._replace(active="driver-misc" if by_driver else "library")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the recording rules that give this project's metrics HAMi's names. promtool evaluates them on a node's
-metrics.
+"""Tests the recording rules that give this project's Prometheus metrics the names of HAMi's metrics. promtool evaluates
+the rules on a node's metrics.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ spec.loader.exec_module(tool)
 
 CARD = 'gpu="1",uuid="GPU-a",model="Tesla T4",instance="n1"'
 TENANT = 'allocation="x",uuid="GPU-a",namespace="ml",pod="train",container="main",instance="n1"'
-# 40 samples, one per 15 s: ten minutes.
+# Each series has 40 samples, one per 15 s, which is ten minutes.
 SERIES = {
     f"vgpu_gpu_memory_used_bytes{{{CARD}}}": "1000x40",
     f"vgpu_gpu_utilization_ratio{{{CARD}}}": "0.42x40",
     f"vgpu_container_memory_used_bytes{{{TENANT}}}": "300x40",
     f"vgpu_container_memory_limit_bytes{{{TENANT}}}": "500x40",
     f"vgpu_container_memory_context_bytes{{{TENANT}}}": "20x40",
-    # A quarter of the GPU's time: 15 s per minute.
+    # The container uses a quarter of the GPU's time: 15 s per minute.
     f"vgpu_container_device_seconds_total{{{TENANT}}}": "0+3.75x40",
 }
 NEW_CARD = f'{CARD},device_index="1",device_uuid="GPU-a",device_type="Tesla T4",zone="vGPU"'

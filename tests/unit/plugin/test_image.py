@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests which old images a new build removes. A program that keeps names and ids replaces the engine."""
+"""Tests the tool that builds container images: which old images a new build removes. A script that stores image names
+and ids replaces the engine.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 TAG, BASE = "localhost/vgpu-device-plugin:1", "localhost/base:1"
-# A double of the container engine: its images are a file, ids → names.
+# A double of the container engine. It stores its images in a file: id → names.
 ENGINE = """#!/usr/bin/env python
 import json, pathlib, sys
 names = pathlib.Path(__file__).with_name("names.json")
@@ -45,7 +47,7 @@ def tool():
     return out
 
 
-# Images before the build: the case → (id → names, the old ids that remain after the build).
+# The case → (the images before the build as id → names, the old ids that are expected to remain after the build).
 FORMER = {
     "no image of the name": ({}, set()),
     "an image of this name alone": ({"old": [TAG]}, set()),
@@ -70,7 +72,9 @@ def test_new_image_removes_unnamed_old_images(tool, tmp_path, there):
 
 
 def built(tool, tmp_path, **extras):
-    """Builds from the same archive each time; returns (whether an image was built, the arguments of each save)."""
+    """Builds an image, each time from the same archive; returns (whether an image was built, the arguments of each call
+    of the engine's save).
+    """
     engine = tmp_path / "podman"
     engine.write_text(
         ENGINE.replace(

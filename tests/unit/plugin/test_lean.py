@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests which modules the program does not load. Each test starts a new process, because an imported module stays
-loaded.
+"""Tests how the device plugin saves memory and processor time: modules that it does not load, checks that gRPC makes
+rarely, and coarse timers. Some tests start a new process, because an imported module stays loaded.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def test_unneeded_modules_are_not_loaded():
 
 
 def test_grpc_servers_check_rarely():
-    """The period is a private constant of grpc. If a release renames the constant, this test fails."""
+    """The plugin changes a period that is a private constant of grpc. If a release of grpc renames the constant, this
+    test fails.
+    """
     look = "import grpc._server as s; print(s._DEALLOCATED_SERVER_CHECK_PERIOD_S)"
     assert said("", look)[1] == "1.0"
     assert said(QUIET, look)[1] == "60.0"
@@ -117,7 +119,7 @@ def test_only_grpc_threads_get_coarse_timers(tmp_path):
 
 
 def test_ending_thread_does_not_affect_others(tmp_path, caplog, monkeypatch):
-    """A file of an ended thread can be open and then fail to be read with ESRCH."""
+    """A /proc file of a thread can be open and still fail to be read with ESRCH, because the thread has ended."""
     caplog.set_level("DEBUG")
     for task in ("17", "18"):
         (tmp_path / "self" / "task" / task).mkdir(parents=True)
@@ -139,7 +141,7 @@ def test_ending_thread_does_not_affect_others(tmp_path, caplog, monkeypatch):
 
 
 def test_timers_stay_unchanged_without_permission(tmp_path, caplog):
-    """No thread is recorded as done, so the next poll tries again."""
+    """If the timers cannot be changed, no thread is recorded as done, so the next poll tries again."""
     caplog.set_level("DEBUG")
     task = tmp_path / "self" / "task" / "17"
     task.mkdir(parents=True)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests a kubelet before 1.19, without GetPreferredAllocation and PodResources. It allocates the first free ids, so
-without the option legacyPreferred all pods get one GPU.
+"""Tests the option legacyPreferred for a kubelet before 1.19, which has no GetPreferredAllocation and no PodResources.
+Such a kubelet allocates the first free ids, so without the option all pods get slices of one GPU. With the option, the
+plugin allocates other slices than the kubelet requested.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def test_pods_are_spread(node, kubelet, start, capsys, legacy, gpus):
 
 
 def test_two_slices_of_a_container_are_on_two_gpus(kubelet, start):
-    """The kubelet requests two slices of one GPU; without the option this request is refused."""
+    """The kubelet requests slices of one GPU for one container. Without the option the plugin refuses this request."""
     start(legacyPreferred=True)
     pods = [kubelet.run_pod(f"p{n}", count=4) for n in range(4)]
     assert all(len({one["uuid"] for one in limits(pod)["devices"]}) == 4 for pod in pods)
@@ -140,7 +141,9 @@ def test_init_container_shares_its_pods_slice(node, kubelet, start, capsys):
 
 
 def test_reused_ids_on_a_full_node(kubelet, start):
-    """Pods end and start faster than their records are removed: an id that the kubelet allocates is free."""
+    """Pods end and start faster than the plugin removes their records. An id that the kubelet allocates again must
+    still count as free.
+    """
     start(legacyPreferred=True)
     for n in range(16):
         kubelet.run_pod(f"p{n}")
@@ -177,7 +180,7 @@ def test_newer_kubelets_choice_is_kept(node, running, caplog):
         manager.stop()
 
 
-# ---- the rule alone
+# ---- the function that chooses the other slices
 
 
 @pytest.fixture
@@ -196,7 +199,8 @@ def record(kind, slices, asked=()):
 
 
 ROWS = [
-    # columns: the case, the requested ids, the records, whether the option is on, the allocated ids
+    # columns: the case, the ids that the kubelet requests, the plugin's records, whether the option is on; the ids that
+    # are expected to be allocated
     ("option off, no records", [A0], [], False, [A0]),
     ("an empty node", [A1], [], True, [A0]),
     ("the least used GPU", [A1], [record(KUBELET, [A0])], True, [B0]),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the log formats: text lines, and one JSON object per line."""
+"""Tests the two formats of the device plugin's log: text lines, and one JSON object per line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vgpu_plugin import logs
 from .conftest import PLUGIN, ROOT
 
 MESSAGES = [
-    # columns: the message, its arguments, the level, the expected text
+    # columns: the message, its arguments, the level; the expected text
     ("GPU %s: Xid %d", ("GPU-a", 79), logging.ERROR, "GPU GPU-a: Xid 79"),
     ("two\nlines", (), logging.INFO, "two\nlines"),
     ('quotes " and \\', (), logging.WARNING, 'quotes " and \\'),

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that the running plugin restores removed files: its socket, folders and records, with their content."""
+"""Tests that the running device plugin restores removed files with their content: its socket, its folders and its
+records (the list of its allocations).
+"""
 
 from __future__ import annotations
 
@@ -51,11 +53,11 @@ def remove(path, mounted) -> None:
     for one in list(path.iterdir()):
         remove(one, mounted)
     if path not in mounted and not any(path in one.parents for one in mounted):
-        remove_all(path)  # the daemon creates files in the folder meanwhile
+        remove_all(path)  # The daemon creates files in the folder meanwhile, so one attempt may fail.
 
 
 def remove_all(path) -> None:
-    """Repeats shutil.rmtree, because the daemon creates files in the folder meanwhile."""
+    """Removes a folder by repeated attempts, because the daemon creates files in it meanwhile."""
     for _attempt in range(1000):
         try:
             shutil.rmtree(path)
@@ -70,7 +72,7 @@ def remove_all(path) -> None:
     raise AssertionError(f"{path} cannot be removed")
 
 
-# The removed files → the function that removes them while the plugin runs.
+# What is removed → the function that removes it while the plugin runs.
 GONE = {
     "all of /run/vgpu": lambda node: remove(node.paths.run_dir, node.mounter.mounted),
     "the socket": lambda node: node.paths.admin_socket.unlink(),
@@ -129,12 +131,12 @@ def test_unrepairable_allocation_does_not_affect_others(node, kubelet, daemon, c
     until((good / "rw" / "ledger").exists, "the second allocation's ledger")
     until(lambda: any(str(bad) in one for one in status(node, capsys)["warnings"]), "the warning")
     monkeypatch.undo()
-    # The ledger is the first file that is made.
+    # The plugin makes the ledger first, so the other files may come a moment later.
     until(lambda: all(os.path.exists(host) for pod in pods for host in hosts(pod["answer"])), "the files of both pods")
 
 
 def test_existing_files_are_not_replaced(node, kubelet, daemon, capsys):
-    """A container has the files mounted, so only missing files are made."""
+    """A container has the existing files mounted, so the plugin makes only the missing file."""
     kubelet.run_pod("one")
     (folder,) = [one for one in node.paths.allocations.iterdir() if not one.name.startswith("slice-")]
     before = {name: os.stat(folder / name).st_ino for name in ("rw/ledger", "rw/tenant", "limits")}
@@ -144,13 +146,14 @@ def test_existing_files_are_not_replaced(node, kubelet, daemon, capsys):
 
 
 def _overwrite(path, data: bytes) -> None:
-    """Overwrites a file in place, as a tenant does, so the inode stays the same."""
+    """Overwrites a file in place as a program in the container does, so the inode stays the same."""
     with path.open("r+b") as stream:
         stream.truncate(len(data))
         stream.write(data)
 
 
-# The damage to an allocation's ledger → the function that causes it.
+# Damage to an allocation's ledger (the file in which a container's processes count their memory) → the function that
+# causes it.
 SPOILT = {
     "zeros": lambda path: _overwrite(path, bytes(abi_files.LEDGER_FILE_SIZE)),
     "empty ledger": lambda path: _overwrite(path, b""),
@@ -165,7 +168,7 @@ def test_damaged_ledger_is_reported_and_repaired_when_unused(node, daemon, capsy
     path = node.paths.allocations / lease / "rw" / "ledger"
     whole = path.read_bytes()
     held = os.open(path, os.O_RDWR)
-    # A live process of a container locks its slot.
+    # The test locks a slot of the ledger, as a live process of a container does.
     lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, abi_fields.LEDGER_ALIVE_BASE, 1, 0)
     fcntl.fcntl(held, F_OFD_SETLK, lock)
     inode = path.stat().st_ino

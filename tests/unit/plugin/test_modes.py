@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests Allocate in every sharing mode, and several resources with one kubelet double."""
+"""Tests Allocate in every sharing mode (whole GPUs, time slicing, MIG, MPS and limited slices), and several resources
+at one kubelet double.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ def test_time_slicing_sets_no_limits(node):
     assert files.present() == []
 
 
-# columns: the setting, the requested replicas ({0}, {1}: the two GPUs), words of the refusal (None: accepted)
+# columns: settings of time slicing, the requested replicas ({0} and {1} are the two GPUs); expected words of the
+# refusal (None means that the request is accepted)
 @pytest.mark.parametrize(
     ("said", "ids", "words"),
     [
@@ -77,7 +80,7 @@ def test_status_warns_of_several_replicas_of_one_gpu(node, kubelet, running, cap
     until(lambda: allocatable(kubelet).get("nvidia.com/gpu") == 8, "eight replicas of two GPUs")
     kubelet.run_pod("modest", resource="nvidia.com/gpu")
     assert status(node, capsys)["warnings"] == []
-    # 5 replicas of 2 GPUs, so at least one GPU is allocated twice.
+    # The pod requests 5 replicas and there are 2 GPUs, so at least one GPU is allocated to it twice.
     kubelet.run_pod("greedy", resource="nvidia.com/gpu", count=5)
     (warning,) = status(node, capsys)["warnings"]
     assert "5 replicas of 2 GPUs" in warning
@@ -134,7 +137,7 @@ CAPABILITIES = "proc/driver/nvidia/capabilities/gpu0/mig"
 
 
 def mig_host(node, monkeypatch, nodes=("nvidia0", "nvidia-caps/nvidia-cap21", "nvidia-caps/nvidia-cap22")):
-    """Makes a host with a MIG device and its device nodes; plain files replace the nodes."""
+    """Makes a host that has a MIG device and its device nodes; plain files replace the nodes."""
     monkeypatch.setattr("vgpu_plugin.inject.cdi.is_node", Path.exists)
     devices = tuple(dataclasses.replace(one, gpu_instance=7 + one.index) for one in with_mig(node.gpus[0]).mig)
     node.gpus[0] = dataclasses.replace(node.gpus[0], mig_enabled=True, mig=devices)
@@ -156,7 +159,7 @@ def test_mig_device_by_cdi(node, monkeypatch):
     assert answer.cdi_devices == [f"vgpu.fleet/gpu={MIG}"]
     root = node.paths.host_root
     named = dict(cdi.mig_devices(node.gpus, root / "proc", root))
-    # The other MIG device of the GPU has no device nodes and is left out.
+    # The GPU's other MIG device has no device nodes, so it is left out.
     assert {name: [one["path"] for one in edits["deviceNodes"]] for name, edits in named.items()} == {
         MIG: ["/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap21", "/dev/nvidia-caps/nvidia-cap22"]
     }
@@ -172,7 +175,9 @@ def test_mig_device_without_device_nodes_is_refused(node, monkeypatch):
 
 
 def test_vcuda_and_time_sliced_gpu_in_one_container(node):
-    """The library would hide a GPU that the limits file does not name, so the file also has the unlimited GPU."""
+    """In the container, the library hides every GPU that the limits file does not name. So the file also names the
+    unlimited GPU.
+    """
     mixed = {"timeSlicing": {"resources": [{"name": "gpu", "replicas": 2, "devices": [1]}]}}
     write(node, {**mixed, "vcuda": {"libraryRoot": str(node.library_root), "splitCount": 3}})
     _pool, allocator, files = node.parts()

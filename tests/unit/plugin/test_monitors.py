@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the PodMonitor and ScrapeConfig objects for the Prometheus operator against the shipped pods and labels.
-
-The operator itself does not run.
+"""Tests the shipped PodMonitor and ScrapeConfig objects of the Prometheus operator: they must select the shipped pods
+and use their labels. The operator itself does not run.
 """
 
 from __future__ import annotations

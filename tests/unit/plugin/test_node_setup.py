@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests node setup in a pod of the chart, with an archive of the real builder, and its removal."""
+"""Tests the program that a pod of the chart runs to set up its node (library and configuration), with an archive of the
+real builder, and the removal of both.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,7 @@ def test_new_version_is_installed_next_to_the_mapped_one(place, tmp_path):
 
 
 FAULTS = [
-    # columns: the variables, words of the message
+    # columns: the chart's variables; expected words of the error
     ({"vgpu_split_count": 0}, ["vgpu_split_count", "expected", "found"]),
     ({"vgpu_splt_count": 3}, ["vgpu_splt_count", "vgpu_split_count"]),
     ({"vgpu_sharing": "mps"}, ["vgpu_sharing", "expected one of vcuda", "found mps"]),
@@ -131,8 +133,8 @@ def test_archive_of_another_machine_is_refused(tmp_path, capsys):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="chroot needs root")
 def test_removal_deletes_only_the_products_files(tmp_path):
-    """Runs in a chroot, because the removal uses the host's fixed paths. Links of the host are followed inside the
-    chroot.
+    """The test runs in a chroot, because the removal uses the fixed paths of a host. Symlinks of the host must be
+    followed inside the chroot.
     """
     root = tmp_path / "host"
     for folder in ("run/vgpu", "run/cdi", "var/lib/vgpu", "etc/vgpu", "usr/local/lib/vgpu/.half.new", "var/lib/other"):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that PreStartContainer refuses a pod that mounts over the product's files: the whole program with an API
-double and the kubelet double. tests/doubles/mount_cases.py has the full table of paths; here are a few.
+"""Tests that PreStartContainer refuses a pod that mounts a volume over the files by which this project limits
+containers. The tests run the whole program with doubles of the API server and the kubelet. tests/doubles/mount_cases.py
+has the full table of paths; here are a few.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ def start(node, kubelet, api, running, tmp_path, monkeypatch):
 
 
 def put(node, api, *containers, name="one", **spec):
-    """Stores a pod of this node, with a plan, which a node with requested sizes needs."""
+    """Stores a pod of this node. The pod has a plan (the scheduler's choice of GPUs and sizes), which a node with
+    requested sizes needs.
+    """
     plan = [Part("main", pod_annotations.APP, (Device(node.gpus[0].uuid, 1000, 10),))]
     annotations = {pod_annotations.PLAN: pod_annotations.write_plan(plan)}
     api.add_pod(name, f"uid-{name}", annotations, spec={"containers": list(copy.deepcopy(containers)), **spec})
@@ -75,7 +78,7 @@ def reasons(api):
 
 @pytest.fixture
 def unchecked(node, capsys):
-    """Returns a function that reads the metric of unchecked mounts with vgpuctl."""
+    """Returns a function that reads with vgpuctl how many containers started with unchecked mounts."""
 
     def read() -> int:
         capsys.readouterr()
@@ -93,7 +96,8 @@ def unchecked(node, capsys):
         (container("main", ASKS, OVER), OVER),
         (container("main", ASKS, "/data", "/etc/"), "/etc/"),
         (container("main", ASKS, terminationMessagePath="/etc/ld.so.preload"), "/etc/ld.so.preload"),
-        # The check depends on the mounts, not on the resource name, which the node may have changed meanwhile.
+        # The check depends on the mounts, not on the resource name, because the node may have another resource name by
+        # now.
         (container("main", {"example.com/gpu": "1"}, OVER), OVER),
     ],
 )
@@ -144,7 +148,7 @@ def test_mount_check_has_a_short_timeout(node, kubelet, api, start, unchecked, m
     waits = []
     get = kube_api.Api.get
 
-    # Records only this pod's reads: the program also reads the node meanwhile, with other timeouts.
+    # Records only the reads of this pod, because the program also reads the node meanwhile, with other timeouts.
     def noted(one, path):
         if path == pod_path("one"):
             waits.append(one._timeout)

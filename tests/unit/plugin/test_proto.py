@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the protobuf contract with the kubelet: the field numbers must equal the kubelet's published API."""
+"""Tests the protobuf messages between plugin and kubelet: their field numbers must equal those of the kubelet's
+published API.
+"""
 
 from __future__ import annotations
 

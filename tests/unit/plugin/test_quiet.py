@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests an idle plugin: it reads little, and still notices every change."""
+"""Tests an idle device plugin: it reads few files, and still notices every change."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ from .samples import until
 
 @pytest.fixture
 def looks(monkeypatch):
-    """Counts the full checks of the slices for containers outside Kubernetes."""
+    """Counts how often the slices for containers outside Kubernetes are checked in full; a cheap check of file times
+    comes before.
+    """
     seen = []
     whole = cdi.common_edits
     monkeypatch.setattr(static_slices.cdi, "common_edits", lambda *given: seen.append(1) or whole(*given))
@@ -46,7 +48,7 @@ def folder_of(files, pool) -> Path:
     return files.folder(files.static_name(pool.slices[0].id))
 
 
-# The change to a file that the plugin made → the function that makes the change.
+# The change to a file that the plugin has made → the function that makes this change.
 CHANGES = {
     "CDI file missing": lambda node, files, pool, allocator: (
         node.paths.cdi_dir / cdi.file_name(cdi.SLICE_KIND)
@@ -71,8 +73,8 @@ CHANGES = {
 def test_changed_files_are_repaired_at_the_next_check(node, looks, change):
     outside, pool, allocator, files = made(node, splitCount=3)
     outside.refresh()
-    # File times have the resolution of clock ticks: a change in the tick of the last check would be invisible. So the
-    # files get old times.
+    # File times advance by clock ticks, so a change within the tick of the last check would be invisible. To avoid
+    # this, the files get old times.
     for path in (*node.paths.cdi_dir.rglob("*"), *node.paths.allocations.rglob("*"), node.paths.cdi_dir):
         os.utime(path, (1, 1))
     outside.refresh()
@@ -112,7 +114,7 @@ def test_changes_during_a_check_are_found_at_the_next(node, looks, monkeypatch):
     whole = static_slices.cdi.write
 
     def switched(*given):
-        # The library's path was read before this point.
+        # The running check has read the path of the library before this point, so it uses the old one.
         monkeypatch.setattr(static_slices.cdi, "write", whole)
         whole(*given)
         node.install_library("0.2.0-bbbbbbbbbbbb")
@@ -134,7 +136,7 @@ def test_changes_during_a_check_are_found_at_the_next(node, looks, monkeypatch):
 
 
 def test_every_change_of_the_pool_is_noticed(node, looks, monkeypatch):
-    """The change is noticed even if the new list is at the address of the old one."""
+    """The new list may be at the memory address of the old list, which must not hide the change."""
     monkeypatch.setattr(static_slices, "id", lambda _thing: 1, raising=False)
     outside, pool, _allocator, files = made(node, splitCount=3)
     outside.refresh()
@@ -151,7 +153,7 @@ def test_every_change_of_the_pool_is_noticed(node, looks, monkeypatch):
 
 
 def test_library_follows_the_link_current(node):
-    """The link is resolved again only if its target changes; the test covers each kind of change."""
+    """The plugin resolves the link ``current`` again only if it has changed. The test covers each kind of change."""
     _pool, allocator, _files = node.parts()
     first = node.library_root / "0.1.0-aaaaaaaaaaaa"
     current = node.library_root / "current"
@@ -177,7 +179,9 @@ def test_library_follows_the_link_current(node):
 
 
 def test_limits_file_is_written_last_and_complete(node, monkeypatch):
-    """The arbiter and the watcher look for the limits file, so it must appear last and complete."""
+    """The arbiter and the watcher, programs of the node, look for the limits file to find an allocation. So it must
+    appear last and complete.
+    """
     pool, allocator, files = node.parts()
     order = []
     for name in ("open", "replace"):
@@ -211,11 +215,11 @@ def test_incomplete_folder_of_a_killed_program_is_completed(node):
     assert (folder / "rw/tenant").stat().st_size == abi_files.fields.TENANT_FILE_SIZE
 
 
-# ---- the header of a ledger
+# ---- the header of a ledger, the file in which a container's processes count their memory
 
 
 def with_slots_at(offset: int) -> bytes:
-    """Returns a ledger in which the tenant changed the offset of the slots."""
+    """Returns a ledger in which a tenant has changed the field for the offset of the slots."""
     data = bytearray(abi_files.pack_ledger(["GPU-1"]))
     struct.pack_into("<I", data, abi_files.fields.LEDGER_FIELDS["slot_offset"][0], offset)
     return bytes(data)
@@ -237,7 +241,7 @@ def test_header_check_agrees_with_full_parse(tmp_path, data):
     path = tmp_path / "ledger"
     path.write_bytes(data)
     try:
-        # Bytes after the size of a ledger are the tenant's and are never read.
+        # A tenant may append bytes to the file; bytes beyond the size of a ledger are never read.
         expected = abi_files.parse_ledger(data[: abi_files.fields.LEDGER_FILE_SIZE])["devices"]
     except abi_files.LayoutError as fault:
         with pytest.raises(abi_files.LayoutError) as found:
@@ -249,14 +253,14 @@ def test_header_check_agrees_with_full_parse(tmp_path, data):
 
 
 def says(**fields: int) -> bytes:
-    """Returns a ledger of GPU-1 and allocation a with these header fields changed."""
+    """Returns a ledger of GPU-1 and allocation a in which these header fields have other values."""
     data = bytearray(abi_files.pack_ledger(["GPU-1"], "a"))
     for name, value in fields.items():
         struct.pack_into("<I", data, abi_files.fields.LEDGER_FIELDS[name][0], value)
     return bytes(data)
 
 
-# Ledgers that do not fit GPU-1 and allocation a of this version.
+# Ledgers that do not match GPU-1, allocation a or the layout of this version.
 OTHERS = {
     "ledger of another allocation": abi_files.pack_ledger(["GPU-1"], "b"),
     "ledger of another GPU": abi_files.pack_ledger(["GPU-2"], "a"),
@@ -269,7 +273,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("kind", OTHERS)
 def test_readable_ledger_of_another_program_is_replaced(node, kind):
-    """parse_ledger accepts each of these ledgers."""
+    """parse_ledger can read each of these ledgers, so only the check against the record shows that they are wrong."""
     abi_files.parse_ledger(OTHERS[kind])
     pool, allocator, files = node.parts()
     record = allocator.records.get(allocator.grant([pool.slices[0].id], KUBELET).allocation)
@@ -290,7 +294,7 @@ def test_readable_ledger_of_another_program_is_replaced(node, kind):
 
 
 def test_ledger_of_another_version_that_can_be_read_is_kept(node):
-    """Its slots may be elsewhere and larger, because version N works with version N+1."""
+    """A newer version's ledger may be larger. It is kept, because version N must work with version N+1."""
     assert abi_files.fields.LEDGER_MIN_READER <= abi_files.fields.LEDGER_VERSION
     path = node.paths.allocations.parent / "ledger"
     path.parent.mkdir(parents=True, exist_ok=True)

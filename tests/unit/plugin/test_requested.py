@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests sizes that pods request: the whole program with an API double that has plans and the kubelet double with
-PodResources.
+"""Tests sizes that pods request: the whole program with a double of the API server, whose pods have plans (the
+scheduler's choice of GPUs and sizes), and the kubelet double with its PodResources service.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from .samples import until
 
 RESOURCE = "nvidia.com/gpu"
 MIB = 1 << 20
-# The number of random trials; each takes about half a second on a busy machine. For a thousand, set --basetemp to a
-# tmpfs, as a node's /run is: a disk file system syncs each file before its rename.
+# The number of random trials. Each takes about half a second on a busy machine. For a thousand trials, set --basetemp
+# to a tmpfs, as a node's /run is, because a disk file system syncs each file before its rename.
 TRIALS = int(os.environ.get("VGPU_TRIALS", "15"))
 
 
@@ -70,7 +70,7 @@ def allocatable(kubelet) -> int:
 
 
 def plan(api, name, *devices, container="main", uid="", extra=(), **spec):
-    """Stores a pod with a plan that the scheduler bound to this node."""
+    """Stores a pod with a plan, as if the scheduler had bound it to this node."""
     parts = [*extra, Part(container, pod_annotations.APP, tuple(Device(*one) for one in devices))]
     api.add_pod(name, uid or f"uid-{name}", {pod_annotations.PLAN: pod_annotations.write_plan(parts)}, **spec)
 
@@ -156,7 +156,9 @@ def test_gpu_chosen_by_the_kubelet_replaces_the_planned_gpu(node, kubelet, api, 
 
 
 def forgotten(kubelet, name) -> None:
-    """Deletes a pod and waits until the kubelet's checkpoint omits it, which the plugin's housekeeping causes."""
+    """Deletes a pod and waits until the kubelet's checkpoint omits it, because the plugin's periodic cleanup makes the
+    kubelet write the checkpoint.
+    """
     kubelet.delete_pod(name)
     file = kubelet.folder / "kubelet_internal_checkpoint"
     until(lambda: f"uid-{name}" not in file.read_text(), "the kubelet's checkpoint without the pod")
@@ -174,7 +176,7 @@ def test_pod_without_room_on_the_kubelets_gpu_gets_an_event(node, kubelet, api, 
     events = [one for one in api.of("events") if one["involvedObject"]["kind"] == "Pod"]
     assert {(one["reason"], one["involvedObject"]["name"]) for one in events} == {("VgpuNoRoom", "two")}
     forgotten(kubelet, "one")
-    kubelet.restart_container("two")  # Enough memory is free now.
+    kubelet.restart_container("two")  # The GPU has enough free memory now.
 
 
 def somebody_else_takes(lock) -> bool:
@@ -213,7 +215,9 @@ def test_report_to_the_api_server_holds_no_lock(node, kubelet, api, start, monke
 
 
 def test_memory_is_reserved_during_the_report(node, kubelet, api, start, monkeypatch):
-    """Another pod requests the reserved memory meanwhile and is refused. A failed report releases the reservation."""
+    """While the plugin reports a size to the API server, another pod requests the reserved memory and is refused. If
+    the report fails, the reservation ends.
+    """
     start()
     first, second = (gpu.uuid for gpu in node.gpus)
     refused = []
@@ -238,7 +242,7 @@ def test_memory_is_reserved_during_the_report(node, kubelet, api, start, monkeyp
         kubelet.restart_container("one")
 
 
-# columns: the pod's annotations, words of the refusal
+# columns: the pod's annotations; expected words of the refusal
 @pytest.mark.parametrize(
     ("annotations", "words"),
     [
@@ -375,12 +379,13 @@ def test_requested_sizes_need_an_api_server(node):
         Daemon(node.setup(), lambda: FakeGpus(node.gpus)).run()
 
 
-# ---- the rules alone
+# ---- the function that assigns planned sizes to the kubelet's GPUs
 
 CONFIG = {"sharing": {"vcuda": {"splitCount": 4}}}
 X, Y, Z = samples.gpus("T4", "T4", "T4")
 
-# columns: the case, the plan as (GPU, MiB, percent), the kubelet's GPUs, the use by others, the result like the plan
+# columns: the case, the plan as (GPU, MiB, percent), the GPUs that the kubelet chose, what others use; the expected
+# sizes in the form of the plan
 ASSIGNED = [
     ("as planned", [(X.uuid, 1, 5), (Y.uuid, 2, 6)], [Y, X], {}, [(Y.uuid, 2, 6), (X.uuid, 1, 5)]),
     (
@@ -407,7 +412,7 @@ def test_assignment_of_planned_sizes(about, planned, given, before, out):
     assert [tuple(one[:3]) for one in found] == out
 
 
-# columns: the case, the plan, the kubelet's GPUs, the use by others, words of the refusal
+# columns: the case, the plan, the GPUs that the kubelet chose, what others use; expected words of the refusal
 NOT_ASSIGNED = [
     ("one MiB over the free memory", [(X.uuid, 361, 0)], [X], {X.uuid: Held(15000, 0)}, "361 MiB are asked for"),
     (
@@ -457,7 +462,7 @@ def test_containers_with_shared_ids_count_once():
 
     records = [
         record(["0"], 100, 10),
-        record(["0", f"{Y.uuid}::0"], 300, 5),  # an init container with an additional GPU
+        record(["0", f"{Y.uuid}::0"], 300, 5),  # This is an init container that has an additional GPU.
         record(["1"], 50, 20),
         record(["2"], 900, 9, deny=True),
     ]

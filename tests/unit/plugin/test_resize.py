@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests size changes of a running pod: the whole program with an API double and the kubelet double. The test writes
-the grant on the pod in place of the scheduler and reads the limits on disk.
+"""Tests size changes of a running pod: the whole program with doubles of the API server and the kubelet. The test
+itself writes the grant (the annotation with the new size) on the pod, which is the scheduler's task, and reads the
+limits on disk.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def text_of(*devices, container="main"):
 
 
 def grant(api, name, *devices):  # noqa: F811
-    """Writes a grant on the pod, as the scheduler does."""
+    """Writes a new size on the pod, as the scheduler does when it grants a resize."""
     with api.edit(pod_path(name)) as pod:
         annotations = pod["metadata"]["annotations"]
         former = annotations.get(pod_annotations.GIVEN) or annotations[pod_annotations.PLAN]
@@ -58,7 +59,7 @@ def events(api, reason):  # noqa: F811
 
 
 def hold(pod, mib):
-    """Starts a process of the container that uses memory; returns a function that ends it."""
+    """Starts a process that uses memory in the pod's container; returns a function that ends the process."""
     paths = {one["container_path"]: one["host_path"] for one in pod["answer"]["mounts"]}
     ledger = Path(paths["/dev/vgpu/0"]).parent / "rw" / "ledger"
     ready, writes = os.pipe()
@@ -143,8 +144,8 @@ def test_grants_during_downtime_and_before_the_start(node, kubelet, api, start):
 
 
 def test_second_grant_is_not_lost(node, kubelet, api, start, monkeypatch):  # noqa: F811
-    """A second grant arrives after the limits of the first are written and before the first is confirmed. The
-    confirmation is refused and the second grant remains.
+    """The scheduler writes a second grant after the plugin has applied the first one and before it has confirmed it on
+    the pod. So the confirmation must be refused and the second grant must remain.
     """
     start()
     first = node.gpus[0].uuid
@@ -188,7 +189,7 @@ def test_resize_by_root_is_written_to_the_pod(node, kubelet, api, start, capsys)
         assert asked(node, capsys, name, "--memory", f"{4000 + n}Mi")[1]["changed"] is False
     status, answer = asked(node, capsys, "default/one", "--memory", "16Gi")
     assert (status, answer["code"]) == (1, "FAILED_PRECONDITION") and "16384 MiB are asked for" in answer["error"]
-    # The process starts before the grant; otherwise the grant would be applied at once.
+    # The process must start before the grant; otherwise the plugin would apply the grant at once.
     end = hold(pod, 100)
     grant(api, "one", (first, 1, 1))
     try:
@@ -200,7 +201,7 @@ def test_resize_by_root_is_written_to_the_pod(node, kubelet, api, start, capsys)
 
 
 def test_resize_finds_the_new_pod_of_a_reused_slice(node, kubelet, api, start, capsys):  # noqa: F811
-    """The record of the ended pod stays for a minute."""
+    """The record of an ended pod stays for a minute, so two records have this slice."""
     start()
     first = node.gpus[0].uuid
     plan(api, "one", (first, 3000, 20))

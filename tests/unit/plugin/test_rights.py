@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that the device plugin's account has exactly the rights that the program uses: an API server records the right
-of each request.
-
-All other tests with a NodeApi run with the same rights (conftest).
+"""Tests that the service account of the device plugin has exactly the RBAC rights that the program uses: an API server
+double records the right that each request needs. All other tests with a NodeApi run with the same rights (conftest).
 """
 
 from __future__ import annotations
@@ -26,8 +24,8 @@ RIGHTS = grants(MANIFESTS, NAME)
 
 @pytest.fixture
 def asked(node, kubelet, api, start, tmp_path):  # noqa: F811
-    """Runs the program with a pod that gets other GPUs than planned, a refused pod, a label's result,
-    and the removal.
+    """Runs the program through all its API requests: a pod that gets other GPUs than planned, a refused pod, the result
+    of a node label, and the removal. Returns the rights that it needed.
     """
     one, thread = start()
     first, second = (gpu.uuid for gpu in node.gpus)
@@ -62,7 +60,7 @@ def test_no_other_account_has_rights():
 
 
 def test_request_without_a_granted_right_is_refused(api):  # noqa: F811
-    """Control: the API server of these tests refuses a request without a right."""
+    """Checks the test itself: the API server double refuses a request for which the account has no right."""
     client = kube_api.Api(kube_access.Access(api.url))
     assert client.get(NODE)
     for path in ("/api/v1/secrets", "/api/v1/namespaces/kube-system/configmaps/a"):

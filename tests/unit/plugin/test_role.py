@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests when the role device_plugin restarts the program, and the program's options, by evaluating the role's own
-expressions on facts of a host.
+"""Tests when the role device_plugin restarts the program, and which options it gives the program. The test evaluates
+the role's own expressions on facts of a host.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vgpu_plugin.main import parser
 from .conftest import ROOT
 
 UNIT, UNIT_FILE = "vgpu-device-plugin.service", "/etc/systemd/system/vgpu-device-plugin.service"
-# These texts stand for the content of the two files.
+# These strings stand for the content of the two configuration files.
 NODE_YAML, BIG_YAML = "the text of node.yaml", "the text of configs/big.yaml"
 TASK = "Restart the program with the changes"
 
@@ -27,7 +27,7 @@ def sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-# A finished host: the program has run since 1000 s, the unit file is of 900 s.
+# Facts of a finished host: the program was started at 1000 s, and its unit file was written before, at 900 s.
 AT_REST: dict[str, Any] = {
     "__device_plugin_unit": UNIT,
     "__device_plugin_unit_path": UNIT_FILE,
@@ -44,11 +44,11 @@ AT_REST: dict[str, Any] = {
         }
     },
 }
-# A node label selected another configuration, and the program has applied it.
+# A node label has selected another configuration than node.yaml, and the program has applied it.
 BIG = {"version": "1.0-a", "config_path": "/etc/vgpu/configs/big.yaml", "config_sha256": sha256(BIG_YAML)}
 STATE = ("__device_plugin_found", "state")
 ROWS = [
-    # columns: the case, the key path to change, the new value, whether the program is restarted
+    # columns: the case, the path of the fact to change, its new value; whether the program is expected to be restarted
     ("finished host", (), None, False),
     ("this run switched the version", ("__device_plugin_switched", "changed"), True, True),
     ("this run wrote the unit", ("__device_plugin_written", "written"), [UNIT_FILE], True),
@@ -75,7 +75,8 @@ ROWS = [
     ("the program does not answer", (*STATE, "plugin", "status"), None, True),
     ("the unit file cannot be read", (*STATE, "files", UNIT_FILE), None, False),
 ]
-# The cases in which systemd reloads its units. A reload removes GPUs from containers of NVIDIA's legacy mode.
+# The cases in which systemd must reload its units. The other cases must not, because a reload removes GPUs from
+# containers of NVIDIA's legacy mode.
 RELOADED = {"this run wrote the unit", "killed after the unit was written"}
 
 
@@ -114,12 +115,14 @@ def test_cases_of_a_restart(task, about, where, there, restarted):
 
 
 METRICS = [
-    # columns: vgpu_metrics_listen (None: not set), device_plugin_options, the program's options
+    # columns: the variable vgpu_metrics_listen (None means not set), the variable device_plugin_options; the expected
+    # options of the program
     (None, [], [f"--metrics-listen={schema.VARIABLES['vgpu_metrics_listen'].default}"]),
     (":9410", [], ["--metrics-listen=:9410"]),
     ("", [], []),
     ("", ["--log-level=debug"], ["--log-level=debug"]),
-    # The old style of setting the option: if an option is given twice, the program takes the last.
+    # A user may still set this option in device_plugin_options: if an option is given twice, the program takes the
+    # last.
     (None, ["--metrics-listen=:1"], ["--metrics-listen=127.0.0.1:9410", "--metrics-listen=:1"]),
 ]
 
@@ -166,7 +169,7 @@ TAINTS = [
     ({"device_plugin_deploy": "daemonset"}, "none"),
     ({"device_plugin_deploy": "daemonset", "vgpu_unhealthy_taint": "any"}, "any"),
     ({"device_plugin_kubeconfig": "/k", "vgpu_unhealthy_taint": "all"}, "all"),
-    ({"vgpu_unhealthy_taint": "any"}, "none"),  # without credentials for the API
+    ({"vgpu_unhealthy_taint": "any"}, "none"),  # This host has no credentials for the API server.
 ]
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that faults of the running plugin are in its status with the affected path, and are removed once fixed."""
+"""Tests that the status of the running device plugin shows faults with the affected path, and no longer shows them once
+they are fixed.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def warnings(node, capsys) -> list[str]:
     return list(json.loads(text)["warnings"]) if rc == 0 else ["no answer"]
 
 
-# The damage to node.yaml → the function that causes it.
+# Damage to node.yaml → the function that causes it.
 SPOILT = {
     "half": lambda path: path.write_bytes(path.read_bytes()[:30]),
     "no text": lambda path: path.write_bytes(b"\xff\xfe\x00"),
@@ -59,7 +61,7 @@ def test_configuration_damaged_at_run_time(node, daemon, capsys, how):
 
 
 def test_full_run_folder_is_reported(node, daemon, capsys, monkeypatch):
-    """The run folder is full, so a removed file cannot be made again."""
+    """The file system of /run/vgpu is full, so the plugin cannot make a removed file again."""
     until(lambda: warnings(node, capsys) == [], "a plugin without warnings")
 
     def full(path, *_rest, **_named):

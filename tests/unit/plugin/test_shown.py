@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests what users and Prometheus see: usage, metrics, labels, vgpuctl."""
+"""Tests what users and Prometheus see of the device plugin: usage of containers, metrics, node labels and vgpuctl."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def vgpuctl(node, capsys, *arguments: str) -> str:
 
 
 def tenant(pod, used: int, context: int, device_ns: int) -> int:
-    """Writes the ledger and tenant page as a process of the container does, and locks its slot; returns the open
-    descriptor.
+    """Writes the two files in which a container reports its usage (ledger and tenant page) as a process of the
+    container does, and locks its slot in the ledger; returns the open descriptor.
     """
     mounts = {one["container_path"]: one["host_path"] for one in pod["answer"]["mounts"]}
     descriptor = os.open(mounts["/dev/vgpu/0/ledger"], os.O_RDWR)
     lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, abi_files.fields.LEDGER_ALIVE_BASE, 1, 0)
-    fcntl.fcntl(descriptor, 37, lock)  # the constant F_OFD_SETLK
+    fcntl.fcntl(descriptor, 37, lock)  # 37 is the constant F_OFD_SETLK.
     fields, base = abi_files.fields.LEDGER_SLOT_FIELDS, abi_files.fields.LEDGER_SLOT_OFFSET
     for name, value in (("used", used), ("context", context)):
         os.pwrite(descriptor, struct.pack("<Q", value), base + fields[name][0])
@@ -82,7 +82,7 @@ def tenant(pod, used: int, context: int, device_ns: int) -> int:
 
 
 def samples(text: str) -> dict[str, list]:
-    """Returns name → samples, by prometheus_client's parser, which rejects invalid text."""
+    """Returns name → samples, read by the parser of prometheus_client, which rejects invalid text."""
     found: dict[str, list] = {}
     for family in text_string_to_metric_families(text):
         for one in family.samples:
@@ -125,13 +125,13 @@ def test_metrics_of_a_container(node, kubelet, daemon, capsys):
 
 
 WAITS = [
-    # columns: balance, seconds since the container wanted the GPU, seconds since it last waited, expected active,
-    # expected throttled
+    # columns: the container's balance of compute time, seconds since it last wanted the GPU, seconds since it was last
+    # made to wait; expected value of "active", expected value of "throttled"
     (0, 0.0, 99.0, 1, 0),
     (-5, 0.0, 99.0, 1, 1),
     (5, 0.0, 0.0, 1, 1),
     (-5, 9.0, 9.0, 0, 0),
-    (-5, -9.0, 9.0, 0, 0),  # a time in the future is ignored
+    (-5, -9.0, 9.0, 0, 0),  # A time in the future is ignored.
 ]
 
 
@@ -151,7 +151,7 @@ def test_active_and_throttled_containers(
         ):
             stream.seek(base + fields[name][0])
             stream.write(struct.pack(form, value))
-    if wanted == 0:  # on a busy machine the check may come later than a time counts as recent
+    if wanted == 0:  # On a busy machine the check may come so late that the time no longer counts as recent.
         monkeypatch.setattr(usage, "RECENT_NS", 60_000_000_000)
     found = samples(vgpuctl(node, capsys, "metrics"))
     assert [found[f"vgpu_container_{one}"][0].value for one in ("active", "throttled")] == [active, throttled]
@@ -166,12 +166,12 @@ def test_each_crossing_of_the_limit_is_counted():
         assert found.violations == expected
     unlimited = dataclasses.replace(one, memory_limit=0, memory_used=1)
     assert [found.violations for found in usage.Violations().seen([unlimited], watched())] == [0]
-    seen.seen([], watched())  # an ended allocation is forgotten
+    seen.seen([], watched())  # The plugin forgets the count of an ended allocation.
     assert [found.violations for found in seen.seen([one], watched())] == [0]
 
 
 def watched(*reasons: str) -> State:
-    """Returns the watcher's findings of allocation a."""
+    """Returns a state of the watcher with findings (suspected bypasses) about allocation a."""
     findings = [Finding("a", "kubelet", "GPU-a", Suspicion(reason, ()), 2, 1.0, 2.0) for reason in reasons]
     return State("report", 2.0, 9, "", tuple(findings), (), {}, {}, shown={("a", "GPU-a"): 200})
 
@@ -180,7 +180,9 @@ def watched(*reasons: str) -> State:
     ("reason", "count"), [("no-slot", 1), ("more-memory", 1), ("more-time", 0), ("foreign-mount", 0)]
 )
 def test_memory_finding_of_the_watcher_is_a_violation(reason, count):
-    """The ledger of a container that bypasses the library does not show this memory."""
+    """If a container bypasses the library, its ledger does not show the memory, so the watcher's finding counts as a
+    violation of the limit.
+    """
     one = usage.Usage("a", "kubelet", usage.NOBODY, (), "GPU-a", 100, 0, 0, 1, 1.0, -1.0, 0.0)
     seen = usage.Violations()
     for _poll in range(3):
@@ -314,7 +316,7 @@ def test_granted_compute_share(then, seconds, got):
     assert row == ["u", "(lease", "a)", "0", "-", "-", "30", "60", got, "-", "1", "in", "ledger"]
 
 
-# ---- labels
+# ---- labels of the node
 
 T4 = Driver("535.261.03", (12, 2), {gpu.uuid: (7, 5) for gpu in gpus("T4", "T4")})
 
@@ -449,7 +451,7 @@ def test_daemon_writes_labels(node, kubelet, running, tmp_path):
     assert (rows["nvidia.com/gpu.replicas"], rows["nvidia.com/gpu.count"]) == ("3", "2")
 
 
-# ---- preference
+# ---- preferred allocation
 
 
 @pytest.mark.parametrize(("packed", "wanted"), [(False, ["b::0"]), (True, ["a::1"])])

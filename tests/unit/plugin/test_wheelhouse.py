@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the build of the node programs' archives on a machine without installed tools, and from folders of wheels
-without a network.
+"""Tests the build of the archives that install the node programs: on a machine without installed build tools, and from
+folders of wheels without a network.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SPEC.loader.exec_module(wheelhouse)
 
 @pytest.mark.parametrize("name", wheelhouse.BUILD_NEEDS)
 def test_build_needs_are_complete_and_pinned(name):
-    """pip refuses to install by digest if a required package has no digest."""
+    """pip refuses an installation with digests if a package that it needs has no digest."""
     blocks = dict(wheelhouse.locked_blocks(wheelhouse.LOCK))
     version = blocks[name].split("==")[1].split()[0]
     assert "--hash=sha256:" in blocks[name]
@@ -35,7 +35,7 @@ def test_build_needs_are_complete_and_pinned(name):
     assert needed <= set(wheelhouse.BUILD_NEEDS)
 
 
-# columns: the wheel's name, the host's Python and architecture, whether the wheel fits
+# columns: the wheel's name, the host's Python, the host's architecture; whether the wheel is expected to fit
 FITTING = [
     ("grpcio-1-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.whl", "3.11", "x86_64", True),
     ("grpcio-1-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.whl", "3.12", "x86_64", False),
@@ -72,13 +72,13 @@ def unasked(name: str) -> Callable[..., None]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with every wheel of a lock of two packages, and the project's own wheel."""
+    """Makes a folder that has every wheel of a lock file with two packages, and the project's own wheel."""
     lock = tmp_path / "lock.txt"
     digest = {name: hashlib.sha256(content).hexdigest() for name, content in WHEELS.items()}
     one, three, _ours = digest.values()
     lock.write_text(f"one-two==1.5 \\\n    --hash=sha256:{one}\nthree==2 \\\n    --hash=sha256:{three}\n")
     monkeypatch.setattr(wheelhouse, "REQUIREMENTS", lock)
-    # Calls of pip or of a compiler raise an error that names the call.
+    # No test may call pip or a compiler: such a call raises an error that names it.
     for name in ("download", "build_wheels"):
         monkeypatch.setattr(wheelhouse, name, unasked(name))
     made = tmp_path / "wheels"
@@ -109,7 +109,7 @@ def test_archive_from_a_folder_with_all_wheels_needs_no_pip_or_compiler(folder: 
         (OWN, {}, "build_wheels"),
         ("", {"python": "3.12"}, "download"),
         ("", {"version": "1.0-b"}, "build_wheels"),
-        # The folder has only the plugin's wheel, so another program needs a build.
+        # The folder has only the plugin's own wheel, so the archive of another program needs a build.
         ("", {"name": "vgpu-kubelet-double"}, "build_wheels"),
     ],
 )
@@ -126,7 +126,8 @@ def test_schedulers_archive_is_made_from_a_folder(folder: Path, monkeypatch: pyt
     assert archive(folder, name="vgpu-scheduler") == ""
 
 
-# A lock whose lines have markers. The host's Python decides, not the Python that reads the lock.
+# A lock file whose lines have environment markers. They must be evaluated for the host's Python, not for the Python
+# that reads the lock file.
 LOCKED = """\
 cffi==2.1 ; platform_python_implementation != 'PyPy' \\
     --hash=sha256:00

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that each module sends at most a fixed number of core files to a host. Ansible's own packer counts the
-files.
+"""Tests the size of the payloads: with each module, Ansible sends the files of module_utils that the module imports to
+the host. Each module has a greatest number of such files; Ansible's own packer counts them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 MODULES = ROOT / "plugins" / "modules"
 
-# Number of core files in each payload, without the __init__.py that Ansible adds. A higher number needs a reason.
+# Greatest number of files in each payload, without __init__.py, which Ansible adds. A higher number needs a reason.
 MOST = {
     "apt_packages": 9,  # One file is for the private package lists of check mode.
     "check_variables": 0,
@@ -51,7 +51,8 @@ MOST = {
 }
 
 
-# Runs in a separate process, because the other tests import the collection without Ansible's loader.
+# The packer runs in a separate process, because it needs Ansible's loader of collections, and the other tests import
+# the collection without it.
 PACK = """
 import datetime, io, json, pathlib, sys, zipfile
 from ansible.executor import module_common
@@ -78,7 +79,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def payloads() -> dict[str, list[str]]:
-    """Returns for each module the core files that Ansible packs for it."""
+    """Returns the packed files of module_utils by module."""
     argv = [sys.executable, "-c", PACK, str(ROOT / ".build" / "collections"), str(MODULES)]
     return json.loads(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the scheduler importable, with its pinned packages from their own virtual environment."""
+"""Makes the scheduler importable. Its pinned packages come from a virtual environment of their own."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from vgpu_plugin._shared.kube import scheduler_manifests  # noqa: E402
 
 @pytest.fixture(autouse=True, scope="session")
 def rights():
-    """All API servers of these tests refuse requests that the shipped account may not make. Object
-    names are ignored.
+    """Makes all API servers of these tests refuse requests that the account in the shipped manifests may not make.
+    Names of single objects are not compared.
     """
     desired = scheduler_manifests.Desired("x/vgpu-scheduler:1", "x/kube-scheduler:v1.34.2", config={"claims": True})
     granted = {one[:3] for one in grants(scheduler_manifests.manifests(desired), scheduler_manifests.NAME)}

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sample nodes and requests, and a check of plans that shares no code with the ledger."""
+"""Sample nodes and requests, and a check of plans (which pod gets which GPUs) that shares no code with the scheduler's
+ledger.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,12 @@ def pod_ask(*asks, **preferences):
 
 
 def faults(nodes, plans):
-    """Returns the faults of ``plans``, a list of (node, plan) with one entry per pod, by plain addition.
+    """Returns the faults of ``plans``, a list of (node, plan) with one entry for each pod. It just adds up what the
+    pods use.
 
-    A pod uses the most in one of its phases: each init container together with the sidecars, or all other containers.
-    The greatest phases of several pods are added, because they may happen at the same time.
+    A pod runs in phases: each init container together with the sidecars, and then all other containers at once. It
+    counts with its greatest phase, and the greatest phases of several pods are added, because they may happen at the
+    same time.
     """
     found = []
     sums, owners, shares = defaultdict(lambda: [0, 0, 0]), defaultdict(int), defaultdict(int)
@@ -73,7 +77,7 @@ def faults(nodes, plans):
 
 
 def can_place(gpus, asks):
-    """Returns whether containers fit on empty GPUs, by trying all combinations."""
+    """Returns whether the containers fit on empty GPUs, by trying all combinations."""
     ways = [list(combinations(range(len(gpus)), one.gpus)) for one in asks]
     for way in product(*ways):
         used = [[0, 0, 0, 0] for _each in gpus]

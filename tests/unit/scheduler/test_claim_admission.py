@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests pods that get ResourceClaims for their GPU requests: changes at admission, refusals, and the created claims."""
+"""Tests pods that get ResourceClaims for their GPU requests: how admission changes the pods, which pods it refuses, and
+which claims are created.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ ASKS = {MEM: "3000", CORES: "30"}
 
 
 def review(made, of_namespace="", settings=None, last=False):
-    """Sends a pod to admission; returns the response."""
+    """Sends a pod to admission. Returns the response."""
     request = wire.AdmissionRequest("7", "CREATE", "default", made)
     way = webhook.Way(of_namespace, not last)
     return webhook.mutate(request, settings or Settings(claims=True), classes=classes_of(), way=way)
@@ -106,8 +108,8 @@ def test_request_annotations_are_removed():
     assert response["allowed"] and "patch" not in response
 
 
-# columns: limits, labels, the namespace's label, further fields of the spec, whether claims are enabled, words of the
-# refusal
+# columns: the pod's limits and labels, its namespace's label, further fields of its spec, whether claims are enabled;
+# expected words of the refusal
 REFUSALS = [
     ({"nvidia.com/gpumem-percentage": "50"}, DRA, "", {}, True, "label the pod vgpu.fleet/allocation: extender"),
     (ASKS, {LABEL_OF_POD: "DRA"}, "", {}, True, 'expected dra or extender, found "DRA"'),
@@ -140,7 +142,9 @@ def test_pod_without_the_label_uses_the_extender(labels, of_namespace):
 
 
 def claiming(name, claims, named=None, **annotations):
-    """Returns a stored pod in the form that the program reads. ``claims``: name → [count, MiB, percent]."""
+    """Returns a stored pod whose annotation requests claims, in the form that the program reads. ``claims``: name →
+    [number of GPUs, MiB, percent].
+    """
     text = json.dumps({"claims": claims, "selectors": []})
     sources = [{"name": f"c{n}", "resourceClaimName": one} for n, one in enumerate(claims if named is None else named)]
     meta = {"name": name, "namespace": "default", "uid": f"uid-{name}", "labels": {CLAIMS: "wanted"}}
@@ -178,7 +182,7 @@ def test_stored_pod_gets_its_claims_once():
         assert owner == {"apiVersion": "v1", "kind": "Pod", "name": "a", "uid": "uid-a", "controller": True}
         request = double.objects[f"{FOLDER}/other"]["spec"]["devices"]["requests"][0]["exactly"]
         assert (request["count"], request["capacity"]) == (2, {"requests": {"memory": "1Gi"}})
-        # Further events of the pod cause no more requests.
+        # Further events of the pod must cause no more requests.
         calls = len(double.calls)
         claims.pod(False, claiming("a", {**ONE, "other": [2, 1024, 0]}, named=[NAME, "other"], more="x"))
         clock.now += LAST_PAUSE
@@ -241,7 +245,7 @@ def test_ended_bound_or_deleted_pod_gets_no_claim(end):
 
 
 OWN = {"ownerReferences": [{"uid": "uid-a"}]}
-# columns: metadata of the existing claim with this name, its spec, words of the expected event
+# columns: metadata and spec of a claim with this name that exists already; expected words of the event
 FOREIGN = [
     ({"ownerReferences": [{"uid": "uid-b"}]}, SPEC, "found another owner; create the pod again"),
     ({}, SPEC, "found another owner; create the pod again"),
@@ -279,7 +283,7 @@ def test_no_claim_if_the_api_server_drops_share_fields():
     with_claims(go)
 
 
-# columns: a forged annotation of a pod, words of the expected event
+# columns: a pod with a forged annotation of claims; expected words of the event
 FORGED = [
     (claiming("a", ONE, named=[]), "expected names of the pod's spec.resourceClaims"),
     (claiming("a", {"../../secrets": [1, 1, 1]}, named=["x"]), "expected names of the pod's spec.resourceClaims"),
@@ -368,7 +372,7 @@ def test_admission_writes_nothing_and_the_stored_pod_gets_its_claims():
             response = await admission(one, made, "/mutate/dra")
             assert response["allowed"] and double.writes == writes
             assert not (await admission(one, made, "/mutate/unknown"))["allowed"]
-            # Without the namespace's label the extender places the pod.
+            # This namespace has no label, so the extender places the pod, without claims.
             kept = await admission(one, made)
             assert applied(made, kept)["spec"]["schedulerName"] == "vgpu-scheduler"
             stored = applied(made, response)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests which reservations the reconciler keeps and releases, step by step, without an API server."""
+"""Tests the part of the scheduler that keeps its ledger (which pod holds how much of which GPU) equal to the cluster:
+which reservations it keeps and releases, step by step, without an API server.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from .test_service import node_object, pod_object
 
 
 class Server:
-    """An API server that binds and returns one pod. A test can run code during a read (``during_read``)."""
+    """An API server that binds and returns one pod. A test can set ``during_read``, which runs while the
+    pod is read.
+    """
 
     def __init__(self):
         self.node = ""
@@ -66,7 +70,9 @@ AGES = [-math.inf, 0.0]
 
 @pytest.mark.parametrize("begun", AGES)
 def test_pod_bound_during_cleanup_keeps_its_reservation(begun):
-    """The read that finds no node is outdated: a second bind succeeded during this read, so the reservation stays."""
+    """The read finds that the pod has no node, but this is outdated, because a second bind succeeded during the read.
+    So the reservation must stay.
+    """
 
     async def go():
         server, extender, cluster = parts()
@@ -106,7 +112,7 @@ def test_running_bind_is_not_cleaned_up():
                 server.during_read = begins
             await cluster.clear_up()
             assert extender.ledger.held("uid-a") is not None and "uid-a" in extender.uncertain, moment
-        # Control: without a running bind, the pod that was never bound loses its reservation.
+        # Control: if no bind is under way, a pod that was never bound loses its reservation.
         extender.posting.clear()
         server.during_read = None
         await cluster.clear_up()
@@ -133,7 +139,7 @@ def test_lost_node_annotation_is_logged_once(caplog):
         cluster.node(False, whole)
         cluster.node(False, bare)
         assert cluster.drift["gpus_deleted"] == 2
-        # A new annotation is used, and a node that was removed starts again without a recorded fault.
+        # A new annotation is used. A node that is removed loses its recorded fault.
         cluster.node(False, other)
         assert len(extender.ledger.nodes["n0"]) == 1
         cluster.node(False, bare)
@@ -165,7 +171,7 @@ def test_number_of_waiting_pods_is_limited(monkeypatch):
 
 
 def test_changed_pod_is_parsed_again():
-    """A pod's annotations select its GPUs and may change while the pod is pending."""
+    """A pod's annotations select its GPUs and may change while the pod is pending, so a changed pod is parsed again."""
     _server, extender, _cluster = parts()
     pod = pod_object("a")
     pod["metadata"]["resourceVersion"] = "1"

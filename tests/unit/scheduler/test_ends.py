@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that the endless loops end when they are cancelled, at any step."""
+"""Tests that the program's endless loops end when they are cancelled, whichever step they have reached."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class NoCluster:
 
 
 class Nothing:
-    """An API server without objects that ends each watch after one step."""
+    """An API server without objects. It ends each watch after one step."""
 
     async def list(self, _path, kind, _query):
         yield kind(wire.ListMeta("1"), [])
@@ -69,7 +69,7 @@ def test_loop_ends_when_cancelled_at_any_step(made, between):
         return bool(done)
 
     async def go():
-        # All runs are parallel, so the timeout for loops that do not end is waited for only once.
+        # All runs are parallel. So if some loops do not end, their timeout passes only once.
         ends = await asyncio.gather(*(ends_after(count) for count in range(STEPS)))
         assert [count for count, ended in enumerate(ends) if not ended] == []
 
@@ -82,7 +82,7 @@ STRANGE = [b'{"metadata": {"annotations": {"a": 1}}}', b'{"metadata": "x"}', b"[
 @pytest.mark.parametrize("text", STRANGE)
 @pytest.mark.parametrize("event", ["MODIFIED", "ERROR"])
 def test_unreadable_object_is_a_fault_and_does_not_end_the_loop(text, event):
-    """If an unreadable object ended the program, the object would end it again after each restart."""
+    """An unreadable object must not end the program, because after each restart the object would end it again."""
 
     class Strange(Nothing):
         async def watch(self, *_about, **_query):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the election of the replica that binds: over HTTP with an in-memory API server, and step by step with a fake
-clock.
+"""Tests the election of the replica that binds pods. Some tests use HTTP and an in-memory API server, others run step
+by step with a fake clock.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LEASE = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/extender"
 
 
 class Listed:
-    """Replaces Cluster for an election: its lists are always up to date."""
+    """Replaces Cluster in an election. Its lists of pods and nodes are always up to date."""
 
     synced = True
 
@@ -51,8 +51,8 @@ class Clock:
 
 @pytest.fixture
 def stage():
-    """Runs a test coroutine with an API server, a clock, three electors named one, two and
-    three, and a dictionary of busy electors.
+    """Runs a test coroutine with an API server, a clock, three electors (replicas that take part) named one, two and
+    three, and a dictionary of the electors with a bind under way.
     """
 
     def run(story):
@@ -94,7 +94,7 @@ def test_first_replica_takes_and_renews_the_lease(stage):
             await two.round()
         assert holder(double) == "one" and await one.may_bind() == ""
         assert double.objects[LEASE]["spec"]["leaseTransitions"] == 0
-        # A renewal is a single request: the elector does not read the lease again.
+        # A renewal is a single request, because the elector does not read the Lease again.
         calls = len(double.calls)
         await one.round()
         assert double.calls[calls:] == [("PUT", LEASE)]
@@ -108,12 +108,12 @@ def test_dead_holder_is_replaced_after_its_lease_ends(stage):
         await one.round()
         clock.time += 3
         await two.round()
-        # The holder stops binding as soon as, by its own clock, a call could last longer than its lease.
+        # The holder must stop binding as soon as a call could last longer than its Lease, by its own clock.
         clock.time = 1000 + 15 - api_module.TIMEOUT
         assert await one.may_bind() == ""
         clock.time += 0.1
         assert "about to end" in await one.may_bind() and not one.writes()
-        # The second elector counts the lease's time from when it first saw the lease.
+        # The second elector counts the Lease's time from the moment when it first saw this Lease.
         clock.time = 1000 + 15 + 2.9
         await two.round()
         assert holder(double) == "one" and not two.leads
@@ -121,7 +121,7 @@ def test_dead_holder_is_replaced_after_its_lease_ends(stage):
         await two.round()
         assert holder(double) == "two" and await two.may_bind() == ""
         assert double.objects[LEASE]["spec"]["leaseTransitions"] == 1
-        # The first elector runs again and notices that it lost the lease.
+        # The first elector runs again and must notice that it has lost the Lease.
         await one.round()
         await one.round()
         assert not one.leads and "the replica that binds is two" in await one.may_bind()
@@ -130,7 +130,7 @@ def test_dead_holder_is_replaced_after_its_lease_ends(stage):
 
 
 def test_clocks_of_machines_are_not_compared(stage):
-    """A renewTime that is years off neither shortens nor extends the lease."""
+    """A renewTime in the Lease that is years off must neither shorten nor extend the Lease."""
 
     async def story(double, clock, electors, _busy):
         one, two, _three = electors.values()
@@ -158,7 +158,7 @@ def test_idle_holder_releases_the_lease_to_a_called_replica(stage):
         two.called()
         await two.round()
         assert double.objects[LEASE]["metadata"]["annotations"][WANTED] == "two"
-        # A holder that receives calls keeps the lease, even if another replica requests it.
+        # A holder that is called by its kube-scheduler keeps the Lease, even if another replica requests it.
         await one.round()
         await one.round()
         assert holder(double) == "one" and await one.may_bind() == ""
@@ -174,7 +174,7 @@ def test_idle_holder_releases_the_lease_to_a_called_replica(stage):
         await one.round()
         await one.round()
         assert holder(double) == "" and not one.leads
-        # A third replica without calls does not take the lease that the second replica requested.
+        # The second replica requested the Lease, so a third replica that is not called must not take it.
         await three.round()
         assert holder(double) == ""
         await two.round()
@@ -252,8 +252,8 @@ def test_leader_stops_binding_if_the_api_server_does_not_respond(fault, monkeypa
 
 
 WHILE_READ = [
-    # columns: seconds that the read of the pod takes, the replica that requests the lease meanwhile, words of bind's
-    # error
+    # columns: seconds that reading the pod takes, the replica that requests the Lease meanwhile; expected words of
+    # bind's error
     (0.0, "", ""),
     (12.0, "", "about to end"),
     (4.0, "two", "the kube-scheduler now calls two"),
@@ -289,7 +289,9 @@ def test_bind_checks_the_lease_again_after_reading_the_pod(seconds, asks, says, 
 
 
 def test_two_electors_may_never_bind_at_once(stage):
-    """Random clock steps, calls, crashes and restarts: two replicas must never be allowed to bind at the same time."""
+    """Clock steps, calls, crashes and restarts come in random order. At no moment may two replicas be
+    allowed to bind.
+    """
 
     async def story(_double, clock, electors, busy):
         chance = random.Random(11)
@@ -328,7 +330,7 @@ def test_only_the_holder_binds_and_only_after_listing():
                 assert "the replica that binds is" in await second.bind(pods[1], "n0")
                 # Both replicas filter, because an autoscaler may call either.
                 assert (await second.verb("filter", {"Pod": pods[1], "NodeNames": names}))[1]["NodeNames"] == names
-                # The second replica gets no event of the leader's last bind.
+                # The second replica gets no event about the leader's last bind.
                 double.silent = True
                 assert await first.bind(pods[1], "n0") == ""
                 await first.leadership.release()
@@ -349,7 +351,9 @@ def test_only_the_holder_binds_and_only_after_listing():
 
 
 def test_no_pod_is_lost_or_placed_twice_when_the_leader_dies(monkeypatch):
-    """A kube-scheduler continues with the second replica and tries each pod until it is bound."""
+    """The first replica dies. A kube-scheduler continues with the second replica and tries each pod until
+    it is bound.
+    """
     monkeypatch.setattr(leadership_module, "RETRY", 0.2)
 
     async def go():
@@ -364,7 +368,7 @@ def test_no_pod_is_lost_or_placed_twice_when_the_leader_dies(monkeypatch):
                     for _round in range(rounds):
                         for pod in left:
                             await by.schedule(pod, names)
-                        # A kube-scheduler watches pods and skips pods that have a node.
+                        # A kube-scheduler watches pods and tries no pod that has a node.
                         left = [one for one in left if not double.objects[path_of(one)]["spec"].get("nodeName")]
                         if not left:
                             return
@@ -372,7 +376,7 @@ def test_no_pod_is_lost_or_placed_twice_when_the_leader_dies(monkeypatch):
                     raise AssertionError([pod["metadata"]["name"] for pod in left])
 
                 await bound(one, pods[:6], 200)
-                # The API server carries out a bind, but its response is lost, and then the first replica ends.
+                # The API server carries out a bind, but its response is lost. Then the first replica ends.
                 double.fault = lambda _method, path: "done" if path.endswith("/binding") else None
                 assert (await one.schedule(pods[6], names))[1]
                 double.fault = None
@@ -412,5 +416,5 @@ def test_only_the_holder_restores_a_deleted_plan(monkeypatch):
 
 
 def test_call_timeout_is_shorter_than_the_remaining_lease():
-    # After two missed renewals there must still be time for one bind.
+    # If two renewals in a row fail, there must still be time for one bind.
     assert api_module.TIMEOUT + 3 * leadership_module.RETRY < 15

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the ledger of requests: tables of what fits, the reasons of refusals, and properties of random
-pods and nodes.
+"""Tests the scheduler's ledger (which pod holds how much of which GPU): tables of requests that fit or not, the reasons
+of refusals, and properties of random pods and nodes.
 """
 
 from __future__ import annotations
@@ -35,15 +35,17 @@ def bind(ledger, uid, asked, name):
 
 
 def one_gpu(memory=0, cores=0, shares=0, **card):
-    """Returns the ledger of a node with one GPU. A pod uses this memory (MiB), compute (%) and number of slots."""
+    """Returns the ledger of a node with one GPU, on which another pod uses this memory (MiB), compute (%) and number of
+    slots.
+    """
     ledger = ledger_of({"a": (gpu("GPU-a", **card),)})
     devices = [Device("GPU-a", memory or 1, cores)] if shares else []
     ledger.hold("other", "default/other", "a", [Part(f"c{n}", APP, tuple(devices)) for n in range(shares)])
     return ledger
 
 
-# columns: the request on a GPU of 16160 MiB and 10 slots, the use by other pods, and the refusal: "never" or "failed"
-# (a wait may help) with words of the reason
+# columns: the request to a GPU of 16160 MiB and 10 slots, what other pods use; None if the request fits, otherwise
+# words of the reason after "never" (no end of other pods can help) or "failed" (it can)
 FITS = [
     (ask(3000), {}, None),
     (ask(16160), {}, None),
@@ -96,7 +98,8 @@ SELECTED = [
 ]
 
 
-# columns: promised MiB, additional burst MiB, MiB promised to others on a GPU of 16160 MiB, the planned device or None
+# columns: promised MiB, additional burst MiB, MiB promised to others on a GPU of 16160 MiB; the expected device in the
+# plan, None if the pod does not fit
 BURST = [
     (2000, 6000, 0, Device("GPU-a", 2000, 0, 6000)),
     (2000, 6000, 14160, Device("GPU-a", 2000, 0, 6000)),
@@ -181,7 +184,8 @@ def test_init_containers_and_containers_share_their_gpus():
 
 
 def test_only_possible_placement_is_found():
-    # If the largest request were placed first, it would take GPU 0, the only GPU on which another container fits.
+    # GPU 0 is the only GPU on which another container fits. If the largest request were placed first, it would take
+    # this GPU.
     gpus = (gpu("GPU-0", 10000), gpu("GPU-1", 9000), gpu("GPU-2", 4000))
     asked = pod_ask(ask(40, kind=PERCENT), ask(60, kind=PERCENT), ask(60, kind=PERCENT), ask(4000), ask(3600))
     ledger = ledger_of({"a": gpus})
@@ -201,7 +205,8 @@ def test_tight_placement_is_found_despite_spread():
 
 
 def test_result_for_a_node_does_not_depend_on_other_nodes():
-    # 50 % of b's GPU is more than the other request of 5000 MiB, 50 % of a's GPUs is not more.
+    # On node b, 50 % of the GPU is more than the other request of 5000 MiB. On node a, 50 % of a GPU is not more. So
+    # the order of the requests differs.
     nodes = {"a": (gpu("GPU-0", 900), gpu("GPU-1", 10000)), "b": (gpu("GPU-2", 40000, slots=1),)}
     asked = pod_ask(ask(5000, sidecar=True), ask(50, kind=PERCENT, sidecar=True), ask(2000, init=True))
     ledger = ledger_of(nodes, gpu_policy="binpack")
@@ -221,7 +226,7 @@ def test_returning_node_keeps_its_usage():
     ledger.drop_node("a")
     assert ledger.filter(pod_ask(), ["a"]).never["a"].startswith("the node publishes no GPUs")
     ledger.set_node("a", ())
-    # An empty GPU list means that the node no longer offers parts of GPUs.
+    # If a node publishes an empty list of GPUs, it no longer offers parts of GPUs.
     assert list(ledger.filter(pod_ask(), ["a"]).never) == ["a"] and ledger.prioritize(pod_ask(), ["a"]) is not None
     ledger.set_node("a", node("a", 2))
     assert ledger.use("a") == before
@@ -302,7 +307,8 @@ def test_never_oversold_and_rebuilt_ledger_is_equal(nodes, wanted, policy, chanc
             except NoRoom:
                 placed = False
             assert placed == (name in answer.fits) or len(one) > 1
-            # The filter searches beyond the greedy placement only if that finds no node.
+            # For a pod with several containers, the filter searches beyond the greedy placement only if that finds no
+            # node at all.
             assert placed or name not in answer.fits
         if answer.fits:
             name = chance.choice(answer.fits)

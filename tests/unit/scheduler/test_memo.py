@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the ledger's cache of node results: it gives the same results as no cache, with few evaluations of nodes."""
+"""Tests the ledger's cache of results for nodes: the results are the same as without the cache, and few nodes are
+evaluated.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,12 @@ ASKS = [
     pod_ask(ask(3000), ask(5000)),
 ]
 
-# Pod uid → plan, for each pod in the tested ledger.
+# Uid → plan (the GPUs of a pod), for each pod in the tested ledger.
 PLANS: dict = {}
 
 
 def fresh(ledger):
-    """Returns a new ledger with the same nodes and pods and an empty cache."""
+    """Returns a new ledger with the same nodes and pods as the given one, and with an empty cache."""
     made = Ledger()
     for name, gpus in ledger.nodes.items():
         made.set_node(name, gpus)
@@ -84,9 +86,10 @@ def test_only_changed_nodes_are_evaluated_again():
         ledger.prioritize(one, names)
         ledger.filter(one, names)
         ledger.hold(f"u{n}", "default/p", "n7", ledger.place(one, "n7"))
-    # Ten changes of one node; no query followed the last change.
+    # One node was changed ten times. Nothing was asked after the last change, so the node was evaluated nine times
+    # more.
     assert memo.looked == 109
-    # A query for preemption ignores some pods, so its result is not cached.
+    # A query for a preemption treats some pods as gone, so its result is not cached.
     ledger.filter(one, names, {"n7": ["u1"]})
     assert memo.looked == 109
     ledger.filter(pod_ask(ask(3001)), names)
@@ -94,7 +97,9 @@ def test_only_changed_nodes_are_evaluated_again():
 
 
 def test_tests_notice_a_stale_cache(monkeypatch):
-    """Control: without the table's change counter, the outdated result stays in the cache, and the tests can see it."""
+    """Control of the tests: if the table does not count its changes, an outdated result stays in the cache, and the
+    comparison with a new ledger shows that.
+    """
     ledger = Ledger()
     ledger.set_node("n0", node("n0", 1))
     one = pod_ask(ask(16160))

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests nodes whose kubelet admits only devices of one NUMA node: filter and plan obey this, on these nodes only."""
+"""Tests nodes whose kubelet admits a pod only if its devices are on one NUMA node. Filter and plan must respect that,
+on these nodes only.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,12 @@ from .samples import ask, faults, gpu, pod_ask
 CARD = 16160
 PER_CONTAINER, PER_POD = Topology(SINGLE_NUMA_NODE, CONTAINER), Topology(SINGLE_NUMA_NODE, POD)
 FREE = Topology()
-# Words of the refusal of a node whose topology manager allows one NUMA node only.
+# Words of the reason for a node whose topology manager allows only one NUMA node.
 NUMA = "free on one NUMA node, as its topology manager requires"
 
 
 def ledger_of(numas, topology, full=(), **policies):
-    """Returns the ledger of a node with one GPU per entry of the list of NUMA nodes. GPUs in ``full`` have no free
-    memory.
-    """
+    """Returns the ledger of a node. The list has the NUMA node of each GPU. GPUs in ``full`` have no free memory."""
     ledger = Ledger(**policies)
     ledger.set_node("a", [gpu(f"g{n}", CARD, numa=numa) for n, numa in enumerate(numas)], topology)
     for n in full:
@@ -38,8 +38,8 @@ def one():
     return ask(CARD)
 
 
-# columns: each GPU's NUMA node, the kubelet's topology policy, full GPUs, the containers' requests, and the expected
-# GPUs of each container or words of the refusal
+# columns: NUMA node of each GPU, topology policy of the kubelet, GPUs that are full, requests of the containers;
+# expected GPUs of each container, or words of the refusal
 TABLE = [
     ([0, 1], FREE, (), [two()], [{0, 1}]),
     ([0, 1], Topology("restricted"), (), [two()], [{0, 1}]),
@@ -55,7 +55,8 @@ TABLE = [
     ([0, 0, 1, 1], PER_CONTAINER, (), [two(3)], NUMA),
     ([0, 0, 1, 1], PER_CONTAINER, (), [two(5)], "fewer than 5 GPUs"),
     ([0, 0, 1, 1], PER_CONTAINER, (0, 1, 2), [two()], "not 2 GPUs with"),
-    # With scope "container" each container may use another NUMA node; with scope "pod" all use the same.
+    # With the scope "container" each container may use another NUMA node; with the scope "pod" all containers must use
+    # the same.
     ([0, 0, 1, 1], PER_CONTAINER, (), [two(), two()], [{0, 1}, {2, 3}]),
     ([0, 0, 1, 1], PER_POD, (), [two(), two()], NUMA),
     ([0, 0, 1, 1], PER_POD, (), [one(), one()], [{0}, {1}]),
@@ -63,14 +64,14 @@ TABLE = [
     ([0, 1], PER_CONTAINER, (), [one(), one()], [{0}, {1}]),
     ([0, 0, 1, 1, 1], PER_POD, (), [two(), one()], [{2, 3}, {4}]),
     ([0, 0, 1, 1], PER_POD, (0,), [one(), one()], [{2}, {3}]),
-    # A greedy placement would give the first container a GPU of the pair that the second container needs.
+    # A greedy placement would give the first container one of the two GPUs that the second container needs.
     ([0, 0, 1], PER_CONTAINER, (), [one(), two()], [{2}, {0, 1}]),
     ([0, 1, 1], PER_CONTAINER, (), [one(), two()], [{0}, {1, 2}]),
-    # Init containers run before the others.
+    # Init containers run before the others, so they may use the same GPUs.
     ([0, 0, 1], PER_CONTAINER, (), [two(init=True), two()], [{0, 1}, {0, 1}]),
     ([0, 1], PER_CONTAINER, (), [two(init=True), one()], NUMA),
     ([0, 0, 1], PER_POD, (), [two(init=True), one()], [{0, 1}, {0}]),
-    # -1: the GPU reports no NUMA node. If no device reports one, the kubelet does not align.
+    # A GPU with -1 reports no NUMA node. If no GPU reports one, the kubelet does not align devices.
     ([-1, -1], PER_CONTAINER, (), [two()], [{0, 1}]),
     ([-1, -1], PER_POD, (), [two()], [{0, 1}]),
     ([-1, -1, 0], PER_CONTAINER, (), [two()], NUMA),
@@ -113,7 +114,7 @@ def test_numa_policy_is_per_node_and_may_change():
     assert ledger.filter(asked, ["strict", "free"]).fits == ["strict", "free"]
     assert ledger.set_node("strict", strict, PER_POD)
     assert ledger.filter(asked, ["strict", "free"]).fits == ["free"]
-    # The node that reuses the row does not inherit the policy.
+    # A new node that reuses the row of a removed node in the table must not inherit its policy.
     ledger.drop_node("strict")
     ledger.set_node("other", gpus)
     assert ledger.filter(asked, ["other"]).fits == ["other"]

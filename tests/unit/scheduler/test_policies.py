@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests policies of pods and nodes: empty GPUs, one NUMA node, policy chains, and node labels with ACK's aliases."""
+"""Tests policies of pods and nodes for the choice of GPUs: GPUs that no pod uses, GPUs of one NUMA node, chains of
+policies, and node labels with the names that ACK uses for them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ WHOLE, PART = ask(0, 100, kind=CARD), ask(3000, kind=MIB)
 
 
 def ledger_of(*used, numas=(0, 0, 1, 1), labels=None, **policies):
-    """Returns the ledger of a node with four GPUs. ``used``: MiB that another pod uses on each."""
+    """Returns the ledger of a node with four GPUs. ``used``: MiB that another pod uses on each GPU."""
     ledger = Ledger(**policies)
     gpus = [gpu(f"g{n}", MEMORY, numa=numa) for n, numa in enumerate(numas)]
     ledger.set_node("a", gpus, labels=labels or NodeLabels())
@@ -38,7 +40,7 @@ def asked(annotations, gpus=1, memory=3000):
 
 
 def placed(ledger, wanted):
-    """Returns the GPU numbers of each container as strings, or the reason for the refusal."""
+    """Returns the numbers of the GPUs that each container gets, as strings, or the reason for the refusal."""
     answer = ledger.filter(wanted, ["a"])
     if not answer.fits:
         with pytest.raises(NoRoom):
@@ -49,8 +51,8 @@ def placed(ledger, wanted):
 
 GPU_POLICY = "hami.io/gpu-scheduler-policy"
 BIND = "nvidia.com/numa-bind"
-# columns: MiB used on each of four GPUs, annotations, number of requested GPUs, the expected GPUs or words of the
-# reason
+# columns: MiB used on each of four GPUs, annotations of the pod, number of requested GPUs; expected numbers of the
+# GPUs, or words of the reason
 CHAINS = [
     ((1, 0, 0, 0), {GPU_POLICY: "mutex"}, 1, "1"),
     ((1, 1, 1, 0), {GPU_POLICY: "mutex"}, 1, "3"),
@@ -91,7 +93,7 @@ def test_mutex_pod_starts_on_an_empty_gpu_and_others_may_join():
     ledger.hold("x", "default/x", "a", ledger.place(alone, "a"))
     assert placed(ledger, alone) == "not a GPU that no pod uses"
     assert placed(ledger, asked({})) == ["0"]
-    # The refusal is not permanent: preemption may free the GPU.
+    # The refusal is not permanent, because a preemption may free the GPU.
     assert ledger.filter(alone, ["a"], {"a": ["x"]}).fits == ["a"] and not ledger.filter(alone, ["a"]).never
 
 
@@ -110,7 +112,8 @@ def test_gpus_without_numa_nodes_count_as_one_numa_node():
     )
 
 
-# columns: the node's labels, the scheduler's policy, the pod's annotations, the chosen GPU if GPU 0 has 5000 MiB in use
+# columns: labels of the node, the scheduler's policy, annotations of the pod; the GPU that must be chosen if 5000 MiB
+# of GPU 0 are in use
 LABELS = [
     ({}, "spread", {}, "1"),
     ({"vgpu.fleet/gpu-policy": "binpack"}, "spread", {}, "0"),
@@ -137,7 +140,7 @@ def test_node_label_sets_the_gpu_policy(labels, policy, annotations, expected):
     ledger, _cluster, _made = told(labels, policy)
     ledger.hold("x", "default/x", "a", [Part("c", APP, (Device("g0", 5000, 0),))])
     assert placed(ledger, asked(annotations)) == [expected]
-    # A second node without labels does not change the result.
+    # A second node without labels must not change the result.
     ledger.set_node("b", node("b", 4))
     two = pod_ask(ask(100), gpu_policy=asked(annotations).preferences.gpu_policy)
     assert ledger.filter(two, ["a", "b"]).fits == ["a", "b"]
@@ -162,7 +165,7 @@ def test_node_label_limits_gpus_to_whole_or_partial_requests(label, value, whole
         answer = ledger.filter(wanted, ["a"])
         assert (answer.fits == ["a"]) is fits
         assert answer.never == ({} if fits else {"a": f"labelled for pods that take {kind}"})
-    # A single container with a part of a GPU makes the pod a pod of parts.
+    # If a single container requests a part of a GPU, the pod counts as a pod that takes parts.
     assert (ledger.filter(pod_ask(WHOLE, PART), ["a"]).fits == ["a"]) is part
 
 
@@ -176,7 +179,7 @@ def test_label_changes_are_followed_and_wrong_labels_logged_once(caplog):
     assert ledger.filter(pod_ask(WHOLE), ["a"]).fits == ["a"]
     (line,) = [record.message for record in caplog.records if "ack.node.gpu.schedule" in record.message]
     assert "node a" in line and "expected one of default, cgpu" in line
-    # The node that reuses the row does not inherit the labels.
+    # A new node that reuses the row of a removed node in the table must not inherit its labels.
     made["metadata"]["labels"] = {"vgpu.fleet/gpu-sharing": "exclusive"}
     cluster.node(False, item(made, wire.Node))
     cluster.node(True, item(made, wire.Node))

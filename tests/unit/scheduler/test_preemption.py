@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the choice of victims for a pod of higher priority, and the reservation of their memory for this pod."""
+"""Tests the choice of victims (pods that must end so that a pod of higher priority fits), and the reservation of their
+memory for this pod.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ CARD, SLOTS = 10000, 4
 
 
 def bound(cluster, name, node, *devices, priority=0, ending=False):
-    """Enters a pod that is bound to GPUs of a node, as a watch event. ``devices``: (UUID, MiB)."""
+    """Enters a bound pod with GPUs of a node, as an event of the watch does. ``devices``: (UUID, MiB) of each GPU."""
     made = pod_object(name, nodeName=node, priority=priority)
     plan = pod_annotations.write_plan([Part("main", APP, tuple(Device(uuid, mib, 0) for uuid, mib in devices))])
     made["metadata"]["annotations"][pod_annotations.PLAN] = plan
@@ -40,7 +42,9 @@ def waiting(name, memory, priority=0, nominated="", gpus=1, **annotations):
 
 
 def preempt(extender, pod, **picked):
-    """Returns node → names of the victims. ``picked``: node → names of the kube-scheduler's victims."""
+    """Asks for victims. Returns node → names of the victims. ``picked``: node → names of the victims that the
+    kube-scheduler picked.
+    """
     meta = {
         node: wire.MetaVictims([wire.MetaPod(f"uid-{name}") for name in names], 1) for node, names in picked.items()
     }
@@ -57,8 +61,9 @@ def stage(*names, gpus=1):
     return server, extender, cluster
 
 
-# columns: bound pods (name, GPU, MiB, priority) on one or two GPUs of 10000 MiB; the MiB (and GPUs) that a pod of
-# priority 5 requests; the kube-scheduler's victims; the expected victims (None: the node does not help)
+# columns: bound pods (name, GPU, MiB, priority) on one or two GPUs of 10000 MiB, the MiB (and number of GPUs) that a
+# pod of priority 5 requests, victims that the kube-scheduler picked; expected victims, None if no eviction on the node
+# helps
 FULL = [("a", 0, 4000, 1), ("b", 0, 3000, 2), ("c", 0, 2000, 3), ("d", 0, 1000, 4)]
 TABLE = [
     (FULL, 1000, "d", "d"),
@@ -73,13 +78,13 @@ TABLE = [
     ([("a", 0, 5000, 1), ("b", 0, 5000, 5)], 6000, "a", None),
     ([("a", 0, 5000, 1), ("b", 0, 5000, 9)], 6000, "a", None),
     ([("a", 0, 5000, 1), ("b", 0, 5000, 5)], 5000, "a", "a"),
-    # Victims are on the GPU with the fewest necessary evictions only.
+    # All victims are on one GPU, on which the fewest evictions are necessary.
     ([("a", 0, 5000, 1), ("b", 0, 5000, 1), ("c", 1, 9000, 1), ("d", 1, 500, 1)], 9500, "d", "cd"),
     # Two victims of low priority are preferred to one of higher priority.
     ([("a", 0, 5000, 1), ("b", 0, 5000, 1), ("c", 1, 9000, 2), ("d", 1, 500, 2)], 9500, "a", "ab"),
-    # A request of two GPUs; the second GPU has enough free memory.
+    # The pod requests two GPUs, and the second GPU has enough free memory already.
     ([("a", 0, 9000, 1), ("b", 0, 500, 1), ("c", 1, 100, 1)], (9500, 2), "b", "ab"),
-    # A request of two GPUs, of which only one can be freed.
+    # The pod requests two GPUs, of which only one can be freed.
     ([("a", 0, 9000, 1), ("c", 1, 1000, 7)], (9500, 2), "a", None),
     # The request is larger than the GPU.
     (FULL, 10001, "a", None),
@@ -102,7 +107,7 @@ def test_ending_pods_are_first_victims_and_unknown_pods_never():
     _server, extender, cluster = stage("n")
     bound(cluster, "a", "n", ("n-0", 2000))
     bound(cluster, "b", "n", ("n-0", 4000), priority=4, ending=True)
-    # The bind of pod c is not confirmed, so its priority is unknown.
+    # The bind of pod c is not confirmed yet, so its priority is unknown.
     extender.ledger.hold("uid-c", "default/c", "n", [Part("main", APP, (Device("n-0", 4000, 0),))])
     assert preempt(extender, waiting("p", 3000, 5), n="") == {"n": ["b"]}
     assert preempt(extender, waiting("p", 7000, 5), n="") == {}
@@ -111,8 +116,8 @@ def test_ending_pods_are_first_victims_and_unknown_pods_never():
 
 
 def test_node_without_gpus_does_not_help_preemption():
-    """The kube-scheduler also names nodes without our GPUs, because its own resource check fails
-    before any extender.
+    """The kube-scheduler also names nodes that publish no GPUs of ours, because its own check of resources fails before
+    it calls an extender.
     """
     _server, extender, cluster = stage("n")
     for name, n, mib, priority in FULL:
@@ -123,7 +128,9 @@ def test_node_without_gpus_does_not_help_preemption():
 
 
 def test_useless_nodes_do_not_use_up_the_limit_of_nodes(monkeypatch):
-    """A call completes the victims of a limited number of nodes, and nodes always come in alphabetical order."""
+    """One call completes the victims of a limited number of nodes, and the nodes always come in alphabetical order. So
+    nodes on which no eviction helps must not count.
+    """
     monkeypatch.setattr(preemption, "MAX_COMPLETED", 2)
     names = ["a", "b", "c", "d", "e", "f", "g"]
     _server, extender, cluster = stage(*names)
@@ -137,7 +144,9 @@ def test_useless_nodes_do_not_use_up_the_limit_of_nodes(monkeypatch):
 
 @pytest.mark.parametrize(("hard", "expected"), [("15000", {"n": ["a", "b"]}), ("14999", {})])
 def test_no_victims_for_a_pod_over_its_quota(hard, expected):
-    """10000 MiB of the quota are in use. No pod is evicted to free quota."""
+    """The pods of the namespace use 10000 MiB of its quota. If the quota is too small for 5000 MiB more, no pod may be
+    evicted, because preemption must not free quota.
+    """
     _server, extender, cluster = stage("n")
     for name, n, mib, priority in FULL:
         bound(cluster, name, "n", (f"n-{n}", mib), priority=priority)
@@ -152,16 +161,17 @@ def test_victims_make_room_for_all_containers():
         bound(cluster, name, "n", (f"n-{n}", mib))
     pod = waiting("p", 6000, 5)
     pod["spec"]["containers"].append({**pod["spec"]["containers"][0], "name": "second"})
-    # d is the kube-scheduler's victim. Without a and c, the GPUs have 7000 and 9900 MiB free, so b stays.
+    # The kube-scheduler picked d. Once a, c and d are gone, the GPUs have 7000 and 9900 MiB free, so b stays.
     assert preempt(extender, pod, n="d") == {"n": ["a", "c", "d"]}
     bound(cluster, "c", "n", ("n-1", 9000), priority=5)
     assert preempt(extender, pod, n="d") == {}
 
 
 def test_victims_are_minimal_on_random_nodes():
-    """Checks the victims on random nodes. Without them the pod fits; if any added victim stays, it does not fit. All
-    victims have a lower priority. A node is missing only if evicting all lower pods would not help. If all pods have
-    equal priority, no smaller set of victims would be enough."""
+    """Checks the victims on random nodes. Once they are gone, the pod fits; if any of the added victims stays, it does
+    not fit. All victims have a lower priority. A node is missing in the result only if the eviction of all pods of
+    lower priority would not help. If all pods have equal priority, no smaller set of victims would be enough.
+    """
     chance = random.Random(6)
     seen = {"helped": 0, "useless": 0, "added": 0}
     for number in range(150):
@@ -205,7 +215,7 @@ def test_victims_are_minimal_on_random_nodes():
 
 
 def is_room(held, asked, node, gone):
-    """Returns whether a GPU of the node has enough free memory without these pods."""
+    """Returns whether a GPU of the node has enough free memory once these pods are gone."""
     for n in range(2):
         stay = [one[2] for name, one in held.items() if one[1] == f"{node}-{n}" and name not in gone]
         if len(stay) < SLOTS and sum(stay) + asked <= CARD:
@@ -230,15 +240,15 @@ def test_memory_is_reserved_from_nomination_to_bind():
         important = waiting("important", 9000, 5, nominated="n")
         cluster.pod(False, item(important))
         before = extender.ledger.use("n")
-        # While the victim still runs, the free memory is reserved too.
+        # While the victim still runs, the memory that is free already is reserved too.
         for name, priority, fits in (("low", 0, False), ("same", 5, False), ("high", 6, True)):
             other = waiting(name, 3000, priority)
             found, why = names_of(extender, other, "n")
             assert (found == ["n"]) == fits and (KEPT in why.values()) != fits, other
-        # A pod of equal priority gets no reserved memory, a pod of higher priority does.
+        # A pod of equal priority must not get reserved memory by a preemption, but a pod of higher priority must.
         assert preempt(extender, waiting("same", 3000, 5), n="") == {}
         assert preempt(extender, waiting("high", 7000, 6), n="") == {"n": ["victim"]}
-        # The victim has ended: the nominated pod fits; another pod gets only the memory that remains.
+        # The victim has ended. Now the nominated pod fits, and other pods get only the memory that it leaves.
         cluster.pod(True, item(pod_object("victim")))
         assert names_of(extender, waiting("low", 3000), "n")[0] == []
         assert names_of(extender, waiting("small", 1000), "n")[0] == ["n"]
@@ -270,7 +280,9 @@ def test_reservation_ends_with_the_nomination(end):
 
 
 def test_one_of_two_pods_nominated_for_the_same_memory_gets_it():
-    """The two pods do not block each other, even if the second is nominated before the event of the first arrives."""
+    """Two nominated pods must not block each other, even if the second is nominated before the event of the first
+    arrives.
+    """
     _server, extender, cluster = stage("n")
     pods = {name: waiting(name, 6000, 5, nominated="n") for name in ("b", "a", "c")}
     for pod in pods.values():
@@ -280,7 +292,7 @@ def test_one_of_two_pods_nominated_for_the_same_memory_gets_it():
 
 
 def test_refusal_names_reserved_memory():
-    """The reason names the reserved memory; the ledger itself would report the memory as free."""
+    """The reason must say that memory is reserved, because the ledger itself would report the memory as free."""
     _server, extender, cluster = stage("n")
     bound(cluster, "victim", "n", ("n-0", 6000), ending=True)
     cluster.pod(False, item(waiting("important", 9000, 5, nominated="n")))
@@ -291,7 +303,9 @@ def test_refusal_names_reserved_memory():
 
 @pytest.mark.parametrize("lost", ["", "sick", "equal", "away"])
 def test_no_reservation_if_no_victim_can_free_enough(lost):
-    """The nomination remains: the kube-scheduler clears it only when it tries the pod again, or never."""
+    """The nomination remains although it cannot help, because the kube-scheduler clears it only when it tries the pod
+    again, or never. Other pods must be able to use the node.
+    """
     _server, extender, cluster = stage("n", gpus=2)
     bound(cluster, "victim", "n", ("n-0", 4000), ending=True)
     bound(cluster, "other", "n", ("n-1", 6000), priority=5)
@@ -321,7 +335,7 @@ def test_nominated_pods_per_filter_call_are_limited(limit, fits, monkeypatch):
 
 
 def test_placements_per_filter_call_are_limited(monkeypatch):
-    """A job may have hundreds of nominated pods. Without a bound, each filter call would try them all."""
+    """A job may have hundreds of nominated pods. Without a limit, each filter call would try to place them all."""
     monkeypatch.setattr(preemption, "MAX_KEPT", 3)
     names = [f"n{n}" for n in range(9)]
     _server, extender, cluster = stage(*names)
@@ -335,7 +349,9 @@ def test_placements_per_filter_call_are_limited(monkeypatch):
 
 
 def test_bind_avoids_the_gpu_of_a_nominated_pod():
-    """The policy would choose the emptiest GPU, but only this GPU is large enough for the nominated pod."""
+    """By its policy the pod would take the emptiest GPU. But only this GPU is large enough for the nominated pod, so
+    the pod must take another one.
+    """
     taken = {}
     for nominated in ("", "n"):
         _server, extender, cluster = stage("n", gpus=2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the whole scheduler program: its configuration files, its sockets and its shutdown."""
+"""Tests the scheduler as a whole program: its configuration files, its sockets and its shutdown."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_program_serves_extender_and_webhook_and_drains_at_sigterm(tmp_path):
                 review = json.dumps({"request": {"uid": "9", "object": pod}})
 
                 async def reviewed():
-                    # The API server appends its timeout to the path.
+                    # The API server appends its timeout to the path of the webhook.
                     url = f"https://127.0.0.1:{outer}/mutate?timeout=5s"
                     async with session.post(url, data=review, ssl=context) as answer:
                         return await answer.json()
@@ -99,7 +99,8 @@ def test_program_serves_extender_and_webhook_and_drains_at_sigterm(tmp_path):
                         assert (answer.status, await answer.text()) == (503, "this replica is shutting down\n")
 
                 await eventually(refused)
-                # Callers that do not know of the shutdown yet still get a response; they call another replica next.
+                # Callers that do not know of the shutdown yet must still get a response. They call another replica next
+                # time.
                 url = f"https://127.0.0.1:{outer}/mutate?timeout=5s"
                 async with session.post(url, data=review, ssl=context) as answer:
                     assert (await answer.json())["response"]["allowed"]
@@ -113,7 +114,8 @@ def test_program_serves_extender_and_webhook_and_drains_at_sigterm(tmp_path):
     asyncio.run(go())
 
 
-# columns: the content of the configuration file, settings that must follow from it, words of the error (None: valid)
+# columns: content of the configuration file; settings that must follow from it, words of the error (None if it is
+# valid)
 FILES = [
     ({}, {}, None),
     ({"defaultMemoryMiB": 0, "plain": "slice", "nodePolicy": "spread"}, {"plain": "slice"}, None),
@@ -155,7 +157,7 @@ def defaults(document):
 
 
 class Server:
-    """Responds to every call and records the caller's token."""
+    """A server that responds to every call and records the caller's token."""
 
     def __init__(self, tls=None):
         self.shown = []

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests namespace quotas: the amounts that pods count, admission and bind, over HTTP with an in-memory API server."""
+"""Tests quotas of namespaces: the amounts with which pods count, and how admission and bind enforce the quota, over
+HTTP with an in-memory API server.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,13 @@ def pod(limits, labels=None, init=(), sidecars=()):
 
 G, M, C = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores"
 COUNTS = [
-    # columns: the pod, the GPU models of the fleet, (MiB, percent) over all GPUs of the pod, computed by hand
+    # columns: the pod, the GPU models of the cluster; the expected (MiB, percent) over all GPUs of the pod, computed by
+    # hand
     (pod({G: 1, M: 3000, C: 30}), [V100], (3000, 30)),
     (pod({G: 4, M: 3000, C: 30}), [V100], (12000, 120)),
     (pod({M: 3000}), [V100], (3000, 0)),
     (pod({G: 2, "nvidia.com/gpumem-percentage": 50}), [V100], (16160, 0)),
-    # The GPU model is not known yet, so the smallest amount counts.
+    # The model of the pod's GPU is not known yet, so the pod counts with the amount on the smallest GPU.
     (pod({G: 2, "nvidia.com/gpumem-percentage": 50}), [V100, T4], (15360, 0)),
     (pod({G: 1}), [V100, T4], (15360, 100)),
     (pod({G: 1, M: 15500}), [V100, T4], (15500, 0)),
@@ -63,7 +66,7 @@ def test_quota_amounts_of_a_pod(made, cards, expected):
 
 
 def quotas_of(hard, held=(), config=None):
-    """Returns the quotas of the namespace ``team``, whose pods use ``held``: (MiB, percent) of each."""
+    """Returns the quotas of the namespace ``team``. ``held``: (MiB, percent) that each of its pods uses."""
     ledger = Ledger()
     ledger.set_node("n0", node("n0", 8))
     for n, (memory, cores) in enumerate(held):
@@ -75,8 +78,8 @@ def quotas_of(hard, held=(), config=None):
 
 
 HARD = [
-    # columns: the quotas' hard limits, (MiB, percent) of running pods, the new pod's request, "" or words of the
-    # refusal
+    # columns: limits of each quota, (MiB, percent) of each running pod, the new pod's request; words of the refusal, ""
+    # if it is admitted
     ({}, [], {M: 3000}, ""),
     ({"q": {MEM: "3000"}}, [], {M: 3000}, ""),
     ({"q": {MEM: "2999"}}, [], {M: 3000}, "limits.nvidia.com/gpumem: 3000 asked for on all GPUs"),
@@ -95,7 +98,8 @@ HARD = [
     ({"q": {CORES: "50"}}, [], {G: 1}, "100 asked for"),
     # A pod without a request for compute counts 0 % and is admitted even if the quota is used up.
     ({"q": {CORES: "0"}}, [], {M: 5}, ""),
-    # A quota was lowered below the current use: no new pod that counts in this resource, but others are admitted.
+    # The quota was lowered below what is in use. A new pod that needs this resource is refused, other pods are
+    # admitted.
     ({"q": {MEM: "100"}}, [(3000, 0)], {M: 1}, "3000 of 100 in use; ask for at most 0"),
     ({"q": {CORES: "10", MEM: "9000"}}, [(3000, 90)], {M: 1}, ""),
     # If a namespace has several quotas, all of them apply.
@@ -135,7 +139,7 @@ def test_quota_uses_the_memory_factor():
 
 
 def test_admission_reserves_nothing():
-    """Any client can send reviews to the webhook, so a pod counts only once it is stored."""
+    """Any client can send reviews to the webhook, so a pod may count only once it is stored."""
     quotas = quotas_of({"q": {MEM: "6000"}})
     ask = read_pod(pod({M: 3000}))
     assert [quotas.admit("team", f"forged-{n}", ask) for n in range(100)] == [""] * 100
@@ -151,7 +155,7 @@ def test_stored_pods_count_while_pending_and_bound():
     assert quotas.admit("team", "c", ask)
     # The API server may review a stored pod again; the pod still counts once.
     assert quotas.admit("team", "b", ask) == ""
-    # Between its bind and the bind's event, a pod is both bound and pending in the scheduler; it counts once.
+    # Between its bind and the event about it, the scheduler knows a pod as bound and as pending; it must count once.
     quotas._ledger.hold("a", "team/a", "n0", [Part("main", APP, (Device("GPU-n0-1", 3000, 0),))])
     assert quotas.admit("team", "b", ask) == ""
     quotas.forget("team", "a")
@@ -162,7 +166,9 @@ def test_stored_pods_count_while_pending_and_bound():
 
 
 def test_namespace_sums_equal_the_sums_of_pods():
-    """Pods are added, moved and removed, nodes come and go; the test recomputes each namespace's sum from the pods."""
+    """Pods are added, moved and removed, and nodes come and go. The test computes each namespace's sum anew from the
+    pods.
+    """
     import random
 
     chance = random.Random(7)
@@ -214,7 +220,7 @@ def review(made, operation="CREATE", namespace="default", **more):
 
 
 async def admission(one, made, verb="validate", **more):
-    """Sends a pod to the webhook; returns (allowed, code, message)."""
+    """Sends a pod to the webhook. Returns (allowed, code, message)."""
     async with one.session.post(f"{one.webhook_url}/{verb}", data=review(made, **more)) as answer:
         response = (await answer.json())["response"]
     status = response.get("status") or {}
@@ -227,7 +233,7 @@ def test_admission_refusal_has_the_amounts():
             double.put(quota_path(), quota_object({MEM: "9000", CORES: "100"}))
             await one.until(lambda: list(one.extender.quotas.namespaces) == ["default"])
             first = pod_object("a", gpus=2)
-            # Sent twice, as the API server does: before and after the mutation.
+            # The pod is sent twice, as the API server does: for the mutation and for the validation.
             assert (await admission(one, first, "mutate"))[0] and (await admission(one, first))[0]
             stored = double.put(pod_path("a"), first)
             await one.until(lambda: one.extender.quotas._waiting)
@@ -235,7 +241,7 @@ def test_admission_refusal_has_the_amounts():
             assert (allowed, code) == (False, 403)
             assert "3001 asked for" in message and "6000 of 9000 in use" in message and "quota q" in message
             assert (await admission(one, pod_object("b", memory=3001), namespace="free"))[0]
-            # A bound pod counts the same amount; an ended pod counts nothing.
+            # A pod that is bound counts with the same amount. A pod that has ended counts nothing.
             assert (await one.schedule(stored, names))[1] == ""
             await one.until(lambda: one.extender.quotas.held("default") == Demand(6000, 0))
             assert (await admission(one, pod_object("b", memory=3001)))[1] == 403
@@ -258,8 +264,8 @@ def test_bind_enforces_the_quota_across_replicas():
                 double.put(quota_path(), quota_object({MEM: "9000"}))
                 for each in (one, two):
                     await each.until(lambda each=each: list(each.extender.quotas.namespaces) == ["default"])
-                # The replicas do not see each other's admissions: each admits three pods, but the quota allows three in
-                # total.
+                # The replicas do not know what the other one admitted. So each admits three pods, but the quota allows
+                # three in total.
                 pods = [pod_object(f"p{n}") for n in range(6)]
                 answers = [await admission(one if n < 3 else two, made) for n, made in enumerate(pods)]
                 assert all(allowed for allowed, _code, _message in answers)
@@ -281,7 +287,9 @@ def test_bind_enforces_the_quota_across_replicas():
 
 
 def test_bind_checks_the_exact_size():
-    """50 % is less memory on the smaller GPU: the pod is admitted with that amount and refused on the larger GPU."""
+    """50 % is less memory on the smaller GPU. The pod is admitted with that amount, and its bind to the larger GPU is
+    refused.
+    """
 
     async def go():
         async with world(nodes=1, gpus=1) as (double, one, _names):

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests size changes of running pods: the leader's grants and refusals, step by step, without an API server.
+"""Tests size changes of running pods: what the leading replica grants and refuses, step by step, without an API server.
 
-The tests check the pod's annotations and the ledger, not the program's own status.
+The tests check the pod's annotations and the ledger (which pod holds how much of which GPU), because these are the
+result, and not the program's own status.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ CARD = 16160
 
 
 class World:
-    """An API server with versioned pods: a write with another version is a conflict (409)."""
+    """Replaces the API server. Pods have versions, so a write with another version is a conflict (409)."""
 
     def __init__(self, *gpus):
         self.pods: dict[str, dict] = {}
@@ -53,7 +54,9 @@ class World:
         self.tell(name)
 
     def change(self, name, **texts):
-        """Sets annotations of a pod (None deletes) and sends the event. Keys: resize, given, former, resized."""
+        """Sets annotations of a pod and sends the event; None deletes an annotation. Keys: resize, given, former,
+        resized.
+        """
         annotations = self.pods[f"uid-{name}"]["metadata"]["annotations"]
         for key, text in texts.items():
             if text is None:
@@ -77,7 +80,7 @@ class World:
         self.cluster.pod(False, read)
 
     def done(self, name):
-        """Marks the granted size as applied by the node."""
+        """Marks the granted size as applied by the node, as the device plugin does."""
         self.change(name, former=None)
 
     def round(self, seconds=30.0):
@@ -139,7 +142,9 @@ def test_growth_counts_at_once_and_shrinking_after_confirmation():
 
 
 def test_later_changes_by_others_are_not_reverted():
-    """vgpuctl, for example, may change the size later. The old request was granted once and is not granted again."""
+    """Others, for example vgpuctl, may change the size after the grant. The old request was granted once and must not
+    be granted again.
+    """
     here = World()
     here.add("a", (A, 3000, 10))
     here.ask("a", 8000)
@@ -153,7 +158,8 @@ def test_later_changes_by_others_are_not_reverted():
     assert here.given("a") == [(A, 8001, 10)]
 
 
-# columns: (MiB, %) of other pods on the GPU, the pod's size, its request (None: unchanged), "" or words of the event
+# columns: (MiB, %) of each other pod on the GPU, (MiB, %) of the pod, (MiB, %) that it requests (None: unchanged);
+# words of the event, "" if the request is granted
 FITS = [
     ([], (3000, 0), (CARD, None), ""),
     ([], (3000, 0), (CARD + 1, None), f"{CARD + 1} MiB are asked for, 0 of {CARD} are held by others; at most {CARD}"),
@@ -208,7 +214,9 @@ NONSENSE += ['{"\\ud800": {"cores": 1}}', '{"\\udfff": 1}']
 
 @pytest.mark.parametrize("text", NONSENSE)
 def test_invalid_request_causes_one_event_and_no_change(text):
-    """Without the webhook an invalid request is not refused at admission."""
+    """If the webhook is missing, an invalid request is not refused at admission. It must cause one event
+    and no write.
+    """
     here = World()
     here.add("a")
     here.change("a", resize=text)
@@ -223,10 +231,11 @@ def test_invalid_request_causes_one_event_and_no_change(text):
 
 
 QUOTAS = [
-    # columns: the quota in MiB, MiB of another pod of the namespace, MiB of the pod, its request, words of the event
+    # columns: the quota in MiB, MiB of another pod of the namespace, MiB of the pod, MiB that it requests; words of the
+    # event, "" if the request is granted
     (10000, 4000, 3000, 6000, ""),
     (10000, 4000, 3000, 6001, "quota own of namespace default: limits.nvidia.com/gpumem: 6001 asked for"),
-    (5000, 4000, 3000, 2000, ""),  # the quota was lowered below the use
+    (5000, 4000, 3000, 2000, ""),  # the quota was lowered below what is in use
     (5000, 4000, 3000, 3001, "in use"),
 ]
 
@@ -247,7 +256,7 @@ def test_quota_of_the_namespace(hard, other, has, asks, words):
 
 
 def test_granted_memory_is_reserved_during_the_write():
-    """An outdated event arrives while the grant is written; the granted memory stays reserved."""
+    """An outdated event arrives while the grant is written. The granted memory must stay reserved."""
     here = World()
     here.add("a", (A, 3000, 0))
     here.ask("a", 12000)
@@ -275,8 +284,9 @@ FAULTS = [
 
 @pytest.mark.parametrize(("fault", "held"), FAULTS)
 def test_failed_write_of_a_grant(fault, held):
-    """A refused write frees the memory. A write without a response may have succeeded, so its memory stays reserved for
-    the request's lifetime."""
+    """If the API server refuses the write, the memory is freed. If there is no response, the write may have succeeded,
+    so the memory stays reserved as long as a request may live.
+    """
     here = World()
     here.add("a", (A, 3000, 0))
     here.ask("a", 12000)
@@ -295,7 +305,7 @@ def test_failed_write_of_a_grant(fault, held):
 
 
 def test_grant_does_not_overwrite_a_changed_pod():
-    """The node wrote the pod meanwhile; the grant must not overwrite the node's change."""
+    """The node has changed the pod meanwhile. The grant must not overwrite that change."""
     here = World()
     here.add("a", (A, 3000, 0))
     here.ask("a", 12000)
@@ -326,7 +336,7 @@ def test_many_resize_requests_are_granted_in_small_groups(monkeypatch):
         here.round(1.0)
         assert len(here.writes) - writes <= 20 and len(here.events) - events <= 5
     assert ("honest", 9000) in [(name, here.given(name)[0][1]) for name, _texts in here.writes]
-    # A pod whose request changes every second gets a grant every ten seconds at most.
+    # If a pod changes its request every second, it gets a grant every ten seconds at most.
     writes = len(here.writes)
     for second in range(30):
         here.ask("p1", 30 + second)
@@ -349,7 +359,7 @@ def test_deleted_pods_are_forgotten():
 
 
 def test_new_ledger_computes_the_same_use():
-    """A new ledger computes the same use from the annotations alone, in any order of pods."""
+    """A new ledger must compute the same use from the annotations alone."""
     here = World()
     here.add("a", (A, 3000, 10))
     here.ask("a", 1000, 60)
@@ -396,8 +406,8 @@ def test_replica_without_the_lease_grants_nothing():
 
 
 def test_resize_over_http_with_the_shipped_rights():
-    """The whole program with an API server that enforces the shipped rights: request, grant,
-    confirmation by the node.
+    """Runs the whole program with an API server that enforces the shipped rights: a resize is requested, granted, and
+    confirmed by the node.
     """
 
     async def go():
@@ -419,7 +429,7 @@ def test_resize_over_http_with_the_shipped_rights():
             assert one.ledger.held("uid-a").uses == ((given.uuid, 16000, 0, 1),)
             with double.edit(pod_path("a")) as stored:
                 del stored["metadata"]["annotations"][resizes.FORMER]
-            # A request larger than the GPU causes an event and no write.
+            # A request larger than the GPU must cause an event and no write.
             writes = len(double.writes)
             change(**{resizes.RESIZE: '{"main": {"memory_mib": 16161}}'})
             await one.until(lambda: double.of("events"))

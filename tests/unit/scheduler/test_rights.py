@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that the scheduler's account has exactly the rights that the program uses: an API server records the right of
-each request of the real client. All other tests of this folder run with the same rights (conftest)."""
+"""Tests that the scheduler's account has exactly the rights that the program uses. The API server of the tests records
+which right each request of the real client needs. All other tests of this folder run with the same rights (conftest).
+"""
 
 from __future__ import annotations
 
@@ -30,12 +31,14 @@ RIGHTS = grants(MANIFESTS, NAME)
 HOOKS = "/apis/admissionregistration.k8s.io/v1"
 SECRET = f"/api/v1/namespaces/kube-system/secrets/{NAME}-tls"
 
-# Rights of the stock kube-scheduler, which runs in the same pod with the same account. Each entry names its source.
+# Rights of the stock kube-scheduler, which runs in the same pod with the same account. A comment at each entry names
+# its source.
 OF_KUBE_SCHEDULER = {
-    # client-go's LeaseLock gets, creates and updates; bootstrappolicy names the lease kube-scheduler alone.
+    # client-go's LeaseLock reads, creates and updates the Lease; bootstrappolicy restricts that to the Lease
+    # kube-scheduler.
     *((verb, "coordination.k8s.io", "leases", LEASES[0]) for verb in ("get", "update")),
 }
-# Built-in roles of Kubernetes → the file of Kubernetes that defines the role, and its purpose.
+# Built-in role of Kubernetes → the source file of Kubernetes that defines the role, and what the role is for.
 BUILT_IN = {
     "system:kube-scheduler": "bootstrappolicy/policy.go: what kube-scheduler itself is bound to",
     "system:volume-scheduler": "bootstrappolicy/policy.go: volumes of pods that it binds",
@@ -54,7 +57,9 @@ async def certificates(api, double):
 
 
 async def election(api):
-    """The first replica takes, renews and releases the Lease; the second requests it."""
+    """Makes all requests of an election: the first replica takes, renews and releases the Lease; the second requests
+    it.
+    """
     one, two = (Leadership(api, Listed(), Candidacy(f"kube-system/{LEASES[1]}", name)) for name in ("one", "two"))
     await one.round()
     await one.round()
@@ -83,7 +88,7 @@ async def life_of_pods(double):
 
 
 async def claims(api, double):
-    """The first replica creates the claim; the second finds the existing claim."""
+    """Makes all requests for claims: the first replica creates the claim; the second finds it."""
     for made in (1, 0):
         one = PodClaims(api)
         one.all_pods([claiming("a", {"vgpu-1": [1, 1000, 10]})], 0.0)
@@ -114,7 +119,7 @@ def test_unused_rights_belong_to_the_kube_scheduler(asked):
 
 
 def test_each_missing_right_is_detected(asked):
-    """Control of the check: without any one of the used rights, the check reports a missing right."""
+    """Control of the check: if any one of the used rights is taken away, the check must report it as missing."""
     used = {one for one in RIGHTS if (one.verb, one.group, one.resource, one.name) not in OF_KUBE_SCHEDULER}
     assert len(used) > 20
     assert all(missing(RIGHTS - {one}, asked) for one in used)
@@ -126,7 +131,7 @@ def test_no_rights_on_claims_if_claims_are_disabled():
 
 
 def test_request_without_a_granted_right_is_refused():
-    """The API servers of this folder's tests enforce the rights."""
+    """The API servers of this folder's tests enforce the rights, so a request without a right fails."""
 
     async def go():
         async with KubeApi() as double, Api(KubeAccess(double.url), timeout=60.0) as api:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests pods with a container runtime other than runc: admission, filter and bind refuse them."""
+"""Tests pods whose RuntimeClass names a container runtime that was not tested: admission, filter and bind must refuse
+them.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ def of(handlers=(), known=None):
     return classes
 
 
-# columns: the pod's RuntimeClass, additional allowed handlers, words of the refusal (none: accepted)
+# columns: RuntimeClass of the pod, additional handlers that are allowed; words of the refusal, empty if the pod is
+# accepted
 JUDGED = [
     ("", (), ()),
     ("plain", (), ()),
@@ -65,13 +68,14 @@ def test_runtime_classes_follow_list_and_events():
     assert "so its handler is unknown" in classes.refusal("default/p", "plain")
 
 
-# columns: limits, further fields of the spec, settings, whether the pod is admitted
+# columns: limits of the pod, further fields of its spec, settings of admission; whether the pod is admitted
 REVIEWS = [
     ({GPU: "1"}, {"runtimeClassName": "gpus"}, {}, True),
     ({GPU: "1"}, {"runtimeClassName": "kata"}, {}, False),
     ({GPU: "1"}, {}, {"runtime_class": "kata"}, False),
     ({GPU: "1"}, {"runtimeClassName": "gpus"}, {"runtime_class": "kata"}, True),
-    # The device plugin gives the pod a slice, whichever scheduler binds it, so the pod is refused.
+    # The pod is refused although it names another scheduler, because the device plugin gives it a slice whichever
+    # scheduler binds it.
     ({GPU: "1"}, {"runtimeClassName": "kata", "schedulerName": "other"}, {}, False),
     ({"cpu": "1"}, {"runtimeClassName": "kata"}, {}, True),
     ({GPU: "0"}, {"runtimeClassName": "kata"}, {}, True),
@@ -97,11 +101,11 @@ def test_admission_filter_and_bind_follow_the_api_server():
             await one.until(lambda: "safe" in one.extender.classes.handlers)
             allowed, code, message = await admission(one, pod)
             assert (allowed, code) == (False, 422) and "kata-qemu" in message
-            # A pod that bypassed the webhook, for example by a label.
+            # This pod has bypassed the webhook, as pods with a certain label do.
             _status, found = await one.verb("filter", {"Pod": pod, "NodeNames": names})
             assert not found["NodeNames"] and "kata-qemu" in found["FailedAndUnresolvableNodes"]["n0"]
             assert 'pod default/a: RuntimeClass "kata"' in await one.bind(pod, "n0")
-            # A bind without an earlier filter call: the program reads the pod from the API server.
+            # A bind without an earlier filter call, so the program reads the pod from the API server.
             text = (await one.get("/explain/default/a"))[1]
             assert "kata-qemu" in text and "nodes have room" not in text
             fresh = double.put(pod_path("b"), pod_object("b", runtimeClassName="kata"))

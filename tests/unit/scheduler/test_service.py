@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the extender over HTTP with an in-memory API server: binds, restarts, lost events, leaders, invalid bodies."""
+"""Tests the scheduler's extender over HTTP with an in-memory API server: binds, restarts, lost events, several
+replicas, and invalid bodies.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ def pod_path(name):
 
 
 class Replica:
-    """One replica of the program: its parts, with the extender on a socket."""
+    """One replica of the program. It has the program's parts, and its extender listens on a socket."""
 
     def __init__(self, double, session):
         self.double, self.session = double, session
@@ -78,7 +80,7 @@ class Replica:
             return answer.status, await answer.text()
 
     async def schedule(self, pod, nodes):
-        """Schedules one pod as a kube-scheduler does. Returns (node or None, bind's error)."""
+        """Schedules one pod as a kube-scheduler does. Returns (node or None, error of the bind)."""
         status, found = await self.verb("filter", {"Pod": pod, "NodeNames": nodes})
         assert status == 200 and not found["Error"], found
         if not found["NodeNames"]:
@@ -103,7 +105,7 @@ class Replica:
 
 @asynccontextmanager
 async def replica(double, lease="", identity="one", resync=300.0, wait=True, timeout=60.0, seconds=15.0):
-    # The default timeout is long enough for a busy machine; tests of hanging calls pass a shorter one.
+    # The default timeout is long, for a busy machine. Tests of hanging calls pass a shorter one.
     async with Api(Access(double.url), timeout=timeout) as api, aiohttp.ClientSession() as session:
         one = Replica(double, session)
         one.ledger = Ledger()
@@ -130,7 +132,7 @@ async def replica(double, lease="", identity="one", resync=300.0, wait=True, tim
             for each in (task, election):
                 each.cancel()
             ends = await asyncio.gather(task, election, return_exceptions=True)
-            # Only an election without a lease may end by itself.
+            # Only an election without a Lease may end by itself.
             assert isinstance(ends[0], asyncio.CancelledError), ends[0]
             assert ends[1] is None or isinstance(ends[1], asyncio.CancelledError), ends[1]
             await runner.cleanup()
@@ -149,7 +151,9 @@ async def world(nodes=2, gpus=2, **options):
 
 
 def plans(double):
-    """Returns (node, plan) of each bound pod in the API server."""
+    """Returns (node, plan) of each pod that is bound in the API server; the plan is the annotation with the
+    pod's GPUs.
+    """
     found = []
     for one in double.of("pods"):
         if one["spec"].get("nodeName"):
@@ -181,7 +185,8 @@ def test_bind_writes_plan_and_node_in_one_request():
 def test_concurrent_pods_never_oversell():
     async def go():
         async with world(nodes=3, gpus=2) as (double, one, names):
-            # Each GPU has room for five pods, 30 in total. 45 pods are scheduled at once, all to the best node.
+            # Each GPU has room for five pods, so there is room for 30. 45 pods are scheduled at the same time, all to
+            # the best node.
             pods = [double.put(pod_path(f"p{n}"), pod_object(f"p{n}")) for n in range(45)]
             answers = await asyncio.gather(*(one.schedule(pod, names) for pod in pods))
             for _round in range(4):
@@ -217,7 +222,8 @@ def test_ledger_is_rebuilt_from_pods_and_nodes():
 
 
 BINDS = [
-    # columns: the API server's fault, whether the pod is bound then, whether it has a reservation at once, and finally
+    # columns: the fault of the API server; whether the pod is bound after it, whether the scheduler reserves GPUs for
+    # the pod at once, and whether it does in the end
     (lambda _m, path: 409 if path.endswith("/binding") else None, False, True, False),
     (lambda _m, path: 404 if path.endswith("/binding") else None, False, False, False),
     (lambda _m, path: 503 if path.endswith("/binding") else None, False, True, False),
@@ -319,7 +325,7 @@ def one_part(memory, uuid="GPU-n0-0"):
     return pod_annotations.write_plan([pod_annotations.Part("main", pod_annotations.APP, devices)])
 
 
-# columns: label, the plan annotation after a change by another user
+# columns: name of the case, annotation with the plan after another user has changed it
 CHANGED_PLANS = [
     ("smaller", {pod_annotations.PLAN: one_part(1)}),
     ("larger than any GPU", {pod_annotations.PLAN: one_part(1 << 24)}),
@@ -440,7 +446,7 @@ def test_preempt_keeps_nodes_where_it_helps():
 
 
 GOOD = {"Pod": pod_object("a"), "NodeNames": ["n0"]}
-# columns: the call, the body of the request, the status and words of the response
+# columns: the call, the body of the request; expected status and words of the response
 BODIES = [
     ("filter", b"", 400, "expected JSON"),
     ("filter", json.dumps(GOOD).encode()[:-20], 400, "expected JSON"),
@@ -507,7 +513,7 @@ def test_reasons_are_shown_in_metrics_and_commands(capsys):
             assert await asyncio.to_thread(main_module.ask, "127.0.0.1:1", "a") == 1
             said = capsys.readouterr()
             assert "it would fit on n0" in said.out and "404" in said.err and "no scheduler listens" in said.err
-            # The webhook's socket, which the API server calls, serves no cluster metrics.
+            # The webhook's socket, which the API server calls, must not serve metrics of the cluster.
             async with one.session.get(f"{one.webhook_url}/metrics") as refused:
                 assert refused.status == 404
             status, text = await one.get("/metrics")
@@ -519,7 +525,8 @@ def test_reasons_are_shown_in_metrics_and_commands(capsys):
             bounds = {each.labels.get("le") for each in families["vgpu_scheduler_request_duration_seconds"].samples}
             assert {"10.0", "+Inf"} <= bounds, "expected buckets up to the kube-scheduler's timeout"
             assert families["process_resident_memory_bytes"].samples[0].value > 0
-            if shutil.which("promtool"):  # promtool is in Debian's package prometheus.
+            # promtool is in Debian's package prometheus; this part runs only if it is installed.
+            if shutil.which("promtool"):
                 checked = await asyncio.to_thread(by_prometheus, text)
                 assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
             assert families["vgpu_scheduler_binds"].type == "counter"
@@ -539,10 +546,11 @@ def test_service_is_not_ready_before_the_first_lists():
                 status, text = await one.get("/readyz")
                 assert status == 503 and "403" in text
                 assert "being listed" in await one.bind(pod_object("a"), "n0")
-                # An error is retried soon; the result "no node has GPUs" would not be.
+                # The response must be an error, which the kube-scheduler retries soon. It would not soon retry after
+                # "no node has GPUs".
                 _status, found = await one.verb("filter", {"Pod": pod_object("a"), "NodeNames": ["n0"]})
                 assert "being listed" in found["Error"] and not found["FailedAndUnresolvableNodes"]
-                # No pod is evicted while the data is incomplete.
+                # No pod may be evicted while the data are incomplete.
                 asked = {"Pod": pod_object("a"), "NodeNameToMetaVictims": {"n0": {"Pods": [{"UID": "uid-b"}]}}}
                 status, text = await one.verb("preempt", asked)
                 assert status == 503 and "being listed" in text
@@ -551,5 +559,5 @@ def test_service_is_not_ready_before_the_first_lists():
 
 
 def test_call_timeout_is_shorter_than_the_remaining_lease():
-    # kube-scheduler's lease lasts 15 s; the holder gives up 10 s after its last renewal.
+    # The lease of a kube-scheduler lasts 15 s, and its holder gives up 10 s after the last renewal.
     assert api_module.TIMEOUT < 15 - 10

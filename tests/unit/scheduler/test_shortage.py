@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests preemption if slots are free and only memory is short: which pods are evicted and which stay."""
+"""Tests the preemption if slots are free and only memory is short: which pods are evicted and which stay."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ EVICTION = "/eviction"
 
 
 class Stage:
-    """The program without its loops, with an API server over HTTP. ``told`` reads all objects of the API server."""
+    """The program without its loops, with an API server over HTTP. ``told`` makes the program read all objects of the
+    API server.
+    """
 
     def __init__(self, double, api):
         self.double, self.may = double, ""
@@ -57,7 +59,7 @@ class Stage:
         self.told()
 
     def tries(self, name):
-        """Sends the kube-scheduler's filter call; returns the nodes with enough memory."""
+        """Sends the filter call of a kube-scheduler. Returns the nodes with enough memory."""
         pod = self.double.objects[pod_path(name)]
         return self.extender.filter(wire.ExtenderArgs(pod, list(self.ledger.nodes))).NodeNames
 
@@ -65,7 +67,7 @@ class Stage:
         return {one["metadata"]["name"] for one in self.double.of("pods") if "deletionTimestamp" in one["metadata"]}
 
     async def helps(self, name):
-        """Schedules a pod and runs the preemption; returns (names of evicted pods, nominated node)."""
+        """Schedules a pod and runs the preemption for it. Returns (names of evicted pods, nominated node)."""
         before = self.ending()
         assert self.tries(name) == []
         await self.shortages.help()
@@ -89,17 +91,18 @@ def on_stage(test):
     return run
 
 
-# columns: pods (name, GPU, MiB, priority) on two GPUs of 10000 MiB, the request of a pod of priority 5, the victims
+# columns: bound pods (name, GPU, MiB, priority) on two GPUs of 10000 MiB, MiB that a pod of priority 5 requests;
+# expected victims, None if no pod is evicted
 TABLE = [
     ([("a", 0, 9000, 0), ("b", 1, 9000, 1)], 9500, ["a"]),
     ([("a", 0, 9000, 2), ("b", 1, 9000, 1)], 9500, ["b"]),
     ([("a", 0, 4000, 0), ("b", 0, 4000, 0), ("c", 1, 9000, 0)], 9500, ["c"]),
     ([("a", 0, 4000, 0), ("b", 0, 4000, 0), ("c", 1, 9000, 1)], 9500, ["a", "b"]),
-    # Only necessary victims are evicted, and only pods of lower priority.
+    # Only pods whose eviction is necessary are evicted, and only pods of lower priority.
     ([("a", 0, 4000, 0), ("b", 0, 4000, 0), ("c", 1, 9000, 5)], 5000, ["a"]),
     ([("a", 0, 9000, 5), ("b", 1, 9000, 9)], 9500, None),
     ([("a", 0, 4000, 0), ("b", 0, 4000, 5), ("c", 1, 9000, 5)], 7000, None),
-    # Larger than any GPU: no eviction would help.
+    # The request is larger than any GPU, so no eviction would help.
     ([("a", 0, 9000, 0), ("b", 1, 9000, 0)], 10001, None),
 ]
 
@@ -115,7 +118,7 @@ def test_victims_if_only_memory_is_short(there, asked, expected):
         gone, node = await stage.helps("p")
         assert (gone, node) == ((expected, "n") if expected else ([], ""))
         assert stage.shortages.evicted == len(gone)
-        # The memory is reserved for the pod meanwhile, and no further pod is evicted.
+        # Meanwhile the memory is reserved for the pod, and no further pod may be evicted.
         if expected:
             stage.waits("low", 100, 0)
             assert stage.tries("low") == []
@@ -129,8 +132,8 @@ def test_victims_if_only_memory_is_short(there, asked, expected):
 
 
 def test_victim_gets_the_kube_schedulers_condition():
-    """The kube-scheduler waits for pods with this condition and keeps the nomination. An event informs the victim's
-    owner.
+    """If a pod has this condition, the kube-scheduler waits for its end and keeps the nomination. An event informs the
+    owner of the victim.
     """
 
     @on_stage
@@ -175,7 +178,7 @@ def test_ending_pods_are_not_evicted_again(chunk, monkeypatch):
         stage.bound("on-b", "b", 9000, 3, ending=True)
         stage.waits("p", 9000)
         assert await stage.helps("p") == ([], "b")
-        # A second pod gets the other node.
+        # A second pod must get the other node.
         stage.waits("q", 9000)
         assert await stage.helps("q") == (["on-a"], "a")
 
@@ -183,7 +186,7 @@ def test_ending_pods_are_not_evicted_again(chunk, monkeypatch):
 
 
 def refuses(*names):
-    """Refuses the eviction of these pods, as a disruption budget does."""
+    """Makes the API server refuse the eviction of these pods, as with a PodDisruptionBudget."""
     return lambda method, path: 429 if any(path.endswith(f"/{name}{EVICTION}") for name in names) else None
 
 
@@ -204,7 +207,7 @@ def test_disruption_budget_is_respected():
 
 
 def test_budget_for_one_of_two_victims_evicts_none():
-    """Evictions are tried as a dry run first, so a refused second eviction evicts no pod."""
+    """Evictions are tried as a dry run first. So if the second eviction is refused, no pod is evicted."""
 
     @on_stage
     async def go(stage):
@@ -239,7 +242,8 @@ def test_cases_without_eviction(why):
             stage.may = "another replica binds"
         assert stage.tries("p") == []
         if why == "helped":
-            # Another node has too few free slots, so the kube-scheduler's own preemption comes first.
+            # The other node has too few free slots, so the kube-scheduler's own preemption comes first and this one has
+            # nothing to do.
             stage.node("m", slots=1)
             stage.bound("b", "m", 1000)
             picked = {"m": wire.MetaVictims([wire.MetaPod("uid-b")])}
@@ -254,7 +258,7 @@ def test_cases_without_eviction(why):
 
 
 def test_pods_per_round_are_limited(monkeypatch):
-    """The number of pods per round is limited, and a pod that no eviction helps is tried again later."""
+    """The number of pods in one round is limited. A pod that no eviction helps is tried again later."""
     monkeypatch.setattr(shortage, "MAX_DUE", 2)
     now = [0.0]
 

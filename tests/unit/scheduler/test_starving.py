@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests webhook clients that send nothing, slowly or too much: each is disconnected, and other clients are served."""
+"""Tests clients of the webhook that send nothing, slowly or too much: each is disconnected, and other clients are
+served.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ def of_length(size, text):
     return HEAD + f"Content-Length: {size}\r\n\r\n".encode() + text
 
 
-# columns: the sent bytes, the start of the response (empty: the connection is closed without a response)
+# columns: what the client sends; how the response begins, empty if the connection is closed without a response
 SLOW = [
     (b"", b""),
     (b"POST /mut", b""),
@@ -68,7 +70,7 @@ def test_slow_or_invalid_client_is_disconnected(text, begins, monkeypatch):
 def test_large_bodies_do_not_delay_small_ones():
     async def go():
         async with world(nodes=1) as (_double, one, _names), contextlib.AsyncExitStack() as held:
-            # Each client sends all but the last byte, so the server waits for BODY_SECONDS.
+            # Each client sends all but the last byte, so the server waits for that byte up to BODY_SECONDS.
             slow = [await sends(one, of_length(LARGE, b" " * (LARGE - 1))) for _n in range(server_module.AT_ONCE)]
             for _reader, writer in slow:
                 held.callback(writer.close)
@@ -87,7 +89,7 @@ def test_large_bodies_do_not_delay_small_ones():
 
 
 def test_idle_connections_do_not_use_up_descriptors(tmp_path):
-    """If the limit of open files is low, the program raises it to the allowed maximum."""
+    """If the limit of open files is low, the program must raise it to the allowed maximum."""
 
     async def go():
         async with KubeApi() as double, aiohttp.ClientSession() as session, contextlib.AsyncExitStack() as held:

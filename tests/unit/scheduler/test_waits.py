@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests events of pending pods: their text, their frequency, and which other pods they may name."""
+"""Tests the events on pods that wait for GPUs: their text, their frequency, and which other pods they may name."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_text_of_the_event():
         assert (name, reason) == ("a", "GpusNotFree")
         assert text.startswith("0 of 3 nodes have room: 2 not a GPU with 8000 MiB free (n0, n1); ")
         assert "1 not a GPU large enough for 8000 MiB (n2)" in text
-        # The smallest sufficient pod is in another namespace, so the event has its size but not its name.
+        # The smallest pod whose end would help is in another namespace, so the event says its size but not its name.
         assert (
             text.endswith("It would fit on n1 once a pod of another namespace (10000 MiB) ends")
             and "secret" not in text
@@ -75,7 +75,7 @@ def test_text_of_the_event():
     story(go)
 
 
-# columns: a pod's request, words of its event
+# columns: the request of a pod; expected words of the event on it
 HELPS = [
     (pod_ask(one_ask(90000)), "The end of other pods does not help: request less or other GPUs, or add a node"),
     (pod_ask(one_ask(1000, gpus=2)), "2 fewer than 2 GPUs (n0, n1)"),
@@ -94,8 +94,8 @@ def test_event_names_what_would_help(asked, words):
 
 
 def test_frequency_of_events():
-    """The first event is immediate, new reasons follow after a minute, equal reasons are rare; a deleted pod gets
-    none.
+    """The first event comes at once. An event with new reasons follows after a minute, events with equal reasons are
+    rare, and a deleted pod gets none.
     """
 
     async def go(clock, told, ledger, waiting):
@@ -170,7 +170,7 @@ def test_only_pending_pods_get_an_event_over_http(monkeypatch):
             assert "12000 of 12500 in use" in double.of("events")[-1]["message"]
             text = (await one.get("/explain/default/small"))[1]
             assert "12000 of 12500 in use" in text and "it does not wait for GPUs" not in text
-            # A bound or deleted pod is removed from memory.
+            # A pod that is bound or deleted is removed from the program's memory.
             double.remove(pod_path("waits"))
             await one.until(lambda: "uid-waits" not in one.extender.waiting._reported)
             task.cancel()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests admission: the changes to a pod, the refusals with their reasons, and that a second review changes nothing."""
+"""Tests the admission of pods: how it changes a pod, which pods it refuses and why, and that a second review changes
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,8 @@ def test_kai_annotations_become_a_gpu_count(annotations, count):
     assert again["allowed"] and "patch" not in again
 
 
-# columns: the annotation, the limits, the memory limit after admission, words of the refusal
+# columns: text of the annotation with the promised memory, limits of the pod; expected memory limit after admission,
+# words of the refusal
 PROMISED = [
     ("2000", {GPU: "1", MEM: "8000"}, "8000", ""),
     ("2000", {GPU: "1", CORES: "30"}, "5000", ""),
@@ -171,7 +174,7 @@ def privileged():
     return made
 
 
-# columns: the pod, words of the refusal
+# columns: the pod; expected words of the refusal
 REFUSED = [
     (pod({GPU: "1", MEM: "-1"}), 'limits["nvidia.com/gpumem"]: expected a whole number'),
     (pod({ALI: "7"}, {COUNT: "2"}), "7 GiB over 2 GPUs"),
@@ -196,7 +199,9 @@ def test_refused_with_field_and_reason(made, words):
 
 
 def fleet_of(**counts):
-    """Returns a ledger whose nodes have these numbers of GPUs. The GPUs of node ``big`` have less memory."""
+    """Returns a ledger (the scheduler's record of GPUs) with nodes that have these numbers of GPUs. The GPUs of the
+    node ``big`` have less memory.
+    """
     ledger = Ledger()
     for name, count in counts.items():
         ledger.set_node(name, node(name, count, memory=15360 if name == "big" else 16160))
@@ -211,7 +216,8 @@ def test_request_larger_than_any_gpu_gets_a_warning():
 
 LARGEST = "the node with most, big, has 8"
 A100 = {"nvidia.com/use-gputype": "A100"}
-# columns: limits, labels, annotations, number of GPUs per node, words of the refusal ("": admitted)
+# columns: limits, labels and annotations of the pod, number of GPUs of each node; words of the refusal, "" if the pod
+# is admitted
 MANY = [
     ({GPU: "9", MEM: "5"}, {}, {}, {"small": 2, "big": 8}, LARGEST),
     ({GPU: "9"}, {}, {}, {"small": 2, "big": 8}, f"container main asks for 9 different GPUs, and {LARGEST}"),
@@ -224,7 +230,8 @@ MANY = [
     ({GPU: "9"}, {}, {}, {}, ""),
     ({GPU: "9"}, {}, {}, {"empty": 0}, ""),
     ({GPU: "1"}, {}, {}, {"empty": 0}, ""),
-    # GPUs that the pod's annotations exclude do not count. If all are excluded, the number of GPUs is not the reason.
+    # GPUs that the pod's annotations exclude do not count. If they exclude all GPUs, the pod is not refused here,
+    # because the number of GPUs is not the reason why it waits.
     ({GPU: "2"}, {}, {"nvidia.com/use-gpuuuid": "GPU-big-3"}, {"big": 8}, "has 1 that the pod's annotations accept"),
     ({GPU: "2"}, {}, {"nvidia.com/use-gpuuuid": "GPU-big-3,GPU-big-4"}, {"big": 8}, ""),
     ({GPU: "3"}, {}, {"nvidia.com/nouse-gputype": "V100"}, {"big": 8}, ""),
@@ -293,7 +300,7 @@ def test_only_permitted_users_change_plans(user, before, after, allowed):
 PLANNED = pod_annotations.write_plan(
     [pod_annotations.Part("main", "app", (pod_annotations.Device("GPU-a", 3000, 0),))],
 )
-# columns: the text of the annotation vgpu.fleet/resize, words of the refusal ("": admitted)
+# columns: text of the annotation vgpu.fleet/resize; words of the refusal, "" if it is admitted
 RESIZES = [
     ('{"main": {"memory_mib": 8192}}', ""),
     ('{"main": {"cores": 0}}', ""),

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that ansible.cfg sets the options that make runs fast. Ansible silently ignores a misspelt option."""
+"""Tests that ansible.cfg sets the options that make runs fast. Tests are needed because Ansible silently ignores a
+misspelt option.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import pytest
 from ansible.config.manager import ConfigManager
 
 CONFIG = Path(__file__).resolve().parents[3] / "ansible.cfg"
-# Ansible's name of the setting → value. With 50 forks, a fleet of 30 hosts runs each task in one round.
+# Ansible's name of each option, with its expected value. With 50 forks, a task runs on 30 hosts at once.
 SETTINGS = [
     ("ANSIBLE_PIPELINING", True),
     ("DEFAULT_FORKS", 50),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the questions of `make archives` to package archives and the faults it reports, with real apt on test
-repositories.
+"""Tests `make archives`, which asks the package archives whether the packages that our roles install exist and fit
+together. Real apt runs on small test repositories.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def test_archives_are_queried_for_every_branch_engine_and_python(archives: Modul
 
 KERNELS = {f"linux-image-{version}-generic": "" for version in ("6.8.0-7", "6.8.0-11", "6.11.0-20")}
 
-# columns: the archive's packages with their dependencies, the requested packages, packages that must not be installed,
-# words of the expected fault
+# columns: packages of the archive with their dependencies, packages to install, patterns of packages that must not be
+# installed; expected words of the fault ("": none)
 ANSWERS = [
     ({"a": "b", "b": ""}, ["a"], [], ""),
     ({"a": "b", "b": ""}, ["a"], ["b*"], "b would also be installed"),

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The changelog describes the version in galaxy.yml, and CHANGELOG.md is what antsibull-changelog makes of it."""
+"""Tests that the newest release in the changelog has the version of galaxy.yml, and that CHANGELOG.md is exactly what
+antsibull-changelog generates from the releases.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the generator of the Helm chart. tests/chart tests the output of Helm."""
+"""Tests the generator of the Helm chart and of the kustomize bases: its output, its values and their schema.
+tests/chart tests what Helm makes of the chart.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ def test_registry_and_namespace(tmp_path: Path) -> None:
 
 
 def test_image_version_changes_with_every_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The image contains the library, so a change of the library changes the image's version."""
+    """The image contains the library too, so a change of the library must change the version of the image."""
     plugin, scheduler = images.names()
     assert plugin.startswith("localhost/vgpu-device-plugin:") and scheduler.startswith("localhost/vgpu-scheduler:")
     former = images.source_version
@@ -90,7 +92,7 @@ def test_placeholder_without_an_expression_is_an_error() -> None:
 
 
 def test_default_resource_names_equal_the_schedulers() -> None:
-    """The chart and the scheduler each have a table of default resource names; both must be equal."""
+    """The chart has its own table of default resource names, which must equal the table of the scheduler."""
     own = values.names({"variables": {}})
     full = {"resourceNames": own}
     assert scheduler_manifests.resource_names(full) == scheduler_manifests.resource_names({})
@@ -113,7 +115,7 @@ def test_defaults_are_valid_in_the_schema(made: Path) -> None:
     assert set(schema["properties"]["scheduler"]["properties"]) == set(found["scheduler"])
 
 
-# Values as YAML reads them. The table has no verdicts: the reader of the variables decides which value is valid.
+# Values as YAML reads them. They need no expected verdicts, because schema and reader must agree on each value.
 TRIED: dict[str, list[Any]] = {
     "vgpu_split_count": [1, 7, 1024, 0, 1025, -1, 1.5, True, None, [], {}],
     "vgpu_memory_scaling": [1, 1.5, "0.29", "1.0", 0, -1, "0", "0.0", "-1", "x", "1.", True, None],
@@ -158,11 +160,12 @@ TRIED: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("name", sorted(TRIED))
 def test_schema_and_reader_agree(name: str) -> None:
-    """The values have the right YAML types: the reader also accepts numbers as strings, the schema does not."""
+    """The schema in the chart and the reader of the variables must accept the same values. The reader also accepts
+    numbers as strings, so the values have the right YAML types."""
     validator = jsonschema.Draft7Validator(chart.schema.variables())
     for value in TRIED[name]:
         if value is None:
-            continue  # Helm treats null as "remove this value"
+            continue  # in Helm, null removes a value
         findings: list[kinds.Finding] = []
         table.read({name: value}, findings)
         assert validator.is_valid({name: value}) == (not kinds.errors(findings)), (name, value, findings)
@@ -193,7 +196,7 @@ def test_unknown_kind_of_variable_is_an_error() -> None:
 
 
 def test_values_are_merged_as_in_helm() -> None:
-    """As in Helm, mappings are merged and all other values are replaced."""
+    """User values are merged into the defaults as in Helm: mappings are merged, and all other values are replaced."""
     found = values.merged(NAMES, {"nodeSelector": {"zone": "a"}, "scheduler": {"replicas": 3, "tolerations": []}})
     assert found["nodeSelector"] == {device_plugin_manifests.NODE_LABEL: "daemonset", "zone": "a"}
     assert (found["scheduler"]["replicas"], found["scheduler"]["tolerations"]) == (3, [])

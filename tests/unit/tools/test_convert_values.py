@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the conversion of other projects' settings to group variables: one row for each option that they document."""
+"""Tests the tool that converts the settings of other projects (NVIDIA's and 4paradigm's device plugins, HAMi's chart)
+to group variables. There is a row for each option that these projects document.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,7 @@ def test_options_of_a_plugin_are_converted(words, expected):
     assert converted(daemonset(*words)).variables == {"vgpu_sharing": "vcuda", **expected}
 
 
-# columns: an environment variable of HAMi's device plugin, the resulting group variables
+# columns: environment variable of HAMi's device plugin; expected group variables
 @pytest.mark.parametrize(
     ("env", "expected"),
     [
@@ -89,7 +91,7 @@ def test_environment_of_a_plugin_is_converted(env, expected):
     assert converted(daemonset(env=env)).variables == {"vgpu_sharing": "vcuda", **expected}
 
 
-# columns: values of HAMi's chart, the resulting group variables
+# columns: values of HAMi's chart; expected group variables
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -108,7 +110,8 @@ def test_environment_of_a_plugin_is_converted(env, expected):
         ("resourceCores: a.b/c", {"vgpu_resource_names": {"cores": "a.b/c"}}),
         ("resourceName: a.b/c\nresourcePriority: a.b/p",
          {"vgpu_resource_names": {"count": "a.b/c", "priority": "a.b/p"}}),
-        # In HAMi the default memory applies to a pod that requests only a count.
+        # HAMi gives this default memory to a pod that requests only a number of GPUs, so scheduler_plain must be set
+        # too.
         ("scheduler: {defaultMem: 5000}", {"scheduler_default_memory": 5000, "scheduler_plain": "default"}),
         ("scheduler: {defaultMem: '3000'}", {"scheduler_default_memory": 3000, "scheduler_plain": "default"}),
         ("scheduler: {defaultMem: 0}", {"scheduler_default_memory": 0}),
@@ -124,7 +127,7 @@ def test_environment_of_a_plugin_is_converted(env, expected):
          {"device_plugin_options": ["--nvidia-driver-root=/run/nvidia/driver"]}),
         ("devices: {nvidia: {gpuCorePolicy: force, libCudaLogLevel: 4}}\nschedulerName: hami-scheduler",
          {"vgpu_core_policy": "force", "vgpu_log_level": 4}),
-        # A full values file of a chart, whose resourceName is NVIDIA's default.
+        # a complete values file, with NVIDIA's default as the resource name
         ("devicePlugin: {enabled: true, deviceSplitCount: 4}\nresourceName: nvidia.com/gpu",
          {"vgpu_split_count": 4, "vgpu_resource_names": {"count": "nvidia.com/gpu"}}),
     ],
@@ -133,7 +136,7 @@ def test_values_of_hami_are_converted(text, expected):
     assert converted(text).variables == {**CHART, **expected}
 
 
-# columns: values of HAMi's chart, the path that the note names
+# columns: values of HAMi's chart that cannot be converted; expected path in the note
 @pytest.mark.parametrize(
     ("text", "path"),
     [
@@ -154,7 +157,7 @@ def test_unknown_values_of_hami_get_a_note(text, path):
 
 
 NEEDED = [
-    # columns: the values, words of the expected note
+    # columns: values of HAMi's chart; expected words of a note
     ("devicePlugin: {deviceSplitCount: 5}", "cluster.yml"),
     ("devicePlugin: {deviceSplitCount: 5}", "a pod that requests only a count of GPUs gets 5000 MiB from older charts"),
     ("scheduler: {defaultMem: 5000}", "all compute of the card"),
@@ -179,7 +182,8 @@ RENAMED = [
 
 @pytest.mark.parametrize(("name", "ours"), RENAMED)
 def test_invalid_configuration_names_are_changed(name, ours):
-    """Preflight would refuse the old name, so it is changed, and a note names the new value of the nodes' label."""
+    """Preflight, the check before a run, would refuse the old name. So the name is changed, and a note says which node
+    label selects the new name."""
     inner = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: %d}]}}"
     values = {"config": {"default": "all", "map": {"all": inner % 2, name: inner % 8}}}
     found = convert.convert([values])

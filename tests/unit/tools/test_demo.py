@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the demo's driver: parallel phases, the report of a failed phase, and two texts in columns."""
+"""Tests tools/demo.py, the program behind `make demo`: it runs phases in parallel, reports a failed phase, and prints
+two texts next to each other.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ DEMO = Path(__file__).resolve().parents[3] / "tools" / "demo.py"
 
 @pytest.fixture
 def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """tools/demo.py, with its logs and its podman configuration in the test's folder."""
+    """Returns the module tools/demo.py, changed so that its logs and its podman files are in the folder of the test."""
     spec = importlib.util.spec_from_file_location("vgpu_demo", DEMO)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -30,7 +32,7 @@ def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_phases_run_in_parallel(demo: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    # Each phase waits for a file of the other phase, so both end only if they run in parallel.
+    # Each phase waits for a file that the other phase creates, so the test ends only if the phases run in parallel.
     wait = "touch {0}; while [ ! -e {1} ]; do sleep 0.05; done"
     first = demo.Phase("first", ["timeout", "60", "sh", "-c", wait.format("a", "b")], "one")
     second = demo.Phase("second", ["timeout", "60", "sh", "-c", wait.format("b", "a")], "two")
@@ -41,7 +43,7 @@ def test_phases_run_in_parallel(demo: ModuleType, tmp_path: Path, capsys: pytest
 
 
 def test_failed_phase_is_reported_and_stops_the_others(demo: ModuleType, tmp_path: Path) -> None:
-    # ``bad`` fails only after ``good`` has a child process, so the test can check that this child is killed too.
+    # ``bad`` fails only when ``good`` has a child process, because that child must be killed too.
     good = demo.Phase("good", ["sh", "-c", "sleep 600 & echo $! >child; wait"], "sleeps")
     bad = demo.Phase("bad", ["sh", "-c", "until [ -s child ]; do sleep 0.05; done; echo the reason; exit 7"], "fails")
     with pytest.raises(demo.PhaseFailed) as failure:
@@ -49,7 +51,7 @@ def test_failed_phase_is_reported_and_stops_the_others(demo: ModuleType, tmp_pat
     for words in ("phase bad failed", "status 7", "logs/bad.log", "the reason"):
         assert words in str(failure.value)
     child = int((tmp_path / "child").read_text())
-    # The signal was sent, but the kernel may end the process a little later.
+    # The child got a signal, but its end may take a moment.
     deadline = time.monotonic() + 60
     while alive(child) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -57,7 +59,7 @@ def test_failed_phase_is_reported_and_stops_the_others(demo: ModuleType, tmp_pat
 
 
 def alive(pid: int) -> bool:
-    """Returns whether a process runs. A zombie does not."""
+    """Returns whether a process runs. A zombie does not run."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
     except OSError:

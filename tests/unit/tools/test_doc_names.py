@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that all names in the pages exist: commands, options, playbooks, variables, targets, units, files, links."""
+"""Tests that the documentation pages name only things that exist: commands, options, playbooks, variables, make
+targets, systemd units, files and links.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,15 @@ PAGES = sorted(
         *(ROOT / one for one in ("tests/gpu/README.md", "tests/gpu/workloads/README.md") if (ROOT / one).exists()),
     }
 )
-# First folders of paths in a page. Paths relative to the page's folder are checked too.
+# In a page, a path that starts with one of these folders must exist, either below the repository's root or below the
+# folder of the page.
 FOLDERS = ("changelogs", "docs", "inventories", "molecule", "native", "playbooks", "plugins", "requirements", "roles")
 FOLDERS += ("tests", "tools")
-# Valid values of --tags: the tags of site.yml.
+# The tags of site.yml, which are the valid values of --tags.
 TAGS = set(re.findall(r"^ +tags: \[(\w+)\]$", (ROOT / "playbooks/tasks/roles.yml").read_text(), re.MULTILINE)) | {
     "verify"
 }
-# Paths that a user or a build creates; they are not in the repository, so they are not checked.
+# These paths are created by a user or by a build, so they need not exist in the repository.
 MADE = ("native/build", "tests/output", "inventories/yours", "inventories/ours")
 FORMER_NAMES = "\n## From 0.1.0, a checkout\n"
 PLACEHOLDER = re.compile(r"[<>*{}…$]|\bX\b|%")
@@ -48,7 +51,7 @@ def known_variables() -> set[str]:
     found = set(schema.VARIABLES)
     for role in tables.roles(ROOT):
         found |= set(tables.options_of(ROOT, role)) | set(tables.defaults_of(ROOT, role))
-        # Variables that the role registers or sets for other roles.
+        # Tasks also create variables, which they register or set for other roles.
         for file in (ROOT / "roles" / role / "tasks").glob("*.yml"):
             found |= set(re.findall(r"^\s+(?:register: )?([a-z]\w+)(?::|$)", file.read_text(), re.M))
     for playbook in ROOT.glob("playbooks/*.yml"):
@@ -57,7 +60,8 @@ def known_variables() -> set[str]:
 
 
 def known_words() -> set[str]:
-    """Returns names that look like a role's variable but are not: modules, packages, metrics, programs of tests."""
+    """Returns names that look like variables of a role but are something else: modules, packages, metrics, programs of
+    tests."""
     found = {path.stem for path in ROOT.glob("plugins/*/*.py")} | {path.stem for path in ROOT.glob("plugins/filter/*")}
     found |= set(re.findall(r'"(vgpu_\w+)": \("', read("native/plugin/src/vgpu_plugin/admin/metrics.py")))
     found |= set(re.findall(r'"(vgpu_\w+)": \("', read("native/plugin/src/vgpu_scheduler/metrics.py")))
@@ -69,7 +73,7 @@ def known_words() -> set[str]:
 
 PREFIXES = tuple(f"{one}_" for one in ("vgpu", *tables.roles(ROOT)))
 VARIABLES = known_variables()
-# vgpu_to_change is the group to which a plan adds hosts.
+# vgpu_to_change is a group of hosts, not a variable. The plan adds the hosts with changes to it.
 WORDS = known_words() | {"vgpu_to_change"}
 TARGETS = {word for line in re.findall(r"^([a-z][a-z0-9 -]*):(?!=)", read("Makefile"), re.M) for word in line.split()}
 CTL = read("native/plugin/src/vgpu_plugin/ctl/arguments.py")
@@ -95,7 +99,7 @@ UNITS = set(
 
 
 def code_of(text: str) -> list[str]:
-    """Returns the lines of code blocks and the text between backticks."""
+    """Returns the code in a page: the lines of code blocks, and each text between backticks."""
     blocks = re.findall(r"^```[^\n]*\n(.*?)^```", text, re.M | re.S)
     rest = re.sub(r"^```[^\n]*\n.*?^```", "", text, flags=re.M | re.S)
     indented = re.findall(r"(?:^|\n\n)((?:    [^\n]*\n)+)", rest)
@@ -104,10 +108,11 @@ def code_of(text: str) -> list[str]:
 
 
 def findings(text: str, folder: Path = ROOT) -> list[str]:
-    """Returns the names in a page that do not exist."""
+    """Returns a fault for each name in a page that does not exist."""
     found = []
     for code in code_of(text):
-        # Matches vgpuctl only at the start of a command, not inside a sentence or another program's help text.
+        # This expression finds vgpuctl only at the start of a command, because in a sentence or a help text no command
+        # follows it.
         for rest in re.findall(r"(?:^\s*|[|;&(] *|exec -it \S+ |\$ |sudo )vgpuctl ([^|;#)]*)", code):
             words = rest.partition(" -- ")[0].split()
             command = next((word for word in words if not word.startswith("-")), "")
@@ -158,7 +163,7 @@ def findings(text: str, folder: Path = ROOT) -> list[str]:
 
 
 def anchors(text: str) -> set[str]:
-    """Returns the link anchors that GitHub makes of the headings."""
+    """Returns the anchors that GitHub creates for the headings of a page."""
     headings = re.findall(r"^#+ +(.+?) *$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
     return {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}
 
@@ -169,7 +174,8 @@ def exists(path: str, folder: Path) -> bool:
 
 @pytest.mark.parametrize("page", [str(path.relative_to(ROOT)) for path in PAGES])
 def test_page_names_only_existing_things(page: str) -> None:
-    # The last section of the migration page lists names that exist no more; test_every_variable.py compares it.
+    # The last section of the migration page is left out, because it lists names that no longer exist.
+    # test_every_variable.py checks it.
     text = read(page).split(FORMER_NAMES)[0]
     assert findings(text, (ROOT / page).parent) == []
 
@@ -179,7 +185,7 @@ def test_former_names_are_the_last_section_of_one_page() -> None:
     assert "\n## " not in read("docs/migration.md").split(FORMER_NAMES)[1]
 
 
-# columns: the text of a page with a name that does not exist, words of the fault
+# columns: text of a page with a name that does not exist; expected words of the fault
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
@@ -206,7 +212,7 @@ def test_missing_names_are_found(text: str, fault: str) -> None:
     assert any(fault in one for one in findings(text + "\n"))
 
 
-# Texts of a page whose names all exist.
+# texts of pages in which every name exists
 @pytest.mark.parametrize(
     "text",
     [
@@ -223,7 +229,7 @@ def test_existing_names_are_not_reported(text: str) -> None:
     assert findings(text + "\n") == []
 
 
-# Text that the operators' pages quote → the source file that prints this text.
+# text that the pages for operators quote → source file that contains this text
 FOR_OPERATORS = ("docs/operations.md", "docs/upgrade.md")
 PLUGIN = "native/plugin/src/vgpu_plugin"
 RULES = "plugins/module_utils"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that the execution environment has this version and all packages that the collection imports
-on a controller.
+"""Tests that the definition of the execution environment (a container image with Ansible) installs this version of the
+collection, and all packages that the collection imports on a controller.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[3]
-# Packages that ansible-core and kubernetes install as their dependencies.
+# These packages are not listed, because they are dependencies of ansible-core or kubernetes.
 BROUGHT = {"ansible", "ansible_collections", "yaml", "jinja2", "urllib3"}
 
 
@@ -44,7 +44,7 @@ def test_named_files_exist(kind: str) -> None:
 
 
 def imports(path: Path) -> set[str]:
-    """Returns the top-level packages that a file imports by absolute name."""
+    """Returns the top-level packages of a file's absolute imports."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the tables of fixed faults in docs/gates.md. They list faults found by installing the collection, by damaging
-finished hosts, by a hostile driver and by a review of the cluster code, with the tests that fail without the fix. Every
-fault must have a row, and every named test must exist. This file also has tests that fit into no other file."""
+"""Tests the tables of fixed faults in docs/gates.md. The faults were found by installing the collection, by damaging
+finished hosts, by a hostile driver and by a review of the cluster code.
+
+Each row names the tests that fail without the fix. Every fault must have one row, and every named test must exist. This
+file also has two tests that fit into no other file.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from test_threat_model import functions, rows
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "gates.md"
-# The header of a table's first column → the names that the column must contain.
+# Header of a table's first column → names that must be in this column.
 TABLES = {
     "fault": [f"F{number}" for number in range(1, 15)],
     "day 2": [f"F{number}" for number in range(1, 13)],
@@ -27,7 +30,7 @@ TABLES = {
 
 
 def wrong(text: str, head: str = "fault") -> list[str]:
-    """Returns the errors in one table of the page."""
+    """Returns the faults in one table of the page: missing rows, rows without tests, and tests that do not exist."""
     table = rows(text, [head, "what was wrong", "tests"])
     found = [f"{name}: expected one row" for name in TABLES[head] if [row[0] for row in table].count(name) != 1]
     for row in table:
@@ -46,7 +49,8 @@ def test_every_fault_has_existing_tests(head: str) -> None:
     assert wrong(PAGE.read_text(), head) == []
 
 
-# columns: a pattern in docs/gates.md, its replacement, words of the fault that the check must find then
+# columns: pattern in docs/gates.md, its replacement; expected words of the fault, which the check must find after the
+# replacement
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
@@ -67,10 +71,11 @@ def test_incomplete_fault_tables_are_found(old: str, new: str, said: str) -> Non
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        # The default allows security updates of the kernel.
+        # With false, the kernel gets its security updates.
         ("nvidia_driver_hold_kernel", False),
         ("nvidia_driver_prebuilt", "auto"),
-        # "auto", because a host without a kubelet may get one later. nvidia-docker2 has had no release since 2023.
+        # With "auto" a host without a kubelet can get one later. nvidia-docker2 is optional, because it has had no
+        # release since 2023.
         ("container_runtime_engine", "auto"),
         ("container_runtime_systemd_cgroup", "auto"),
         ("nvidia_docker_package", "auto"),
@@ -86,9 +91,10 @@ def test_default_has_the_agreed_value(name: str, value: object) -> None:
 
 
 def test_ansible_core_without_origins_of_values_is_supported() -> None:
-    """ansible-core before 2.19 does not have this module. Then only file and line are missing in messages."""
+    """ansible-core before 2.19 lacks a module that tells where a value was set. Messages then have no file and line,
+    but nothing fails."""
     script = (
-        # Imported first: in newer releases of ansible-core these modules need the hidden module themselves.
+        # These modules are imported before, because in newer releases they need the module that the next line hides.
         "import ansible.inventory.helpers, ansible.utils.vars, ansible.vars.plugins\n"
         "sys.modules['ansible._internal._datatag._tags'] = None\n"
         "from ansible_collections.vgpu.fleet.plugins.plugin_utils import variable_source as one\n"

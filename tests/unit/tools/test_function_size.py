@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that tools/function_size.py refuses long functions and functions with many parameters."""
+"""Tests that tools/function_size.py refuses functions of more than 60 lines or more than 6 parameters."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ def run(*folders: Path) -> tuple[int, str]:
 
 
 def body(lines: int) -> str:
-    """Returns the source of a function with this number of lines in total."""
+    """Returns the source of a function that has this number of lines in total."""
     return "def long():\n" + "    pass\n" * (lines - 1)
 
 
-# columns: label, the source of a function, the fault ("": allowed). The limits are 60 lines and 6 parameters without
-# self.
+# columns: label, source of a function; expected fault ("": allowed). self is not counted as a parameter.
 CASES = [
     ("60 lines", body(60), ""),
     ("61 lines", body(61), ":1 long 61/60 lines"),

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the gates' driver: which gates it runs, what it counts, its last lines, and what it prints of a test that
-failed."""
+"""Tests tools/gates.py, which runs the gates (groups of test commands that every change must pass) and the sweeps
+(longer gates, of which each commit runs one group). Tested are the choice of gates, the counts, the last lines, and
+what is printed of a test that failed.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from types import ModuleType
 import pytest
 
 GATES = Path(__file__).resolve().parents[3] / "tools" / "gates.py"
-# A failing test that writes 200 lines to the log.
+# a failing test that logs 200 lines, which must not hide the failure
 NOISE = """
 import logging
 
@@ -26,7 +28,7 @@ def test_one():
 
 @pytest.fixture
 def gates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """tools/gates.py, with the test's folder as repository root."""
+    """Returns the module tools/gates.py, changed so that the folder of the test is the root of the repository."""
     monkeypatch.syspath_prepend(str(GATES.parent))
     spec = importlib.util.spec_from_file_location("vgpu_gates", GATES)
     assert spec and spec.loader
@@ -44,7 +46,7 @@ def write(folder: Path, name: str, text: str) -> None:
     (folder / name / "test_it.py").write_text(text)
 
 
-# columns: the folder of tests, the text of its test file, the number of passed tests, the printed failures
+# columns: folder of tests, text of its test file; expected number of passed tests, expected failures
 @pytest.mark.parametrize(
     ("name", "text", "passed", "failures"),
     [
@@ -85,7 +87,8 @@ def test_each_command_counts_as_one(gates, capsys):
 
 @pytest.fixture
 def small(gates: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The driver with a build gate, two gates and three sweeps. Each runs ``true`` only."""
+    """Returns the module with a small table: a build gate, two gates and three sweeps, each of which only runs
+    ``true``."""
     true = {"x": ["true"]}
     monkeypatch.setattr(gates, "BUILD_GATE", gates.Gate("build", {"build": ["true"]}))
     monkeypatch.setattr(gates, "GATES", [gates.Gate("one", true), gates.Gate("two", true, lane="hosts")])
@@ -125,7 +128,8 @@ def test_failed_sweep_fails_the_run(small, monkeypatch, capsys):
     ],
 )
 def test_group_chooses_the_sweeps(small, capsys, argv, started):
-    """The test's folder has no git history, so ``--group turn`` chooses group 0."""
+    """The option "--group turn" chooses the group by the number of commits. The folder of the test has no git history,
+    so this is group 0."""
     assert small.main(argv) == 0
     shown = capsys.readouterr().out
     assert (
@@ -141,7 +145,7 @@ def test_skipped_sweeps_are_listed_with_their_command(small, capsys):
     assert "long: left out: it is in no group; `make gate NAME=long` takes about 90 minutes" in shown
 
 
-# columns: arguments, words of the error
+# columns: arguments; expected words of the error
 @pytest.mark.parametrize(
     ("argv", "fault"),
     [
@@ -170,7 +174,7 @@ def test_tests_skipped_by_marker_are_counted(gates, tmp_path, capsys):
     assert "left out" not in capsys.readouterr().out
 
 
-# ---- the group of a commit
+# ---- the group of sweeps that a commit runs
 
 
 def git(folder: Path, *words: str) -> None:
@@ -180,7 +184,7 @@ def git(folder: Path, *words: str) -> None:
 
 @pytest.fixture
 def history(tmp_path: Path) -> Path:
-    """A git repository with seven commits."""
+    """Returns a git repository with seven commits."""
     folder = tmp_path / "history"
     folder.mkdir()
     git(folder, "init", "-q")
@@ -198,13 +202,13 @@ def test_group_without_history_is_0(gates, tmp_path):
 
 
 def test_group_of_a_shallow_clone_is_0(gates, history, tmp_path):
-    """A shallow clone knows only the number of fetched commits, so its count is not used."""
+    """A shallow clone does not know the number of all commits, so its number must not choose the group."""
     git(tmp_path, "clone", "-q", "--depth", "3", history.as_uri(), "shallow")
     assert gates.git(tmp_path / "shallow", "rev-list", "--count", "HEAD") == "3"
     assert gates.group_of_commit(tmp_path / "shallow") == 0
 
 
-# ---- the table
+# ---- the table of all gates
 
 
 def test_names_are_unique_and_lanes_known(gates):
@@ -242,7 +246,7 @@ def test_list_names_every_gate_once_and_runs_nothing(gates, capsys):
 
 
 def test_every_folder_of_tests_is_in_a_gate(gates):
-    """Every test folder belongs to a gate, except tests/hosts, which molecule runs."""
+    """Every folder with tests must belong to a gate, except tests/hosts, which molecule runs."""
     root = GATES.parents[1]
     tests = [one for gate in gates.GATES + gates.SWEEPS for one in gate.tests]
     assert all((root / one).exists() for one in tests)
@@ -253,7 +257,8 @@ def test_every_folder_of_tests_is_in_a_gate(gates):
 
 
 def test_gates_that_share_a_folder_are_in_one_lane(gates):
-    """Gates of one lane run one after the other. Parallel pytest runs of one folder would share machine state."""
+    """Gates of different lanes run in parallel, those of one lane one after the other. Two parallel runs of pytest in
+    one folder would share state of the machine, so gates with a common folder must be in one lane."""
     lanes: dict[str, set[str]] = {}
     for gate in gates.GATES + gates.SWEEPS:
         for folder in gate.tests:

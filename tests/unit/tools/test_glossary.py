@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that words of a private dialect stay out of the product's code: names, options, metrics, help, messages,
-comments.
+"""Tests that words with a private meaning, which a new reader cannot know, do not occur in the product's code: in
+names, options, metrics, help texts, messages and comments.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 FOLDERS = ("plugins", "roles", "playbooks", "native", "tools")
 
-# Forbidden word → replacement, in all text and names of these folders.
+# Forbidden word → plain words for it. These words are forbidden in all texts and names of the folders above.
 EVERYWHERE = {
     r"wish(es|ed|ing)?": "desired state",
     r"rivals?": "conflicting device plugin",
@@ -37,9 +37,9 @@ EVERYWHERE = {
     r"way[ _]+back": "rollback",
     r"(go|goes|going|went|gone)[ _]+round": "bypass",
 }
-# Additional forbidden words → replacement, in comments and docstrings only.
+# Words that are forbidden only in comments and docstrings.
 IN_COMMENTS = {r"by +itself": "automatically, alone", r"beside": "next to"}
-# Exceptions: (file, word) → the reason. At most 20.
+# Exceptions: (file, word) → the reason.
 ALLOWED: dict[tuple[str, str], str] = {
     ("plugins/module_utils/config/options.py", "rivals"): "part of the old name of a variable",
 }
@@ -53,17 +53,18 @@ C_PARTS = re.compile(r"(/\*.*?\*/|//[^\n]*)|(\"(?:\\.|[^\"\\\n])*\")|('(?:\\.|[^
 
 
 def spaced(text: str) -> str:
-    """Returns a text of the same length with spaces for line breaks, so that a phrase across a line break is found."""
+    """Returns a text of the same length in which spaces replace line breaks, so that a phrase that is split between two
+    lines is found too."""
     return re.sub(r"\s", " ", text)
 
 
 def words(identifier: str) -> str:
-    """Splits an identifier into words: ``heldBack`` becomes ``held_Back``."""
+    """Returns an identifier with its words separated by underscores: ``heldBack`` becomes ``held_Back``."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", identifier)
 
 
 def in_python(text: str) -> Iterator[tuple[int, str]]:
-    """Returns (line, forbidden word) of a Python file."""
+    """Yields (line, forbidden word) for a Python file."""
     docstrings = {
         (node.body[0].lineno, node.body[0].col_offset)
         for node in ast.walk(ast.parse(text))
@@ -86,7 +87,7 @@ def in_python(text: str) -> Iterator[tuple[int, str]]:
 
 
 def in_c(text: str) -> Iterator[tuple[int, str]]:
-    """Returns (line, forbidden word) of a C file."""
+    """Yields (line, forbidden word) for a C file."""
     plain = list(text)
     for part in C_PARTS.finditer(text):
         rule = COMMENTS if part[1] else NAMES
@@ -99,7 +100,7 @@ def in_c(text: str) -> Iterator[tuple[int, str]]:
 
 
 def in_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Returns (line, forbidden word) of YAML, Makefiles, shell and other files with ``#`` comments."""
+    """Yields (line, forbidden word) for files with ``#`` comments, such as YAML, Makefiles and shell."""
     for number, line in enumerate(text.splitlines(), 1):
         code, _hash, comment = line.partition("#")
         for match in (*NAMES.finditer(code), *COMMENTS.finditer(comment)):
@@ -137,7 +138,7 @@ def test_exceptions_are_few_and_used() -> None:
         assert word in {one.lower() for _line, one in READERS[Path(name).suffix]((ROOT / name).read_text())}, name
 
 
-# columns: the reader of a file type, a text with forbidden words, the found (line, word)
+# columns: reader of a file type, text with forbidden words; expected (line, word) pairs
 @pytest.mark.parametrize(
     ("reader", "text", "found"),
     [

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that every import-linter contract refuses an upward import, by adding such an import for each contract."""
+"""Tests the contracts of import-linter, which forbid that a lower layer of the code imports an upper layer: for each
+contract a forbidden import is added, which must be refused.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ SOURCES = {
 
 
 def lint(tree: Path) -> subprocess.CompletedProcess[str]:
-    """Runs lint-imports on the packages in ``tree``."""
+    """Runs lint-imports on the packages in the folder ``tree``."""
     program = Path(sys.executable).with_name("lint-imports")
     argv = [str(program), "--config", str(ROOT / ".importlinter"), "--no-cache"]
     environment = {**os.environ, "PYTHONPATH": str(tree)}
@@ -42,7 +44,7 @@ def test_every_contract_holds(copy: Path) -> None:
     assert "3 kept, 0 broken" in done.stdout
 
 
-# columns: a file of a lower layer, an import of an upper layer that is added to it, words of the broken contract
+# columns: file of a lower layer, import of an upper layer that is added to it; expected words of the broken contract
 @pytest.mark.parametrize(
     ("file", "line", "finding"),
     [

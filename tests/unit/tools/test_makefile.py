@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the Makefile: in a clean clone each target builds what it needs, and ``make help`` lists all targets."""
+"""Tests the Makefile: in a fresh clone each test target first builds what it needs, and `make help` lists every
+target."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that the lists of `make mutants` name files, tests and lines that exist."""
+"""Tests the lists of `make mutants`, which changes source lines (mutants) and expects that a test fails: the listed
+files, tests and lines must exist.
+"""
 
 from __future__ import annotations
 

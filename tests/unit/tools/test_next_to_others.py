@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests docs/next-to-others.md: the row of each other scheduler, plugin and host system states how it was tested: by an
-existing test, on tables, or not at all."""
+"""Tests docs/next-to-others.md, which says how the collection works next to other schedulers, device plugins and host
+systems. Each row must name an existing test, or say that it was tried only on tables or not at all.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ from test_threat_model import rows
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "next-to-others.md"
-# The header of the page's table.
+# the header of the table
 HEAD = ["next to", "works", "does not work", "how far it was tried"]
-# A cell with one of these words needs no test; any other cell must name a test.
+# If the last cell of a row has one of these words, the row needs no test.
 UNTRIED = ("not tried", "on tables", "tables")
-# Systems that users ask about; each must be in the first column.
+# Systems that users ask about. Each must be in the first cell of a row.
 ASKED = (
     *("default scheduler", "Cluster Autoscaler", "Karpenter", "Kueue", "Volcano", "KAI", "HAMi", "ACK", "gangs"),
     *("queues", "Descheduler", "DRA driver", "PriorityClasses", "docker", "MIG", "MPS", "Slurm", "Enroot", "Apptainer"),
@@ -25,7 +26,7 @@ ASKED = (
 
 
 def wrong(text: str) -> list[str]:
-    """Returns the errors in the rows of the page."""
+    """Returns the faults in the rows of the page."""
     found = []
     for row in rows(text, HEAD):
         if len(row) != len(HEAD) or not all(row):
@@ -49,7 +50,8 @@ def test_page_has_a_row_for_each_word(word: str) -> None:
     assert any(word in row[0] for row in rows(PAGE.read_text(), HEAD))
 
 
-# columns: a pattern in docs/next-to-others.md, its replacement, words of the fault that the check must find then
+# columns: pattern in docs/next-to-others.md, its replacement; expected words of the fault, which the check must find
+# after the replacement
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [

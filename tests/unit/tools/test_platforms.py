@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that each role's metadata names the systems that site.yml supports and the oldest supported ansible-core."""
+"""Tests that the metadata of each role, which Galaxy shows, names the systems that site.yml supports and the oldest
+supported ansible-core.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.host import distributio
 from ansible_collections.vgpu.fleet.plugins.module_utils.plan import plugin_python
 
 ROOT = Path(__file__).resolve().parents[3]
-# System in our tables → Galaxy's name.
+# name of a system family in our tables → its name on Galaxy
 NAMES = {"debian": "Debian", "ubuntu": "Ubuntu", "el": "EL", "sles": "SLES"}
 RELEASES = {
     ("debian", "12"): "bookworm",
@@ -21,7 +23,7 @@ RELEASES = {
     ("ubuntu", "22.04"): "jammy",
     ("ubuntu", "24.04"): "noble",
     ("ubuntu", "26.04"): "resolute",
-    # Galaxy has no name for all service packs. The device plugin's Python exists from service pack 4 on.
+    # Galaxy does not know every service pack. Before service pack 4 there is no Python for the device plugin.
     ("sles", "15"): "15SP4 15SP5 15SP6 15SP7",
 }
 ROLES = sorted(path.parent.parent.name for path in ROOT.glob("roles/*/meta/main.yml"))
@@ -32,7 +34,8 @@ def galaxy_info(role: str) -> dict[str, Any]:
 
 
 def supported() -> list[dict[str, Any]]:
-    """Returns the systems with a Python for the device plugin; site.yml refuses all other systems."""
+    """Returns the systems that have a Python for the device plugin, in the form of the metadata. site.yml refuses all
+    other systems."""
     found: dict[str, list[str]] = {}
     for (family, release), row in plugin_python.TABLE.items():
         if row.python:

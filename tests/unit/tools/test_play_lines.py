@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the filter that shortens a playbook's output, with output of Ansible's default callback."""
+"""Tests tools/play_lines.py, which shortens the output of a playbook to the lines that a user needs. The input is the
+output of Ansible's default callback.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ assert spec and spec.loader
 play_lines = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(play_lines)
 
-# A playbook with a skipped play, and with tasks that change something, change nothing, are skipped, report, or fail on
-# host b.
+# A playbook with a play that has no hosts, and with tasks that change something, change nothing, are skipped, print a
+# report, or fail on host b.
 PLAY = """
 - name: Do nothing
   hosts: "!all"

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that public modules are in the group vgpu and in docs/modules.md, and that all others are marked internal."""
+"""Tests which parts of the collection are public: public modules are in the action group vgpu and in docs/modules.md,
+and all other modules, filters and lookups are marked as internal.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ assert spec and spec.loader
 tool = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(tool)
 
-# The public modules. A name may be removed from this list only in a major release.
+# The public modules. Users rely on them, so a name may be removed from this list only in a major release.
 PUBLIC = {
     "apt_packages",
     "containerd_config",
@@ -44,7 +46,7 @@ def about_module(name: str) -> dict[str, Any]:
 
 
 def about_plugin(path: Path) -> dict[str, Any]:
-    """Returns the documentation of a filter or lookup."""
+    """Returns the documentation of a filter or a lookup."""
     if path.suffix == ".yml":
         return dict(yaml.safe_load(path.read_text())["DOCUMENTATION"])
     found = re.search(r'^DOCUMENTATION = r"""(.*?)"""', path.read_text(), re.M | re.S)
@@ -57,7 +59,8 @@ def test_group_has_each_public_module() -> None:
 
 
 def test_api_group_has_each_module_with_its_options() -> None:
-    """A module without the option ``kubeconfig`` would fail with the group's defaults."""
+    """The action group passes its defaults, such as ``kubeconfig``, to each of its modules. A module without this
+    option would fail."""
     takes = [one for one in MODULES if "vgpu.fleet.kubernetes" in about_module(one)["extends_documentation_fragment"]]
     assert sorted(GROUPS["kube"]) == takes
     assert takes == [one for one in MODULES if '"kubeconfig": {' in (ROOT / f"plugins/modules/{one}.py").read_text()]
@@ -89,17 +92,18 @@ def test_the_page_shows_public_modules_first() -> None:
     assert shown == [PUBLIC, set(MODULES) - PUBLIC]
 
 
-PLUMBING = re.compile(r"_(record|text|path|(?<!mem_)unit|list|load|sha256)$")  # mem_unit is a unit of memory
+PLUMBING = re.compile(r"_(record|text|path|(?<!mem_)unit|list|load|sha256)$")  # mem_unit (a unit of memory) is public
 
 
 def test_implementation_variables_are_not_public() -> None:
-    """Variables for records, units, texts and paths that a role writes, and for computed digests, must be internal."""
+    """A role writes records, units, texts and paths by its own rules, and computes digests. Variables for them must be
+    internal, because a user's value would break the role."""
     public = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/variables.md").read_text(), re.M)
     assert len(public) > 100 and [name for name in public if PLUMBING.search(name)] == []
 
 
 def texts(path: Path) -> set[str]:
-    """Returns the string literals of a program, without docstrings."""
+    """Returns the string literals of a program without its docstrings."""
     tree = ast.parse(path.read_text())
     holders = (ast.Module, ast.ClassDef, ast.FunctionDef)
     alone = {
@@ -115,7 +119,8 @@ def texts(path: Path) -> set[str]:
 
 
 def test_no_message_names_a_playbook_file() -> None:
-    """A user who installed the collection runs vgpu.fleet.site and has no folder playbooks/."""
+    """A user who installed the collection starts vgpu.fleet.site. Messages must not name playbooks/, because this user
+    has no such folder."""
     folders = ("plugins/action", "plugins/module_utils", "plugins/plugin_utils", "native/plugin/src")
     paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     found = {path.name: text for path in paths for text in texts(path) if re.search(r"playbooks/\w+\.yml", text)}
@@ -123,7 +128,7 @@ def test_no_message_names_a_playbook_file() -> None:
 
 
 def given_to_roles(tasks: Any) -> Iterator[tuple[str, str]]:
-    """Yields (role, variable) for each variable that a task of a playbook passes to a role."""
+    """Yields (role, variable) for each variable that a playbook passes to a role with include_role or import_role."""
     for task in tasks or []:
         for name in ("ansible.builtin.include_role", "ansible.builtin.import_role"):
             if name in task:
@@ -133,7 +138,8 @@ def given_to_roles(tasks: Any) -> Iterator[tuple[str, str]]:
 
 
 def test_no_playbook_overrides_a_roles_own_variable() -> None:
-    """A passed variable would override the role's own value in all tasks of the role."""
+    """A variable that a playbook passes would override the role's own value of vars/main.yml in all tasks of the
+    role."""
     given = {
         (role, name)
         for path in (ROOT / "playbooks").rglob("*.yml")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests README.md against the code: its inventories are valid, and its figures and names are current."""
+"""Tests README.md against the code: its inventories pass the check of the variables, and its numbers and the names of
+playbooks are current.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ SIZING = (ROOT / "docs" / "sizing.md").read_text()
 
 
 class HostVars:
-    """Replaces Ansible's variables of one host, with only the parts that the check uses."""
+    """Replaces Ansible's hostvars of one host with the part that the check uses."""
 
     _inventory = None
 
@@ -37,7 +39,8 @@ def mistakes(variables: dict[str, Any]) -> list[Mistake]:
 
 
 def inventories() -> list[dict[str, Any]]:
-    """Returns the variables of the first inventory, alone and combined with each of the others."""
+    """Returns the variables of each inventory in the README. The first block is complete; each other block adds to the
+    first."""
     first = yaml.safe_load(BLOCKS[0])["all"]["children"]["gpu_nodes"]["vars"]
     return [first, *({**first, **yaml.safe_load(block)} for block in BLOCKS[1:])]
 
@@ -66,7 +69,8 @@ def test_every_named_playbook_exists() -> None:
 
 
 def test_slice_sizes_in_sizing_page_are_correct() -> None:
-    """Computes the slice sizes of docs/sizing.md from K, S and C by integer arithmetic, not by the code under test."""
+    """The slice sizes in docs/sizing.md are computed again from the split count K, the memory scaling S and the cores
+    scaling C, by integer arithmetic and without the code of the product."""
     rows = re.findall(r"^\| (\d+) \| (\d+) \| ([\d.]+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", SIZING, re.M)
     assert len(rows) >= 5
     for memory, split, scaling, cores, count, each, percent in rows:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that README.zh.md matches README.md: identical commands, and equal sections, table rows, links and figures."""
+"""Tests that README.zh.md, the Chinese page, was changed together with README.md: both must have the same commands, the
+same levels of headings, and equal rows of tables, links and numbers.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[3]
 ENGLISH = (ROOT / "README.md").read_text()
 CHINESE = (ROOT / "README.zh.md").read_text()
 BLOCK = re.compile(r"^```[^\n]*\n.*?^```\n|(?<=\n\n)(?:    [^\n]*\n)+", re.M | re.S)
-# Each page links to the other page, so these links differ and are ignored.
+# The two pages link to each other, so these links differ and are ignored.
 EACH_OTHER = {"README.md", "README.zh.md"}
 IN_WORDS = {"fourteen": "14", "fifteen": "15", "sixteen": "16", "seventeen": "17", "eighteen": "18", "twenty": "20"}
 
@@ -22,7 +24,7 @@ def blocks(text: str) -> list[str]:
 
 
 def headings(text: str) -> list[int]:
-    """Returns the levels of all headings, in order."""
+    """Returns the levels of all headings, in the order of the page."""
     return [len(one) for one in re.findall(r"^(#+) ", BLOCK.sub("", text), re.M)]
 
 
@@ -31,12 +33,13 @@ def links(text: str) -> list[str]:
 
 
 def tables(text: str) -> list[int]:
-    """Returns the number of rows of each table."""
+    """Returns the number of rows of each table, in the order of the page."""
     return [len(one.splitlines()) for one in re.findall(r"(?:^\|[^\n]*\n)+", BLOCK.sub("", text), re.M)]
 
 
 def figures(text: str) -> set[str]:
-    """Returns all numbers with two or more digits, also those in words. Most one-digit numbers carry no information."""
+    """Returns all numbers of two or more digits, also those written as words. Shorter numbers mostly carry no
+    information."""
     text = re.sub(r"(?<=\d) (?=\d{3}\b)", "", BLOCK.sub("", text))
     for word, number in IN_WORDS.items():
         text = re.sub(rf"\b{word}\b", number, text)
@@ -44,7 +47,7 @@ def figures(text: str) -> set[str]:
 
 
 def stale(english: str, chinese: str) -> list[str]:
-    """Returns the differences between the two pages."""
+    """Returns the differences between the Chinese and the English page."""
     found = []
     ours, theirs = blocks(chinese), blocks(english)
     found += [f"code block {n}" for n, (a, b) in enumerate(zip(ours, theirs)) if a != b]
@@ -61,7 +64,8 @@ def test_chinese_readme_matches_the_english_readme() -> None:
     assert stale(ENGLISH, CHINESE) == [], "make the change of README.md in README.zh.md too"
 
 
-# columns: words of README.md, their replacement, words of the difference that the check must find then
+# columns: words of README.md, their replacement; expected words of the difference, which the check must find after the
+# replacement
 @pytest.mark.parametrize(
     ("old", "new", "fault"),
     [

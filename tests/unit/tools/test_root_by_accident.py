@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that root runs only code from places that only root can write to: the sources use no predictable file name in a
-shared folder, and no Python of root imports from its working directory or from PYTHONPATH.
+"""Tests that root runs only code that nobody else can change.
+
+No source may use a predictable file name in a folder that every user can write to, such as /tmp. No Python that root
+starts may import from its working directory or from PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -16,12 +18,12 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDERS = ("roles", "plugins", "playbooks", "tools", "native")
-PAGES = (".md", ".json")  # documents and dashboards
+PAGES = (".md", ".json")  # documents and dashboards, which are not run
 
-# Matches paths in a shared folder and functions that return predictable names. mkstemp, Ansible's tempfile and the
-# other functions of tempfile choose unpredictable names.
+# Finds paths in /tmp and /var/tmp, and functions that return predictable names. mkstemp, Ansible's tempfile and most
+# functions of Python's tempfile choose unpredictable names, so they are allowed.
 SHARED = re.compile(r"(?<![\w.{}-])/(?:var/)?tmp(?![\w-])|\bmktemp\(|\btmpnam\b|\btempnam\b|\bgettempdir\b")
-# Exceptions: file → the reason why it may name a shared folder.
+# Exceptions: file → reason why it may name such a folder.
 SHARED_ALLOWED = {
     "plugins/module_utils/kube/client.py": "a docstring explains why the client's discovery is not used",
     "plugins/module_utils/kube/scheduler_manifests.py": "the pod has its own volume at this path",
@@ -31,7 +33,7 @@ SHARED_ALLOWED = {
     "native/vcuda/probe/bypass.c": "runs in a container and makes its names by mkstemp",
 }
 
-# Files whose programs run as root, on a host or in an image. All others run as the user who calls them.
+# Programs in these places run as root, on a host or in an image. All other programs run as the user who starts them.
 BY_ROOT = ("roles/", "plugins/", "native/plugin/src/", "native/plugin/image/", "native/plugin/tools/installer.py")
 MODULE = re.compile(r"""(?<![\w-])-[A-Za-z]*m(?=["',\s]+(?:[a-z_]\w*(?:\.\w+)*)\b)""")
 PYTHON = re.compile(r"""(?:python3?(?:\.\d+)?|@PYTHON@|sys\.executable|playbook_python)(?=["'\s),}\]]|$)""")
@@ -69,7 +71,7 @@ def test_no_predictable_name_in_a_shared_folder() -> None:
     assert found == []
 
 
-# columns: a line of a source file, whether it uses a predictable name in a shared folder
+# columns: line of a source file; whether it uses a predictable name
 @pytest.mark.parametrize(
     ("line", "is_one"),
     [
@@ -91,7 +93,7 @@ COMMANDS = {f"{prefix}{name}" for prefix in ("ansible.builtin.", "") for name in
 
 
 def of_tasks(node: object) -> Iterator[str]:
-    """Yields the text of each command in a file of Ansible tasks."""
+    """Yields the text of each command in a file with Ansible tasks."""
     if isinstance(node, dict):
         for key, value in node.items():
             if key in COMMANDS:
@@ -103,7 +105,7 @@ def of_tasks(node: object) -> Iterator[str]:
 
 
 def of_python(text: str) -> Iterator[str]:
-    """Yields each list in a Python program that is a command line starting with a Python interpreter."""
+    """Yields the source of each list in a Python program that is a command line for a Python interpreter."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.List) and len(node.elts) > 1:
             first = ast.unparse(node.elts[0])
@@ -112,7 +114,7 @@ def of_python(text: str) -> Iterator[str]:
 
 
 def commands(path: str) -> list[str]:
-    """Returns the commands in a file that run on a host."""
+    """Returns the commands in a file of units, image builds, tasks or Python code."""
     text = (ROOT / path).read_text(encoding="utf-8")
     found = re.findall(r"^Exec\w+=[^\n]+|^(?:RUN|CMD|ENTRYPOINT)[^\n]+(?:\n\s+&&[^\n]+)*", text, re.MULTILINE)
     if path.endswith(".yml"):
@@ -123,7 +125,7 @@ def commands(path: str) -> list[str]:
 
 
 def wrong(command: str) -> str:
-    """Returns the fault in how a command starts Python, or ""."""
+    """Returns what is unsafe in the way in which a command starts Python ("": nothing)."""
     if "PYTHONPATH" in command:
         return "passes PYTHONPATH"
     if not PYTHON.search(command) or ISOLATED.search(command):
@@ -147,7 +149,7 @@ def test_root_starts_python_isolated() -> None:
     assert found == []
 
 
-# columns: a command that root runs, the fault in how it starts Python ("": safe or no Python)
+# columns: command that root runs; expected fault ("": it is safe, or it does not start Python)
 @pytest.mark.parametrize(
     ("command", "reason"),
     [

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the bill of materials of a folder of wheels: it names every file, with the data that the file itself
-contains.
+"""Tests the bill of materials (SBOM) of a folder with wheels: it must list every file, with the name, version and
+licence that the file itself contains.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def written(sbom: ModuleType, folder: Path) -> dict[str, Any]:
     return found
 
 
-# columns: headers of METADATA, the licences of the component
+# columns: headers in the METADATA of a wheel; expected licences of the component (None: unknown)
 LICENCES = [
     ((), None),
     (("License: MIT",), [{"license": {"id": "MIT"}}]),
@@ -91,7 +91,7 @@ def test_every_file_has_its_digest_and_paths(sbom: ModuleType, tmp_path: Path) -
     assert listed == {
         path: [{"alg": "SHA-256", "content": hashlib.sha256(path.read_bytes()).hexdigest()}] for path in files
     }
-    # The wheel that both folders hold is one component.
+    # Both folders contain the same wheel, which must be listed as one component.
     assert sorted(one["name"] for one in found["components"]) == ["idna", "libvgpu.so", "pyyaml"]
     (root,) = (one for one in found["dependencies"] if one["ref"] == "vgpu.fleet")
     assert sorted(root["dependsOn"]) == sorted(one["bom-ref"] for one in found["components"])
@@ -114,7 +114,7 @@ def test_the_schema_accepts_it(sbom: ModuleType, tmp_path: Path) -> None:
     text = sbom.write(tmp_path, "1.2.3", BUILT).read_text()
     validator = JsonStrictValidator(SchemaVersion.V1_6)
     assert validator.validate_str(text) is None
-    # A validator that accepts everything would prove nothing.
+    # An invalid document must be refused; otherwise a validator that accepts everything would pass this test.
     assert validator.validate_str(text.replace('"application"', '"no such type"')) is not None
 
 

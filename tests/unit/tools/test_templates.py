@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that templates with JSON text give text on every supported ansible-core.
+"""Tests that a template which makes JSON text ends with the filter to_json or to_nice_json. Otherwise ansible-core
+before 2.19 reads a result that looks like a dictionary or a list back as such, and the text is lost.
 
-Before 2.19 a result that looks like a dictionary or a list is read back as one, unless the template ends with a filter
-that makes text. Found with 2.16: the record of the last proof was handed on as a dictionary, and ``site.yml`` failed.
+Found with 2.16: the record of the last isolation proof was passed on as a dictionary, and ``site.yml`` failed.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ JSON = re.compile(r"\|\s*to_(?:nice_)?json(?:\([^)|]*\))?(?P<after>[^}]*)\}\}")
 
 
 def wrong(text: str) -> list[str]:
-    """Returns the templates in which another filter follows the filter that makes JSON."""
+    """Returns the templates in which something follows the filter that makes JSON."""
     return [found[0] for found in JSON.finditer(text) if found["after"].strip()]
 
 
-# columns: a line with a template, the number of faults
+# columns: line with a template; expected number of faults
 @pytest.mark.parametrize(
     ("text", "count"),
     [

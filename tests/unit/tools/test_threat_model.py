@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests docs/threat-model.md: the row of each bypass has a verdict of one word (prevented, detected, open) and names an
-existing test or check of vgpu_isolation that tries the bypass.
+"""Tests docs/threat-model.md, whose tables list the known ways to bypass the limits. Each row must have a verdict of
+one word (prevented, detected, open) and name an existing test or an existing check of the module vgpu_isolation that
+tries the bypass.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "threat-model.md"
 CHECKS = {*verdicts.PROBE_CHECKS, *verdicts.PROBE_BYPASSES, *verdicts.OWN}
 HEAD = ["way", "memory", "compute", "tried by"]
-# The table that compares the verdicts on memory with and without enforcement by the driver.
+# Header of the table that compares the verdicts on memory with and without enforcement by the driver.
 ENFORCED = ["way", "memory, by the library", "memory, by the driver too", "tried by"]
-# The header of the table that compares the verdicts by the kind of container.
+# Header of the table that compares the verdicts by the kind of container.
 KINDS = ["way", "root, uid 1000 without capabilities, or a user namespace; no profile", "RuntimeDefault"]
 WORDS = ("prevented", "detected", "open")
 NONE = "–"
-# Each test in these files is an attempted attack and must be named in a row.
+# Each test in these files tries an attack, so a row must name it.
 ATTACKS = sorted((ROOT / "tests" / "e2e_scheduler").glob("test_attacker*.py"))
-# The start of the last cell if no test tries the bypass. Such a row must not claim "prevented" or "detected".
+# If no test tries a bypass, the last cell starts with this text, and the row must not claim "prevented" or "detected".
 UNTRIED = "nothing: "
 
 
 def tables(text: str) -> list[tuple[list[str], list[list[str]]]]:
-    """Returns (header, rows) of each table of a page."""
+    """Returns each table of a page as (header, rows)."""
     found: list[tuple[list[str], list[list[str]]]] = []
     before = ""
     for line in text.splitlines():
@@ -49,7 +50,7 @@ def rows(text: str, head: list[str]) -> list[list[str]]:
 
 
 def verdict(cell: str) -> str:
-    """Returns the first word of a cell if it is a verdict or the dash for "not applicable", otherwise ""."""
+    """Returns the verdict with which a cell starts, or the dash for "not applicable" ("": neither)."""
     word = re.split(r"[:,. ]", cell, maxsplit=1)[0]
     return word if word in (*WORDS, NONE) else ""
 
@@ -63,19 +64,19 @@ def functions(path: str) -> frozenset[str]:
 
 
 def attempts() -> list[str]:
-    """Returns the ids of all tests in the attacker's files."""
+    """Returns the ids of all tests in the files of attacks."""
     files = [str(path.relative_to(ROOT)) for path in ATTACKS]
     return [f"{file}::{one}" for file in files for one in sorted(functions(file)) if one.startswith("test_")]
 
 
 def is_there(name: str) -> bool:
-    """Returns whether a name of the last column is an existing check or test id."""
+    """Returns whether a name in the last column is an existing check or an existing test."""
     path, colons, function = name.partition("::")
     return function in functions(path) if colons else name in CHECKS
 
 
 def claims(memory: str, compute: str, tried: list[str]) -> list[str]:
-    """Returns the contradictions between a row's verdicts and its checks."""
+    """Returns the contradictions between the verdicts of a row and the checks that it names."""
     bypasses = [name for name in tried if name.startswith(verdicts.BYPASS)]
     may_be_open = [name for name in bypasses if name in verdicts.MAY_BE_OPEN]
     found = [
@@ -92,7 +93,7 @@ def claims(memory: str, compute: str, tried: list[str]) -> list[str]:
 
 
 def faults(text: str) -> list[str]:
-    """Returns the errors in the page."""
+    """Returns all faults in the page."""
     found, named = [], set()
     for row in rows(text, HEAD):
         way = row[0]
@@ -136,7 +137,8 @@ def test_bypass_table_by_container_kind_is_complete() -> None:
         assert [verdict(cell) in WORDS for cell in cells] == [True] * 2, way
 
 
-# columns: a pattern in docs/threat-model.md, its replacement, words of the fault that the check must find then
+# columns: pattern in docs/threat-model.md, its replacement; expected words of the fault, which the check must find
+# after the replacement
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [

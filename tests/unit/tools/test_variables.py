@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that the generated pages of variables are up to date and that the variable tables of each role agree."""
+"""Tests that the generated pages of variables are current, and that the files of each role that list its variables
+(defaults, argument specification, documentation) agree.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def test_generated_page_is_current(page: str) -> None:
 
 @pytest.mark.parametrize("role", tool.roles(ROOT))
 def test_defaults_and_specification_name_the_same_variables(role: str) -> None:
-    """A default without a specification is never validated and is on no page."""
+    """A variable with a default but without a specification would never be validated and would be on no page."""
     options, defaults = tool.options_of(ROOT, role), tool.defaults_of(ROOT, role)
     assert sorted(set(defaults) - set(options)) == []
     for name, option in options.items():
@@ -45,9 +47,8 @@ def names_in(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("role", tool.roles(ROOT))
 def test_prefix_marks_internal_variables(role: str) -> None:
-    """Users can set public variables. A user's value for a variable of vars/main.yml has no effect, so it must be
-    internal.
-    """
+    """Users set public variables, which must not begin with "_". A user's value for a variable in vars/main.yml would
+    have no effect, so these variables must begin with "__" and the name of the role."""
     public = set(tool.options_of(ROOT, role)) | set(tool.defaults_of(ROOT, role))
     assert sorted(name for name in public if name.startswith("_")) == []
     vars_file = ROOT / "roles" / role / "vars/main.yml"
@@ -56,7 +57,7 @@ def test_prefix_marks_internal_variables(role: str) -> None:
 
 
 def inner_names_set(folder: Path) -> list[str]:
-    """Returns the internal variables that an inventory sets, as "file: name"."""
+    """Returns the internal variables that the files of an inventory set, as "file: name"."""
     found = []
     for path in sorted(path for kind in ("*.yml", "*.yaml", "*.ini") for path in folder.rglob(kind)):
         for name in re.findall(r"(?<!\w)__[a-z]\w*(?=\s*[:=])", re.sub(r"(?m)#.*$", "", path.read_text())):
@@ -72,13 +73,13 @@ def test_no_example_sets_an_internal_variable(tmp_path: Path) -> None:
     assert inner_names_set(tmp_path) == ["group_vars/a.yml: __mps_root", "hosts.ini: __mig_record"]
 
 
-# Facts that a role sets for playbooks and later tasks.
+# These are no variables of users: roles set them as facts for playbooks and later tasks.
 RESULTS = {"preflight_plan", "verify_facts", "verify_report"}
 
 
 @pytest.mark.parametrize("role", tool.roles(ROOT))
 def test_role_uses_only_specified_variables(role: str) -> None:
-    """A user cannot set a variable that has no specification."""
+    """Every variable that a role uses must have a specification, because a user cannot know and set it otherwise."""
     used = set()
     for path in [*ROOT.glob(f"roles/{role}/*/*.yml"), *ROOT.glob(f"roles/{role}/templates/*")]:
         text = re.sub(r"(?m)#.*$", "", path.read_text())
@@ -91,9 +92,9 @@ def test_role_uses_only_specified_variables(role: str) -> None:
 
 @pytest.mark.parametrize("role", tool.roles(ROOT))
 def test_options_without_a_default_are_required(role: str) -> None:
-    """An option that is not required and has no default would be undefined when the role uses it."""
+    """A variable that is optional and has no default would be undefined when the role uses it."""
     defaults = tool.defaults_of(ROOT, role)
-    optional = {"site_hosts", "upgrade_serial"}  # options of playbooks; the playbooks have the default
+    optional = {"site_hosts", "upgrade_serial"}  # playbooks have the default of these options
     for name, option in tool.options_of(ROOT, role).items():
         assert option.get("required") or name in defaults or name in optional, name
 
@@ -104,14 +105,15 @@ def test_options_without_a_default_are_required(role: str) -> None:
     ids=lambda path: f"{path.parts[-3]}-{path.stem}",
 )
 def test_package_tasks_pass_the_proxy(path: Path) -> None:
-    """An installation task without the proxy variables fails in a network that reaches archives only by a proxy."""
+    """A task that installs packages must pass the proxy variables. Otherwise it fails in a network in which archives
+    are reached only by a proxy."""
     for task in yaml.safe_load(path.read_text()):
         module = task.get("vgpu.fleet.apt_packages") or task.get("vgpu.fleet.rpm_packages")
         if module and module.get("state") != "absent":
             assert task.get("environment") == "{{ vgpu_package_environment | default({}) }}", task["name"]
 
 
-# columns: a text with Ansible's markup, the same text in Markdown
+# columns: text with Ansible's markup; expected text in Markdown
 @pytest.mark.parametrize(
     ("text", "shown"),
     [

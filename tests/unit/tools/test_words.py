@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests tools/words.py: the texts it extracts from each kind of file, and that a seed always gives the same sheet."""
+"""Tests tools/words.py, which collects comments, docstrings and messages of random files into a sheet, so that a reader
+can judge whether they are clear: which texts are taken from each kind of file, and that a seed always gives the same
+sheet.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ YAML = """---
   when: a and b and c
 """
 
-# columns: the file's name, its source, the extracted texts: (line, kind, words)
+# columns: name of a file, its source; expected texts as (line, kind, words)
 FILES = [
     (
         "a.py",

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The changes that ``kubectl vgpu`` writes: a new size for a running pod, and a GPU that gets no more pods. Pure.
+"""Builds the changes that ``kubectl vgpu`` writes: a new size for a running pod, and a GPU that gets no more pods (a
+drained GPU). It sends nothing itself.
 
 Both are annotations. The size is a request of the pod's owner, which the scheduler grants; the device plugin reads
 which GPUs of its node are drained.
@@ -26,7 +27,7 @@ Object = Mapping[str, Any]
 
 
 class Refused(Exception):
-    """Raised if a request is impossible; the text names the request, what was expected, and the next step."""
+    """Raised if a request is impossible. The text names the request, what was expected, and the next step."""
 
 
 def memory_mib(text: str) -> int:
@@ -73,19 +74,21 @@ def request(pod: Object, container: str, memory: int | None, cores: int | None) 
 
 
 def outcome(pod: Object, asked: str) -> str:
-    """Returns the state of a request: granted, granted but not applied by the node yet, or empty."""
+    """Returns the state of a resize request: granted, or granted but not applied by the node yet. Returns an empty text
+    if it is not granted.
+    """
     notes = (pod.get("metadata") or {}).get("annotations") or {}
     if notes.get(resizes.RESIZED) != asked:
         return ""
     return "granted, but its node has not applied it yet" if resizes.FORMER in notes else "granted"
 
 
-# ---- a GPU that gets no more pods
+# ---- draining: a GPU that gets no more pods
 
 
 def the_gpu(node: Object, named: str, exported: Mapping[str, int]) -> str:
-    """Returns the UUID of a GPU given by index, UUID, or the beginning of a UUID. ``exported``: UUID → index from the
-    node's exporter, if it was read. Raises Refused.
+    """Returns the UUID of a GPU given by index, UUID, or the beginning of a UUID. ``exported``: UUID → index as
+    reported by the node's exporter of metrics, empty if that was not read. Raises Refused.
     """
     listed = {gpu.uuid: number for number, gpu in enumerate(rows.gpus_of(node))}
     known = listed or dict(exported)
@@ -103,15 +106,17 @@ def the_gpu(node: Object, named: str, exported: Mapping[str, int]) -> str:
 
 
 def drained(node: Object, uuid: str, away: bool) -> str | None:
-    """Returns the node's annotation with this GPU added or removed; None: the node needs no annotation."""
+    """Returns the text of the node's annotation of drained GPUs, with this GPU added or removed. Returns None if no GPU
+    is left, so the annotation must be removed.
+    """
     notes = (node.get("metadata") or {}).get("annotations") or {}
     before = pod_annotations.read_drained(notes.get(DRAINED) or "")
     return ",".join(sorted(before | {uuid} if away else before - {uuid})) or None
 
 
 def pods_on(node: str, uuid: str, pods: Iterable[Object], used: Sequence[Mapping[str, Any]]) -> list[Object]:
-    """Returns the pods that hold a part of the GPU, by their plans and by the node's exporter. ``used``: rows of
-    exporters.containers.
+    """Returns the pods that hold a part of the GPU, according to their plans (annotations with the GPUs that the
+    scheduler chose) and to the node's exporter. ``used``: rows of exporters.containers.
     """
     named = {(one["namespace"], one["pod"]) for one in used if one["node"] == node and one["uuid"] == uuid}
     found = []
@@ -123,13 +128,13 @@ def pods_on(node: str, uuid: str, pods: Iterable[Object], used: Sequence[Mapping
 
 
 def unmanaged(pods: Iterable[Object]) -> list[str]:
-    """Returns the pods that no controller would create again."""
+    """Returns the names of the pods that no controller would create again after an eviction."""
     return [rows.key_of(one) for one in pods if not (one.get("metadata") or {}).get("ownerReferences")]
 
 
 def eviction(pod: Object) -> dict[str, Any]:
     metadata = pod.get("metadata") or {}
     named = {key: metadata.get(key) for key in ("name", "namespace")}
-    # With the uid, so that a newer pod of the same name is not evicted.
+    # The uid is part of the eviction, so that a newer pod of the same name is not evicted.
     options = {"preconditions": {"uid": metadata.get("uid")}}
     return {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": named, "deleteOptions": options}

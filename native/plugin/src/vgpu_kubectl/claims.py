@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPUs of nodes whose pods use claims, and the shares of each claim, from ResourceSlices and ResourceClaims. Pure.
+"""Finds the GPUs of nodes whose pods use claims (Dynamic Resource Allocation), and each claim's shares of them, in
+ResourceSlices and ResourceClaims that the caller has read.
 
 Pods with the same claim use the same share, so it is counted once.
 """
@@ -15,7 +16,7 @@ from vgpu_plugin._shared.pods.annotations import NodeGpu, Use
 from vgpu_plugin._shared.pods.claim_requests import LABEL, WANTED
 
 DRIVER = "gpu.vgpu.fleet"
-# Names of the DeviceClasses that the collection creates.
+# Names of the DeviceClasses that the vgpu.fleet collection creates.
 CLASSES = ("vgpu", "vgpu-mig")
 MIB = 1 << 20
 UNHEALTHY = f"{DRIVER}/unhealthy"
@@ -36,7 +37,9 @@ class Share:
 
 @dataclass(frozen=True)
 class Claims:
-    """``gpus``: by node. ``there``: ``namespace/name`` of all claims; ``waiting``: our claims without a device."""
+    """What was found. ``gpus``: node → its GPUs; ``shares``: what claims hold of them; ``there``: ``namespace/name`` of
+    all claims; ``waiting``: those of our claims that have no device yet.
+    """
 
     gpus: Mapping[str, tuple[NodeGpu, ...]] = field(default_factory=dict)
     shares: tuple[Share, ...] = ()
@@ -50,8 +53,8 @@ class Claims:
         return [one for one in self.shares if key in one.pods]
 
     def waits(self, pod: Object) -> bool:
-        """Whether a claim of the pod has no device yet: a claim that it names, directly or by a template, or one that
-        our scheduler will create.
+        """Whether a claim of the pod has no device yet. The claim may be one that the pod names, directly or by a
+        template, or one that our scheduler will create.
         """
         meta = pod.get("metadata") or {}
         place, ours = meta.get("namespace") or "default", (meta.get("labels") or {}).get(LABEL) == WANTED
@@ -65,7 +68,9 @@ NONE = Claims()
 
 
 def read(slices: Iterable[Object], claims: Iterable[Object]) -> Claims:
-    """Reads the objects. ``slices``: of all drivers; only our slices of a node's newest generation count."""
+    """Reads GPUs and shares from the objects. ``slices``: ResourceSlices of all drivers; of these only ours count, and
+    of each node's only those of the newest generation.
+    """
     devices: dict[str, dict[str, NodeGpu]] = {}
     newest: dict[str, int] = {}
     for one in sorted(slices, key=_generation):
@@ -89,7 +94,7 @@ def _key(claim: Object) -> str:
 
 
 def _ours(claim: Object) -> bool:
-    """Whether a request of the claim, or an alternative of a request, uses one of our classes."""
+    """Whether a request of the claim, or an alternative in a request, uses one of our DeviceClasses."""
     requests = ((claim.get("spec") or {}).get("devices") or {}).get("requests") or ()
     kinds = [kind for one in requests for kind in (one.get("exactly") or {}, *(one.get("firstAvailable") or ()))]
     return any(kind.get("deviceClassName") in CLASSES for kind in kinds)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows about slices and their containers from the exporters of nodes. Pure.
+"""Builds rows about slices (parts of GPUs) and their containers from the metrics that the nodes' exporters report; the
+caller has read these texts.
 
-An exporter knows what no API object contains: a container's GPU if slices are equal, and how much memory the container
-uses.
+An exporter knows two things that no API object contains: which GPU a container has if all slices are equal, and how
+much memory the container uses.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Sample(NamedTuple):
 
 
 def samples(text: str) -> Iterator[Sample]:
-    """Yields the lines of Prometheus' text format that have labels."""
+    """Yields those lines of a text in Prometheus' format that have labels."""
     for line in text.splitlines():
         found = LINE.match(line)
         if found is None:
@@ -40,7 +41,7 @@ def samples(text: str) -> Iterator[Sample]:
 
 
 def gpus(text: str) -> dict[str, int]:
-    """Returns UUID → index of each GPU of a node."""
+    """Returns UUID → index of each GPU that a node's exporter reports."""
     return {
         one.labels["uuid"]: int(one.labels["gpu"])
         for one in samples(text)

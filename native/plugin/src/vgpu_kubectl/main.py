@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command line of ``kubectl vgpu``: kubectl finds it on the PATH by its name, kubectl-vgpu."""
+"""The command line of ``kubectl vgpu``. kubectl finds the program on the PATH by its name, kubectl-vgpu."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from .source import Cluster, NoAnswer
 
 FAILED, USAGE = 1, 2
 EXPORTER = 9410
-# The scheduler checks a request within seconds, and the node applies it some seconds later.
+# Seconds to wait for the result of a resize, and between two checks. The scheduler checks a request within seconds, and
+# the node applies it some seconds later.
 WAIT_S, PAUSE_S = 30.0, 1.0
 FORMATS = ("table", "wide", "json", "yaml")
 # Options of kubectl that are passed on unchanged.
@@ -59,7 +60,7 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 OUTPUT, NAMESPACE, PORT = "--output", "--namespace", "--port"
-# Options of each command.
+# Options that each command adds.
 OPTIONS = {
     "nodes": (OUTPUT,),
     "cards": (OUTPUT,),
@@ -87,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         print(lines, flush=True)
     except BrokenPipeError:
-        # The reader of the output is gone, and Python would try to write again at exit.
+        # The program that reads the output has ended. Without this, Python would try to write again when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
@@ -114,7 +115,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_own(one: argparse.ArgumentParser, name: str) -> None:
-    """Adds the arguments of one command."""
+    """Adds the arguments of one command to its parser."""
     if name in ("why", "resize"):
         one.add_argument("pod", help="NAME, or NAMESPACE/NAME instead of --namespace")
     if name in ("drain", "undrain"):
@@ -164,7 +165,9 @@ def _cards(cluster: Cluster, given: argparse.Namespace) -> str:
 
 
 def _claims(cluster: Cluster, namespace: str = "") -> claims.Claims:
-    """Returns the claims; empty if the cluster has no slices of ours or they may not be read, as in most clusters."""
+    """Returns the claims. Returns none if the cluster has no ResourceSlices of ours or if the user may not read them,
+    which is so in most clusters.
+    """
     try:
         slices = cluster.resource_slices()
         ours = any((one.get("spec") or {}).get("driver") == claims.DRIVER for one in slices)
@@ -177,7 +180,7 @@ def _pods(cluster: Cluster, given: argparse.Namespace) -> str:
     try:
         resources = {name for node in cluster.nodes() for name in rows.resources_of(node)}
     except NoAnswer:
-        # A user with access to one namespace cannot read nodes; pods are then found by the default resource names.
+        # A user with access to one namespace cannot read nodes. Pods are then found by the default resource names only.
         resources = set()
     found = rows.pods(cluster.pods(given.namespace), resources, _claims(cluster, given.namespace))
     return shown("pods", found, text.pods, given.output)
@@ -206,7 +209,7 @@ def _slices(cluster: Cluster, given: argparse.Namespace) -> str:
 
 
 def _exported(cluster: Cluster, nodes: Sequence[str], port: int) -> tuple[dict[str, str], dict[str, str]]:
-    """Returns node → its exporter's output, and node → why it could not be read."""
+    """Returns two dicts: node → its exporter's output, and node → why it could not be read."""
     texts, silent = {}, {}
     for node in nodes:
         try:

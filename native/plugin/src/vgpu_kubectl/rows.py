@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows about nodes, GPUs and pods from API objects. Pure.
+"""Builds rows about nodes, GPUs and pods from API objects that the caller has read.
 
-Memory is in MiB, cores in percent of a GPU. With requested sizes, the device plugin publishes its GPUs on the node and
-the scheduler writes a plan on each pod, so the use of each GPU is known. With equal slices the kubelet chooses the GPU:
-then only the sums of a node are known here, and ``vgpuctl`` on the node shows more.
+Memory is in MiB, cores in percent of a GPU. If containers get the sizes that pods request, the device plugin publishes
+its GPUs on the node and the scheduler writes a plan (which GPUs, how much of each) on each pod, so the use of each GPU
+is known. If GPUs are split into equal slices, the kubelet chooses the GPU, so only the sums of a node are known here,
+and ``vgpuctl`` on the node shows more.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from vgpu_plugin._shared.pods.requests import DialectError, asked, read_pod
 
 from .claims import NONE, Claims
 
-# Annotation with resource names that the device plugin adds to the node's capacity and the kubelet does not count.
+# Annotation that lists resource names which the device plugin adds to the node's capacity and which the kubelet does
+# not count.
 ADDED = "vgpu.fleet/capacity"
 CONDITION, HEALTH = "VgpuConfiguration", "VgpuGpusHealthy"
 PREFIX = "nvidia.com/"
@@ -36,14 +38,16 @@ def key_of(pod: Object) -> str:
 
 
 def resources_of(node: Object) -> list[str]:
-    """Returns the resources whose slices the kubelet allocates on this node."""
+    """Returns the names of the resources whose slices the kubelet allocates on this node."""
     capacity = (node.get("status") or {}).get("capacity") or {}
     added = set(str(_annotations(node).get(ADDED) or "").split(","))
     return sorted(name for name in capacity if name.startswith(PREFIX) and name not in added)
 
 
 def gpus_of(node: Object) -> tuple[NodeGpu, ...]:
-    """Returns the GPUs of which pods may request parts; empty if slices are equal or the annotation is unreadable."""
+    """Returns the GPUs of which pods may request parts of any size; empty if slices are equal or the annotation is
+    unreadable.
+    """
     text = _annotations(node).get(pod_annotations.GPUS)
     try:
         return pod_annotations.read_gpus(text) if text is not None else ()
@@ -52,7 +56,7 @@ def gpus_of(node: Object) -> tuple[NodeGpu, ...]:
 
 
 def drained_of(node: Object) -> frozenset[str]:
-    """Returns the UUIDs of the GPUs that an administrator drains."""
+    """Returns the UUIDs of the GPUs that an administrator drains, so that they get no more pods."""
     return pod_annotations.read_drained(str(_annotations(node).get(pod_annotations.DRAINED) or ""))
 
 
@@ -65,13 +69,15 @@ def held(pod: Object) -> dict[str, Use]:
 
 
 def limits_of(pod: Object) -> dict[str, int]:
-    """Returns UUID → maximum MiB of a pod on each GPU, including burst memory. Raises PlanError."""
+    """Returns UUID → the most MiB that a pod may use on each GPU, including burst memory (memory beyond the promised
+    size). Raises PlanError.
+    """
     plan = resizes.counted(_annotations(pod))
     return pod_annotations.limit_of(plan) if plan is not None else {}
 
 
 def nodes(found: Iterable[Object], pods: Iterable[Object], claims: Claims = NONE) -> list[dict[str, Any]]:
-    """Returns a row for each node with GPUs, by name."""
+    """Returns a row for each node with GPUs, sorted by name."""
     by_node: dict[str, list[dict[str, Any]]] = {}
     for pod in pods:
         by_node.setdefault(node_of(pod), []).append(dict(pod))
@@ -144,8 +150,8 @@ def cards(found: Iterable[Object], pods: Iterable[Object], claims: Claims = NONE
 
 
 def pods(found: Iterable[Object], resources: Iterable[str] = (), claims: Claims = NONE) -> list[dict[str, Any]]:
-    """Returns a row for each pod that has a GPU or waits for one, by namespace and name. ``resources``: of
-    all nodes.
+    """Returns a row for each pod that has a GPU or waits for one, sorted by namespace and name. ``resources``: resource
+    names of all nodes.
     """
     names = sorted({*resources, PREFIX + "gpu"})
     rows = []
@@ -258,7 +264,7 @@ def _wants_gpu(pod: Object) -> bool:
 
 
 def _chosen_by(pod: Object) -> str | None:
-    """Returns who chose the GPUs of a pod; None: not chosen yet."""
+    """Returns who chose the GPUs of a pod; None if they are not chosen yet."""
     if resizes.RESIZED in _annotations(pod):
         return "scheduler, resized"
     if pod_annotations.GIVEN in _annotations(pod):
@@ -269,7 +275,9 @@ def _chosen_by(pod: Object) -> str | None:
 
 
 def _waits_for(pod: Object) -> str:
-    """Returns why the pod has no node, from the API server; with a node, its status message."""
+    """Returns the reason that the API server gives why the pod has no node. If the pod has a node, returns the message
+    of its status.
+    """
     if node_of(pod):
         return str((pod.get("status") or {}).get("message") or "")
     for one in (pod.get("status") or {}).get("conditions") or []:
@@ -296,7 +304,7 @@ def _trouble(node: Object, gpus: tuple[NodeGpu, ...]) -> list[str]:
             found.append(f"{pod_annotations.GPUS} cannot be read: {fault}")
     for one in (node.get("status") or {}).get("conditions") or []:
         if one.get("type") == HEALTH and one.get("status") == "False" and not gpus:
-            # With equal slices no annotation names the GPUs.
+            # With equal slices, no annotation names the GPUs, so the condition's message is shown.
             found.append(str(one.get("message")))
         if one.get("type") == CONDITION and one.get("status") == "False":
             found.append(f"{CONDITION} {one.get('reason')}: {one.get('message')}")

@@ -9,9 +9,9 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
-# Set by users whose kubectl has another name, such as k3s kubectl.
+# Environment variable of users whose kubectl has another name, such as k3s kubectl.
 KUBECTL = "VGPU_KUBECTL"
-# A list of 100 000 pods takes long.
+# Maximum seconds of a call, because a list of 100 000 pods takes long.
 TIMEOUT_S = 120.0
 
 
@@ -29,7 +29,7 @@ class Cluster:
         return self._items("get", "nodes")
 
     def pods(self, namespace: str = "") -> list[dict[str, Any]]:
-        """Returns the pods of one namespace; empty: of all. Raises NoAnswer."""
+        """Returns the pods of one namespace, or of all if it is empty. Raises NoAnswer."""
         return self._items("get", "pods", *_where(namespace))
 
     def resource_slices(self) -> list[dict[str, Any]]:
@@ -37,7 +37,7 @@ class Cluster:
         return self._items("get", "resourceslices.v1.resource.k8s.io")
 
     def resource_claims(self, namespace: str = "") -> list[dict[str, Any]]:
-        """Returns the ResourceClaims of one namespace; empty: of all. Raises NoAnswer."""
+        """Returns the ResourceClaims of one namespace, or of all if it is empty. Raises NoAnswer."""
         return self._items("get", "resourceclaims.v1.resource.k8s.io", *_where(namespace))
 
     def pod(self, namespace: str, name: str) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class Cluster:
         return self._items("get", "events", "--namespace", namespace, "--field-selector", f"involvedObject.uid={uid}")
 
     def metrics(self, node: str, port: int) -> str:
-        """Returns the output of a node's exporter, through the API server's proxy. Raises NoAnswer."""
+        """Returns the metrics of a node's exporter, read through the API server's proxy. Raises NoAnswer."""
         return self._said("get", "--raw", f"/api/v1/nodes/{node}:{port}/proxy/metrics")
 
     def node(self, name: str) -> dict[str, Any]:

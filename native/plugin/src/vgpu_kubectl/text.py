@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Formats rows as tables for people. Pure."""
+"""Formats rows as tables for people. No I/O."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from vgpu_plugin.ctl.tables import Row, table
 
 Values = Mapping[str, Any]
-# This many characters distinguish the UUIDs of a cluster's GPUs.
+# So many characters of a UUID suffice to tell a cluster's GPUs apart.
 SHORT_UUID = len("GPU-12345678")
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Creates the parts of the program and connects them. Starts no thread: daemon.py does that."""
+"""Creates the objects of which the device plugin consists and connects them. It starts no thread; daemon.py
+does that.
+"""
 
 from __future__ import annotations
 
@@ -59,18 +61,20 @@ if TYPE_CHECKING:
     from .reconcile.node_label import NodeLabel
     from .reconcile.pod_resizes import PodResizes
 
-# The kubelet waits 30 s for PreStartContainer; two requests about its pod must fit in that time.
+# Timeout of one request about a pod in PreStartContainer. The kubelet waits 30 s for that call, and two such requests
+# must fit in that time.
 POD_ANSWER_S = 8.0
-# The kubelet waits 45 s for NodePrepareResources.
+# Timeout of one request to the API server in NodePrepareResources, for which the kubelet waits 45 s.
 CLAIM_ANSWER_S = 10.0
-# Without a response within this time, a container starts without the check of its mounts.
+# Timeout of the check of a pod's mounts. Without a response within this time, the container starts unchecked.
 MOUNTS_ANSWER_S = 1.5
 
 
 class Extras(NamedTuple):
-    """Optional services. ``metrics``: address of the metrics server. ``labels``: whether to write a feature file.
-    ``kubeconfig``: access to the API server; empty: none, so the node's label is not followed. ``watch_s``: seconds
-    between two polls of the watcher; 0: no watcher.
+    """Optional services. ``metrics`` is the address of the metrics server. ``labels`` tells whether to write the node's
+    labels into a feature file. ``kubeconfig`` gives access to the API server; if it is empty, the node's label that
+    chooses the configuration is not followed. ``watch_s`` is the number of seconds between two polls of the watcher,
+    which looks for programs that bypass their limits; 0 means no watcher.
     """
 
     metrics: str = ""
@@ -78,11 +82,12 @@ class Extras(NamedTuple):
     kubeconfig: str = ""
     node_name: str = ""
     watch_s: float = INTERVAL_S
-    # Called regularly after the kubelet has registered the plugin; tunes threads that gRPC has started by then.
+    # Called regularly after the plugin was registered with the kubelet. It tunes the threads of gRPC, which have
+    # started by then.
     rest: Callable[[], object] = lambda: None
-    # Whether labels are also set on the Node object, if there is a kubeconfig.
+    # Whether the labels are also set on the Node object. This needs a kubeconfig.
     features: bool = False
-    # Policy for the node's taint while GPUs are unhealthy: none, any, all.
+    # When the node gets a taint because of unhealthy GPUs: none (never), any, or all.
     taint: str = "none"
 
     @property
@@ -93,7 +98,9 @@ class Extras(NamedTuple):
 
 @dataclass(frozen=True)
 class Setup:
-    """Options of the command line. ``clean_s``: seconds without an error after which a GPU is healthy again."""
+    """Options of the command line. ``clean_s`` is the number of seconds without an error after which an unhealthy GPU
+    is healthy again.
+    """
 
     paths: Paths
     choice: ConfigChoice
@@ -105,7 +112,7 @@ class Setup:
 @dataclass(frozen=True)
 class Parts:
     """The objects that the daemon starts, polls and stops. ``label``, ``pod_resizes``, ``labeller`` and ``claims`` are
-    None if not configured.
+    None if they are not configured.
     """
 
     pool: Pool
@@ -134,8 +141,8 @@ class Parts:
 
 
 def resources(pool: Pool, settings: Settings) -> list[str]:
-    """Returns the resources to register: the resources of the slices; without slices, the node's plain resource without
-    devices; with claims, none.
+    """Returns the resources to register with the kubelet: those of the slices. If there are no slices, returns the
+    node's configured resource, which then has no devices. If the node serves claims, returns none.
     """
     if settings.claims:
         return []
@@ -143,8 +150,8 @@ def resources(pool: Pool, settings: Settings) -> list[str]:
 
 
 def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSource, gpus: list[Gpu]) -> Parts:
-    """Creates all parts. ``pieces``: the slices of the settings; a GPU with allocated slices of an older split keeps
-    these. ``gpus``: includes lost GPUs. Raises Fatal.
+    """Creates all parts. ``pieces`` are the slices according to the settings; a GPU that still has allocated slices of
+    an earlier split keeps that split. ``gpus`` includes GPUs that the driver no longer finds. Raises Fatal.
     """
     paths, extras = setup.paths, setup.extras
     last_offer = LastOffer(paths.last_offer)
@@ -205,7 +212,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
 
 
 def _kept(setup: Setup) -> tuple[RecordStore, AllocationFiles]:
-    """Loads records and files of earlier allocations."""
+    """Loads the records and files of allocations that were created before this program started."""
     records = RecordStore(setup.paths.records)
     records.load()
     files = AllocationFiles(setup.paths.allocations, setup.mounter)
@@ -214,7 +221,9 @@ def _kept(setup: Setup) -> tuple[RecordStore, AllocationFiles]:
 
 
 def _burst(records: RecordStore, pool: Pool, files: AllocationFiles, sizer: Sizer, resizer: Resizer) -> Burst:
-    """Creates the burst manager; sizer and resizer ask it for promised memory."""
+    """Creates the manager of burst memory (memory above a container's promised amount). Sizer and resizer ask it to
+    take back such memory for a container that was promised it.
+    """
     sizer.lender = resizer.lender = out = Burst(records, pool, files, sizer, resizer)
     return out
 
@@ -222,7 +231,9 @@ def _burst(records: RecordStore, pool: Pool, files: AllocationFiles, sizer: Size
 def _driver_limits(
     paths: Paths, source: GpuSource, allocator: Allocator, say: Callable[[str, str], None]
 ) -> DriverLimits:
-    """Must run before the allocator is configured, which decides who enforces memory."""
+    """Creates the check of the driver's memory limits. It must be called before the allocator is configured, because
+    that decides whether the library or the driver enforces memory limits.
+    """
     allocator.enforcement = Enforcement(paths, source)
     out = DriverLimits(paths.allocations, paths.cgroup_root, source, allocator.enforcement)
     out.tell, allocator.clear_limits = say, out.clear
@@ -230,7 +241,7 @@ def _driver_limits(
 
 
 def _health(setup: Setup, source: GpuSource, changes: Reconfiguration, pool: Pool) -> HealthWatch:
-    """Finds lost GPUs before slices are offered."""
+    """Creates the health check, and finds lost GPUs before slices are offered."""
     health = HealthWatch(source, pool, health_rules(os.environ), changes.poll, setup.clean_s)
     changes.on_lost, changes.poll_soon = health.lost, health.ask
     changes.find_gpus()
@@ -255,7 +266,9 @@ def _claims(
     changes: Reconfiguration,
     driver: DriverFiles,
 ) -> ClaimDriver | None:
-    """Returns the driver for claims, if configured; a change between slices and claims restarts this program."""
+    """Returns the driver for claims (Dynamic Resource Allocation), or None if claims are not configured. If the
+    configuration changes between slices and claims, this program restarts.
+    """
     if not changes.settings.claims:
         return None
     from .dra.driver import ClaimDriver, Connections
@@ -271,7 +284,9 @@ def _claims(
 
 
 def _pod_sizes(setup: Setup, answer_s: float) -> PodSizes | None:
-    """``answer_s``: maximum seconds for one request to the API server."""
+    """Returns the reader of pods' sizes, or None without a kubeconfig. ``answer_s`` is the timeout of one request to
+    the API server, in seconds.
+    """
     if not setup.extras.kubeconfig:
         return None
     from .allocation.pod_sizes import PodSizes
@@ -285,7 +300,9 @@ def _pod_sizes(setup: Setup, answer_s: float) -> PodSizes | None:
 def _pod_resizes(
     setup: Setup, pods: PodSizes | None, records: RecordStore, resizer: Resizer, sizer: Sizer, changes: Reconfiguration
 ) -> PodResizes | None:
-    """Watches the pods of this node on a separate connection."""
+    """Returns the watch for requested resizes of this node's pods, which uses a connection of its own, or None without
+    access to the API server.
+    """
     if pods is None:
         return None
     from .node import kube_access, kube_api
@@ -305,7 +322,9 @@ def _labeller(
     label: NodeLabel | None,
     allocator: Allocator,
 ) -> Labeller | None:
-    """Returns None if no labels are configured; labels of an earlier run are then removed from the node."""
+    """Returns the writer of node labels, or None if no labels are configured. In that case labels of an earlier run are
+    removed from the node.
+    """
     publish = label.set_features if label is not None and extras.features else None
     if label is not None and publish is None:
         label.set_features({})
@@ -318,7 +337,9 @@ def _labeller(
 
 
 def _label(setup: Setup, changes: Reconfiguration, health: HealthWatch, pool: Pool) -> NodeLabel | None:
-    """Follows the node's label, and reports on the Node object after each poll."""
+    """Returns the object that follows the node's label and, after each poll, reports on the Node object. Returns None
+    without a kubeconfig.
+    """
     if not setup.extras.kubeconfig:
         return None
     from .node import kube_access, kube_api

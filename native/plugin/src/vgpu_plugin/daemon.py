@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Life cycle of the program: waits for the driver, starts the parts, runs periodic tasks, handles signals, stops."""
+"""Life cycle of the device plugin: waits for the driver, starts the parts, runs periodic tasks, handles signals, and
+stops.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class Daemon:
-    """``open_gpus`` opens the driver and may be called again after a GpuError."""
+    """Runs the plugin. ``open_gpus`` opens the driver, and may be called again after a GpuError."""
 
     def __init__(self, setup: Setup, open_gpus: Callable[[], GpuSource]) -> None:
         self._setup = setup
@@ -42,7 +44,9 @@ class Daemon:
         self._stopping.set()
 
     def stop_on_signals(self) -> None:
-        """SIGTERM and SIGINT stop the program; SIGHUP reads the configuration at once."""
+        """Installs the signal handlers. SIGTERM and SIGINT stop the program, and SIGHUP makes it read the configuration
+        at once.
+        """
 
         def handle(number: int, _frame: FrameType | None) -> None:
             log.info("signal %s: stopping", signal.Signals(number).name)
@@ -57,12 +61,12 @@ class Daemon:
         signal.signal(signal.SIGHUP, poll)
 
     def run(self) -> None:
-        """Runs until stopped. Raises Fatal if the program cannot run."""
+        """Runs until the program is stopped. Raises Fatal if the program cannot run."""
         settings = self._setup.choice.first_settings()
         with claimed(self._setup.paths):
             source, gpus = self._driver(settings)
             if source is None:
-                return  # stopped while waiting for the driver
+                return  # the program was stopped while it waited for the driver
             try:
                 gpus = LastOffer(self._setup.paths.last_offer).with_lost(gpus)
                 settings, pieces = self._setup.choice.first_pieces(gpus, settings)
@@ -71,8 +75,9 @@ class Daemon:
                 source.close()
 
     def _driver(self, settings: Settings) -> tuple[GpuSource | None, list[Gpu]]:
-        """Returns the driver with at least one GPU. Also returns it without a readable GPU if this node had GPUs
-        before, so that they are reported as lost. Waits for the driver if failOnInitError is false.
+        """Returns the driver and its GPUs. If failOnInitError is false, waits until the driver has at least one
+        readable GPU. A driver whose GPUs are all unreadable is also returned if this node had GPUs before, so that they
+        are reported as lost.
         """
         reported = ""
         had = LastOffer(self._setup.paths.last_offer).with_lost([])
@@ -116,14 +121,14 @@ class Daemon:
         parts.static_slices.refresh()
         parts.leases.restore()
         parts.resizer.restore()
-        # After a boot, a container that an engine restarts must find its files.
+        # The files of allocations are restored now, because after a boot an engine may restart containers at any time.
         self._attempt(parts.repair.poll)
         servers = self._servers(parts)
         if parts.labeller is not None:
             parts.labeller.write(settings)
         for warning in settings.warnings:
             log.warning("%s", warning)
-        # Before the first registration, so that the kubelet gets the final slices.
+        # This comes before the first registration, so that the kubelet gets the final slices at once.
         parts.changes.begin(pieces, parts.driver)
         parts.registrations.bring_in_line(parts.resources())
         health = self._start_threads(parts)
@@ -148,11 +153,13 @@ class Daemon:
                 parts.claims.stop()
             for server in reversed(servers):
                 server.stop()
-            # The health thread may be waiting in the driver; it ends within a second and holds no lock.
+            # The health thread may be waiting inside a driver call. It ends within a second and holds no lock.
             health.join(STREAM_JOIN_S)
 
     def _start_threads(self, parts: Parts) -> threading.Thread:
-        """Returns the thread of the health watch, which waits in the driver."""
+        """Starts the threads. Returns the thread of the health check, for which the caller waits at the end because it
+        calls the driver.
+        """
 
         def start(task: Callable[[], object], name: str) -> threading.Thread:
             thread = threading.Thread(target=task, name=name, daemon=True)
@@ -183,12 +190,15 @@ class Daemon:
         tasks += [static.refresh_if_changed, static.poll, parts.driver_limits.poll, parts.containers.count_violations]
         while not self._stopping.wait(HOUSEKEEPING_S):
             self._attempt(*tasks)
-            if parts.registrations.any_registered():  # the kubelet has called the plugin by then
+            # the kubelet has called the plugin by then, so gRPC has started its threads
+            if parts.registrations.any_registered():
                 self._attempt(self._setup.extras.rest)
 
     @staticmethod
     def _attempt(*tasks: Callable[[], object]) -> None:
-        """Runs tasks; an exception must not end the program, because running containers depend on it."""
+        """Runs periodic tasks. An exception of a task is only logged and does not end the program, because running
+        containers depend on it.
+        """
         for task in tasks:
             try:
                 task()
@@ -196,7 +206,9 @@ class Daemon:
                 log.exception("a periodic task failed; it is tried again in %.0f s", HOUSEKEEPING_S)
 
     def _servers(self, parts: Parts) -> list[admin_socket.Server | metrics_server.Server]:
-        """Returns the admin socket's server, and the metrics server if an address is given. Raises Fatal."""
+        """Returns the server of vgpuctl's socket, and the server of metrics if an address for it is configured. Raises
+        Fatal.
+        """
         paths, address, service = self._setup.paths, self._setup.extras.metrics, parts.admin
         servers: list[admin_socket.Server | metrics_server.Server] = []
         try:
@@ -206,7 +218,7 @@ class Daemon:
         if address:
 
             def make() -> str:
-                # Imported late: half a megabyte that most nodes never need.
+                # imported only at the first scrape, because it takes half a megabyte and most nodes are never scraped
                 from .admin.plain import plain
 
                 status = plain(service.status())

@@ -1,23 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors that are returned to a caller. Each maps to one gRPC status; the kubelet shows the text on the pod."""
+"""Errors that the plugin returns to a caller. Each class maps to one gRPC status, and the kubelet shows the text on the
+pod.
+"""
 
 from __future__ import annotations
 
 
 class PluginError(Exception):
-    """Base class of errors that are returned to a caller; any other exception is a bug and returned as INTERNAL."""
+    """Base class of errors that are returned to a caller. Any other exception is a bug, and is returned as INTERNAL."""
 
 
 class BadRequest(PluginError):
-    """The request is invalid: an id that was never offered, or the same id twice."""
+    """The request is invalid, for example because it has an id that was never offered, or the same id twice."""
 
 
 class Refused(PluginError):
-    """The request is valid, but impossible under this node's configuration or state; a retry will not help."""
+    """The request is valid, but impossible under this node's configuration or state. A retry will not help."""
 
 
 class NotNow(PluginError):
-    """The request is impossible at present; a retry may succeed."""
+    """The request is impossible at present, and a retry may succeed."""
 
 
 class Taken(NotNow):
@@ -33,7 +35,7 @@ class Unknown(PluginError):
 
 
 class Fatal(Exception):
-    """The program cannot run; the text goes to stderr and the exit status is 1."""
+    """The program cannot run. The text is written to stderr, and the exit status is 1."""
 
 
 def counted(number: int, noun: str) -> str:

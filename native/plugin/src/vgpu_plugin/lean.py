@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reduces memory and wakeups of the programs: the allocator's arenas, and the timers of gRPC's threads on
-an idle host.
+"""Reduces the memory and the wakeups of the programs that run on every node: limits malloc's arenas, and makes the
+timers of gRPC's threads coarse on an idle host.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from collections.abc import Callable
 
 M_ARENA_MAX = -8
 CHECK_PERIOD, QUIET_S = "_DEALLOCATED_SERVER_CHECK_PERIOD_S", 60.0
-# Names of threads of gRPC's core, and the timer slack that they get, in ns; the default is 50 µs.
+# Names of threads of gRPC's core, and the timer slack that they get, in nanoseconds. The kernel may delay a thread's
+# timers by its slack, which is 50 µs by default.
 CORE, COARSE_NS = ("event_engine", "grpc_global_tim"), 500_000_000
 PR_SET_TIMERSLACK, PR_GET_TIMERSLACK = 29, 30
 
@@ -23,9 +24,9 @@ log = logging.getLogger(__name__)
 
 
 def with_quiet_servers() -> None:
-    """Slows down a check in each gRPC server's thread, which wakes every second to test whether its server object was
-    deleted. Here that never happens before the server is stopped, and the check was a third of an idle node program's
-    cost.
+    """Makes a check in the thread of each gRPC server less frequent. The check wakes the thread every second to test
+    whether its server object was deleted. In this program that never happens before the server is stopped, and the
+    check was a third of an idle node program's processor time.
     """
     server = importlib.import_module("grpc._server")
     if hasattr(server, CHECK_PERIOD):
@@ -33,22 +34,22 @@ def with_quiet_servers() -> None:
 
 
 def with_few_arenas() -> None:
-    """Limits malloc to one arena: an arena for each of gRPC's threads would keep unused memory."""
+    """Limits malloc to one arena, because an arena for each of gRPC's threads would keep unused memory."""
     try:
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
     except AttributeError:
-        return  # not glibc
+        return  # this C library is not glibc and has no arenas to limit
 
 
 def own_timers() -> Callable[[], None]:
-    """Returns a function that gives a thread the timer slack of this function's caller. A thread inherits the slack of
-    its creator: workers are created by a server's thread, and after CoarseTimers has changed that thread they would
-    sleep up to half a second too long.
+    """Returns a function that gives the thread which calls it the timer slack of the current thread. It is needed
+    because a thread inherits the slack of its creator: a server's thread creates the worker threads, and after
+    CoarseTimers has changed that thread, the workers would sleep up to half a second too long.
     """
     try:
         prctl = ctypes.CDLL(None).prctl
     except AttributeError:
-        return lambda: None  # not glibc
+        return lambda: None  # this C library has no prctl
     own = prctl(PR_GET_TIMERSLACK)
 
     def take() -> None:
@@ -59,12 +60,13 @@ def own_timers() -> Callable[[], None]:
 
 
 class CoarseTimers:
-    """Lets gRPC's threads wait up to half a second longer than they ask for, so that the kernel combines many of their
-    wakeups. They wake some 900 times a minute on an idle node: a server's thread every 200 ms, to check for signals,
-    and those of the core with growing pauses after each tick of its clock. An event still wakes them at once.
+    """Lets gRPC's threads sleep up to half a second longer than they ask for, so that the kernel combines many of their
+    wakeups. On an idle node they wake some 900 times a minute: a server's thread every 200 ms, to check for signals,
+    and the threads of gRPC's core with growing pauses after each tick of its clock. An event still wakes them at once.
 
-    Only after the first call of a client: before that, gRPC sometimes misses an event and notices it only at the end of
-    a wait. Not for the core's lifeguard thread, which starts more threads when all are busy.
+    This is done only after the first call of a client, because before that call gRPC sometimes misses an event and
+    notices it only at the end of a wait. The lifeguard thread of gRPC's core is left unchanged, because it starts more
+    threads when all are busy.
     """
 
     def __init__(self, proc: str = "/proc") -> None:
@@ -72,8 +74,8 @@ class CoarseTimers:
         self._known: frozenset[str] = frozenset()
 
     def look(self) -> None:
-        """Changes the timers of threads that were started since the last call, selected by name. Without CAP_SYS_NICE
-        nothing changes.
+        """Sets the timer slack of the threads of gRPC, selected by name, that were started since the last call. Without
+        CAP_SYS_NICE nothing changes.
         """
         try:
             tasks = frozenset(os.listdir(f"{self._proc}/self/task"))

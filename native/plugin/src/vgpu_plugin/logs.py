@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logging of the device plugin and of ``vgpu_scheduler``: text lines for people, or one JSON object per line for
-collectors.
+"""Configures the log of the device plugin and of ``vgpu_scheduler``: text lines for people, or one JSON object per line
+for log collectors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ LEVELS = ("debug", "info", "warning", "error")
 
 
 class JsonFormatter(logging.Formatter):
-    """Writes ``time`` (RFC 3339, UTC), ``level``, ``logger``, ``message``, and ``exception`` if there is one."""
+    """Writes one JSON object with ``time`` (RFC 3339, UTC), ``level``, ``logger``, ``message``, and with ``exception``
+    if there is one.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         moment = datetime.fromtimestamp(record.created, UTC)
@@ -39,14 +41,14 @@ def add_to(parser: argparse.ArgumentParser) -> None:
 
 
 def configure(given: argparse.Namespace, text: str) -> None:
-    """Logs to standard error. ``text``: format of a text line, as in logging.Formatter."""
+    """Configures logging to standard error. ``text`` is the format of a text line, as in logging.Formatter."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if given.log_format == JSON else logging.Formatter(text))
     logging.basicConfig(level=given.log_level.upper(), handlers=[handler])
 
 
 def end(given: argparse.Namespace, program: str, fault: Exception) -> None:
-    """Reports why the program ends."""
+    """Reports on standard error why the program ends."""
     if given.log_format == JSON:
         logging.getLogger(program).critical("%s", fault)
     else:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command line of vgpu-device-plugin."""
+"""Command line of vgpu-device-plugin, the device plugin that runs on each node."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def _paths(given: argparse.Namespace) -> Paths:
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parser().parse_args(arguments)
     logs.configure(given, "%(levelname)s %(message)s")
-    # New files and sockets are accessible to root only, from their creation on.
+    # New files and sockets are accessible only to root from the moment of their creation.
     os.umask(0o077)
     lean.with_quiet_servers()
     lean.with_few_arenas()
@@ -198,7 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     choice = ConfigChoice(paths, chosen, bool(given.kubeconfig))
     setup = Setup(paths, choice, clean_s=given.health_clean_period, extras=extras)
     daemon = Daemon(setup, open_gpus)
-    # Before a purge too: a signal must not interrupt it.
+    # The signal handlers are installed before a purge too, because a signal must not interrupt it.
     daemon.stop_on_signals()
     try:
         if given.purge:

@@ -24,13 +24,13 @@ from ._shared.host.host import Host
 from ._shared.library import store, versions
 from .node.paths import Paths
 
-# Our folders; each is removed if it contains no files of others.
+# Our folders. Each is removed if it is empty.
 FOLDERS = ("/run/vgpu", "/var/lib/vgpu", "/etc/vgpu", "/var/run/cdi")
 ARBITER_LOCK = "/run/vgpu/arbiter.lock"
 
 
 class SetupFault(Exception):
-    """The node cannot be set up; each line gives the expected state, the actual state, and the next step."""
+    """The node cannot be set up. Each line gives the expected state, the actual state, and the next step."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,13 +60,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def install(given: argparse.Namespace) -> list[str]:
-    """Installs library and configuration. Returns sentences about the changes. Errors in the settings are detected
-    before any change.
+    """Installs the library and writes the configuration. Returns sentences about the changes. Errors in the settings
+    are detected before anything is changed.
     """
     files = configurations(given.variables, given.library_root)
     archive, version = the_archive(given.archives)
     done = store.deploy(given.library_root, version, str(archive))
-    # A running container, or one that restarts with its first mounts, keeps its library version.
+    # Older versions of the library are removed unless a container still uses them: a running container, or one that
+    # restarts with its first mounts, keeps its library version.
     done += store.collect(given.library_root, version)
     for name, text in files.items():
         path = given.config if name is None else Path(node_config.config_file(str(given.config), name))
@@ -75,7 +76,9 @@ def install(given: argparse.Namespace) -> list[str]:
 
 
 def configurations(variables: Path, library_root: str) -> dict[str | None, str]:
-    """Returns the text of node.yaml, under None, and of each named configuration. Raises SetupFault or ConfigError."""
+    """Returns the text of node.yaml, under the key None, and of each named configuration, under its name. Raises
+    SetupFault or ConfigError.
+    """
     try:
         found = json.loads(variables.read_text(encoding="utf-8"), parse_float=str)
     except ValueError as fault:
@@ -95,7 +98,9 @@ def configurations(variables: Path, library_root: str) -> dict[str | None, str]:
 
 
 def not_by_a_pod(variables: dict[str, Any]) -> dict[str, str]:
-    """Returns variable → why a pod cannot apply it, for settings that need the host."""
+    """Returns variable → reason, for variables that this program cannot apply from its pod because they change settings
+    of the host.
+    """
     host = {
         schema.PREFIX + name: "only a playbook can set it, not a pod; leave it out" for name in schema.ONLY_FOR_THE_HOST
     }
@@ -107,7 +112,7 @@ def not_by_a_pod(variables: dict[str, Any]) -> dict[str, str]:
 
 
 def the_archive(folder: Path) -> tuple[Path, str]:
-    """Returns the library's archive for this machine, and its version."""
+    """Returns the archive of the library for this machine, and its version."""
     end = f"-{platform.machine()}.tar.gz"
     found = sorted(folder.glob(f"vcuda-*{end}"))
     if len(found) != 1:
@@ -117,7 +122,7 @@ def the_archive(folder: Path) -> tuple[Path, str]:
 
 
 def written(path: Path, text: str) -> list[str]:
-    """Writes a file by a rename, if its content differs."""
+    """Writes a file in one step, by a rename, if its content differs."""
     with contextlib.suppress(FileNotFoundError):
         if path.read_text(encoding="utf-8") == text:
             return []
@@ -129,8 +134,9 @@ def written(path: Path, text: str) -> list[str]:
 
 
 def remove(given: argparse.Namespace) -> list[str]:
-    """Removes library and folders inside the host's root: there a link such as /var/run points to the host's path, and
-    no folder is a mount point, which could not be removed.
+    """Removes the library and our folders from the host. The process first makes the host's root folder its own
+    (chroot): only there a link such as /var/run points to the host's folder, and no folder is a mount point, which
+    could not be removed.
     """
     if given.host_root != "/":
         os.chroot(given.host_root)
@@ -142,7 +148,7 @@ def remove(given: argparse.Namespace) -> list[str]:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(ARBITER_LOCK)
     for folder in FOLDERS:
-        with contextlib.suppress(OSError):  # not empty, or missing
+        with contextlib.suppress(OSError):  # the folder is not empty or does not exist
             os.rmdir(folder)
             done.append(f"removed {folder}")
     return done

@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 
 def purge(setup: Setup) -> None:
-    """Ends every allocation and removes our files, and our folders if they contain no files of others. With a
-    kubeconfig, also removes our data on the Node object. Raises Fatal.
+    """Ends every allocation (use of slices by a container), removes our files, and removes our folders if they contain
+    no files of others. If a kubeconfig is given, also removes our data on the Node object. Raises Fatal.
     """
     paths, extras = setup.paths, setup.extras
     with claimed(paths):
@@ -38,7 +38,7 @@ def purge(setup: Setup) -> None:
             given = [text for option, text, _where in setup.choice.chosen if option.flag == "output-file"]
             labels.leave(Path(given[-1]) if given else labels.FILE)
         _remove_files(paths)
-    # Last, so that the host is cleaned even if the API server does not respond.
+    # This is done last, so that the host is cleaned even if the API server does not respond.
     if extras.kubeconfig:
         from .node import kube_access, kube_api
         from .reconcile import node_trace
@@ -49,14 +49,16 @@ def purge(setup: Setup) -> None:
 
 
 def _withdraw(api: Server, node: str) -> None:
-    """Deletes the ResourceSlices. A running kubelet would also delete them, once their driver is gone."""
+    """Deletes this node's ResourceSlices. The kubelet deletes them too once our driver is gone, but only while the
+    kubelet runs.
+    """
     from .dra.publish import Publisher
     from .node.kube_api import ApiError
 
     try:
         Publisher(api, api, node, list).withdraw()
     except ApiError as fault:
-        # The cluster has no ResourceSlices, or the user may not read them.
+        # This happens if the cluster has no ResourceSlices, or if the user may not read them.
         log.info("node %s: its ResourceSlices could not be deleted, if there are any: %s", node, fault)
 
 

@@ -21,9 +21,10 @@ from . import wire
 
 PAGE = 500
 TIMEOUT = 4.0
-# MERGE replaces lists as a whole. STRATEGIC merges lists by key, which keeps the conditions that others wrote.
+# Two kinds of patch. MERGE replaces lists as a whole. STRATEGIC merges lists by key, which keeps the conditions that
+# others wrote.
 MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-patch+json"
-MAX_LINE = 8 << 20  # an object of a watch; etcd holds 1.5 MiB
+MAX_LINE = 8 << 20  # Maximum bytes of one event of a watch. Objects are smaller, because etcd stores at most 1.5 MiB.
 T = TypeVar("T")
 
 
@@ -42,11 +43,13 @@ class Unknown(ApiError):
 
 
 class Api:
-    """Use as ``async with Api(access) as api``. ``calls`` counts requests by method and kind."""
+    """The client. It is used as ``async with Api(access) as api``. ``calls`` counts requests by method and kind of
+    object.
+    """
 
     def __init__(self, access: Access, timeout: float = TIMEOUT) -> None:
         self._access, self._timeout = access, timeout
-        # Created once, because reading the system's certificates alone takes 20 ms.
+        # The TLS context is created once, because reading the system's certificates alone takes 20 ms.
         self._tls: ssl.SSLContext | bool = access.context() if access.server.startswith("https:") else True
         self._session: aiohttp.ClientSession | None = None
         self.calls: dict[tuple[str, str], int] = {}
@@ -117,15 +120,16 @@ class Api:
     async def annotate(
         self, namespace: str, name: str, uid: str, annotations: Mapping[str, str], version: str = ""
     ) -> None:
-        """Writes annotations of the pod with this uid, and of this version if given; another pod or version is a
-        conflict. Patches the status, because the right to patch pods would allow running any image in them.
+        """Writes annotations on a pod. The pod must have this uid and, if given, this version; otherwise the API server
+        reports a conflict. The patch goes to the pod's status, because the right to patch pods would allow running any
+        image in them.
         """
         metadata = {"uid": uid, "annotations": annotations, **({"resourceVersion": version} if version else {})}
         body = {"metadata": metadata}
         await self.call("PATCH", f"/api/v1/namespaces/{namespace}/pods/{name}/status", body)
 
     async def nominate(self, namespace: str, name: str, uid: str, node: str) -> None:
-        """Nominates a node for a pod whose victims are leaving, as the kube-scheduler does."""
+        """Sets the nominated node of a pod whose victims are being deleted, as the kube-scheduler does."""
         body = {"metadata": {"uid": uid}, "status": {"nominatedNodeName": node}}
         await self.call("PATCH", f"/api/v1/namespaces/{namespace}/pods/{name}/status", body)
 
@@ -143,8 +147,8 @@ class Api:
         await self.call("POST", f"/api/v1/namespaces/{namespace}/pods/{name}/eviction", body)
 
     async def preempted(self, namespace: str, name: str, uid: str, message: str) -> None:
-        """Sets the condition that makes a kube-scheduler wait for the end of a preempted pod. Must follow the eviction,
-        which writes its own reason.
+        """Sets the condition on a preempted pod that makes a kube-scheduler wait until the pod has ended. It must be
+        set after the eviction, which writes a reason of its own.
         """
         condition = {
             "type": "DisruptionTarget",
@@ -190,8 +194,8 @@ class Api:
                 return
 
     async def watch(self, path: str, version: str, seconds: int, **query: str) -> AsyncIterator[wire.Event]:
-        """Yields the events after a version, until the server ends the stream. Raises ApiError; status 410 means: list
-        again.
+        """Yields the events after a version, until the server ends the stream. Raises ApiError; status 410 means that
+        the objects must be listed again.
         """
         assert self._session is not None
         self.calls["WATCH", path.rsplit("/", 1)[-1]] = self.calls.get(("WATCH", path.rsplit("/", 1)[-1]), 0) + 1

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The certificates of the webhook: creates and renews its own authority and the certificates that the authority signs.
+"""The certificates of the webhook. This module creates and renews its own certificate authority and the certificates
+that the authority signs.
 
-One Secret holds them for all replicas. The authority is valid much longer than its certificates, so renewing a
-certificate changes nothing for the API server. When the authority is renewed, the bundle contains both the new and the
-old one.
+One Secret holds them for all replicas. The authority is valid much longer than its certificates, so the API server,
+which trusts the authority, needs no change when a certificate is renewed. When the authority is renewed, the bundle
+contains both the new and the old one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ SKEW = timedelta(hours=1)
 
 
 class Certificates(NamedTuple):
-    """PEM texts. ``bundle`` is trusted by the API server: the authority, and for some time its predecessor."""
+    """The certificates and keys as PEM texts. ``bundle`` is what the API server trusts: the authority, and for some
+    time its predecessor too.
+    """
 
     authority: bytes
     authority_key: bytes
@@ -34,7 +37,9 @@ class Certificates(NamedTuple):
 
 
 def renewed(old: Certificates | None, names: Sequence[str], now: datetime | None = None) -> Certificates:
-    """Returns the old certificates if a third of their time is left and they match these names; otherwise new ones."""
+    """Returns the old certificates if a third of their validity is left and they match these names;
+    otherwise new ones.
+    """
     now = now or datetime.now(UTC)
     authority, authority_key, bundle = _authority(old, now)
     if old is not None and authority == old.authority and _good(old, names, now):
@@ -53,7 +58,7 @@ def renewed(old: Certificates | None, names: Sequence[str], now: datetime | None
 
 
 def refuse_broken(found: Certificates) -> None:
-    """Raises ValueError or TypeError if a field is not a certificate or not a key without a password."""
+    """Raises ValueError or TypeError if a field is not a certificate, or not a key without password."""
     for pem in (found.authority, found.certificate):
         _load(pem)
     for pem in (found.authority_key, found.key):
@@ -85,7 +90,7 @@ def _good(old: Certificates, names: Sequence[str], now: datetime) -> bool:
 
 
 def _fresh(pem: bytes, now: datetime) -> bool:
-    """Whether at least a third of the certificate's time is left."""
+    """Whether at least a third of the certificate's validity is left."""
     certificate = _load(pem)
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     return begin <= now and end - now > (end - begin) / 3

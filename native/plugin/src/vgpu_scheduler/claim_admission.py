@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes a pod that gets claims for its requests: each requesting container gets the name of its own claim, which
-``pod_claims`` creates once the pod is stored; the requested resource names are removed. Pure.
+"""Changes a pod that gets GPUs by claims (Dynamic Resource Allocation) instead of its requests. Each requesting
+container gets the name of its own claim, which ``pod_claims`` creates once the pod is stored, and the requested
+resource names are removed. The module only computes the changes.
 
-No request is left in the pod, so a second review finds a pod without GPUs.
+No request is left in the pod, so a second review of the pod finds no GPU request.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ VARIABLE = "scheduler_claims"
 
 
 def unavailable(wanted: bool, first: bool) -> list[Finding]:
-    """Returns why this pod cannot get claims, whatever it requests. ``first``: whether the pod may still be changed."""
+    """Returns why this pod cannot get claims, whatever it requests. ``wanted``: whether this scheduler is configured to
+    create claims; ``first``: whether the pod may still be changed.
+    """
     where = f'metadata.labels["{ALLOCATION}"]'
     if not wanted:
         text = f"this scheduler creates no claims; set {VARIABLE}: true, or label the pod {EXTENDER}"
@@ -45,7 +48,9 @@ def unavailable(wanted: bool, first: bool) -> list[Finding]:
 
 
 def changes(review: str, pod: dict[str, Any], claims: Claims, config: Config, ours: str) -> list[dict[str, Any]]:
-    """Returns the JSON patch. ``review``: the uid of the admission review; ``ours``: the name of our scheduler."""
+    """Returns the JSON patch that gives the pod its claims. ``review``: the uid of the admission review; ``ours``: the
+    name of our scheduler.
+    """
     metadata, spec = pod.get("metadata") or {}, pod["spec"]
     patch: list[dict[str, Any]] = []
     if spec.get("schedulerName") == ours:

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the ledger equal to the cluster: reads nodes and pods from the API server and repairs differences.
+"""Keeps the ledger (which pod holds how much of which GPU) equal to the cluster: reads nodes and pods from the API
+server and repairs differences.
 
-The rules for a pod of this scheduler: a bound pod with a plan holds the plan as first seen, or the devices that the
-kubelet gave it. A pod that ended or is gone holds nothing. If the plan is changed or deleted later, the ledger's entry
-stays and the plan is written again. Pods that are not bound yet are ignored here, because their bind may be under way.
+For a pod of this scheduler these rules apply. A bound pod with a plan (annotation with its GPUs) holds the plan as
+first seen, or the devices that the kubelet gave it. A pod that ended or is gone holds nothing. If the plan is changed
+or deleted later, the ledger's entry stays and the plan is written again. Pods that are not bound yet are ignored here,
+because their bind may be under way.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ from .resizing import Resizing
 
 log = logging.getLogger(__name__)
 
-# A bind without a response is checked once a second and given up if the pod is unbound after this time: no request
-# lives longer at the API server.
+# After a bind without a response, the pod is checked once a second. If the pod is still unbound after this time, the
+# bind is taken as failed, because no request lives longer at the API server.
 GIVE_UP = 70.0
 # Kinds of differences from the expected state, for metrics.
 DRIFT = (
@@ -43,22 +45,23 @@ class Cluster:
     def __init__(self, api: Api, extender: Extender, scheduler_name: str, resync: float = 300.0) -> None:
         self._api, self._extender, self._ledger = api, extender, extender.ledger
         self.writes: Callable[[], bool] = lambda: True
-        # Time at which this replica became the writer; pods must have been listed after it.
+        # Returns when this replica became the writer. Before it writes, pods must have been listed after this time.
         self.writes_since: Callable[[], float] = lambda: -1.0
         self.drift: dict[str, int] = dict.fromkeys(DRIFT, 0)
-        # Pods that were bound without a plan, by uid: namespace/name. The device plugin refuses them.
+        # Uid → namespace/name of pods that were bound without a plan. The device plugin refuses to start them.
         self.unplanned: dict[str, str] = {}
         self._repairs: dict[str, wire.Pod] = {}
         self.resizing = Resizing(extender, api)
-        # Uids of pods that were seen bound with their plan. A plan that differs later was written by somebody else.
+        # Uids of pods that were seen bound with their plan. If the plan differs later, somebody else has written it.
         self.confirmed: set[str] = set()
-        # Nodes whose annotation is missing or unreadable, with its text. Logged once, and not with each heartbeat.
+        # Node whose GPU annotation is missing or unreadable → text of the annotation. It is logged once and not with
+        # each heartbeat of the node.
         self._faulty: dict[str, str | None] = {}
-        # Errors in node labels about GPUs.
+        # Node → errors in its labels about GPUs.
         self._label_faults: dict[str, list[Finding]] = {}
         nodes = Kind("/api/v1/nodes", wire.Node, wire.NodeList)
         self.nodes = Reflector(api, nodes, self.all_nodes, self.node, resync)
-        # Selects by scheduler name, because a pod could change a label.
+        # Pods are selected by scheduler name and not by a label, because a user could change a label.
         ours = {"fieldSelector": f"spec.schedulerName={scheduler_name}"}
         pods = Kind("/api/v1/pods", wire.Pod, wire.PodList, ours, wire.lean)
         self.pods = Reflector(api, pods, self.all_pods, self.pod, resync)
@@ -97,7 +100,8 @@ class Cluster:
             return
         if text is None:
             if name in self._ledger.nodes:
-                # The annotation was deleted; the device plugin writes it again. Running pods keep their GPUs.
+                # The annotation was deleted. The device plugin will write it again, so running pods keep their GPUs in
+                # the ledger.
                 self._faulty[name] = text
                 self.drift["gpus_deleted"] += 1
                 log.warning(
@@ -135,7 +139,7 @@ class Cluster:
     # --- pods
 
     def pod(self, gone: bool, pod: wire.Pod) -> str:
-        """Enters one pod. Returns the kind of difference that was found, or "" if the ledger agreed."""
+        """Enters one pod into the ledger. Returns the kind of difference that was found, or "" if the ledger agreed."""
         uid, key = pod.metadata.uid, f"{pod.metadata.namespace}/{pod.metadata.name}"
         if gone or pod.status.phase in wire.ENDED or pod.spec.nodeName:
             self._extender.forget(pod.metadata.namespace, uid)
@@ -151,7 +155,7 @@ class Cluster:
             self._wait(pod)
             return ""
         self._extender.preemption.bound(pod)
-        # The outcome of the pod's bind is known now.
+        # The pod is bound, so the outcome of its bind is known now.
         self._extender.uncertain.pop(uid, None)
         held = self._ledger.held(uid)
         annotations = pod.metadata.annotations or {}
@@ -180,11 +184,11 @@ class Cluster:
         return ""
 
     def _wait(self, pod: wire.Pod) -> None:
-        """Counts a pod without a node for the quota of its namespace, and on its nominated node."""
+        """Counts a pod that has no node yet for the quota of its namespace, and on its nominated node."""
         try:
             ask = read_pod(wire.plain(pod), self._extender.config)
         except (DialectError, msgspec.DecodeError):
-            # Such a pod never gets a node until its annotations are corrected.
+            # A pod with an invalid request never gets a node until its annotations are corrected.
             self._extender.preemption.gone(pod.metadata.uid)
             return
         if ask.wants_gpus:
@@ -192,7 +196,9 @@ class Cluster:
             self._extender.preemption.waits(pod, ask)
 
     def all_pods(self, pods: list[wire.Pod], began: float) -> None:
-        """Replaces the state by a list, except for binds that were made after the list began or are under way."""
+        """Replaces the state by a complete list of pods. Binds that were made after the list began, or that are still
+        under way, are kept.
+        """
         there = set()
         first = self.pods.listed_at < 0
         for pod in pods:
@@ -241,7 +247,9 @@ class Cluster:
             await self.resizing.round()
 
     async def clear_up(self) -> None:
-        """Resolves binds without a response: either the pod is bound, or the bind is given up."""
+        """Finds out what became of binds without a response: either the pod is bound, or the bind is taken
+        as failed.
+        """
         for uid, entry in list(self._extender.uncertain.items()):
             args, when = entry
             key = f"{args.PodNamespace}/{args.PodName}"

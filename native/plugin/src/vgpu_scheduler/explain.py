@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Explains why a pod waits: which nodes, which limit, and what would help."""
+"""Explains why a pod waits: on which nodes which limit is exceeded, and what would help."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from .ledger import Answer, Ledger
 from .quota import Quotas
 
 SHOWN = 5
-# Maximum number of pods that are left out one by one to find a pod whose end would help.
+# Maximum number of pods that are left out one by one, to find a pod whose end would make room.
 MAX_TRIED = 500
 
 
 def explain(
     pod: dict[str, Any], ledger: Ledger, config: Config, quotas: Quotas | None = None, untried: str = ""
 ) -> list[str]:
-    """Returns lines for a person. ``untried``: why the pod's runtime has no slices."""
+    """Returns lines for a person. ``untried``: why pods with this pod's container runtime get no slices, empty if they
+    do.
+    """
     metadata = pod.get("metadata") or {}
     key = f"{metadata.get('namespace', 'default')}/{metadata.get('name', '?')}"
     held = ledger.held(str(metadata.get("uid") or ""))
@@ -57,8 +59,8 @@ def explain(
 
 
 def sentence(ledger: Ledger, ask: PodAsk, names: list[str], space: str, tried: int) -> tuple[str, str]:
-    """Returns (the reasons, the reasons with what would help) for an event on a pod of the namespace ``space``. Names
-    no pod of another namespace.
+    """Returns two texts for an event on a pod of the namespace ``space``: the reasons, and the reasons together with
+    what would help. The texts name no pod of another namespace.
     """
     answer = ledger.filter(ask, names)
     found = _reasons(answer, names)
@@ -82,7 +84,9 @@ def _reasons(answer: Answer, names: list[str]) -> list[tuple[int, str, str]]:
 
 
 def _help(ledger: Ledger, ask: PodAsk, answer: Answer, most: int = MAX_TRIED, space: str = "") -> list[str]:
-    """Returns the nearest node and the pod that would have to end, or the reasons that no pod's end changes."""
+    """Returns which pod would have to end so that the waiting pod fits, and on which node. If no pod's end helps,
+    returns the reasons.
+    """
     failed, never = answer.failed, answer.never
     if not failed:
         return [

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The extender's verbs that the stock kube-scheduler calls: filter, prioritize, bind, preempt.
 
-Only a bind allocates room. The ledger counts the pod before the API server is asked, and the plan is written in the
-same request that binds the pod. So a pod is never bound without a plan, even if the program is killed at any
-instruction.
+Only a bind allocates room. The ledger (which pod holds how much of which GPU) counts the pod before the API server is
+asked, and the plan (the annotation with the pod's GPUs) is written in the same request that binds the pod. So a pod is
+never bound without a plan, even if the program is killed at any instruction.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from .waits import WaitingPods, Waits
 
 log = logging.getLogger(__name__)
 
-# Pods between their filter and their bind; a pod that is dropped from this cache is read from the API again.
+# Maximum number of pods whose requests are cached between filter and bind. If a pod is dropped from this cache, it is
+# read from the API server again.
 MAX_WAITING = 20_000
 KEPT = "the freed room is reserved for a pod whose preemption victims are still ending"
 
@@ -61,7 +62,9 @@ class Extender:
         may_bind: Callable[[], Awaitable[str]] | None = None,
         handlers: Sequence[str] = (),
     ) -> None:
-        """``may_bind`` returns "" or why this replica must not bind now. ``handlers``: see RuntimeClasses."""
+        """``may_bind`` returns "" or why this replica must not bind now. ``handlers``: container runtimes whose pods
+        may have slices, see RuntimeClasses.
+        """
         self.ledger, self.api, self.config = ledger, api, config or Config()
         self.may_bind = may_bind
         self.quotas = Quotas(self.config, ledger)
@@ -69,13 +72,13 @@ class Extender:
         self.waiting = WaitingPods(api, ledger)
         self.preemption = Preemption(ledger)
         self.shortages = Shortages(api, self.preemption, self.quotas, self._may_write)
-        # Parsed requests of waiting pods, by uid.
+        # Uid → parsed requests of a waiting pod.
         self._waiting: OrderedDict[str, Asks] = OrderedDict()
-        # Uid → time of the bind here. A list of pods that began earlier may not show the bind.
+        # Uid → time of the bind by this replica. A list of pods that began before that time may not show the bind.
         self.bound_at: dict[str, float] = {}
-        # Binds with unknown outcome, by uid, with their time; Cluster.clear_up resolves them.
+        # Uid → bind with unknown outcome and its time. Cluster.clear_up finds out the outcome.
         self.uncertain: dict[str, tuple[wire.BindArgs, float]] = {}
-        # Uids of pods whose bind request is under way. A response about such a pod that was read before is outdated.
+        # Uids of pods whose bind request is under way. What was read about such a pod before is outdated.
         self.posting: set[str] = set()
         outcomes = ("bound", "refused", "failed", "uncertain", "lost_race", "over_quota")
         self.counts: dict[str, int] = dict.fromkeys(outcomes, 0)
@@ -87,7 +90,8 @@ class Extender:
         try:
             ask = self._read(args.Pod)
         except DialectError as fault:
-            # No node can ever fit this pod, and the kube-scheduler would retry an Error for ever.
+            # No node can ever fit this pod. The result is not an Error, because the kube-scheduler would repeat the
+            # call for ever.
             return wire.FilterResult([], {}, dict.fromkeys(args.NodeNames, str(fault)))
         if not ask.wants_gpus:
             return wire.FilterResult(args.NodeNames)
@@ -100,7 +104,8 @@ class Extender:
         fits = [name for name in answer.fits if name not in kept] if kept else answer.fits
         failed = {**answer.failed, **dict.fromkeys(kept - answer.never.keys(), KEPT)} if kept else answer.failed
         if not fits:
-            # If room exists but is kept for a preemption, say so: the later explanation would find room.
+            # If there is room, but it is reserved for a preemption, the reason must say so, because the later
+            # explanation would find room.
             self._waits(args, ask, KEPT if answer.fits else "")
             self._short(args, ask, [name for name in answer.failed if name not in kept])
         return wire.FilterResult(fits, failed, answer.never)
@@ -115,8 +120,8 @@ class Extender:
         return [wire.HostPriority(name, score) for name, score in zip(names, scores, strict=True)]
 
     def preempt(self, args: wire.PreemptArgs) -> wire.PreemptResult:
-        """Returns the nodes on which the pod has room once the victims are gone, with the victims that the
-        kube-scheduler could not know of.
+        """Returns the nodes on which the pod has room once the victims are gone, with all victims, including those that
+        the kube-scheduler could not know of.
         """
         victims = dict(args.NodeNameToMetaVictims or {})
         for name, full in (args.NodeNameToVictims or {}).items():
@@ -127,8 +132,8 @@ class Extender:
         except DialectError:
             return wire.PreemptResult({})
         if ask.wants_gpus:
-            # If all nodes are short of slots, the kube-scheduler calls preempt without a filter before, so the quota is
-            # checked here too.
+            # If all nodes are short of slots, the kube-scheduler calls preempt without filter before it, so the quota
+            # is checked here too.
             if self.quotas.fits(namespace_of(args.Pod), ask):
                 return wire.PreemptResult({})
             victims = self.preemption.victims(ask, uid_of(args.Pod), priority_of(args.Pod), victims)
@@ -150,7 +155,8 @@ class Extender:
                 known = self._known(pod)
             except (ApiError, DialectError) as fault:
                 return self._refused(f"pod {key}: {fault}")
-            # Reading the pod took time: the lease may have ended or been handed over meanwhile.
+            # Reading the pod took time, in which the Lease may have ended or been handed over, so the right to bind is
+            # checked again.
             refusal = await self.may_bind() if self.may_bind else ""
             if refusal:
                 return self._refused(f"pod {key} is not bound: {refusal}")
@@ -158,7 +164,8 @@ class Extender:
         untried = self.classes.refusal(key, known.runtime_class) if ask.wants_gpus else ""
         if untried:
             return self._refused(untried)
-        # No await from here to hold, so no other bind can come between the check and the entry.
+        # From here to the call of ``hold`` nothing is awaited, so no other bind can come between the check and the
+        # entry in the ledger.
         before = self.ledger.held(args.PodUID)
         if before is not None:
             return await self._again(args, key, before.node, before.plan)
@@ -188,7 +195,7 @@ class Extender:
             return self.ledger.place(ask, args.Node)
 
     async def _again(self, args: wire.BindArgs, key: str, node: str, plan: str) -> wire.BindResult:
-        """Repeats a bind whose outcome was unknown; the first plan stays valid on its node."""
+        """Repeats a bind whose outcome was unknown. The plan of the first attempt stays valid on its node."""
         if node != args.Node:
             text = f"pod {key} holds GPUs of node {node} from an earlier bind, whose outcome is not known yet"
             return self._refused(text)
@@ -200,7 +207,7 @@ class Extender:
         try:
             await self.api.bind(args.PodNamespace, args.PodName, args.PodUID, args.Node, annotations)
         except Unknown as fault:
-            # The bind may have succeeded. The pod keeps its room until the watch or a list shows the outcome.
+            # The bind may have succeeded. So the pod's room stays reserved until the watch or a list shows the outcome.
             self.counts["uncertain"] += 1
             self.uncertain[args.PodUID] = (args, time.monotonic())
             log.warning(
@@ -209,8 +216,8 @@ class Extender:
             return wire.BindResult(f"pod {key}: {fault}")
         except ApiError as fault:
             if fault.status == 409:
-                # Already bound, perhaps by our earlier request without a response. Only the current pod shows whether
-                # it holds GPUs.
+                # The pod is already bound, perhaps by our earlier request without a response. Only the current pod
+                # shows whether it holds GPUs.
                 self.counts["uncertain"] += 1
                 self.uncertain[args.PodUID] = (args, -math.inf)
                 return wire.BindResult(f"pod {key}: {fault}")
@@ -258,7 +265,9 @@ class Extender:
         return await self.may_bind() if self.may_bind else ""
 
     def _read(self, pod: dict[str, Any]) -> PodAsk:
-        """Returns the requests of a pod. Raises DialectError, also if the pod's runtime has no slices."""
+        """Returns the requests of a pod. Raises DialectError if they are invalid, or if pods with its container runtime
+        get no slices.
+        """
         known = self._known(pod)
         untried = self.classes.refusal(key_of(pod), known.runtime_class) if known.ask.wants_gpus else ""
         if untried:
@@ -266,7 +275,9 @@ class Extender:
         return known.ask
 
     def _known(self, pod: dict[str, Any]) -> Asks:
-        """Parses a pod once for each version, because filter, prioritize and bind come one after the other."""
+        """Returns the parsed requests of a pod. They are parsed once for each version of the pod, because filter,
+        prioritize and bind come one after the other.
+        """
         uid, version = uid_of(pod), str((pod.get("metadata") or {}).get("resourceVersion") or "")
         known = self._waiting.get(uid) if uid else None
         if known is not None and known.version == version:

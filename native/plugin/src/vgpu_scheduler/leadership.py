@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Elects the replica that writes, by a Lease (coordination.k8s.io). All replicas answer admission and filter; only the
-holder binds and restores plans.
+holder of the Lease binds pods and restores plans (annotations with the pods' GPUs).
 
 This Lease differs from the Lease of the kube-schedulers, but both must end at the same replica: only the replica next
 to the leading kube-scheduler is called. So a replica that is called without holding the Lease requests it by an
-annotation, and a holder that is not called hands it over. The Lease of a dead holder must expire first.
+annotation, and a holder that is not called any more hands the Lease over. The Lease of a dead holder must expire first.
 
-Clocks of two machines are never compared. The holder counts from before its renewal request; the other replicas count
-from when they saw the Lease change. So the Lease always expires first for its holder. The holder stops binding before
-that: the remaining time must be longer than a call to the API server takes.
+Clocks of two machines are never compared. The holder counts the duration of the Lease from before its renewal request;
+the other replicas count from when they saw the Lease change. So the Lease always expires first for its holder. The
+holder stops binding before that: the remaining time must be longer than a call to the API server takes.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ WANTED = "vgpu.fleet/wanted-by"
 
 @dataclass(frozen=True)
 class Candidacy:
-    """``lease`` is namespace/name; empty if this program is the only replica. ``identity`` is unique to this process.
-    ``duration``: of the Lease, in seconds.
+    """How this replica takes part in the election. ``lease`` is namespace/name; it is empty if this program is the only
+    replica. ``identity`` is unique to this process. ``duration``: seconds for which a renewed Lease is valid.
     """
 
     lease: str
@@ -95,11 +95,11 @@ class Leadership:
         return ""
 
     def writes(self) -> bool:
-        """Whether this replica may restore plans."""
+        """Whether this replica may restore plans now."""
         return not self._path or (self.leads and self._now() + TIMEOUT <= self._until)
 
     def since(self) -> float:
-        """Returns when this replica became the holder; lists from before that are too old for writing."""
+        """Returns when this replica became the holder. Lists of pods from before that time are too old for writing."""
         return self._since
 
     async def run(self) -> None:
@@ -134,7 +134,7 @@ class Leadership:
                 self._set(False, f"the kube-scheduler now calls {wanted}, which gets the lease")
                 return await self._write(lease, "")
             return await self._write(lease, self.identity)
-        # Another replica holds the Lease, so the cached copy must be read again next time.
+        # Another replica holds the Lease, so this replica's copy must be read again next time.
         self._lease = None
         ended = self._now() - self._seen_at > float(spec.get("leaseDurationSeconds") or 0)
         recent = self._now() - self._called < RECENT
@@ -192,7 +192,7 @@ class Leadership:
             spec.update(acquireTime=stamp, leaseTransitions=changes + bool(before))
         meta: dict[str, Any] = {"name": self._name}
         if lease is not None:
-            # Keep the annotation while handing over, so that the replica that requested the Lease gets it.
+            # The annotation stays while the Lease is handed over, so that the replica that requested the Lease gets it.
             kept = {} if holder else {WANTED: (lease["metadata"].get("annotations") or {}).get(WANTED, "")}
             meta.update(resourceVersion=self._version(lease), annotations=kept)
         body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": spec}
@@ -217,7 +217,7 @@ class Leadership:
 
     def _set(self, leads: bool, why: str) -> None:
         if leads and not self.leads:
-            # Binds of the former holder may be newer than this replica's last list.
+            # The former holder may have bound pods after this replica's last list, so pods are listed again.
             self._since = time.monotonic()
             self._cluster.pods.list_again()
         if leads != self.leads:
@@ -225,8 +225,8 @@ class Leadership:
         self.leads, self.why = leads, why
 
     async def _pause(self) -> None:
-        # wait_for of Python 3.11 loses a cancellation that arrives together with the awaited event: a replica that is
-        # stopped at the moment of a call would run on for ever.
+        # wait_for of Python 3.11 loses a cancellation that arrives together with the awaited event, so a replica that
+        # is stopped at the moment of a call would run on for ever.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(RETRY):
                 await self._wake.wait()

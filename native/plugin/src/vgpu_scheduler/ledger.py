@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ledger: what every pod holds of every GPU, and the kube-scheduler's three questions to it.
+"""The ledger: a record in memory of what every pod holds of every GPU. It answers three questions of the
+kube-scheduler: which nodes have room, which node is best, and which GPUs a pod gets.
 
-It is built only from the GPUs that nodes publish and the plans on pods, so it can be rebuilt at any time and in any
-order with the same result. A pod holds GPUs from its first bind request until it is gone. Single-threaded.
+It is built only from the GPUs that nodes publish and the plans on pods (annotations with their GPUs), so it can be
+rebuilt at any time and in any order with the same result. A pod holds GPUs from its first bind request until it is
+gone. Only one thread uses it.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from .table import ORDERS, GpuTable, View
 
 # The highest score that an extender may return.
 MAX_SCORE = 10
-# Number of nodes on which a filter call tries all combinations for a pod with several containers, if the greedy
+# Number of nodes on which a filter call tries all combinations for a pod with several containers, if the fast greedy
 # placement found too few nodes.
 MAX_SEARCHED = 16
 ENOUGH = 1
@@ -48,8 +50,8 @@ class NoRoom(Exception):
 
 
 class Held(NamedTuple):
-    """What one pod holds. ``pod`` is namespace/name; ``uses``: (UUID, MiB, percent, slots); ``plan`` is the text of its
-    annotation.
+    """What one pod holds. ``pod`` is namespace/name; ``uses``: (UUID, MiB, percent of compute, slots) of each GPU; a
+    slot is a place for one container. ``plan`` is the text of the pod's annotation.
     """
 
     pod: str
@@ -69,7 +71,9 @@ class Answer(NamedTuple):
 
 
 class Drift(NamedTuple):
-    """A pod whose ledger entry differs from its plan; an empty side holds nothing."""
+    """A pod whose entry in the ledger (``found``) differs from its plan (``expected``). The value is empty on a side
+    where the pod holds nothing.
+    """
 
     uid: str
     pod: str
@@ -83,13 +87,14 @@ class Ledger:
         self._table = GpuTable()
         self._memo = Memo(self._table, self._judge)
         self._held: dict[str, Held] = {}
-        # Includes nodes that are gone: their pods hold GPUs again when the node returns.
+        # Node → uids of pods that hold its GPUs. Includes nodes that are gone, because their pods hold GPUs again when
+        # the node returns.
         self._pods_of: dict[str, set[str]] = {}
-        # Namespace → MiB and percent that its pods hold.
+        # Namespace → MiB and percent of compute that its pods hold.
         self._spaces: dict[str, list[int]] = {}
         # Kind of GPU → number of such GPUs.
         self._cards: Counter[Card] = Counter()
-        # (number of GPUs, MiB of the largest) → number of such nodes.
+        # (number of GPUs, MiB of the largest GPU) → number of nodes like that.
         self._shapes: Counter[tuple[int, int]] = Counter()
 
     # --- updates
@@ -97,7 +102,9 @@ class Ledger:
     def set_node(
         self, name: str, gpus: Sequence[NodeGpu], topology: Topology = NO_POLICY, labels: NodeLabels = NO_LABELS
     ) -> bool:
-        """Enters a node's published GPUs, its topology manager and its labels. Returns whether anything changed."""
+        """Enters the GPUs that a node publishes, its topology manager's policy and its labels. Returns whether anything
+        changed.
+        """
         table = self._table
         if name in table and (table.gpus[name], table.topologies[name], table.labels[name]) == (
             tuple(gpus),
@@ -118,7 +125,8 @@ class Ledger:
             self._table.drop(name)
 
     def hold(self, uid: str, pod: str, node: str, plan: Iterable[Part]) -> bool:
-        """Enters what a pod holds by its plan; replaces its former entry. Returns whether anything changed.
+        """Enters what a pod holds according to its plan, in place of its former entry. Returns whether anything
+        changed.
 
         The plan is entered as it is, even if it exceeds the GPU.
         """
@@ -150,7 +158,9 @@ class Ledger:
     # --- queries
 
     def filter(self, ask: PodAsk, names: Sequence[str], without: Mapping[str, Iterable[str]] | None = None) -> Answer:
-        """Returns which of the nodes have room. ``without``: node → uids of pods that are treated as gone."""
+        """Returns which of the nodes have room for the pod. ``without``: node → uids of pods that are
+        treated as gone.
+        """
         rows = self._table.rows(names)
         known = rows >= 0
         inside = rows[known]
@@ -173,8 +183,8 @@ class Ledger:
         return Answer(listed[known][fits].tolist(), failed, never)
 
     def prioritize(self, ask: PodAsk, names: Sequence[str]) -> list[int]:
-        """Returns 0 to 10 for each node: how full (binpack) or empty (spread) its GPUs would be, or how close the pod's
-        GPUs can be to each other (topology). A node without GPUs gets 0.
+        """Returns a score from 0 to 10 for each node. By the policy, it says how full (binpack) or empty (spread) the
+        node's GPUs would be, or how close the pod's GPUs can be to each other (topology). A node without GPUs gets 0.
         """
         rows = self._table.rows(names)
         known = rows >= 0
@@ -249,12 +259,12 @@ class Ledger:
 
     @property
     def shapes(self) -> Collection[tuple[int, int]]:
-        """Returns (number of GPUs, MiB of the largest) for each kind of node."""
+        """Returns (number of GPUs, MiB of the largest GPU) for each kind of node."""
         return [shape for shape, count in self._shapes.items() if count]
 
     def most_gpus(self, preferences: Preferences) -> tuple[str, int]:
-        """Returns the node with most GPUs that match the preferences, healthy or not, and their number; ("", 0) if
-        there is none.
+        """Returns the node with most GPUs that match the preferences, healthy or not, and their number; returns ("", 0)
+        if no node has such a GPU.
         """
         names = list(self._table.names)
         rows = self._table.rows(names)
@@ -269,8 +279,8 @@ class Ledger:
         return self._table.use(node)
 
     def oversold(self) -> list[tuple[str, str]]:
-        """Returns (node, UUID) of GPUs whose pods hold more memory, cores or slots than the GPU has: an error, or the
-        effect of a kubelet that took other GPUs than planned.
+        """Returns (node, UUID) of GPUs whose pods hold more memory, cores or slots than the GPU has. The cause is an
+        error, or a kubelet that took other GPUs than planned.
         """
         found = []
         for node, gpus in self._table.gpus.items():
@@ -328,7 +338,7 @@ class Ledger:
     def _codes(
         self, ask: PodAsk, rows: np.ndarray, names: np.ndarray, without: Mapping[str, Iterable[str]] | None
     ) -> np.ndarray:
-        """Returns FITS or a Reason for each row."""
+        """Returns for each row (node) the code FITS or the Reason why the pod does not fit."""
         if without is None and len(ask.asks) == 1:
             return self._memo.ask(ask, rows).codes
         view = self._view(rows, names, without)
@@ -336,8 +346,8 @@ class Ledger:
         return _reasoned(self._fits(view, ask, allowed, names), view, ask, allowed)
 
     def _judge(self, ask: PodAsk, rows: np.ndarray) -> Judged:
-        """Judges rows for a pod with one container. With several containers a row's result depends on the other rows,
-        because only some are searched.
+        """Computes results of rows (nodes) for a pod with one container. Pods with several containers are not cached,
+        because a row's result then depends on the other rows: only some rows are searched.
         """
         view = self._table.view(rows)
         allowed = placement.allowed_by(self._table, rows, view, ask)
@@ -358,10 +368,11 @@ class Ledger:
         return fits
 
     def _pick(self, view: View, ask: PodAsk, allowed: np.ndarray) -> placement.Picked:
-        """Places the pod by its policy; on rows without room that way, as tightly as possible.
+        """Places the pod on each row (node) by its policy. If a row has no room that way, places the pod there as
+        tightly as possible.
 
-        Filter and bind use this same function: otherwise a pod whose bind fails on a node that the filter named would
-        return to that node without end.
+        Filter and bind use this same function: otherwise the filter could name a node on which the bind fails, and the
+        pod would return to that node without end.
         """
         own = ask.preferences.gpu_policy
         spread = np.full(len(allowed), SPREAD in words_of(own or self.gpu_policy))
@@ -420,9 +431,7 @@ class Ledger:
         return scores
 
     def _near(self, rows: np.ndarray, view: View, ask: PodAsk) -> np.ndarray:
-        """Returns 10 for nodes where the GPUs of every container fit on one NUMA node, otherwise the fraction of such
-        containers times 10.
-        """
+        """Returns a score for each node: the fraction of containers whose GPUs fit on one NUMA node, times 10."""
         allowed = placement.allowed_by(self._table, rows, view, ask)
         near = np.zeros(len(rows), np.float64)
         for one in ask.asks:

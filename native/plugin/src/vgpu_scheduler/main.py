@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program vgpu-scheduler: extender and webhook next to a stock kube-scheduler."""
+"""The program vgpu-scheduler: an extender and an admission webhook that run next to a stock kube-scheduler."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from .tls import Tls
 log = logging.getLogger(__name__)
 
 CERTIFICATE_LOOK = 60.0
-# Maximum seconds of the shutdown: long enough for a bind request that is under way.
+# Maximum seconds of the shutdown, long enough for a bind request that is under way.
 SHUTDOWN = 6.0
 # Seconds after which an idle connection is closed; the API server connects again.
 IDLE_SECONDS = 75.0
 MOST_DESCRIPTORS = 1 << 16
 
 
-# Option, type, default, help.
+# For each option its name, type, default and help text.
 OPTIONS: list[tuple[str, type, object, str]] = [
     ("kubeconfig", str, kube_access.IN_CLUSTER, "kubeconfig file, or in-cluster: the pod's service account"),
     ("config", Path, None, "configuration file, JSON or YAML"),
@@ -140,8 +140,8 @@ async def serve(given: argparse.Namespace, access: kube_access.Access) -> None:
             for task in tasks:
                 task.cancel()
             await leadership.release()
-            # The API server calls this replica until it notices the shutdown; a call that is cut off would refuse a
-            # pod.
+            # The API server calls this replica until it notices the shutdown. If a call were cut off, a pod would be
+            # refused, so calls are still answered for some time.
             if admits:
                 service.drain()
                 await asyncio.sleep(given.drain_seconds)
@@ -177,7 +177,7 @@ async def keep_certificates(tls: Tls) -> None:
 
 
 def ask(address: str, pod: str) -> int:
-    """Prints the explanation of a pod by the scheduler that listens on ``address``. Returns the exit status."""
+    """Prints why a pod waits, as explained by the scheduler that listens on ``address``. Returns the exit status."""
     namespace, _slash, name = pod.rpartition("/")
     host, _colon, port = address.rpartition(":")
     connection = http.client.HTTPConnection(host or "127.0.0.1", int(port), timeout=30)
@@ -200,7 +200,8 @@ def main() -> int:
     if given.explain:
         return ask(given.extender, given.explain)
     logs.configure(given, "%(levelname)s %(name)s: %(message)s")
-    # Each connection needs a descriptor, and anybody who reaches the webhook may open some.
+    # Each connection needs a file descriptor, and anybody who reaches the webhook may open connections, so the limit is
+    # raised.
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

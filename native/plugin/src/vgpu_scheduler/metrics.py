@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prometheus metrics of the scheduler; in bytes, seconds and ratios. No label has one value per pod."""
+"""Prometheus metrics of the scheduler, in bytes, seconds and ratios. No metric has a label with one value for each pod,
+because there may be a hundred thousand pods.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,14 @@ from typing import TYPE_CHECKING
 from vgpu_plugin.admin import process
 from vgpu_plugin.admin.exposition import Exposition
 
-if TYPE_CHECKING:  # imported for annotations only, because these modules need more packages
+if TYPE_CHECKING:  # These are imported for annotations only, because at run time they need more packages.
     from .cluster import Cluster
     from .extender import Extender
     from .leadership import Leadership
     from .pod_claims import PodClaims
 
 MIB = 1 << 20
-# Upper bounds, in seconds; the last is the time that a kube-scheduler waits for an extender.
+# Upper bounds of the histogram, in seconds. The last bound is the time that a kube-scheduler waits for an extender.
 BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0)
 TYPES = {
     "vgpu_scheduler_leader": ("gauge", "1 if this replica is the leader and binds pods, else 0."),
@@ -42,7 +44,7 @@ TYPES = {
 
 
 class Durations:
-    """A histogram for each verb."""
+    """Histograms of how long calls took, one for each verb of the extender and webhook."""
 
     def __init__(self) -> None:
         self._counts: dict[str, list[int]] = {}

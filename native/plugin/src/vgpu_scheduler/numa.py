@@ -2,10 +2,10 @@
 """Restricts GPUs to one NUMA node, if the kubelet's topology manager requires it (``single-numa-node``) or the pod
 requests it (``nvidia.com/numa-bind``).
 
-The topology manager refuses a pod whose devices it cannot align, and such a pod never recovers; so no plan uses several
-NUMA nodes there. Its scope decides whether the devices of each container or of the whole pod must be on one NUMA node.
-A GPU without a known NUMA node matches no NUMA node, and a node whose GPUs all have none is treated as if it had no
-policy.
+The topology manager refuses a pod whose devices it cannot align, and such a pod never recovers. So on such a node no
+pod is planned on GPUs of several NUMA nodes. Its scope decides whether the devices of each container or of the whole
+pod must be on one NUMA node. A GPU without a known NUMA node matches no NUMA node, and a node on which no GPU has a
+known NUMA node is treated as if it had no policy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from vgpu_plugin._shared.pods.resources import Ask
 if TYPE_CHECKING:
     from .table import View
 
-# Scopes of a row of the table: no alignment, per container, whole pod.
+# Scope of the alignment on a node (a row of the table): none, the GPUs of each container, or the GPUs of the whole pod
+# must be on one NUMA node.
 NONE, OF_CONTAINER, OF_POD = 0, 1, 2
 SCOPES = {CONTAINER: OF_CONTAINER, POD: OF_POD}
 
@@ -30,21 +31,23 @@ def scope_of(topology: Topology) -> int:
 
 
 def aligns(view: View, least: int = OF_CONTAINER) -> np.ndarray:
-    """Returns the rows whose GPUs must be on one NUMA node, with at least this scope."""
+    """Returns for each row (node) whether GPUs must be on one NUMA node there, with the scope ``least`` or
+    a wider one.
+    """
     rows: np.ndarray = view.aligned >= least
     return rows & (view.there & (view.numa >= 0)).any(axis=1) if rows.any() else rows
 
 
 def nodes_of(view: View, rows: np.ndarray) -> Iterator[int]:
-    """Returns the NUMA nodes of the GPUs of these rows."""
+    """Returns the numbers of the NUMA nodes of the GPUs in these rows."""
     some = view.numa[rows][view.there[rows]]
     return (int(one) for one in np.unique(some) if one >= 0)
 
 
 def one_node(view: View, ok: np.ndarray, ask: Ask, key: np.ndarray | None = None) -> np.ndarray:
-    """Restricts the mask ``ok`` (rows, columns) to one NUMA node on rows that align: the NUMA node with enough GPUs for
-    the container, and the lowest sum of their ``key``. No GPU is left if no NUMA node has enough. All rows align if the
-    pod requests it.
+    """Restricts the GPUs in the mask ``ok`` (rows, columns) to one NUMA node, in the rows that require it; in all rows
+    if the pod requests it. The function picks the NUMA node that has enough GPUs for the container and the lowest sum
+    of their ``key``. If no NUMA node has enough GPUs, no GPU of the row is left.
     """
     gpus = ask.gpus
     rows = aligns(view, NONE if ask.one_numa else OF_CONTAINER) if gpus > 1 else np.zeros(len(ok), bool)

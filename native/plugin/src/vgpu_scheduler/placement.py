@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides whether and where a pod's GPUs fit, for many nodes at once; the same functions plan one node at its bind.
+"""Decides whether and where a pod's GPUs fit, for many nodes at once. At the bind, the same functions choose the GPUs
+on one node. Each row of the arrays is a node, each column a GPU.
 
 The GPUs of one container are distinct. Containers are placed one after the other, the largest first, each on the GPUs
 that the policy ranks best. If that fails with several containers, ``search`` tries other combinations.
@@ -23,8 +24,8 @@ IMPOSSIBLE = np.int32((1 << 31) - 1)
 
 
 class Picked(NamedTuple):
-    """``fits`` by row; ``columns`` by request, each of shape (rows, GPUs of the request), valid only on
-    rows that fit.
+    """Result of a placement. ``fits``: whether the pod fits, by row; ``columns``: for each request the chosen GPUs, an
+    array of shape (rows, GPUs of the request), which is valid only in rows that fit.
     """
 
     fits: np.ndarray
@@ -32,9 +33,9 @@ class Picked(NamedTuple):
 
 
 def memory_of(view: View, ask: Ask) -> np.ndarray:
-    """Returns the MiB that the request needs on each GPU; IMPOSSIBLE if the GPU has no such size.
+    """Returns the MiB that the request needs on each GPU; IMPOSSIBLE if the GPU cannot provide that size.
 
-    The same rule as ``pods.requests.size_on``, for arrays; a test compares both.
+    This is the rule of ``pods.requests.size_on`` for arrays; a test compares both.
     """
     kind, amount = ask.memory
     if kind == CARD:
@@ -47,7 +48,7 @@ def memory_of(view: View, ask: Ask) -> np.ndarray:
         need = view.capacity * amount // 100
     elif kind == UNITS:
         gib = view.card // 1024
-        # Computed in 64 bits: 2^24 MiB times the number of units would overflow 32 bits.
+        # This is computed in 64 bits, because 2^24 MiB times the number of units would overflow 32 bits.
         wide = view.card.astype(np.int64) * amount // np.maximum(gib, 1)
         need = np.where(gib > 0, np.minimum(wide, IMPOSSIBLE), 0).astype(np.int32)
     else:
@@ -62,7 +63,9 @@ def cores_of(view: View, ask: Ask) -> np.ndarray:
 
 
 class Fit(NamedTuple):
-    """The GPUs that pass each single test, used for the reasons, and those that pass ``all`` tests."""
+    """The GPUs that pass each single test, from which the reasons are derived, and in ``all`` those that pass all
+    tests.
+    """
 
     large: np.ndarray
     memory: np.ndarray
@@ -72,8 +75,9 @@ class Fit(NamedTuple):
 
 
 def fit(view: View, ask: Ask, allowed: np.ndarray) -> Fit:
-    """Tests which GPUs fit. A container with 100 cores needs an empty GPU and excludes others. A container without
-    cores does not fit on a GPU whose cores are all taken. ``alone``: the GPU must be empty, but others may join it.
+    """Tests which GPUs fit. A container that requests 100 cores (percent of the GPU's compute) needs an empty GPU and
+    excludes others. A container without cores does not fit on a GPU whose cores are all taken. If the request has
+    ``alone`` set, the GPU must be empty, but other containers may join it later.
     """
     need, cores = memory_of(view, ask), cores_of(view, ask)
     large = need != IMPOSSIBLE
@@ -85,26 +89,28 @@ def fit(view: View, ask: Ask, allowed: np.ndarray) -> Fit:
 
 
 def enough(view: View, ask: Ask, allowed: np.ndarray) -> np.ndarray:
-    """Returns the rows on which one container alone gets its GPUs."""
+    """Returns for each row whether it has enough GPUs for one container alone."""
     rows: np.ndarray = numa.one_node(view, fit(view, ask, allowed).all, ask).sum(axis=1) >= ask.gpus
     return rows
 
 
 def allowed_by(table: GpuTable, rows: np.ndarray, view: View, ask: PodAsk) -> np.ndarray:
-    """Returns the usable GPUs that match the pod's selectors, on nodes whose labels admit the pod."""
+    """Returns the usable GPUs that match the pod's selectors, in rows whose node labels admit the pod."""
     usable = view.usable if not view.sharing.any() else view.usable & takes(view, ask)[:, None]
     return selected(table, rows, view, usable, ask.preferences)
 
 
 def takes(view: View, ask: PodAsk) -> np.ndarray:
-    """Returns the rows whose labels admit this pod, which takes either whole GPUs or parts."""
+    """Returns for each row whether the node's labels admit this pod, by whether it takes whole GPUs or
+    parts of GPUs.
+    """
     whole = all(one.memory.kind == CARD for one in ask.asks)
     rows: np.ndarray = view.sharing != SHARINGS.index(SHARED if whole else EXCLUSIVE)
     return rows
 
 
 def selected(table: GpuTable, rows: np.ndarray, view: View, gpus: np.ndarray, preferences: Preferences) -> np.ndarray:
-    """Restricts the mask ``gpus`` (rows, columns) to the GPUs that match the selectors."""
+    """Restricts the GPUs in the mask ``gpus`` (rows, columns) to those that match the pod's selectors."""
     allowed = gpus
     if not preferences.selects or not len(rows):
         return allowed
@@ -120,10 +126,11 @@ def selected(table: GpuTable, rows: np.ndarray, view: View, gpus: np.ndarray, pr
 
 
 def in_order(asks: Sequence[Ask], view: View) -> np.ndarray:
-    """Returns for each row the order in which requests are placed, shape (rows, requests): sidecars and other
-    containers by size, largest first; init containers last, because they reuse the room of the others.
+    """Returns for each row the order in which the containers' requests are placed, an array of shape (rows, requests).
+    Sidecars and other containers come by size, the largest first. Init containers come last, because they reuse the
+    room of the others.
 
-    A row's order depends only on its own GPUs: a node must get the same plan alone and among other nodes.
+    A row's order depends only on its own GPUs, because a node must get the same result alone and among other nodes.
     """
     needs = [memory_of(view, ask) for ask in asks]
     sizes = np.stack([np.where(need != IMPOSSIBLE, need, 0).max(axis=1, initial=0) for need in needs], axis=1)
@@ -134,9 +141,9 @@ def in_order(asks: Sequence[Ask], view: View) -> np.ndarray:
 
 
 def pick(view: View, asks: Sequence[Ask], allowed: np.ndarray, spread: np.ndarray) -> Picked:
-    """Places every container on every row, greedily. If a pod's GPUs must be on one NUMA node, uses the first NUMA node
-    with room for the whole pod. ``spread``: rows on which the emptiest GPUs come first; on the others the fullest come
-    first.
+    """Places every container on every row greedily: each container gets the best GPUs that are left. If a pod's GPUs
+    must be on one NUMA node, uses the first NUMA node with room for the whole pod. ``spread``: rows on which the
+    emptiest GPUs come first; on the other rows the fullest GPUs come first.
     """
     whole = numa.aligns(view, numa.OF_POD) if len(asks) > 1 else np.zeros(len(allowed), bool)
     if not whole.any():
@@ -176,13 +183,14 @@ def pick_in_order(
     rows = np.arange(len(view.capacity))[:, None]
     fits = np.ones(len(rows), bool)
     columns: list[np.ndarray] = [np.zeros((len(rows), 0), np.intp)] * len(asks)
-    # ``now``: used by other pods and by this pod's permanent containers. ``side``: the same with only its sidecars.
+    # ``now``: what other pods and this pod's permanent containers use. ``side``: what other pods and this pod's
+    # sidecars use, which is all that runs next to an init container.
     now = view._replace(memory=view.memory.copy(), cores=view.cores.copy(), shares=view.shares.copy())
     side = view._replace(memory=view.memory.copy(), cores=view.cores.copy(), shares=view.shares.copy())
     for n in order:
         ask = asks[n]
         base = side if ask.init else now
-        # An init container prefers the GPUs of its pod, because the kubelet reuses its devices.
+        # An init container prefers GPUs of its pod's other containers, because the kubelet reuses its devices for them.
         key = rank(base, spread, now.shares > view.shares if ask.init else None)
         ok = numa.one_node(base, fit(base, ask, allowed).all, ask, key)
         fits &= ok.sum(axis=1) >= ask.gpus
@@ -192,7 +200,7 @@ def pick_in_order(
             continue
         need, cores = memory_of(view, ask), cores_of(view, ask)
         for moment in (now, side) if ask.sidecar else (now,):
-            # A GPU that does not fit adds nothing; its row has failed already.
+            # Nothing is added for a GPU that does not fit; its row has failed already.
             moment.memory[rows, chosen] += np.where(ok, need, 0)[rows, chosen]
             moment.cores[rows, chosen] += np.where(ok, cores, 0)[rows, chosen]
             moment.shares[rows, chosen] += 1
@@ -200,8 +208,8 @@ def pick_in_order(
 
 
 def rank(view: View, spread: np.ndarray, liked: np.ndarray | None = None) -> np.ndarray:
-    """Returns a rank for each GPU, lower is better: the emptiest first on rows of ``spread``, the fullest first on the
-    others.
+    """Returns a rank for each GPU; a lower rank is better. On rows of ``spread`` the emptiest GPUs are best, on the
+    others the fullest.
     """
     capacity = np.maximum(view.capacity, 1)
     used = np.maximum(view.memory / capacity, view.cores / 100)

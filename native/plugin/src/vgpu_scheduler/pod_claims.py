@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Creates the ResourceClaims of pods that requested GPUs in a dialect. Only the replica that writes creates them, and
-only for stored pods.
+"""Creates the ResourceClaims of pods that requested GPUs by the resource names of some project (a dialect). Only the
+replica that writes creates claims, and only for pods that the API server has stored.
 
 Admission writes on the pod the names and contents of its claims, and creates nothing. A claim belongs to its pod, so
 Kubernetes deletes it with the pod. Until the claim exists, the kube-scheduler lets the pod wait.
 
-Tenants may write the same annotation. They only get what a pod may request by dialects, in their own namespace.
+Tenants may write the same annotation. That gives them only what a pod of their own namespace may request anyway.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from .reflector import Kind, Reflector
 log = logging.getLogger(__name__)
 
 REFUSED = "GpuClaimRefused"
-# Maximum number of pods served in one round, of parallel calls, and of events in one round.
+# Maximum number of pods served in one round, of API calls in parallel, and of events in one round.
 MAX_SERVED, AT_ONCE, MAX_EVENTS = 200, 16, 5
-# Seconds between two rounds, first and last pause before a pod is tried again (doubled each time), and minimum seconds
-# between two events on one pod.
+# In seconds: time between two rounds, first and longest pause before a pod is tried again (the pause doubles each
+# time), and minimum time between two events on one pod.
 LOOK, FIRST_PAUSE, LAST_PAUSE, BETWEEN_EVENTS = 1.0, 2.0, 300.0, 60.0
 
 
 class ClaimError(ValueError):
-    """A claim that cannot be created; the text says why and what to do."""
+    """Raised if a claim cannot be created. The text says why and what to do."""
 
 
 @dataclass(eq=False)
 class Due:
-    """A pod without its claims: the time of the next attempt, and the pause after another failure."""
+    """A pod whose claims are not created yet, with the time of the next attempt and the pause after another failure."""
 
     pod: wire.ClaimingPod
     when: float
@@ -48,7 +48,9 @@ class Due:
 
 
 class PodClaims:
-    """``counts``: claims created, and failures reported by an event."""
+    """Creates the claims. ``counts``: number of created claims (made), and of failures that were reported by an event
+    (refused).
+    """
 
     def __init__(self, api: Api, resync: float = 300.0, now: Callable[[], float] = time.monotonic) -> None:
         self._api, self._now = api, now
@@ -130,7 +132,7 @@ class PodClaims:
                 due.when, due.pause = self._now() + due.pause, min(2 * due.pause, LAST_PAUSE)
                 await self._tell(meta, str(fault))
                 return
-        # The pod may be gone, or its annotation may have changed meanwhile.
+        # Meanwhile the pod may be gone, or its annotation may have changed.
         if self._due.get(meta.uid) is due:
             del self._due[meta.uid]
             self._made[meta.uid] = hash((meta.annotations or {})[ANNOTATION])
@@ -148,7 +150,7 @@ class PodClaims:
 
     async def _claim(self, meta: wire.Meta, name: str, spec: Mapping[str, Any]) -> None:
         folder = f"/apis/resource.k8s.io/v1/namespaces/{meta.namespace}/resourceclaims"
-        # With ``controller`` set, Kubernetes also deletes the claim of an ended pod that still exists.
+        # ``controller`` is set so that Kubernetes deletes the claim also if its pod has ended but still exists.
         owner = {"apiVersion": "v1", "kind": "Pod", "name": meta.name, "uid": meta.uid, "controller": True}
         body = {
             "apiVersion": "resource.k8s.io/v1",

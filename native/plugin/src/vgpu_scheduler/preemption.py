@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the victims of a pod with higher priority, and reserves the freed room for that pod until it is bound.
+"""Finds the victims of a preemption, pods that must end so that a pod of higher priority fits. It reserves the freed
+room for that pod until it is bound.
 
-The kube-scheduler picks victims by its own count, ``nvidia.com/gpu`` of the whole node. The ledger knows what each GPU
-is short of, so it adds the missing victims, and removes those of its own that are not needed. The kube-scheduler then
-deletes the victims and nominates the node; it reserves its own resources there, but not MiB and compute. This module
-reserves these against pods of the same or a lower priority.
+The kube-scheduler picks victims by its own count, ``nvidia.com/gpu`` of the whole node. The ledger (which pod holds how
+much of which GPU) knows what each GPU is short of. So this module adds the missing victims, as few as possible. The
+kube-scheduler then deletes the victims and nominates the node; it reserves its own resources there, but not MiB and
+compute. This module reserves these against pods of the same or a lower priority.
 """
 
 from __future__ import annotations
@@ -20,15 +21,16 @@ from vgpu_plugin._shared.pods.requests import PodAsk
 from . import search, wire
 from .ledger import Ledger, NoRoom
 
-# Nodes whose victims are completed in one call (less than twice as many in total); a kube-scheduler names a tenth of a
-# large cluster.
+# Once the victims of this many nodes are completed in one call, no more nodes are added (so there are less than twice
+# as many). There is a limit because a kube-scheduler names a tenth of a large cluster.
 MAX_COMPLETED = 64
-# Nominated pods that are placed within one filter call; beyond that, no other pod is sent to their nodes.
+# Maximum number of nominated pods (which wait for their victims to end) that are placed within one filter call. No
+# other pod is sent to the nodes of the remaining ones.
 MAX_KEPT = 32
 
 
 class Nominated(NamedTuple):
-    """A pod that waits for its victims to leave ``node``."""
+    """A pod that waits until its victims on ``node`` have ended."""
 
     node: str
     priority: int
@@ -38,7 +40,7 @@ class Nominated(NamedTuple):
 class Preemption:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        # Priorities of bound pods by uid; only a number each, because there may be a hundred thousand.
+        # Uid → priority of each bound pod. Only the number is kept, because there may be a hundred thousand pods.
         self._priorities: dict[str, int] = {}
         self._counts: Counter[int] = Counter()
         self._ending: set[str] = set()
@@ -82,7 +84,7 @@ class Preemption:
 
     @property
     def lowest(self) -> float:
-        """The lowest priority of a bound pod. A pod without a higher priority can preempt no pod."""
+        """The lowest priority of all bound pods. A pod whose priority is not higher can preempt no pod."""
         return min(self._counts, default=math.inf)
 
     def key_of(self, uid: str) -> str:
@@ -91,8 +93,8 @@ class Preemption:
         return held.pod if held is not None else ""
 
     def cost(self, victims: Iterable[str]) -> tuple[float, int, int]:
-        """Returns the cost of victims in the kube-scheduler's order: the highest priority, their number,
-        and their MiB.
+        """Returns the cost of a set of victims, in the order of the kube-scheduler's comparison: their highest
+        priority, their number, and their MiB.
         """
         uids = list(victims)
         held = [self._ledger.held(uid) for uid in uids]
@@ -100,7 +102,7 @@ class Preemption:
         return max((self._priorities.get(uid, 0) for uid in uids), default=-math.inf), len(uids), memory
 
     def comes(self, uid: str) -> bool:
-        """Whether a nominated pod has room on its node once the pods that are now ending have left."""
+        """Whether a nominated pod will have room on its node once the pods that are already ending have left."""
         one = self._nominated.get(uid)
         if one is None:
             return False
@@ -110,8 +112,8 @@ class Preemption:
     def begin(
         self, ask: PodAsk, uid: str, priority: int, names: Sequence[str], spared: Collection[str] = ()
     ) -> dict[str, list[str]]:
-        """Returns by node the uids of pods to evict to make room for the pod; pods that are already ending are left
-        out. ``spared`` are never evicted.
+        """Returns for each node the uids of the pods to evict so that the pod has room; pods that are already ending
+        are left out. ``spared`` are never evicted.
         """
         ending = {name: [one for one in self._lower(name, priority, spared) if one in self._ending] for name in names}
         taken = self._taken(uid, priority, names)
@@ -131,18 +133,20 @@ class Preemption:
         spared: Collection[str] = (),
     ) -> dict[str, wire.MetaVictims]:
         """Returns the nodes on which the pod has room once its victims are gone, with all victims: those that the
-        kube-scheduler picked, which it needs for its own resources, and the fewest additional ones.
+        kube-scheduler picked, because it needs them for its own resources, and as few additional ones as possible.
 
-        Pods that are ending come first, then lower priorities. A node is left out if pods of lower priority do not hold
-        enough, or if room is reserved for another pod. ``spared`` are not added.
+        Pods that are already ending are chosen first, then pods of the lowest priority. A node is left out if pods of
+        lower priority do not hold enough, or if room is reserved for another pod. ``spared`` are not added.
         """
         taken = self._taken(uid, priority, picked)
         gone = {name: [pod.UID for pod in one.Pods or []] for name, one in picked.items() if name not in taken}
         found = {name: picked[name] for name in self._ledger.filter(ask, list(gone), gone).fits}
-        # Also nodes without published GPUs (with NVIDIA's own plugin) come here if they are short of slots.
+        # Nodes without published GPUs (with NVIDIA's own plugin) are named too if they are short of slots; they are
+        # left out.
         short = [name for name in gone if name not in found and name in self._ledger.nodes]
         lower: dict[str, list[str]] = {}
-        # The nodes come in alphabetical order each time, so nodes that cannot help must not use up the limit.
+        # The nodes come in the same alphabetical order each time. So nodes that cannot help are not counted, because
+        # they would use up the limit.
         for n in range(0, len(short), MAX_COMPLETED):
             some = {name: self._lower(name, priority, {*gone[name], *spared}) for name in short[n : n + MAX_COMPLETED]}
             self._leave(ask, gone, some)
@@ -151,14 +155,14 @@ class Preemption:
                 break
         more = {name: self._cheapest(ask, name, uids, gone[name]) for name, uids in lower.items()}
         self._leave(ask, gone, more)
-        # If the cheapest victims are not enough, try all pods of lower priority.
+        # If the cheapest victims do not make enough room, take all pods of lower priority.
         more.update((name, list(uids)) for name, uids in lower.items() if name not in more)
-        # Spare each victim without which there is still room; one filter call checks all nodes.
+        # Leave out each victim without which there is still room. One filter call checks all nodes.
         for n in range(max(map(len, more.values()), default=0)):
             tried = {name: uids[-1 - n] for name, uids in more.items() if n < len(uids)}
             without = {name: gone[name] + [uid for uid in more[name] if uid != one] for name, one in tried.items()}
             for name in self._ledger.filter(ask, list(without), without).fits:
-                # Emptied in place, so that the indexes of the other victims stay valid.
+                # The entry is emptied and not removed, so that the indexes of the other victims stay valid.
                 more[name][-1 - n] = ""
         for name, uids in more.items():
             pods = [*(picked[name].Pods or []), *(wire.MetaPod(uid) for uid in uids if uid)]
@@ -168,10 +172,12 @@ class Preemption:
     @contextmanager
     def kept(self, uid: str, priority: int, names: Iterable[str]) -> Iterator[set[str]]:
         """Temporarily enters nominated pods that this pod must not overtake into the ledger. Yields the nodes that have
-        no room for them yet, because their victims are still there: no other pod may fill the freed room.
+        no room for the nominated pods yet, because their victims are still there. No other pod may be placed on these
+        nodes, because it would fill the freed room.
 
-        Nothing is reserved if even the end of all victims makes no room, for example because a GPU became unhealthy:
-        the kube-scheduler withdraws a nomination late or never, and other pods could use the node.
+        Nothing is reserved for a nominated pod that would have no room even after the end of all victims, for example
+        because a GPU became unhealthy. The kube-scheduler withdraws its nomination late or never, and other pods could
+        not use the node until then.
         """
         wanted = set(names) if self._nominated else ()
         full: set[str] = set()
@@ -195,11 +201,11 @@ class Preemption:
     # --- internal
 
     def _against(self, uid: str, priority: int) -> list[tuple[str, Nominated]]:
-        """Returns nominated pods of this priority or a higher one, the highest first, without those whose bind is under
+        """Returns the nominated pods of this or a higher priority, the highest first, without those whose bind is under
         way.
 
         Two pods of equal priority may be nominated for one node, if the second asks before the first nomination is
-        known. They are ordered by uid; otherwise each would wait for the other for ever.
+        known. Then the one with the lower uid goes first, because otherwise each would wait for the other for ever.
         """
         own = self._nominated.get(uid)
         found = [
@@ -213,8 +219,8 @@ class Preemption:
         return sorted(found, key=lambda each: (-each[1].priority, each[0]))
 
     def helps(self, uid: str, one: Nominated) -> bool:
-        """Whether a pod may be nominated for the node: the end of lower pods makes room there, and none is reserved for
-        another pod.
+        """Whether a pod may be nominated for the node: the end of pods of lower priority makes room there, and no room
+        is reserved for another pod.
         """
         return not self._taken(uid, one.priority, [one.node]) and self._helps(one)
 
@@ -226,7 +232,7 @@ class Preemption:
                 del self._counts[found]
 
     def _taken(self, uid: str, priority: int, names: Collection[str]) -> set[str]:
-        """Returns the nodes on which room is reserved for another pod."""
+        """Returns the nodes on which room is reserved for a pod other than this one."""
         waiting = [one for _other, one in self._against(uid, priority) if one.node in names]
         return {one.node for n, one in enumerate(waiting) if n >= MAX_KEPT or self._helps(one)}
 
@@ -243,14 +249,17 @@ class Preemption:
         ranked = []
         for uid in self._ledger.pods_of(node):
             held, found = self._ledger.held(uid), self._priorities.get(uid)
-            # A pod whose bind is under way has no known priority here; the kube-scheduler may not know it yet.
+            # A pod without a known priority is left out: its bind is under way, and the kube-scheduler may not know the
+            # pod yet.
             if held is not None and found is not None and found < priority and uid not in chosen:
                 memory = sum(use[1] for use in held.uses)
                 ranked.append((uid not in self._ending, found, -memory, uid))
         return [uid for *_rank, uid in sorted(ranked)]
 
     def _cheapest(self, ask: PodAsk, node: str, lower: Sequence[str], picked: Sequence[str]) -> list[str]:
-        """Returns a guess that ``_leave`` checks: the pods of those few GPUs that can be freed at the lowest cost."""
+        """Returns the probably cheapest victims: the pods on those few GPUs that can be freed at the lowest cost.
+        ``_leave`` then checks whether their end makes enough room.
+        """
         largest = max(ask.asks, key=lambda one: (one.gpus, one.memory.amount, one.cores))
         used = {uuid: list(use) for uuid, use in self._ledger.use(node).items()}
         for uid in picked:
@@ -272,7 +281,7 @@ class Preemption:
         return [uid for uid in lower if uid in wanted]
 
     def _take_off(self, used: dict[str, list[int]], uid: str, node: str) -> bool:
-        """Subtracts the pod's use. Returns whether the pod held any of these GPUs."""
+        """Subtracts what the pod uses from ``used``. Returns whether the pod held any of these GPUs."""
         held, found = self._ledger.held(uid), False
         for uuid, *amounts in held.uses if held is not None and held.node == node else ():
             if uuid in used:
@@ -281,7 +290,7 @@ class Preemption:
         return found
 
     def _leave(self, ask: PodAsk, gone: Mapping[str, list[str]], more: dict[str, list[str]]) -> None:
-        """Removes from ``more`` the nodes on which the pod has no room even without these pods."""
+        """Removes from ``more`` the nodes on which the pod has no room even after the end of these pods."""
         all_gone = {name: gone[name] + uids for name, uids in more.items() if uids}
         fits = set(self._ledger.filter(ask, list(all_gone), all_gone).fits)
         for name in [name for name in more if name not in fits]:

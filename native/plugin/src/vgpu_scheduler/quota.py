@@ -36,7 +36,7 @@ NOTHING = Demand()
 
 
 class Limit(NamedTuple):
-    """One limit of one quota. ``hard`` is in the limit's own unit; ``of`` converts a demand to that unit."""
+    """One limit of one quota. ``hard`` is the limit in its own unit; ``of`` converts a demand to that unit."""
 
     quota: str
     name: str
@@ -60,8 +60,8 @@ def least(ask: PodAsk, cards: Iterable[Card]) -> Demand:
 
 
 def _highest(parts: Iterable[tuple[bool, bool, Demand]]) -> Demand:
-    """Returns the largest demand during a pod's life: an init container next to the sidecars, or all other containers
-    at once.
+    """Returns the largest demand during a pod's life: either that of an init container together with the sidecars, or
+    that of all other containers at once.
     """
     parts = list(parts)
     sidecars = _sum(demand for _init, sidecar, demand in parts if sidecar)
@@ -76,18 +76,18 @@ def _sum(demands: Iterable[Demand]) -> Demand:
 
 
 class Quotas:
-    """Limits of namespaces and how much of them is used. ``ledger`` knows what pods hold."""
+    """The limits of namespaces, and how much of them is used. ``ledger`` knows what pods hold."""
 
     def __init__(self, config: Config, ledger: Ledger) -> None:
         self._config, self._ledger = config, ledger
         self._limits: dict[str, dict[str, list[Limit]]] = {}
-        # Stored pods without a node: namespace → uid → demand.
+        # Namespace → uid → demand, for stored pods that have no node yet.
         self._waiting: dict[str, dict[str, Demand]] = {}
 
     # --- updates
 
     def enter(self, gone: bool, quota: wire.Quota) -> None:
-        """Enters one ResourceQuota of the API server."""
+        """Enters one ResourceQuota as the API server reports it."""
         space, name = quota.metadata.namespace, quota.metadata.name
         limits = [] if gone else self._read(name, quota.spec.hard or {})
         here = self._limits.setdefault(space, {})
@@ -104,11 +104,11 @@ class Quotas:
             self.enter(False, quota)
 
     def waits(self, namespace: str, uid: str, ask: PodAsk) -> None:
-        """Counts a stored pod that has no node yet."""
+        """Counts a stored pod that has no node yet as waiting."""
         self._waiting.setdefault(namespace, {})[uid] = least(ask, self._ledger.cards)
 
     def forget(self, namespace: str, uid: str) -> None:
-        """Stops counting a pod as waiting: it has a node or is gone."""
+        """Stops counting a pod as waiting, because it has a node or is gone."""
         here = self._waiting.get(namespace)
         if here is not None:
             here.pop(uid, None)
@@ -116,7 +116,7 @@ class Quotas:
                 del self._waiting[namespace]
 
     def forget_others(self, there: set[str]) -> None:
-        """Removes waiting pods that are not in the new list."""
+        """Stops counting pods that are not in the new list."""
         for space, pods in list(self._waiting.items()):
             for uid in [uid for uid in pods if uid not in there]:
                 self.forget(space, uid)
@@ -128,19 +128,19 @@ class Quotas:
         return self._limits.keys()
 
     def admit(self, namespace: str, uid: str, ask: PodAsk) -> str:
-        """Returns "" or why a new pod exceeds the quota, counting pods that hold GPUs or wait."""
+        """Returns "" or why a new pod exceeds the quota. Pods that hold GPUs and pods that wait are counted."""
         if namespace not in self._limits:
             return ""
         return self._over(namespace, least(ask, self._ledger.cards), self._spoken_for(namespace, uid))
 
     def fits(self, namespace: str, ask: PodAsk) -> str:
-        """Returns "" or why a pod cannot be bound now, whichever GPUs it would get."""
+        """Returns "" or why a pod cannot be bound now, whichever GPUs it would get. Pods that wait are not counted."""
         if namespace not in self._limits:
             return ""
         return self._over(namespace, least(ask, self._ledger.cards), self.held(namespace))
 
     def takes(self, namespace: str, demand: Demand, own: Demand = NOTHING) -> str:
-        """Returns "" or why a pod with this demand cannot be bound now; ``own``: what it holds already."""
+        """Returns "" or why a pod with this demand cannot be bound now. ``own``: what the pod holds already."""
         if namespace not in self._limits:
             return ""
         held = self.held(namespace)
@@ -170,7 +170,8 @@ class Quotas:
                 continue
             value = exact(hard[resource])
             if value is None:
-                # The API server stores no such value; refuse everything, because the intended limit is unknown.
+                # The API server stores no value that is not a quantity. If there is one, everything is refused, because
+                # the intended limit is unknown.
                 text = "ResourceQuota %s: %s: %r is not a quantity; all pods that need this resource are refused"
                 log.warning(text, name, resource, hard[resource])
             found.append(Limit(name, resource, math.floor(value or 0), of))
@@ -179,7 +180,7 @@ class Quotas:
     def _spoken_for(self, namespace: str, uid: str) -> Demand:
         """Returns the demand of all other pods that hold GPUs or wait."""
         pods = self._waiting.get(namespace, {})
-        # Between its bind and the event about it, a pod both holds and waits.
+        # Between its bind and the event about it, a pod both holds GPUs and waits; it is counted once.
         counted = (demand for one, demand in pods.items() if one != uid and self._ledger.held(one) is None)
         return _sum([self.held(namespace), *counted])
 

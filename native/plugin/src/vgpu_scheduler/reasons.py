@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a pod does not fit on a node: one Reason for each node, the first test that fails, and its text.
+"""Finds why a pod does not fit on a node: one Reason for each node, by the first test that fails, and its text.
 
 The kube-scheduler counts equal texts ("3 not a GPU with …"), so a text names only what the pod needs. ``explain``
 reports what the node has.
@@ -33,7 +33,7 @@ class Reason(IntEnum):
     LABELS = 10
 
 
-# No other pod's end changes these reasons, so no preemption is tried for them.
+# These reasons stay whichever other pods end, so no preemption is tried for them.
 LASTING = (
     *(Reason.NO_GPU, Reason.SELECTED, Reason.TOO_FEW, Reason.TOO_SMALL, Reason.UNHEALTHY),
     Reason.LABELS,
@@ -41,12 +41,14 @@ LASTING = (
 
 
 def of(view: View, ask: PodAsk, allowed: np.ndarray) -> np.ndarray:
-    """Returns a Reason for each row on which the pod does not fit: the first test that too few GPUs pass."""
+    """Returns a Reason for each row (node); the pod fits on none of them. The Reason belongs to the first test that too
+    few GPUs pass.
+    """
     codes = np.full(len(view.capacity), Reason.TOGETHER, np.int8)
     codes[numa.aligns(view, numa.OF_POD)] = Reason.NUMA
     for one in reversed(ask.asks):
         fit = placement.fit(view, one, allowed)
-        # From the last test to the first, so that an earlier test overwrites.
+        # The tests run from the last to the first, so that an earlier test overwrites the reason of a later one.
         for reason, passed in (
             (Reason.NUMA, numa.one_node(view, fit.all, one)),
             (Reason.CORES, allowed & fit.slots & fit.memory & fit.cores),
@@ -64,7 +66,7 @@ def of(view: View, ask: PodAsk, allowed: np.ndarray) -> np.ndarray:
 
 
 def text(reason: Reason, ask: PodAsk) -> str:
-    """Returns what the pod needs and the node is missing."""
+    """Returns the text of a reason: what the pod needs and the node does not have."""
     most = max(ask.asks, key=lambda one: one.gpus)
     many = f"{most.gpus} GPUs" if most.gpus > 1 else "a GPU"
     if reason == Reason.NO_GPU:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists the objects of one kind and watches their changes, for ever; passes both to a handler.
+"""Lists the objects of one kind at the API server, watches their changes, and passes both to a handler. It never ends
+by itself.
 
 Events can be lost (a broken stream, a version that is too old), so objects are listed again after each such loss. They
 are also listed every ``resync`` seconds, because an event could be lost without notice.
@@ -28,8 +29,8 @@ PAUSE = 1.0
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of object at the API server. ``lean`` removes from an item what need not be kept until its list is
-    complete.
+    """A kind of object at the API server. ``lean`` removes from an item what need not stay in memory while the rest of
+    the list is read.
     """
 
     path: str
@@ -40,8 +41,8 @@ class Kind:
 
 
 class Reflector:
-    """``replace(items, began)`` receives every complete list and the time at which it began; ``change(gone, item)``
-    receives each event.
+    """Lists and watches. ``replace(items, began)`` receives every complete list and the time at which it began;
+    ``change(gone, item)`` receives each event.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Reflector:
         self._decode_status = msgspec.json.Decoder(wire.Status).decode
         self._replace, self._change, self._resync = replace, change, resync
         self._again = asyncio.Event()
-        # Start time of the newest list that the handler received; -1 before the first list.
+        # Time at which the newest list began that the handler has received; -1 before the first list.
         self.listed_at = -1.0
         self.fault = ""
 
@@ -72,9 +73,10 @@ class Reflector:
                 self.fault = ""
             except ApiError as fault:
                 self.fault = str(fault)
-                # Status 410 is no error: the server asks for a new list because the version is too old.
+                # Status 410 is no error: the version is too old for a watch, so the server asks for a new list.
                 log.log(logging.INFO if fault.status == 410 else logging.WARNING, "%s; listed again", fault)
-                # Pause also after 410, if the last list is recent: the server may repeat that status for a long time.
+                # There is a pause also after 410 if the last list is recent, because the server may repeat that status
+                # for a long time.
                 if fault.status != 410 or time.monotonic() - self.listed_at < PAUSE:
                     await self._pause()
 
@@ -94,7 +96,7 @@ class Reflector:
                 asked.cancel()
                 # Awaiting each task with its errors suppressed would also suppress our own cancellation.
                 await asyncio.gather(stream, asked, return_exceptions=True)
-            # A proxy may end every stream at once.
+            # A proxy may end every stream at its beginning, so a short stream is followed by a pause.
             if time.monotonic() - opened < PAUSE:
                 await self._pause()
 
@@ -126,7 +128,8 @@ class Reflector:
         return version
 
     async def _pause(self) -> None:
-        # wait_for of Python 3.11 loses a cancellation that arrives together with the awaited event.
+        # wait_for of Python 3.11 loses a cancellation that arrives together with the awaited event, so timeout is used
+        # instead.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PAUSE):
                 await self._again.wait()

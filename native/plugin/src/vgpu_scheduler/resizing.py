@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resizes running pods: checks the request in a pod's annotation and grants it, on the one replica that binds (the
-shared core's ``pods/resizes`` defines the annotations).
+"""Resizes running pods: checks the request in a pod's annotation and grants it. Only the replica that binds does that.
+The module ``pods/resizes`` of the shared core defines the annotations.
 
 A request is a state, not an event: it is checked again until it is granted, so it survives the loss of a replica or an
-event, and a pod gets more once there is room. A granted request is not applied again: a size that root changes on the
-node later stays.
+event, and a pod gets more once there is room. A granted request is not applied a second time, so a size that root
+changes on the node later stays.
 
-A grant is entered in the ledger before the API server is asked, as with a bind. Its room stays claimed until the pod is
-seen with the grant, because an older event would free it again.
+As with a bind, a grant is entered in the ledger (which pod holds how much of which GPU) before the API server is asked.
+Its room stays reserved until the watch shows the pod with the grant, because an older event would free it again.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from .quota import Demand
 log = logging.getLogger(__name__)
 
 REFUSED, WAITS = "GpuResizeRefused", "GpuResizeWaits"
-# Maxima for one round: number of checked requests, of grants, of events. A tenant may change all its pods at once, and
-# each grant is a write at the API server and a write of limits on a node.
+# Maximum number of requests checked in one round, of grants, and of events. A tenant may change all its pods at once,
+# and each grant means a write at the API server and a write of limits on a node.
 MAX_JUDGED, MAX_GRANTED, MAX_EVENTS = 200, 20, 5
-# Seconds. BETWEEN_GRANTS, BETWEEN_EVENTS: minimum between two grants to one pod, and between two events on one pod.
-# GIVE_UP: a grant that the watch has not shown by then counts as failed, because no request to the API server takes
-# longer.
+# All in seconds. BETWEEN_GRANTS, BETWEEN_EVENTS: minimum time between two grants to one pod, and between two events on
+# one pod. GIVE_UP: if the watch has not shown a grant by then, it counts as failed, because no request to the API
+# server takes longer.
 BETWEEN_GRANTS, BETWEEN_EVENTS, GIVE_UP = 10.0, 60.0, 70.0
 
 
@@ -50,7 +50,9 @@ class Writer(Protocol):
 
 
 class Claim(NamedTuple):
-    """A grant that the watch has not shown yet: the parts that count, the request, and the time of the grant."""
+    """A grant that the watch has not shown yet: the parts of GPUs that count for the pod, the request, and the time of
+    the grant.
+    """
 
     parts: tuple[Part, ...]
     request: str
@@ -60,7 +62,7 @@ class Claim(NamedTuple):
 class Resizing:
     def __init__(self, extender: Extender, api: Writer, now: Callable[[], float] = time.monotonic) -> None:
         self._extender, self._ledger, self._api, self._now = extender, extender.ledger, api, now
-        # Uid → pod with a request that is not granted; the pods checked longest ago come first.
+        # Uid → pod with a request that is not granted. The pods that were checked longest ago come first.
         self._pending: dict[str, wire.Pod] = {}
         self._claims: dict[str, Claim] = {}
         self._granted_at: dict[str, float] = {}
@@ -72,7 +74,7 @@ class Resizing:
     # --- updates
 
     def counts_for(self, pod: wire.Pod) -> tuple[Part, ...] | None:
-        """Returns the parts that a bound pod counts for. Raises PlanError."""
+        """Returns the parts of GPUs that count for a bound pod. Raises PlanError."""
         uid, annotations = pod.metadata.uid, pod.metadata.annotations or {}
         counted = resizes.counted(annotations)
         claim = self._claims.get(uid)
@@ -126,7 +128,7 @@ class Resizing:
             pod = self._pending.pop(uid, None)
             if pod is None:
                 continue
-            # Move the pod to the end of the order, whatever the result.
+            # The pod moves to the end of the order, whatever the result is.
             self._pending[uid] = pod
             if uid in self._claims or self._now() - self._granted_at.get(uid, -BETWEEN_GRANTS) < BETWEEN_GRANTS:
                 continue
@@ -146,7 +148,8 @@ class Resizing:
             after = resizes.applied(plan, request)
         except PlanError as fault:
             return await self._tell(pod, REFUSED, str(fault))
-        # No await from here to hold, so no bind can come between the check and the entry.
+        # From here to the call of ``hold`` nothing is awaited, so no bind can come between the check and the entry in
+        # the ledger.
         counted = resizes.greater(after, resizes.counted(annotations) or ())
         reason = self._fault(uid, pod, counted)
         if reason:
@@ -156,7 +159,9 @@ class Resizing:
         return await self._grant(uid, pod, Grant(request, plan, after, counted))
 
     def _fault(self, uid: str, pod: wire.Pod, parts: tuple[Part, ...]) -> str:
-        """Returns "" or why the pod cannot grow: its quota, room reserved for other pods, or the GPU."""
+        """Returns "" or why the pod cannot grow: its quota is exhausted, the room is reserved for other pods, or the
+        GPU has no room.
+        """
         held = self._ledger.held(uid)
         assert held is not None
         had = {use[0]: Use(*use[1:]) for use in held.uses}
@@ -185,7 +190,8 @@ class Resizing:
         self._ledger.hold(uid, held.pod, held.node, grant.counted)
         self._granted_at[uid] = self._now()
         try:
-            # On this version of the pod only: otherwise changes that its node wrote meanwhile would be lost.
+            # The annotations are written only on this version of the pod, because otherwise changes that its node wrote
+            # meanwhile would be lost.
             await self._api.annotate(meta.namespace, meta.name, uid, texts, meta.resourceVersion)
         except Unknown as fault:
             log.warning(
@@ -193,7 +199,7 @@ class Resizing:
             )
             return False
         except ApiError as fault:
-            # Usually a newer version of the pod exists; the next event contains it.
+            # The usual cause is a newer version of the pod, which the next event contains.
             log.info("pod %s: its resize could not be written: %s", held.pod, fault)
             self._claims.pop(uid, None)
             self._granted_at.pop(uid, None)
@@ -206,7 +212,9 @@ class Resizing:
         return True
 
     async def _tell(self, pod: wire.Pod, reason: str, text: str) -> bool:
-        """Writes an event if the reason changed, at most one a minute for a pod. Returns False: nothing was granted."""
+        """Writes an event if the reason changed, at most one a minute for a pod. Returns False, which means that
+        nothing was granted.
+        """
         meta = pod.metadata
         said, when = self._said.get(meta.uid, ("", -BETWEEN_EVENTS))
         if said == text or self._now() - when < BETWEEN_EVENTS or self._events >= MAX_EVENTS:
@@ -222,7 +230,9 @@ class Resizing:
 
 
 class Grant(NamedTuple):
-    """``plan`` before and ``after`` the resize, and the parts counted until the node has applied it."""
+    """A grant. ``plan``: the pod's GPUs before the resize; ``after``: its GPUs after it; ``counted``: what counts for
+    the pod until the node has applied the resize.
+    """
 
     request: Mapping[str, resizes.Size]
     plan: tuple[Part, ...]
@@ -236,7 +246,7 @@ def _within(use: Use, had: Use | None) -> bool:
 
 def misfit(ledger: Ledger, node: str, had: Mapping[str, Use], parts: tuple[Part, ...]) -> str:
     """Returns "" or which GPU has no room for a pod that holds ``had`` and would hold ``parts``. A part that does not
-    grow always fits. The rule equals that of placement: a container with 100 % needs the GPU alone.
+    grow always fits. As in a placement, a container with 100 % of the compute needs the GPU alone.
     """
     gpus = {gpu.uuid: gpu for gpu in ledger.nodes.get(node, ())}
     used: Mapping[str, Any] = ledger.use(node) if gpus else {}

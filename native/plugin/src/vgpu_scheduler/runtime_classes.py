@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks by a pod's RuntimeClass whether the runtime of its containers applies our limits.
 
-libvgpu.so gets into a container by mounts and /etc/ld.so.preload. This was tested with runc and crun, and with NVIDIA's
-runtime before them. A virtual machine (Kata) or a kernel in user space (gVisor) may pass a GPU through without the
-library.
+libvgpu.so gets into a container by mounts and /etc/ld.so.preload. This was tested with runc and crun, also if NVIDIA's
+runtime calls them. But a virtual machine (Kata) or a kernel in user space (gVisor) may give a container the GPU without
+the library, so pods with other runtimes get no slices.
 """
 
 from __future__ import annotations
@@ -12,19 +12,22 @@ from collections.abc import Sequence
 
 from . import wire
 
-# Handlers that were tested. ``nvidia`` is runc with NVIDIA's hook, under the name that the role container_runtime gives
-# it.
+# Handlers of a RuntimeClass that were tested. ``nvidia`` is runc with NVIDIA's hook, under the name that the role
+# container_runtime gives it.
 TRIED = ("crun", "nvidia", "runc")
-# The role's variable; the same setting in the configuration file is runtimeHandlers.
+# Name of the role's variable for additional handlers. The same setting in the scheduler's configuration file is
+# runtimeHandlers.
 VARIABLE = "scheduler_runtime_handlers"
 
 
 class RuntimeClasses:
-    """RuntimeClasses of the cluster, from a list and its watch. ``more``: additional handlers from the inventory."""
+    """The RuntimeClasses of the cluster, as last listed and watched. ``more``: additional handlers that the inventory
+    allows.
+    """
 
     def __init__(self, more: Sequence[str] = ()) -> None:
         self.allowed = frozenset((*TRIED, *more))
-        # Name of a RuntimeClass → its handler; None before the first list.
+        # Name of a RuntimeClass → its handler; None until the first list has arrived.
         self.handlers: dict[str, str] | None = None
 
     def enter_all(self, classes: list[wire.RuntimeClass], _began: float) -> None:
@@ -39,8 +42,8 @@ class RuntimeClasses:
         self.handlers = handlers
 
     def refusal(self, pod: str, name: str) -> str:
-        """Returns "" or why ``pod`` (namespace/name) gets no slice. A pod without a RuntimeClass uses its node's
-        default runtime.
+        """Returns "" or why ``pod`` (namespace/name) gets no slice. ``name``: the pod's RuntimeClass; a pod without one
+        is not refused, because it uses its node's default runtime.
         """
         if not name:
             return ""

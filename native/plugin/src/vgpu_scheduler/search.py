@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Placement on one node if the greedy placement fails: tries other orders of several containers, and chooses sets of
-GPUs that are close to each other.
+"""Places a pod on one node if the fast greedy placement failed: tries other orders and combinations of several
+containers. It also chooses sets of GPUs that are close to each other.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from vgpu_plugin._shared.pods.annotations import NodeGpu, Use
 from vgpu_plugin._shared.pods.preferences import NUMA, TOPOLOGY
 from vgpu_plugin._shared.pods.requests import Ask, Card, Size, size_on
 
-# Maximum number of GPU sets tried for one container, and of steps of a whole search, so that a bind stays fast.
+# Maximum number of sets of GPUs that are tried for one container, and of steps of a whole search. They keep a bind
+# fast.
 MAX_WAYS = 500
 MAX_STEPS = 5000
 
@@ -24,9 +25,9 @@ def search(
     allowed: Sequence[bool],
     aligned: bool = False,
 ) -> list[tuple[int, ...]] | None:
-    """Returns the columns of each request, or None if no combination was found within the limits. Init containers are
-    placed by the caller: they run before the others and do not compete with them. ``aligned``: the GPUs of a request
-    must be on one NUMA node.
+    """Returns the chosen GPUs of each request, as positions in ``gpus``, or None if no combination was found within the
+    limits. ``asks`` contains no init containers, because the caller places pods that have some only greedily.
+    ``aligned``: the GPUs of a request must be on one NUMA node.
     """
     order = sorted(range(len(asks)), key=lambda n: (-asks[n].gpus, n))
     taken = [list(used.get(gpu.uuid, Use(0, 0, 0))) for gpu in gpus]
@@ -60,7 +61,9 @@ def ways(
     allowed: Sequence[bool],
     aligned: bool = False,
 ) -> Iterator[tuple[int, ...]]:
-    """Yields sets of GPUs on which one container fits; GPUs that are equal in all relevant values are tried once."""
+    """Yields sets of GPUs on which one container fits. Of GPUs that are equal in all relevant values, only as many are
+    tried as the container needs.
+    """
     columns: list[int] = []
     seen: dict[tuple[NodeGpu, tuple[int, ...]], int] = {}
     for n, gpu in enumerate(gpus):
@@ -70,7 +73,7 @@ def ways(
         seen[kind] = seen.get(kind, 0) + 1
         if seen[kind] <= ask.gpus:
             columns.append(n)
-    # Fullest first, so that large free parts remain.
+    # The fullest GPUs come first, so that large free parts remain on the others.
     columns.sort(key=lambda n: gpus[n].capacity_mib - taken[n][0])
     wanted = ask.one_numa and any(gpu.numa >= 0 for gpu in gpus)
     if not (aligned or wanted) or ask.gpus == 1:
@@ -81,8 +84,8 @@ def ways(
 
 
 def fits(ask: Ask, gpu: NodeGpu, taken: Sequence[int]) -> bool:
-    """Whether one container fits on the GPU: the rule of ``placement.fit`` for one GPU. ``taken``: used MiB, used
-    percent, and number of containers.
+    """Whether one container fits on the GPU. This is the rule of ``placement.fit`` for one GPU. ``taken``: used MiB,
+    used percent, and number of containers.
     """
     size = size_of(ask, gpu)
     slots = 1 if ask.alone else gpu.slots
@@ -110,11 +113,12 @@ def change(taken: Sequence[list[int]], way: Sequence[int], sizes: Sequence[Size 
 def best_set(
     gpus: Sequence[NodeGpu], columns: Sequence[int], count: int, words: Sequence[str], key: Sequence[float]
 ) -> tuple[int, ...]:
-    """Returns the set of GPUs that a policy ranks best, comparing its words in order: ``topology`` prefers the best
-    links, without links one NUMA node; ``numa`` prefers one NUMA node; other words the lowest sum of ``key``.
+    """Returns the set of GPUs that a policy ranks best. The words of the policy are compared in order: ``topology``
+    prefers the best links, and between equal links GPUs of one NUMA node; ``numa`` prefers GPUs of one NUMA node; every
+    other word prefers the lowest sum of ``key``.
     """
     scores = [dict(gpu.links) for gpu in gpus]
-    # Integers, because their sum does not depend on the order.
+    # The sums are of integers, because these do not depend on the order of addition.
     keys = [round(one * 1_000_000) for one in key]
 
     def liking(way: tuple[int, ...]) -> tuple[int, ...]:

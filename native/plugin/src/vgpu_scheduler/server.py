@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP front end: decodes bodies, calls the other modules and encodes responses. An unreadable body gets an error
-status and a text.
+"""The HTTP front end: decodes request bodies, calls the other modules and encodes responses. If a body is unreadable,
+the response is an error status with a text.
 
 The extender listens on the loopback address, for the kube-scheduler next to it; the webhook listens on all addresses,
 with TLS.
@@ -27,14 +27,15 @@ from .pod_claims import PodClaims
 
 log = logging.getLogger(__name__)
 
-# 5 000 node names of 253 letters are 1.3 MB, and a preemption also names pods.
+# Maximum bytes of a request body. A call may name 5 000 nodes of 253 letters, which are 1.3 MB, and a preemption also
+# names pods.
 MAX_BODY = 8 << 20
-# The webhook can be called by anybody in the cluster. A review is some 10 KiB; larger bodies are read only a few at a
-# time, so that a client with many of them cannot fill the program's memory.
+# Larger bodies of a review are read only a few at a time. A review is some 10 KiB, but anybody in the cluster can call
+# the webhook, and a client with many large bodies must not fill the program's memory.
 SMALL_BODY = 64 << 10
 # Maximum number of larger bodies read at a time.
 AT_ONCE = 4
-# Maximum time for a whole body: the API server does not wait longer for the response.
+# Maximum seconds for reading a whole body, because the API server does not wait longer for the response.
 BODY_SECONDS = 5.0
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -75,14 +76,16 @@ class Service:
     def webhook_app(self) -> web.Application:
         app = web.Application(client_max_size=MAX_BODY, middlewares=[self._guard])
         app.router.add_post("/mutate", self._mutate)
-        # For namespaces whose label vgpu.fleet/allocation is neither empty nor ``extender``.
+        # This path serves namespaces whose label vgpu.fleet/allocation is neither empty nor ``extender``.
         app.router.add_post("/mutate/{allocation}", self._mutate)
         app.router.add_post("/validate", self._validate)
         self._about(app)
         return app
 
     def metrics_app(self) -> web.Application:
-        """Serves metrics on a separate port, because callers of the webhook should not see other namespaces' quotas."""
+        """Serves metrics on a port of its own, because callers of the webhook should not see other
+        namespaces' quotas.
+        """
         app = web.Application(client_max_size=MAX_BODY, middlewares=[self._guard])
         app.router.add_get("/metrics", self._metrics)
         return app
@@ -118,7 +121,8 @@ class Service:
     async def _filter(self, request: web.Request) -> web.Response:
         self._leadership.called()
         if not self._cluster.synced:
-            # The kube-scheduler retries an error soon; "no node has GPUs" would make the pod wait until a node changes.
+            # The call gets an error, which the kube-scheduler retries soon. The answer "no node has GPUs" would make
+            # the pod wait until a node changes.
             return answer(wire.FilterResult(Error="nodes and pods are being listed; trying again"))
         return answer(self._extender.filter(await body(request, wire.ExtenderArgs)))
 
@@ -130,7 +134,8 @@ class Service:
 
     async def _preempt(self, request: web.Request) -> web.Response:
         if not self._cluster.synced:
-            # Nodes whose pods are not listed yet would look free, so the picked victims would be deleted needlessly.
+            # The call is refused until pods are listed: nodes whose pods are not listed yet would look free, so the
+            # kube-scheduler's victims would be deleted needlessly.
             return say(503, "nodes and pods are being listed; trying again")
         return answer(self._extender.preempt(await body(request, wire.PreemptArgs)))
 
@@ -140,9 +145,9 @@ class Service:
         return answer(about(self._judge(review, None, way)))
 
     async def _validate(self, request: web.Request) -> web.Response:
-        """Checks the pod again after all other webhooks have changed it; changes nothing."""
+        """Checks the pod again after all other webhooks have changed it, and changes nothing."""
         review = await self._review(request)
-        # The quota is checked only here, because the pod is complete and has its uid.
+        # The quota is checked only here, because only now the pod is complete and has its uid.
         response = self._judge(review, self._extender.quotas.admit)
         response.pop("patch", None)
         response.pop("patchType", None)
@@ -186,7 +191,9 @@ class Service:
         return web.Response(text="ok\n")
 
     async def _readyz(self, _request: web.Request) -> web.Response:
-        """Ready once nodes and pods were listed, on every replica, because all replicas answer admission."""
+        """Answers whether this replica is ready, which it is once nodes and pods were listed. That holds for every
+        replica, because all replicas answer admission.
+        """
         if self._drains:
             return say(503, "this replica is shutting down")
         if self._cluster.synced:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler's configuration file: names of resources, defaults, policies. JSON or YAML; any key may be left out.
+"""The scheduler's configuration file with names of resources, defaults and policies. It is JSON or YAML, and any key
+may be left out.
 
 resourceNames: {count: nvidia.com/gpu, memory: nvidia.com/gpumem}
 defaultMemoryMiB: 5000        # 0: all memory of the GPU
@@ -53,14 +54,14 @@ SCHEMA = Record(
         "tooManyGpus": Choice(REFUSE, WAIT),
         "claims": Bool(),
         "runtimeClass": Text("a name of a RuntimeClass", r"^([a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?)?\Z"),
-        # The pattern that the API server accepts for a handler.
+        # The pattern that the API server accepts for a handler of a RuntimeClass.
         "runtimeHandlers": ListOf(Text("a handler of a RuntimeClass", r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")),
     }
 )
 
 
 class SettingsError(ValueError):
-    """An invalid file; the text names each invalid key."""
+    """Raised if the file is invalid. The text names each invalid key."""
 
 
 class SchedulerSettings(NamedTuple):

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Preemption if slots are free and only memory or compute is short.
+"""Starts a preemption (the end of pods of lower priority) if slots of GPUs are free and only memory or compute is
+short.
 
-The kube-scheduler starts a preemption only if its own count is short, ``nvidia.com/gpu`` of a node, and then asks the
-extender (``preemption``). If that count is free, it finds no victims and does not ask. So this module handles pods for
-which a filter found no room and no such call came. It chooses victims by the same rules, and writes what the
-kube-scheduler itself would write, a nomination and a condition on each victim, so that the kube-scheduler treats the
-preemption as its own. Victims are evicted and not deleted: the API server checks an eviction against every
-PodDisruptionBudget.
+The kube-scheduler starts a preemption only if the resource that it counts itself is short, ``nvidia.com/gpu`` of a
+node, and then asks the extender (``preemption``). If enough of that resource is free, it finds no victims and does not
+ask. So this module handles pods for which a filter found no room and no such call came. It chooses victims by the same
+rules, and writes what the kube-scheduler itself would write, a nomination and a condition on each victim, so that the
+kube-scheduler treats the preemption as its own. Victims are evicted and not deleted: the API server checks an eviction
+against every PodDisruptionBudget.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ from .quota import Quotas
 
 log = logging.getLogger(__name__)
 
-# Seconds after a filter (the kube-scheduler's own preemption comes within milliseconds), seconds before a pod without a
-# solution is tried again, and the maximum part of the program's time that is spent here.
+# DELAY: seconds after a filter until this module handles the pod; the kube-scheduler's own preemption comes within
+# milliseconds. AGAIN: seconds before a pod for which no preemption helped is tried again. PART: maximum part of the
+# program's time that is spent here.
 DELAY, AGAIN, PART = 1.0, 10.0, 0.2
-# Maximum number of pods entered, of nodes tested in one step (a filter may have to wait for the step), and of new
-# choices after a refused eviction.
+# Maximum number of pods that wait here, of nodes tested in one step (a filter call may have to wait for the step), and
+# of choices of victims for one pod (a new one after each refused eviction).
 MAX_DUE, MAX_NODES, MAX_ROUNDS = 100, 64, 5
 
 
@@ -47,7 +49,9 @@ class Evicts(Protocol):
 
 
 class Short(NamedTuple):
-    """A pod without room. ``names``: nodes on which the end of other pods may make room."""
+    """A pod without room. ``key``: namespace/name; ``names``: nodes on which the end of other pods may make room;
+    ``since``: when it was entered.
+    """
 
     key: str
     ask: PodAsk
@@ -68,13 +72,13 @@ class Shortages:
         """``may`` returns "" or why this replica must not write now."""
         self._api, self._preemption, self._quotas, self._may, self._now = api, preemption, quotas, may, now
         self._due: OrderedDict[str, Short] = OrderedDict()
-        # Uid → time of the last attempt without result.
+        # Uid → time of the last attempt that found no preemption.
         self._vain: OrderedDict[str, float] = OrderedDict()
         self._some = asyncio.Event()
         self.evicted = 0
 
     def add(self, uid: str, key: str, ask: PodAsk, priority: int, names: Sequence[str]) -> None:
-        """Enters a pod; called within a filter, so it must be fast. ``key``: namespace/name."""
+        """Enters a pod. This is called within a filter, so it must be fast. ``key``: namespace/name."""
         known = self._due.get(uid)
         if known is None:
             vain = self._vain.get(uid, -AGAIN)
@@ -82,7 +86,7 @@ class Shortages:
                 return
             if priority <= self._preemption.lowest or self._preemption.comes(uid):
                 return
-        # A kube-scheduler filters the nominated node alone, and then all nodes.
+        # The names are replaced, because a kube-scheduler first filters the nominated node alone, and then all nodes.
         self._due[uid] = Short(key, ask, priority, names, known.since if known else self._now())
         self._some.set()
 
@@ -120,7 +124,9 @@ class Shortages:
     # --- internal
 
     async def _preempt(self, uid: str, short: Short) -> bool:
-        """Whether room will be free for the pod: by pods that are already ending, or by victims that may be evicted."""
+        """Makes room for the pod, and returns whether room will be free: because pods are already ending, or because
+        victims were evicted.
+        """
         space, _slash, name = short.key.partition("/")
         if self._quotas.fits(space, short.ask):
             return False
@@ -135,7 +141,7 @@ class Shortages:
             spared.update(refused)
         else:
             return False
-        # During the API calls the pod may have been bound, or another pod nominated for the node.
+        # During the API calls the pod may have been bound, or another pod may have been nominated for the node.
         nominated = Nominated(node, short.priority, short.ask)
         if await self._may() or self._preemption.key_of(uid) or not self._preemption.helps(uid, nominated):
             return False
@@ -156,7 +162,7 @@ class Shortages:
         return True
 
     async def _choose(self, uid: str, short: Short, spared: set[str]) -> tuple[str, list[str]]:
-        """Returns (node, uids to evict there); "" if no preemption helps."""
+        """Returns (node, uids to evict there); the node is "" if no preemption helps."""
         best: tuple[tuple[float, int, int], str, list[str]] | None = None
         for n in range(0, len(short.names), MAX_NODES):
             found = self._preemption.begin(short.ask, uid, short.priority, short.names[n : n + MAX_NODES], spared)
@@ -170,7 +176,9 @@ class Shortages:
         return (best[1], best[2]) if best else ("", [])
 
     async def _evicts(self, uid: str, dry_run: bool) -> bool:
-        """Evicts a pod, or tests that with ``dry_run``. Returns False if a PodDisruptionBudget protects the pod."""
+        """Evicts a pod, or only tests the eviction with ``dry_run``. Returns False if a PodDisruptionBudget protects
+        the pod.
+        """
         key = self._preemption.key_of(uid)
         if not key:
             return True
@@ -180,7 +188,7 @@ class Shortages:
         except ApiError as fault:
             if fault.status == 429:
                 return False
-            # The pod is gone, or another pod has its name.
+            # These statuses mean that the pod is gone, or that another pod has its name.
             if fault.status not in (404, 409):
                 raise
         return True
@@ -193,6 +201,6 @@ class Shortages:
             await self._api.preempted(space, name, victim, text)
             await self._api.event({"namespace": space, "name": name, "uid": victim}, "Preempted", text)
         except ApiError as fault:
-            # A pod without a grace period is gone already.
+            # A pod without a grace period is already gone, so that is no error.
             if fault.status not in (404, 409):
                 log.warning("pod %s: it could not be marked as preempted: %s", key, fault)

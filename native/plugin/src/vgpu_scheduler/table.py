@@ -2,8 +2,8 @@
 """All GPUs of all nodes as arrays, one row for each node and one column for each GPU, so that all nodes are tested at
 once.
 
-The table has no pods; the ledger adds and subtracts their use. Free memory is capacity minus use, and is negative if a
-node's pods hold more than planned: then no more pods fit there.
+The table knows no pods; the ledger (which pod holds how much of which GPU) adds and subtracts what they use. Free
+memory is capacity minus use, and is negative if a node's pods hold more than planned: then no more pods fit there.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from vgpu_plugin._shared.pods.preferences import BINPACK, SPREAD, TOPOLOGY
 from . import numa
 
 FIELDS = ("card", "capacity", "slice_mib", "slice_cores", "slots", "memory", "cores", "shares", "model", "numa")
-# Values of a node's label for the order in which its GPUs are filled; "" without the label.
+# Policies for the order in which a node's GPUs are filled, from the node's label; "" is for a node without the label.
 ORDERS = ("", BINPACK, SPREAD, TOPOLOGY)
-# Values of a node's label for the pods that may use its GPUs; "" for all.
+# Which pods may use a node's GPUs, from the node's label; "" admits all pods.
 SHARINGS = ("", EXCLUSIVE, SHARED)
 USE = slice(FIELDS.index("memory"), FIELDS.index("shares") + 1)
 
 
 class View(NamedTuple):
-    """Rows of the table. ``memory``, ``cores`` and ``shares`` are the amounts in use; ``there`` marks existing GPUs,
-    ``usable`` the healthy ones.
+    """Some rows of the table. ``memory``, ``cores`` and ``shares`` are the amounts in use (MiB, percent of compute,
+    slots); ``there`` marks existing GPUs, ``usable`` the healthy ones.
     """
 
     card: np.ndarray
@@ -43,7 +43,7 @@ class View(NamedTuple):
     numa: np.ndarray
     usable: np.ndarray
     there: np.ndarray
-    # For each row the NUMA scope of numa.py: whether its GPUs must be on one NUMA node.
+    # For each row whether its GPUs must be on one NUMA node, as a scope of numa.py.
     aligned: np.ndarray
     # For each row its index in ORDERS.
     order: np.ndarray
@@ -51,19 +51,19 @@ class View(NamedTuple):
     sharing: np.ndarray
 
     def of(self, rows: np.ndarray) -> View:
-        """Returns the rows of a mask or of row numbers."""
+        """Returns the rows that a mask or a list of row numbers selects."""
         return View(*(array[rows] for array in self))
 
 
 class GpuTable:
     def __init__(self, rows: int = 64, columns: int = 8) -> None:
-        # 32 bits hold MiB and percent times MiB (2^24 * 100). One array for all fields, so that one index operation
-        # selects rows of all fields.
+        # 32 bits suffice for MiB and for percent times MiB (2^24 * 100). All fields are in one array, so that one index
+        # operation selects rows of all fields.
         self._block = np.zeros((len(FIELDS), rows, columns), np.int32)
         self._usable = np.zeros((rows, columns), bool)
         self._there = np.zeros((rows, columns), bool)
         self._aligned = np.zeros(rows, np.int8)
-        # Row 0: index in ORDERS; row 1: index in SHARINGS.
+        # In row 0 the index in ORDERS for each node, in row 1 the index in SHARINGS.
         self._labels = np.zeros((2, rows), np.int8)
         # For each row the number of its last change.
         self.versions = np.zeros(rows, np.int64)
@@ -94,7 +94,7 @@ class GpuTable:
     def put(
         self, name: str, gpus: Sequence[NodeGpu], topology: Topology = NO_POLICY, labels: NodeLabels = NO_LABELS
     ) -> None:
-        """Sets a node's GPUs; their use is reset to zero."""
+        """Sets a node's GPUs. What is used of them is reset to zero."""
         if name not in self._row:
             if not self._free:
                 self._grow_rows()
@@ -129,7 +129,7 @@ class GpuTable:
         self._changed(row)
 
     def add(self, name: str, uses: Mapping[str, Use], sign: int) -> None:
-        """Adds (+1) or subtracts (-1) what a pod uses; ignores GPUs that the node does not have."""
+        """Adds (+1) or subtracts (-1) what a pod uses. GPUs that the node does not have are ignored."""
         row = self._row[name]
         for uuid, use in uses.items():
             column = self._column[row].get(uuid)
@@ -159,7 +159,7 @@ class GpuTable:
         return mask
 
     def use(self, name: str) -> dict[str, Use]:
-        """Returns the use of each GPU of a node, by UUID."""
+        """Returns UUID → what is used of each GPU of a node."""
         row = self._row[name]
         memory, cores, shares = self._block[USE, row]
         return {uuid: Use(int(memory[n]), int(cores[n]), int(shares[n])) for uuid, n in self._column[row].items()}

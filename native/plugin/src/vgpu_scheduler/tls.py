@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installs the webhook's certificates in the Secret, the webhook configurations and this program's socket. Every
-replica checks them once a minute; the second writer uses what the first wrote.
+"""Installs the webhook's certificates in the Secret, in the webhook configurations and on this program's socket. Every
+replica checks them once a minute. If two replicas renew them at once, the second uses what the first wrote.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ KINDS = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
 
 class Tls:
     def __init__(self, api: Api, secret: str, names: Sequence[str], configurations: Sequence[str]) -> None:
-        """``secret`` is namespace/name; ``configurations`` are the names of webhook configurations that
-        must trust us.
+        """``secret`` is namespace/name; ``configurations`` are the names of webhook configurations whose CA bundle must
+        contain our authority.
         """
         self._api, self._names, self._configurations = api, list(names), list(configurations)
         self._namespace, _slash, self._secret = secret.partition("/")
@@ -97,7 +97,7 @@ class Tls:
                 for one in webhooks:
                     one.setdefault("clientConfig", {})["caBundle"] = wanted
                 version = (found.get("metadata") or {}).get("resourceVersion")
-                # With the resource version, so that two replicas never mix their lists.
+                # The patch contains the resource version, so that two replicas never mix their lists of webhooks.
                 await self._api.call("PATCH", path, {"metadata": {"resourceVersion": version}, "webhooks": webhooks})
                 log.info("%s trusts the current certificates", path)
                 return
@@ -122,7 +122,7 @@ def read(secret: dict[str, Any]) -> Certificates | None:
 
 
 def load(context: ssl.SSLContext, found: Certificates) -> None:
-    """Loads the certificate; a listening socket shows it from its next handshake on."""
+    """Loads the certificate into the context. A listening socket shows it from its next handshake on."""
     with tempfile.NamedTemporaryFile("wb", suffix=".pem") as both:
         both.write(found.certificate + found.key)
         both.flush()

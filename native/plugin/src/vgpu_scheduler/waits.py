@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes events on pods that found no node: which limits, on which nodes, and what would help.
+"""Writes events on pods that found no node. An event says which limits are exceeded on which nodes, and what would
+help.
 
-The kube-scheduler writes its own event that counts equal texts; this event adds what only the ledger knows. It is
-written after the filter's response, one pod at a time, and rarely: when a pod begins to wait, when the reasons change,
-and before the API server deletes the last event.
+The kube-scheduler writes its own event that counts equal texts; this event adds what only the ledger (which pod holds
+how much of which GPU) knows. It is written after the filter's response, one pod at a time, and rarely: when a pod
+begins to wait, when the reasons change, and before the API server deletes the last event.
 """
 
 from __future__ import annotations
@@ -24,18 +25,20 @@ from .ledger import Ledger
 log = logging.getLogger(__name__)
 
 REASON = "GpusNotFree"
-# Minimum seconds between two events of all pods together, of one pod with new reasons, of one pod with equal reasons.
+# Minimum seconds between two events of all pods together, between two events of one pod with different reasons, and
+# between two of one pod with equal reasons.
 BETWEEN, CHANGED, AGAIN = 0.2, 60.0, 1800.0
-# Maximum number of pods entered (each keeps the names of its nodes; the others come again with their next filter), and
-# of pods whose last event is remembered.
+# Maximum number of pods that wait for their event (each keeps the names of its nodes; pods beyond that come again with
+# their next filter), and of pods whose last event is remembered.
 MAX_DUE, MAX_REPORTED = 100, 20_000
-# Number of pods whose end is tried, so that a filter does not wait long for an event.
+# Maximum number of pods that are left out one by one to find one whose end would help. A filter call does not wait long
+# for an event that way.
 TRIED = 50
 
 
 class Waits(NamedTuple):
-    """A pod that fits nowhere. ``over``: another obstacle, such as its namespace's quota. ``names``: the
-    filtered nodes.
+    """A pod that fits on no node. ``over``: another obstacle, such as its namespace's quota; ``names``: the nodes that
+    were filtered.
     """
 
     pod: dict[str, str]
@@ -52,13 +55,13 @@ class WaitingPods:
     def __init__(self, api: Teller, ledger: Ledger, now: Callable[[], float] = time.monotonic) -> None:
         self._api, self._ledger, self._now = api, ledger, now
         self._due: OrderedDict[str, Waits] = OrderedDict()
-        # Uid → reported reasons and time of the report.
+        # Uid → the reported reasons and the time of the report.
         self._reported: OrderedDict[str, tuple[str, float]] = OrderedDict()
         self._some = asyncio.Event()
         self.events = 0
 
     def add(self, waits: Waits) -> None:
-        """Enters a pod; called within a filter, so it must be fast."""
+        """Enters a pod. This is called within a filter, so it must be fast."""
         uid = waits.pod.get("uid") or ""
         reported = self._reported.get(uid)
         if not uid or uid in self._due or len(self._due) >= MAX_DUE:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Admission of pods: completes a pod that requests GPUs before it is stored, or refuses it with reasons.
 
-Pure: a review's request in, the response out. Every replica answers, also one without the Lease. A pod stays unchanged
-if it requests no GPU, names another scheduler or has the label ``vgpu.fleet/webhook: ignore`` (or HAMi's), unless it
-forges a plan or mounts over our files (the shared core's ``pods/mounts``, for API servers without
+It computes the response to a review from the request and the present nodes, and writes nothing. Every replica answers,
+also one that does not hold the Lease for writing. A pod stays unchanged if it requests no GPU, names another scheduler
+or has the label ``vgpu.fleet/webhook: ignore`` (or HAMi's), unless it contains a forged plan (the annotation with a
+pod's GPUs) or mounts something over our files (the shared core's ``pods/mounts``, for API servers without
 ValidatingAdmissionPolicy).
 """
 
@@ -35,40 +36,43 @@ PRIORITY_VARIABLE = "CUDA_TASK_PRIORITY"
 OURS = (pod_annotations.PLAN, pod_annotations.GIVEN, resizes.RESIZED, resizes.FORMER)
 
 
-# (namespace, uid, ask) → "" or why the namespace's quota is exceeded.
+# (namespace, uid, request) → "" or why the quota of the namespace is exceeded.
 Quota = Callable[[str, str, PodAsk], str]
 
 
 class Nodes(Protocol):
-    """The current nodes; Ledger implements this."""
+    """The current nodes. The class Ledger implements this protocol."""
 
     @property
     def shapes(self) -> Collection[tuple[int, int]]:
-        """Returns (number of GPUs, MiB of the largest) for each kind of node."""
+        """Returns (number of GPUs, MiB of the largest GPU) for each kind of node."""
 
     def most_gpus(self, preferences: Preferences) -> tuple[str, int]:
-        """Returns the node with most GPUs that match the preferences, and their number; ("", 0) if there is none."""
+        """Returns the node with the most GPUs that match the preferences, and their number; ("", 0) if there is no such
+        GPU.
+        """
 
 
 class Settings(NamedTuple):
-    """Settings of admission. ``may_write``: users that may change the scheduler's annotations, besides kubelets and
-    their plugins. ``too_many``: settings.REFUSE, or WAIT if nodes with more GPUs join on demand.
+    """Settings of admission. ``may_write``: users that may change the scheduler's annotations, in addition to kubelets
+    and their plugins. ``too_many``: what happens to a pod with more GPUs than any node has: settings.REFUSE, or WAIT
+    for clusters where larger nodes join on demand.
     """
 
     config: Config = Config()
     scheduler_name: str = "vgpu-scheduler"
     runtime_class: str = ""
     may_write: tuple[str, ...] = ()
-    # Service accounts of device plugins, system:serviceaccount:<namespace>:<name>.
+    # Service accounts of device plugins, in the form system:serviceaccount:<namespace>:<name>.
     may_give: tuple[str, ...] = ()
     too_many: str = REFUSE
-    # Whether pods may be converted to pods with claims.
+    # Whether pods may be changed so that they get GPUs by claims.
     claims: bool = False
 
 
 class Way(NamedTuple):
-    """Selects between extender and claims. ``of_namespace``: the namespace's label vgpu.fleet/allocation, "" if
-    missing. ``first``: the pod may still be changed.
+    """What decides between planning by the extender and claims (Dynamic Resource Allocation). ``of_namespace``: the
+    namespace's label vgpu.fleet/allocation, "" if missing. ``first``: whether the pod may still be changed.
     """
 
     of_namespace: str = ""
@@ -84,9 +88,10 @@ def mutate(
     way: Way | None = None,
 ) -> dict[str, Any]:
     """Returns the response to a review. ``quota`` is called last, for a pod that passes all other checks. ``nodes``:
-    the current nodes, None if unknown. A pod with more GPUs than any node has is refused, so that its owner notices at
-    once; a pod that requests a larger GPU than any gets a warning and waits. Without ``classes`` no pod with a
-    RuntimeClass is admitted.
+    the current nodes; None if they are unknown. If a pod requests more GPUs than any node has, it is refused, so that
+    its owner notices at once (or waits with a warning, depending on the settings). If it requests a larger GPU than any
+    node has, it gets a warning and waits. Without ``nodes`` these two checks are left out. Without ``classes`` no pod
+    with a RuntimeClass is admitted.
     """
     if request.operation == "UPDATE":
         return _update(request, settings)
@@ -104,7 +109,7 @@ def mutate(
         return refuse(request, fault.findings)
     if not ask.wants_gpus:
         return _answer(request)
-    # The RuntimeClass is checked for pods of every scheduler.
+    # The RuntimeClass is checked whichever scheduler the pod names.
     pod_name = f"{request.namespace}/{metadata.get('name') or metadata.get('generateName') or '?'}"
     runtime_class = str(spec.get("runtimeClassName") or settings.runtime_class)
     untried = (classes or RuntimeClasses()).refusal(pod_name, runtime_class)
@@ -126,7 +131,7 @@ def mutate(
         return refuse(request, findings)
     over = quota(request.namespace, str(metadata.get("uid") or ""), ask) if quota else ""
     if over:
-        # The same status as Kubernetes' own quotas, so that controllers retry.
+        # The status is the same as that of Kubernetes' own quotas, so that controllers retry.
         return {"uid": request.uid, "allowed": False, "status": {"code": 403, "reason": "Forbidden", "message": over}}
     warnings = [f"{one}; the pod waits" for one in many]
     warnings += [str(one) for one in ask.warnings] + (too_large(ask, nodes.shapes) if nodes else [])
@@ -134,8 +139,8 @@ def mutate(
 
 
 def whatever_the_labels_say(pod: dict[str, Any], settings: Settings) -> list[Finding]:
-    """Returns the faults that matter for every pod, even a pod of another scheduler: ledger and device plugins trust
-    the annotations of any pod, and a device plugin mounts the same files into any pod, whichever scheduler placed it.
+    """Returns the faults that matter for every pod, whatever its labels and its scheduler. Ledger and device plugins
+    trust the annotations of any pod, and a device plugin mounts the same files into any pod.
     """
     text = "is written by the scheduler alone; leave it out"
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
@@ -148,7 +153,7 @@ def whatever_the_labels_say(pod: dict[str, Any], settings: Settings) -> list[Fin
 
 
 def changes(spec: dict[str, Any], ask: PodAsk, settings: Settings) -> list[dict[str, Any]]:
-    """Returns the JSON patch; empty for a pod that is already complete."""
+    """Returns the JSON patch that completes the pod; empty for a pod that is already complete."""
     patch: list[dict[str, Any]] = []
     if spec.get("schedulerName") != settings.scheduler_name:
         patch.append({"op": "add", "path": "/spec/schedulerName", "value": settings.scheduler_name})
@@ -171,7 +176,8 @@ def changes(spec: dict[str, Any], ask: PodAsk, settings: Settings) -> list[dict[
                 added[settings.config.memory] = str(limit // settings.config.memory_factor)
             if added:
                 resources = dict(container.get("resources") or {}, limits={**limits, **added})
-                # The API server sets a request equal to its limit before it calls us, and perhaps not afterwards.
+                # The request is added too: the API server sets it equal to the limit before it calls us, but perhaps
+                # not afterwards.
                 resources["requests"] = {**requests, **added}
                 patch.append({"op": "add", "path": f"{where}/resources", "value": resources})
             variables = container.get("env") or []
@@ -182,8 +188,8 @@ def changes(spec: dict[str, Any], ask: PodAsk, settings: Settings) -> list[dict[
 
 
 def _claims(request: wire.AdmissionRequest, ask: PodAsk, settings: Settings, first: bool) -> dict[str, Any]:
-    """Returns the response for a pod that gets claims instead of its requests; the pod is not planned by
-    this scheduler.
+    """Returns the response for a pod that gets claims instead of its requests. Such a pod is not planned by this
+    scheduler.
     """
     pod = request.object or {}
     findings = claim_admission.unavailable(settings.claims, first) or admission_findings(pod, ask)
@@ -195,8 +201,8 @@ def _claims(request: wire.AdmissionRequest, ask: PodAsk, settings: Settings, fir
 
 
 def too_many(ask: PodAsk, nodes: Nodes) -> list[Finding]:
-    """Returns a finding for each container that requests more distinct GPUs than any node has. Empty if no node with a
-    GPU for the pod is known.
+    """Returns a finding for each container that requests more distinct GPUs than any node has. Returns none if no node
+    with a GPU for the pod is known.
     """
     most = max(one.gpus for one in ask.asks)
     name, count = nodes.most_gpus(ask.preferences) if most > 1 else ("", 0)
@@ -227,8 +233,8 @@ def too_large(ask: PodAsk, shapes: Collection[tuple[int, int]]) -> list[str]:
 
 
 def _update(request: wire.AdmissionRequest, settings: Settings) -> dict[str, Any]:
-    """Refuses changes of the scheduler's and device plugin's annotations by other users, because other pods' GPUs
-    depend on them.
+    """Refuses changes of the annotations of scheduler and device plugin by other users, because other pods' GPUs depend
+    on these annotations.
     """
     user = str((request.userInfo or {}).get("username") or "")
     both = (*settings.may_write, *settings.may_give)
@@ -252,7 +258,9 @@ def _update(request: wire.AdmissionRequest, settings: Settings) -> dict[str, Any
 
 
 def resize_findings(pod: dict[str, Any]) -> list[Finding]:
-    """Returns faults of a resize request. Room and quota are checked later, when it is granted."""
+    """Returns the faults of the resize request in a pod's annotation. Whether room and quota suffice is checked later,
+    before it is granted.
+    """
     metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
     text = (metadata.get("annotations") or {}).get(resizes.RESIZE)
     if text is None:

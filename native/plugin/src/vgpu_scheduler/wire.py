@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The messages of the kube-scheduler and the API server, with the fields that are used.
+"""The messages of the kube-scheduler and the API server, with only the fields that this program uses.
 
-The extender's types have no JSON names in Go, so fields are spelled as in Go. Unknown fields are skipped while parsing,
-which keeps a list of a hundred thousand pods small.
+The extender's types have no JSON names in Go, so they are spelled here as in Go. Unknown fields are skipped while
+parsing, which keeps a list of a hundred thousand pods small.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Meta(msgspec.Struct):
 
 
 class PodSpec(msgspec.Struct):
-    """Containers stay undecoded text: of a hundred thousand pods only the few without a node are decoded."""
+    """The containers stay undecoded text, because of a hundred thousand pods only the few without a node need them."""
 
     nodeName: str | None = None
     priority: int | None = None
@@ -46,7 +46,9 @@ class Pod(msgspec.Struct):
 
 
 def lean(pod: Pod) -> Pod:
-    """Drops the text of containers that will not be decoded; it would keep the whole page of a list in memory."""
+    """Drops the text of containers that will not be decoded, because it would keep the whole page of a list
+    in memory.
+    """
     if pod.spec.nodeName or pod.status.phase in ENDED:
         pod.spec.containers = pod.spec.initContainers = msgspec.Raw()
     else:
@@ -55,7 +57,7 @@ def lean(pod: Pod) -> Pod:
 
 
 def plain(pod: Pod) -> dict[str, Any]:
-    """Returns labels, annotations and containers of a pod as a dict, the input of ``read_pod``."""
+    """Returns labels, annotations and containers of a pod as a dict, as ``read_pod`` expects it."""
     meta = {"labels": pod.metadata.labels or {}, "annotations": pod.metadata.annotations or {}}
     kinds = {"containers": pod.spec.containers, "initContainers": pod.spec.initContainers}
     return {"metadata": meta, "spec": {name: msgspec.json.decode(text) for name, text in kinds.items() if bytes(text)}}
@@ -78,7 +80,7 @@ class Quota(msgspec.Struct):
 
 class ListMeta(msgspec.Struct):
     resourceVersion: str = ""
-    # ``continue`` is a Python keyword.
+    # The field is not named ``continue``, because that is a Python keyword.
     more: str = msgspec.field(default="", name="continue")
 
 
@@ -130,7 +132,7 @@ class RuntimeClassList(msgspec.Struct):
 
 
 class Event(msgspec.Struct):
-    """An event of a watch; ``object`` is decoded by its type."""
+    """An event of a watch. ``object`` is decoded later, depending on the type of the event."""
 
     type: str
     object: msgspec.Raw

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What this container and this process are charged for each device. The fast path is in counters.h. */
+/* The account of device memory: what this container and this process are charged for each device. It is kept in the
+ * ledger, a file that all processes of the container map, with one slot for each process. A hook is this library's
+ * replacement of a driver function. The fast path of a charge is in counters.h. */
 #ifndef VGPU_ACCOUNT_H
 #define VGPU_ACCOUNT_H
 
@@ -13,56 +15,63 @@
 
 enum charge { CHARGE_OK, CHARGE_FULL, CHARGE_BROKEN };
 
-/* Opens the ledger and claims a slot. Returns false after a line on stderr if no slot is available. */
+/* Opens the ledger and claims a slot for this process. Returns false after writing a line to stderr if no slot is
+ * available. */
 bool ledger_join(void);
-/* Returns the index of a device in this process and adds a new device. In most containers it equals the index in the
- * ledger. -1: the ledger is full or not open. */
+/* Returns the index by which this process knows a device; adds a device that is new. In most containers the index
+ * equals the device's index in the ledger. -1: the ledger is full or not open. */
 int ledger_device(const char *uuid);
-/* Compares the container's total with the limit and charges, as one step for all processes of the container. */
+/* Charges the bytes to this process if the container's total then stays within the limit. Checking and charging are one
+ * step for all processes of the container. */
 enum charge ledger_charge(int device, enum account account, uint64_t bytes, uint64_t limit);
 void ledger_uncharge(int device, enum account account, uint64_t bytes);
-/* Returns what this process is charged. */
+/* Returns the bytes that this process is charged. */
 uint64_t ledger_own(int device, enum account account);
-/* Reads the bytes of the container's live processes, contexts included. The calling process does not claim a slot, so
- * nvidia-smi does not count as a process of the container. */
+/* Reads the bytes that all live processes of the container are charged, contexts included. Claims no slot for the
+ * calling process, so nvidia-smi does not count as a process of the container. */
 bool ledger_total(const char *uuid, uint64_t *bytes);
 /*
  * Lists the container's live processes that use memory of the device, with pids of this process's pid namespace. Writes
- * at most `room` entries and returns the number of processes; -1 without a ledger.
+ * at most `room` entries and returns the number of processes; -1 if the ledger cannot be read.
  */
 struct ledger_process {
     uint32_t pid;
-    uint64_t bytes; /* Bytes of allocations and contexts. */
+    uint64_t bytes; /* Bytes that the process is charged for allocations and contexts. */
 };
 int ledger_processes(const char *uuid, struct ledger_process *list, int room);
 /* Reads how many bytes of a device are charged in one share: to this process (*own) and to all live processes (*total).
  * *largest is true if no process is charged more; among equal processes it is true for the lowest slot. Returns false
- * if this process is charged nothing or nothing is known. */
+ * if this process is charged nothing or the ledger cannot be read. */
 bool ledger_shares(unsigned share, const char *uuid, uint64_t *own, uint64_t *total, bool *largest);
-/* Returns true if /proc shows this process's own pid namespace. Otherwise its entries are other processes. */
+/* Returns true if /proc belongs to this process's pid namespace. Otherwise a pid names another process there. */
 bool ledger_proc_is_ours(void);
-/* Returns the bytes that, at the last query, the driver counted in addition to the ledger. They exist only where the
- * driver enforces a limit itself. */
+/* Returns how many bytes the driver counted in addition to the ledger when the two were last compared. Only a driver
+ * that enforces the container's limit itself can make this more than 0. */
 uint64_t ledger_beyond(const char *uuid);
 void ledger_beyond_is(int device, uint64_t bytes);
-/* Returns the bytes that one context costs on this device; 0: not measured yet. */
+/* Returns the bytes that one context costs on this device; 0: no process of the container has measured that yet. */
 uint64_t ledger_context_bytes(int device);
 void ledger_learn_context(int device, uint64_t bytes);
-/* Only one process of the container measures at a time. The kernel drops the lock when its holder dies. Returns a
- * handle, or -1. */
+/* Takes the lock under which a process measures the cost of a context, because only one process of the container may
+ * measure at a time. The kernel releases the lock when its holder dies. Returns a handle for ledger_measure_end, or -1
+ * if the lock was not obtained. */
 int ledger_measure_begin(int device);
 void ledger_measure_end(int handle, int device);
-/* Adds to (or subtracts from) the memory of the device that other processes may have open. */
+/* Adds to (or, with `more` false, subtracts from) this process's bytes that other processes may have open. */
 void ledger_export(int device, uint64_t bytes, bool more);
-/* Returns true if any process has a lock on this byte of the open handles (0: on any of these bytes), or if that is
- * unknown. */
+/* Whether shared memory is open is shown by locks on bytes of the ledger file: a process that opens a handle locks the
+ * byte of that handle. Returns true if any process has a lock on this byte (0: on the byte of any handle), or if that
+ * is unknown. */
 bool ledger_import_open(uint64_t byte);
-/* Returns true if a process of this container made the handle of this byte. Returns false if that is unknown. */
+/* Returns true if the lock on this byte shows that a process of this container created the handle. Returns false if
+ * that is unknown. */
 bool ledger_made_here(uint64_t byte);
-/* Locks a byte until ledger_import_end or until this process ends. Returns NULL if the ledger cannot be opened. */
+/* Locks a byte until ledger_import_end or until this process ends. Returns NULL if the ledger cannot be opened or
+ * locked. */
 void *ledger_import(uint64_t byte);
 void ledger_import_end(void *import);
-/* Called around fork(), so that no thread joins the ledger meanwhile. */
+/* ledger_hold and ledger_release are called around fork(), so that no other thread joins the ledger meanwhile.
+ * ledger_reset is called in the child. */
 void ledger_hold(void);
 void ledger_release(void);
 void ledger_reset(void);
@@ -79,9 +88,10 @@ struct block {
 struct block_map;
 extern struct block_map vgpu_memory, vgpu_arrays, vgpu_contexts, vgpu_handles, vgpu_mappings, vgpu_graphs,
     vgpu_exported, vgpu_imported, vgpu_greens;
-/* The functions that store a block return false if there is no memory for the table. */
+/* Of the functions that store a block (what one pointer or handle was charged), each returns false if there is no host
+ * memory for the table. */
 bool block_put(struct block_map *map, const struct block *block);
-/* Stores the block in place of a block with the same key, which is returned in *former (kind 0: no such block). */
+/* Stores the block and copies the block that had the same key to *former (kind 0: there was none). */
 bool block_swap(struct block_map *map, const struct block *block, struct block *former);
 /* Removes the block with this key and copies it to *block. */
 bool block_take(struct block_map *map, uint64_t key, struct block *block);
@@ -94,36 +104,36 @@ void blocks_reset(void);
 
 struct device {
     char uuid[VGPU_UUID_SIZE];
-    int ledger; /* ledger: the value that ledger_device() returned. */
-    /* nvml_index is -1 if no limit needs the index in NVML's order. */
+    int ledger; /* ledger: index that ledger_device() returned. */
+    /* nvml_index: index of the GPU in NVML's order; -1 if no limit needs it. */
     int nvml_index;
     struct counters *counters;
 };
-/* Returns the device of a CUDA ordinal. NULL: the driver does not know the ordinal (*status is its error) or the
- * ledger is full. */
+/* Returns the device of a CUDA ordinal. NULL: the driver does not know the ordinal (*status is the driver's error) or
+ * the ledger is full. */
 const struct device *device_of(CUdevice device, CUresult *status);
-/* Both functions below map a memory location to a device. device_at returns NULL with CUDA_SUCCESS for host memory.
- * A host node that has no processors and belongs to no GPU of this container may be another container's GPU, so it
- * is refused. */
-/* Returns true if the location is a card's memory or a locality domain of a card. */
+/* Both functions below map a memory location to a device. device_at returns NULL with CUDA_SUCCESS for host memory. A
+ * host node that has no processors and belongs to no GPU of this container may be another container's GPU, so device_at
+ * then returns NULL with an error. */
+/* Returns true if the location is a GPU's memory or one of its locality domains (parts of the memory). */
 bool location_on_card(const CUmemLocation *location, CUdevice *ordinal);
 const struct device *device_at(const CUmemLocation *location, CUresult *status);
 /* Returns a GPU's index in NVML's order; for a MIG device the index of its GPU. -1: unknown. */
 int nvml_gpu_index(nvmlDevice_t handle, const char *uuid);
 /* Returns a device by its index in the ledger. NULL: this process has not used that device. */
 const struct device *device_in_ledger(int index);
-/* The context that this thread used last, and its device. Valid only while `epoch` equals device_epoch, that is
- * while no context was created or destroyed since. Epoch 0 is never valid. */
+/* The context that this thread used last, and its device. Valid only while `epoch` equals device_epoch, that is as long
+ * as no context was created or destroyed since. Epoch 0 is never valid. */
 extern __thread struct used_last {
     CUcontext context;
     const struct device *device;
     uint32_t epoch;
 } device_last __attribute__((tls_model("initial-exec")));
 extern _Atomic uint32_t device_epoch;
-/* Returns the device of the thread's current context, and the context in *context. Asks the driver each time,
- * because calls without a hook can change the current context. */
+/* Returns the device of the thread's current context, and the context in *context. Asks the driver each time, because
+ * driver functions without a hook can change the current context. */
 const struct device *device_current(CUcontext *context, CUresult *status);
-/* Does the same for an allocation: returns NULL also if the context may not allocate. */
+/* Like device_current, for a hook that allocates: also returns NULL if the context may not allocate memory. */
 const struct device *device_to_allocate(CUcontext *context, CUresult *status);
 /* Returns true if the current context is the one that this thread used last; then *device is its device. */
 static inline bool device_known(CUcontext *context, const struct device **device)
@@ -134,7 +144,8 @@ static inline bool device_known(CUcontext *context, const struct device **device
     *device = device_last.device;
     return __builtin_expect(same, 1);
 }
-/* Call after a context was created or destroyed: a context address may belong to another device from now on. */
+/* Must be called after a context was created or destroyed, because the address of a destroyed context may be used again
+ * for a context of another device. */
 void device_forget_contexts(void);
 uint64_t device_limit_asked(const struct device *device, bool *known);
 static inline uint64_t cached_memory(const struct cached_limits *cached, const struct device *device)
@@ -154,96 +165,107 @@ void devices_reset(void);
 
 /* --- charge.c: charge around a call of the driver ------------------------------------------------------ */
 
-/* Kinds of a stored block of memory. BLOCK_EXPORTED is plain memory that other processes may have open. */
+/* Kinds of a stored block of memory: PLAIN is an ordinary allocation, POOL is from a memory pool, EXPORTED is an
+ * ordinary allocation that other processes may have open, HOST is device memory that lies in host memory. */
 enum block_kind { BLOCK_PLAIN = 1, BLOCK_POOL, BLOCK_EXPORTED, BLOCK_HOST };
-/* Charges bytes to the device, or returns the error for the caller. If the limit is reached, first asks this
- * process's pools to release memory. */
+/* Charges bytes to the device, or returns the error for the caller. If the limit is reached, first makes this process's
+ * memory pools release unused memory and tries again. */
 CUresult memory_charge(const struct device *device, enum account account, uint64_t bytes);
 /*
  * Where the driver also enforces the container's limit, it may count more bytes than the ledger. This function records
- * the bytes that are free in the ledger but not for the driver, so that they are shown as used. Call it after the
- * failed request was uncharged.
+ * in the ledger how many bytes are free by the ledger but not by the driver, so that NVML hooks show them as used.
+ * `unused` is the driver's free memory. Call it after the failed request was uncharged.
  */
 void memory_beyond(const struct device *device, uint64_t unused);
-void memory_refused(const struct device *device, CUresult status); /* status is the driver's return value. */
-/* memory_put stores the block in the table. Without memory for the table the charge stays until exit, and a line on
+/* Calls memory_beyond if the driver refused memory. status: the driver's return value. */
+void memory_refused(const struct device *device, CUresult status);
+/* Stores the block in the table. If there is no host memory for the table, the charge stays until exit, and a line on
  * stderr reports that. */
 void memory_put(struct block_map *map, const struct block *block, uint64_t bytes);
-/* Writes the line on stderr about bytes that stay charged until exit. */
+/* Reports on stderr that bytes stay charged until this process exits. */
 void memory_lost(uint64_t bytes);
 void memory_keep(struct block_map *map, uint64_t key, uint64_t bytes, const struct device *device, int kind, uint64_t owner);
-/* Returns the device and context for a hook that allocates in the current context. NULL: *status is the caller's
- * error. */
+/* Returns the device and context for a hook that allocates in the current context. NULL: the hook must return
+ * *status. */
 const struct device *memory_target(enum control control, CUcontext *context, CUresult *status);
-/* For a hook that allocates outside the current context: charges the current context if no hook saw its creation. */
+/* For a hook that allocates outside the current context: checks the current context and charges it if no hook saw its
+ * creation. Returns an error if the context may not allocate. */
 CUresult memory_meet(void);
-/* Reports on stderr a kind of memory that cannot be charged exactly. Returns CUDA_ERROR_NOT_SUPPORTED. */
+/* Refuses a kind of memory that cannot be charged exactly: reports it on stderr and returns
+ * CUDA_ERROR_NOT_SUPPORTED. */
 CUresult memory_refuse(const char *what);
 CUresult memory_broken(void);
 /*
- * The steps of a hook that allocates in the current context. The thread is in flight from the first function that
- * returns CUDA_SUCCESS until allocation_end, which must then be called whatever the driver returns.
+ * The steps of a hook that allocates in the current context. From the first step that returns CUDA_SUCCESS the thread
+ * is in flight (its charge and the driver's figure may differ). It stays so until allocation_end, which must then be
+ * called whatever the driver returns.
  */
 struct allocation {
     const struct device *device;
     CUcontext context;
     uint64_t bytes; /* Bytes charged so far. */
 
-    int kind; /* A value of enum block_kind for the stored block. */
+    int kind; /* Kind of the block to store (enum block_kind). */
 };
-/* The first step of a hook that does not know the bytes yet; charges nothing. */
+/* The first step of a hook that does not know the size yet; nothing is charged. */
+/* The first step of a hook that knows the size: charges it. */
 CUresult allocation_target(enum control control, struct allocation *allocation);
 CUresult allocation_begin(enum control control, struct allocation *allocation, uint64_t bytes);
 /* Changes the charge to `bytes`. On error the charge is unchanged. */
 CUresult allocation_resize(struct allocation *allocation, uint64_t bytes);
-/* Stores the block in the table under the key (map NULL: the caller stores it), or uncharges it if the driver
- * failed. */
+/* If the driver succeeded, stores the block in the table under the key (if map is NULL, the caller stores it).
+ * Otherwise uncharges the bytes. Ends the flight. */
 CUresult allocation_end(struct allocation *allocation, CUresult status, struct block_map *map, uint64_t key);
 
 /* --- oom.c ------------------------------------------------------------------------------------------------ */
 
-/* Kills this process if the container is over a limit and no process is charged more. Returns true if the container
- * is over a limit but another process is charged more. */
+/* Applies ACTIVE_OOM_KILLER: kills this process if the container is over a limit and no process is charged more.
+ * Returns true if the container is over a limit but another process is charged more. */
 bool oom_check(void);
 
 /* --- host_memory.c: device memory in host memory (oversubscription) --------------------------------------- */
 
-/* Returns true if oversubscription is on and the card is too full for so many bytes. Needs a current context. */
+/* Returns true if the limits allow oversubscription and the card is too full for so many bytes. Needs a current
+ * context. */
 bool host_memory_wanted(const struct device *device, uint64_t bytes);
-/* Allocates unified memory that stays in host memory. The caller has charged it and stores it as BLOCK_HOST. */
+/* Allocates unified memory that stays in host memory. The caller has charged it before and stores the block as
+ * BLOCK_HOST. */
 CUresult host_memory_take(const struct device *device, CUdeviceptr *pointer, uint64_t bytes);
-/* These two functions do the same for cuMemCreate on the device that the properties name. Only this process can use
- * handles of such memory. */
+/* The same two functions for cuMemCreate on the device that the properties name. Other processes cannot open such
+ * memory. */
 bool host_memory_physical_wanted(const struct device *device, const CUmemAllocationProp *properties, uint64_t bytes);
 CUresult host_memory_create(const struct device *device, CUmemGenericAllocationHandle *handle, uint64_t bytes,
                             const CUmemAllocationProp *properties);
-/* Returns true if this driver can create physical host memory. Needs a current context. */
+/* Returns true if this driver can create physical memory on the host. Needs a current context. */
 bool host_memory_complete(void);
 void host_memory_freed(int device, uint64_t bytes);
-/* Returns the bytes of this process that are charged to the device but lie in host memory. */
+/* Returns how many bytes of this process are charged to the device but lie in host memory. */
 uint64_t host_memory_held(int device);
 void host_memory_reset(void);
 
-/* --- shareable.c ------------------------------------------------------------------------------------------- */
+/* --- shareable.c: which handles to device memory other processes have open --------------------------------- */
 
-/* Marks a descriptor that the driver has just created for an object. *object 0: assigns a new object. Returns false
- * if the mark failed, so that it cannot be detected how long the descriptor keeps memory alive. */
+/* Marks a file descriptor that the driver has just created as a shareable handle, so that any process can see whether
+ * it is still open. *object is the number of the memory object; 0 assigns a new number. Returns false if the mark
+ * failed; then nobody can see how long the descriptor keeps the memory alive. */
 bool shareable_mark(int descriptor, uint64_t *object);
-/* Records that this process has created a handle that cannot be marked. */
+/* Records in the ledger that this process has created a handle that cannot be marked. */
 void shareable_unmarked(void);
 /* Returns true if any process has a descriptor of the object open, or if that is unknown. */
 bool shareable_open(uint64_t object);
 enum shareable_origin {
     SHAREABLE_UNKNOWN, /* UNKNOWN: this container has unmarked handles, and the descriptor may be one of them. */
     SHAREABLE_OURS,    /* OURS: a process of this container created the handle and is charged for it. */
+    /* FOREIGN: another container created the handle. */
     SHAREABLE_FOREIGN,
 };
-/* Returns the ledger byte for imports of an object. For object 0 returns the byte for imports of an unknown object. */
+/* Returns the ledger byte that a process locks while it has an import of the object. For object 0 returns the byte for
+ * imports of an unknown object. */
 uint64_t shareable_import_byte(uint64_t object);
 /* Returns true if the descriptor carries the mark of any container. */
 bool shareable_marked(int descriptor);
-/* Returns whether this container created the descriptor's handle. Pass -1 for a handle that is no descriptor: it is
- * never marked. */
+/* Returns which container created the handle, and the number of its object in *object (0: unknown). Pass -1 for a
+ * handle that is not a descriptor, because such a handle is never marked. */
 enum shareable_origin shareable_origin(int descriptor, uint64_t *object);
 
 #pragma GCC visibility pop

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Hash maps from a pointer or handle to its charge: open addressing with linear probing and backward-shift deletion, in
- * 64 independently locked parts. Finding and removing a block takes the same time with ten and with a million blocks.
+ * The tables of blocks: hash maps from a pointer or handle to what it was charged. They use open addressing with linear
+ * probing and backward-shift deletion, in 64 independently locked parts. Finding and removing a block takes the same
+ * time with ten and with a million blocks.
  */
 #include "blocks.h"
 
@@ -18,8 +19,8 @@ struct block_map vgpu_memory, vgpu_arrays, vgpu_contexts, vgpu_handles, vgpu_map
 static __attribute__((noinline)) void part_take(struct part *part)
 {
     for (unsigned tries = 0; !part_try(part); tries++)
-        /* The thread that has the lock is not running. Sleep, because under strict priorities sched_yield alone would
-         * never let it run. */
+        /* After 100 tries the thread that has the lock is probably not running. Then sleep, because under strict
+         * priorities sched_yield alone would never let it run. */
         if (tries > 100)
             nanosleep(&(struct timespec){0, 20000}, NULL);
         else
@@ -114,7 +115,7 @@ void block_sweep(struct block_map *map, bool (*match)(const struct block *block,
         part_take(part);
         for (size_t place = 0; part->blocks && place <= part->mask;) {
             if (block_at(part, place)->kind && match(block_at(part, place), data))
-                /* The backward shift may have moved another block to this position, so check it again. */
+                /* The removal may have moved another block to this position, so the loop checks it again. */
                 erase(part, place);
             else
                 place += sizeof(struct block);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Defines one part of a table, and inline functions that store and remove a block in the common case. Only blocks.c and
- * the hooks of cuMemAlloc and cuMemFree include this header.
+ * The inner structure of a block map, the hash table from a pointer or handle to its charge. A map consists of 64 parts
+ * with a lock each. Inline functions store and remove a block in the common case. Only blocks.c and the hooks of
+ * cuMemAlloc and cuMemFree include this header.
  */
 #ifndef VGPU_BLOCKS_H
 #define VGPU_BLOCKS_H
@@ -14,19 +15,20 @@
 #define PART_BITS 6
 
 /*
- * A part has its own lock type: it is held for about twenty instructions, so a waiting thread retries soon, and
- * unlocking is a plain store that wakes no thread.
+ * A part does not use struct lock, because its lock is held for about twenty instructions, so a waiting thread retries
+ * soon, and unlocking is a plain store that wakes no thread.
  *
- * Positions are byte offsets from the first block, which saves shifts on the path of every free.
+ * Positions in the table are byte offsets from the first block, because that saves shifts on the path of every free.
  */
 struct part {
+    /* 1 while a thread has the part's lock, else 0. */
     _Atomic uint32_t held;
     /* Number of blocks that can be added before the table grows. */
     uint32_t room;
     /* Byte offset of the last position. The number of positions is a power of two. */
     size_t mask;
-    /* The positions of the table; NULL if there is no table yet. A position with kind 0 is free. At least a quarter of
-     * the positions are free. */
+    /* The positions of the table; NULL before the first block is stored. A position with kind 0 is free. At least a
+     * quarter of the positions are free. */
     struct block *blocks;
     size_t unused;
 };
@@ -46,8 +48,8 @@ static inline void part_drop(struct part *part)
     atomic_store_explicit(&part->held, 0, memory_order_release);
 }
 
-/* Returns a hash. Addresses are multiples of 512 or of 2 MiB, so the low bits carry no information and the high bits of
- * the hash are used. The highest bits select the part. */
+/* Returns a hash of the key. Keys are addresses, multiples of 512 or of 2 MiB, so their low bits carry no information.
+ * Therefore the high bits of the hash are used, the highest of them to select the part. */
 static inline uint64_t mix(uint64_t key)
 {
     return key * 0x9e3779b97f4a7c15ull;
@@ -75,7 +77,7 @@ static inline struct block *block_at(const struct part *part, size_t place)
     return (struct block *)((char *)part->blocks + place);
 }
 
-/* Moves back the blocks after a freed position that a search would no longer find. */
+/* Moves back those blocks after a freed position that a search would otherwise no longer find. */
 void part_close_gap(struct part *part, size_t hole);
 
 static inline void erase(struct part *part, size_t place)
@@ -87,7 +89,7 @@ static inline void erase(struct part *part, size_t place)
     part->room++;
 }
 
-/* The caller holds the part's lock. */
+/* Finds the block of a key and copies it to *block; `take` also removes it. The caller holds the part's lock. */
 static inline __attribute__((always_inline)) bool look(struct part *part, uint64_t key, uint64_t mixed, struct block *block,
                                                        bool take)
 {
@@ -105,8 +107,8 @@ static inline __attribute__((always_inline)) bool look(struct part *part, uint64
     return true;
 }
 
-/* These functions do the same as block_put and block_take if the part is not locked and the table need not grow.
- * Otherwise they return false without effect. */
+/* The fast versions of block_put and block_take. They return false without any effect if another thread has the part's
+ * lock or the table must grow. */
 static inline __attribute__((always_inline)) bool block_put_now(struct block_map *map, const struct block *block)
 {
     uint64_t mixed = mix(block->key);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Charges memory before the driver allocates it, and keeps or removes the charge after the driver has returned.
+ * The hooks' steps around a driver call that allocates: they charge the memory before the driver allocates it, and keep
+ * or remove the charge after the driver has returned.
  */
 #include "account.h"
 
@@ -35,7 +36,7 @@ CUresult memory_meet(void)
     CUresult status;
     bool refused = !device_to_allocate(&context, &status) &&
                    (status == CUDA_ERROR_NOT_PERMITTED || status == CUDA_ERROR_OUT_OF_MEMORY);
-    /* In all other cases no context is current, or the driver itself reports the error. */
+    /* In all other cases no context is current, or the driver call itself will report the error. */
     return refused ? status : CUDA_SUCCESS;
 }
 
@@ -51,7 +52,7 @@ void memory_beyond(const struct device *device, uint64_t unused)
 {
     bool known;
     uint64_t charged = 0, limit;
-    /* An oversubscribed slice can get the difference from host memory. */
+    /* A container with oversubscription can get the missing bytes from host memory, so nothing is recorded. */
     if (!limits_card(device->uuid) || limits_oversubscribe() || (limit = device_limit(device, &known)) == UINT64_MAX || !known ||
         !ledger_total(device->uuid, &charged))
         return;
@@ -96,7 +97,7 @@ void memory_keep(struct block_map *map, uint64_t key, uint64_t bytes, const stru
     memory_put(map, &block, bytes);
 }
 
-/* --- the frame of a hook that allocates --------------------------------------------------------------- */
+/* --- the steps of a hook that allocates --------------------------------------------------------------- */
 
 CUresult allocation_target(enum control control, struct allocation *allocation)
 {
@@ -104,7 +105,8 @@ CUresult allocation_target(enum control control, struct allocation *allocation)
     *allocation = (struct allocation){.kind = BLOCK_PLAIN};
     allocation->device = memory_target(control, &allocation->context, &status);
     if (allocation->device)
-        flight_begin(allocation->device->ledger); /* The flight ends in allocation_end. */
+        /* The flight (the time in which charge and driver may differ) ends in allocation_end. */
+        flight_begin(allocation->device->ledger);
     return status;
 }
 

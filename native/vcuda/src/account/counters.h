@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The data of a device that every allocation and every free uses: the gate, the memory charged to this process, and the
- * range of usage outside which the library compares its charges with the driver's figures. All of it fits in one cache
- * line. The common path is inline in the hooks, because each instruction slows every allocation.
+ * The data of a device that every allocation and every free uses: the gate (which stops new allocations for a moment),
+ * the memory charged to this process, and the range of usage outside which the library compares its charges with the
+ * driver's figures. All of it fits in one cache line. The common path is inline in the hooks, because each instruction
+ * slows every allocation.
  *
  * ledger.c documents the account and handles all uncommon cases, gate.c is the gate, and context/unaccounted.c sets the
  * range.
@@ -23,29 +24,31 @@ enum account { ACCOUNT_USED, ACCOUNT_CONTEXT };
 #define FREEING 0x10000u
 
 struct counters {
-    /* closed: new allocations wait while it is set. flying: the number of threads in flight. A thread is in flight
+    /* closed: the gate is shut, so new allocations wait. flying: the number of threads in flight. A thread is in flight
      * between a charge and the return of the driver's allocation, or between the driver's free and its uncharge.
      * Meanwhile the ledger and the driver disagree, so their figures are compared only while no thread is in flight. A
      * thread in a free adds FREEING instead of 1: the comparison does not wait for frees, because the driver may delay
      * a free until the GPU has finished its work. */
     _Atomic uint32_t closed, flying;
-    /* If this is not 0, a thread that ends its flight calls flight_moved(). */
+    /* If this is not 0, a thread that ends its flight calls flight_moved(), because the charge has left its range. */
     _Atomic uint32_t due;
     /* The device's index in the ledger. */
     int32_t device;
     /* Pointers into the ledger: this process's figures (allocations, and VGPU_MAX_DEVICES later contexts) and the
-     * container's total. NULL before this process has a slot in the ledger, and for a GPU that another share than the
-     * first also names. `slot` is set last. */
+     * container's total. A share is one allocation of the container; each has its own ledger. NULL before this process
+     * has a slot, and for a GPU that a share other than the first names. `slot` is set last. */
     uint64_t *slot, *total;
-    /* This process's charges by account, in memory that no other process can write. The slot holds a copy. */
+    /* This process's charges by account, in memory that no other process can write. The slot in the ledger holds a
+     * copy. */
     uint64_t own[2];
-    /* While usage is within [low, low + span], the driver's figures are not read. A change outside that range sets
+    /* While usage is within [low, low + span], the driver's figures are not read. A charge that leaves that range sets
      * `due`. */
     _Atomic uint64_t low, span;
 } __attribute__((aligned(64)));
 extern struct counters vgpu_counters[VGPU_MAX_DEVICES];
 _Static_assert(sizeof(struct counters) == 64, "a cache line");
-/* The empty asm makes the compiler compute the address once; otherwise it recomputes the address of each field. */
+/* The empty asm makes the compiler compute the address once. Otherwise it would compute the address of each field
+ * again. */
 static inline struct counters *counters_of(int device)
 {
     struct counters *counters = &vgpu_counters[device];
@@ -55,16 +58,17 @@ static inline struct counters *counters_of(int device)
 
 /* --- flights ----------------------------------------------------------------------------------------- */
 
+/* Makes a thread wait that finds the gate shut. */
 void flight_wait(struct counters *counters);
-/* Called at the end of a flight after the usage has left its range. */
+/* Called when a thread ends its flight and `due` is set. */
 void flight_moved(int device);
-/* Shuts the gate and waits until no thread is in flight (except frees). Returns true if no thread is in flight any
- * more; then none begins a flight before gate_open(). Returns false, with the gate open, if a thread stayed in flight
- * for 10 ms. */
+/* Shuts the gate and waits until no thread is in flight (except frees). Returns true if that succeeded; then no thread
+ * begins a flight before gate_open(). Returns false, with the gate open, if a thread stayed in flight for 10 ms. */
 bool gate_shut(int device);
-/* Returns true if a thread is in a free: the driver's figure may already be without memory that is still charged. */
+/* Returns true if a thread is inside a free. Then the driver's figure may lack memory that is still charged. */
 bool gate_frees(int device);
-/* Returns true if a thread waited too long and passed the shut gate: the two figures do not match. */
+/* Returns true if a thread has waited too long and passed the shut gate. Then the ledger and the driver's figure were
+ * not read at the same state. */
 bool gate_forced(int device);
 void gate_open(int device);
 
@@ -111,14 +115,16 @@ static inline void flight_end(const int *device)
 
 /* --- the lock of the ledger ---------------------------------------------------------------------------- */
 
-/* One key for each share of the container, in the order of the shares. Only the first share has the fast path. */
+/* What is needed to lock the ledger of each share, in the order of the shares. Only the first share has the fast
+ * path. */
 extern struct ledger_key {
     /* The lock, a word in the ledger. */
     uint64_t *lock;
-    /* The value that this process stores in the lock to take it. */
+    /* The value that this process stores in the lock to take it; it names the process. */
     uint64_t word;
 } ledger_keys[VGPU_MAX_SHARES];
-/* True if uncharges are pending: they could not take the lock in time and were recorded instead. */
+/* True if uncharges are pending: they could not get the lock in time, so their bytes were only recorded in this
+ * process. */
 extern _Atomic bool ledger_owes;
 
 static inline bool key_try(const struct ledger_key *key)
@@ -133,16 +139,18 @@ static inline bool key_try(const struct ledger_key *key)
 static inline void key_drop(const struct ledger_key *key)
 {
     watch_lock(key, false);
-    /* Check first: if the tenant has overwritten the lock, it may belong to another process. While the lock has this
-     * process's word, no correct process writes to it, so no locked instruction is needed. */
+    /* Check first that this process still has the lock: if the tenant has overwritten it, it may belong to another
+     * process. While the lock has this process's word, no correct process writes to it, so no locked instruction is
+     * needed. */
     if (__builtin_expect(__atomic_load_n(key->lock, __ATOMIC_RELAXED) == key->word, 1))
         __atomic_store_n(key->lock, 0, __ATOMIC_RELEASE);
 }
 
 /* --- charging ------------------------------------------------------------------------------------------- */
 
-/* The caller of the next functions has the lock. One 8-byte store changes the process's figure, which is authoritative.
- * The total is stored after it; a process that takes the lock over from a dead process computes the total again. */
+/* The caller of the next three functions holds the ledger's lock. One 8-byte store changes the process's figure, which
+ * is authoritative. The total is stored afterwards; a process that takes the lock over from a dead process computes the
+ * total again. */
 static inline void counters_post(struct counters *counters, enum account account, uint64_t own, uint64_t total)
 {
     __atomic_store_n(&counters->own[account], own, __ATOMIC_RELAXED);
@@ -162,7 +170,7 @@ static inline bool counters_charge(struct counters *counters, enum account accou
     return fits;
 }
 
-/* The total is clamped because the tenant can write it. */
+/* Uncharges bytes. The total is kept from falling below 0, because the tenant can write it. */
 static inline void counters_give_back(struct counters *counters, enum account account, uint64_t bytes)
 {
     uint64_t own = counters->own[account], total = __atomic_load_n(counters->total, __ATOMIC_RELAXED);
@@ -176,8 +184,8 @@ static inline bool counters_lock(struct counters *counters)
     return __builtin_expect(__atomic_load_n(&counters->slot, __ATOMIC_ACQUIRE) && key_try(ledger_keys), 1);
 }
 
-/* Charges if the bytes fit and the lock is free. Otherwise returns false without effect, and ledger_charge finds the
- * reason. */
+/* Charges if the bytes fit and the lock is free. Otherwise returns false without effect; the caller then calls
+ * ledger_charge, which finds the reason. */
 static inline bool counters_charged(struct counters *counters, enum account account, uint64_t bytes, uint64_t limit)
 {
     if (!counters_lock(counters))

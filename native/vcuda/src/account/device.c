@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Identifies devices by their UUIDs. CUDA's ordinals follow CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, NVML's indices
- * do not, and the ledger has its own order. Only the UUID identifies a GPU in all three.
+ * do not, and the ledger (the container's file of charges) has its own order. Only the UUID identifies a GPU in all
+ * three.
  */
 #include "account.h"
 
@@ -23,8 +24,8 @@ static void spell(const CUuuid *uuid, char out[VGPU_UUID_SIZE])
              b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
 }
 
-/* CUDA returns a 16-byte UUID, which may be a MIG device's. NVML needs the full name with its prefix, so the prefix
- * is found by trying both. */
+/* CUDA returns a 16-byte UUID, which may belong to a MIG device. NVML needs the name with the prefix GPU- or MIG-, so
+ * this function tries both. */
 static void name_in_nvml(char uuid[VGPU_UUID_SIZE])
 {
     nvmlDevice_t handle;
@@ -64,7 +65,8 @@ const struct device *device_of(CUdevice ordinal, CUresult *status)
     if (ordinal >= 0 && ordinal < MAX_ORDINALS && atomic_load_explicit(&known[ordinal], memory_order_acquire))
         return &devices[ordinal];
     CUuuid uuid;
-    /* For a MIG device cuDeviceGetUuid_v2 returns its own UUID, and the first version returns its GPU's UUID. */
+    /* For a MIG device cuDeviceGetUuid_v2 returns the UUID of the MIG device, but cuDeviceGetUuid returns the UUID of
+     * its GPU. */
     bool second = REAL_HAS(cuDeviceGetUuid_v2);
     if (!second && !REAL_HAS(cuDeviceGetUuid)) {
         *status = CUDA_ERROR_NOT_SUPPORTED;
@@ -89,7 +91,7 @@ const struct device *device_of(CUdevice ordinal, CUresult *status)
         name_in_nvml(device.uuid);
     device.nvml_index = index_in_nvml(device.uuid);
     if (device.nvml_index < 0)
-        device.nvml_index = ordinal; /* This container has no NVML, so CUDA's order is used. */
+        device.nvml_index = ordinal; /* NVML is not available in this container, so CUDA's order is used. */
     device.ledger = ledger_device(device.uuid);
     if (device.ledger < 0) {
         vgpu_log_line(LOG_ERROR, "device %s has no place in the ledger %s", device.uuid, limits_ledger_path(0));
@@ -114,7 +116,8 @@ void device_forget_contexts(void)
     atomic_fetch_add_explicit(&device_epoch, 1, memory_order_release);
 }
 
-/* Asks the driver for the current context and its device. *met is an error if the context may not allocate. */
+/* Asks the driver for the current context and its device. Sets *met to an error if the context may not allocate
+ * memory. */
 static const struct device *ask_current(CUcontext *context, CUresult *status, CUresult *met)
 {
     CUdevice ordinal;
@@ -176,7 +179,7 @@ uint64_t device_limit_asked(const struct device *device, bool *in_limits)
     struct cached_limits *cached = atomic_load_explicit(&vgpu_cached_limits, memory_order_acquire);
     int index = device->ledger;
     uint64_t bytes = limits_memory(device->uuid, device->nvml_index, in_limits);
-    /* Cache the limit only if the limits were not reloaded while it was read. */
+    /* Caches the limit only if no other thread has reloaded the limits since `cached` was read. */
     if (cached && *in_limits && cached == atomic_load_explicit(&vgpu_cached_limits, memory_order_acquire))
         __atomic_store_n(&cached->memory[index], bytes, __ATOMIC_RELAXED);
     return bytes;

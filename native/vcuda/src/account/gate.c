@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The gate stops new allocations while the account is compared with the card.
+ * The gate stops new allocations while the account (what the container's processes are charged) is compared with the
+ * memory used on the card.
  *
  * A thread is "in flight" between a charge and the return of the driver's call. In that time the account and the card
  * differ. A reader that needs both figures at the same moment shuts the gate and waits until no thread is in flight.
@@ -16,10 +17,11 @@
 #include <time.h>
 
 #define PATIENCE_MS 10
-/* Longer than a slow NVML call takes. With a shorter time the two figures could never be read at the same moment. */
+/* This is longer than a slow NVML call takes. With a shorter time the two figures could never be read at the same
+ * moment. */
 #define FLIGHT_PATIENCE_MS 50
 
-static _Atomic bool forced[VGPU_MAX_DEVICES]; /* forced: a thread has passed the gate while it was shut. */
+static _Atomic bool forced[VGPU_MAX_DEVICES]; /* forced: true if a thread has passed the gate while it was shut. */
 static _Atomic int waiting[VGPU_MAX_DEVICES]; /* waiting: number of threads in flight_wait. */
 
 static void nap(void)
@@ -34,7 +36,8 @@ static uint64_t now_ms(void)
     return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
-/* Called if the gate is shut. Takes the thread off the count of threads in flight, waits, and adds it again. */
+/* Called by a thread that finds the gate shut. It no longer counts as in flight while it waits, and counts again
+ * afterwards. */
 void flight_wait(struct counters *counters)
 {
     uint64_t until = now_ms() + FLIGHT_PATIENCE_MS;

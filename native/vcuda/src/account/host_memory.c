@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Host memory for slices of an oversubscribed card. Where a card is sold more than once (S above 1) it can be full
- * while a slice is not. Then device memory is allocated as unified memory that stays in host memory and is read over
- * the bus. The program gets an ordinary device pointer, the limit is charged as usual, and any legal call frees it.
+ * Host memory in place of device memory (oversubscription). A node may promise more memory to its containers than a
+ * card has (factor S above 1). Then the card can be full while a container is still below its limit. In that case
+ * device memory is allocated as unified memory that stays in host memory and is read over the bus. The program gets an
+ * ordinary device pointer, the limit is charged as usual, and any legal call frees it.
  *
  * A reserve on the card is left for other containers: a context and code can only be on the card, and a container
  * without a context could not use any of its memory.
@@ -17,10 +18,10 @@
 #define CU_MEM_ADVISE_SET_ACCESSED_BY 5
 #define CU_DEVICE_CPU ((CUdevice)-1)
 #define CONTEXT_UNMEASURED (512 * MIB)
-#define LARGEST_SCALING 2 /* The reserve assumes an oversubscription factor S of at most this. */
+#define LARGEST_SCALING 2 /* The reserve is computed for an oversubscription factor S of at most this value. */
 
 static _Atomic uint64_t held[VGPU_MAX_DEVICES];
-/* Whether this driver can create physical host memory: 0 is not tried, 1 is yes, 2 is no. */
+/* Whether this driver can create physical host memory: 0 means not tried yet, 1 means yes, 2 means no. */
 static _Atomic int complete;
 
 uint64_t host_memory_held(int device)
@@ -40,8 +41,8 @@ void host_memory_reset(void)
     atomic_store_explicit(&complete, 0, memory_order_relaxed);
 }
 
-/* Returns the reserve in bytes: two contexts for each slice of this size that fits on the card, at most a quarter of
- * the card. */
+/* Returns the reserve in bytes: two contexts for each container with this limit that fits on the card, but at most a
+ * quarter of the card. */
 static uint64_t reserve(const struct device *device, uint64_t card)
 {
     bool known;
@@ -51,8 +52,8 @@ static uint64_t reserve(const struct device *device, uint64_t card)
     return bytes < card / 4 ? bytes : card / 4;
 }
 
-/* Reads the free bytes of the whole card from NVML, for a driver that shows this container only its own limit.
- * Returns false if NVML does not show the whole card. */
+/* Reads the free bytes of the whole card from NVML, because a driver that enforces the limit itself reports only the
+ * limit. Returns false if NVML does not show the whole card. */
 static bool free_of_card(const struct device *device, uint64_t card, uint64_t *unused)
 {
     nvmlDevice_t handle;
@@ -79,15 +80,16 @@ bool host_memory_wanted(const struct device *device, uint64_t bytes)
     uint64_t card = limits_card(device->uuid), kept = reserve(device, card ? card : shown);
     if (fits(bytes, unused, kept))
         return false;
-    /* The driver enforces its own limit to the last byte, so the reserve applies to the card only. If the card's
-     * free memory is unknown, the driver's figure is used for the card. */
+    /* If the driver enforces the limit, its free memory is what the limit leaves, so no reserve need be kept there. The
+     * reserve then only concerns the free memory of the card. If NVML does not show that, host memory is used as soon
+     * as the driver's figure does not leave the reserve. */
     return !card || bytes > unused || !free_of_card(device, card, &of_card) || !fits(bytes, of_card, kept);
 }
 
 /* --- for cuMemCreate --------------------------------------------------------------------------------------- */
 
-/* Creates physical host memory. Needs a driver of CUDA 12.2 or later. The GPU reads it over the bus once the program
- * has set its access. */
+/* Creates physical host memory. Needs a driver of CUDA 12.2 or later. The GPU reads it over the bus after the program
+ * has called cuMemSetAccess. */
 static CUresult create(CUmemGenericAllocationHandle *handle, uint64_t bytes, const CUmemAllocationProp *properties)
 {
     CUmemAllocationProp host = {.type = properties->type, .location = {CU_MEM_LOCATION_TYPE_HOST_NUMA, 0}};

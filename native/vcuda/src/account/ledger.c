@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The container's account of device memory. A process owns a slot for as long as it has the ledger mapped. In a
- * container with several shares it owns a slot in the ledger of each share (seats.c).
+ * The ledger is the container's account of device memory, a file that all its processes map. Each process owns a slot
+ * with its own charges for as long as it has the ledger mapped. In a container with several shares (allocations with an
+ * own ledger each) it owns a slot in the ledger of each share (seats.c).
  *
  * A process is alive while its lock on one byte of the file is held. The lock belongs to the open file description
- * behind the mapping. The descriptor is closed at once and the mapping is not inherited at fork, so the slot ends when
- * this process's memory ends: a program that closes all its descriptors stays charged, a child does not keep its
- * parent's slot, and a new image after exec starts without a slot.
+ * behind the mapping. The library closes the descriptor at once, and fork does not inherit the mapping, so the slot
+ * becomes free when this process's memory is freed: a program that closes all its descriptors stays charged, a child
+ * does not keep its parent's slot, and a new program after exec starts without a slot.
  */
 #include "ledger.h"
 
@@ -24,7 +25,8 @@ struct counters vgpu_counters[VGPU_MAX_DEVICES];
 struct ledger_key ledger_keys[VGPU_MAX_SHARES];
 _Atomic bool ledger_owes;
 static struct lock join_lock, export_lock;
-/* For each device: 1 + the descriptor that has the measuring lock; 0 if this process does not have the lock. */
+/* For each device: 1 + the descriptor that has the lock for measuring a context; 0 if this process does not have the
+ * lock. */
 static _Atomic int measuring[VGPU_MAX_DEVICES];
 
 static bool is_member(void)
@@ -45,7 +47,8 @@ static bool claim(struct membership *member, int descriptor, struct vgpu_ledger 
             continue;
         }
         uint32_t generation = slot->generation + 1;
-        /* The new generation shows other processes that a lock word of the slot's previous owner is dead. */
+        /* By the new generation, other processes see that a lock word with the old generation belongs to a dead
+         * process. */
         __atomic_store_n(&slot->generation, generation, __ATOMIC_RELEASE);
         member->mine = slot;
         member->slot = i;
@@ -110,7 +113,7 @@ static bool join_one(struct membership *member)
     return joined;
 }
 
-/* Joins the ledgers of all shares, or none. Returns false if one cannot be joined. */
+/* Joins the ledgers of all shares, or none. Returns false if any of them cannot be joined. */
 static bool join(void)
 {
     unsigned shares = limits_shares(), joined = 0;
@@ -176,8 +179,8 @@ int ledger_device(const char *uuid)
 
 _Static_assert(offsetof(struct vgpu_ledger_slot, context) == VGPU_MAX_DEVICES * sizeof(uint64_t), "one array after the other");
 
-/* Subtracts the bytes of pending uncharges; the caller holds the lock. The flag is cleared before the amounts are read,
- * so an uncharge that arrives meanwhile sets the flag again. */
+/* Subtracts the bytes of pending uncharges; the caller holds the lock. The flag ledger_owes is cleared before the
+ * amounts are read, so an uncharge that arrives meanwhile sets the flag again. */
 static __attribute__((noinline)) void pay_owed(void)
 {
     atomic_store(&ledger_owes, false);
@@ -223,8 +226,8 @@ enum charge ledger_charge(int device, enum account account, uint64_t bytes, uint
     return charge_slowly(device, account, bytes, limit);
 }
 
-/* Uncharges while another thread or process holds the lock. The amount is recorded first, so that the next lock holder
- * can subtract it. */
+/* Uncharges when the fast path could not. The amount is recorded first, so that the next lock holder can subtract it if
+ * this thread does not get the lock. */
 static __attribute__((noinline)) void uncharge_slowly(int device, enum account account, uint64_t bytes)
 {
     if (!is_member() || device < 0 || bytes == 0)
@@ -236,7 +239,7 @@ static __attribute__((noinline)) void uncharge_slowly(int device, enum account a
     atomic_fetch_add(&ledger_members[0].owed[account][device], bytes);
     atomic_store(&ledger_owes, true);
     if (!ledger_lock_take(&ledger_members[0]))
-        return; /* The next charge also subtracts the recorded bytes. */
+        return; /* The lock was not obtained. The next charge or uncharge also subtracts the recorded bytes. */
     pay_owed();
     ledger_lock_drop(&ledger_members[0]);
 }
@@ -252,7 +255,8 @@ uint64_t ledger_own(int device, enum account account)
     return device < 0 ? 0 : __atomic_load_n(&vgpu_counters[device].own[account], __ATOMIC_RELAXED);
 }
 
-/* Other processes hold memory of the device: clears the slots of dead processes, at most every REAP_EVERY_NS. */
+/* Called if other processes are charged for the device. Clears the slots of dead processes, at most once per
+ * REAP_EVERY_NS. */
 static __attribute__((noinline)) void look_who_lives(int device)
 {
     unsigned count;
@@ -331,8 +335,8 @@ void ledger_export(int device, uint64_t bytes, bool more)
         return;
     const struct seat *seats = seats_of(device, &count);
     lock_take(&export_lock);
-    /* Record the export in each ledger, because no record says in which ledger a block was charged. In each ledger
-     * at most the memory charged there stays charged. */
+    /* Record the export in each ledger, because no record says in which ledger a block was charged. If this process
+     * dies, each ledger keeps at most what was charged in it. */
     for (unsigned i = 0; i < count; i++) {
         if (seats[i].at >= VGPU_LEDGER_EXPORTED_DEVICES)
             continue;
@@ -345,8 +349,8 @@ void ledger_export(int device, uint64_t bytes, bool more)
     lock_drop(&export_lock);
 }
 
-/* Returns 1 if a process holds the byte in any ledger, 0 if none does, -1 if that is unknown. Byte 0 means any byte
- * of the open handles. */
+/* Returns 1 if a process has a lock on the byte in the ledger of any share, 0 if none does, -1 if that is unknown. Byte
+ * 0 stands for all bytes that are locked for open handles. */
 static int held_anywhere(uint64_t byte)
 {
     int held = 0;
@@ -387,7 +391,8 @@ static void *import_from(const struct membership *member, uint64_t byte)
     return import == MAP_FAILED ? NULL : import;
 }
 
-/* An import locks its byte in the ledger of each share, because the exporting process may be charged in any of them. */
+/* An import locks its byte in the ledger of each share, because the process that exported the memory may be charged in
+ * any of them. */
 struct import {
     unsigned count;
     void *map[VGPU_MAX_SHARES];
@@ -396,7 +401,8 @@ struct import {
 void *ledger_import(uint64_t byte)
 {
     struct import *import = calloc(1, sizeof *import);
-    /* No forked child may inherit the descriptor: the child would have the lock after this process has ended. */
+    /* The join lock prevents a fork meanwhile. A forked child that inherited the descriptor would keep the lock after
+     * this process has ended. */
     lock_take(&join_lock);
     for (unsigned share = 0; import && is_member() && share < limits_shares(); share++)
         if ((import->map[import->count] = import_from(&ledger_members[share], byte)) != NULL)
@@ -426,7 +432,7 @@ static void measure_close(int descriptor, int device)
 int ledger_measure_begin(int device)
 {
     struct seat home = seats_home(device);
-    lock_take(&join_lock); /* No fork may happen between opening the descriptor and recording it. */
+    lock_take(&join_lock); /* The join lock prevents a fork between opening the descriptor and recording it. */
     int descriptor = ledger_file_again(home.member, true);
     atomic_store_explicit(&measuring[device], descriptor + 1, memory_order_relaxed);
     lock_drop(&join_lock);
@@ -464,7 +470,8 @@ void ledger_release(void)
 
 void ledger_reset(void)
 {
-    /* A child that kept the descriptor of a measuring parent would hold the lock after the parent's death. */
+    /* Close the descriptor of a parent that was measuring. Otherwise this child would keep the lock after the parent's
+     * death. */
     for (int device = 0; device < VGPU_MAX_DEVICES; device++) {
         uint64_t file[2];
         int descriptor = atomic_exchange_explicit(&measuring[device], 0, memory_order_relaxed) - 1;

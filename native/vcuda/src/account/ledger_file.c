@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The ledger as a file: opening it, initialising an empty one, and the byte locks that show which processes are alive.
+ * The file operations of the ledger (the file in which the container's processes record their device memory): opening
+ * it, initialising an empty file, and the byte locks that show which processes are alive.
  *
- * The tenant can write, truncate or replace this file. In every case the result is either an intact ledger or no
- * context for this container.
+ * The tenant can write, truncate or replace this file. In each of these cases either the ledger is still intact, or no
+ * context can be created in this container.
  */
 #include "ledger.h"
 
@@ -88,21 +89,22 @@ static bool blank(const struct vgpu_ledger *header)
     return memcmp(header->magic, none, sizeof none) == 0;
 }
 
-/* Returns 0 or the error number. Without allocated blocks, a store into a hole would kill the process when the file
- * system is full. */
+/* Allocates all blocks of the file. Without this, a store into a hole of the mapped file would kill the process when
+ * the file system is full. Returns 0 or the error number. */
 static int fill_holes(int descriptor)
 {
     struct stat status;
     int error;
     if (status_of(descriptor, &status) && (uint64_t)status.st_blocks * 512 >= VGPU_LEDGER_FILE_SIZE)
         return 0;
-    do /* On tmpfs posix_fallocate fails with EINTR in a program with a running timer. */
+    do /* On tmpfs posix_fallocate fails with EINTR if a timer signal interrupts it. */
         error = posix_fallocate(descriptor, 0, VGPU_LEDGER_FILE_SIZE);
     while (error == EINTR);
     return error;
 }
 
-/* Writes the magic last: if this process dies before that, the next process initialises the file again. */
+/* Initialises the file. Writes the magic last: if this process dies before that, the next process initialises the file
+ * again. */
 static bool lay_out(const char *path, int descriptor)
 {
     struct vgpu_ledger header = {
@@ -134,11 +136,13 @@ static bool check(const char *path, unsigned share, int descriptor)
     ssize_t length = pread(descriptor, &header, sizeof header, 0);
     if (length < 0)
         return complain(path, strerror(errno));
-    /* The owner of the file can truncate it, and an access to the mapping would then kill this process. */
+    /* Refuse a file of another user, because its owner can truncate it, and an access to the mapping would then kill
+     * this process. */
     if (limits_ledger_is_own() && status.st_uid != geteuid())
         return complain(path, "it belongs to another user; remove it, or name a ledger by CUDA_DEVICE_MEMORY_SHARED_CACHE");
     if (status.st_size == 0 || (blank(&header) && status.st_size <= (off_t)VGPU_LEDGER_FILE_SIZE)) {
-        /* Otherwise a tenant could empty the ledger and get its limit again in addition to the memory in use. */
+        /* The node initialised this ledger, so an empty file means that the tenant has emptied it. If it were accepted,
+         * the tenant would get its full limit again in addition to the memory in use. */
         if (limits_of_an_allocation())
             return complain(path, "it is empty, and was not when the container began");
         bool taken = false;

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The lock of the ledger is one word that names its holder by slot and generation.
+ * The lock of the ledger (the file in which the container's processes record their device memory) is one word in the
+ * file. It names its holder by slot and generation (a number that grows each time a process claims the slot).
  *
- * Without competition, taking and dropping the lock costs one atomic instruction each. A waiting process detects a
- * killed holder in two ways: the kernel has dropped the holder's byte lock, or the slot was claimed again and has a new
- * generation. The waiting process replaces the word by compare-and-swap, so only one of several waiting processes gets
- * the lock. That process computes the totals again, because a dead holder can have left only the totals half written.
+ * Without competition, taking and releasing the lock cost one atomic instruction each. A waiting process detects a
+ * killed holder in two ways: the kernel has released the holder's byte lock, or the slot was claimed again and has a
+ * new generation. The waiting process replaces the word by compare-and-swap, so only one of several waiting processes
+ * gets the lock. That process computes the totals again, because a dead holder can have left only the totals half
+ * written.
  */
 #include "ledger.h"
 
@@ -28,7 +30,7 @@ static bool holder_dead(const struct membership *member, uint64_t word)
 {
     uint64_t slot = (word & 0xffffffffu) - 1;
     if (slot >= VGPU_LEDGER_SLOTS)
-        return true; /* No process writes such a word, so it is no valid lock. */
+        return true; /* No process of this library writes such a word, so no live process holds the lock. */
     if (__atomic_load_n(&ledger_slot(member->map, (uint32_t)slot)->generation, __ATOMIC_ACQUIRE) != word >> 32)
         return true;
     int descriptor = ledger_file_again(member, false);
@@ -68,7 +70,7 @@ bool ledger_lock_wait(struct membership *member)
         uint64_t now = ledger_clock();
         if (!began)
             began = probed = now;
-        /* A word of this process belongs to another of its threads, so its holder is alive. */
+        /* If the word is this process's own, another of its threads holds the lock, so the holder is alive. */
         if (word != key->word && now - probed >= PROBE_NS) {
             probed = now;
             if (holder_dead(member, word) && swap(key, word)) {
@@ -120,7 +122,7 @@ uint64_t ledger_slot_exported_bytes(const struct vgpu_ledger_slot *slot, int dev
     return exported < slot->used[device] ? exported : slot->used[device];
 }
 
-/* Clears the slot of a dead process except for memory that other processes have open. Returns true if the slot
+/* Clears the slot of a dead process except for exported memory that other processes have open. Returns true if the slot
  * changed. */
 static bool strip(int descriptor, const struct vgpu_ledger *ledger, struct vgpu_ledger_slot *slot)
 {
@@ -141,7 +143,8 @@ void ledger_reap(struct membership *member)
     struct vgpu_ledger *ledger = member->map;
     int descriptor = ledger_file_again(member, false);
     if (descriptor < 0)
-        return; /* It is unknown which other processes are alive, so all count as alive. */
+        /* The locks cannot be read, so it is unknown which other processes are alive. All of them count as alive. */
+        return;
     uint32_t high = ledger_high(ledger);
     bool found = false;
     for (uint32_t i = 0; i < high; i++) {

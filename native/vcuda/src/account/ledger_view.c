@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Reads the ledger without writing it: the live processes of the container, their pids, and the bytes of each. Works
- * for a process that never joined (nvidia-smi) and repairs nothing.
+ * Reads the ledger (the file with the charges of the container's processes) without writing it: the live processes,
+ * their pids, and the bytes of each. This also works for a process that has no slot (nvidia-smi).
  *
- * The pid in a slot is the pid that its owner sees for itself. A reader in another pid namespace of the same container
- * (unshare, a shared process namespace) sees that process under another pid, or not at all.
+ * The pid in a slot is the pid of the slot's owner in its own pid namespace. A reader in another pid namespace of the
+ * same container (unshare, a shared process namespace) sees that process under another pid, or not at all.
  */
 #include "ledger.h"
 
@@ -49,7 +49,8 @@ static bool view_open(struct view *view, unsigned share, const char *uuid)
     return true;
 }
 
-/* Returns the next slot, from *at on, whose owner is alive and uses memory of the device. NULL: no more. */
+/* Returns the next slot, starting at index *at, whose owner is alive and uses memory of the device. NULL: there is no
+ * further such slot. */
 static const struct vgpu_ledger_slot *view_next(const struct view *view, uint32_t *at, uint64_t *bytes)
 {
     for (uint32_t high = view->device < 0 ? 0 : ledger_high(view->ledger); *at < high;) {
@@ -61,8 +62,8 @@ static const struct vgpu_ledger_slot *view_next(const struct view *view, uint32_
     return NULL;
 }
 
-/* Returns the bytes that dead processes exported and another process still has open. They are charged to no listed
- * process. */
+/* Returns the bytes that dead processes exported and another process still has open. The list of processes does not
+ * include these bytes. */
 static uint64_t view_of_the_dead(const struct view *view)
 {
     uint64_t sum = 0, bytes;
@@ -92,7 +93,7 @@ bool ledger_view_total(const char *uuid, uint64_t *bytes)
     return true;
 }
 
-/* The value is stored in the first ledger that lists the card. */
+/* This value is stored only in the first ledger that lists the card. */
 uint64_t ledger_view_beyond(const char *uuid)
 {
     struct view view;
@@ -190,7 +191,7 @@ static uint32_t pid_from(uint64_t pid_namespace, uint32_t pid)
 }
 
 /* Adds the bytes to an entry with the same pid: a process with slots in two ledgers is listed once. Returns false if
- * there is none. */
+ * the list has no such entry. */
 static bool add_to(struct ledger_process *list, int count, uint32_t pid, uint64_t bytes)
 {
     for (int i = 0; i < count; i++)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Maps a memory location to the GPU that has the memory. On a machine whose CPU and GPU share addresses (Grace) a GPU's
- * memory is a NUMA node of the host, so a program that asks for memory on that node gets GPU memory. NVML reports which
- * node belongs to which GPU, but lists only the GPUs of this container. A node without processors that belongs to none
- * of these GPUs may be another container's GPU, so an allocation there is refused.
+ * Maps a memory location of the driver API to the GPU that has the memory. On a machine whose CPU and GPU share
+ * addresses (Grace) a GPU's memory is a NUMA node of the host, so a program that asks for memory on that node gets GPU
+ * memory. NVML reports which node belongs to which GPU, but lists only the GPUs of this container. A node without
+ * processors that belongs to none of these GPUs may be another container's GPU, so an allocation there is refused.
  */
 #include "account.h"
 
@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-/* Finds the GPU whose memory is this node. Returns false if NVML knows no such GPU. */
+/* Finds the GPU whose memory is this node. Returns false if NVML reports no such GPU. */
 static bool gpu_of(unsigned node, char uuid[VGPU_UUID_SIZE])
 {
     unsigned count = 0, other;
@@ -46,7 +46,7 @@ bool location_on_card(const CUmemLocation *location, CUdevice *ordinal)
     if (location->type == CU_MEM_LOCATION_TYPE_DEVICE)
         *ordinal = location->id;
     else if (location->type == CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN)
-        *ordinal = location->id & 0xff; /* The first byte is the device, the second byte the locality domain. */
+        *ordinal = location->id & 0xff; /* The lowest byte is the device, the next byte the locality domain. */
     else
         return false;
     return true;
@@ -61,8 +61,8 @@ const struct device *device_at(const CUmemLocation *location, CUresult *status)
     if (location_on_card(location, &place))
         return device_of(place, status);
     if (location->type != CU_MEM_LOCATION_TYPE_HOST_NUMA || location->id <= 0)
-        /* This is host memory. Other host locations mean the node of the calling thread's processor, which always
-         * has processors. */
+        /* This is host memory: the other types of host location mean the node of the calling thread's processor, which
+         * always has processors. */
         return NULL;
     if (gpu_of((unsigned)location->id, uuid)) {
         if (REAL_HAS(cuDeviceGetCount))

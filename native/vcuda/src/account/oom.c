@@ -5,9 +5,9 @@
  * the process that uses most of the device kills itself at its next driver call, then the next largest process, until
  * usage fits the limit.
  *
- * No process kills another process, because a pid may have been reused. It need not: the largest process computes the
- * same result from the same figures and kills itself. The sum covers live processes only. A dying process still counts,
- * so that a second process does not die where one is enough.
+ * No process kills another process, because a pid may have been reused. That is not necessary, because the largest
+ * process computes the same result from the same figures and kills itself. The sum covers live processes only. A
+ * process that is being killed still counts, because otherwise a second process could be killed where one is enough.
  */
 #include "account.h"
 
@@ -22,12 +22,12 @@ static void end_self(const char *uuid, uint64_t own, uint64_t total, uint64_t li
     vgpu_log_line(LOG_ERROR, "this process is killed: the container holds %llu bytes of %s, over its limit of %llu, and this process %llu of them, the most",
                   (unsigned long long)total, uuid, (unsigned long long)limit, (unsigned long long)own);
     kill(getpid(), SIGKILL);
-    /* Only pid 1 of a container gets here: the kernel drops a SIGKILL that pid 1 sends to itself. */
+    /* Only pid 1 of a container reaches this line: the kernel drops a SIGKILL that pid 1 sends to itself. */
     syscall(SYS_exit_group, 128 + SIGKILL);
 }
 
-/* Returns true if the container exceeds the limit of one share on a device. Does not return if this process must
- * die. */
+/* Returns true if the container exceeds the limit of one share on a device. If this process is the largest, the
+ * function kills it and does not return. */
 static bool over(unsigned share, const char *uuid)
 {
     bool known, largest;
@@ -35,7 +35,8 @@ static bool over(unsigned share, const char *uuid)
     uint64_t limit = limits_shares() == 1 ? limits_memory(uuid, -1, &known) : limits_share_memory(share, uuid, &known);
     if (!known || limit == UINT64_MAX || !ledger_shares(share, uuid, &own, &total, &largest) || total <= limit)
         return false;
-    EVENT(reclaim, true); /* First release the memory that pools keep for later allocations. */
+    /* First make the pools release the memory that they keep for later allocations; that may be enough. */
+    EVENT(reclaim, true);
     if (!ledger_shares(share, uuid, &own, &total, &largest) || total <= limit)
         return false;
     if (largest)
@@ -47,8 +48,8 @@ bool oom_check(void)
 {
     char uuids[VGPU_MAX_DEVICES][VGPU_UUID_SIZE];
     bool any = false;
-    /* Limits from the environment do not change while a process runs. Only a limits file can fall below current
-     * usage. */
+    /* Limits from the environment do not change while a process runs. Only the limit in a limits file can be lowered
+     * below current usage. */
     for (int i = limits_devices(uuids) - 1; i >= 0; i--)
         for (unsigned share = 0; share < limits_shares(); share++)
             any = over(share, uuids[i]) || any;

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Containers with several shares. Each share has its own ledger, because other containers may use the same share (one
- * claim in two containers or pods) and their common usage counts. So a process has a slot in each ledger.
+ * Charging in containers with several shares (allocations of GPUs). Each share has its own ledger, the file in which
+ * charges are recorded, because other containers may use the same share (one Kubernetes claim in two containers or
+ * pods) and their common usage counts. So a process has a slot in each ledger.
  *
- * A card has a seat in the ledger of each share that names it; most cards have one seat. If several shares name a card,
- * a charge fills the first share, then the next, and a free uncharges the last share first. No record says in which
- * share a block was charged. The locks of all these ledgers are held meanwhile. They are taken in the order of device
- * and inode, which is the same in every container.
+ * A seat is a card's entry in the ledger of a share that names the card; most cards have one seat. If several shares
+ * name a card, a charge fills the first share, then the next, and a free uncharges the last share first, because no
+ * record says in which share a block was charged. Meanwhile the process holds the locks of all these ledgers. It takes
+ * them in the order of their files' device and inode numbers, which is the same in every container, so that no deadlock
+ * can occur.
  *
  * A card that only the first share names is charged as in a container with one share. Other cards do not use the fast
  * path.
@@ -25,7 +27,8 @@ static _Atomic int known;
 bool ledger_several;
 static _Atomic uint64_t owed[2][VGPU_MAX_DEVICES];
 
-/* Returns the device's index in one ledger and adds a new device. -1: the ledger is full. */
+/* Returns the device's index in one ledger; adds a device that is new. -1: the ledger is full or its lock was not
+ * obtained. */
 static int enter(struct membership *member, const char *uuid)
 {
     struct vgpu_ledger *ledger = member->map;
@@ -78,7 +81,8 @@ int seats_add(const char *uuid)
         if (named)
             card->seat[card->count++] = (struct seat){&ledger_members[share], enter(&ledger_members[share], uuid)};
     }
-    if (card->count == 0) /* No share names the GPU, so every use is refused. But the refusal needs an index. */
+    /* No share names the GPU, so every use of it is refused. But the code that refuses needs an index. */
+    if (card->count == 0)
         card->seat[card->count++] = (struct seat){ledger_members, enter(ledger_members, uuid)};
     for (unsigned i = 0; i < card->count; i++)
         if (card->seat[i].at < 0)
@@ -121,7 +125,8 @@ static void unlock(const struct seat *seats, unsigned count)
         ledger_lock_drop(seats[i].member);
 }
 
-/* Takes the locks of all seats, or none. Returns false if a process that does not run holds one. */
+/* Takes the locks of the ledgers of all seats, or none. Returns false if a stopped or frozen process holds one of
+ * them. */
 static bool lock(const struct card *card, struct seat locked[VGPU_MAX_SHARES])
 {
     for (unsigned i = 0, at; i < card->count; i++) {
@@ -138,8 +143,8 @@ static bool lock(const struct card *card, struct seat locked[VGPU_MAX_SHARES])
     return true;
 }
 
-/* Changes what this process is charged at a seat, and the total of all processes. As in counters_post, one store
- * changes the authoritative figure. */
+/* Changes what this process is charged at a seat, and the total of all processes. As in counters_post, a single store
+ * changes the figure that counts. */
 static void post(const struct seat *seat, enum account account, uint64_t bytes, bool more)
 {
     uint64_t *own = &seat->member->own[account][seat->at], *total = &seat->member->map->total[seat->at];
@@ -150,8 +155,8 @@ static void post(const struct seat *seat, enum account account, uint64_t bytes, 
     __atomic_store_n(total, more ? all + bytes : all - (all < bytes ? all : bytes), __ATOMIC_RELAXED);
 }
 
-/* Stores the process's sum over all seats. Sets `due` if it left the range in which no check for unrequested driver
- * memory is needed, as in counters_post. */
+/* Stores the process's sum over all seats. Sets `due` if the sum has left the range in which its comparison with the
+ * driver's figures is not needed, as in counters_post. */
 static void moved(int device, enum account account, uint64_t own)
 {
     struct counters *counters = counters_of(device);
@@ -161,7 +166,7 @@ static void moved(int device, enum account account, uint64_t own)
         atomic_store_explicit(&counters->due, 1, memory_order_relaxed);
 }
 
-/* Subtracts the bytes of pending uncharges. The caller holds the locks of all seats. */
+/* Subtracts the bytes of uncharges that were recorded but not yet applied. The caller holds the locks of all seats. */
 static void pay(int device)
 {
     const struct card *card = &cards[device];
@@ -229,7 +234,7 @@ void seats_uncharge(int device, enum account account, uint64_t bytes)
     struct seat locked[VGPU_MAX_SHARES];
     atomic_fetch_add(&owed[account][device], bytes);
     if (!lock(&cards[device], locked))
-        return; /* The next charge also subtracts the recorded bytes. */
+        return; /* The locks were not obtained. The next charge or uncharge also subtracts the recorded bytes. */
     pay(device);
     unlock(locked, cards[device].count);
 }

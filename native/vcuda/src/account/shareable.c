@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Handles that cuMemExportToShareableHandle returns. Such a handle is a file descriptor that refers to device memory.
- * The memory exists as long as any process has the descriptor open or a message in a socket carries it. Only the kernel
- * knows this. So the library marks each handle when it is created: it locks one byte far past the end of the
- * descriptor's file, and the lock belongs to the handle's open file description. Through any other description of the
- * file, a process can test whether the lock still exists, and so whether the handle is open in any process. This works
- * even after the exporting process has died.
+ * Shareable handles, which cuMemExportToShareableHandle returns. Such a handle is a file descriptor that refers to
+ * device memory. The memory exists as long as any process has the descriptor open or a message in a socket carries it.
+ * Only the kernel knows whether that is so. Therefore the library marks each handle when it is created: it locks one
+ * byte far past the end of the descriptor's file, and the lock belongs to the handle's open file description. Through
+ * any other description of the file, a process can test whether the lock still exists, and so whether the handle is
+ * open in any process. This works even after the exporting process has died.
  *
  * All handles of a driver are descriptions of one file (/dev/nvidiactl), which other containers may share. The number
  * of the locked byte is 2^62 plus 30 bits for the container's ledger, 24 bits for the object and 8 bits for the handle.
@@ -36,7 +36,8 @@
 
 static _Atomic uint32_t next_object;
 
-/* Returns the first byte of a container's range. `ledger`: device and inode of the container's ledger file. */
+/* Returns the first byte of a container's range. `ledger` is the device and inode number of the container's ledger
+ * file. */
 static uint64_t container(const uint64_t ledger[2])
 {
     uint64_t hash = (ledger[0] * 0x9e3779b97f4a7c15ull ^ ledger[1]) * 0xff51afd7ed558ccdull;
@@ -50,8 +51,8 @@ static bool identity(int descriptor, uint64_t file[2])
     struct stat status;
     if (descriptor < 0 || syscall(SYS_fstat, descriptor, &status) != 0)
         return false;
-    /* Identify the file by inode, also a device node, because the kernel keeps locks per inode: another node of the
-     * same device does not show these locks. For a reader of the ledger, the top bit marks a character device. */
+    /* A device node too is identified by its inode, because the kernel keeps locks per inode: another node of the same
+     * device does not show these locks. For a reader of the ledger, the top bit marks a character device. */
     file[0] = S_ISCHR(status.st_mode) ? 1ull << 63 | (uint64_t)status.st_dev : (uint64_t)status.st_dev;
     file[1] = (uint64_t)status.st_ino;
     return true;
@@ -62,7 +63,7 @@ static bool same(const uint64_t one[2], const uint64_t other[2])
     return one[0] == other[0] && one[1] == other[1];
 }
 
-/* Describes the part of a lock that lies within a requested range. */
+/* The part of a lock that lies within a requested range: from byte `first` up to but not including byte `end`. */
 struct span {
     uint64_t first, end;
 };
@@ -88,8 +89,8 @@ static int locked(int descriptor, uint64_t first, uint64_t count)
     return locked_at(descriptor, first, count, &unused);
 }
 
-/* Opens the file of all handles that the ledger records. Returns -1 if no handle was marked in this container, or if
- * another file now has that name. */
+/* Opens the file whose descriptions are the handles; its path is in the ledger. Returns -1 if no handle was marked in
+ * this container, or if that path now names another file. */
 static int open_file(const struct vgpu_ledger *ledger, bool *marked)
 {
     char path[sizeof ledger->shareable];
@@ -105,7 +106,7 @@ static int open_file(const struct vgpu_ledger *ledger, bool *marked)
     return -1;
 }
 
-/* Records the path of the handles' file in the ledger unless a path is recorded. Returns false if another file is
+/* Records the path of the handles' file in the ledger unless one is already recorded. Returns false if another file is
  * recorded or recording fails; the handle then gets no mark. */
 static bool note_file(int descriptor)
 {
@@ -120,7 +121,7 @@ static bool note_file(int descriptor)
     if (!ledger->shareable[0]) {
         memcpy(ledger->shareable_file, file, sizeof file);
         memcpy(ledger->shareable + 1, path + 1, sizeof path - 1);
-        /* Store the first letter last: it shows that the entry is complete. No fence is used because the thread
+        /* Store the first letter last: it shows that the entry is complete. No memory fence is used, because the thread
          * sanitizer does not support fences. */
         __atomic_store_n(&ledger->shareable[0], path[0], __ATOMIC_RELEASE);
     }
@@ -198,8 +199,8 @@ bool shareable_any(const struct vgpu_ledger *ledger, const uint64_t identity[2])
     return any;
 }
 
-/* Returns the byte that this description has locked, from the descriptor's own locks in fdinfo; 0: none. Locks of other
- * descriptions cannot hide it there. */
+/* Returns the byte that this open file description has locked; 0: none. Reads /proc/self/fdinfo, which lists only the
+ * description's own locks, so locks of other descriptions cannot hide it. */
 static uint64_t listed_byte(int descriptor, uint64_t first, uint64_t count)
 {
     char path[40], text[2048];
@@ -209,7 +210,7 @@ static uint64_t listed_byte(int descriptor, uint64_t first, uint64_t count)
     if (list >= 0)
         close(list);
     text[length > 0 ? length : 0] = 0;
-    /* "lock: 1: OFDLCK ADVISORY READ -1 08:01:1234 FIRST LAST" */
+    /* A line of fdinfo looks like this: "lock: 1: OFDLCK ADVISORY READ -1 08:01:1234 FIRST LAST". */
     for (char *line = strstr(text, "OFDLCK"), *end; line && (end = strchr(line, '\n')); line = strstr(end + 1, "OFDLCK")) {
         uint64_t number[2] = {0, 0};
         char *at = end;
@@ -226,8 +227,8 @@ static uint64_t listed_byte(int descriptor, uint64_t first, uint64_t count)
     return 0;
 }
 
-/* Returns the byte that this description has locked, without fdinfo; 0: none. A test through another description
- * (`file`) finds that byte locked, but a test through this description does not. */
+/* Returns the same byte where fdinfo cannot be read; 0: none. A test through another description (`file`) finds that
+ * byte locked, but a test through this description does not. */
 static uint64_t scanned_byte(int file, int descriptor, uint64_t first, uint64_t count)
 {
     struct span found;
@@ -235,7 +236,7 @@ static uint64_t scanned_byte(int file, int descriptor, uint64_t first, uint64_t 
         return 0;
     if (locked(descriptor, found.first, 1) == 0)
         return found.first;
-    /* The kernel may report any of several locks first, so search both sides of this one. */
+    /* The kernel may report any of several locks first, so the function searches both sides of the reported lock. */
     uint64_t byte = scanned_byte(file, descriptor, first, found.first - first);
     return byte ? byte : scanned_byte(file, descriptor, found.end, first + count - found.end);
 }
@@ -251,8 +252,8 @@ bool shareable_marked(int descriptor)
     char link[32];
     struct stat status;
     snprintf(link, sizeof link, "/proc/self/fd/%d", descriptor);
-    /* Reopen the handle's own device node: a handle of another container belongs to that container's node, where this
-     * container's node shows no locks. */
+    /* Reopen the device node of the handle itself: a handle of another container belongs to that container's node, and
+     * this container's node does not show locks of that node. */
     bool may_be = descriptor >= 0 && syscall(SYS_fstat, descriptor, &status) == 0 &&
                   (S_ISCHR(status.st_mode) || S_ISREG(status.st_mode));
     int file = may_be ? open(link, O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK) : -1;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Stream capture. A captured launch runs nothing, so it is neither charged nor throttled. The limiter records no event
- * into a stream that is captured: the event would become part of the program's graph. The driver is asked each time,
- * because a capture may have been started by a function that this library does not hook.
+ * Stream capture. While a program captures a stream into a graph, a launch runs nothing, so the compute limiter neither
+ * charges nor throttles it. The limiter records no event into such a stream, because the event would become part of the
+ * program's graph. The driver is asked each time, because a capture may have been started by a function that this
+ * library does not hook.
  */
 #include "limiter.h"
 
@@ -16,8 +17,8 @@ bool capture_of(CUstream stream, bool per_thread)
         result = REAL(cuStreamIsCapturing_ptsz)(stream, &status);
     else if (REAL_HAS(cuStreamIsCapturing))
         result = REAL(cuStreamIsCapturing)(stream, &status);
-    /* An error means that this is the legacy stream during a capture. Such a launch is an error of the program, which
-     * the driver reports. */
+    /* The driver returns an error for the legacy stream during a capture of another stream. Such a launch is an error
+     * of the program, which the driver reports. */
     return result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
@@ -27,7 +28,7 @@ bool capture_relax(int *mode)
     if (REAL_HAS(cuThreadExchangeStreamCaptureMode) && REAL(cuThreadExchangeStreamCaptureMode)(mode) == CUDA_SUCCESS)
         return true;
     *mode = -1;
-    /* Without this function the driver has no capture modes, so there is nothing to change. */
+    /* A driver without this function has no capture modes, so nothing need be changed. */
     return !REAL_HAS(cuThreadExchangeStreamCaptureMode);
 }
 
@@ -37,7 +38,8 @@ void capture_restore(int mode)
         REAL(cuThreadExchangeStreamCaptureMode)(&mode);
 }
 
-/* Makes the next launch of each thread check for capture: launches into this stream now run nothing. */
+/* Defines the hook of a function that begins a capture. After the call each thread's next launch checks for a capture,
+ * because launches into this stream now run nothing. */
 #define BEGIN(symbol, parameters, arguments) \
     EXPORT CUresult symbol parameters \
     { \

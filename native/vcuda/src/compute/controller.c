@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The thread that settles fences, that is, corrects predicted charges by measured times. It visits all contexts, sleeps
- * until the open work should be done, and wakes at most about a hundred times a second. Where timing matters, threads
- * of the program that wait anyway also settle.
+ * The thread that settles fences (timing events), that is, replaces predicted charges by measured times. It visits all
+ * contexts, sleeps until the queued work should be finished, and wakes at most about a hundred times a second. Threads
+ * of the program that wait anyway also settle, because they notice the end of the work sooner.
  *
  * If the thread waits inside the driver for a context that another thread has locked, a further thread takes over the
- * other contexts. At process exit all these threads stop before the driver's teardown.
+ * other contexts. At process exit all these threads stop before the driver is torn down.
  */
 #include "limiter.h"
 
@@ -18,16 +18,17 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Longest sleep while a fence is open, because a fence that is added meanwhile may be due earlier. */
+/* Longest sleep while a fence is not settled. A fence that is added meanwhile may be due earlier, so the sleep must be
+ * short. */
 #define LONGEST_NS (20 * MS)
-/* Time inside the driver after which another thread takes over. */
+/* If the thread is inside the driver for longer than this, another thread takes over. */
 #define STUCK_NS (50 * MS)
-/* Longest wait at exit for a thread inside the driver: the exit must not hang if the driver hangs. */
+/* Longest wait at exit for a thread that is inside the driver, so that the exit does not hang if the driver hangs. */
 #define EXIT_PATIENCE_NS (2000 * MS)
 
 enum { AWAKE, IDLE };
 static _Atomic uint32_t asleep;
-/* Number of the thread that settles. */
+/* Number of the thread that settles; a thread that finds another number here ends. */
 static _Atomic uint32_t leader;
 /* Start of the leader's current pass over the contexts; 0: the leader is not in a pass. */
 static _Atomic uint64_t looking;
@@ -47,7 +48,7 @@ static bool leads(uint32_t number)
     return atomic_load_explicit(&leader, memory_order_acquire) == number;
 }
 
-/* Settles all contexts once. Returns the time of the next pass; UINT64_MAX: no fence is open. */
+/* Settles all contexts once. Returns the time of the next pass; UINT64_MAX: every fence is settled. */
 static uint64_t look(uint32_t number, uint64_t now)
 {
     uint64_t again = UINT64_MAX, mine = now;
@@ -59,7 +60,7 @@ static uint64_t look(uint32_t number, uint64_t now)
         if (did)
             fence_wake_waiters();
     }
-    /* Do not overwrite the value of a thread that has taken over. */
+    /* Sets `looking` to 0 only if no other thread has taken over and set it. */
     atomic_compare_exchange_strong_explicit(&looking, &mine, 0, memory_order_relaxed, memory_order_relaxed);
     return again;
 }
@@ -102,13 +103,15 @@ static void *control(void *data)
             now = limiter_now();
             again = now + SEGMENT_NS;
         } else if (again == UINT64_MAX) {
-            /* A program that waits for each launch will soon launch again, so this thread does not go idle yet. */
+            /* A program that waits for each launch will soon launch again, so this thread sleeps only briefly and does
+             * not go idle yet. */
             again = now + FENCE_LOOK_NS;
         }
         seen = put;
         sleep_until(wakes_take(&wakes, again < now + LONGEST_NS ? again : now + LONGEST_NS));
     }
-    /* This thread may have slept while another took over, and may have overwritten that thread's `asleep`. */
+    /* This thread may have slept while another took over, and may have overwritten the value of `asleep` that the other
+     * thread had set. */
     atomic_store_explicit(&asleep, AWAKE, memory_order_seq_cst);
     futex(FUTEX_WAKE_PRIVATE, INT32_MAX);
     return NULL;
@@ -128,8 +131,8 @@ static bool start(uint32_t number)
     /* Exit handlers run in reverse order, so this one runs before the driver's, which was registered earlier. */
     if (!atomic_exchange_explicit(&at_exit_known, true, memory_order_relaxed))
         atexit(at_exit);
-    /* Block all signals in this thread, because they belong to the program. Uses the system call: pthread_sigmask
-     * has a new version in new libraries. */
+    /* Block all signals in the new thread, because the program's own threads must handle them. The system call is used,
+     * because pthread_sigmask has a new symbol version in new C libraries. */
     syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, sizeof all);
     bool started = vgpu_threads.create(&thread, NULL, control, (void *)(uintptr_t)number) == 0;
     syscall(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, sizeof before);
@@ -154,7 +157,8 @@ static void take_over(void)
     atomic_store_explicit(&looking, 0, memory_order_relaxed);
     if (start(stuck + 1))
         return;
-    /* The former leader may have ended meanwhile, so from now on each thread settles its own context too. */
+    /* No thread could be started. The former leader may have ended meanwhile, so from now on each launching thread also
+     * settles its own context. */
     atomic_store_explicit(&leader, stuck, memory_order_release);
     atomic_store_explicit(&state, CANNOT, memory_order_relaxed);
 }
@@ -163,8 +167,8 @@ void controller_tell(uint64_t now)
 {
     unsigned before = atomic_fetch_add_explicit(&fences_put, 1, memory_order_relaxed);
     if (atomic_load_explicit(&state, memory_order_relaxed) == NOT_TRIED) {
-        /* Start with the second fence only: some programs must be single-threaded for a step after a first look at
-         * the GPU. */
+        /* Start with the second fence only: some programs use the GPU once and then do something for which they must be
+         * single-threaded. */
         if (before == 1) {
             atomic_store_explicit(&state, RUNS, memory_order_relaxed);
             start_first();
@@ -178,7 +182,7 @@ void controller_tell(uint64_t now)
         take_over();
 }
 
-/* Settles only in the caller's own current context: a thread that has another context locked may be waiting for this
+/* Settles only in the caller's own current context: a thread that has locked another context may itself wait for this
  * thread. */
 void controller_help(bool waits)
 {

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Computes costs of kernels and the charge of a finished segment. These functions read no clock and call no driver
- * (pace.h). */
+/* Predicts the GPU time of kernels, learns it from measurements, and computes the charge of a finished segment (the
+ * launches between two timing events of a stream). These functions read no clock and call no driver (pace.h). */
 #include "pace.h"
 
 #define LEAST_NS 200u
 #define UNSTEADY_NS (20 * US)
-/* This many first launches of a kernel are measured one by one. Later launches are measured together. With each
- * measured launch the assumed least cost halves, so that more launches may be queued. */
+/* The first launches of a kernel, as many as this, are measured one by one. Later launches are measured together. With
+ * each of the first measurements the assumed least cost halves, so that more launches may be queued. */
 #define TRUSTED 7u
 
 /* The longest time of a kernel decreases slowly: after this number of measured launches it has fallen to a third. */
 #define FORGET 8192u
-/* A launch of a kernel with varying times costs at least this part of its longest time, so that few such launches are
- * queued. */
+/* A launch of a kernel with varying times costs at least this part of its longest time, so that only few such launches
+ * are queued. */
 #define MOST_PART 8u
-/* No launch call takes the host this long, unless the call is interrupted or loads a module. */
+/* No launch call takes the host longer than this, unless the thread is interrupted or the call loads a module. */
 #define PAUSE_NS (20 * US)
 #define CARRY_NS (10 * (int64_t)MS)
 
@@ -23,14 +23,14 @@ static uint32_t load(const _Atomic uint32_t *word)
     return atomic_load_explicit(word, memory_order_relaxed);
 }
 
-/* Returns true if some launches took far longer than the usual time, so that any launch may take that long. */
+/* Returns true if some launches took far longer than usual, so that any launch may take that long. */
 static bool unsteady(uint64_t most, uint64_t ns)
 {
     return most > 2 * (ns + UNSTEADY_NS);
 }
 
-/* Builds an entry. COST_APART makes a kernel that must be measured at each launch exceed any segment in the sum of
- * the fast path. */
+/* Builds an entry of the table of costs. For a kernel that must be measured at each launch, the bit COST_APART makes
+ * the cost so large that the fast path finds the segment full. */
 static uint64_t entry_of(uint32_t key, double ns, uint64_t most)
 {
     uint64_t whole = ns < LEAST_NS ? LEAST_NS : ns < COST_MOST_NS ? (uint64_t)(ns + 0.5) : COST_MOST_NS;
@@ -47,8 +47,9 @@ unsigned cost_find(struct costs *costs, uint32_t key, uint64_t *ns, bool *known)
     unsigned index = (unsigned)cost_index(key);
     uint64_t entry = atomic_load_explicit(&costs->entry[index], memory_order_relaxed);
     if ((uint32_t)entry != key) {
-        /* If the entry belonged to another kernel, the program has more kernels than entries, and this kernel may
-         * have been measured before. Assuming a long cost would make it wait again and again. */
+        /* If the entry belonged to another kernel, the program has more kernels than entries, and this kernel may have
+         * been measured before. With an assumed long time it would have to wait again and again, so the other kernel's
+         * time is assumed. */
         uint64_t guess = entry && ns_of(entry) < COST_UNKNOWN_NS ? ns_of(entry) : COST_UNKNOWN_NS;
         atomic_store_explicit(&costs->seen[index], entry ? TRUSTED - 1 : 0, memory_order_relaxed);
         atomic_store_explicit(&costs->most[index], 0, memory_order_relaxed);
@@ -71,9 +72,10 @@ static void teach(struct costs *costs, unsigned item, uint64_t old, double ns, u
 }
 
 /*
- * Learns from a single launch. The cost follows slowly in both directions. The longest time rises at once and falls
- * over thousands of launches. The first launch is ignored for both once there is a second: in the first the driver
- * loads code and the GPU's caches are cold.
+ * Learns from the measured time of a single launch. The cost slowly follows the measured times in both directions. The
+ * longest time rises at once and falls over thousands of launches. The first launch counts for the cost only until the
+ * second is measured, and never for the longest time, because during the first the driver loads code and the GPU's
+ * caches are cold.
  */
 static void learn_one(struct costs *costs, unsigned item, uint64_t took)
 {
@@ -84,7 +86,7 @@ static void learn_one(struct costs *costs, unsigned item, uint64_t took)
     most -= (most + FORGET - 1) / FORGET;
     ns += ((double)took - ns) / (seen ? seen : 1);
     atomic_store_explicit(&costs->seen[item], seen < TRUSTED ? seen + 1 : seen, memory_order_relaxed);
-    /* Limit the increase: one delayed launch of a short kernel does not make it a long kernel. */
+    /* Limit the increase, so that one delayed launch of a short kernel does not make it a long kernel. */
     uint64_t longest = !seen ? 0 : took < step ? took : step;
     teach(costs, item, old, ns, most > longest ? most : longest);
 }
@@ -96,9 +98,9 @@ static void learn(struct costs *costs, const struct segment *segment, uint64_t t
         return;
     }
     /* Of several launches only the sum is known, so each cost is corrected by the same ratio. Use the current costs,
-     * not those at launch time: segments in flight together would otherwise correct the same error repeatedly. If
-     * the sum is far above the expectation, the ratio does not show which kernel was slow, so each will be measured
-     * alone. */
+     * not those at launch time: otherwise segments that were queued at the same time would each correct the same error.
+     * If the measured sum is far above the predicted sum, the ratio does not show which kernel was slow, so each kernel
+     * will be measured alone. */
     double sum = 0, count = (double)segment->count;
     for (uint64_t i = 0; i < segment->count; i++)
         sum += (double)ns_of(atomic_load_explicit(&costs->entry[segment->items[i]], memory_order_relaxed));
@@ -116,9 +118,9 @@ static void learn(struct costs *costs, const struct segment *segment, uint64_t t
 }
 
 /*
- * Returns the least charge for a segment during which another tenant may have run all the time. In the long run a good
- * third (3/8) of the elapsed time was the container's own, but not in each segment: one segment lies within the
- * container's time slice, the next waits for another tenant's.
+ * Returns the least charge for a segment during which another container may have used the GPU all the time. In the long
+ * run at least 3/8 of the elapsed time is taken as the container's own, but not in each segment: one segment lies
+ * within the container's time slice, the next waits for another container's.
  */
 static uint64_t shared_least(struct settler *settler, const struct segment *segment, uint64_t passed)
 {
@@ -135,17 +137,18 @@ uint64_t segment_settle(struct costs *costs, struct settler *settler, const stru
     bool overlapped = from != begin;
     if (end > settler->frontier)
         settler->frontier = end;
-    /* After exclusive_ns another tenant's turns take every second time slice, except for gaps between them. */
+    /* After exclusive_ns another container also runs. It takes every second time slice, except for gaps between the
+     * slices, so 5/8 of the time are charged. */
     if (segment->exclusive_ns && took > segment->exclusive_ns)
         took = segment->exclusive_ns + (took - segment->exclusive_ns) / 8 * 5;
-    /* The stream may have been idle while the host was between launches. */
+    /* The stream may have been idle during the host's time between launches. */
     uint64_t dry = segment->host_ns, least = took > dry ? took - dry : 0, ran = took;
     bool near = segment->known && took <= segment->predicted + segment->predicted / 4 + 100 * US;
     bool sure = (segment->exclusive_ns || near) && 2 * dry <= took;
     if (!segment->exclusive_ns && !near)
         least = shared_least(settler, segment, least);
     if (!sure && segment->exclusive_ns && !segment->known)
-        ran = dry > PAUSE_NS ? least : took; /* No cost of these kernels is known yet. */
+        ran = dry > PAUSE_NS ? least : took; /* The cost of these kernels is not known yet. */
     else if (!sure && segment->predicted < took)
         ran = segment->predicted > least ? segment->predicted : least;
     if (!overlapped && (sure || !segment->known || (segment->exclusive_ns && ran != segment->predicted)))

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Fences are timing events that measure how long a segment really took. They are recorded inside the program's launch
- * calls, in the stream of that launch. They are never recorded later, because the stream may no longer exist. settle.c
- * settles the fences of each context.
+ * Fences are timing events that measure how long a segment (a group of launches into one stream) really took. They are
+ * recorded inside the program's launch calls, in the stream of that launch. They are never recorded later, because by
+ * then the stream may no longer exist. settle.c later reads the times and corrects the charges.
  */
 #include "place.h"
 
@@ -71,11 +71,12 @@ void fence_drop_mark(struct mark *mark)
         place->pooled++;
     }
     lock_drop(&vgpu_place_lock);
-    if (!alive && !held) /* The event was destroyed with the context, so only the mark is freed. */
+    if (!alive && !held) /* The driver destroyed the event with its context, so only the mark is freed. */
         free(mark);
 }
 
-/* Takes an unused mark from the pool, or creates one without an event. NULL: the context has no place. */
+/* Takes an unused mark from the pool, or creates one without an event. NULL: there is no place (entry) left for the
+ * context, or no memory. */
 static struct mark *take_mark(CUcontext context)
 {
     lock_take(&vgpu_place_lock);
@@ -156,7 +157,7 @@ void fence_put(struct limited *limited, struct flow *flow, struct mark *end, boo
         struct place *place = end->place;
         bool alive = end->serial == place->serial && place->context;
         bool same = begin && begin->serial == end->serial;
-        if (!same) /* The begin belongs to a context that has ended, so nobody may read it. */
+        if (!same) /* The begin event belongs to a context that has ended, so it must not be read. */
             fence->begin = NULL;
         if (alive) {
             end->holders += goes_on;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Fences measure the time that a segment really took. fence.c creates the events, settle.c settles them, and
- * controller.c has the thread that settles at the right time. A launch never waits for that thread, because inside the
- * driver the thread may wait for seconds for a context that another thread has locked.
+ * A fence is a timing event in a stream; it shows how long a segment, the launches between two fences of a stream,
+ * really took. To settle a fence means to replace the predicted charge of its segment by that time. fence.c creates the
+ * events, settle.c settles, and controller.c has the thread that does it at the right time. A launch never waits for
+ * that thread, because the thread may wait inside the driver for seconds for a context that another thread has locked.
  */
 #ifndef VGPU_FENCE_H
 #define VGPU_FENCE_H
@@ -13,20 +14,23 @@
 struct limited;
 struct flow;
 struct leaving;
-struct mark; /* A mark is an event of the library, together with its context. */
+struct mark; /* A mark is a timing event that the library created, together with the event's context. */
 
 /* --- fence.c ----------------------------------------------------------------------------------------------- */
 
-/* Records a pooled event of the context in the stream. NULL: that failed, or the stream is being captured. */
+/* Takes an event from the context's pool and records it in the stream. NULL: that failed, or the stream is being
+ * captured. */
 struct mark *fence_mark(CUcontext context, CUstream stream, bool per_thread);
-/* Gives up a use of a mark. The last one returns it to the pool, or frees it if its context has ended. */
+/* Gives up a use of a mark. The last use returns the mark to the pool, or frees it if its context has ended. */
 void fence_drop_mark(struct mark *mark);
-/* Hands over a finished segment and its marks. If `end` is NULL, it stays charged as predicted. `goes_on`: the next
- * segment begins at once, so flow->begin becomes `end` too if the segment will be measured; otherwise it becomes NULL. */
+/* Hands over a finished segment and its marks to be settled. If `end` is NULL, the segment stays charged as predicted.
+ * `goes_on` means that the next segment begins at once. Then flow->begin becomes `end` if the segment will be measured;
+ * otherwise it becomes NULL. */
 void fence_put(struct limited *limited, struct flow *flow, struct mark *end, bool goes_on);
-/* Called before the context is destroyed, because its events are destroyed with it. */
+/* Called before the context is destroyed, because the driver destroys its events with it. */
 void fence_context_leaving(struct leaving *leaving);
-/* fence_wait sleeps until something was settled since `seen` (a value of fence_settled), or until `until`. */
+/* fence_settled returns a counter of settled fences. fence_wait sleeps until a fence is settled after the counter was
+ * `seen`, or until `until`. */
 uint32_t fence_settled(void);
 void fence_wait(uint32_t seen, uint64_t now, uint64_t until);
 void fence_reset(void);
@@ -35,25 +39,28 @@ void fence_reset(void);
 
 /* Returns true if any fence is not settled. */
 bool fence_open(void);
-/* Settles the finished fences of the place, unless another thread is doing so. Calls the driver and may wait there.
- * Returns the time of the next check; UINT64_MAX: no fence is open. *did is true if a fence was settled; then the
- * caller must wake waiting threads. */
+/* Settles the finished fences of a context, given by the index of its place (place.h), unless another thread is doing
+ * so. Calls the driver and may wait there. Returns the time of the next check; UINT64_MAX: no fence is open. *did is
+ * true if a fence was settled; then the caller must wake waiting threads. */
 uint64_t fence_settle_place(unsigned place, uint64_t now, bool *did);
-/* Does the same for a thread that waits anyway. Wakes no other thread, because otherwise each of many waiting threads
- * would wake all others. */
+/* Settles the fences of the context of a thread that waits anyway. Does not wake other waiting threads, because
+ * otherwise each of many waiting threads would wake all the others. */
 void fence_settle_context(CUcontext context, uint64_t now);
-/* Wakes waiting threads after something was settled. */
+/* Wakes the threads in fence_wait after a fence was settled. */
 void fence_wake_waiters(void);
-/* Stops all settling. Returns false if a thread has been inside the driver for longer than `patience`. */
+/* Stops settling in all threads, for the exit of the process. Returns false if a thread is still inside the driver
+ * after `patience_ns`. */
 bool fence_park(uint64_t patience_ns);
 
 /* --- controller.c -------------------------------------------------------------------------------------------- */
 
-/* Reports a new fence, so that the thread settles it in time. The thread starts with the second fence. */
+/* Reports a new fence, so that the settling thread wakes in time. The second fence of the process starts that
+ * thread. */
 void controller_tell(uint64_t now);
-/* Settles finished fences of the current context, if the caller `waits` anyway or no settling thread can be started. */
+/* Settles the finished fences of the current context if the caller `waits` anyway, or if no settling thread could be
+ * started. */
 void controller_help(bool waits);
-/* Called after the program has waited for the GPU, because fences may be finished. */
+/* Called after the program has waited for the GPU, because then fences are probably finished. */
 void fence_waited(bool done);
 void controller_reset(void);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Hooks of all launch functions, and their fast path. Without a limit a launch costs two loads and a comparison more
- * than the driver's own call. With a limit it costs a table look-up and a sum. Neither makes a system call or writes a
- * word that another thread reads.
+ * Hooks of all launch functions, and their fast path. If the device has no compute limit, a launch costs two loads and
+ * a comparison more than the driver's own call. If it has one, a launch costs in addition a table look-up and a sum.
+ * Neither makes a system call or writes a word that another thread reads.
  */
 #include "limiter.h"
 
@@ -17,8 +17,8 @@ static inline bool off(void)
     return LIKELY((__atomic_load_n(vgpu_limits_sequence, __ATOMIC_RELAXED) | 1) == vgpu_thread.off);
 }
 
-/* Counts the launch and returns true if it may start. Returns false if the slow path must decide. The order of the
- * steps keeps the fewest values in registers. */
+/* The fast path: counts the launch in the open segment and returns true if it may start. Returns false if the slow path
+ * (limiter.c) must decide. The order of the steps keeps the fewest values in registers. */
 static inline bool fast(uint32_t key, uintptr_t stream)
 {
     struct thread_state *thread = &vgpu_thread;
@@ -31,10 +31,11 @@ static inline bool fast(uint32_t key, uintptr_t stream)
     if ((uint32_t)cost != key)
         return false;
     uint64_t count = flow->segment.count, ns = cost >> 32;
-    flow->segment.items[count] = (uint16_t)item; /* The item is ignored until `count` includes it. */
+    flow->segment.items[count] = (uint16_t)item; /* Nobody reads this item before `count` includes it. */
     if (!segment_looks(count, ns))
         limiter_unlooked(thread);
-    /* A flow without an open segment counts as full, so that its next launch takes the slow path. */
+    /* A flow (a stream of this thread) without a begun segment counts as full, so that its next launch takes the slow
+     * path. */
     else if (flow->segment.predicted + ns >= thread->segment_ns || count >= SEGMENT_LAUNCHES || !limiter_looked(thread, limiter_ticks()))
         return false;
     flow->segment.predicted += ns;
@@ -42,7 +43,7 @@ static inline bool fast(uint32_t key, uintptr_t stream)
     return true;
 }
 
-/* Does the same for a thread that switches between its streams. */
+/* The fast path of a thread that switches between its streams. */
 static bool fast_other(uint32_t key, uintptr_t stream)
 {
     struct thread_state *thread = &vgpu_thread;
@@ -60,8 +61,9 @@ static bool there(enum function function, CUresult *status)
     return *status == CUDA_SUCCESS;
 }
 
-/* `off` and `fast` may be true because of another launch function, so check that an old driver has this one. The
- * functions defined by KERNEL are in every driver that this library supports. */
+/* SLOW defines the slow path of a launch function, LAUNCH its hook. `off` and `fast` may be true because of another
+ * launch function, so the hook also checks that an old driver has this function. The functions defined by KERNEL exist
+ * in every driver that this library supports. */
 #define SLOW(symbol, parameters, arguments, key, stream, per_thread) \
     static __attribute__((noinline, used)) CUresult slow_##symbol parameters \
     { \
@@ -89,12 +91,12 @@ static bool there(enum function function, CUresult *status)
 #define KERNEL_KEY cost_key(function, gx, gy, gz, bx)
 
 /*
- * The hooks of the most frequent launches. A compiler that sees all eleven parameters copies the parameters on the
- * stack before it jumps to the driver. On x86-64 the hook declares only the six parameters that are passed in
- * registers, reads the stream from its ABI position (third on the stack) and leaves the stack unchanged. That is
- * correct only if the last call is a jump. The attribute musttail ensures this where the compiler has it, else the
- * optimisation that is requested here. A build without optimisation or with a sanitizer uses plain C.
- * tests/native/vcuda/test_compilers.py launches through each such build.
+ * The hooks of the most frequent launches are written so that no parameter is copied. If the hook declared all eleven
+ * parameters, the compiler would copy those on the stack before the jump to the driver. On x86-64 the hook declares
+ * only the six parameters that are passed in registers, reads the stream from its ABI position (third on the stack) and
+ * leaves the stack unchanged. That is correct only if the last call is a jump. The attribute musttail ensures a jump
+ * where the compiler has it; elsewhere the requested optimisation does. A build without optimisation or with a
+ * sanitizer uses plain C. tests/native/vcuda/test_compilers.py launches through each such build.
  */
 #if defined(__has_attribute)
 #if __has_attribute(musttail)
@@ -148,7 +150,7 @@ KERNEL(cuLaunchCooperativeKernel, WITHOUT_EXTRA, (function, gx, gy, gz, bx, by, 
 KERNEL(cuLaunchCooperativeKernel_ptsz, WITHOUT_EXTRA, (function, gx, gy, gz, bx, by, bz, shared, stream, parameters), true)
 
 #define CONFIG_KEY cost_key(function, config->gridDimX, config->gridDimY, config->gridDimZ, config->blockDimX)
-/* Used for the key if the program passes no configuration. The driver itself reports the error. */
+/* Used to compute the key if the program passes no configuration; the driver reports that error. */
 static const CUlaunchConfig no_config;
 #define EX(symbol, per_thread) \
     static __attribute__((noinline)) CUresult slow_##symbol(const CUlaunchConfig *config, CUfunction function, \
@@ -175,7 +177,7 @@ static const CUlaunchConfig no_config;
 EX(cuLaunchKernelEx, false)
 EX(cuLaunchKernelEx_ptsz, true)
 
-/* A graph is charged as one unit, identified by its executable handle. */
+/* Defines the hook of a graph launch. A graph is charged as a whole; its key is its executable handle. */
 #define GRAPH(symbol, per_thread) \
     EXPORT CUresult symbol(CUgraphExec exec, CUstream stream) \
     { \
@@ -202,8 +204,8 @@ LAUNCH(cuLaunchGrid, (CUfunction function, int width, int height), (function, wi
 LAUNCH(cuLaunchGridAsync, (CUfunction function, int width, int height, CUstream stream), (function, width, height, stream),
        cost_key(function, (unsigned)width, (unsigned)height, 1, 1), stream, false)
 
-/* One kernel on several devices: the current device's launch is charged for all of them, and every part waits for
- * it. */
+/* Launches one kernel on several devices. The limiter charges and throttles it as one launch on the device of the first
+ * entry, and the other parts wait with it. */
 EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count, unsigned int flags)
 {
     struct ticket ticket = {.flow = NULL};
@@ -213,7 +215,7 @@ EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, u
     CUcontext before = NULL, context = NULL;
     bool moved = false;
     if (list && count && REAL_HAS(cuStreamGetCtx) && REAL_HAS(cuCtxGetCurrent) && REAL_HAS(cuCtxSetCurrent)) {
-        /* The list's streams belong to their own contexts, not to the current one. */
+        /* Make the context of the first stream current, because the limiter works in the current context. */
         moved = REAL(cuCtxGetCurrent)(&before) == CUDA_SUCCESS &&
                 REAL(cuStreamGetCtx)(list[0].hStream, &context) == CUDA_SUCCESS && context != before &&
                 REAL(cuCtxSetCurrent)(context) == CUDA_SUCCESS;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The slow path of a launch: charges the launches since the last fence, decides whether this launch may go, and waits
- * if not. A launch takes this path after 250 microseconds of predicted work (2 ms while nothing throttles the container),
- * after 64 launches, after a pause of the host, or if its kernel was never measured.
+ * The slow path of a launch: charges the launches since the last fence (timing event), decides whether this launch may
+ * start, and waits if it may not. A launch takes this path after 250 microseconds of predicted work (2 ms while nothing
+ * throttles the container), after 64 launches, after a pause of the host, or if its kernel was never measured.
  */
 #include "limiter.h"
 
@@ -17,12 +17,12 @@
 #include <unistd.h>
 
 #define GAP_US 20u
-/* One segment in this number consists of a single launch, because the time of a longer segment may be mostly host
- * time. */
+/* One in this many segments consists of a single launch, because a longer segment may have been waiting for the host
+ * most of the time. */
 #define SAMPLE 8u
 #define STALL_NS (500 * MS)
 #define STALL_AGAIN_NS (10 * MS)
-#define WAKE_ON 2 /* Number of threads waiting at the gate that each woken thread wakes. */
+#define WAKE_ON 2 /* Number of further threads that each thread wakes that was woken at the gate. */
 
 __thread struct thread_state vgpu_thread;
 _Atomic uint32_t vgpu_launch_epoch = 1;
@@ -69,7 +69,7 @@ static void charge(struct limited *limited, struct segment *segment, uint64_t no
     __atomic_store_n(limited->busy_lane, until, __ATOMIC_RELAXED);
 }
 
-/* Makes the flow empty; its next launch takes the slow path. */
+/* Empties the flow (the launches of a thread into a stream) so that its next launch takes the slow path. */
 static void rest(struct flow *flow)
 {
     segment_start(&flow->segment);
@@ -81,7 +81,8 @@ static struct mark *mark(const struct thread_state *thread, const struct flow *f
     return fence_mark(thread->context, (CUstream)(flow->stream & ~FLOW_PER_THREAD), (flow->stream & FLOW_PER_THREAD) != 0);
 }
 
-/* Charges a segment as predicted, without a fence: outside a launch into its stream the stream may no longer exist. */
+/* Ends a segment and charges it as predicted. No fence is recorded, because outside a launch into the stream the stream
+ * may no longer exist. */
 static void drop(struct thread_state *thread, struct flow *flow, uint64_t now)
 {
     if (flow->segment.count && thread->limited)
@@ -91,8 +92,9 @@ static void drop(struct thread_state *thread, struct flow *flow, uint64_t now)
     rest(flow);
 }
 
-/* Launches that the fast path counted since the capture began ran nothing, but their number is unknown. It is small,
- * and from now on each launch into the stream takes the slow path. */
+/* Called for a stream that is being captured. The launches that the fast path counted since the capture began ran
+ * nothing, but are charged, because their number is unknown. It is small, as each further launch into the stream takes
+ * the slow path. */
 static void captured(struct thread_state *thread, uintptr_t stream)
 {
     struct flow *flow = &thread->flow[flow_index(stream)];
@@ -100,15 +102,16 @@ static void captured(struct thread_state *thread, uintptr_t stream)
         drop(thread, flow, limiter_now());
 }
 
-/* `goes_on`: the next launch of the flow follows at once, so this segment's end is the begin of the next one. */
+/* Ends a segment, charges it and records its fence. `goes_on` means that the next launch of the flow follows at once,
+ * so the end of this segment is the begin of the next. */
 static void close_segment(struct thread_state *thread, struct flow *flow, uint64_t now, bool goes_on)
 {
     if (!flow->segment.count)
         return;
     charge(thread->limited, &flow->segment, now);
     struct mark *end = mark(thread, flow);
-    /* The segment is measured up to this point, not up to the launch, because the host time in between is not GPU
-     * work. */
+    /* The event was recorded at this point, not at the last launch. The host time in between is counted as possible
+     * idle time of the stream, because it may be no GPU work. */
     flow->segment.host_ns = limiter_now() - flow->began;
     fence_put(thread->limited, flow, end, goes_on);
     rest(flow);
@@ -119,8 +122,8 @@ void limiter_forget_thread(void)
     struct thread_state *thread = &vgpu_thread;
     if (!thread->ready && !thread->off)
         return;
-    /* Programs often set the context that is already current, so open segments are kept until the next launch shows
-     * a different context. */
+    /* Programs often set the context that is already current, so unfinished segments are kept until the next launch
+     * shows a different context. */
     if (thread->ready)
         thread->seen = thread->ready;
     thread->ready = 0;
@@ -139,10 +142,10 @@ void limiter_forget_all(void)
         atomic_store_explicit(&vgpu_launch_epoch, 1, memory_order_relaxed);
 }
 
-/* --- who launches, and where ----------------------------------------------------------------------------- */
+/* --- the state of the launching thread and of its streams ------------------------------------------------ */
 
-/* Called at thread exit. Charges the launches since the last fence as predicted. Otherwise a program of short threads
- * would not be charged. */
+/* Called at thread exit. Charges the launches since the last fence as predicted. Otherwise a program whose threads are
+ * short-lived would not be charged. */
 static void at_end(void *state)
 {
     struct thread_state *thread = state;
@@ -151,7 +154,7 @@ static void at_end(void *state)
         drop(thread, &thread->flow[i], now);
 }
 
-/* Registers at_end. A program without these pthread functions has no threads. */
+/* Registers at_end for this thread. A program without these pthread functions has no other threads. */
 static void watch_end(struct thread_state *thread)
 {
     static pthread_key_t key;
@@ -210,16 +213,17 @@ static struct flow *flow_of(struct thread_state *thread, uintptr_t stream)
 }
 
 /*
- * Waits at the gate. The arbiter wakes a few waiters, and each of them wakes some more. A waiter does that only after a
- * change of the page: otherwise two waiters would wake each other for ever. If the chain breaks because a process in it
- * was stopped or killed, the others wake at their timeout (LOOK_AGAIN_NS).
+ * Waits until the arbiter (the node's scheduler of the GPU) changes the gpu page. It wakes a few waiting threads, and
+ * each of them wakes some more. A thread does that only after a change of the page: otherwise two threads would wake
+ * each other for ever. If the chain breaks because a process in it was stopped or killed, the others wake at their
+ * timeout (LOOK_AGAIN_NS).
  */
 static void wait_gate(const struct limited *limited, uint32_t wake, uint64_t now, uint64_t until)
 {
     const struct vgpu_gpu_page *page = atomic_load_explicit(&limited->page, memory_order_acquire);
     struct timespec timeout = {.tv_nsec = (long)(until - now)};
     int saved = errno;
-    /* The futex is shared with the arbiter, so not _PRIVATE. */
+    /* The futex is shared with the arbiter process, so the operations are not the _PRIVATE ones. */
     if (page && syscall(SYS_futex, &page->wake, FUTEX_WAIT, wake, &timeout, NULL, 0) == 0 &&
         __atomic_load_n(&page->wake, __ATOMIC_ACQUIRE) != wake)
         syscall(SYS_futex, &page->wake, FUTEX_WAKE, WAKE_ON, NULL, NULL, 0);
@@ -228,8 +232,8 @@ static void wait_gate(const struct limited *limited, uint32_t wake, uint64_t now
 
 /*
  * Returns true if no work has finished for much longer than the queued work should take. The queued work may be waiting
- * for what this thread launches or does next (a callback, another stream's event), so throttling on could last for
- * ever.
+ * for what this thread launches or does next (a callback, another stream's event), so throttling it further could last
+ * for ever.
  */
 static bool stalled(const struct thread_state *thread, uint32_t passed, uint64_t waited)
 {
@@ -237,7 +241,7 @@ static bool stalled(const struct thread_state *thread, uint32_t passed, uint64_t
     return queued && waited > (thread->stalled == passed + 1 ? STALL_AGAIN_NS : STALL_NS + 2 * queued);
 }
 
-/* Waits until a launch of this cost may start. Returns for how long no other tenant runs from then on. */
+/* Waits until a launch of this cost may start. Returns for how long from then on no other container uses the GPU. */
 static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t cost, uint64_t *now)
 {
     struct limited *limited = thread->limited;
@@ -246,7 +250,7 @@ static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t c
     uint64_t began = *now, since = *now;
     uint32_t before = atomic_load_explicit(&limited->passed, memory_order_relaxed);
     for (;;) {
-        /* Only one of many waiting launches polls. */
+        /* Only one of several waiting launches polls. */
         bool watches = !atomic_exchange_explicit(&limited->watched, true, memory_order_relaxed);
         controller_help(waited);
         uint32_t passed = atomic_load_explicit(&limited->passed, memory_order_relaxed);
@@ -262,7 +266,8 @@ static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t c
         bool lowered = limits_sm_lowered(limited->device->uuid, limited->device->nvml_index);
         uint32_t rate = pace_rate(share, limits_core_policy() == VGPU_CORE_FORCE, lowered, arbiter, &page);
         uint64_t busy = atomic_load_explicit(&limited->busy_until, memory_order_relaxed), until;
-        /* A waiting container loses nothing by waking late: the cap of an idle container does not apply to it. */
+        /* The lower maximum balance of an idle container does not apply to a container that waits, so it loses nothing
+         * by waking late. */
         bool working = waited || bucket_busy_until(limited->tenant) > *now;
         struct pace_view view = {
             .now = *now, .waited = *now - began, .gate = arbiter ? page.gate : VGPU_GATE_NONE, .rate_ppm = rate,
@@ -286,9 +291,9 @@ static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t c
             return pace_exclusive(&view, page.flags);
         }
         waited = true;
-        /* This gives the launched work an exact end, and shows other containers when it is finished. */
+        /* End the segment now. This gives the launched work an exact end, and shows the arbiter when it is finished. */
         close_segment(thread, flow, *now, false);
-        /* The stream may become idle, so the next segment cannot begin at the last one's end. */
+        /* The stream may become idle, so the end of this segment cannot serve as the begin of the next. */
         fence_drop_mark(flow->begin);
         flow->begin = NULL;
         if (!arbiter)
@@ -302,13 +307,14 @@ static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t c
         }
         if (watches)
             atomic_store_explicit(&limited->watched, false, memory_order_relaxed);
-        limits_control(); /* This applies a live change of the limits to a waiting launch too. */
+        limits_control(); /* Read the limits again, so that a live change also applies to a waiting launch. */
         uint64_t then = *now;
         *now = limiter_now();
-        if (thread->open) /* The launch waits for the program's own work. */
+        /* Here the launch waits for the program's own work, so the wait is not counted as throttling. */
+        if (thread->open)
             continue;
         throttled += *now - then;
-        /* Add at each poll, so that a kill during a long wait loses little of it. */
+        /* Add the time after each wait, so that little of it is lost if the process is killed during a long wait. */
         __atomic_fetch_add(&limited->tenant->throttled_ns, *now - then, __ATOMIC_RELAXED);
     }
 }

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The bucket of a container, and the rule that decides whether a launch starts or waits. These functions read no clock
- * and call no driver (pace.h). */
+/* The bucket of a container (the GPU time that it may still use), and the rule that decides whether a launch starts or
+ * waits. These functions read no clock and call no driver (pace.h). */
 #include "pace.h"
 
-/* A throttled container starts again only with this balance, so that it runs in bursts instead of single kernels:
- * errors arise only at the begin and end of a burst. The maximum time prevents a long wait of a container with a small
- * share. */
+/* A throttled container starts again only with this balance, so that it runs in bursts instead of single kernels,
+ * because measuring errors arise only at the begin and end of a burst. BURST_WAIT_NS keeps a container with a small
+ * share from waiting long. */
 #define BURST_NS (2 * MS)
 #define BURST_WAIT_NS (40 * MS)
 
-#define WOKEN_NS (500 * US) /* WOKEN_NS: time from the begin of a turn to its first launch on a busy machine. */
+/* WOKEN_NS: time from the begin of a turn (the arbiter's time slice) to its first launch on a busy machine. */
+#define WOKEN_NS (500 * US)
 /* DRAINED_NS: shortest time between two checks whether the GPU has finished the work that was launched before the gate
  * closed. */
 #define DRAINED_NS (100 * US)
@@ -23,7 +24,8 @@ static int64_t load(const int64_t *word)
 void bucket_accrue(struct vgpu_tenant_device *device, uint64_t now, uint32_t rate_ppm, bool busy)
 {
     uint64_t last = __atomic_load_n(&device->accrued_ns, __ATOMIC_RELAXED);
-    /* The process that advances the time adds the tokens. If it dies between the two steps, this one step is lost. */
+    /* The process that succeeds in advancing the time adds the accrued GPU time. If it dies between the two steps, the
+     * time of this step is lost. */
     if (now <= last && last - now < 1000 * MS)
         return;
     if (!__atomic_compare_exchange_n(&device->accrued_ns, &last, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
@@ -34,7 +36,8 @@ void bucket_accrue(struct vgpu_tenant_device *device, uint64_t now, uint32_t rat
         passed = passed && last ? 10000 * MS : 0;
     int64_t due = (int64_t)((double)passed * rate_ppm / PPM + 0.5), room = cap - balance;
     if (due > room)
-        due = room > 0 ? room : 0; /* Accrual stops at the cap, but a credit from settling may exceed the cap. */
+        /* Accrual stops at the cap, but a balance that exceeds the cap because a charge was corrected stays. */
+        due = room > 0 ? room : 0;
     if (due)
         __atomic_fetch_add(&device->balance_ns, due, __ATOMIC_RELAXED);
 }
@@ -80,8 +83,8 @@ static enum pace later(const struct pace_view *view, uint64_t when, enum pace an
     return answer;
 }
 
-/* The next turn begins when this process reports that its work is done, so one thread polls after half of the
- * predicted time. */
+/* Called if the arbiter does not let this container launch. The arbiter begins the next turn when this process reports
+ * that its work is finished, so one thread polls after half of the predicted time. */
 static enum pace at_gate(const struct pace_view *view, uint64_t *until)
 {
     uint64_t left = view->watches && view->busy_until > view->now ? view->busy_until - view->now : 0;
@@ -108,8 +111,9 @@ enum pace pace_decide(const struct pace_view *view, uint64_t cost, uint64_t *unt
             return later(view, view->turn_start, PACE_WAIT, until);
         if (start >= view->turn_end)
             return at_gate(view, until);
-        /* A launch that does not fit goes if it is the first of its turn (it would never fit) or if more than half
-         * of it fits. A launch that was woken late still counts as first, so that it does not miss a short turn. */
+        /* A launch that does not fit into the rest of the turn may start if it is the first of its turn (it would never
+         * fit) or if more than half of it fits. A launch whose thread was woken late still counts as first, so that it
+         * does not miss a short turn. */
         uint64_t first = (view->turn_end - view->turn_start) / 8;
         if (start + cost > view->turn_end + cost / 2 && start > view->turn_start + (first > WOKEN_NS ? first : WOKEN_NS))
             return at_gate(view, until);
@@ -119,10 +123,10 @@ enum pace pace_decide(const struct pace_view *view, uint64_t cost, uint64_t *unt
     if (view->rate_ppm < PPM && view->balance <= 0) {
         uint64_t rate = view->rate_ppm ? view->rate_ppm : 1;
         uint64_t burst = BURST_WAIT_NS * rate / PPM < BURST_NS ? BURST_WAIT_NS * rate / PPM : BURST_NS;
-        /* A long kernel alone is a burst, and a tenant that has a positive balance for it has waited long
-         * enough. */
+        /* A long kernel is a burst by itself, and a launch that has waited for BURST_WAIT_NS has waited long enough.
+         * Both start as soon as the balance is positive. */
         burst = cost < burst && view->waited < BURST_WAIT_NS ? burst : 0;
-        /* Wait until the balance is above 0, rounded up to the next nanosecond: with a balance of exactly 0 the
+        /* Wait until the balance is above 0, rounded up to the next nanosecond, because with a balance of exactly 0 the
          * launch would have to wait again. */
         uint64_t owed = (uint64_t)-view->balance + 1 + burst;
         return later(view, view->now + (uint64_t)((double)owed * PPM / (double)rate) + 1, PACE_WAIT, until);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Settles fences: reads the times of finished events, on one time base per context so that overlap between streams is
- * counted once, and corrects the charge. All functions here need the place's `settling` lock.
+ * Settles fences (timing events of launches): reads the times of finished events and replaces the predicted charge by
+ * the measured time. All times of a context are counted from one event, so that time in which several streams run is
+ * counted once. A place is the entry of a context; the functions that settle need the lock `settling` of its place.
  */
 #include "place.h"
 
@@ -12,14 +13,17 @@
 #include <time.h>
 
 #define BLOCKED 16
-/* Marks that a context keeps. A burst of launches may need hundreds at once, and a new event costs microseconds. */
+/* Number of unused marks (events) that a context keeps, because a burst of launches may need hundreds at once, and
+ * creating an event costs microseconds. */
 #define POOLED 1024
 #define UNREADABLE CUDA_ERROR_NOT_FOUND
-#define FIRST_NS 1e12 /* The time of a context's first time base. Events recorded before it have positive times too. */
-#define ANCHOR_MS 4000.0f /* Up to this time a float of milliseconds is exact to a quarter of a microsecond. */
+/* Time that is assigned to the first event from which a context counts. It is so high that events recorded before that
+ * one have positive times too. */
+#define FIRST_NS 1e12
+#define ANCHOR_MS 4000.0f /* Up to this time a float, in milliseconds, is exact to a quarter of a microsecond. */
 
-/* Reads when the event was passed, in nanoseconds of the context's time base, into mark->when. Returns an error if it
- * was not passed or cannot be read. */
+/* Reads into mark->when at which time the GPU reached the event, in nanoseconds of the context's time. Returns an error
+ * if the GPU has not reached it, or if the time cannot be read. */
 static CUresult read_time(const struct place *place, struct mark *mark)
 {
     float ms;
@@ -31,15 +35,15 @@ static CUresult read_time(const struct place *place, struct mark *mark)
     return status;
 }
 
-/* Returns whether the fence was passed. If the context has a time base, one call of the driver returns both this result
- * and the time. */
+/* Returns whether the GPU has reached the fence's end event. If the context has a time base, one driver call returns
+ * both this and the time. */
 static CUresult ask(const struct place *place, const struct fence *fence)
 {
     CUresult status = read_time(place, fence->end);
     return status == CUDA_SUCCESS || status == CUDA_ERROR_NOT_READY ? status : REAL(cuEventQuery)(fence->end->event);
 }
 
-/* Makes an event the time base of its context. */
+/* Makes an event the time base of its context: further times are counted from it. */
 static void set_anchor(struct place *place, struct mark *mark, double when)
 {
     lock_take(&vgpu_place_lock);
@@ -50,8 +54,8 @@ static void set_anchor(struct place *place, struct mark *mark, double when)
     place->anchor_ns = mark->when = when;
 }
 
-/* Corrects the charge of a passed fence. If its times cannot be read, it stays charged as predicted. The begin's time is
- * negative if it is more than 1000 s older than the first time base. */
+/* Corrects the charge of a fence that the GPU has reached. If the times cannot be read, the segment stays charged as
+ * predicted. The time of its begin is negative if that event is more than 1000 s older than the first time base. */
 static void finish(struct place *place, const struct fence *fence)
 {
     struct mark *begin = fence->begin, *end = fence->end;
@@ -63,13 +67,14 @@ static void finish(struct place *place, const struct fence *fence)
         uint64_t real = segment_settle(&vgpu_costs, &place->settler, &fence->segment, (uint64_t)begin->when, (uint64_t)end->when);
         tenant_correct(place->limited, fence->segment.predicted, real);
     } else if (end->when > (double)place->settler.frontier) {
-        place->settler.frontier = (uint64_t)end->when; /* Other streams do not pay for this time again. */
+        /* This time is charged, so other streams must not be charged for it again. */
+        place->settler.frontier = (uint64_t)end->when;
     }
     if (end->when - place->anchor_ns >= (double)ANCHOR_MS * 1e6)
         set_anchor(place, end, end->when);
 }
 
-/* Removes a fence from the list of open fences, whether it was settled or not. */
+/* Removes a fence from the list of unsettled fences, whether it was settled or not. */
 static void take_off(struct place *place, struct fence **link)
 {
     struct fence *fence = *link;
@@ -84,6 +89,7 @@ static void take_off(struct place *place, struct fence **link)
     free(fence);
 }
 
+/* Moves the fences that launches have added to the list of unsettled fences. */
 static void take_in(struct place *place)
 {
     if (!place->open)
@@ -98,7 +104,7 @@ static void take_in(struct place *place)
     lock_drop(&vgpu_place_lock);
 }
 
-/* Removes all open fences; their segments stay charged as predicted. */
+/* Removes all unsettled fences; their segments stay charged as predicted. */
 static void take_off_all(struct place *place)
 {
     take_in(place);
@@ -117,7 +123,7 @@ static void leave_place(struct place *place)
         lock_take(&vgpu_place_lock);
         if (!place->put)
             break;
-        /* Another thread may have launched meanwhile, and its fence must be removed too. */
+        /* Another thread may have launched meanwhile and added a fence, which must be removed too. */
         lock_drop(&vgpu_place_lock);
     }
     struct mark *pool = place->pool;
@@ -132,9 +138,9 @@ static void leave_place(struct place *place)
     place->settler = (struct settler){0};
 }
 
-/* Updates the predicted end of this process's work on the device, and returns the time of the next check. If the oldest
- * fence is overdue, the fences behind it still count as open; otherwise a program could queue slow kernels without
- * limit. */
+/* Updates the predicted end of this process's work on the device, and returns the time of the next check. If the
+ * oldest fence is late, the work behind it still counts as queued; otherwise a program could queue slow kernels
+ * without limit. */
 static uint64_t predict(struct place *place, bool finished, bool fresh, uint64_t now)
 {
     struct limited *limited = place->limited;
@@ -161,8 +167,9 @@ static uint64_t predict(struct place *place, bool finished, bool fresh, uint64_t
     return again > now + FENCE_SOON_NS ? again : now + FENCE_SOON_NS;
 }
 
-/* Settles the open fences in the order of their records. An unpassed fence keeps later fences of its flow waiting.
- * Returns the number of settled fences. The context is current. `safe`: the driver's calls cannot break a capture. */
+/* Settles the finished fences in the order in which they were recorded. A fence that the GPU has not reached keeps
+ * later fences of its flow waiting. Returns the number of settled fences. The context is current. `safe` means that the
+ * driver calls cannot break a capture. */
 static unsigned settle_open(struct place *place, bool safe)
 {
     uint64_t blocked[BLOCKED];
@@ -178,7 +185,8 @@ static unsigned settle_open(struct place *place, bool safe)
             link = &fence->next;
             continue;
         }
-        if (status == CUDA_SUCCESS) /* Otherwise the context is in an error state, and the predicted charge stays. */
+        /* With any other status the context is in an error state, and the predicted charge stays. */
+        if (status == CUDA_SUCCESS)
             finish(place, fence);
         take_off(place, link);
         finished++;
@@ -196,7 +204,7 @@ static uint64_t settle(struct place *place, uint64_t now, bool *did)
         return UINT64_MAX;
     unsigned finished = 0;
     bool safe = capture_relax(&mode);
-    /* A context that cannot be entered is gone with its events; their handles must not be used. */
+    /* If the context cannot be entered, it has ended and its events with it, so their handles must not be used. */
     bool entered = REAL(cuCtxPushCurrent_v2)(green_enters(place->context)) == CUDA_SUCCESS;
     if (entered) {
         finished = settle_open(place, safe);
@@ -216,7 +224,7 @@ uint64_t fence_settle_place(unsigned index, uint64_t now, bool *did)
     *did = false;
     if (!place->limited || !lock_try(&place->settling))
         return UINT64_MAX;
-    /* Checked under the lock, because fence_park waits for the lock after setting the flag. */
+    /* This is checked under the lock, because fence_park sets the flag and then waits for the lock. */
     uint64_t again = atomic_load_explicit(&vgpu_fences_parked, memory_order_seq_cst) ? UINT64_MAX : settle(place, now, did);
     lock_drop(&place->settling);
     return again;
@@ -235,7 +243,7 @@ void fence_settle_context(CUcontext context, uint64_t now)
 bool fence_park(uint64_t patience_ns)
 {
     const struct timespec pause = {.tv_nsec = 1000000};
-    uint64_t waited = 0; /* The total of all places. */
+    uint64_t waited = 0; /* Time waited so far, for all places together. */
     bool quiet = true;
     atomic_store_explicit(&vgpu_fences_parked, true, memory_order_seq_cst);
     for (int i = 0; i < FENCE_PLACES; i++) {
@@ -249,8 +257,8 @@ bool fence_park(uint64_t patience_ns)
     return quiet;
 }
 
-/* Destroys the events of a context before it ends. The driver would free them with the context, but it may refuse to
- * end the context, and then they would remain. */
+/* Destroys the events of a context before it ends. The driver would free them with the context. But if it refuses to
+ * end the context, they would remain and nobody would use them. */
 static void destroy_events(struct place *place)
 {
     CUcontext unused;
@@ -263,8 +271,8 @@ static void destroy_events(struct place *place)
     REAL(cuCtxPopCurrent_v2)(&unused);
 }
 
-/* Returns true if the place still belongs to the same context. Another thread may have removed that context, and a
- * new one may use the place. */
+/* Returns true if the place still belongs to the same context. It may not, because another thread may have removed that
+ * context, and a new context may use the place. */
 static bool still(const struct place *place, uint64_t serial)
 {
     lock_take(&vgpu_place_lock);

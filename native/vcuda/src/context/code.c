@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Charges code (modules, libraries and their parts that the driver loads late) and the stacks and heaps that
- * cuCtxSetLimit sizes. Only the driver knows how much memory they need. After a load one NVML query shows what this
- * process uses beyond its charge (unaccounted.c). If that exceeds the limit, the load is undone. A request for a part
- * that the driver loads late only sets a flag: the next allocation, free or load then compares the figures.
+ * Charges the GPU memory of code (modules, libraries and their parts that the driver loads late), and of the stacks and
+ * heaps whose sizes cuCtxSetLimit sets. Only the driver knows how much memory they need. After a load one NVML query
+ * shows how much memory this process uses beyond its charge (unaccounted.c). If that memory exceeds the limit, the load
+ * is undone. A request for a part that the driver loads late only sets a flag, so that the next allocation, free or
+ * load compares the figures.
  *
- * No lock is held during the driver's call: the driver may wait for the GPU, or call back a tool that loads its own
- * code.
+ * The library holds no lock during the driver's call, because the driver may wait for the GPU, or call back a tool that
+ * loads its own code.
  */
 #include "context.h"
 
 #include "process.h"
 
-/* Returns the device whose code, stacks and heaps are charged. NULL: nothing is checked. */
+/* Returns the device to which code, stacks and heaps are charged. NULL: they are not charged, so nothing is checked. */
 static const struct device *charged_device(enum control control)
 {
     CUcontext context;
@@ -30,9 +31,9 @@ static void mark(enum control control)
 /* --- loading ------------------------------------------------------------------------------------------------ */
 
 struct coming {
-    /* NULL if the load is not checked. */
+    /* Device to which the load is charged; NULL if the load is not checked. */
     const struct device *device;
-    /* Number of bytes over the limit before the load. */
+    /* Bytes by which this process exceeded the limit before the load. */
     uint64_t before;
     bool passes, locked;
 };
@@ -46,9 +47,9 @@ static void coming_begin(struct coming *coming, const struct device *device)
     coming->passes = context_pass(device->ledger);
 }
 
-/* Returns true if the loaded code exceeds the limit. If that cannot be seen now, a later step charges it. Of several
- * loads that exceed the limit together, one at a time is undone until the rest fits; the next load is checked after
- * coming_undone. */
+/* Returns true if the loaded code exceeds the limit. If that cannot be seen now, a later comparison charges the code.
+ * Of several loads that exceed the limit together, one at a time is undone until the rest fits; the lock is held until
+ * coming_undone, so the next load is checked after that. */
 static bool coming_too_much(struct coming *coming, bool came)
 {
     const struct device *device = coming->device;
@@ -76,7 +77,7 @@ static void coming_undone(const struct coming *coming)
         unaccounted_look(device);
 }
 
-/* Prepares a load. On an error nothing is loaded. */
+/* The first step of a load. If it returns an error, nothing may be loaded. */
 static CUresult load_begin(enum control control, struct coming *coming)
 {
     if (control == CONTROL_BROKEN)
@@ -136,8 +137,7 @@ LOAD(cuLibraryLoadFromFile, library, cuLibraryUnload,
 UNLOAD(cuModuleUnload, (CUmodule module), (module))
 UNLOAD(cuLibraryUnload, (CUlibrary library), (library))
 
-/* --- parts that the driver may load onto the card at their first request
- * ------------------------------------------- */
+/* --- parts of code that the driver loads only when a program asks for them ------------------------------ */
 
 #define PART(symbol, parameters, arguments) \
     EXPORT CUresult symbol parameters \

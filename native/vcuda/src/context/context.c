@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Accounts for contexts when they are created, first met, used by several callers, and ended. */
+/* Charges contexts when they are created or first met, counts their users, and uncharges them when they end. A context
+ * that was created without a hook (NVIDIA's runtime can do that) is charged when a hook first meets it. */
 #include "context.h"
 
 #include "events.h"
@@ -7,10 +8,11 @@
 
 #include <string.h>
 
-/* Also written without the lock, by calls that could not get the lock. */
+/* Primary context of each device; NULL if it is not charged. Calls that could not get the device's lock write this
+ * without the lock. */
 static CUcontext _Atomic primary[VGPU_MAX_DEVICES];
 
-/* --- a context that the driver frees; device locked ---------------------------------------------------- */
+/* --- the end of a context; the device is locked -------------------------------------------------------- */
 
 static void leave_begin(struct leaving *leaving, CUcontext context)
 {
@@ -42,8 +44,8 @@ void context_left(struct leaving *leaving)
     ledger_uncharge(leaving->block.device, ACCOUNT_CONTEXT, leaving->block.bytes);
 }
 
-/* Reads how much memory the context freed. This happens after the lock is dropped, so that no other thread waits
- * meanwhile. */
+/* Lets the library measure how much memory the context's end freed. This happens after the lock is released, so that no
+ * other thread waits meanwhile. */
 static void unlock_left(int device, bool locked)
 {
     context_unlock(device, locked);
@@ -93,7 +95,7 @@ CREATE(cuVDPAUCtxCreate_v2,
        (CUcontext *context, unsigned int flags, CUdevice device, unsigned int vdp_device, void *vdp_get_proc_address),
        (context, flags, device, vdp_device, vdp_get_proc_address))
 
-/* Locks the context's device and returns the device; -1: the context was never charged. */
+/* Locks the device of a context and returns its index; -1: the context was never charged. */
 static int lock_of(CUcontext context, bool *locked)
 {
     struct block block;
@@ -103,21 +105,23 @@ static int lock_of(CUcontext context, bool *locked)
     return block.device;
 }
 
-/* Changes the number of users of a context and returns it. A context lives until it is detached as often as it was
- * created and attached. The field `kind` of the context's
- * block is this number. */
+/* Changes the number of users of a context by `step` and returns it; -1: the context was never charged. A context
+ * lives until it was detached as often as it was created and attached. The number is the field `kind` of the
+ * context's block. */
 static int count_users(CUcontext context, int step)
 {
     struct block block;
     if (!block_take(&vgpu_contexts, (uintptr_t)context, &block))
         return -1;
     int users = block.kind + step;
-    block.kind = users > 0 ? users : 1; /* A kind of 0 would mark a free position in the table. */
+    /* A kind of 0 would mark a free position in the table, so at least 1 is stored. */
+    block.kind = users > 0 ? users : 1;
     block_put(&vgpu_contexts, &block);
     return users;
 }
 
-/* Ends a use of the context by the call `end`. `last`: the call frees the context even if it has other users. */
+/* Ends one use of the context by the driver's call `end`. `last` means that this call frees the context even if it has
+ * other users. */
 static CUresult end_context(CUcontext context, CUresult (*end)(CUcontext context), bool last)
 {
     struct block block;
@@ -184,7 +188,8 @@ static bool is_primary(CUcontext context, CUdevice ordinal)
     return found == context;
 }
 
-/* Returns the size of a context where NVML does not show this process, by the rules of opening.c. */
+/* Returns the size of a context if NVML does not show this process: the size in the ledger, or else a measurement that
+ * is stored there. */
 static uint64_t cost_of(const struct device *device, CUcontext context, CUdevice ordinal)
 {
     uint64_t bytes = ledger_context_bytes(device->ledger);
@@ -198,15 +203,15 @@ static uint64_t cost_of(const struct device *device, CUcontext context, CUdevice
     return bytes;
 }
 
-/* Charges a context that no hook saw, with the other unrequested driver memory, because it exists already. The
- * device is locked. */
+/* Charges a context that no hook saw being created. It exists already, so it is charged like other memory that the
+ * driver uses without a request of the program. The device is locked. */
 static bool adopt(const struct device *device, CUcontext context, CUdevice ordinal)
 {
     struct block block = {.key = (uintptr_t)context, .device = device->ledger, .kind = 1};
     unaccounted_begin(device);
     enum looked looked = unaccounted_look_locked(device);
     if (looked == LOOKED_NOT)
-        return false; /* The next call tries again. */
+        return false; /* The next call for this context tries again. */
     if (looked == LOOKED_HIDDEN && limits_count_context()) {
         block.owner = cost_of(device, context, ordinal);
         unaccounted_unseen(device->ledger, block.owner, true);
@@ -225,12 +230,12 @@ CUresult context_met(const struct device *device, CUcontext context, CUdevice or
     uint64_t over = unaccounted_over(device->ledger);
     *known = block_get(&vgpu_contexts, (uintptr_t)context, &block);
     if (*known && over)
-        /* The limit may have room by now for a part that could not be charged earlier. */
+        /* The limit may have room by now for the part that could not be charged before, so compare again. */
         over = unaccounted_look(device);
     if (!*known && !context_permitted(device))
         return CUDA_ERROR_NOT_PERMITTED;
-    /* If the lock is not free, another thread is creating a context, or the driver has called back this thread inside
-     * such a call. The next call tries again. */
+    /* If the lock is not free, another thread is creating a context, or the driver has called back into this thread
+     * during such a call. The next call tries again. */
     if (!*known && context_try(device->ledger)) {
         *known = block_get(&vgpu_contexts, (uintptr_t)context, &block) || adopt(device, context, ordinal);
         context_unlock(device->ledger, true);
@@ -265,7 +270,8 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice ordinal)
     const struct device *device = context_admit(control, ordinal, &status);
     if (!device)
         return primary_active(ordinal) ? REAL(cuDevicePrimaryCtxRetain)(context, ordinal) : status;
-    /* Check, driver call and charge are one step, because another thread may be releasing the primary context. */
+    /* The check, the driver's call and the charge are one step under the lock, because another thread may be releasing
+     * the primary context. */
     bool locked = context_lock(device->ledger);
     if (primary_active(ordinal)) {
         status = REAL(cuDevicePrimaryCtxRetain)(context, ordinal);
@@ -306,7 +312,7 @@ CUresult context_end_use(int device, CUdevice ordinal, CUresult (*end)(void *dat
     if (leaving.ours) {
         leave_end(&leaving, gone);
     } else if (known && gone) {
-        /* The program has released the primary context more often than the hooks saw it retained. */
+        /* The program has released the primary context more often than it retained the context through hooks. */
         leave_begin(&leaving, context);
         leave_end(&leaving, true);
     } else if (known && status == CUDA_SUCCESS) {

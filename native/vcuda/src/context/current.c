@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Hooks of the thread's current context. A context that no hook saw being created (NVIDIA's runtime has a private table
- * for that) is charged when a hook first meets it: here, at the first launch of a thread in it, or at the first
- * allocation or load.
+ * Hooks of the thread's current context. A context that no hook saw being created (NVIDIA's runtime can create contexts
+ * through a private table of functions) is charged when a hook first meets it: here, at the first launch of a thread in
+ * it, or at the first allocation or load of code there.
  */
 #include "context.h"
 

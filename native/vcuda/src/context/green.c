@@ -2,8 +2,8 @@
 /*
  * Hooks of green contexts. A green context is a part of a device's SMs on top of the device's primary context, which it
  * keeps alive. The primary context is charged like any context. The additional memory of a green context is measured,
- * or charged as a whole context if it cannot be measured. Launches are limited to the slice's share of time, whichever
- * SMs they use: a part of the SMs is never more than all.
+ * or charged as a whole context if it cannot be measured. Launches are throttled to the container's share of GPU time
+ * whichever SMs they use. That is safe, because a part of the SMs never does more work than all of them.
  *
  * Memory allocated while a green context is current belongs to its primary context and outlives the green context. The
  * driver lets a green context be current to one thread at a time, so neither this code nor a thread of the library
@@ -14,11 +14,11 @@
 #include "events.h"
 #include "process.h"
 
-/* Fields of a block in vgpu_greens: key is the CUgreenCtx, owner its CUcontext, kind its device's ordinal + 1, bytes
- * its charge. */
+/* Fields of a block in vgpu_greens: `key` is the CUgreenCtx, `owner` its CUcontext, `kind` the ordinal of its device +
+ * 1, and `bytes` its charge. */
 
 struct same {
-    CUcontext context; /* The context to find. */
+    CUcontext context; /* The context whose block is searched. */
     struct block block;
     bool found;
 };
@@ -131,15 +131,15 @@ void green_context_left(struct leaving *leaving)
     } while (found.count);
 }
 
-/* --- making and ending ----------------------------------------------------------------------------------------- */
+/* --- creation and end ------------------------------------------------------------------------------------------ */
 
 static CUresult destroy(CUgreenCtx green)
 {
     return REAL_HAS(cuGreenCtxDestroy) ? REAL(cuGreenCtxDestroy)(green) : CUDA_ERROR_NOT_SUPPORTED;
 }
 
-/* Charges the measured additional memory of a green context, or the size of a whole context. The green context
- * exists already; if it does not fit it is destroyed. */
+/* Charges the measured additional memory of a green context, or the size of a whole context if it cannot be measured.
+ * The green context exists already. If this function returns an error, the caller destroys it. */
 static CUresult charge(const struct device *device, uint64_t before, bool locked, uint64_t *bytes)
 {
     *bytes = 0;
@@ -158,7 +158,7 @@ static CUresult charge(const struct device *device, uint64_t before, bool locked
     return status;
 }
 
-/* Creates a green context on an existing primary context. The device's lock is held if that was possible. */
+/* Creates a green context on an existing primary context. `locked` says whether the caller holds the device's lock. */
 static CUresult make(const struct device *device, bool locked, CUgreenCtx *green, CUdevResourceDesc description,
                      CUdevice ordinal, unsigned flags)
 {
@@ -189,12 +189,12 @@ EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc descriptio
     CUresult status;
     if (!REAL_HAS(cuCtxFromGreenCtx) || !REAL_HAS(cuGreenCtxDestroy))
         return memory_refuse("cuGreenCtxCreate");
-    /* The driver would return an existing primary context to any caller, so refuse here if no context may be
-     * created. */
+    /* The driver would return an existing primary context to any caller, so the hook must refuse the call if no context
+     * may be created. */
     if (control == CONTROL_BROKEN || limits_denied())
         return memory_broken();
-    /* Retain the primary context twice: for this call, and for the life of the green context. The hook charges it
-     * like any context. */
+    /* Retain the primary context twice: for this call, and for the life of the green context. The retaining hook
+     * charges it like any context. */
     status = cuDevicePrimaryCtxRetain(&primary, ordinal);
     if (status != CUDA_SUCCESS)
         return status;
@@ -228,13 +228,14 @@ EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green)
     if (!block_get(&vgpu_greens, (uintptr_t)green, &block))
         return REAL(cuGreenCtxDestroy)(green);
     bool locked = context_lock(block.device);
-    /* If the green context is no longer known, its primary context was reset meanwhile. */
+    /* If the green context is no longer in the table, another thread has reset its primary context meanwhile. */
     if (!block_get(&vgpu_greens, (uintptr_t)green, &block)) {
         context_unlock(block.device, locked);
         return REAL(cuGreenCtxDestroy)(green);
     }
     CUcontext context = (CUcontext)(uintptr_t)block.owner, primary = context_primary(block.device);
-    /* Call this while the green context is still known, because its fences are settled in its primary context. */
+    /* Report the end while the green context is still in the table, because its timing events are read in its primary
+     * context. */
     leave(context, primary);
     block_take(&vgpu_greens, (uintptr_t)green, &block);
     CUresult status = context_end_use(block.device, block.kind - 1, end, green, false);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Serialises creation and destruction of contexts of a device, because they are measured. The lock serves only the
- * measurement, so no thread waits for it without end. A tool that the driver calls back inside a hooked call may create
- * its own contexts, and a driver may delay a call until another thread has acted. Such a call continues without a
- * measurement. The measurement of the thread that has the lock may then include that call's bytes, so unlocked calls
- * are counted.
+ * Serialises the creation and destruction of contexts of a device, because their sizes are measured. The lock serves
+ * only the measurement, so no thread waits for it without a time limit. During a hooked call the driver may call a tool
+ * of the program, which may create its own contexts, and a driver may delay a call until another thread has acted. A
+ * call that does not get the lock continues without a measurement. The measurement of the thread that has the lock may
+ * then include that call's bytes. To detect this, unlocked calls are counted.
  */
 #include "context.h"
 
@@ -15,7 +15,7 @@
 #define PATIENCE_MS 1000
 
 static struct lock locks[VGPU_MAX_DEVICES];
-/* True after a thread has waited in vain for the lock. Then no other thread waits for the same holder. */
+/* True after a thread has waited in vain for the lock. Then no other thread waits until the holder has released it. */
 static _Atomic bool stuck[VGPU_MAX_DEVICES];
 /* The low half counts the unlocked calls that are active, the high half all unlocked calls so far. */
 static _Atomic uint64_t passing[VGPU_MAX_DEVICES];
@@ -27,7 +27,8 @@ _Static_assert(VGPU_MAX_DEVICES <= 32, "a bit each");
 bool context_try(int device)
 {
     if (limits_count_context())
-        nvml_load(); /* Load NVML before taking the lock, because the loader has its own lock and runs constructors. */
+        /* Load NVML before taking the lock, because dlopen takes a lock of its own and runs constructors. */
+        nvml_load();
     if (held >> device & 1 || !lock_try(&locks[device]))
         return false;
     held |= 1u << device;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Measures what a context costs, because only the driver knows. The cost is the difference of the bytes that NVML shows
- * for this process before and after. Where NVML does not show this process (containers of some drivers see no process),
- * the difference of the card's used bytes is used. This difference is checked against the size of further, short-lived
- * contexts, because other containers allocate and free meanwhile. Such a figure is kept until a lower one is found.
+ * Measures how much GPU memory a context needs, because only the driver knows that. The cost is the difference of the
+ * bytes that NVML shows for this process before and after. If NVML does not show this process (with some drivers NVML
+ * shows no process in a container), the difference of the card's used bytes is used. This difference is checked against
+ * the size of further, short-lived contexts, because other containers allocate and free meanwhile. A size that was
+ * found in this way is kept until a lower one is found.
  */
 #include "context.h"
 
@@ -51,21 +52,23 @@ static uint64_t card_bytes(nvmlDevice_t handle)
     return memory.used;
 }
 
-/* --- together with the account ------------------------------------------------------------------------ */
+/* --- readings of NVML's figures together with the charge ---------------------------------------------- */
 
 static uint64_t on_card(int device)
 {
     return ledger_own(device, ACCOUNT_USED) - host_memory_held(device);
 }
 
-/* Reads NVML's figures and the charge while no thread is in flight. Reads nothing if a thread stays in flight. */
+/* Reads NVML's figures and the charge while no thread is in flight (inside an allocation). Sets `quiet` to false and
+ * reads nothing if a thread stays in flight. */
 static void read_both(struct measure *measure, bool card)
 {
     int device = measure->device->ledger;
     measure->quiet = gate_shut(device);
     if (!measure->quiet)
         return;
-    /* Pools shrink while a stream is synchronised, and a free can end at any time: read again if the charge changed. */
+    /* A pool shrinks while a stream is synchronised, and a free can end at any time. So the figures are read again if
+     * the charge has changed. */
     for (int again = 0; again < 8; again++) {
         EVENT(reclaim, false);
         measure->frees = gate_frees(device);
@@ -112,10 +115,11 @@ enum measured measure_end(const struct measure *measure, uint64_t *bytes)
     if (!measure->quiet || !now.quiet || measure->frees || now.frees ||
         !context_alone(measure->device->ledger, measure->passing))
         return MEASURED_NOT;
-    /* Other threads of this process may have allocated meanwhile; those bytes are charged already. */
+    /* Other threads of this process may have allocated memory meanwhile. Those bytes are charged already, so they are
+     * subtracted. */
     int64_t elsewhere = (int64_t)(now.charged - measure->charged);
     int64_t grown = (int64_t)(now.own - measure->own) - elsewhere;
-    /* If the figure did not grow, the list shows another pid namespace or does not show this process. */
+    /* If this process's figure did not grow, NVML shows pids of another pid namespace or does not show this process. */
     if (now.own > 0 && grown > 0) {
         *bytes = (uint64_t)grown;
         return MEASURED_OWN;
@@ -128,7 +132,8 @@ enum measured measure_end(const struct measure *measure, uint64_t *bytes)
     return MEASURED_NOT;
 }
 
-/* Measures what a second, short-lived context takes from the free memory that the driver shows inside the first. */
+/* Measures by how much a second, short-lived context reduces the free memory that the driver reports in the first
+ * context. */
 static bool second_context(CUcontext context, CUdevice ordinal, int64_t *bytes)
 {
     size_t before = 0, after = 0, total;
@@ -148,7 +153,8 @@ static bool second_context(CUcontext context, CUdevice ordinal, int64_t *bytes)
 #define AGREEING 3
 #define SAMPLES 15
 
-/* Other containers increase some samples and decrease others, so the median is the size. */
+/* Takes several samples of the size of a context. Allocations and frees of other containers increase some samples and
+ * decrease others, so the median is used. *unanimous is true if the first three samples were equal. */
 static bool middle(CUcontext context, CUdevice ordinal, int64_t *size, bool *unanimous)
 {
     int64_t sample[SAMPLES];
@@ -176,7 +182,7 @@ uint64_t measure_by_second(CUcontext context, CUdevice ordinal, uint64_t card)
     if (!REAL_HAS(cuMemGetInfo_v2) || !REAL_HAS(cuCtxCreate_v2) || !REAL_HAS(cuCtxDestroy_v2) ||
         !REAL_HAS(cuCtxPushCurrent_v2) || !REAL_HAS(cuCtxPopCurrent_v2) || !middle(context, ordinal, &size, &unanimous))
         return card;
-    /* A process's first context may cost more than its second, but not a multiple of it: then another container's
-     * bytes are included. */
+    /* A process's first context may cost more than its second, but not more than twice as much. If `card` is higher, it
+     * includes another container's bytes. */
     return unanimous && card >= (uint64_t)size && card <= 2 * (uint64_t)size ? card : (uint64_t)size;
 }

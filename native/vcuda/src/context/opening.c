@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Accounts for the creation of a context: checks that it is allowed, charges it before the call, and measures its real
- * cost.
+ * The steps of creating a context: the library checks that the context is allowed, charges it before the call, and
+ * measures its real cost.
  *
  * The first context of a container on a device is created while no other process of the container creates one there,
  * and its measured size is stored in the ledger. Every later context is charged that size before its creation, by any
- * number of processes at once, and corrected to its own figure afterwards. Without the device's lock a context is
- * charged that size, or charged at first use like a context that no hook saw.
+ * number of processes at once, and corrected to its own measured size afterwards. If the thread did not get the
+ * device's lock, the context is charged the stored size, or at its first use like a context that no hook saw.
  */
 #include "context.h"
 
 #include "events.h"
 
-/* Returns whether the device may have a context. Called when this process has a slot: a node that withdraws the
- * allocation first writes `deny` and then looks for slots, so either this process sees `deny` or the node sees the
- * slot. */
+/* Returns whether the device may have a context. Must be called after this process has claimed a slot in the ledger. A
+ * node that withdraws the allocation first writes the flag `deny` to the limits file and then looks for slots, so
+ * either this process sees `deny` or the node sees the slot. */
 bool context_permitted(const struct device *device)
 {
     bool known;
@@ -42,7 +42,7 @@ const struct device *context_admit(enum control control, CUdevice ordinal, CUres
     return NULL;
 }
 
-/* The device is locked here and in opening_end, if that was possible. */
+/* For this function and opening_end the caller holds the device's lock if `locked` is true. */
 CUresult opening_begin(struct opening *opening, const struct device *device, bool locked)
 {
     *opening = (struct opening){.device = device, .measuring = -1, .counted = limits_count_context(), .locked = locked};
@@ -69,8 +69,8 @@ CUresult opening_begin(struct opening *opening, const struct device *device, boo
     return CUDA_SUCCESS;
 }
 
-/* Stores the charge of a context. If two threads created the same context at once, because one waited for the lock
- * in vain, there is only one context to charge. */
+/* Stores the charge of a context. If two threads created the same context at once, because one waited for the lock in
+ * vain, there is only one context, so the earlier charge is removed. */
 static void keep(struct opening *opening, CUcontext context, uint64_t bytes)
 {
     int device = opening->device->ledger;
@@ -84,7 +84,7 @@ static void keep(struct opening *opening, CUcontext context, uint64_t bytes)
     unaccounted_unseen(device, former.owner, false);
 }
 
-/* Returns the bytes that the new context costs. *learn: the ledger should keep this measurement. */
+/* Returns the bytes that the new context costs. *learn is true if this size should be stored in the ledger. */
 static uint64_t size_of(const struct opening *opening, CUcontext context, CUdevice ordinal, bool *learn)
 {
     uint64_t bytes = 0, known = opening->charged;
@@ -98,8 +98,8 @@ static uint64_t size_of(const struct opening *opening, CUcontext context, CUdevi
         *learn = bytes > 0;
         return bytes;
     }
-    /* For the first context of each process the card's figure is measured again: the ledger's figure may be too
-     * high. */
+    /* For the first context of each process the size is measured again if the card's figure was lower, because the size
+     * in the ledger may be too high. */
     *learn = false;
     if (how == MEASURED_CARD && bytes < known && ledger_own(opening->device->ledger, ACCOUNT_CONTEXT) == known) {
         bytes = measure_by_second(context, ordinal, bytes);
@@ -126,8 +126,8 @@ CUresult opening_end(struct opening *opening, CUresult status, CUcontext context
                 status = more;
             }
         }
-        /* Do not learn from a context that did not fit: the figure may include another container's bytes, and no
-         * later context would correct it. */
+        /* Do not store the size of a context that exceeded the limit: it may include another container's bytes, and no
+         * later context could correct it. */
         if (learn && status == CUDA_SUCCESS)
             ledger_learn_context(device->ledger, bytes);
         if (first && !bytes)

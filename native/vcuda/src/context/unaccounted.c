@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Charges GPU memory that the driver uses beyond this process's allocations. Such memory is code, stacks and heaps;
- * contexts that no hook saw; padding to the driver's unit (an allocation just above a unit uses almost two units);
- * half-empty blocks of small allocations; and memory of other APIs than CUDA.
+ * contexts that were created without a hook of this library; padding to the driver's unit (an allocation just above a
+ * unit uses almost two units); half-empty blocks of small allocations; and memory of other APIs than CUDA.
  *
  * Such memory can appear at any time. So the library compares the bytes that NVML shows for this process with the
  * process's charge: after each load of code, and whenever the process's allocations have grown or shrunk by a step
- * since the last comparison. The difference is charged to the context account, up to the limit. A difference beyond the
- * limit is not charged, but while it exists, every allocation fails. An allocation within a step needs no comparison
- * and no system call.
+ * (1/32 of the usage, at least 32 MiB) since the last comparison. The difference is charged to the context account, up
+ * to the limit. A difference beyond the limit is not charged, but while it exists, every allocation fails. An
+ * allocation that does not complete a step needs no comparison and no system call.
  *
  * While a thread is inside an allocation, the two figures cannot be read together, so the comparison is repeated later.
  * While a thread is inside a free, the charge is only raised, because NVML's figure may already be without that memory.
@@ -23,20 +23,21 @@
 #include <string.h>
 #include <time.h>
 
-/* Pause after a comparison that failed because a thread stayed inside an allocation. */
+/* Pause after a comparison that was not possible because a thread stayed inside an allocation. */
 #define AGAIN_NS 50000000ull
-/* Interval between comparisons that search for code that a launch loaded. */
+/* Interval between comparisons that look for code that launches have loaded. */
 #define LATE_NS 2000000000ull
 #define STEP_LEAST (32 * MIB)
 /* The driver backs plain memory in units of this size. Several smaller blocks share a unit. */
 #define UNIT (2 * MIB)
-/* A step is this fraction of the usage. So filling a slice costs about two hundred comparisons at any size. */
+/* A step is this fraction of the usage. So a program that fills its limit causes about two hundred comparisons,
+ * whatever the limit is. */
 #define STEP_PART 32
 
 static struct unaccounted {
     /* NULL if this process has no context on the device yet or no limit applies. */
     const struct device *_Atomic device;
-    /* Bytes charged by this file. Access needs the context lock. */
+    /* Bytes charged by this file. Reading and writing it needs the context lock. */
     uint64_t charged;
     /* Bytes that could not be charged because they exceed the limit. */
     _Atomic uint64_t over;
@@ -46,25 +47,28 @@ static struct unaccounted {
     _Atomic uint64_t again;
 } unaccounted_of[VGPU_MAX_DEVICES];
 
-static _Atomic uint64_t late; /* Time of the next search for code that launches loaded; 0: no code was loaded. */
+/* Earliest time of the next search for code that launches have loaded; 0: no code was loaded yet. */
+static _Atomic uint64_t late;
 
+/* Sets the range of the charge within which no comparison is needed. If `looked` is false, none is ever needed. */
 static void set_marks(const struct unaccounted *unaccounted, int device, bool looked)
 {
     uint64_t used = ledger_own(device, ACCOUNT_USED), step = used / STEP_PART > STEP_LEAST ? used / STEP_PART : STEP_LEAST;
     if (atomic_load_explicit(&vgpu_forms_linked, memory_order_relaxed))
-        step = 0; /* No hook sees calls of these forms, so compare at every change. */
+        /* The program calls driver functions of an unknown version, which have no hook, so compare at every change. */
+        step = 0;
     uint64_t low = used > step ? used - step : 0;
     if (!low && unaccounted->charged && used)
-        low = 1; /* The context probably ends after its last free, so compare then. */
+        low = 1; /* The context probably ends after its last free, so compare when everything is freed. */
     if (atomic_load_explicit(&unaccounted->over, memory_order_relaxed)) {
-        low = used; /* Compare at the first freed byte: part of the excess then fits the limit. */
+        low = used; /* Compare at the first freed byte, because part of the excess can then be charged. */
         step = 0;
     }
     atomic_store_explicit(&vgpu_counters[device].low, looked ? low : 0, memory_order_relaxed);
     atomic_store_explicit(&vgpu_counters[device].span, looked ? used - low + step : UINT64_MAX, memory_order_relaxed);
 }
 
-/* Charges as many of `bytes` as fit the limit. Returns the charged number. */
+/* Charges as many of `bytes` as fit the limit. Returns how many were charged. */
 static uint64_t charge(const struct device *device, uint64_t bytes)
 {
     bool known;
@@ -79,11 +83,11 @@ static uint64_t charge(const struct device *device, uint64_t bytes)
 
 /* --- if NVML does not show this process ---------------------------------------------------------------- */
 
-/* `ends` is a hash set of the units at the two ends of every block. The units between a block's ends contain no other
- * block. */
+/* Counts the units of memory in which blocks lie. `ends` is a hash set of the units at the two ends of every block. The
+ * units between them contain no other block, so they are only counted. */
 struct units {
     int device;
-    size_t blocks, capacity; /* capacity: a power of two, more than two units per block */
+    size_t blocks, capacity; /* capacity: a power of two, more than two units for each block. */
     uint64_t *ends;
     uint64_t count, bytes;
 };
@@ -100,7 +104,8 @@ static bool count_block(const struct block *block, void *data)
     return false;
 }
 
-/* The table may be full if blocks were added after the count. Then each end of such a block counts as a unit. */
+/* Adds a unit to the set. The set may be full if blocks were added after the count. Then each further end counts as a
+ * unit of its own. */
 static void add_end(struct units *units, uint64_t unit)
 {
     size_t at = (unit * 0x9e3779b97f4a7c15ull) & (units->capacity - 1);
@@ -142,7 +147,7 @@ static bool beyond_by_address(int device, uint64_t *beyond)
         return false;
     block_sweep(&vgpu_memory, add_block, &units);
     free(units.ends);
-    /* The parts of the map are read one after the other, so a block that was freed and allocated again may count
+    /* The parts of the map are read one after the other, so a block that was freed and allocated again may be counted
      * twice. */
     uint64_t held = units.count * UNIT;
     *beyond = held > units.bytes ? held - units.bytes : 0;
@@ -169,7 +174,8 @@ static void raise_to(struct unaccounted *unaccounted, const struct device *devic
     }
     uint64_t over = beyond > unaccounted->charged ? beyond - unaccounted->charged : 0;
     if (atomic_exchange_explicit(&unaccounted->over, over, memory_order_relaxed) == 0 && over)
-        device_forget_contexts(); /* This makes the next allocation of each thread call context_met. */
+        /* Makes the next allocation of each thread check its context again, so that it is refused. */
+        device_forget_contexts();
 }
 
 enum looked unaccounted_look_locked(const struct device *device)
@@ -179,8 +185,9 @@ enum looked unaccounted_look_locked(const struct device *device)
     struct measure now = {.nvml = false};
     uint64_t beyond = 0;
     if (!atomic_load_explicit(&unaccounted->device, memory_order_relaxed))
-        return LOOKED_HIDDEN; /* No limit applies. */
-    /* If contexts do not count, they cannot be separated from NVML's figure, so NVML is not opened. */
+        return LOOKED_HIDDEN; /* No limit applies, so nothing is compared. */
+    /* If contexts do not count against the limit, their memory cannot be separated from NVML's figure, so NVML is not
+     * asked. */
     if (limits_count_context())
         measure_now(&now, device);
     if (now.nvml && !now.quiet) {
@@ -197,7 +204,8 @@ enum looked unaccounted_look_locked(const struct device *device)
         raise_to(unaccounted, device, beyond + atomic_load_explicit(&unaccounted->unseen, memory_order_relaxed), true);
     }
     set_marks(unaccounted, index, true);
-    /* The lines above may have set `due`. Clear it, so that a free in progress does not cause another comparison. */
+    /* The lines above may have set `due`. It is cleared, so that a free that is still in progress does not cause
+     * another comparison. */
     atomic_store_explicit(&vgpu_counters[index].due, 0, memory_order_relaxed);
     return seen ? LOOKED_AT : LOOKED_HIDDEN;
 }
@@ -234,7 +242,8 @@ void unaccounted_due(int index)
         atomic_store_explicit(&vgpu_counters[index].due, 1, memory_order_relaxed);
 }
 
-/* Called when code was loaded: a library's kernel and its data are loaded at the kernel's first launch. */
+/* Called when code was loaded, because a library's kernel and its data are loaded to the GPU only at the kernel's first
+ * launch. */
 void unaccounted_late(void)
 {
     atomic_store_explicit(&late, now_ns() + LATE_NS, memory_order_relaxed);
@@ -286,7 +295,7 @@ void unaccounted_context_left(struct leaving *leaving)
     if (!leaving->ours || !leaving->gone)
         return;
     unaccounted_unseen(device, leaving->block.owner, false);
-    unaccounted_due(device); /* The call that ended the context compares the figures after it has dropped the lock. */
+    unaccounted_due(device); /* The call that ended the context compares the figures after it has released the lock. */
 }
 
 void unaccounted_reset(void)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The part of the CUDA driver API that this library uses (NVML: nvml_abi.h), declared here so that the build needs no
- * CUDA headers. Names and numbers are those of cuda.h. A _v1 in a type's name marks the 32-bit form from before CUDA
- * 3.2.
+ * The part of the CUDA driver API that this library uses (nvml_abi.h has the part of NVML), declared here so that the
+ * build needs no CUDA headers. Names and numbers are those of cuda.h. A type whose name ends in _v1 is the 32-bit
+ * version from before CUDA 3.2.
  */
 #ifndef VGPU_CUDA_ABI_H
 #define VGPU_CUDA_ABI_H
@@ -112,7 +112,7 @@ typedef struct {
 } CUDA_EXTERNAL_MEMORY_HANDLE_DESC;
 _Static_assert(sizeof(CUDA_EXTERNAL_MEMORY_HANDLE_DESC) == 104, "CUDA_EXTERNAL_MEMORY_HANDLE_DESC");
 enum { CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD = 1 };
-/* Opaque: hooks only pass it to the driver. */
+/* These types are opaque, because hooks only pass pointers to them on to the driver. */
 typedef struct CUDA_EXTERNAL_MEMORY_BUFFER_DESC_st CUDA_EXTERNAL_MEMORY_BUFFER_DESC;
 typedef struct CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC_st CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC;
 

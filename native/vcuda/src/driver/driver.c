@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Finds the driver's own functions once, when the first hook runs, in the libraries that the program has loaded itself.
- * This library never loads CUDA into a program.
+ * Finds the driver's own functions once, when the first hook (replacement of a driver function) runs, in the libraries
+ * that the program has loaded itself. This library never loads CUDA into a program.
  */
 #include "real.h"
 
@@ -32,7 +32,8 @@ static const char *soname_of(bool nvml)
     return nvml ? "libnvidia-ml.so.1" : "libcuda.so.1";
 }
 
-/* A copy of the driver may have any name. It is recognised by cuInit, which this library does not export. */
+/* The program may have loaded a copy of the driver under any name. Such a copy is recognised because it exports cuInit,
+ * which this library does not export. */
 bool is_driver(const struct object *object, bool nvml)
 {
     return strcmp(object->soname, soname_of(nvml)) == 0 || (!nvml && object_symbol(object, "cuInit") != NULL);
@@ -52,9 +53,9 @@ bool driver_object(bool nvml, struct object *found)
 }
 
 /*
- * Never call the loader while holding a lock of this library: a thread inside dlopen holds the loader's lock while a
- * constructor of the opened library may wait for that lock. So functions are looked up without a lock and published
- * under a lock.
+ * This library must not call the dynamic loader while it holds one of its own locks. A thread inside dlopen holds the
+ * loader's lock, and a constructor of the opened library may call a hook that waits for the library's lock: that would
+ * be a deadlock. So functions are looked up without a lock and stored under a lock.
  */
 static struct lock resolve_lock;
 static _Atomic bool driver_found, nvml_found;
@@ -63,8 +64,7 @@ static _Atomic uintptr_t taken[2]; /* Addresses of the objects whose functions a
 static void take(const struct object *object, bool nvml, _Atomic bool *found)
 {
     void *functions[FUNCTION_COUNT];
-    /* Keep the library loaded, although the program that opened it may close it: the function pointers are never
-     * cleared. */
+    /* Keep the driver loaded even if the program closes it, because the function pointers are never cleared. */
     real_dlopen(object->path, RTLD_LAZY | RTLD_NOLOAD);
     for (int i = 0; i < FUNCTION_COUNT; i++)
         functions[i] = names[i].nvml == nvml ? object_symbol(object, names[i].symbol) : NULL;
@@ -76,9 +76,9 @@ static void take(const struct object *object, bool nvml, _Atomic bool *found)
         if (names[i].nvml == nvml)
             __atomic_store_n(&vgpu_real[i], functions[i], __ATOMIC_RELAXED);
     atomic_store_explicit(&taken[nvml], object->low, memory_order_release);
-    /* A library with another name may open the driver later and forward calls to it through these hooks. If its
-     * functions were stored, it and the hooks would call each other for ever. So the driver is searched again at
-     * each call. */
+    /* A library with another name may open the driver later and forward calls to it through these hooks. If the
+     * functions of such a library were kept, it and the hooks would call each other for ever. So the search ends only
+     * when the driver with the standard name is found. */
     if (strcmp(object->soname, soname_of(nvml)) == 0)
         atomic_store_explicit(found, true, memory_order_release);
     lock_drop(&resolve_lock);
@@ -129,6 +129,6 @@ bool nvml_load(void)
 void driver_reset(void)
 {
     atomic_store_explicit(&resolve_lock.word, 0, memory_order_relaxed);
-    /* The parent's initialisation is not valid in a forked child. */
+    /* NVML's initialisation in the parent is not valid in a forked child. */
     atomic_store_explicit(&nvml_state, 0, memory_order_relaxed);
 }

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Reads loaded objects and their symbols from memory.
+ * Finds the loaded objects (program and libraries) of this process and their symbols by reading their ELF tables in
+ * memory.
  *
- * The library cannot find dlsym by dlsym, because it replaces dlsym. A reference to dlsym in its import table would
- * need the glibc version of the build machine. So it reads the dynamic section of libc itself.
+ * The library replaces dlsym, so it cannot look up libc's dlsym by dlsym. If it imported dlsym, it would need the glibc
+ * version of the build machine. So it reads the dynamic section of libc itself.
  */
 #include "real.h"
 
@@ -37,7 +38,8 @@ static int describe(struct dl_phdr_info *info, size_t size, void *data)
     const ElfW(Dyn) *soname = NULL;
     object.dynamic = dynamic;
     for (; dynamic->d_tag != DT_NULL; dynamic++) {
-        /* glibc has relocated these pointers in place, except in read-only dynamic sections (the vDSO). */
+        /* glibc has relocated these pointers in place, except in read-only dynamic sections (the vDSO), whose pointers
+         * are relative to the base. */
         uintptr_t pointer = dynamic->d_un.d_ptr;
         if (pointer < object.base)
             pointer += object.base;

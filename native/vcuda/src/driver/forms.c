@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Classifies names of functions of a driver that is newer than this library. Such a driver has unknown versions of
- * hooked functions, for example cuMemAlloc_v3 next to cuMemAlloc_v2. Their parameters are unknown, so no older version
- * can replace them, and refusing them would only make programs fail. Programs get the driver's own function, and the
- * memory that it uses is looked up (routes/newer.c).
+ * hooked functions, for example cuMemAlloc_v3 next to cuMemAlloc_v2. Their parameters are unknown, so this library's
+ * hook of an older version cannot replace them, and a refusal would only make programs fail. Programs get the driver's
+ * own function, and the memory that it uses is found by NVML's figures (routes/newer.c).
  */
 #include "real.h"
 
@@ -23,8 +23,8 @@ static const struct {
 };
 #define HOOKED (sizeof hooked / sizeof *hooked)
 
-/* These functions allocate nothing. If a new version frees memory, the memory stays charged until the next comparison
- * with NVML's figures. */
+/* Returns true for the names of functions that allocate nothing. A new version of them needs no measures: if it frees
+ * memory, the memory stays charged only until the next comparison with NVML's figures. */
 static bool harmless(const char *name, size_t length)
 {
     static const char *const names[] = {
@@ -39,7 +39,7 @@ static bool harmless(const char *name, size_t length)
     return false;
 }
 
-/* Returns the length of the name without the suffixes of its versions: _v and a number, then _ptds or _ptsz. */
+/* Returns the length of a name without its version suffixes, which are _v and a number, then _ptds or _ptsz. */
 static size_t base_length(const char *symbol)
 {
     size_t length = strlen(symbol);

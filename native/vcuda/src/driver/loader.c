@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Finds libc's own dlsym, dlvsym and dlopen in its symbol table; programs that call these names reach routes/route.c.
- * No lock of this library is held while they are called (see driver.c).
+ * Finds libc's own dlsym, dlvsym and dlopen in libc's symbol table. Programs that call dlsym and dlvsym get this
+ * library's versions (routes/route.c). libc's functions are called only while no lock of this library is held (driver.c
+ * says why).
  */
 #include "real.h"
 
@@ -26,8 +27,9 @@ void loader_ready(void)
     }
 }
 
-/* Finds the thread functions in the program's libraries. Linking against them could require a newer symbol version than
- * the image's libc has. Like the loader, takes the first object that has the name. */
+/* The pthread functions, found in the program's libraries. If this library were linked against them, it could require a
+ * newer symbol version than the libc of the container image has. As the loader does, the search takes the first object
+ * that has the name. */
 struct thread_calls vgpu_threads;
 
 struct named {

@@ -21,7 +21,8 @@ typedef struct nvmlDevice_st *nvmlDevice_t;
 
 #define NVML_STRUCT_VERSION(type, version) ((unsigned)(sizeof(type) | (version) << 24))
 #define NVML_VALUE_NOT_AVAILABLE (~0ull)
-#define NVML_INSTANCE_NONE (~0u) /* Value of gpuInstanceId and computeInstanceId for a process outside MIG instances. */
+/* Value of gpuInstanceId and computeInstanceId for a process that runs outside MIG instances. */
+#define NVML_INSTANCE_NONE (~0u)
 
 typedef struct {
     unsigned long long total, free, used;
@@ -39,7 +40,7 @@ typedef struct {
     unsigned int pid;
     unsigned long long usedGpuMemory;
     unsigned int gpuInstanceId, computeInstanceId;
-} nvmlProcessInfo_t; /* Entry in the lists of the _v2 and _v3 calls. */
+} nvmlProcessInfo_t; /* Entry in the lists of the _v2 and _v3 functions. */
 typedef struct {
     unsigned int pid;
     unsigned long long usedGpuMemory;
@@ -53,7 +54,7 @@ typedef struct {
 } nvmlProcessDetailList_t;
 
 typedef struct {
-    unsigned int gpu, memory; /* In percent. */
+    unsigned int gpu, memory; /* Both values in percent. */
 } nvmlUtilization_t;
 typedef struct {
     unsigned int pid;

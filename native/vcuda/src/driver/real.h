@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The objects loaded in this process, and the real functions of the driver and the loader. */
+/* The objects (program and libraries) loaded in this process, and the real functions of the driver and of the loader,
+ * which this library's hooks call. */
 #ifndef VGPU_REAL_H
 #define VGPU_REAL_H
 
@@ -11,7 +12,7 @@
 
 #pragma GCC visibility push(hidden)
 
-/* --- elf.c: loaded objects, read from memory -------------------------------------------------------- */
+/* --- elf.c: loaded objects and their symbols, read from memory -------------------------------------- */
 
 struct object {
     uintptr_t base, low, high;
@@ -30,20 +31,23 @@ bool object_exports(const struct object *object, const void *address);
 /* Returns true if the object is linked against `soname` and imports a symbol whose name `wanted` accepts. */
 bool object_links(const struct object *object, const char *soname, bool (*wanted)(const char *name));
 
-/* --- forms.c: names of a driver that is newer than this library ------------------------------------------ */
+/* --- forms.c: functions of a driver that is newer than this library -------------------------------------- */
 
 enum form {
-    FORM_KNOWN,   /* KNOWN: the name of a hook, or of a function that this library need not see. */
-    FORM_NEWER,   /* NEWER: an unknown version of a hooked function. Its memory is measured by NVML. */
-    /* REFUSED: an unknown version of a function that returns function pointers; hooks would not see calls of these
-     * pointers. */
+    /* KNOWN: the name of a hook (a function that this library replaces), or of a function that need not be replaced. */
+    FORM_KNOWN,
+    /* NEWER: a version of a hooked function that this library does not know. Its memory is found by NVML's figures. */
+    FORM_NEWER,
+    /* REFUSED: an unknown version of a function that returns function pointers. It is refused, because hooks would not
+     * see calls of those pointers. */
     FORM_REFUSED,
 };
+/* Classifies the name of an exported symbol. */
 enum form form_of(const char *symbol);
-/* Does the same for a name that was passed to cuGetProcAddress and whose result is not a hooked function. */
+/* The same for a name that was passed to cuGetProcAddress and whose result is not a hooked function. */
 enum form form_of_name(const char *name);
-/* True if the program or a library was linked against an unknown version when the driver was found. No hook sees such
- * calls. */
+/* True if, when the driver was found, the program or one of its libraries was linked against an unknown version of a
+ * hooked function. No hook sees such calls. */
 extern _Atomic bool vgpu_forms_linked;
 void forms_look(void);
 
@@ -76,13 +80,15 @@ enum function {
 #undef CALL_NVML
 
 extern void *vgpu_real[FUNCTION_COUNT];
-/* The driver's own function. Use only after driver_ready() or nvml_ready(), and only if REAL_HAS is true. */
+/* The driver's own function (REAL), and whether this driver has it (REAL_HAS). REAL may be used only after
+ * driver_ready() or nvml_ready(), and only if REAL_HAS is true. */
 #define REAL(symbol) ((__typeof__(&symbol))vgpu_real[F_##symbol])
 #define REAL_HAS(symbol) (vgpu_real[F_##symbol] != NULL)
 
-/* Returns true if the object is libcuda under any path and name or, with `nvml`, libnvidia-ml.so.1 under any path. */
+/* Returns true if the object is libcuda, whatever its path and name, or, with `nvml`, libnvidia-ml.so.1, whatever its
+ * path. */
 bool is_driver(const struct object *object, bool nvml);
-/* Finds the loaded driver. If there are several, prefers the driver with the standard name. */
+/* Finds the loaded driver. If several are loaded, the one with the standard name is used. */
 bool driver_object(bool nvml, struct object *found);
 bool driver_ready(void);   /* driver_ready returns true if libcuda is loaded; it never loads libcuda. */
 /* driver_settled: libcuda is loaded under its standard name, so no other driver will replace it. */
@@ -91,13 +97,13 @@ bool nvml_ready(void);   /* nvml_ready returns true if libnvidia-ml.so.1 is load
 void driver_reset(void);
 bool nvml_load(void);    /* Loads and initialises NVML for this library's own queries. */
 
-/* --- loader.c: libc's own functions, not the hooks of this or other libraries ----------------------------- */
+/* --- loader.c: libc's own functions, not the replacements of this or of other libraries ------------------- */
 
 typedef void *(*dlsym_type)(void *, const char *);
 typedef void *(*dlvsym_type)(void *, const char *, const char *);
 extern dlsym_type vgpu_real_dlsym; /* NULL before loader_ready(). */
 extern dlvsym_type vgpu_real_dlvsym;
-void loader_ready(void); /* Finds the two functions above at the first call. */
+void loader_ready(void); /* Finds the two functions above; only the first call does something. */
 void *real_dlsym(void *handle, const char *name);
 void *real_dlopen(const char *path, int flags);
 
@@ -105,8 +111,8 @@ typedef int (*thread_create_type)(pthread_t *, const pthread_attr_t *, void *(*)
 typedef int (*thread_detach_type)(pthread_t);
 typedef int (*thread_key_type)(pthread_key_t *, void (*)(void *));
 typedef int (*thread_set_type)(pthread_key_t, const void *);
-/* The thread functions in the program's libraries; NULL in a program without threads. They are looked up together with
- * the driver, because no lock may be held during the look-up. */
+/* The thread functions of the program's C library; NULL if the program is not linked with threads. They are looked up
+ * together with the driver, because no lock may be held during the look-up. */
 extern struct thread_calls {
     thread_create_type create;
     thread_detach_type detach;

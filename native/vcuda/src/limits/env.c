@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reads the environment variables of this process. A parser returns false for any value that it does not understand
- * completely. */
+/* Reads the environment variables of this process. A parser returns false for a value that it does not understand
+ * completely, and the variable then counts as not set. */
 #include "env.h"
 
 #include <stdio.h>
@@ -27,7 +27,7 @@ bool env_bytes(const char *text, uint64_t *bytes)
     case 'g': case 'G': shift = 30; c++; break;
     default: break;
     }
-    /* Refuse 0: some readers take it for "no limit", others for "nothing". */
+    /* Refuse 0, because some readers understand it as "no limit" and others as "nothing". */
     if (*c || value == 0 || value > UINT64_MAX >> shift)
         return false;
     *bytes = value << shift;
@@ -85,11 +85,11 @@ void env_keep_path(const char *text, char *kept, size_t room)
         length = strlen(kept);
         kept[length++] = '/';
     }
-    /* A truncated path is too long for the ledger, so the ledger refuses it. */
+    /* A truncated path fills the buffer, so the ledger refuses it as too long. */
     snprintf(kept + length, room - length, "%s", text);
 }
 
-/* --- one variable --------------------------------------------------------------------------------------- */
+/* --- reading one variable ------------------------------------------------------------------------------- */
 
 static void ignored(const char *name, const char *text, const char *expected)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Private to env.c and limits.c: the settings from the environment of this process. */
+/* Private to env.c and limits.c: the settings that the environment variables of this process make. */
 #ifndef VGPU_ENV_H
 #define VGPU_ENV_H
 
@@ -13,18 +13,22 @@ bool env_number(const char *text, int low, int high, int *value);
 enum { ENV_UNSET = -1 };
 
 struct environment {
-    uint64_t memory, memory_of[VGPU_MAX_DEVICES]; /* memory: bytes, 0 if not set. */
-    int sm, sm_of[VGPU_MAX_DEVICES];              /* sm: percent from 0 to 100. */
-    int policy;                                   /* policy: a value of enum vgpu_core_policy. */
+    /* memory: limit in bytes for all devices, 0 if not set. memory_of: the same for one device. */
+    uint64_t memory, memory_of[VGPU_MAX_DEVICES];
+    /* sm: percentage of SM time for all devices, 0 to 100. sm_of: the same for one device. */
+    int sm, sm_of[VGPU_MAX_DEVICES];
+    int policy;                                   /* policy: value of enum vgpu_core_policy. */
     int priority, oom_killer, oversubscribe;
     int log_level;
     bool disable;
-    bool limits;    /* limits: some variable limits memory or time, so the library is active without a limits file. */
-    bool by_device; /* by_device: the name of some variable has a device index. */
+    /* limits: true if some variable limits memory or time, so that the library is active without a limits file. */
+    bool limits;
+    bool by_device; /* by_device: true if some variable is for one device, that is, if its name has a device index. */
+    /* ledger: path of the ledger (the file in which charges are recorded); empty if not set. */
     char ledger[512];
 };
 
-/* Reads every variable once. An invalid value is reported by one line on stderr and stays unset. */
+/* Reads every variable once. An invalid value is reported by one line on stderr and counts as not set. */
 void env_read(struct environment *environment);
 /* Copies a path and makes it absolute, because programs overwrite their environment (setproctitle) and change their
  * folder. */

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The limits that apply in this process: the limits file tightened by the environment, or the environment alone.
+ * The limits that apply in this process: those of the limits file, which environment variables can make stricter but
+ * not weaker, or those of the environment alone.
  *
- * A new snapshot is built whenever the sequence of a file has changed. Snapshots are never freed, because a thread may
- * still read the old one. A live change is rare and costs about 1.5 KiB.
+ * A snapshot holds the limits as they were read. A new one is built whenever the sequence number in a limits file has
+ * changed. Snapshots are never freed, because a thread may still read the old one. A change during the life of a
+ * process is rare and costs about 1.5 KiB.
  */
 #include "env.h"
 #include "limits_file.h"
@@ -23,33 +25,35 @@ extern char *secure_getenv(const char *name);
 struct snapshot {
     struct cached_limits cached; /* The part that every hook reads. */
     bool from_file, denied;
-    /* The file's values tightened by the environment, or the environment's values. */
+    /* The next three are the file's values made stricter by the environment, or the environment's values. */
     enum vgpu_core_policy policy;
     int priority;
     bool oom_killer;
-    struct vgpu_limits limits; /* The sum of all shares. */
+    struct vgpu_limits limits; /* Sum of the limits of all shares (allocations of the container). */
     uint32_t sequence[VGPU_MAX_SHARES];
     struct vgpu_limits share[]; /* The limits of each share, if there are several. */
 };
 
 static struct environment env;
 static const uint32_t never_changes;
-static uint32_t changes; /* Used with several files: an even number that changes whenever any file changes. */
+/* Sequence number used if there are several limits files: it is even and changes whenever any file changes. */
+static uint32_t changes;
 const uint32_t *vgpu_limits_sequence = &never_changes;
 static struct lock lock;
 _Atomic(struct cached_limits *) vgpu_cached_limits;
 static _Atomic(struct snapshot *) current;
-static _Atomic int control = -1; /* control is -1 until the limits have been read. */
-static _Atomic bool torn; /* torn: the file could not be read after a change, so the last good snapshot applies. */
+static _Atomic int control = -1; /* control: -1 until the limits have been read, then a value of enum control. */
+/* torn: true if the file could not be read after a change. Then the last good snapshot stays in use. */
+static _Atomic bool torn;
 static struct shares shares = {.count = 1, .of = {{.limits = VGPU_PATH_LIMITS, .ledger = VGPU_PATH_LEDGER}}};
 static bool in_force;
-static const char *path = VGPU_PATH_LIMITS; /* Path of the file to which `reason` refers. */
+static const char *path = VGPU_PATH_LIMITS; /* Path of the limits file to which `reason` refers. */
 static char reason[256];
 
 /*
- * Returns true if ld.so.preload names this library; the environment cannot change that. A file that exists but cannot
- * be read (by a process without free descriptors, for example) may name it: then *known is false and it counts as
- * naming it.
+ * Returns true if the node's ld.so.preload names this library; the environment cannot change that. If the file exists
+ * but cannot be read (for example because the process has no free descriptors), it may name the library. So the
+ * function returns true then, and sets *known to false.
  */
 static bool preload_in_force(bool *known)
 {
@@ -77,7 +81,7 @@ static void merge(struct snapshot *snapshot)
     snapshot->policy = alone ? VGPU_CORE_DEFAULT : (enum vgpu_core_policy)limits->core_policy;
     if (env.policy != ENV_UNSET && (alone || policy_tightness(asked) > policy_tightness(snapshot->policy)))
         snapshot->policy = asked;
-    /* 0 is high, 1 is low. A container without a setting has low priority. */
+    /* 0 is high, 1 is low priority. A container without a setting has low priority. */
     snapshot->priority = alone || limits->priority != 0;
     if (env.priority != ENV_UNSET)
         snapshot->priority = alone ? env.priority : snapshot->priority | env.priority;
@@ -100,8 +104,10 @@ static void publish(struct snapshot *snapshot)
     bool off = (env.disable && may_disable) || (!snapshot->from_file && !env.limits);
     struct cached_limits *cached = &snapshot->cached;
     cached->control = off ? CONTROL_OFF : CONTROL_ON;
-    cached->plain = !off && !cached->oversubscribe && level < LOG_CALLS; /* The fast path writes no log lines. */
-    /* With several files no single sequence shows all changes, so each hook checks each file. */
+    /* The fast path is not used while calls are logged, because it writes no log lines. */
+    cached->plain = !off && !cached->oversubscribe && level < LOG_CALLS;
+    /* With several files no single sequence number shows all changes, so every hook calls limits_control(), which
+     * checks each file. */
     static const uint32_t never_the_same = 1;
     cached->sequence_at = !snapshot->from_file ? &cached->sequence : several() ? &never_the_same : vgpu_limits_sequence;
     atomic_store_explicit(&current, snapshot, memory_order_release);
@@ -128,7 +134,7 @@ static bool map_files(void)
     return !fault;
 }
 
-/* Reads all files. */
+/* Reads the limits files of all shares into a new snapshot. NULL: one could not be read, and `reason` says why. */
 static struct snapshot *read_files(void)
 {
     struct snapshot *snapshot = calloc(1, sizeof *snapshot + (several() ? shares.count * sizeof *snapshot->share : 0));
@@ -152,7 +158,7 @@ static struct snapshot *read_files(void)
     return snapshot;
 }
 
-/* Returns true if no file has changed since the snapshot. */
+/* Returns true if no limits file has changed since the snapshot. */
 static bool unchanged(const struct snapshot *snapshot)
 {
     for (unsigned i = 0; snapshot->from_file && i < shares.count; i++)
@@ -168,8 +174,8 @@ static enum control load(void)
     if (!started)
         env_read(&env);
     started = true;
-    /* Repeat until the preload file could be read. If limits were read meanwhile, they keep counting as the limits of a
-     * container. */
+    /* Repeat this until the preload file could be read. If limits were read before that, the library stays in the state
+     * "loaded by the node". */
     if (!settled && !atomic_load_explicit(&current, memory_order_relaxed)) {
         in_force = preload_in_force(&settled);
         const char *other = in_force ? NULL : secure_getenv("VGPU_LIMITS_FILE");
@@ -193,7 +199,7 @@ static enum control load(void)
     struct snapshot *snapshot = read_files();
     if (!snapshot) {
         if (!atomic_load_explicit(&current, memory_order_relaxed))
-            shares_unmap(&shares); /* The next file may have another length. */
+            shares_unmap(&shares); /* Unmap the files, because they may have another length when they are read again. */
         return broken();
     }
     snapshot->from_file = true;
@@ -251,8 +257,8 @@ bool limits_need_index(void)
     return snapshot && !snapshot->from_file && env.by_device;
 }
 
-/* Returns the device's position in the limits file, or in NVML's order if only the environment sets limits; -1:
- * none. */
+/* Returns the device's position in the limits file, or in NVML's order if only the environment sets limits; -1: the
+ * device has none. */
 static int place(const struct snapshot *snapshot, const char *uuid, int nvml_index)
 {
     if (!snapshot->from_file)
@@ -405,8 +411,9 @@ bool limits_ledger_create(void)
 void limits_reset(void)
 {
     struct cached_limits *cached = atomic_load_explicit(&vgpu_cached_limits, memory_order_relaxed);
-    if (cached) /* The child's ledger may list the devices in another order. */
+    if (cached) /* The ledger of a forked child may list the devices in another order. */
         memset(cached->memory, 0, sizeof cached->memory);
-    /* A forked child inherits the mapping and the snapshot. Only a lock that another thread held must be cleared. */
+    /* A forked child inherits the mapped files and the snapshot. Only the lock must be cleared, because another thread
+     * may have held it. */
     atomic_store_explicit(&lock.word, 0, memory_order_relaxed);
 }

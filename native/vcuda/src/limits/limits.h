@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The lowest package: lines on stderr, the lock for threads, and the limits of this process.
+ * The lowest package (folder of the sources): log lines on stderr, the lock for threads, and the limits of this
+ * process.
  *
  * Rules of the library: nothing runs before the first CUDA or NVML call of the process (no constructors). The host
- * program's umask, signals, descriptors and exit stay unchanged. A failure of the library is an error code of the
- * driver and one line on stderr, never an abort.
+ * program's umask, signals, descriptors and exit stay unchanged. When the library fails, a hook returns an error code
+ * of the driver and writes one line to stderr; the program is never aborted.
  */
 #ifndef VGPU_LIMITS_H
 #define VGPU_LIMITS_H
@@ -16,14 +17,14 @@
 
 #include "vgpu_abi.h"
 
-/* Symbols without EXPORT are hidden, so that calls and variables are direct and no other library can replace them.
+/* Symbols without EXPORT are hidden, so that calls need no indirection and no other library can replace the symbols.
  * Every header begins with this pragma. */
 #pragma GCC visibility push(hidden)
 
 #define EXPORT __attribute__((visibility("default")))
 #define MIB (1024ull * 1024ull)
 
-/* --- log.c: lines on stderr, and the lock for threads ----------------------------------------------- */
+/* --- log.c: log lines on stderr, and the lock for threads ------------------------------------------- */
 
 enum log_level { LOG_ERROR, LOG_WARN, LOG_INFO, LOG_CALLS, LOG_DEBUG, LOG_TRACE };
 extern _Atomic int vgpu_log_level;
@@ -32,15 +33,16 @@ extern _Atomic int vgpu_log_level;
         if ((int)(level) <= atomic_load_explicit(&vgpu_log_level, memory_order_relaxed)) \
             vgpu_log_line(level, __VA_ARGS__); \
     } while (0)
-/* From this call on, lines go to the file that descriptor 2 is now. The first line also calls this function. */
+/* From this call on, log lines go to the file to which descriptor 2 refers now. The first log line also calls this
+ * function. */
 void log_begin(void);
 void vgpu_log_line(enum log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* Returns true at the first call and each time `count` doubles, so that a loop does not flood stderr. */
+/* Returns true at the first call and each time `count` doubles, so that a message in a loop does not flood stderr. */
 bool vgpu_log_again(_Atomic unsigned *count);
 
 /*
- * A build with -DVGPU_WATCH (make WATCH=1) reports its locks and its calls of the dynamic loader to a preloaded test
- * library. That library checks that no lock of libvgpu is held during such a call
+ * A build with -DVGPU_WATCH (make WATCH=1) reports every lock that it takes and every call of the dynamic loader to a
+ * preloaded test library. That library checks that no lock of libvgpu is held during such a call
  * (tests/native/vcuda/programs/loader_watch.c).
  */
 #ifdef VGPU_WATCH
@@ -89,14 +91,17 @@ enum control {
     CONTROL_ON,    /* ON: limits apply. */
     CONTROL_BROKEN /* BROKEN: limits should apply but cannot be read, so no context may be created. */
 };
-/* The limits that were read last. They are current while *sequence_at equals the stored sequence. */
+/* The limits that were read last. They are up to date while *sequence_at (the sequence number in the file) equals
+ * `sequence`. */
 struct cached_limits {
     enum control control;
     uint32_t sequence;
     const uint32_t *sequence_at;
     bool oversubscribe;
-    bool driver_limited; /* driver_limited: a device of the limits file has card_bytes. */
-    /* plain: allocations may use the fast path, because limits apply, and oversubscription and the logging of calls are
+    /* driver_limited: true if a device of the limits file has card_bytes, that is, if its driver enforces the limit
+     * itself. */
+    bool driver_limited;
+    /* plain: true if allocations may use the fast path: limits apply, and oversubscription and the logging of calls are
      * off. */
     bool plain;
     /* Cached results of limits_memory by the device's index in the ledger; 0: not cached. */
@@ -104,18 +109,19 @@ struct cached_limits {
 };
 extern _Atomic(struct cached_limits *) vgpu_cached_limits; /* NULL: no limits have been read yet. */
 
-/* Returns the current state. Reads the file again if its sequence has changed. Makes no system call if the sequence has
- * not changed. */
+/* Returns the current state. Reads the limits file again if its sequence number has changed. Otherwise makes no system
+ * call. */
 enum control limits_control(void);
-/* The sequence word of the mapped limits file; without a file a word that stays 0. */
+/* Points to the sequence number in the mapped limits file. Without a file it points to a word that stays 0. */
 extern const uint32_t *vgpu_limits_sequence;
-/* Writes one line that names the file and why contexts fail. */
+/* Writes one line to stderr that names the limits file and says why no context can be created. */
 void limits_complain(void);
-/* Returns true if no context may be created. Reads the file again. */
+/* Returns true if no context may be created. Reads the limits file again if it has changed. */
 bool limits_denied(void);
+/* Returns true if contexts and code count against the memory limit. */
 bool limits_count_context(void);
-/* Returns the bytes that the container may use of this device; UINT64_MAX: no limit. *known false: the limits do not
- * name it. nvml_index is used only if the environment alone sets limits; -1: unknown. */
+/* Returns the bytes that the container may use of this device; UINT64_MAX: no limit. *known is false if the limits file
+ * does not name the device. nvml_index (-1: unknown) is used only if there are limits from the environment alone. */
 uint64_t limits_memory(const char *uuid, int nvml_index, bool *known);
 /* Returns the card's bytes if the driver itself enforces the container's limit and reports that limit as the card's
  * size; else 0. */
@@ -126,15 +132,15 @@ static inline uint64_t limits_card(const char *uuid)
     return cached && cached->driver_limited ? limits_card_asked(uuid) : 0;
 }
 /*
- * Returns the percentage of SM time, 1 to 99; 0: no limit. This and the next four functions cost two loads and return
- * values of the last read of the file. Every hook reads the file on entry; a thread of the library must call
- * limits_control() to see a live change.
+ * Returns the container's percentage of SM time, 1 to 99; 0: no limit. This and the next four functions return the
+ * values of the last read of the file, so they are cheap. Every hook reads the file on entry; a thread of the library
+ * must call limits_control() to see a live change.
  */
 unsigned limits_sm_percent(const char *uuid, int nvml_index);
 /* Returns true if the environment sets a lower percentage than the limits file. */
 bool limits_sm_lowered(const char *uuid, int nvml_index);
 enum vgpu_core_policy limits_core_policy(void);
-int limits_priority(void); /* Returns 0 for high priority, 1 for low. */
+int limits_priority(void); /* Returns the priority of this process's compute work: 0 is high, 1 is low. */
 bool limits_oom_killer(void);
 static inline bool limits_oversubscribe(void)
 {
@@ -143,26 +149,30 @@ static inline bool limits_oversubscribe(void)
 }
 /* Lists the UUIDs of the limits file in its order. Returns 0 without a file. */
 int limits_devices(char uuids[VGPU_MAX_DEVICES][VGPU_UUID_SIZE]);
+/* Returns true if a limit depends on a device's index in NVML's order. */
 bool limits_need_index(void);
-/* Returns true for a slice of the device plugin, whose ledger was initialised before the container began. */
+/* Returns true if the limits are those of an allocation of the device plugin. The node initialised the ledger of such
+ * an allocation before the container began. */
 bool limits_of_an_allocation(void);
 /*
- * The shares of this container, by index. Each has its own ledger; most containers have one. All other functions return
- * values for all shares together.
+ * Returns the number of shares of this container. A share is one allocation, with its own limits file and ledger; most
+ * containers have one. Functions without the parameter `share` return values for all shares together.
  */
 unsigned limits_shares(void);
-/* Returns the bytes of a device in one share, regardless of the environment; UINT64_MAX: no limit. *named false: the
- * share does not name it. */
+/* Returns the memory limit of a device in one share, without limits from the environment; UINT64_MAX: no limit. *named
+ * is false if the share does not name the device. */
 uint64_t limits_share_memory(unsigned share, const char *uuid, bool *named);
-/* Returns true if the share's limits are those of `allocation`. Always true unless the node's ld.so.preload loads this
- * library. */
+/* Returns true if the share's limits file belongs to this allocation. Always returns true if the library was preloaded
+ * by hand and not by the node's ld.so.preload. */
 bool limits_same_allocation(unsigned share, const char allocation[VGPU_ALLOCATION_SIZE]);
+/* Returns the path of the share's ledger, the file in which the container's charges are recorded. */
 const char *limits_ledger_path(unsigned share);
-/* Returns true if the ledger is this user's own file in a folder that all users can write. */
+/* Returns true if the ledger is a file of this user in a folder in which all users can write. */
 bool limits_ledger_is_own(void);
-/* Returns true if this process may create the ledger. If the node's ld.so.preload loads this library, the node creates
- * the ledger. */
+/* Returns true if this process may create the ledger. It may not if the node's ld.so.preload loads this library,
+ * because then the node creates the ledger. */
 bool limits_ledger_create(void);
+/* Returns true if both UUIDs name the same device. */
 bool uuid_same(const char *left, const char *right);
 void limits_reset(void);
 

@@ -36,8 +36,7 @@ static bool why(char *reason, size_t size, const char *what, unsigned long long 
     return false;
 }
 
-/* Returns the bytes of the fields that an entry of this size contains completely; a truncated field counts as
- * missing. */
+/* Returns how many bytes of an entry of this size belong to complete fields. A truncated field counts as missing. */
 static size_t whole_fields(size_t stride)
 {
     static const size_t ends[] = {sizeof(struct vgpu_limits_device), offsetof(struct vgpu_limits_device, card_bytes),
@@ -148,8 +147,8 @@ uint32_t limits_sequence(const struct limits_file *file)
     return __atomic_load_n(&limits->sequence, __ATOMIC_ACQUIRE);
 }
 
-/* Copies with acquire loads, so that the second load of the sequence comes last. No fence is used because the thread
- * sanitizer does not support fences. A mapping is page-aligned. */
+/* Copies with acquire loads, so that the second load of the sequence number comes last. No memory fence is used,
+ * because the thread sanitizer does not support fences. The mapping is page-aligned, so 8-byte loads are aligned. */
 static void load(unsigned char *to, const unsigned char *from, size_t length)
 {
     size_t i = 0;

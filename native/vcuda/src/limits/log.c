@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Lines on stderr, and the lock for threads.
+ * Log lines on stderr, and the slow part of the lock for threads.
  *
  * A line goes to the file that descriptor 2 was when this process first used the library. A daemon may close its
- * descriptors, and the next file that it opens gets number 2. The lines must not be written into that file.
+ * descriptors, and the next file that it opens gets number 2. The log lines must not be written into that file.
  */
 #include "limits.h"
 
@@ -19,8 +19,9 @@
 
 _Atomic int vgpu_log_level = LOG_WARN;
 
-static _Atomic int begun;                /* begun: 1 if the two values below are set, 2 if descriptor 2 is closed. */
-static _Atomic uint64_t on_device, inode; /* on_device and inode identify the file of descriptor 2. */
+/* begun: 0 before log_begin; 1 if the two values below are set; 2 if descriptor 2 is closed. */
+static _Atomic int begun;
+static _Atomic uint64_t on_device, inode; /* on_device and inode identify the file to which descriptor 2 referred. */
 
 /* Uses the system call, because on new systems libc's fstat would make the library require GLIBC_2.33. */
 static bool look(struct stat *status)
@@ -68,7 +69,8 @@ void vgpu_log_line(enum log_level level, const char *format, ...)
     if (more > (int)sizeof line - used - 2)
         more = (int)sizeof line - used - 2;
     line[used + more] = '\n';
-    /* One write call: lines of several processes do not mix, and the program's stdio buffers are not used. */
+    /* The line is written by one system call, so that lines of several processes do not mix and the program's stdio
+     * buffers are not touched. */
     ssize_t written = write(STDERR_FILENO, line, (size_t)(used + more + 1));
     (void)written;
     errno = saved;
@@ -80,7 +82,7 @@ bool vgpu_log_again(_Atomic unsigned *count)
     return (n & (n - 1)) == 0;
 }
 
-/* This part is rarely called, so it is kept out of the inline code that takes a free lock. */
+/* The functions for a lock that is not free are rarely called, so they are kept out of the inline code. */
 __attribute__((cold)) void lock_wait(struct lock *lock)
 {
     while (atomic_exchange_explicit(&lock->word, 2, memory_order_acquire) != 0)

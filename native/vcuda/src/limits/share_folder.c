@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Checks that the limits of a container are those that its node mounted. A tenant may write in the folders around the
- * mounts and may be root, so the right file name proves nothing. The mounts prove it: the node mounts the share as a
- * read-only folder, which can be neither renamed nor written, and mounts nothing on its files.
+ * Checks that the limits of a container are those that its node mounted. A tenant (user of the container) may write in
+ * the folders around the mounts and may be root, so the right file name proves nothing. The mounts prove the origin:
+ * the node mounts the share as a read-only folder, which can be neither renamed nor written, and mounts nothing on its
+ * files.
  *
- * A tenant with a user namespace can mount anything and passes this check. The node's watcher detects that.
+ * A tenant that creates a user namespace can mount anything there and pass this check. The watcher, a service on the
+ * node, detects that.
  */
 #include "limits_file.h"
 
@@ -33,9 +35,9 @@ static bool device_of(int descriptor, dev_t *device)
 }
 
 /*
- * Returns 1 if the descriptor is a mount point, 0 if not, -1 if unknown. Kernels since 5.8 report it, except under a
- * profile that refuses the call. Comparing device numbers is not enough: a mount of a folder of the same host file
- * system has the same device.
+ * Returns 1 if the descriptor is a mount point, 0 if not, -1 if unknown. Kernels since 5.8 report this by statx, unless
+ * a seccomp profile refuses the call. Comparing device numbers is not enough, because a mount of a folder of the same
+ * host file system has the same device.
  */
 static int is_mount(int descriptor)
 {
@@ -75,7 +77,8 @@ static int differ_in(char *reason, size_t room, int number, const char *what)
     return differ(reason, room, all);
 }
 
-/* Returns whether the node mounted the root folder read-only. Then the folder's entries cannot be renamed. */
+/* Returns true if the root folder is a read-only mount, which only the node can have made. Then nobody in the container
+ * can rename the folder's entries. */
 static bool root_is_mounted(int root)
 {
     dev_t above, here;
@@ -87,13 +90,15 @@ static bool root_is_mounted(int root)
     return mounted && is_read_only(root);
 }
 
-/* Opens the limits in an open share folder, which is in `root`. Returns a descriptor. */
+/* Opens the limits in an open share folder, which is in `root`. Returns a descriptor, or -1 if the folder or the file
+ * was not mounted by the node. */
 static int limits_in(int root, int folder, int number, char *reason, size_t room)
 {
     dev_t here, inside;
     if (!root_is_mounted(root))
         return differ(reason, room, "its folder " VGPU_PATH_ROOT " is none that the node mounted, expected a read-only mount");
-    /* Another container may write to the read-only root volume and move its folders. */
+    /* Check the share's folder too: another container may write to the volume that is mounted read-only here, and move
+     * its folders. */
     if (is_mount(folder) == 0)
         return differ_in(reason, room, number, "is a plain folder, expected the node's mount");
     if (!is_read_only(folder))
@@ -130,12 +135,12 @@ static int number_of(const char *name)
     return digits && digits <= 4 && !name[digits] && (name[0] != '0' || digits == 1) ? atoi(name) : -1;
 }
 
-/* Returns whether the folder is a share. If the node mounted nothing on it, it is an empty folder. */
+/* Returns true if the node mounted a share on this folder. Otherwise it is an empty folder. */
 static bool is_share(int root, const char *name)
 {
     int folder = openat(root, name, FOLDER);
     int mounted = folder < 0 ? 0 : is_mount(folder);
-    /* If the kernel does not report mounts, the folder's contents decide. */
+    /* If the kernel does not report mounts, the presence of the file `limits` decides. */
     int limits = mounted < 0 ? openat(folder, "limits", O_PATH | O_NOFOLLOW | O_CLOEXEC) : -1;
     if (folder >= 0)
         close(folder);
@@ -164,7 +169,7 @@ int shares_find(int numbers[VGPU_MAX_SHARES], char *reason, size_t room)
     }
     if (root)
         closedir(root);
-    if (count == 0) /* An attempt to open this share reports what is missing. */
+    if (count == 0) /* There is no share. Opening the first one will fail and report what is missing. */
         numbers[count++] = number_of(VGPU_SHARE);
     return count;
 }

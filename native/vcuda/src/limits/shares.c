@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The shares of this container. A share is a limits file with a ledger in the same folder. Most containers have one
- * share. A container with several shares (from several claims) may use the cards of all its shares. If two shares name
- * a card, the container gets the sum of both. For settings of the whole process the strictest share applies.
+ * The shares of this container. A share is one allocation of GPUs: a limits file with a ledger (file of the charges) in
+ * the same folder. Most containers have one share. A container with several shares (for example from several Kubernetes
+ * claims) may use the cards of all its shares. If two shares name a card, the container gets the sum of both. For
+ * settings of the whole process the strictest share applies.
  */
 #include "env.h"
 #include "limits_file.h"
@@ -11,7 +12,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* Copies the next path of a list. Returns false if there is none or it is too long. */
+/* Copies the next path of a list. Returns false if the list has no further path or the path is too long. */
 static bool next_path(const char **list, char *kept, size_t room)
 {
     char path[256];
@@ -88,9 +89,10 @@ void shares_unmap(struct shares *shares)
         }
 }
 
-/* --- several limits as one -------------------------------------------------------------------------------- */
+/* --- the limits of several shares as one ------------------------------------------------------------------ */
 
-/* Compares UUIDs. CUDA and NVML spell a MIG device's UUID differently before the first dash only. */
+/* Compares UUIDs without the part before the first dash, because CUDA and NVML spell a MIG device's UUID differently
+ * there. */
 bool uuid_same(const char *left, const char *right)
 {
     const char *l = strchr(left, '-'), *r = strchr(right, '-');
@@ -102,7 +104,7 @@ static bool is_unlimited(const struct vgpu_limits_device *device)
     return !device->memory_bytes && (device->flags & VGPU_DEVICE_UNLIMITED_MEMORY);
 }
 
-/* Adds two percentages; 0 and 100 mean no limit. */
+/* Adds two percentages. 0 and 100 mean that there is no limit. */
 static uint32_t percent_of_both(uint32_t one, uint32_t other)
 {
     return !one || !other || one + other >= 100 ? 0 : one + other;

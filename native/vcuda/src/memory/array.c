@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Hooks of arrays. An array is charged for all its elements, a mipmapped array for all its levels. Sparse arrays and
- * arrays with deferred mapping hold no memory of their own: memory that is mapped into them was charged by cuMemCreate.
+ * Hooks of CUDA arrays, which charge them to the container's limit. An array is charged for all its elements, a
+ * mipmapped array for all its levels. Sparse arrays and arrays with deferred mapping hold no memory of their own: the
+ * memory that is mapped into them was charged when cuMemCreate created it.
  */
 #include "memory.h"
 
@@ -55,8 +56,8 @@ static bool array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *array, unsigned levels, u
     return true;
 }
 
-/* Begins the allocation of an array. *unknown: this library cannot charge the format; the driver decides whether it
- * is valid. */
+/* Begins the allocation of an array. *unknown is true if this library cannot compute the size. Then the driver is
+ * called without a charge, and if it accepts the array, make_end destroys it. */
 static CUresult make_begin(enum control control, struct allocation *making, const CUDA_ARRAY3D_DESCRIPTOR *array, unsigned levels,
                            bool *unknown)
 {
@@ -136,7 +137,7 @@ EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY
     ENTER(cuMipmappedArrayCreate, (array, description, levels));
     struct allocation making;
     bool unknown;
-    /* The driver creates at most as many levels as the largest side can be halved, and at least one. */
+    /* The driver creates at most one level more than the number of times that the largest side can be halved. */
     unsigned possible = 1;
     if (description)
         for (uint64_t side = description->Width | description->Height | description->Depth; side > 1; side >>= 1)

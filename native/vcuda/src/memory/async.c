@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stream-ordered allocation: finds the pool that serves a request, charges before the call, and handles the free. */
+/* Hooks of stream-ordered allocation. They find the pool that serves a request, charge the memory before the driver's
+ * call, and handle the free. */
 #include "pool.h"
 
 #include "context/context.h"
 #include "process.h"
 
-/* --- the pool and the device of a request ------------------------------------------------------------- */
+/* --- the pool and the device that serve a request ----------------------------------------------------- */
 
 static CUresult stream_ordinal(CUstream stream, CUdevice *ordinal)
 {
@@ -42,7 +43,7 @@ static struct pool *pool_of_stream(CUstream stream, CUresult *status)
     return pool;
 }
 
-/* A pool that was not created through a hook is the default pool of a device. */
+/* Finds the pool of a handle. A pool that was created without a hook can only be the default pool of a device. */
 static struct pool *pool_of_handle(CUmemoryPool handle, CUresult *status)
 {
     struct pool *pool = pool_known((uintptr_t)handle);
@@ -57,7 +58,8 @@ static struct pool *pool_of_handle(CUmemoryPool handle, CUresult *status)
         const struct device *device = device_of(ordinal, status);
         return device ? pool_add((uintptr_t)handle, device) : NULL;
     }
-    /* The owner of this pool's memory is unknown. If the handle is no pool at all, the driver reports the error. */
+    /* It is unknown on which device this pool allocates, so the request is refused. If the handle is no pool at all,
+     * the driver reports the error. */
     cuuint64_t value;
     if (REAL_HAS(cuMemPoolGetAttribute) &&
         REAL(cuMemPoolGetAttribute)(handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &value) == CUDA_SUCCESS)
@@ -104,7 +106,7 @@ static CUresult pool_alloc(struct pool *pool, const struct request *request, all
     FLIGHT(device->ledger);
     lock_take(&pool->lock);
     pool_settle_down(pool);
-    /* Charge a whole number of units, so that the pool cannot grow by more than the charge. */
+    /* Charge a whole number of units, because a pool grows by whole units. */
     uint64_t charged = round_up(request->bytes);
     CUresult status = memory_charge(device, ACCOUNT_USED, charged);
     for (int trim = 0; status == CUDA_ERROR_OUT_OF_MEMORY && trim < 2; trim++) {
@@ -123,8 +125,8 @@ static CUresult pool_alloc(struct pool *pool, const struct request *request, all
         lock_drop(&pool->lock);
         return status;
     }
-    /* Record the size before the call, because a process may be killed during the call and leave exported memory
-     * behind. */
+    /* Record the size before the call, because the process may be killed during the call while other processes have the
+     * exported pool open. */
     pool_hold(pool, pool->charged + charged);
     status = call(request);
     if (status == CUDA_SUCCESS) {
@@ -147,7 +149,7 @@ static CUresult pool_alloc(struct pool *pool, const struct request *request, all
     return status;
 }
 
-/* Allocates from host memory. That memory is available at once instead of in stream order, which every order allows. */
+/* Allocates from host memory. That memory is available at once, which is correct for any order of the stream. */
 static CUresult host_alloc(const struct device *device, const struct request *request)
 {
     CUcontext context;
@@ -182,7 +184,7 @@ static CUresult admit(enum control control, const struct request *request, bool 
         return memory_broken();
     if ((status = memory_meet()) != CUDA_SUCCESS)
         return status;
-    /* During a capture no pool is used, because the allocation becomes a node of the graph. */
+    /* During a capture no pool is used, because the allocation becomes a node of the captured graph. */
     if (capturing(request->stream, per_thread))
         return graph_memory_captured(control);
     *pool = request->handle ? pool_of_handle(request->handle, &status) : pool_of_stream(request->stream, &status);
@@ -227,7 +229,8 @@ static CUresult release(CUdeviceptr pointer, void *data)
     if (!ordered->plain)
         return ordered->per_thread ? REAL(cuMemFreeAsync_ptsz)(pointer, ordered->stream)
                                    : REAL(cuMemFreeAsync)(pointer, ordered->stream);
-    /* Nothing reports when a stream-ordered free of plain memory is done, so wait for the stream and free it now. */
+    /* The driver does not report when a stream-ordered free of memory outside pools is done. So wait for the stream and
+     * free the memory now. */
     CUresult status = ordered->per_thread && REAL_HAS(cuStreamSynchronize_ptsz)
                           ? REAL(cuStreamSynchronize_ptsz)(ordered->stream)
                           : REAL(cuStreamSynchronize)(ordered->stream);

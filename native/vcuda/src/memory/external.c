@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Hooks of cuImportExternalMemory, which imports memory of another interface. Its descriptors are of the same kind as
- * the descriptors of cuMemCreate memory, so it can also import exported CUDA memory. Imported memory exists until the
- * import is destroyed and every buffer mapped from it is freed, in any order. Memory exported by this container stays
- * charged to the exporting process until then (shareable.c). Memory of another container is refused. Memory without a
- * mark, such as Vulkan's, is charged to no process yet, so the importing process is charged.
+ * Hooks of cuImportExternalMemory, which imports memory of another interface such as Vulkan. Its file descriptors are
+ * of the same kind as the descriptors of cuMemCreate memory, so it can also import exported CUDA memory. Imported
+ * memory exists until the import is destroyed and every buffer mapped from it is freed, in any order. Memory exported
+ * by this container stays charged to the exporting process until then (shareable.c). Memory of another container is
+ * refused. A mark is a lock on the descriptor that shows which container exported the memory. Memory without a mark,
+ * such as Vulkan's, is charged to no process yet, so the importing process is charged.
  */
 #include "memory.h"
 
@@ -14,15 +15,16 @@
 
 struct external {
     struct external *next;
-    /* NULL after the import was destroyed. */
+    /* The program's handle; NULL after the import was destroyed. */
     CUexternalMemory memory;
     /* The device that is charged; NULL if the exporting process is charged. */
     const struct device *device;
     uint64_t bytes;
-    /* The locked ledger byte that shows that the memory is imported. */
+    /* Lock on a byte of the ledger, by which the exporting process sees that the memory is imported. */
     void *import;
+    /* Number of buffers mapped from the import. */
     unsigned buffers;
-    /* The memory is used by an object that is not counted, so it stays charged for the life of this process. */
+    /* True if something that is not tracked uses the memory, so it stays charged as long as this process lives. */
     bool kept;
 };
 
@@ -45,7 +47,7 @@ static void end(struct external *one)
     free(one);
 }
 
-/* Frees the import if nothing uses it. The caller holds the lock. */
+/* Ends the import if it is destroyed and nothing uses its memory. The caller holds the lock. */
 static void let_go(struct external *one)
 {
     if (one->memory || one->buffers || one->kept)
@@ -65,8 +67,8 @@ static struct external *of(CUexternalMemory memory)
     return one;
 }
 
-/* Charges the import, or records it in the ledger. Done before the driver's call, because a descriptor belongs to
- * the driver afterwards. */
+/* Charges the import, or records it in the ledger if the exporting process is charged. This is done before the driver's
+ * call, because the file descriptor belongs to the driver afterwards. */
 static CUresult begin(struct external *one, struct allocation *allocation, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *description)
 {
     int descriptor = description->type == CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD ? description->handle.fd : -1;
@@ -140,7 +142,7 @@ EXPORT CUresult cuExternalMemoryGetMappedBuffer(CUdeviceptr *pointer, CUexternal
         one->buffers++;
     } else {
         if (status == CUDA_SUCCESS && one)
-            /* There is no memory to record the buffer, so keep the import for the life of this process. */
+            /* There is no host memory to record the buffer, so keep the import as long as this process lives. */
             one->kept = true;
         free(buffer);
     }
@@ -162,8 +164,8 @@ EXPORT CUresult cuExternalMemoryGetMappedMipmappedArray(CUmipmappedArray *array,
     return status;
 }
 
-/* Takes the buffer from the list before the driver frees it, as for blocks: afterwards another buffer may get its
- * address. */
+/* Takes the buffer from the list. This must happen before the driver frees it, because afterwards another buffer may
+ * get the same address. */
 struct external_buffer *external_take(CUdeviceptr pointer)
 {
     lock_take(&external_lock);
@@ -193,7 +195,8 @@ void external_settle(struct external_buffer *taken, bool freed)
 
 void external_reset(void)
 {
-    /* A forked child has none of its parent's memory, and the parent's imports are not mapped in it. */
+    /* A forked child has no device memory of its parent, and does not inherit the mappings that hold the import
+     * locks. */
     atomic_store_explicit(&external_lock.word, 0, memory_order_relaxed);
     atomic_store(&vgpu_external_any, false);
     externals = NULL;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Hooks of the memory nodes of graphs. A node only reserves an address. Memory of the card is allocated when the graph
- * is instantiated, uploaded or launched. It comes from a reserve that the device keeps for graphs until a trim. So the
- * charge is the size that the driver reports as reserved for this process's graphs. This size is read before and after
- * every call that can increase it.
+ * Hooks of the memory nodes of graphs. A memory node only reserves an address. Memory of the card is allocated when the
+ * graph is instantiated, uploaded or launched. It comes from a reserve that the driver keeps for graphs until
+ * cuDeviceGraphMemTrim is called. So the charge is the size of this process's reserve, as the driver reports it. This
+ * size is read before and after every call that can increase it.
  *
  * The nodes of a graph show how much a launch can need at most. That amount is charged before the call, and the unused
- * part is uncharged after it. A process without a memory node only executes one load.
+ * part is uncharged after it. In a process without memory nodes these hooks cost only one load.
  */
 #include "memory.h"
 
@@ -17,11 +17,12 @@
 
 #define GRAPH_UNIT (2 * MIB) /* Physical memory is allocated in multiples of this size. */
 
-/* Bytes that an executable graph's nodes request, by the device's index in the ledger. */
+/* Bytes that the memory nodes of an executable graph request, by the device's index in the ledger. */
 struct need {
     uint64_t bytes[VGPU_MAX_DEVICES];
 };
 
+/* Memory that the driver keeps for the graphs of this process on a device. */
 static struct reserve {
     struct lock lock;
     const struct device *device; /* NULL if no graph of this process has requested memory of this device. */
@@ -29,7 +30,7 @@ static struct reserve {
     uint64_t charged;
 } reserves[VGPU_MAX_DEVICES];
 
-/* Set by the first memory node, never cleared. While it is false the functions here do nothing. */
+/* Set when a program adds the first memory node, never cleared. While it is false the functions here do nothing. */
 static _Atomic bool used;
 
 static uint64_t round_up(uint64_t bytes)
@@ -51,7 +52,8 @@ static uint64_t attribute(const struct reserve *reserve, int which, uint64_t oth
     return value;
 }
 
-/* The functions from here on need the reserve's lock. */
+/* All functions below that have a parameter `reserve` need the lock of that reserve, except grow_begin, which takes
+ * it. */
 static void settle_down(struct reserve *reserve)
 {
     uint64_t held = attribute(reserve, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, reserve->charged);
@@ -75,8 +77,8 @@ void graph_memory_settle(bool trimmed)
     for (int i = 0; i < VGPU_MAX_DEVICES; i++) {
         struct reserve *reserve = &reserves[i];
         if (!lock_try(&reserve->lock))
-            /* The thread that has the lock settles the reserve. Do not wait for the lock, because that thread may be
-             * this thread. */
+            /* The thread that has the lock corrects the charge itself. Do not wait for the lock, because that thread
+             * may be this thread. */
             continue;
         if (reserve->device && trimmed)
             trim(reserve);
@@ -142,9 +144,9 @@ static bool nothing(const struct need *need)
     return true;
 }
 
-/* --- around a call --------------------------------------------------------------------------------------- */
+/* --- charging around a call that may allocate ------------------------------------------------------------ */
 
-/* Charges the most that the call can need of one device. Leaves the reserve locked; grow_end drops the lock. */
+/* Charges the most that the call can need of one device. If it succeeds, the reserve stays locked until grow_end. */
 static CUresult grow_begin(struct reserve *reserve, uint64_t bytes)
 {
     lock_take(&reserve->lock);
@@ -153,7 +155,8 @@ static CUresult grow_begin(struct reserve *reserve, uint64_t bytes)
     for (int trimmed = 0; status == CUDA_ERROR_OUT_OF_MEMORY && trimmed < 2; trimmed++) {
         if (trimmed)
             trim(reserve);
-        /* The memory may fit into the device's reserve that no graph uses. */
+        /* The memory may fit into the part of the reserve that no graph uses, so charge only what exceeds the
+         * reserve. */
         uint64_t in_use = attribute(reserve, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, reserve->charged);
         uint64_t needed = add(round_up(in_use), bytes);
         bytes = needed > reserve->charged ? needed - reserve->charged : 0;
@@ -170,8 +173,8 @@ static void grow_end(struct reserve *reserve)
 {
     uint64_t held = attribute(reserve, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, reserve->charged);
     if (held > reserve->charged) {
-        /* The driver reserved more than all nodes request. A launched graph cannot be undone, so the ledger is
-         * charged above the limit and the next allocation is refused. */
+        /* The driver reserved more than all nodes request. A launched graph cannot be undone, so the excess is charged
+         * even above the limit, and the next allocation is refused. */
         ledger_charge(reserve->device->ledger, ACCOUNT_USED, held - reserve->charged, UINT64_MAX);
         reserve->charged = held;
     }
@@ -185,7 +188,8 @@ static CUresult grow(const struct need *need, growing call, void *data)
 {
     CUresult status = CUDA_SUCCESS;
     int reached = 0;
-    /* Lock in the order of the index, so that two threads that need two devices do not deadlock. */
+    /* Lock the reserves in the order of the devices' indices, so that two threads that need two devices cannot
+     * deadlock. */
     for (; reached < VGPU_MAX_DEVICES && status == CUDA_SUCCESS; reached++)
         if (need->bytes[reached]) {
             flight_begin(reached);
@@ -239,7 +243,7 @@ static CUresult instantiate(const struct instantiation *request, growing call)
         block.owner = (uintptr_t)need;
         if (block_put(&vgpu_graphs, &block))
             return status;
-        /* A graph that is not recorded could be launched and exceed the limit. */
+        /* A launch of a graph without a record could exceed the limit, so destroy the graph. */
         REAL(cuGraphExecDestroy)(*request->exec);
         graph_memory_settle(false);
         status = CUDA_ERROR_OUT_OF_MEMORY;
@@ -353,7 +357,8 @@ static void mark_used(void)
     atomic_store_explicit(&used, true, memory_order_relaxed);
 }
 
-/* Without these functions a graph's memory cannot be determined; all drivers with memory nodes (11.4) have them. */
+/* Returns true if the driver has the functions that are needed to determine a graph's memory. All drivers with memory
+ * nodes (CUDA 11.4 or later) have them. */
 static bool known(void)
 {
     return REAL_HAS(cuDeviceGetGraphMemAttribute) && REAL_HAS(cuGraphGetNodes) && REAL_HAS(cuGraphNodeGetType) &&
@@ -378,7 +383,7 @@ EXPORT CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const C
     return status == CUDA_SUCCESS ? REAL(cuGraphAddMemAllocNode)(node, graph, dependencies, count, parameters) : status;
 }
 
-/* CUgraphNodeParams begins with the type of the node. */
+/* The structure CUgraphNodeParams begins with the type of the node, an int. */
 EXPORT CUresult cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count, void *parameters)
 {
     ENTER(cuGraphAddNode, (node, graph, dependencies, count, parameters));

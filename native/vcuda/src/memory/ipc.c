@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory that other processes open by cuIpcGetMemHandle. The memory is charged once, to the exporting process. After
- * that process has freed it or died, the card keeps it while any process has it open, so it stays charged for that
- * time.
+ * Memory that other processes open by an IPC handle (cuIpcGetMemHandle). The memory is charged once, to the exporting
+ * process. After that process has freed it or died, the card keeps it while any process has it open, so it stays
+ * charged for that time.
  *
- * Locks show which memory is open: a process that opens a handle has a lock on the handle's byte of the ledger file as
- * long as its mapping of the file exists. A process that dies releases its locks. For a dead process the slot records
- * how much of its memory is open (exported_mib), and no process clears or takes that slot while anything is open.
+ * Locks show which memory is open: a process that opens a handle has a lock on the handle's byte of the ledger file
+ * (which records the charges of the container's processes) as long as its mapping of the file exists. A process that
+ * dies releases its locks. For a dead process its slot in the ledger records how much of its memory is open
+ * (exported_mib), and no process clears or takes that slot while anything is open.
  *
  * A process of another container does not see locks on this ledger, and this container is not charged for what it
- * exports. So an exporting process also holds a byte of another range, which shows that the handle was created in this
- * container. A handle without such a byte is refused.
+ * exports. So an exporting process also locks a byte of another range, which shows that the handle was created in this
+ * container. A handle without such a lock is refused.
  */
 #include "memory.h"
 
@@ -22,7 +23,7 @@
 _Atomic bool vgpu_exported_any;
 static struct lock ipc_lock;
 
-/* The ledger byte that shows that a handle was created in this container. */
+/* The lock on a byte of the ledger that shows that a handle was created in this container. */
 struct mark {
     struct mark *next;
     uint64_t byte;
@@ -30,7 +31,7 @@ struct mark {
 };
 
 struct exported {
-    struct exported *next; /* The next block that this process has freed and another process has open. */
+    struct exported *next; /* The next block that this process has freed while another process has it open. */
     uint64_t bytes;
     int32_t device;
     /* Ledger byte of the handle. 0 means that there are several handles, so a lock on any import byte counts. */
@@ -38,7 +39,7 @@ struct exported {
     struct mark *marks;
 };
 static struct exported *waiting;
-/* True for memory that is in no table of this process. Such an entry exists as long as this process. */
+/* Holds the marks of handles to memory that is in no table of this process. It exists as long as the process. */
 static struct exported nobodys;
 
 static uint64_t hash_of(const CUipcMemHandle *handle)
@@ -77,7 +78,7 @@ static struct exported *exported_of(const struct block *entry)
     return (struct exported *)(uintptr_t)entry->owner;
 }
 
-/* Records an export; needs the lock. NULL: no memory to record it. */
+/* Records that a block was exported; needs the lock. NULL: no host memory for the record. */
 static struct exported *begin_export(CUdeviceptr start, const struct block *block)
 {
     struct block whole;
@@ -135,8 +136,8 @@ EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer)
     } else if (start && (exported = begin_export(start, &block))) {
         exported->byte = byte;
     }
-    /* Without a ledger the handle gets no mark. The program still gets the handle, but no process of this container can
-     * open it. */
+    /* If the ledger cannot be opened, the handle gets no mark. The program still gets the handle, but no process of
+     * this container can open it. */
     if (exported)
         add_mark(exported, made_byte_of(hash));
     lock_drop(&ipc_lock);
@@ -174,8 +175,8 @@ void ipc_settle(bool trim)
     (void)trim;
     if (!atomic_load_explicit(&vgpu_exported_any, memory_order_relaxed))
         return;
-    /* Another thread has the lock. Mark the pools as changed, so that this is tried again later: no other event would
-     * do that. */
+    /* Another thread has the lock. Mark the pools as changed, so that this check is repeated later, because no other
+     * event would cause it. */
     if (!lock_try(&ipc_lock)) {
         atomic_store_explicit(&vgpu_pools_dirty, 1, memory_order_relaxed);
         return;
@@ -196,7 +197,8 @@ void ipc_settle(bool trim)
 
 /* --- the importing process ----------------------------------------------------------------------------------- */
 
-/* Lock the byte before the driver's call, so that the exporting process finds the lock whenever it frees. */
+/* Defines the hook of a function that opens a handle. It locks the handle's byte before the driver's call, so that the
+ * exporting process finds the lock whenever it frees the memory. */
 #define OPEN(symbol) \
     EXPORT CUresult symbol(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned int flags) \
     { \
@@ -215,8 +217,8 @@ void ipc_settle(bool trim)
         return ours ? opened(pointer, import, status) : foreign(pointer, import, status); \
     }
 
-/* Refuses a handle of another container. The driver is asked first: if it is not a valid handle, the driver's error
- * is returned. */
+/* Refuses a handle of another container. The driver has opened it before; if the handle is not valid, the driver's
+ * error is returned. */
 static CUresult foreign(const CUdeviceptr *pointer, void *import, CUresult status)
 {
     if (status == CUDA_SUCCESS) {
@@ -268,7 +270,7 @@ EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
 
 void ipc_reset(void)
 {
-    /* A forked child has neither its parent's imports mapped nor any of its memory. */
+    /* A forked child inherits neither the mappings that hold its parent's locks nor any device memory. */
     atomic_store_explicit(&ipc_lock.word, 0, memory_order_relaxed);
     atomic_store(&vgpu_exported_any, false);
     waiting = NULL;

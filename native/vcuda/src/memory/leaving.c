@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory and arrays of a context that is about to end. They are removed from their tables before the driver frees them,
- * because another thread may get the same addresses at once. Afterwards they are uncharged, or restored if the context
- * stayed. Memory and arrays of a green context outlive it and move to its primary context.
+ * Uncharges memory and arrays of a context that ends. They are removed from the tables of charges before the driver
+ * frees them, because another thread may get the same addresses at once. Afterwards they are uncharged, or put back
+ * into the tables if the driver did not end the context. Memory and arrays of a green context outlive it and move to
+ * its primary context.
  */
 #include "context/context.h"
 #include "memory.h"
@@ -20,7 +21,7 @@ static bool collect(const struct block *block, void *data)
         size_t room = collected->room ? collected->room * 2 : 64;
         struct block *blocks = realloc(collected->blocks, room * sizeof *blocks);
         if (!blocks)
-            return false; /* Without memory the block stays in its table and stays charged. */
+            return false; /* There is no host memory for the list, so the block stays in its table and stays charged. */
         collected->blocks = blocks;
         collected->room = room;
     }
@@ -28,8 +29,8 @@ static bool collect(const struct block *block, void *data)
     return true;
 }
 
-/* Makes the heir, the primary context, the owner of a block. The block stays in place, because its position in the
- * table does not depend on its owner. */
+/* Makes the heir (the primary context) the owner of a green context's block. The block need not move, because its
+ * position in the table does not depend on its owner. */
 static bool bequeath(const struct block *block, void *data)
 {
     const struct leaving *leaving = data;

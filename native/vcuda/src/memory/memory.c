@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Plain device memory. An allocation charges, calls the driver and stores the charge under the pointer. A free works in
- * reverse: the block first leaves the table (another thread may get the same address at once) and is uncharged last, so
- * that the account is never below the real usage.
+ * Hooks of cuMemAlloc, cuMemFree and their relatives. An allocation charges the memory, calls the driver and stores the
+ * charge in a table under the pointer. A free works in reverse: the block first leaves the table (another thread may
+ * get the same address at once) and is uncharged last, so that the account is never below the real usage.
  */
 #include "memory.h"
 
@@ -16,7 +16,8 @@
 
 /* --- allocation ------------------------------------------------------------------------------------ */
 
-/* Allocates on the card, or in host memory if the card is oversubscribed and full. *kind: which of the two. */
+/* Allocates on the card, or in host memory if oversubscription is on and the card is full. *kind tells which of the
+ * two. */
 static CUresult take(const struct device *device, CUdeviceptr *pointer, size_t bytes, int *kind)
 {
     *kind = BLOCK_PLAIN;
@@ -43,8 +44,7 @@ static __attribute__((noinline)) CUresult alloc_slowly(CUdeviceptr *pointer, siz
     return allocation_end(&allocation, status, &vgpu_memory, status ? 0 : *pointer);
 }
 
-/* This hook handles only the common case. In every other case it calls the function above before it has changed
- * anything. */
+/* This hook handles only the common case. In every other case it undoes its own steps and calls alloc_slowly. */
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
 {
     const struct cached_limits *cached = vgpu_limits_now();
@@ -99,7 +99,8 @@ EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned i
 
 /*
  * The driver chooses the pitch, so the size is known only afterwards. Padding of up to 512 bytes per row is charged
- * before the call. If a driver pads more, the rest is charged afterwards, and if that does not fit the memory is freed.
+ * before the call. If a driver pads more, the rest is charged afterwards, and if it exceeds the limit the memory is
+ * freed.
  */
 #define PITCH_ALIGNMENT 512ull
 
@@ -207,7 +208,7 @@ static __attribute__((noinline)) CUresult free_slowly(CUdeviceptr pointer)
     return memory_free(pointer, release_v2, NULL);
 }
 
-/* As in cuMemAlloc_v2, uncommon cases call the functions above. */
+/* As in cuMemAlloc_v2, this hook handles only the common case, and the functions above all others. */
 EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer)
 {
     const struct cached_limits *cached = vgpu_limits_now();

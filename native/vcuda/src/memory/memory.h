@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Functions of the hooks of all memory calls. events.c lists the functions that release unused memory, and the
- * functions that run when a context ends. */
+/* The hooks' common functions for all kinds of device memory. A hook is this library's replacement of a driver
+ * function. events.c lists which of these functions release unused memory, and which run when a context ends. */
 #ifndef VGPU_MEMORY_H
 #define VGPU_MEMORY_H
 
@@ -21,53 +21,58 @@ void memory_context_left(struct leaving *leaving);
 
 /* --- pool.c ---------------------------------------------------------------------------------------------- */
 
-/* Charges each pool what the driver reports as its size. trim: first makes the pools release unused memory. */
+/* Uncharges the memory that pools no longer have, by the size that the driver reports. With `trim` the pools first
+ * release unused memory. */
 void pools_settle(bool trim);
 void pools_reset(void);
 /* Called after the program has waited for the GPU, because pools may have shrunk. */
 void pools_waited(bool done);
+/* Called after a block of the pool was freed. */
 void pool_freed(uint64_t pool, uint64_t bytes);
+/* Not 0 if a pool may have shrunk, or if exported memory may be closed by now, so that a check is needed. */
 extern _Atomic uint32_t vgpu_pools_dirty;
 
 /* --- ipc.c ----------------------------------------------------------------------------------------------- */
 
-extern _Atomic bool vgpu_exported_any; /* vgpu_exported_any: this process has exported a handle. */
-/* The next function returns true if the memory was exported, and removes it from the table. Call before the driver
- * frees it, because another thread may get the same address at once. */
+extern _Atomic bool vgpu_exported_any; /* vgpu_exported_any: true if this process has exported an IPC handle. */
+/* ipc_exported returns true if the memory was exported, and removes it from the table of exported memory. Must be
+ * called before the driver frees the memory, because another thread may get the same address at once. */
 static inline bool ipc_exported(CUdeviceptr pointer, struct block *exported)
 {
     return atomic_load_explicit(&vgpu_exported_any, memory_order_relaxed) && block_take(&vgpu_exported, pointer, exported);
 }
-/* Called after exported memory was freed. The memory is uncharged as soon as no process has it open. */
+/* Called after exported memory was freed. The memory is uncharged when no process has it open any more. */
 void ipc_freed(const struct block *exported);
-/* Checks again memory that was freed while another process had it open; called by events.c. */
+/* Uncharges memory that was freed while another process had it open, if that process has closed it since. */
 void ipc_settle(bool trim);
 void ipc_reset(void);
 
 /* --- external.c ------------------------------------------------------------------------------------------- */
 
-extern _Atomic bool vgpu_external_any; /* vgpu_external_any: this process has imported external memory. */
-/* If a pointer is in no other table of this process, call external_take before the driver frees it and external_settle
- * afterwards. NULL: the pointer is not from an import. */
+/* vgpu_external_any: true if this process has imported memory of another interface (cuImportExternalMemory). */
+extern _Atomic bool vgpu_external_any;
+/* Called for a pointer that is in no other table: external_take before the driver frees the pointer, external_settle
+ * afterwards. external_take returns NULL if the pointer is not from an import. */
 struct external_buffer *external_take(CUdeviceptr pointer);
 void external_settle(struct external_buffer *taken, bool freed);
 void external_reset(void);
 
 /* --- vmm.c ------------------------------------------------------------------------------------------------- */
 
-/* Checks again memory that was released while another process had it open; called by events.c. */
+/* Uncharges memory that was released while another process had it open, if that process has closed it since. */
 void vmm_settle(bool trim);
 void vmm_reset(void);
 
 /* --- graph_memory.c --------------------------------------------------------------------------------------- */
 
-/* Charges each device's memory that the driver keeps for graphs; called by events.c. */
+/* Uncharges the memory that the driver no longer keeps for graphs. With `trim` the driver first releases what no graph
+ * uses. */
 void graph_memory_settle(bool trim);
 void graph_memory_reset(void);
-/* Runs the launch or upload of an executable graph and charges the memory of its nodes. Costs one load for graphs
- * without memory nodes. */
+/* Runs the launch or upload of an executable graph and charges the memory of its nodes. In a process without such nodes
+ * this costs only one load. */
 CUresult graph_memory_run(CUgraphExec exec, CUstream stream, CUresult (*call)(CUgraphExec exec, CUstream stream));
-/* Checks a stream-ordered allocation that is about to become a node of a captured graph. */
+/* Checks a stream-ordered allocation that becomes a memory node of a graph, because the stream is being captured. */
 CUresult graph_memory_captured(enum control control);
 
 #pragma GCC visibility pop

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Pools of stream-ordered memory. A pool is charged the card memory that it has, not the memory that the program has
- * requested from it, because a freed block stays in the pool until its stream was synchronised, or longer. The driver
- * reports the pool's size as reserved memory. The size is read around every allocation and after every call that lets a
- * pool shrink.
+ * Pools of stream-ordered memory (cuMemAllocAsync). A process is charged the card memory that a pool has, not the
+ * memory that the program has requested from it, because a freed block stays in the pool until its stream was
+ * synchronised, or longer. The driver reports the pool's size as reserved memory. The size is read around every
+ * allocation and after every call that lets a pool shrink.
  */
 #include "pool.h"
 
@@ -12,7 +12,8 @@
 
 #include <stdlib.h>
 
-static struct pool *_Atomic pools; /* Pools are added at the head and never removed, because a process has few pools. */
+/* List of all pools. They are added at the head and never removed, because a process has few pools. */
+static struct pool *_Atomic pools;
 static struct lock pools_lock;
 _Atomic uint32_t vgpu_pools_dirty;
 
@@ -66,7 +67,8 @@ void pool_settle_down(struct pool *pool)
     }
 }
 
-/* Returns true if the next synchronisation may make the pool smaller. Needs the locked and settled pool. */
+/* Returns true if the next synchronisation may make the pool smaller. The caller has the pool's lock and has called
+ * pool_settle_down. */
 static bool may_shrink(const struct pool *pool)
 {
     if (pool->destroyed || !pool->device || pool->charged < POOL_UNIT + pool->outstanding)
@@ -78,8 +80,8 @@ void pools_settle(bool trim)
 {
     atomic_store_explicit(&vgpu_pools_dirty, 0, memory_order_relaxed);
     for (struct pool *pool = atomic_load_explicit(&pools, memory_order_acquire); pool; pool = pool->next) {
-        /* The thread that has the lock settles the pool. Do not wait for the lock, because that thread may be this
-         * thread. */
+        /* The thread that has the lock corrects the pool's charge itself. Do not wait for the lock, because that thread
+         * may be this thread. */
         if (!lock_try(&pool->lock))
             continue;
         if (trim && !pool->destroyed && pool->device && REAL_HAS(cuMemPoolTrimTo))
@@ -110,8 +112,8 @@ void pool_freed(uint64_t key, uint64_t bytes)
 /* --- creation of pools, and calls that let them shrink ------------------------------------------------------ */
 
 /*
- * Finds the device of a pool's memory; NULL for host memory. Managed memory without a device may migrate to any card,
- * so it is refused.
+ * Finds the device on which a pool allocates; sets *device to NULL for host memory. Managed memory without a device may
+ * migrate to any card, so it is refused.
  */
 static CUresult place_of(const CUmemLocation *location, int type, const struct device **device)
 {
@@ -141,7 +143,7 @@ EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *proper
     return status;
 }
 
-/* Pools of the driver, found by location and type of memory (CUDA 13). */
+/* Defines the hook of a function that returns a pool of the driver, found by location and type of memory (CUDA 13). */
 #define FIND(symbol) \
     EXPORT CUresult symbol(CUmemoryPool *pool, CUmemLocation *location, int type) \
     { \
@@ -185,8 +187,9 @@ EXPORT CUresult cuMemPoolExportToShareableHandle(void *shareable, CUmemoryPool h
 }
 
 /*
- * Imports the pool of another process. The driver allocates from it for its owner only, and the owner is charged.
- * Pointers may outlive the imported pool, so the owner's charge is kept as long as this process lives.
+ * Imports the pool of another process. Only the process that created the pool allocates from it, and that process is
+ * charged. Pointers may outlive the imported pool, so this process keeps the lock that shows the import until it ends;
+ * while the lock exists, the memory stays charged.
  */
 EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *shareable, int type, unsigned long long flags)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Private to pool.c and async.c: the account of a pool. */
+/* Private to pool.c and async.c: pools of stream-ordered memory, and how much each pool is charged. */
 #ifndef VGPU_POOL_H
 #define VGPU_POOL_H
 
@@ -12,24 +12,29 @@
 struct pool {
     struct pool *next;
     struct lock lock;
+    /* key: handle of the pool. */
     uint64_t key;
-    const struct device *device; /* NULL if the pool's memory is not on a device. */
+    const struct device *device; /* device: NULL if the pool's memory is not on a device. */
+    /* charged: bytes that are charged for the pool. */
     uint64_t charged;
-    uint64_t shared;      /* shared: object number of the pool's shareable handles, 0 if none exist. */
-    bool exported;            /* exported: the ledger slot counts the pool's memory as exported. */
-    uint64_t outstanding; /* outstanding: bytes of the program's live blocks. */
-    /* destroyed: the program has destroyed the pool. It stays recorded until its last block is freed. */
+    uint64_t shared;      /* shared: number that marks the pool's shareable handles (shareable.c); 0 if none exist. */
+    /* exported: true if the process's slot in the ledger counts the pool's memory as exported. */
+    bool exported;
+    uint64_t outstanding; /* outstanding: bytes of the program's blocks that are not freed. */
+    /* destroyed: true if the program has destroyed the pool. The record is still needed until the pool's last block is
+     * freed. */
     bool destroyed;
 };
 
+/* Returns the record of a pool that is not destroyed; NULL: there is none. */
 struct pool *pool_known(uint64_t key);
-/* Returns the pool and creates its record if needed. NULL: no memory. */
+/* Returns the pool and creates its record if needed. NULL: no host memory. */
 struct pool *pool_add(uint64_t key, const struct device *device);
-/* Reads an attribute from the driver; returns `otherwise` if that fails. */
+/* Reads an attribute of the pool from the driver; returns `otherwise` if that fails. */
 uint64_t pool_attribute(const struct pool *pool, int which, uint64_t otherwise);
 
-/* Records the pool's size in the ledger slot, because importing processes keep an exported pool's memory if this
- * process dies. Needs the pool's lock. */
+/* Records the pool's size. For an exported pool also records it in this process's slot of the ledger, because importing
+ * processes keep an exported pool's memory if this process dies. Needs the pool's lock. */
 void pool_hold(struct pool *pool, uint64_t bytes);
 /* Uncharges memory that the pool no longer has. Growth is charged by the allocating call. Needs the pool's lock. */
 void pool_settle_down(struct pool *pool);

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Virtual memory management. Physical memory of cuMemCreate lives until its last handle is released and its last
- * mapping is removed, in any order, and is uncharged only then. Memory bound to a multicast object or a sparse array
- * stays charged until exit, because these keep it for an unknown time. The memory is charged to the device of its
- * location, which need not be the current device. vmm_shared.c handles sharing with other processes.
+ * Hooks of CUDA's virtual memory management. Physical memory that cuMemCreate creates lives until its last handle is
+ * released and its last mapping is removed, in any order, and is uncharged only then. Memory bound to a multicast
+ * object or a sparse array stays charged until exit, because these objects keep the memory for an unknown time. The
+ * memory is charged to the device of its location, which need not be the current device. vmm_shared.c handles sharing
+ * with other processes.
  *
- * No lock is held during a driver call, because a call for one GPU must not wait for another GPU's. A call holds a
- * reference to its object, so that the object is not uncharged meanwhile, and a release is recorded after the driver's
- * call. Before that, the driver may return the same handle or address to another caller, which then records the release
- * itself.
+ * No lock is held during a driver call, because a call for one GPU must not wait for a call for another GPU. A call
+ * holds a reference to its object, so that the object is not uncharged meanwhile, and a release is recorded after the
+ * driver's call. Before that, the driver may return the same handle or address to another caller, which then records
+ * the release itself.
  */
 #include "vmm.h"
 
@@ -16,9 +17,9 @@
 
 #include <stdlib.h>
 
-/* Protects the structures in this file and the two tables. Never held during a driver call. */
+/* Protects the structures in this file and the tables of handles and mappings. Never held during a driver call. */
 struct lock vmm_lock;
-/* Objects that this process has released and another process has open. */
+/* List of the objects that this process has released and another process has open. */
 static struct physical *waiting;
 /* Number of the last mapping, stored as the kind of the mapping's block; never 0. */
 static uint32_t mapping_number;
@@ -59,8 +60,8 @@ void vmm_settle(bool trim)
     (void)trim;
     if (!__atomic_load_n(&waiting, __ATOMIC_RELAXED))
         return;
-    /* Another thread has the lock. Mark the pools as changed, so that this is tried again later: no other event would
-     * do that. */
+    /* Another thread has the lock. Mark the pools as changed, so that this check is repeated later, because no other
+     * event would cause it. */
     if (!lock_try(&vmm_lock)) {
         atomic_store_explicit(&vgpu_pools_dirty, 1, memory_order_relaxed);
         return;
@@ -105,15 +106,17 @@ static int charged_at(const struct physical *object)
     return object && object->device ? object->device->ledger : -1;
 }
 
-/* Records a handle. `kind` of its block counts how often the driver returned that value. `fresh`: the driver has no
- * other open handle of that value. Needs the lock. Returns false without host memory. */
+/* Records a handle. The field `kind` of its block counts how often the driver returned that value. `fresh` means that
+ * the driver has no other open handle of that value. Needs the lock. Returns false if there is no host memory for the
+ * record. */
 static bool add_handle(struct physical *object, uint64_t handle, bool fresh)
 {
     struct block block;
     if (!block_get(&vgpu_handles, handle, &block))
         block = (struct block){.key = handle, .owner = (uintptr_t)object};
     struct physical *former = physical_of(block.owner);
-    /* The driver has released the former handle, but the thread that released it has not recorded that yet. */
+    /* The driver has released the former handle with this value, but the thread that called cuMemRelease has not
+     * recorded that yet. */
     if (former != object && fresh) {
         former->handles -= (unsigned)block.kind;
         let_go(former);
@@ -145,12 +148,12 @@ static void drop_handle(const struct physical *object, uint64_t handle)
     if (!block_get(&vgpu_handles, handle, &block) || physical_of(block.owner) != object)
         return; /* The thread that got the same handle value from the driver has already recorded the release. */
     physical_of(block.owner)->handles--;
-    block_take(&vgpu_handles, handle, &block); /* This makes room for the block that is put back. */
+    block_take(&vgpu_handles, handle, &block); /* This makes room in the table for the block that may be put back. */
     if (--block.kind > 0)
         block_put(&vgpu_handles, &block);
 }
 
-/* Creates the memory on the card, or in host memory if the card is oversubscribed and full. */
+/* Creates the memory on the card, or in host memory if oversubscription is on and the card is full. */
 static CUresult create(struct physical *object, CUmemGenericAllocationHandle *handle, const CUmemAllocationProp *properties,
                        unsigned long long flags)
 {
@@ -178,7 +181,8 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, 
     const struct device *device = device_at(&properties->location, &status);
     if (!device)
         return status == CUDA_SUCCESS ? REAL(cuMemCreate)(handle, bytes, properties, flags) : status;
-    if (limits_denied()) /* cuMemCreate is the only allocation that needs no context. */
+    /* The other allocations are refused because no context can be created, but cuMemCreate needs no context. */
+    if (limits_denied())
         return memory_broken();
     if ((status = memory_meet()) != CUDA_SUCCESS)
         return status;
@@ -216,7 +220,8 @@ EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
     return status;
 }
 
-/* Returns the additional bytes to charge for an import of unknown origin when it is mapped up to `end`. */
+/* For an import of unknown origin, returns the additional bytes to charge when it is mapped up to `end`. The size of
+ * such an import is not known before. */
 static uint64_t grows(const struct physical *object, uint64_t end)
 {
     return object && object->import && object->device && end > object->bytes ? end - object->bytes : 0;
@@ -250,7 +255,8 @@ static void drop_mappings(CUdeviceptr pointer, size_t bytes, uint32_t number)
 static bool add_mapping(struct physical *object, CUdeviceptr pointer, size_t bytes)
 {
     lock_take(&vmm_lock);
-    /* This removes mappings that the driver has already unmapped, but whose calls have not recorded that yet. */
+    /* Remove mappings of this range that the driver has already unmapped, but whose calls have not recorded that
+     * yet. */
     drop_mappings(pointer, bytes, mapping_number);
     mapping_number += mapping_number == UINT32_MAX ? 2 : 1;
     struct block mapping = {.key = pointer, .bytes = bytes, .owner = (uintptr_t)object, .kind = (int32_t)mapping_number};
@@ -281,7 +287,7 @@ EXPORT CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmem
     if (more) {
         lock_take(&vmm_lock);
         if (status == CUDA_SUCCESS)
-            /* The result is less if another thread has mapped the memory meanwhile. */
+            /* This is less than `more` if another thread has mapped the memory meanwhile. */
             needed = grows(object, offset + bytes);
         object->bytes += needed;
         lock_drop(&vmm_lock);
@@ -345,7 +351,7 @@ EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle
     return status;
 }
 
-/* --- memory kept by other objects than handles and mappings ----------------------------------------------- */
+/* --- memory that is used by other objects than handles and mappings --------------------------------------- */
 
 static void keep_handle(CUmemGenericAllocationHandle handle)
 {
@@ -356,7 +362,7 @@ static void keep_handle(CUmemGenericAllocationHandle handle)
     lock_drop(&vmm_lock);
 }
 
-/* The range may contain several mappings. */
+/* Marks all memory mapped in the range; the range may contain several mappings. */
 static void keep_range(uintptr_t start, size_t bytes)
 {
     lock_take(&vmm_lock);
@@ -420,5 +426,5 @@ MAP_TILES(cuMemMapArrayAsync_ptsz)
 void vmm_reset(void)
 {
     atomic_store_explicit(&vmm_lock.word, 0, memory_order_relaxed);
-    waiting = NULL; /* The waiting objects belong to the parent process. */
+    waiting = NULL; /* The waiting objects belong to the parent process, not to this child. */
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Private to vmm.c and vmm_shared.c: physical memory, and the program's handles to it. */
+/* Private to vmm.c and vmm_shared.c: physical memory that cuMemCreate created, and the program's handles to it. */
 #ifndef VGPU_VMM_H
 #define VGPU_VMM_H
 
@@ -8,19 +8,24 @@
 #pragma GCC visibility push(hidden)
 
 struct physical {
-    struct physical *next;       /* next: the next object that other processes still have open. */
-    const struct device *device; /* device: NULL if the memory was imported and the exporting process is charged. */
-    uint64_t bytes;              /* bytes: charged to this process. */
-    uint64_t shared;             /* shared: object number of the shareable handles, 0 if none exist. */
-    void *import;                  /* import: for imported memory, the locked ledger byte that shows the import. */
+    /* next: the next object that this process has released and other processes have open. */
+    struct physical *next;
+    /* device: device to which the memory is charged; NULL if the memory was imported and the exporting process is
+     * charged. */
+    const struct device *device;
+    uint64_t bytes;              /* bytes: bytes that this process is charged. */
+    /* shared: number that marks the shareable handles of this memory (shareable.c); 0 if none exist. */
+    uint64_t shared;
+    /* import: for imported memory: the lock on a byte of the ledger by which other processes see the import. */
+    void *import;
     unsigned handles, mappings;
     unsigned calls; /* calls: number of driver calls that use the object now. */
-    int exporting;  /* exporting: number of these calls that create a shareable handle. */
-    bool host; /* host: the memory is host memory (host_memory.c), not memory of the card. */
-    /* kept: an object that is not counted uses the memory (vmm.c), so it stays charged as long as this process
+    int exporting;  /* exporting: number of those calls that create a shareable handle. */
+    bool host; /* host: true if the memory lies in host memory (host_memory.c) instead of on the card. */
+    /* kept: true if something that is not tracked uses the memory (vmm.c), so it stays charged as long as this process
      * lives. */
     bool kept;
-    bool exported; /* exported: the ledger slot counts the memory as exported. */
+    bool exported; /* exported: true if the process's slot in the ledger counts the memory as exported. */
 };
 
 /* Protects these structures, vgpu_handles and vgpu_mappings; never held during a driver call. */
@@ -30,11 +35,11 @@ static inline struct physical *physical_of(uint64_t owner)
 {
     return (struct physical *)(uintptr_t)owner;
 }
-/* Returns the object of a handle or mapping and keeps it until vmm_done. NULL: unknown. */
+/* Returns the object of a handle or mapping and keeps it from being uncharged until vmm_done. NULL: unknown. */
 struct physical *vmm_begin(struct block_map *map, uint64_t key);
 void vmm_done(struct physical *object);
-/* Records a handle that the driver has returned. `fresh`: no other handle of that value can be open. Without host
- * memory to record it, releases the handle and returns OUT_OF_MEMORY. */
+/* Records a handle that the driver has returned. `fresh` means that no other open handle can have that value. If there
+ * is no host memory for the record, releases the handle and returns CUDA_ERROR_OUT_OF_MEMORY. */
 CUresult vmm_remember(struct physical *object, CUmemGenericAllocationHandle handle, bool fresh);
 
 #pragma GCC visibility pop

@@ -3,11 +3,11 @@
  * Virtual memory that is shared with other processes.
  *
  * Exported memory lives until its last shareable handle is closed and its last import is released, in any process. The
- * exporting process stays charged until then, so the container is charged once. Handles are marked (shareable.c), and
- * an importing process holds a ledger byte for the object, as for IPC handles (ipc.c). If the exporting process dies,
- * its slot keeps the charge while any handle or import exists. A handle from another container is refused. Only if this
- * container has created unmarked handles, so that the import may be one of them, is the memory also charged to the
- * importing process when it is mapped.
+ * exporting process stays charged until then, so the container is charged once. Handles are marked by a lock on the
+ * descriptor (shareable.c), and an importing process locks a byte of the ledger (the container's file of charges) for
+ * the object, as for IPC handles (ipc.c). If the exporting process dies, its slot keeps the charge while any handle or
+ * import exists. A handle from another container is refused. If this container has created unmarked handles, an import
+ * may be one of them. Only then is the memory also charged to the importing process when it is mapped.
  */
 #include "vmm.h"
 
@@ -15,7 +15,8 @@
 
 #include <stdlib.h>
 
-/* Set before the handle exists: a process that is killed during the call has exported the memory. Not cleared while
+/* Adds `calls` to the number of calls that export this memory, and records in the ledger whether it is exported. It is
+ * recorded before the handle exists, because a process may be killed during the driver's call. It is not cleared while
  * another call may have created a handle. */
 static void set_exporting(struct physical *object, int calls)
 {
@@ -40,7 +41,8 @@ EXPORT CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAlloca
     CUresult status = REAL(cuMemExportToShareableHandle)(shareable, handle, type, flags);
     if (status == CUDA_SUCCESS && object) {
         bool descriptor = type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-        /* The lock serialises two calls, so that the second uses the object number of the first. */
+        /* The lock serialises two exports of the same memory, so that the second uses the object number of the
+         * first. */
         lock_take(&vmm_lock);
         if (!descriptor || !shareable_mark(*(const int *)shareable, &object->shared))
             object->kept = true;
@@ -69,7 +71,7 @@ static const struct device *place_of(CUmemGenericAllocationHandle handle)
     return device_of(ordinal, &status);
 }
 
-/* Refuses an import. The driver is asked first: if it is not a valid handle, the driver's error is returned. */
+/* Refuses an import. The driver is called first, so that its own error is returned if the handle is not valid. */
 static CUresult refuse_import(CUmemGenericAllocationHandle *handle, void *shareable, int type)
 {
     CUresult status = REAL(cuMemImportFromShareableHandle)(handle, shareable, type);
@@ -102,7 +104,8 @@ EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *han
     *object = (struct physical){.shared = shared, .import = import, .calls = 1};
     CUresult status = REAL(cuMemImportFromShareableHandle)(handle, shareable, type);
     if (status == CUDA_SUCCESS) {
-        /* The driver may return a handle value that is already known. */
+        /* The driver may return a handle value that this process already knows; then the import belongs to that
+         * object. */
         struct physical *same = vmm_begin(&vgpu_handles, *handle);
         if (!same && origin == SHAREABLE_UNKNOWN)
             object->device = place_of(*handle);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The table of the driver's functions that this library replaces. */
+/* The table of the driver's functions that this library replaces, and the search in it. */
 #include "hooks.h"
 
 #include <string.h>

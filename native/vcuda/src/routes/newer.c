@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Entries for functions whose version is newer than this library (driver/forms.c). An entry sets `due` for every device
- * and jumps to the driver's function with all parameters unchanged. When the next allocation or free on such a device
- * ends, the memory that NVML shows beyond the charge is charged (context/unaccounted.c).
+ * Entries for driver functions whose version is newer than this library (driver/forms.c). A program gets the entry
+ * instead of the function. The entry sets the flag `due` for every device and jumps to the driver's function with all
+ * parameters unchanged. Because of the flag, the next allocation or free compares the memory that NVML shows with the
+ * charge and charges the difference (context/unaccounted.c).
  */
 #include "hooks.h"
 
@@ -28,5 +29,7 @@ void *newer_form(const char *name, void *function)
             continue;
         return (void *)(vgpu_newer_entries + i * ENTRY_BYTES);
     }
-    return function; /* No entry is left. This happens only if there are more such functions than any driver has. */
+    /* No entry is left, so the program gets the function itself. This happens only if the program uses more than 64
+     * such functions. */
+    return function;
 }

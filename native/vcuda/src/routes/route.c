@@ -2,11 +2,13 @@
 /*
  * Handles the ways by which a program finds a driver function at run time: dlsym, dlvsym and cuGetProcAddress.
  *
- * The driver is always asked first, and its result is replaced only if it is the driver's own function. So a name that
- * this driver does not have stays unknown, and a function of another interposer stays in place.
+ * A name is always looked up without this library first, and the result is replaced only if it is the driver's own
+ * function. So a program does not find a name that this driver does not have, and a function of another interposing
+ * library stays in place.
  *
- * dlsym and dlvsym themselves are in route_entry.S: calls that this library does not handle must jump to the real
- * function with the caller's return address in place, because RTLD_NEXT and RTLD_DEFAULT depend on the caller.
+ * The exported dlsym and dlvsym are in route_entry.S, because for calls that this library does not handle they must
+ * jump to the real function with the caller's return address in place, because RTLD_NEXT and RTLD_DEFAULT depend on the
+ * caller.
  */
 #include "hooks.h"
 
@@ -15,7 +17,7 @@
 #include <dlfcn.h>
 #include <string.h>
 
-/* The decision for route_entry.S. If `decided` is set, route_entry.S returns the function, else it jumps to the real
+/* What route_entry.S must do. If `decided` is 1, it returns `function` to the program; otherwise it jumps to the real
  * dlsym. */
 struct decision {
     void *function;
@@ -25,6 +27,7 @@ struct decision vgpu_decide(void *handle, const char *name, const char *version,
 
 void *vgpu_dlsym_entry(void *handle, const char *name);
 
+/* A search for the first object after the caller that has a symbol, as for RTLD_NEXT. */
 struct next {
     const char *name;
     uintptr_t after;
@@ -40,7 +43,7 @@ static int look_after(const struct object *object, void *data)
         next->passed = next->after >= object->low && next->after < object->high;
         return 0;
     }
-    /* The next object after the main program is this library, so check whether it precedes the driver. */
+    /* Skip this library, which is the next object after the main program, and look in the objects after it. */
     uintptr_t self = (uintptr_t)&vgpu_decide;
     if (self >= object->low && self < object->high)
         return 0;
@@ -49,7 +52,7 @@ static int look_after(const struct object *object, void *data)
     return next->function != NULL;
 }
 
-/* Returns the hook for a function pointer, or NULL if the function is not the driver's. */
+/* Returns the hook if the function is the driver's own, else NULL. */
 static void *replacement(const struct hook *hook, void *function)
 {
     struct object object;
@@ -58,13 +61,13 @@ static void *replacement(const struct hook *hook, void *function)
     return is_driver(&object, hook->nvml) ? hook->ours : NULL;
 }
 
-/* Handles a name whose version is newer than this library. */
+/* Decides on a name of a driver function that is newer than this library. */
 static struct decision decide_newer(void *handle, const char *name, const char *version, void *caller)
 {
     struct object object;
     void *found = NULL;
     if (form_of(name) == FORM_REFUSED) {
-        /* This call finds nothing. It only sets the message for dlerror. */
+        /* This call finds nothing. It is made only to set the message that dlerror returns. */
         real_dlsym(handle, "cuGetProcAddress of a later driver");
         return (struct decision){NULL, 1};
     }
@@ -79,17 +82,17 @@ static struct decision decide_newer(void *handle, const char *name, const char *
     }
     if (found && object_at(found, &object) && is_driver(&object, false))
         return (struct decision){newer_form(name, found), 1};
-    /* The real dlsym looks the name up again, because the name belongs to another library or is unknown. */
+    /* The name is unknown or belongs to another library, so the real dlsym looks it up again. */
     return (struct decision){NULL, 0};
 }
 
 struct decision vgpu_decide(void *handle, const char *name, const char *version, void *caller)
 {
     struct decision forward = {NULL, 0};
-    /* Report every call, also a call of the driver, which may happen while this library has a lock. */
+    /* Report every call to the test library, also calls that the driver makes. */
     watch_loader("dlsym");
     loader_ready();
-    /* An old glibc in a program without libdl: there is no real function to jump to. */
+    /* In a program without libdl on an old glibc there is no real function to jump to. */
     if (version ? !vgpu_real_dlvsym : !vgpu_real_dlsym)
         return (struct decision){NULL, 1};
     if (!name)
@@ -104,7 +107,8 @@ struct decision vgpu_decide(void *handle, const char *name, const char *version,
     if (loader) {
         void *found = version ? vgpu_real_dlvsym(handle, name, version) : real_dlsym(handle, name);
         struct object object;
-        /* Replace only libc's own dlsym: another tool's dlsym that is found by a handle stays. */
+        /* Replace only libc's own dlsym. If the handle leads to the dlsym of another tool, the program gets that
+         * one. */
         if (!found || !object_at(found, &object) ||
             (strcmp(object.soname, "libc.so.6") != 0 && strcmp(object.soname, "libdl.so.2") != 0))
             return forward;
@@ -117,14 +121,15 @@ struct decision vgpu_decide(void *handle, const char *name, const char *version,
         struct next next = {.name = name, .after = (uintptr_t)caller, .nvml = hook->nvml};
         object_each(look_after, &next);
         if (!next.function) {
-            real_dlsym(RTLD_NEXT, name); /* This call finds nothing either. It only sets the message for dlerror. */
+            /* This call finds nothing either. It is made only to set the message that dlerror returns. */
+            real_dlsym(RTLD_NEXT, name);
             return (struct decision){NULL, 1};
         }
         return (struct decision){next.driver ? hook->ours : next.function, 1};
     }
     if (handle == RTLD_DEFAULT) {
-        /* The caller's scope finds this library's export, or an interposer's before it. Return it if a driver has
-         * that name. Otherwise return what the objects after this library have. */
+        /* The normal search finds this library's export, or that of an interposing library before it. Let it run if a
+         * loaded driver has that name. Otherwise return what the objects after this library have. */
         struct object driver;
         if (driver_object(hook->nvml, &driver) && object_symbol(&driver, name))
             return forward;
@@ -135,8 +140,8 @@ struct decision vgpu_decide(void *handle, const char *name, const char *version,
         return (struct decision){NULL, 1};
     void *ours = replacement(hook, found);
     if (!ours) {
-        /* A handle of the whole program (dlopen(NULL)) finds this library's export. Return it only if a driver has
-         * that name. */
+        /* A handle of the whole program (dlopen(NULL)) leads to this library's export. Return the export only if a
+         * driver is loaded; otherwise return what the objects after this library have. */
         struct object object;
         if (found == hook->ours && !driver_object(hook->nvml, &object))
             found = real_dlsym(RTLD_NEXT, name);
@@ -154,10 +159,12 @@ static bool hooked_name(const char *name)
 }
 
 /*
- * For cuGetProcAddress: returns the hook for the version that the driver chose, which the driver's pointer identifies.
- * A driver export without a hook is newer than this library; no older version can replace it, because its parameters
- * differ. If the pointer is no exported symbol of the driver, the rule of cuda.h applies: the newest symbol that is not
- * newer than the requested version, in the requested stream variant. Returns NULL if the caller may get no function.
+ * For cuGetProcAddress: returns what the program gets instead of the pointer `function` that the driver returned. The
+ * pointer identifies the version that the driver chose, so the program gets the hook of that version. If the pointer is
+ * an exported function without a hook, that version is newer than this library. No hook of an older version can replace
+ * it, because its parameters differ. If the pointer is no exported symbol of the driver, the rule of cuda.h applies:
+ * the newest symbol that is not newer than the requested version, in the requested stream variant. Returns NULL if the
+ * program may not get the function.
  */
 static void *variant(const char *name, void *function, int version, cuuint64_t flags)
 {
@@ -210,8 +217,7 @@ static CUresult answer(enum control control, const char *name, void **function, 
         return CUDA_SUCCESS;
     if (result)
         *result = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
-    /* Only the first version of cuGetProcAddress returns this error. The second version reports it through the pointer
-     * and *result. */
+    /* Only cuGetProcAddress returns this error. cuGetProcAddress_v2 reports it through the pointer and *result. */
     return CUDA_ERROR_NOT_FOUND;
 }
 

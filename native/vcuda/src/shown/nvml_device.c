@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Maps an NVML handle to the container's devices: one device of the slice, the slice's MIG devices on that GPU, or
- * nothing that the container may use.
+ * Maps an NVML handle to the devices that the container may use through it: the device itself, the container's MIG
+ * devices on that GPU, or none.
  */
 #include "nvml_shown.h"
 
@@ -10,7 +10,7 @@
 
 static bool uuid_of(nvmlDevice_t handle, char uuid[VGPU_UUID_SIZE])
 {
-    char text[96]; /* This is NVML_DEVICE_UUID_V2_BUFFER_SIZE. */
+    char text[96]; /* The size is that of NVML_DEVICE_UUID_V2_BUFFER_SIZE. */
     if (!REAL_HAS(nvmlDeviceGetUUID) || REAL(nvmlDeviceGetUUID)(handle, text, sizeof text) != NVML_SUCCESS)
         return false;
     snprintf(uuid, VGPU_UUID_SIZE, "%.*s", VGPU_UUID_SIZE - 1, text);

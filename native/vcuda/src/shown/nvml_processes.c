@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Shows the container's processes as the processes on a GPU, with their pids in the caller's namespace and with their
- * charges. The processes come from the ledger, because some drivers list no processes in a container, and others list
- * the host's pids.
+ * The NVML lists of processes on a GPU. They show only the container's processes, with their pids in the caller's
+ * namespace and with their charges. The processes are read from the ledger (the container's file of charges), because
+ * some drivers list no processes in a container, and others list the host's pids.
  *
- * The driver is still called, with a count of 0, so that its errors are returned. All processes of a slice are compute
- * processes; the lists of graphics and MPS processes are empty.
+ * The driver is still called, with a count of 0, so that its errors are returned. All processes of a container are
+ * shown as compute processes, so the lists of graphics and MPS processes are empty.
  */
 #include "nvml_shown.h"
 
@@ -36,8 +36,8 @@ int nvml_own_processes(enum control control, nvmlDevice_t handle, struct own_pro
     return total;
 }
 
-/* In all lists of processes *count is the capacity on entry and the number of processes on return. A list that does not
- * fit is not written at all. */
+/* Sets *count, which is the capacity of a list on entry and the number of processes on return, and returns the status.
+ * A list that does not fit is not written at all. */
 static nvmlReturn_t fits(unsigned *count, unsigned found, const void *room)
 {
     unsigned had = *count;
@@ -47,7 +47,8 @@ static nvmlReturn_t fits(unsigned *count, unsigned found, const void *room)
     return found == 0 || room ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
 }
 
-/* Returns the driver's result for a count of 0; errors that the caller did not cause become success. */
+/* Returns the driver's error from the hook, if there is one. The driver was called with a count of 0, so
+ * INSUFFICIENT_SIZE is no error of the program. */
 #define ASK_DRIVER(call) \
     do { \
         nvmlReturn_t driver = call; \
@@ -91,7 +92,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, n
     ENTER_NVML(nvmlDeviceGetRunningProcessDetailList, (device, list));
     if (!list)
         return REAL(nvmlDeviceGetRunningProcessDetailList)(device, list);
-    /* A later version has entries of another size. */
+    /* A later version of the structure has entries of another size. */
     if (list->version != NVML_STRUCT_VERSION(nvmlProcessDetailList_t, 1))
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     nvmlProcessDetailList_t empty = {.version = list->version, .mode = list->mode};

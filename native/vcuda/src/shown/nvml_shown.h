@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Private to the files nvml_*.c, which show the slice through NVML. */
+/* Private to the files nvml_*.c and query.c, which show a program the container's share of a GPU instead of the whole
+ * GPU through NVML. */
 #ifndef VGPU_NVML_SHOWN_H
 #define VGPU_NVML_SHOWN_H
 
 #include "account/account.h"
 #include "process.h"
 
-/* The first line of every NVML hook. It calls the driver and returns if no limits apply, and otherwise sets
- * `control`. */
+/* The first lines of every NVML hook. If no limits apply, the hook only calls the driver; otherwise `control` says
+ * whether the limits can be read. */
 #define ENTER_NVML(symbol, arguments) \
     enum control control = vgpu_enter_nvml(); \
     if (!REAL_HAS(symbol)) \
@@ -16,17 +17,20 @@
         return REAL(symbol) arguments; \
     vgpu_log(LOG_CALLS, "%s", #symbol)
 
-/* A device of the slice that belongs to an NVML handle. gi and ci are NVML_INSTANCE_NONE unless it is a MIG device. */
+/* A device of the container that belongs to an NVML handle. gi and ci are the GPU instance and compute instance of a
+ * MIG device; for another device they are NVML_INSTANCE_NONE. */
 struct part {
     char uuid[VGPU_UUID_SIZE];
     int nvml_index;
     unsigned gi, ci;
 };
-/* Lists the devices behind a handle. Returns 1 for the device itself, 1 or more for the slice's MIG devices on that
- * GPU, 0 if the container may use nothing there, -1 if the driver does not know the handle. */
+/* Lists the container's devices that a handle stands for. Returns 1 for the device itself, 1 or more for the
+ * container's MIG devices on that GPU, 0 if the container may use nothing there, -1 if the driver does not know the
+ * handle. */
 int nvml_parts(enum control control, nvmlDevice_t handle, struct part parts[VGPU_MAX_DEVICES]);
 
-/* Lists the container's processes on a device and returns their number; -1: unknown. The caller frees `list`. */
+/* Lists the container's processes on a device and returns their number; -1: the device is unknown or there is no
+ * memory. The caller frees `list`. */
 struct own_process {
     unsigned pid, gi, ci;
     uint64_t bytes;

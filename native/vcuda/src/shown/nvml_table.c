@@ -4,9 +4,9 @@
  * table is its size in bytes, and pointers to functions follow. The program gets a copy in which the three functions
  * for processes are replaced.
  *
- * The positions of these functions and the layout of an entry were measured on the builds below
- * (native/gpusim/nvml/export_table.c documents how). An unmeasured table is returned unchanged: its functions are
- * unknown, and replacing one could break another feature. All other entries remain the driver's own.
+ * The positions of these functions and the layout of an entry of the list are not documented. They were measured on the
+ * builds below (native/gpusim/nvml/export_table.c documents how). A table that was not measured is returned unchanged,
+ * because replacing an unknown function could break another feature. All other entries remain the driver's own.
  */
 #include "nvml_shown.h"
 
@@ -23,7 +23,7 @@
 
 static const unsigned char process_table[16] = {0xc4, 0xfe, 0x3e, 0x6c, 0xc9, 0x8f, 0x6c, 0x4e,
                                                 0xa3, 0x27, 0xee, 0x69, 0x6e, 0x12, 0xf7, 0xc4};
-/* One row for each driver branch. It was measured with the build in the comment: that build's nvidia-smi was run with a
+/* One row for each driver branch. It was measured with the build in the comment, whose nvidia-smi was run with a
  * library that logs the position of each call. `size` is the size of the table in the driver's own library of that
  * build, so that a build with another table is not matched; 0 means that the size was not measured. */
 static const struct {
@@ -46,7 +46,7 @@ _Static_assert(sizeof(struct entry) == 4128 && offsetof(struct entry, name) == 3
 
 static void *_Atomic copy;
 
-/* Reads the program name of a process: its first argument. */
+/* Reads the program name of a process, which is its first argument. */
 static void name_of(unsigned pid, char *name, size_t room)
 {
     char path[48];
@@ -121,7 +121,7 @@ static void *copy_of(void *const *table)
     return ours;
 }
 
-/* Returns unknown tables unchanged, because their functions for processes are unknown. */
+/* Gives the program the copy of the table for processes. All other tables are returned unchanged. */
 EXPORT nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *id)
 {
     ENTER_NVML(nvmlInternalGetExportTable, (table, id));

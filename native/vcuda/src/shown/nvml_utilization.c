@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Utilisation of the slice: the GPU use of the container's own processes, relative to its share of SM time. 100 % is
- * the whole share. A container that got more because no other container needed the GPU also shows 100.
+ * NVML's utilisation figures for a container: they show the GPU use of the container's own processes, relative to its
+ * share of SM time. 100 % is the whole share. For a container that got more, because no other container needed the GPU,
+ * they also show 100.
  *
  * The driver samples processes by pid. Its figures are used if its own list of processes contains the container's pids.
- * If it lists other pids (the host's) or none, the slice's utilisation is unknown and the functions return
- * NOT_SUPPORTED, never the load of other containers.
+ * If it lists other pids (the host's) or none, the container's utilisation is unknown. Then the functions return
+ * NOT_SUPPORTED, because they must never show the load of other containers.
  */
 #include "nvml_shown.h"
 
@@ -13,11 +14,12 @@
 #include <string.h>
 #include <time.h>
 
-/* NVML's own rates cover at most the last second. */
+/* NVML's own utilisation rates cover at most the last second, so the hooks look back for one second. */
 #define LOOK_BACK_US 1000000ull
-/* Room for samples; more than a driver keeps. */
+/* Number of samples for which there is room; a driver keeps fewer. */
 #define RING 256u
 
+/* The container's processes on a device, and its share. */
 struct account_of {
     struct own_process *processes;
     int count;
@@ -66,7 +68,7 @@ static bool driver_knows_us(const struct account_of *account, nvmlDevice_t devic
     return known;
 }
 
-/* Reads the container's processes. The caller must call forget() for account->processes in every case. */
+/* Reads the container's processes. The caller must call forget() in every case, also after an error. */
 static nvmlReturn_t open_account(enum control control, nvmlDevice_t device, struct account_of *account)
 {
     struct part parts[VGPU_MAX_DEVICES];
@@ -76,7 +78,7 @@ static nvmlReturn_t open_account(enum control control, nvmlDevice_t device, stru
         return NVML_ERROR_NO_PERMISSION;
     account->count = nvml_own_processes(control, device, &account->processes);
     if (count < 0 || account->count < 0)
-        account->count = 0; /* Without a ledger no process has a context. */
+        account->count = 0; /* If there is no ledger, no process of the container has a context. */
     unsigned share = count == 1 && limits_core_policy() != VGPU_CORE_DISABLE
                          ? limits_sm_percent(parts[0].uuid, parts[0].nvml_index)
                          : 0;
@@ -85,8 +87,8 @@ static nvmlReturn_t open_account(enum control control, nvmlDevice_t device, stru
     return driver_knows_us(account, device) ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
 }
 
-/* Reads the driver's samples of every process since then; the caller frees *list. Returns NOT_FOUND if no process
- * was sampled. */
+/* Reads the driver's samples of all processes since the time `since`; the caller frees *list. Returns NOT_FOUND if no
+ * process was sampled. */
 static nvmlReturn_t driver_samples(nvmlDevice_t device, unsigned long long since, nvmlProcessUtilizationSample_t **list,
                                    unsigned *count)
 {
@@ -106,7 +108,8 @@ static nvmlReturn_t driver_samples(nvmlDevice_t device, unsigned long long since
     return status;
 }
 
-/* Reads the container's own samples, scaled by its share; removes other processes. */
+/* Reads the samples of the container's own processes and scales them by its share. Samples of other processes are
+ * removed. */
 static nvmlReturn_t own_samples(const struct account_of *account, nvmlDevice_t device, unsigned long long since,
                                 nvmlProcessUtilizationSample_t **list, unsigned *count)
 {
@@ -125,8 +128,8 @@ static nvmlReturn_t own_samples(const struct account_of *account, nvmlDevice_t d
     return kept ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
 }
 
-/* Returns the sum over all of the container's processes. Each is scaled before the addition, so the sum may exceed
- * 100 by rounding. */
+/* Returns the sum over all of the container's processes. Each value is scaled before the addition, so the sum could
+ * exceed 100 by rounding and is limited to 100. */
 static nvmlReturn_t together(const struct account_of *account, nvmlDevice_t device, unsigned long long since,
                              nvmlUtilization_t *sum)
 {
@@ -144,8 +147,8 @@ static nvmlReturn_t together(const struct account_of *account, nvmlDevice_t devi
     return status == NVML_ERROR_NOT_FOUND ? NVML_SUCCESS : status;
 }
 
-/* Returns the current time of the driver's clock: the time of the card's newest sample, which the driver takes even
- * without load. */
+/* Returns the current time of the driver's clock: the time of the card's newest sample. The driver takes samples even
+ * if the GPU is idle. */
 static unsigned long long driver_now(nvmlDevice_t device)
 {
     unsigned type, count = RING;
@@ -245,8 +248,8 @@ EXPORT nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, n
 }
 
 /*
- * A sample of the card names no process, so each of the driver's samples is replaced by the container's mean since
- * then. Power, clocks and other values remain the card's.
+ * A sample of the card names no process, so each of the driver's samples is replaced by the container's utilisation
+ * since the time `since`. Samples of power, clocks and other values remain the card's.
  */
 EXPORT nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, unsigned int type, unsigned long long since,
                                          unsigned int *value_type, unsigned int *count, nvmlSample_t *samples)
@@ -269,8 +272,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, unsigned int type,
     return status;
 }
 
-/* --- accounting: the container's live processes only; the driver does not report to which container ended processes
- * belonged --- */
+/* --- accounting: only the container's live processes, because the driver does not report whose ended processes were */
 
 EXPORT nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned int *count, unsigned int *pids)
 {
@@ -324,7 +326,8 @@ EXPORT nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned i
 
 static unsigned long long relative_sum(const struct account_of *account, unsigned long long sum, unsigned samples)
 {
-    unsigned long long most = samples * 10000ull, scaled = sum * 100 / account->share; /* In hundredths of a percent. */
+    /* Both values are in hundredths of a percent. */
+    unsigned long long most = samples * 10000ull, scaled = sum * 100 / account->share;
     return scaled < most ? scaled : most;
 }
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Shows a program the memory of its slice: the limit as total, the container's charge as used, the rest as free. The
- * driver is called first, so that its errors are returned. A device without a limit keeps the driver's figures.
+ * Shows a program the memory that its container may use instead of the whole card: the limit as total, the container's
+ * charge as used, the rest as free. The driver is called first, so that its errors are returned. A device without a
+ * limit keeps the driver's figures.
  */
 #include "nvml_shown.h"
 
@@ -16,13 +17,13 @@ struct shown {
 
 static void settle(struct shown *shown)
 {
-    /* After a limit was lowered the usage may exceed it; then nothing is free. */
+    /* If a limit was lowered, the usage may exceed it. Then nothing is free. */
     if (shown->used > shown->total)
         shown->used = shown->total;
     shown->free = shown->total - shown->used;
 }
 
-/* Returns false if there is no limit, so that the driver's figures apply. */
+/* Computes what is shown for a device. Returns false if there is no limit, so that the driver's figures are shown. */
 static bool show(const char *uuid, int nvml_index, struct shown *shown)
 {
     bool known;
@@ -31,7 +32,7 @@ static bool show(const char *uuid, int nvml_index, struct shown *shown)
     if (!known || shown->total == UINT64_MAX)
         return false;
     if (!ledger_total(uuid, &shown->used))
-        shown->used = 0; /* Without a ledger no process gets a context. */
+        shown->used = 0; /* If the ledger cannot be read, no process can have a context, so nothing is used. */
     else if (limits_card(uuid) && (beyond = ledger_beyond(uuid)) != 0)
         shown->used = beyond < shown->total ? shown->used + beyond : shown->total;
     settle(shown);
@@ -51,7 +52,7 @@ static bool show_current(enum control control, uint64_t card_free, struct shown 
         memory_beyond(device, card_free);
     if (!show(device->uuid, device->nvml_index, shown))
         return false;
-    /* Free memory cannot exceed the card's free memory, unless every call can use host memory instead. */
+    /* Show at most the card's free memory as free, unless every allocation can use host memory instead. */
     if (shown->free > card_free && !(limits_oversubscribe() && host_memory_complete()))
         shown->free = card_free;
     return true;
@@ -90,7 +91,8 @@ EXPORT CUresult cuMemGetInfo(unsigned int *free_bytes, unsigned int *total_bytes
     return status;
 }
 
-/* A device that this container may not use has 0 bytes, because no context can be created on it. */
+/* Returns the bytes that are shown as the size of a device in *bytes, and false if there is no limit. A device that
+ * this container may not use has 0 bytes, because no context can be created on it. */
 static bool limit_of(enum control control, CUdevice ordinal, uint64_t *bytes)
 {
     CUresult status;
@@ -122,8 +124,8 @@ EXPORT CUresult cuDeviceTotalMem(unsigned int *bytes, CUdevice device)
     return status;
 }
 
-/* Replaces the driver's figures of a device by the slice's. Returns NO_PERMISSION if the container may not use the
- * device. */
+/* Computes the container's figures that replace the driver's figures of a device. Returns NO_PERMISSION if the
+ * container may not use the device. */
 static nvmlReturn_t show_nvml(enum control control, nvmlDevice_t handle, bool *limited, struct shown *shown)
 {
     struct part parts[VGPU_MAX_DEVICES];
@@ -163,7 +165,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v
     if (status != NVML_SUCCESS || !memory)
         return status;
     status = show_nvml(control, device, &limited, &shown);
-    /* Nothing is reserved: the driver's reserve belongs to the card, not to the slice. */
+    /* The reserved memory is not shown, because the driver's reserve belongs to the card and not to the container. */
     if (limited || status != NVML_SUCCESS)
         *memory = (nvmlMemory_v2_t){
             .version = memory->version, .total = shown.total, .used = shown.used, .free = shown.free};

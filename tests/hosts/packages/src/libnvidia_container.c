@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libnvidia-container.so.1 of the simulated hosts: returns its version, because programs query the version first. */
+/* Replaces NVIDIA's libnvidia-container.so.1 on the simulated hosts. It only returns its version, because programs
+ * query the version first. */
 
 struct nvc_version {
     unsigned int major;

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""nvidia-container-cli of the simulated hosts: prints its version and, with ``list``, the files that a container with
-all GPUs receives.
+"""Replaces NVIDIA's nvidia-container-cli on the simulated hosts: prints its version and, with ``list``, the files that
+a container with all GPUs receives.
 
-NVIDIA's program also injects GPUs in its legacy mode; here the CDI specification does that.
+NVIDIA's program also injects GPUs into containers in its legacy mode; on these hosts the runtime does that by CDI.
 """
 
 from __future__ import annotations

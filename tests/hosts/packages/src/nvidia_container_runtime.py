@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""nvidia-container-runtime of the simulated hosts: an OCI runtime that injects GPUs by CDI and becomes runc.
+"""Replaces NVIDIA's nvidia-container-runtime on the simulated hosts: an OCI runtime that injects GPUs by CDI and then
+executes runc.
 
 Does what NVIDIA's program does in its CDI mode: reads NVIDIA_VISIBLE_DEVICES of the container, resolves each device in
 the CDI specifications of the host, edits the bundle's config.json and executes the real runtime with the same

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""nvidia-ctk of the simulated hosts: ``cdi generate`` and ``cdi list``.
+"""Replaces NVIDIA's nvidia-ctk on the simulated hosts, with the commands ``cdi generate`` and ``cdi list``.
 
-Asks NVML for the GPUs, as NVIDIA's program does, and writes a CDI specification of kind nvidia.com/gpu with a device
-for each index, each UUID and ``all``. Unlike NVIDIA's program, it also mounts the simulated driver's profile and state,
-which a container must share with its host (``simulation_mounts``).
+``cdi generate`` asks NVML for the GPUs, as NVIDIA's program does, and writes a CDI specification of kind nvidia.com/gpu
+with a device for each index, each UUID and ``all``. Unlike NVIDIA's program, it also mounts the simulated driver's
+profile and state, which a container must share with its host (``simulation_mounts``).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* late [parked]: a thread calls the driver in a loop while main returns. With parked, an atexit handler ends the thread
- * first. */
+/* late [parked]: a thread calls the driver in a loop while main returns, so its calls fall into the driver's teardown.
+ * With parked, an atexit handler ends the thread first. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>

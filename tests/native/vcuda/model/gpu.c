@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The simulated GPU of the model (gpu.h): runs the queues of the contexts and records the busy time. */
 #include "gpu.h"
 
 #include <stdio.h>

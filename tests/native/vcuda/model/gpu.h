@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The simulated GPU of the model: contexts run in time slices, each context has a FIFO queue, and a log has the busy time. */
+/* The simulated GPU of the model. Contexts run in time slices, each context has a FIFO queue, and a log records the
+ * busy time. */
 #ifndef MODEL_GPU_H
 #define MODEL_GPU_H
 
@@ -13,8 +14,8 @@
 struct item {
     uint64_t left; /* remaining kernel time in ns; 0 for an event */
     uint64_t aside; /* ns for which a copy or host callback occupies the stream but not the GPU */
-    uint64_t until; /* time at which that copy or host callback ends */
-    uint64_t *passed; /* the GPU writes the time of the event here */
+    uint64_t until; /* time at which the copy or host callback ends; 0 before it starts */
+    uint64_t *passed; /* for an event: the GPU writes here the time at which it passed the event */
 };
 
 struct context {
@@ -27,7 +28,7 @@ struct gpu {
     uint64_t slice_ns, switch_ns, end_ns;
     int holder, contexts;
     struct context context[CONTEXTS];
-    uint32_t *bins[CONTEXTS]; /* the log: per context, the busy ns of each millisecond */
+    uint32_t *bins[CONTEXTS]; /* the log: for each context, the ns of each millisecond in which it ran kernels */
     uint64_t busy[CONTEXTS], switching;
 };
 

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A discrete-event model of tenants on one GPU. The model links the real object code of the library and the arbiter for
- * the limiter's arithmetic, the schedule, and the wake-up rate of the controller thread. The model simulates the GPU
- * (gpu.c), the launching threads, the times at which the controller checks fences, and the delays of wake-ups.
+ * A discrete-event model of tenants (containers) on one GPU. The model links the real object code of the library and of
+ * the arbiter, the node's service that gives tenants turns on the GPU. This code is the limiter's arithmetic, the
+ * schedule, and the wake-up rate of the controller thread. Fences are pairs of timing events, by which this thread of
+ * the library measures how long launches really took. The model simulates the GPU (gpu.c), the launching threads, the
+ * times at which the controller checks fences, and the delays of wake-ups.
  *
  * The program prints one JSON object. Shares come from the GPU's log. "charged" is the least and the largest ratio of
  * charged time to busy GPU time over all windows of max(1 s, 20 times the longest kernel) after --warm.
@@ -35,7 +37,7 @@
 
 struct fence {
     struct segment segment;
-    bool shared; /* begins at the end of the fence before it */
+    bool shared; /* its begin event is the end event of the fence before it */
     uint64_t begin, end; /* times at which the GPU passed the events; 0: not passed yet */
 };
 
@@ -57,8 +59,8 @@ struct tenant {
     struct settler settler;
     struct segment open;
     uint64_t busy_until, queued, looked, began;
-    bool free; /* at the last look nothing throttled the tenant (thread_state.open in the library) */
-    uint64_t segment_ns; /* predicted work after which a segment ends */
+    bool free; /* nothing throttled the tenant at its last launch by the slow path (thread_state.open in the library) */
+    uint64_t segment_ns; /* predicted work after which a segment (the launches between two events) ends */
     struct fence fences[FENCES];
     uint64_t fence_head, fence_tail;
     struct wakes wakes; /* wake-ups of the controller thread */
@@ -130,7 +132,7 @@ static void close_segment(struct tenant *t, int index, uint64_t now)
     segment_start(&t->open);
 }
 
-/* Returns the time at which settle.c would check the fences again. */
+/* Returns the time at which the library's settle.c would check the fences again. */
 static uint64_t look_again(struct tenant *t, uint64_t now, bool finished)
 {
     const struct fence *first = &t->fences[t->fence_head % FENCES];
@@ -179,7 +181,7 @@ static void controller(struct tenant *t, uint64_t now)
     t->poll = t->fence_head == t->fence_tail ? NEVER : wakes_take(&t->wakes, look_again(t, now, finished)) + wake_delay() / 4;
 }
 
-/* Tries one launch. Returns false if the launch must wait until t->next or for the gate. */
+/* Tries one launch. Returns false if the launch must wait until t->next or for the gate that the arbiter opens. */
 static bool launch(struct tenant *t, int index, uint64_t now)
 {
     const char *functions = NULL; /* base address of the kernel handles; a real driver places handles 0x240 apart */
@@ -198,7 +200,7 @@ static bool launch(struct tenant *t, int index, uint64_t now)
     unsigned item = cost_find(&t->costs, key, &cost, &known);
     bool looks = segment_looks(t->open.count, cost);
     if (t->open.count && known && !looks)
-        t->looked += gap_ns; /* the library did not read the clock here: it adds a gap to its last reading */
+        t->looked += gap_ns; /* the library reads no clock here: it adds a gap to its last reading */
     else
         t->looked = now;
     if (t->open.count && known && (!looks || (!gap && t->open.count < SEGMENT_LAUNCHES && t->open.predicted + cost < t->segment_ns))) {
@@ -268,7 +270,8 @@ static void thread(struct tenant *t, int index, uint64_t now)
             return;
         }
         t->syncs = false;
-        if (now > t->helped + FENCE_HELP_NS) { /* The library's fence_waited() settles after a wait in the same way. */
+        /* The library's fence_waited() also corrects the charges after a wait. */
+        if (now > t->helped + FENCE_HELP_NS) {
             t->helped = now;
             settle_open(t, now);
         }
@@ -396,7 +399,7 @@ static void report_windows(const struct tenant *t, int index)
         double share = gpu_share(&gpu, index, from, window), ran = share / 100 * (double)window;
         low = share < low ? share : low;
         high = share > high ? share : high;
-        if (ran < 5e6) /* too little work: the charge in this window belongs to earlier kernels */
+        if (ran < 5e6) /* skips a window with too little work, because its charge belongs to earlier kernels */
             continue;
         double charged = (double)(t->charged[(from + window) / STEP_NS] - t->charged[from / STEP_NS]) / (ran > 1 ? ran : 1);
         charged_low = charged < charged_low ? charged : charged_low;

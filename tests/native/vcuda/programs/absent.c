@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Looks up functions by every dlsym handle on a host without the driver. Prints for each whether it is found and
- * whether dlerror() reports a reason. */
+/* Looks up functions by every dlsym handle on a host without the driver. Prints for each function whether it is found
+ * and whether dlerror() reports a reason. */
 #include <dlfcn.h>
 #include <stdio.h>
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Two GPUs: one thread waits for the queue of GPU 0, and the driver keeps this context locked. Meanwhile another thread uses
- * GPU 1. GPU 0 waits for a host callback, and the callback waits for the second thread. Usage: apart LAUNCHES
+ * Uses two GPUs: one thread waits for the queue of GPU 0, and the driver keeps this GPU's context locked. Meanwhile
+ * another thread uses GPU 1. GPU 0 waits for a host callback, and the callback waits for the second thread. Usage:
+ * apart LAUNCHES
  */
 #include "driver/cuda_abi.h"
 
@@ -68,7 +69,7 @@ static void *drains(void *unused)
     MUST(cuCtxSetCurrent(gpu[0].context));
     launch(0, 4);
     MUST(cuLaunchHostFunc(gpu[0].stream, callback, NULL));
-    launch(0, 4); /* without synchronization, so the fences of these launches stay open */
+    launch(0, 4); /* without synchronization, so the fences (timing events) of these launches stay open */
     MUST(cuStreamSynchronize(gpu[0].stream));
     return NULL;
 }
@@ -84,7 +85,7 @@ int main(int argc, char **argv)
     sem_init(&other_done, 0, 0);
     pthread_create(&thread, NULL, drains, NULL);
     sem_wait(&begun);
-    usleep(20000); /* the controller thread, which settles GPU 0's fences, is blocked in the driver now */
+    usleep(20000); /* now the library's controller thread, which reads the fences of GPU 0, is blocked in the driver */
     MUST(cuCtxSetCurrent(gpu[1].context));
     for (int round = 0; round < 4; round++) {
         launch(1, launches / 4);

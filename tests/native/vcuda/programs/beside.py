@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocates by the driver's own functions, as a video library does, then by CUDA: beside.py OTHER STEP TIMES
+"""Allocates past the library by the driver's own function, as a video library does, then by CUDA: beside.py OTHER STEP
+TIMES
 
-The first allocation has OTHER bytes. The function's address comes from the symbol table of the mapped driver, so no
-preloaded library sees this call. Prints how many of TIMES allocations of STEP bytes CUDA then granted.
+The first allocation has OTHER bytes. The address of the driver's function comes from the symbol table of the mapped
+driver, so no preloaded library sees this call. Prints how many of TIMES allocations of STEP bytes CUDA then granted.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 
 
 def driver_function(name: str) -> object:
-    """Returns the driver's own function, bypassing preloaded libraries."""
+    """Returns the driver's own function, so that a call of it bypasses preloaded libraries."""
     with open("/proc/self/maps", encoding="ascii") as maps:
         line = next(line.split() for line in maps if line.rstrip().endswith("libcuda.so.1"))
     symbols = subprocess.run(
@@ -25,7 +26,7 @@ def driver_function(name: str) -> object:
 
 
 def main() -> None:
-    """Allocates, prints the count, and waits until standard input closes."""
+    """Allocates, prints the number of granted CUDA allocations, and waits until standard input closes."""
     other, step, times = (int(word) for word in sys.argv[1:4])
     cuda = ctypes.CDLL("libcuda.so.1")
     context, pointer = ctypes.c_void_p(), ctypes.c_void_p()

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A program whose driver calls block or nest: blocked MODE. Each mode prints the results of its calls, waits until standard
- * input closes, and exits without cleanup.
+ * A program whose driver calls block, or call the driver again from a callback: blocked MODE. Each mode prints the
+ * results of its calls, waits until standard input closes, and exits without cleanup.
  *
  *   free      one thread frees memory behind an endless kernel; meanwhile other threads allocate and load a module
  *   slow      one thread loads code for seconds; meanwhile another creates a context, allocates and loads code
@@ -64,7 +64,7 @@ char *strdup(const char *text)
 int pthread_mutex_init(pthread_mutex_t *mutex, const pthread_mutexattr_t *attributes)
 {
     static const pthread_mutex_t plain = PTHREAD_MUTEX_INITIALIZER;
-    (void)attributes; /* the simulated driver passes only default attributes here */
+    (void)attributes; /* not needed, because the simulated driver passes only default attributes here */
     *mutex = plain;
     call_back();
     return 0;
@@ -181,7 +181,7 @@ int main(int argc, char **argv)
         called_back = strcmp(what, "create") ? makes : retains;
         status = cuCtxCreate_v2(&context, 0, 0);
     }
-    /* The library charges what it could not measure during the callback with the next allocation. */
+    /* The library charges memory that it could not measure during the callback with the next allocation. */
     int later = cuMemAlloc_v2(&pointer, 200 << 20);
     printf("%d %d %d\n", status, nested, later);
     fflush(stdout);

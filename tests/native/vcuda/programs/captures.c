@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Captures while launches are limited: captures HOW LAUNCHES. Prints the number of nodes of the captured graph.
+ * Captures launches into graphs while the library limits launches: captures HOW LAUNCHES. Prints the number of nodes of
+ * each captured graph.
  *
  *   hooked       the capture begins with the hooked cuStreamBeginCapture_v2
  *   unseen       the capture begins with the driver's own function, bypassing the hooks
@@ -59,7 +60,7 @@ static size_t captured(CUresult (*begin)(CUstream stream, int mode))
     size_t count = 0;
     MUST(begin(stream, 0));
     launch(stream, launches);
-    usleep(2000); /* the thread that queries events runs in this pause */
+    usleep(2000); /* in this pause the library's thread that queries timing events runs */
     launch(stream, 1);
     MUST(cuStreamEndCapture(stream, &graph));
     MUST(cuGraphGetNodes(graph, NULL, &count));
@@ -127,7 +128,7 @@ int main(int argc, char **argv)
         begin = begin_unmatched;
     launch(stream, 3);
     MUST(cuStreamSynchronize(stream));
-    usleep(50000); /* the budget that the first launches used is refilled */
+    usleep(50000); /* in this pause the budget that the first launches used is refilled */
     pthread_t thread;
     if (!strcmp(how, "meanwhile")) {
         pthread_create(&thread, NULL, meanwhile, NULL);

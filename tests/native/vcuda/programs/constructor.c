@@ -7,9 +7,9 @@
  *   nvml      both threads make the first call of NVML
  *   launch    both threads make the first launch, in an existing context
  *
- * The constructor waits until the other thread is about to call, and a while longer, and its thread holds the loader's lock.
- * If the other thread waits for the loader's lock while it holds a lock that the constructor needs, both hang.
- * -DPLUGIN compiles the library with the constructor.
+ * While the constructor runs, its thread holds the loader's lock. It waits until the other thread is about to call, and
+ * a while longer. If the other thread waits for the loader's lock while it holds a lock that the constructor needs,
+ * both hang. -DPLUGIN compiles the library with the constructor.
  */
 #include "driver/cuda_abi.h"
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Runs concurrent threads in one process: contenders CASE ROUNDS. Prints one line and waits until standard input
- * closes, so that the test can compare the ledger with the driver's account.
+ * closes, so that the test can compare the ledger, in which the library records the container's GPU memory, with the
+ * driver's account.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -132,7 +133,7 @@ static void among_churn(void)
     stop = 1;
     for (int i = 0; i < 2; i++)
         pthread_join(threads[i], NULL);
-    /* Contexts that could not be measured during the race are charged by the first allocation after AGAIN_NS. */
+    /* The first allocation after AGAIN_NS charges contexts that could not be measured during the race. */
     CUdeviceptr last;
     cuCtxSetCurrent(shared);
     usleep(60000);

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Calls the library's inline functions of the launch path without a driver or a clock.
+ * Calls the library's inline functions of the launch path without a driver or a clock. These functions keep a table of
+ * kernel costs and end a segment of launches when the stream may have been idle.
  *   costs entries BASE STEP COUNT GX GY  prints how many entries of the cost table COUNT functions use
- *   costs looks NS...                    kernels of NS each in one segment: prints for each launch whether the clock is read
- *   costs pauses GAP TICKS...            launches at these clock readings, after a launch at BEGAN. "-": a launch that
- *                                        does not read the clock. Prints for each reading: 0 after a pause, else 1
+ *   costs looks NS...                    launches kernels of NS each in one segment; prints for each launch whether the
+ *                                        clock is read
+ *   costs pauses GAP TICKS...            makes launches at these clock readings, after a launch at BEGAN. "-": a launch
+ *                                        that does not read the clock. Prints for each reading: 0 after a pause, else 1
  *   costs decides BALANCE RATE COST WAITED  decides about one launch with this budget: prints 0 if it goes, else 1; the
  *                                        wait in ns; and the budget after the wait
- *   costs learns NS...                   launches of one kernel, each measured alone: prints 1 if the kernel is known
- *                                        afterwards, else 0, and the learned cost in ns
+ *   costs learns NS...                   launches one kernel, each launch measured alone; prints 1 if the kernel is
+ *                                        known afterwards, else 0, and the learned cost in ns
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* deep BYTES: opens inner.so with RTLD_DEEPBIND. Only this program's run path leads to inner.so. */
+/* deep BYTES: opens inner.so with RTLD_DEEPBIND and lets it allocate BYTES. Only this program's run path leads to
+ * inner.so. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests src/routes/newer_entry.S alone: each entry passes all arguments to its function and marks every
- * device for a check. */
+/* Tests src/routes/newer_entry.S alone. The library gives a program such an entry for a driver function whose
+ * parameters it does not know. Each entry must pass all arguments to its function and mark every device for a check of
+ * its memory. */
 #include "account/counters.h"
 
 #include <stdio.h>

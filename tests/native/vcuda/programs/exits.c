@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A program that exits with open launches: exits HOW
+ * A program that exits while the library still has timing events (fences) of its launches to read: exits HOW
  *
  *   main      main returns
  *   handler   main returns; an exit handler registered before cuInit launches and synchronizes again
@@ -79,7 +79,7 @@ static void launches_on(void)
     for (long seen = atomic_load(&launched); atomic_load(&launched) < seen + 300;)
         usleep(1000);
     write(1, "handled\n", 8);
-    _exit(0); /* without exit handlers: the launching thread would call a driver that is being torn down */
+    _exit(0); /* ends without exit handlers, because the launching thread would call a driver that is being torn down */
 }
 
 static int threads(void)
@@ -125,7 +125,8 @@ int main(int argc, char **argv)
     }
     if (!strcmp(how, "thread"))
         pthread_create(&thread, NULL, launches, NULL);
-    launch(150 + getpid() % 50); /* varies the moment in the controller thread's cycle at which the process exits */
+    /* varies the moment at which the process exits in the cycle of the library's controller thread */
+    launch(150 + getpid() % 50);
     usleep((useconds_t)getpid() % 7 * 300);
     return 0;
 }

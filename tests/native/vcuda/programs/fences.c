@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tests the library's fence.c on a driver that fails. Usage: fences CASE. This file has its own driver, which knows
- * the context of each event. The driver aborts the program if an event of a destroyed context is used, and counts
- * live events.
+ * Tests the library's fence.c on a driver that fails. Usage: fences CASE. A fence is a pair of timing events around a
+ * segment of launches; settling reads its events and replaces the predicted charge by the measured time. A flow is the
+ * launches of a thread into one stream. The time base of a context is the event from which the times of its other
+ * events are measured. This file has its own driver, which knows the context of each event. The driver aborts the
+ * program if an event of a destroyed context is used, and counts live events.
  *
  *   record     the driver records no event (destroyed stream): each launch is charged its prediction, and no event leaks
  *   sticky     the context has a permanent error while fences are open
@@ -162,7 +164,7 @@ static void end_context(CUcontext context)
 void *vgpu_real[FUNCTION_COUNT];
 struct costs vgpu_costs;
 static uint64_t clock_ns = 1000 * MS;
-static int64_t charged; /* charged device time, corrections included */
+static int64_t charged; /* charged GPU time with all corrections */
 
 uint64_t limiter_now(void)
 {
@@ -196,7 +198,7 @@ void capture_restore(int mode)
 }
 void controller_tell(uint64_t now)
 {
-    (void)now; /* there is no controller thread: the program calls fence_settle() */
+    (void)now; /* starts no controller thread, because the program itself calls fence_settle() */
 }
 void controller_reset(void)
 {
@@ -206,7 +208,7 @@ void tenant_correct(struct limited *limited, uint64_t predicted, uint64_t real)
     (void)limited;
     charged += (int64_t)(real - predicted);
 }
-struct thread_calls vgpu_threads; /* empty: there is no controller thread */
+struct thread_calls vgpu_threads; /* empty, because there is no controller thread to wake */
 _Atomic int vgpu_log_level = LOG_ERROR;
 void vgpu_log_line(enum log_level level, const char *format, ...)
 {
@@ -312,7 +314,8 @@ static void does_sticky(void)
     context->broken = (CUresult)214; /* CUDA_ERROR_ECC_UNCORRECTABLE */
     fence_settle();
     at_rest(passed + 1200);
-    CHECK(live_events <= POOL + 1); /* the event pool and the event that is the time base */
+    /* the remaining live events: those in the event pool, and the event that is the time base */
+    CHECK(live_events <= POOL + 1);
     for (int i = 0; i < 100; i++)
         CHECK(!launch(context, 100));
     CHECK(live_events <= POOL + 1);
@@ -447,7 +450,7 @@ static void does_shared(void)
     CHECK(live_events - events <= 1001);
     us = shared(&flow, context, 1000);
     CHECK(us > 129000 && us < 131000);
-    CHECK(live_events - events <= 1002); /* the flow owns one event, and one is the time base */
+    CHECK(live_events - events <= 1002); /* one of these events belongs to the flow, and one is the time base */
     fence_drop_mark(flow.begin);
     works(context);
 }

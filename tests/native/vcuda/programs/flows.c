@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * limiter.c without a driver: flows WHAT. Each segment takes a begin event; the event must go to a fence or be returned,
- * however the segment ends. Kernels have a known cost of 10 us, so that a segment stays open after its launch.
+ * Tests limiter.c without a driver: flows WHAT. A segment is a series of launches that the library times by a begin
+ * event and an end event, together a fence. Each segment takes a begin event; the event must go to a fence or be
+ * returned, however the segment ends. In its page, the arbiter of the node tells the container whether it may launch
+ * (its gate is open) and how much work it may queue. Kernels have a known cost of 10 us, so that a segment stays open
+ * after its launch.
  *
  *   context    the thread switches between contexts with an open segment
  *   capture    a capture of the segment's stream begins
- *   streams    the thread alternates between more streams than it has flows
+ *   streams    the thread alternates between more streams than the library keeps open segments for
  *   failed     the driver refuses the launch
  *   threads    threads exit with open segments
- *   alone      640 launches with pauses of 40 us, the gate is open; prints the number of recorded events
+ *   alone      640 launches with pauses of 40 us while the arbiter's gate is open; prints the number of recorded events
  *   share      the same under a share
  *   waits      the same under a share, and each launch has to wait
  *   low        as alone, but the page has a maximum of queued work (1 ms), because a tenant of high priority is present
@@ -36,11 +39,11 @@
 
 /* --- stubs of the rest of the library -------------------------------------------------------------------------------- */
 
-static int out; /* number of begin events that flows own */
+static int out; /* number of begin events that flows (a thread's launches into one stream) own */
 static int recorded; /* number of recorded events */
 static bool alone; /* the arbiter's gate is open at full rate */
 static uint32_t most_us; /* the page's maximum of queued work; 0: none */
-static bool waits, waited; /* waits: each launch finds an empty bucket once; waited: this launch has */
+static bool waits, waited; /* waits: each launch finds an empty budget once; waited: this launch has found it */
 static bool capturing;
 static CUcontext context = (CUcontext)0x1000;
 static uint64_t lane;
@@ -185,7 +188,7 @@ static bool prints(const char *what)
 int main(int argc, char **argv)
 {
     const char *what = argc > 1 ? argv[1] : "";
-    bool seen = false; /* a segment was open in at least one round */
+    bool seen = false; /* whether a segment was open in at least one round */
     learn(!strcmp(what, "long") ? 500 * US : !strncmp(what, "mid", 3) ? 100 * US : 10 * US);
     if (prints(what))
         return 0;

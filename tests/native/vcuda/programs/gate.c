@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tests gate.c alone: a reader shuts the gate and queries NVML, which does not respond. An allocation that waited too
- * long forces its way through, and the reader can see this. A short wait ends without force. A reader that shuts the
- * gate repeatedly must let waiting allocations through in between.
+ * Tests gate.c alone. The gate holds back allocations while a thread compares the ledger with NVML's figures. Here a
+ * reader shuts the gate and queries NVML, which does not respond. An allocation that waited too long forces its way
+ * through, and the reader can see this. A short wait ends without force. A reader that shuts the gate repeatedly must
+ * let waiting allocations through in between.
  */
 #include "account/account.h"
 #include "events.h"
@@ -33,7 +34,8 @@ static void *allocates(void *unused)
     return NULL;
 }
 
-/* Shuts the gate for `us` microseconds, or with 0 until the allocation went through. Returns whether it was forced. */
+/* Shuts the gate for `us` microseconds, or with 0 until the allocation went through. Returns whether the allocation
+ * forced its way through the gate. */
 static bool forced(unsigned us)
 {
     pthread_t thread;
@@ -60,7 +62,7 @@ static bool shut_shortly(void)
     return false;
 }
 
-/* Shuts the gate for 5 ms again and again until the allocation went through. Returns the number of times. */
+/* Shuts the gate for 5 ms again and again until the allocation went through. Returns how often it shut the gate. */
 static int shut_while_it_waits(void)
 {
     pthread_t thread;

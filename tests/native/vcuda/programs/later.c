@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The cuGetProcAddress of a driver of a later CUDA: some functions have versions (_v9) that the library does not know. */
+/* The cuGetProcAddress of a driver of a later CUDA: some functions have versions (_v9) that the tested library does not
+ * know. */
 #include <stdio.h>
 #include <string.h>
 

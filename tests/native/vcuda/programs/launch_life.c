@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Legal actions around limited launches: launch_life WHAT. Each case must end as it does without the library.
+ * Legal actions around limited launches: launch_life WHAT. Each case must end as it does without the library. The
+ * library times segments of launches by pairs of events (fences), which its controller thread queries.
  *
  *   contexts   contexts and streams are created and destroyed while work is queued
  *   streams    one thread launches, another destroys the stream afterwards, and a new stream gets the same handle
@@ -8,10 +9,10 @@
  *   fork       a process that launches forks; the children cannot use the driver, the parent continues
  *   signals    threads of the library handle no signal of the program
  *   exit       the process ends with work queued and fences open
- *   threads    threads start, launch too little for a fence, and exit
+ *   threads    threads start, make too few launches for a fence, and exit
  *   behind     the program queues more behind a host callback than the limiter allows; the callback waits for the last launch
  *   broken     GPUSIMCTL raises an uncorrectable error while two threads launch and fences are open
- *   popped     a context on another device is created, used and destroyed: the former context is current again
+ *   popped     a context on another device is created, used and destroyed, so that the former context is current again
  */
 #include "driver/cuda_abi.h"
 
@@ -118,7 +119,8 @@ static void streams(void)
         CUstream stream, own;
         MUST(cuStreamCreate(&stream, 1));
         MUST(cuStreamCreate(&own, 1));
-        launch(stream, 1 + round % 7); /* too few launches for a fence: the segment is open when the stream is destroyed */
+        /* makes too few launches for a fence, so that the segment is open when the stream is destroyed */
+        launch(stream, 1 + round % 7);
         while (atomic_load(&handed))
             usleep(20);
         atomic_store(&handed, stream);

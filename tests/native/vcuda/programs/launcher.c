@@ -117,7 +117,7 @@ static void *work(void *unused)
         if (is("sync") && count % 2)
             MUST(cuStreamSynchronize(streams[0]));
         if (is("sync") && count % 16 == 0)
-            MUST(cuCtxSetCurrent(context)); /* sets the context that is already current */
+            MUST(cuCtxSetCurrent(context)); /* sets the context that is already current, which must change nothing */
         double stop = now();
         /* Ignore the first second, in which the limiter learns the kernel's cost. */
         if (stop > end - seconds + 1 && stop - start > longest)
@@ -156,7 +156,8 @@ int main(int argc, char **argv)
         MUST(cuFuncSetBlockShape(function, 64, 1, 1));
     if (strncmp(way, "graph", 5) == 0) {
         MUST(cuStreamCreate(&stream, 1));
-        /* In global mode an unsafe call of the library breaks the capture; an event of the library becomes a node. */
+        /* In global mode an unsafe call of the library would break the capture, and an event of the library would
+         * become a node. */
         MUST(cuStreamBeginCapture_v2(stream, 0));
         for (int i = 0; i < 10; i++)
             MUST(cuLaunchKernel(function, 64, 1, 1, 64, 1, 1, 0, stream, NULL, NULL));

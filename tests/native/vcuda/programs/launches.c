@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Makes launches whose result depends on the last parameters, which are on the stack. Prints "ok", or the launch with a
- * wrong result. Each launch is repeated, because the library handles the first launch in another code path.
+ * Makes launches whose result depends on the last parameters, which are passed on the stack, so that a hook that loses
+ * them is found. Prints "ok", or the launch with a wrong result. Each launch is repeated, because the library handles
+ * the first launch in another code path.
  */
 #include "driver/cuda_abi.h"
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * With -DPLUGIN: a library that is linked to the driver and looks a name up in the library's scope. Without: a program
- * that is not linked to the driver and opens that library with RTLD_LOCAL, as plugins and language bindings are opened.
+ * With -DPLUGIN, this file is a library that is linked to the driver and looks a name up in its own scope. Without
+ * -DPLUGIN, it is a program that is not linked to the driver and opens that library with RTLD_LOCAL, as plugins and
+ * language bindings are opened.
  */
 #include <dlfcn.h>
 #include <stdio.h>

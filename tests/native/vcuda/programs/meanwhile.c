@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Concurrent creation of contexts and loading of code, by two threads or by a tool in a driver callback: meanwhile WAY.
- * Prints the results of its calls, and waits until its standard input closes. On a driver with `callbacks`:
+ * Prints the results of its calls, and waits until its standard input closes. On a simulated driver that calls tools
+ * back (behaviour `callbacks`):
  *
  *   nested    a tool creates a context inside the callback of cuCtxCreate
  *   slow      one thread's cuCtxCreate takes longer than other threads wait for it; another thread creates a context

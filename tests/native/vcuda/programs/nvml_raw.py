@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls raw NVML functions with the structures of nvml.h. gpusim_nvml/ask_nvml.py executes this file.
+"""Calls NVML's C functions with the structures of nvml.h. gpusim_nvml/ask_nvml.py executes this file.
 
-For an NVML function that fills a list the helpers return [status, count, entries], otherwise plain figures.
+For an NVML function that fills a list the helpers return [status, count, entries]; for other functions they return
+plain figures.
 """
 
 import ctypes

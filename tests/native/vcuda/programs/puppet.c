@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Reads commands from standard input, makes the driver calls, and prints one result line per command. Pointers and handles
- * are kept in numbered registers, and a test names the registers.
+ * Reads commands from standard input, makes the driver calls, and prints one result line per command. The program keeps
+ * pointers and handles in numbered registers; a test names a register in each command.
  *
  *   puppet ROUTE        e.g. puppet link, puppet proc
  *
@@ -267,7 +267,7 @@ static int ask(const char *verb, unsigned long long a, char *text)
         waitpid(child, &status, 0);
         _exit(0);
     } else if (strcmp(verb, "fork-away") == 0) {
-        /* Creates a child that keeps all inherited descriptors and mappings until the test kills it. */
+        /* Forks a child that keeps all inherited descriptors and mappings until the test kills it. */
         pid_t child = fork();
         if (child == 0) {
             close(STDIN_FILENO);

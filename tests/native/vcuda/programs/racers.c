@@ -3,7 +3,8 @@
  * racers LIBRARY PROCESSES ROUNDS BYTES LIMIT
  *
  * In every round all processes allocate BYTES after a common barrier. Then this process, which has no library loaded, asks
- * the driver for the total memory in use. Prints "rounds over-the-limit greatest-sum grants".
+ * the driver for the total memory in use. Prints four numbers: rounds, rounds over the limit, the greatest total, and
+ * granted allocations.
  */
 #include <fcntl.h>
 #include <pthread.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tests controller.c alone, with contexts of this file: replaced SEED. Threads add fences while the controller thread
- * repeatedly blocks inside the driver and is replaced. Each fence must be settled soon. Prints how often a controller
- * thread blocked.
+ * Tests controller.c alone, with contexts of this file: replaced SEED. Threads add fences (pairs of timing events
+ * around launches) while the controller thread, which reads them, repeatedly blocks inside the driver and is replaced.
+ * Each fence must be settled (read, and its launches charged) soon. Prints how often a controller thread blocked.
  */
 #include "compute/limiter.h"
 
@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 enum { CONTEXTS = 3, THREADS = 3, ROUNDS = 4, PUTS = 150 };
-#define FORGOTTEN_NS (10000 * MS) /* generous, because the test machine may be busy */
+#define FORGOTTEN_NS (10000 * MS) /* generous time limit, because the test machine may be busy */
 
 /* --- stubs of the rest of the library ---------------------------------------------------------------------------------- */
 
@@ -35,7 +35,7 @@ uint64_t limiter_now(void)
 
 static _Atomic int put_into[CONTEXTS], open_fences, times_stuck;
 static pthread_mutex_t settling[CONTEXTS] = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER};
-static _Atomic unsigned stuck_us; /* time for which settling the first context blocks */
+static _Atomic unsigned stuck_us; /* time for which reading the events of the first context blocks */
 
 bool fence_open(void)
 {

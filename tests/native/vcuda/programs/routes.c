@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Looks up the driver functions of routes.h by one of the routes that a real program may take. */
 #include "routes.h"
 
 #include <dlfcn.h>
@@ -9,7 +10,7 @@
 typedef CUresult (*get_proc)(const char *, void **, int, cuuint64_t, int *);
 typedef void *(*lookup)(void *, const char *);
 
-#ifndef UNLINKED /* UNLINKED: the program is not linked to the driver and opens it by dlopen */
+#ifndef UNLINKED /* with UNLINKED the program is not linked to the driver and opens it by dlopen */
 static void fill_link(struct api *api)
 {
 #define FN(symbol, name, version, stream, parameters) api->symbol = symbol;
@@ -56,7 +57,7 @@ int route_fill(struct api *api, const char *route)
     } else if (strncmp(route, "copy:", 5) == 0) {
         fill_by(api, dlopen(route + 5, RTLD_LAZY | RTLD_LOCAL), dlsym);
     } else if (strcmp(route, "dlsym-of-libc") == 0) {
-        /* The program gets dlsym from libc's handle, by dlsym. */
+        /* The program looks up dlsym itself in libc's handle, by dlsym, and uses that address. */
         lookup look = (lookup)dlsym(dlopen("libc.so.6", RTLD_LAZY), "dlsym");
         fill_by(api, dlopen("libcuda.so.1", RTLD_LAZY), look);
     } else if (strcmp(route, "dlvsym-of-libc") == 0) {

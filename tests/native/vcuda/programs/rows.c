@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Returns any hooked function, by its link-time symbol or by the address from cuGetProcAddress. */
+/* Returns any function that the library hooks, by its link-time symbol or by the address from cuGetProcAddress. */
 #include "rows.h"
 
 #include <dlfcn.h>

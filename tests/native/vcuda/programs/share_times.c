@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Runs the probe's choice of a kernel on a GPU with two given figures: the base time of a kernel and the time of a loop round.
- * Prints the chosen number of rounds, and the kernel duration that the probe predicts.
+ * Runs the code by which vgpu-probe chooses a kernel, for a GPU with two given figures: the base time of a kernel and
+ * the time of a loop round. Prints the chosen number of rounds, and the kernel duration that the probe predicts.
  */
 #include "share.c"
 

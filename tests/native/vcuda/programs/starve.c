@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Preloaded: while the file named by STARVED exists, calloc() fails for the library's tables of blocks. */
+/* A preloaded library: while the file named by STARVED exists, calloc() fails for the tables in which libvgpu.so
+ * records memory blocks. */
 #include "account/blocks.h"
 
 #include <dlfcn.h>
@@ -16,6 +17,7 @@ __attribute__((visibility("default"))) void *calloc(size_t count, size_t size)
         return NULL;
     unsigned char *room = malloc(bytes ? bytes : 1);
     for (size_t i = 0; room && i < bytes; i++)
-        ((volatile unsigned char *)room)[i] = 0; /* no memset: the compiler would merge malloc and memset into calloc */
+        /* clears by a loop, because the compiler would merge malloc and memset into calloc */
+        ((volatile unsigned char *)room)[i] = 0;
     return room;
 }

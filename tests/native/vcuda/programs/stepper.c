@@ -4,7 +4,7 @@
  *
  * Kills a process at every STRIDE-th instruction of an allocation and its free, and has a survivor then take all that
  * the slice has. The driver, asked from this process without the library, must show exactly LIMIT bytes in use each time.
- * Prints "kills instructions".
+ * Prints the number of kills and the number of instructions.
  */
 #include <poll.h>
 #include <signal.h>

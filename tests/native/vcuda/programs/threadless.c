@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Preloaded: the library under test can create THREADS threads and then gets EAGAIN, as under a process limit.
- * The program itself can create any number of threads. */
+/* A preloaded library: libvgpu.so can create THREADS threads and then gets EAGAIN, as under a process limit. The
+ * program itself can create any number of threads. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>

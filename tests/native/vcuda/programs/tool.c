@@ -23,10 +23,10 @@ static void called_back(void *data, enum gpusim_moment moment, void *handle)
     void *module, *function, *popped;
     (void)data;
     if (moment == GPUSIM_LIBRARY_LOADED)
-        return; /* a library belongs to no context */
+        return; /* does nothing, because a library belongs to no context */
     if (moment == GPUSIM_CONTEXT_CREATED && push(handle))
         return;
-    if (load(&module, ".gpusim kernel tool 1\n") == 0) /* fails while a capture forbids loads */
+    if (load(&module, ".gpusim kernel tool 1\n") == 0) /* the load fails while a capture forbids loads */
         get_function(&function, module, "tool");
     if (moment == GPUSIM_CONTEXT_CREATED)
         pop(&popped);
@@ -51,7 +51,7 @@ int InitializeInjection(void)
         return 0;
     int status = ((const struct gpusim_private *)table)->subscribe(called_back, NULL);
     if (status == NOT_INITIALIZED)
-        return 0; /* the program uses another driver, which has another name */
+        return 0; /* the program uses another driver, which has another name, so there is no driver to subscribe to */
     if (status) {
         fprintf(stderr, "tool: this driver takes no subscriber\n");
         abort();

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Returns the driver's own functions, bypassing the hooks. Needs src/driver/elf.c. */
+/* Returns the driver's own functions, so that a call of them bypasses the library's hooks. Programs link it with
+ * src/driver/elf.c. */
 #include "driver/real.h"
 
 #include <stdio.h>

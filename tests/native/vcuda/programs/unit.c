@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Parts of the library that need no driver, compiled with sanitizers: unit WHAT
- *   parse   runs the limits parser on mutated files: it returns, and never reads past the end of its input
- *   blocks  compares the block map with a plain array
+ * Tests the parts of the library that need no driver, compiled with sanitizers: unit WHAT
+ *   parse   runs the parser of limits files on mutated files: the parser returns, and never reads past its input
+ *   blocks  compares the block map, in which the library records allocations, with a plain array
  *   ledger  threads and processes charge and uncharge, some are killed; their sum never exceeds the limit
  */
 #include "account/blocks.h"
@@ -106,7 +106,8 @@ static void parse(void)
     CHECK(limits_parse(good, sizeof good, &out, reason, sizeof reason));
     for (unsigned round = 0; round < 60000; round++) {
         size_t length = round % 3 ? sizeof good : random_number() % (sizeof good + 1);
-        unsigned char *copy = malloc(length ? length : 1); /* exactly sized, so that the sanitizer reports a read past the end */
+        /* the copy has exactly the input's size, so that the sanitizer reports a read past the end */
+        unsigned char *copy = malloc(length ? length : 1);
         memcpy(copy, good, length);
         for (unsigned changes = 1 + random_number() % 4; length && changes; changes--) {
             /* Changes hit mostly the header, and often set four bytes to an extreme value. */
@@ -115,7 +116,8 @@ static void parse(void)
             if (random_number() % 2 && at + 4 <= length)
                 memset(copy + at, random_number() % 2 ? 0xff : 0, 4);
         }
-        if (random_number() % 4 && length >= offsetof(struct vgpu_limits, flags)) { /* a correct checksum, as in a file forged on purpose */
+        /* writes a correct checksum, as in a file forged on purpose */
+        if (random_number() % 4 && length >= offsetof(struct vgpu_limits, flags)) {
             uint32_t size, crc;
             memcpy(&size, copy + offsetof(struct vgpu_limits, size), 4);
             if (size <= length) {
@@ -131,7 +133,7 @@ static void parse(void)
             CHECK(reason[0] != 0);
         free(copy);
     }
-    CHECK(accepted > 100); /* otherwise the mutations never reach the code behind the checksum */
+    CHECK(accepted > 100); /* makes sure that the mutations reach the code behind the checksum */
 }
 
 #define KEYS 4096
@@ -154,7 +156,7 @@ static bool take(uint64_t key, struct block *block)
 
 static void blocks(void)
 {
-    static uint64_t model[KEYS]; /* bytes, 0: absent; the owner is the low bits of the key */
+    static uint64_t model[KEYS]; /* bytes of each block, 0 if it is absent; the index is also the block's owner */
     for (unsigned round = 0; round < 400000; round++) {
         uint64_t index = random_number() % KEYS, key = index * 4096 + 1;
         struct block block;
@@ -174,7 +176,7 @@ static void blocks(void)
     block_sweep(&vgpu_memory, odd_owner, &seen);
     for (unsigned i = 0; i < KEYS; i++)
         expected += model[i];
-    /* The sweep may visit a block twice if it moved to a later entry, but misses none. */
+    /* The sweep over all blocks may visit a block twice if the block moved to a later entry, but it misses none. */
     CHECK(seen >= expected);
     for (uint64_t i = 0; i < KEYS; i++) {
         struct block block;
@@ -199,7 +201,7 @@ static void *churn(void *data)
             continue;
         uint64_t sum = 0;
         atomic_fetch_add(&held[member], bytes);
-        /* A killed member's bytes are reassigned before `held` can be updated, so other members skip its entry. */
+        /* A killed member's bytes are released before `held` can be updated, so other members skip its entry. */
         for (unsigned m = member == 0 ? 0 : killed; m < MEMBERS; m++)
             sum += atomic_load(&held[m]);
         CHECK(sum <= LIMIT);

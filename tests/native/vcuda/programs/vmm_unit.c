@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tests vmm.c with the driver in this file:
+ * Tests vmm.c, the library's hooks of cuMemCreate, cuMemMap and their like, with the driver in this file:
  *   vmm_unit order CALL   a call for GPU 0 blocks in the driver; exits with 1 if GPU 1 cannot be used meanwhile
  *   vmm_unit poor CALL    the library has no host memory to record an allocation: it frees the memory and returns an error
  *   vmm_unit stress       threads create, map, unmap and release; the driver reuses the value of each handle at once
- *   vmm_unit fail         the driver refuses a release and an unmap: nothing changes
+ *   vmm_unit fail         the driver refuses a release and an unmap, and the library must change nothing
  */
 #include "memory/memory.h"
 #include "process.h"

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * waiters PAGE THREADS: threads wait on the `wake` word of a GPU page, as any program of a container may. Prints "ready"
- * when all threads wait, then for each input line the total number of wake-ups so far.
+ * waiters PAGE THREADS: threads wait on the `wake` word of a GPU page (a file in which the arbiter publishes turns), as
+ * any program of a container may. Prints "ready" when all threads wait, then for each input line the total number of
+ * wake-ups so far.
  */
 #include <fcntl.h>
 #include <linux/futex.h>

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Simulates the wake-ups of the controller thread for 100 s: wakes SEED EVERY_US. The thread requests a wake-up about
- * every EVERY_US. Prints the most wake-ups in any second, the longest delay of a wake-up in us, and how many came too early.
+ * Simulates the wake-ups of the library's controller thread, which checks timing events, for 100 s: wakes SEED
+ * EVERY_US. The thread requests a wake-up about every EVERY_US. Prints the most wake-ups in any second, the longest
+ * delay of a wake-up in us, and how many came too early.
  */
 #include "compute/pace.h"
 

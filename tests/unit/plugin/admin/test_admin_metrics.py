@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the metrics of GPUs: each value that a GPU reports appears in base units; a missing value has no sample."""
+"""Tests the Prometheus metrics of GPUs: each value that a GPU reports appears in base units, and a value that the GPU
+does not report has no sample.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from ..conftest import FakeGpus
 from ..samples import until
 
 FULL = Gauges(1234, 37, 41, 70_123, 1590, 5001, 3, 0)
-# The expected values, in base units.
+# The expected value of each metric in base units (bytes, seconds, ratios).
 FIGURES = {
     "vgpu_gpu_memory_bytes": [15360 << 20] * 2,
     "vgpu_gpu_memory_used_bytes": [1234 << 20],
@@ -72,7 +74,7 @@ def values(written: str) -> dict[str, list[float]]:
 
 
 def test_gpu_values_are_in_base_units(node, daemon, capsys):
-    """The second GPU reports no values, so it gets no samples, and no sample is 0."""
+    """The second GPU reports no values, so it gets no samples; in particular, no sample is 0."""
     daemon.source.shown = {node.gpus[0].uuid: FULL}
     written = text(node, capsys)
     assert values(written) == FIGURES
@@ -93,8 +95,8 @@ def test_missing_gpu_value_has_no_sample(node, daemon, capsys, field, name):
 
 
 XIDS = [
-    # columns: Xid events, their sum, the count by number, the last Xid. Xid 31 is an application's fault: it is
-    # counted, but the GPU stays healthy.
+    # columns: Xid events that the driver reports; expected sum of the events, expected count of each number, expected
+    # last Xid. Xid 31 is an application's fault: it is counted, but the GPU stays healthy.
     ([], 0, {}, None),
     ([31], 1, {"31": 1}, 31),
     ([79, 31, 31], 3, {"31": 2, "79": 1}, 31),
@@ -126,7 +128,9 @@ def test_xid_without_a_gpu_counts_for_all_gpus(node, daemon, capsys):
 
 
 def test_metrics_of_a_plugin_of_a_former_version():
-    """An old plugin does not report power, clocks and errors: the new vgpuctl omits these metrics and writes no 0."""
+    """A plugin of an older version reports no power, clocks and errors. The new vgpuctl then omits these metrics and
+    writes no 0.
+    """
     gpu = {"index": 0, "uuid": "GPU-a", "model": "T4", "memory_mib": 1, "healthy": True}
     gpu |= {"memory_used_mib": -1, "utilisation": -1, "temperature": -1}
     status = dict.fromkeys(("version", "config_name", "library", "config_sha256", "config_fault"), "")

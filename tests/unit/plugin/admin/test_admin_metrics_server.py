@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the metrics server: responses to GET /metrics, and an address that another program uses."""
+"""Tests the metrics server of the device plugin: responses to GET /metrics, and the start while another program uses
+the configured port.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,7 @@ def test_invalid_listen_address(address):
 
 
 def test_server_listens_once_another_program_frees_the_port(serve, caplog):
-    """A metrics port that is in use must not stop the plugin, so it starts without the port."""
+    """A port that is in use must not stop the plugin: it starts without metrics and listens once the port is free."""
     other = socket.create_server(("127.0.0.1", 0))
     port = other.getsockname()[1]
     with caplog.at_level(logging.WARNING):
@@ -119,7 +121,7 @@ def test_stop_frees_the_port():
     socket.create_server(("127.0.0.1", port)).close()
 
 
-# Prints which modules a metrics server has loaded before its first request.
+# A program that starts a metrics server and prints which modules are loaded before the server's first request.
 LAZY = """
 import sys
 sys.path[:0] = {path!r}

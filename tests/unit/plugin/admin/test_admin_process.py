@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests an exporter's metrics of its own process against values that the test reads from the kernel in other ways."""
+"""Tests the metrics that a Prometheus exporter of this project writes about its own process. The test compares them
+with values that it reads from the kernel in other ways.
+"""
 
 from __future__ import annotations
 

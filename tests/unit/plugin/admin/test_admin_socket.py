@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the admin socket of vgpuctl: every call over a real socket, and invalid callers."""
+"""Tests the admin socket, the Unix socket on which the device plugin answers vgpuctl: every call over a real socket,
+and callers that send invalid requests.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from ..samples import until
 
 
 class Service:
-    """A service that returns its version. Each call raises ``fault`` if set, and waits until ``gate`` is set."""
+    """A service that returns its version. Each call raises the exception ``fault`` if it is set, and waits until the
+    event ``gate`` is set.
+    """
 
     def __init__(self) -> None:
         self.fault: Exception | None = None
@@ -59,7 +63,7 @@ def service() -> Service:
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch) -> Path:
-    # A socket's path is limited in length, and pytest's folder may be too long.
+    # The path of a socket is limited in length, and the path of pytest's folder may be longer.
     monkeypatch.chdir(tmp_path)
     return Path("plugin.sock")
 
@@ -90,7 +94,7 @@ def test_long_response_from_a_root_only_socket(server, path):
     assert [one.name for one in Path().iterdir()] == ["plugin.sock"]
 
 
-# columns: the exception that the service raises, the code and the message that the caller gets
+# columns: the exception that the service raises; expected code and expected message at the caller
 @pytest.mark.parametrize(
     ("fault", "code", "text"),
     [
@@ -112,7 +116,7 @@ def test_every_error_has_a_code_and_a_message(server, service, path, fault, code
     assert ask(path).version
 
 
-# Invalid requests to which the server sends no answer: the case → the bytes that the caller sends.
+# Invalid requests to which the server sends no response: the case → the bytes that the caller sends.
 SAID = {
     "no request": b"",
     "name without a line end": b"Status",
@@ -123,7 +127,7 @@ SAID = {
     "length of 4 GiB": b"Status\n\xff\xff\xff\xff",
     "another protocol": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
 }
-# Invalid requests that get an error: the case → the sent bytes, the start of the answer.
+# Invalid requests that get an error: the case → the bytes that the caller sends, the expected start of the response.
 ANSWERED = {
     "unknown method": (b"Reboot\n\0\0\0\0", b"INVALID_ARGUMENT\n"),
     "private method": (b"__init__\n\0\0\0\0", b"INVALID_ARGUMENT\n"),
@@ -143,7 +147,7 @@ def test_invalid_requests_do_not_stop_the_server(server, path, said):
             while part := caller.recv(4096):
                 answer += part
         except ConnectionResetError:
-            pass  # the server closed the connection before it read all input
+            pass  # The server closed the connection before it had read everything that the caller sent.
     assert answer.startswith(ANSWERED[said][1] if said in ANSWERED else b"")
     assert bool(answer) is (said in ANSWERED)
     assert ask(path).version, "the server still responds to a valid request"
@@ -173,7 +177,8 @@ def test_number_of_concurrent_calls_is_limited(server, service, path):
     for one in callers:
         one.start()
     until(lambda: service.inside == admin_socket.MOST_CALLS, "the maximum number of running calls")
-    # Leaves time for one call too many to start. A slow machine may hide a fault but never causes a wrong failure.
+    # The pause gives the server time to start one call too many. On a slow machine the pause may be too short to show
+    # such a fault, but it never causes a wrong failure.
     time.sleep(0.2)
     assert service.inside == admin_socket.MOST_CALLS
     service.gate.set()
@@ -189,7 +194,7 @@ def test_stop_does_not_wait_for_running_calls(server, service, path):
     until(lambda: service.inside == admin_socket.MOST_CALLS, "the maximum number of running calls")
     ending = threading.Thread(target=server.stop, daemon=True)
     ending.start()
-    ending.join(30)  # Without the early stop, each call would block for 60 s.
+    ending.join(30)  # If stop waited for the running calls, it would block for 60 s.
     assert not ending.is_alive() and not path.exists()
 
 
@@ -200,8 +205,8 @@ def request_without_answer(path: Path) -> None:
 
 @pytest.mark.parametrize("why", ["caller killed", "caller timed out"])
 def test_lease_ends_if_its_caller_is_gone(server, service, path, why):
-    """The caller leaves while the service waits for the kubelet, so its lease is released. A caller that stays keeps
-    its lease.
+    """A Lease call reserves a slice of a GPU. If the caller leaves while the service waits for the kubelet, the lease
+    is released; a caller that stays keeps its lease.
     """
     kept = Client(path, 30.0).call("Lease", api.LeaseRequest()).allocation
     service.gate.clear()
@@ -251,7 +256,7 @@ def test_calls_are_served_once_descriptors_or_threads_are_available(path, servic
     assert service.inside
 
 
-# columns: what is at the socket's path, words of vgpuctl's error
+# columns: what is at the path of the socket; expected words of vgpuctl's error
 @pytest.mark.parametrize(
     ("what", "text"),
     [
@@ -275,7 +280,7 @@ def test_vgpuctl_names_the_fault_of_the_socket(path, what, text):
 
         def settings() -> None:
             caller = listening.accept()[0]
-            # The first bytes of an HTTP/2 server: a SETTINGS frame.
+            # The first bytes that an HTTP/2 server sends: a SETTINGS frame.
             caller.sendall(struct.pack(">BHBBI", 0, 96, 4, 0, 0) + b"\0" * 96)
             caller.recv(4096)
             caller.close()
@@ -298,7 +303,7 @@ def test_socket_is_removed_at_stop_and_stale_socket_replaced(path, service):
     first = Server(path, service)
     first.stop()
     assert list(Path().iterdir()) == []
-    for left in ("plugin.sock", "new.sock"):  # A killed program leaves its sockets.
+    for left in ("plugin.sock", "new.sock"):  # A killed program leaves the files of its sockets behind.
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(left)
     second = Server(path, service)
@@ -308,7 +313,7 @@ def test_socket_is_removed_at_stop_and_stale_socket_replaced(path, service):
 
 
 def test_vgpuctl_loads_no_grpc():
-    """Loading grpc would take most of a call's time."""
+    """vgpuctl does not need grpc, and loading it would take most of a call's time."""
     code = f"import sys; sys.path[:0] = {sys.path!r}; import vgpu_plugin.ctl.main; print('grpc' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

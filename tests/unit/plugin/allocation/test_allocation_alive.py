@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that a slice is not free while a process of its container still runs on the GPU, whatever files and records
-say.
+"""Tests that a slice (a part of a GPU) does not become free while a process of its container still runs on the GPU,
+even if the container's files or the plugin's records say otherwise.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..inject.test_inject_handover import static_slices
 
 @pytest.mark.parametrize("recorded", [True, False])
 def test_allocation_does_not_end_while_its_processes_run(node, recorded):
-    """Covers an allocation of a deleted pod and a folder without a record."""
+    """Covers two cases: an allocation whose pod was deleted, and an allocation's folder without a record."""
     pool, allocator, files = node.parts()
     time, alive = [0.0], set()
     collector = Collector(allocator, files, node.paths.checkpoint, monotonic=lambda: time[0])
@@ -31,13 +31,16 @@ def test_allocation_does_not_end_while_its_processes_run(node, recorded):
         time[0] += GRACE_S
     assert files.present() == [one.allocation]
     alive.clear()
-    assert collector.collect() == []  # the first poll without the allocation in the checkpoint
+    # This poll is the first for which the kubelet's checkpoint does not contain the allocation.
+    assert collector.collect() == []
     time[0] += GRACE_S
     assert collector.collect() == [one.allocation]
 
 
 def test_slice_of_a_container_whose_files_were_removed_is_not_free(node):
-    """The new ledger shows no process, because the running container still uses the removed ledger."""
+    """A ledger is the file in which a container's processes count their GPU memory. The container still uses its
+    removed ledger, so the new ledger at the same path shows no process.
+    """
     outside, pool, _allocator, files = static_slices(node, splitCount=2)
     outside.refresh()
     piece = pool.slices[0].id

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests Allocate and PreStartContainer by the files that they write."""
+"""Tests Allocate and PreStartContainer, the two calls by which the kubelet assigns slices (parts of a GPU) to a
+container, by the files that they write for the container.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def devices_of(answer) -> list[tuple[str, int, int]]:
 
 
 def test_limits_of_slices(node):
-    """Rows: GPU MiB, split count K, memory scaling S, cores scaling C, expected MiB and SM % of a slice."""
+    """Each row of the table has the GPU's MiB, the number of slices per GPU, the scaling factors of memory and of
+    cores; then the expected MiB and percent of the SMs for one slice.
+    """
     table = [
         (16160, 2, "1.0", "2", 8080, 100),
         (16160, 4, "2.0", "1", 8080, 25),
@@ -104,8 +108,8 @@ def test_files_and_their_rights(node):
 
 
 def test_mounts_of_a_new_container(node):
-    """The mounted folder has the very files that arbiter and watcher use, and mount points for files that the
-    container writes.
+    """The mounted folder has hard links to the files that arbiter and watcher (programs of the node) use, and empty
+    mount points for the files that the container writes.
     """
     _pool, allocator, files = node.parts()
     (answer,) = allocator.allocate([[slice_id(node.gpus[0])]])
@@ -123,19 +127,19 @@ def test_mounts_of_a_new_container(node):
     assert sorted(one.name for one in share.iterdir()) == sorted(["limits", page, "ld.so.preload", "ledger", "tenant"])
     assert [(share / one).samefile(folder / one) for one in ("limits", page)] == [True, True]
     assert [(share / one).stat().st_size for one in ("ledger", "tenant")] == [0, 0]
-    # All users of a container can read the files; the mount is read-only.
+    # All users in a container can read the files, and the mount is read-only.
     places = [share, folder / "root", folder / "root/lib", folder / "root/0"]
     assert [oct(one.stat().st_mode & 0o7777) for one in places] == ["0o755"] * 4
     assert [list(one.iterdir()) for one in places[2:]] == [[], []]
     assert (share / "ld.so.preload").read_text() == "/dev/vgpu/lib/libvgpu.so\n"
-    # A container from an older version has its own library mounted at the old path; a new container does not.
+    # A container that an older version started has its own library mounted at the old path. A new container does not.
     assert not (folder / "ld.so.preload").exists()
     allocator.prestart([slice_id(node.gpus[0])])
     assert oct((folder / "ld.so.preload").stat().st_mode & 0o7777) == "0o444"
     assert (folder / "ld.so.preload").read_text() == "/usr/local/lib/vgpu/libvgpu.so\n"
 
 
-# columns: the damage to an allocation's mounted files, the function that causes it
+# columns: the damage to the files that an allocation's container has mounted, the function that causes this damage
 SPOILT = [
     ("files of an older version", shutil.rmtree),
     ("limits file of an earlier folder", lambda share: replace_by(share / "limits", b"other")),
@@ -168,7 +172,7 @@ def test_missing_mounted_files_are_restored(node, about, spoil, again):
     getattr(files, again)(record)
     assert files.is_whole(record)
     kept = {name: (folder / name).stat().st_ino for name in before} == before
-    assert kept is (again == "make_share")  # the files of a running container do not change
+    assert kept is (again == "make_share")  # The files of a running container must not change.
 
 
 def test_two_slices_of_one_gpu(node):
@@ -189,7 +193,8 @@ def test_cores_of_merged_slices_are_at_most_100_percent(node):
     assert devices_of(answer) == [(node.gpus[0].uuid, 15360, 100)]
 
 
-# columns: the ids that the kubelet requests ({0}: the first GPU), the error's class, words of the error
+# columns: the slice ids that the kubelet requests ({0} is the UUID of the first GPU); the expected class of the error
+# and words of its message
 @pytest.mark.parametrize(
     ("ids", "kind", "sentence"),
     [
@@ -268,9 +273,9 @@ def test_prestart_after_a_reboot(node):
     shutil.rmtree(node.paths.run_dir)
     node.mounter.mounted.clear()
     node.install_library("0.2.0-bbbbbbbbbbbb")
-    _pool, allocator, files = node.parts(splitCount=3, logLevel=5)  # the program restarts with another configuration
+    _pool, allocator, files = node.parts(splitCount=3, logLevel=5)  # The program restarts with another configuration.
     allocator.prestart([slice_id(node.gpus[0])])
-    assert limits_of(answer) == before  # the limits stay as in the response to Allocate
+    assert limits_of(answer) == before  # The limits stay as they were in the response to Allocate.
     (record,) = allocator.records.all()
     for _inside, host, _read_only in (*answer.mounts, *files.old_mounts(record)):
         assert Path(host).exists()
@@ -322,7 +327,7 @@ def test_prestart_rebuilds_lost_records_from_the_checkpoint(node):
     assert (record.id, Path(record.library).name) == (answer.allocation, "0.1.0-aaaaaaaaaaaa")
 
 
-# columns: what was removed since the allocation (the records, the library), words of the error
+# columns: what was removed since the allocation (the plugin's records or the library); expected words of the error
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
     [
@@ -351,7 +356,7 @@ def test_unreadable_records_are_moved_away(node):
 
 
 class Disk:
-    """A disk that may be full: only a part of the records is written, as on a real disk."""
+    """Simulates a disk that may be full: then only a part of the records file is written, as on a real disk."""
 
     def __init__(self, monkeypatch) -> None:
         self.full = False
@@ -379,12 +384,12 @@ def test_allocation_without_a_record_leaves_no_files(node, disk):
     assert [one.id for one in allocator.records.all()] == [kept.allocation]
     assert files.present() == [kept.allocation]
     disk.full = False
-    # the records on disk were not damaged
+    # The failed write did not damage the records on the disk.
     assert [one.id for one in node.parts()[1].records.all()] == [kept.allocation]
 
 
 def test_allocation_ends_even_if_the_disk_is_full(node, disk):
-    """Even if the record on disk cannot be changed, a lease must end and a slice become free."""
+    """A lease must end and a slice become free even if the full disk prevents a change of the records."""
     _pool, allocator, files = node.parts()
     (one,) = allocator.allocate([[slice_id(node.gpus[0])]])
     (two,) = allocator.allocate([[slice_id(node.gpus[1])]])
@@ -392,7 +397,7 @@ def test_allocation_ends_even_if_the_disk_is_full(node, disk):
     allocator.forget(one.allocation)
     assert ([record.id for record in allocator.records.all()], files.present()) == ([two.allocation],) * 2
     disk.full = False
-    allocator.forget(two.allocation)  # the next change updates the file
+    allocator.forget(two.allocation)  # The next change of a record also writes the earlier changes to the file.
     assert node.parts()[1].records.all() == []
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests how a GPU's memory between the pods' promises and limits is distributed, by the limits files on disk. A child
-process that locks a ledger slot simulates a program.
+"""Tests burst memory: a pod may be promised less memory than its limit, and GPU memory that is promised to no pod is
+distributed among such pods up to their limits. The tests read the limits files on disk. A child process that locks a
+slot of a container's ledger (its file of memory counts) simulates a program.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from vgpu_plugin.errors import NoFreeSlice, NotNow, Refused
 
 from .test_allocation_resizer import MIB, REQUESTED, Ground
 
-# columns: the case; MiB that are promised to no pod; (promised, limit, used) MiB of each pod; MiB that each pod may use
+# columns: the case; MiB of the GPU that are promised to no pod; (promised, limit, used) MiB of each pod; expected MiB
+# that each pod may use
 SPREAD = [
     ("one pod and enough memory", 10000, [(2000, 8000, 0)], [8000]),
     ("less free memory than the pod's limit", 3000, [(2000, 8000, 0)], [5000]),
@@ -64,7 +66,7 @@ def test_each_pod_gets_its_promise_and_its_used_memory_and_no_memory_is_distribu
     for mib, one in zip(out, holders, strict=True):
         assert max(one.bounds.promised, one.used) <= mib <= one.bounds.limit
     assert sum(extra) <= max(room, sum(needed))
-    # Memory remains only if all pods have reached their limits.
+    # Memory may remain undistributed only if all pods have reached their limits.
     if sum(extra) < room:
         assert out == [one.bounds.limit for one in holders]
 
@@ -92,7 +94,7 @@ class Node(Ground):
         return allocation
 
     def comes(self, n: int, promised: int, burst: int = 0) -> str:
-        """Starts a container in slice ``n``; raises the errors of the start."""
+        """Starts a container in slice ``n``; passes on the errors of the start, such as a refusal."""
         found = [one for one in self.records.all() if one.slice_ids == (f"{self.first.uuid}::{n}",)]
         allocation = found[0].id if found else self.take(self.first, n)
         sizer = self.allocator.sizer
@@ -103,7 +105,7 @@ class Node(Ground):
         return allocation
 
     def mib(self, *allocations: str) -> list[int]:
-        """Returns the current limits in MiB; checks that limits files and records agree."""
+        """Returns the current limits of the allocations in MiB; checks that limits files and records agree."""
         found = [self.sizes(one)[0][0] for one in allocations]
         assert found == [self.kept(one)[0][0] for one in allocations]
         return found
@@ -157,14 +159,17 @@ def test_new_pod_waits_with_a_reason_while_other_pods_use_its_promised_memory(gr
 
 
 def test_memory_reserved_for_a_starting_pod_counts_once(ground):
-    """A poll runs between the reservation for a new pod and the pod's record; the memory must count only once."""
+    """A new pod's memory is reserved before the pod gets a record. A poll runs between both steps, and the memory must
+    count only once.
+    """
     here = ground()
     one, plain = here.comes(0, 2000, 10000), here.comes(1, 3360)
     sizer, newcomer = here.allocator.sizer, here.take(here.first, 2)
     sizer._reserve_promised(here.records.get(newcomer), [Device(here.first.uuid, 6000, 0)], 1)
     here.burst.poll()
     assert here.mib(one, plain) == [6000, 3360]
-    # A pod that grows: a poll runs during its call to the API server, and the memory must count only once.
+    # The same for a pod that grows: a poll runs while the resize calls the API server, and the memory must count only
+    # once.
     with here.records.lock:
         here.records.put(sizer._reserved.pop(newcomer))
     here.files.make(here.records.get(newcomer))
@@ -201,8 +206,8 @@ def test_promise_larger_than_the_free_memory_is_refused(ground):
 
 
 def test_oom_killer_setting_of_a_pod_does_not_apply_to_its_neighbour(ground):
-    """The limit of a pod with the OOM killer may fall below its used memory, but only as far as other pods need. The
-    limit of its neighbour never does.
+    """The OOM killer is an option per pod: if it is on, the limit of the pod may fall below its used memory, but only
+    as far as other pods need the memory. The limit of a neighbour without the option never does.
     """
     here = ground()
     kills = here.pod(0, 2000, 9000, 9000, oom_killer=True)
@@ -273,7 +278,9 @@ def test_limit_is_not_lowered_below_memory_allocated_during_the_start_of_a_pod(g
 
 
 def test_lease_gets_free_memory_only(ground):
-    """A lease has no promise, so it never takes memory that a pod uses, even if the OOM killer is on for the pod."""
+    """A lease (a slice for a container outside Kubernetes) has no promise, so it never takes memory that a pod uses,
+    even if the OOM killer is on for the pod.
+    """
     here = ground()
     leases = Leases(here.allocator, here.pool, here.node.paths.checkpoint, lambda: False, here.node.clock)
     one = here.pod(0, 2000, 20000, 15360, oom_killer=True)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests leases of docker and podman containers: their size, their number of GPUs, and that they last as long as the
-container.
+"""Tests leases of docker and podman containers (slices of a GPU that the plugin withholds from the kubelet for them):
+the size of a lease, its number of GPUs, and that it lasts as long as its container.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DOCKER = Terms("container", "docker", "docker")
 
 
 class Engines:
-    """Replaces the engines' list of containers; None: the engine does not respond."""
+    """Replaces the engines' list of containers. None means that the engine does not respond."""
 
     def __init__(self) -> None:
         self.shown: dict[str, str] | None = {}
@@ -81,13 +81,13 @@ def test_slices_of_two_gpus(node):
     assert len(limits_of(node, answer.allocation)) == 2
     with pytest.raises(NoFreeSlice, match="3 GPUs with a free slice are requested; too few of this node's 2 have one"):
         leases.lease(terms=replace(DOCKER, gpus=3))
-    # The slices that were taken before the failure are offered again.
+    # The slices that the failed request had already taken are offered again.
     assert {offer.slice.id for offer in parts[0].offers()[1] if offer.healthy} == {
         one.id for one in parts[0].slices
     } - set(answer.slice_ids)
 
 
-# columns: the requested GPU ("": any), invalid terms of a lease, words of the error
+# columns: the requested GPU ("" means any GPU), invalid terms of a lease; expected words of the error
 BAD = [
     ("", Terms("kubelet"), "a lease of kind"),
     ("", Terms("container", "x"), "docker or podman only for container"),
@@ -106,8 +106,8 @@ def test_invalid_lease_terms(node, uuid, terms, sentence):
         leases_of(node, node.parts()).lease(node.gpus[0].uuid if uuid else "", terms=terms)
 
 
-# columns: the case; successive (engine's answer, seconds before it), where "web" is the running container and None no
-# response; whether the lease still exists
+# columns: the case; the engine's successive responses, each with the seconds before it ("web" is the running container,
+# None means no response); whether the lease is expected to exist afterwards
 LIVES = [
     ("the container runs for long", [("web", 10), ("web", 100000)], True),
     ("the container never appeared, its start time is not over", [("", 10), ("", 10), ("", 10)], True),
@@ -147,7 +147,7 @@ def test_holder_is_named_after_the_container(node):
 
 @pytest.mark.parametrize("seen", [True, False])
 def test_reboot(node, seen):
-    """After a reboot /run is empty. A container from before must find its files as soon as its engine starts it."""
+    """A reboot empties /run. A container from before the reboot must find its files as soon as its engine starts it."""
     parts, engines = node.parts(), Engines()
     leases = leases_of(node, parts, engines)
     answer = leases.lease(terms=DOCKER)
@@ -158,7 +158,7 @@ def test_reboot(node, seen):
     node.mounter.mounted.clear()
     node.clock.boot, node.clock.seconds = "boot-b", 5.0
     parts = node.parts()
-    engines.shown = None  # docker starts after the plugin
+    engines.shown = None  # In this case docker starts after the plugin.
     leases = leases_of(node, parts, engines)
     leases.follow()
     leases.expire()
@@ -197,7 +197,7 @@ LISTS = [
 def test_container_list_of_an_engine_is_parsed(tmp_path, output, leases):
     pid = tmp_path / "docker.pid"
     lists = EngineLists(lambda _words: output, pid)
-    assert lists.leases(["docker"]) == {}  # listing containers does not start a stopped daemon
+    assert lists.leases(["docker"]) == {}  # No docker command runs, because it could start a stopped daemon.
     pid.touch()
     assert lists.leases(["docker", "docker"]) == ({} if leases is None else {"docker": leases})
     assert lists.leases(["podman"]) == ({} if leases is None else {"podman": leases})

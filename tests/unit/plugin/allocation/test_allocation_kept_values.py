@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests cached values of Allocate: they must equal freshly computed values after any change."""
+"""Tests the values that Allocate caches between calls: after any change they must equal freshly computed values."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def test_flags_follow_the_settings(node):
 
 
 def test_flags_follow_the_current_gpu_model(node):
-    """Another GPU model appears under the same UUID, and an exception applies to that model."""
+    """Another GPU model appears under the same UUID, and the configuration has an exception for that model, so the
+    flags must change.
+    """
     exception = [{"match": {"model": "V100"}, **OVERSOLD}]
     node.gpus = gpus("T4", "V100-16GB")
     pool, allocator, _files = node.parts(splitCount=4, devices=exception)
@@ -60,7 +62,9 @@ def test_flags_follow_the_current_gpu_model(node):
 
 
 def test_flags_are_per_container(node):
-    """A starting container of unknown size has ``deny`` in its own limits only."""
+    """A container whose size is not known yet has the flag ``deny`` (it must not use the GPU yet) in its own limits
+    only.
+    """
     _pool, allocator, _files = node.parts()
     uuid = node.gpus[0].uuid
     (answer,) = allocator.allocate([[f"{uuid}::0"]])
@@ -68,7 +72,7 @@ def test_flags_are_per_container(node):
     assert limits_of(allocator.allocate([[f"{uuid}::1"]])[0])["deny"] is False
 
 
-# ---- memory pages of a GPU
+# ---- GPU page, tenant page and ledger: the files that a container shares with programs of the node
 
 
 @pytest.mark.parametrize(
@@ -93,7 +97,7 @@ def test_gpu_pages_belong_to_their_own_allocation(pack, parse):
             pack(["é"], "a1b2")
 
 
-# ---- records
+# ---- records of allocations
 
 
 def store(path: Path) -> RecordStore:
@@ -106,8 +110,8 @@ def test_cached_leases_equal_reloaded_leases(tmp_path):
     path = tmp_path / "allocations.json"
     kept = store(path)
     rows = [
-        # columns: the operation and its argument, the lease that uses slice a, the lease that uses slice b, whether any
-        # record has other slices than the kubelet named
+        # columns: the operation and its argument; then what is expected: the lease that uses slice a, the lease that
+        # uses slice b, whether any record has other slices than the kubelet requested
         ("put", Record("1", KUBELET, ("a",)), None, None, False),
         ("put", Record("2", LEASE, ("b",)), None, "2", False),
         ("put", Record("3", KUBELET, ("c",), asked=("d",)), None, "2", True),
@@ -150,7 +154,9 @@ def test_unwritten_record_is_not_cached(tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", [KUBELET, LEASE])
 @pytest.mark.parametrize("wrong", ["slice_ids", "asked"])
 def test_invalid_file_leaves_no_records(tmp_path, kind, wrong):
-    """The invalid entry may be the last one, so no entry of the file may stay in memory."""
+    """The file's last entry may be the invalid one. So no entry of the file may be loaded before the whole file is
+    checked.
+    """
     path = tmp_path / "allocations.json"
     store(path).put(Record("1", LEASE, ("a",), asked=("b",)))
     data = json.loads(path.read_text())

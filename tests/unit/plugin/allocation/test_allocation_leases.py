@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests leases and the collection of allocations: what stays, what ends, and when."""
+"""Tests leases (slices of a GPU that are withheld from the kubelet for a program, a container or a check on this host),
+and the collection of allocations: which allocations stay, which end, and when.
+"""
 
 from __future__ import annotations
 
@@ -53,9 +55,9 @@ def test_lease_takes_the_kubelets_last_choice(node):
 def test_slices_in_use_are_not_leased(node):
     parts = node.parts(splitCount=1)
     leases = leases_of(node, parts)
-    # One slice in use is only in the records, the other only in the kubelet's checkpoint.
+    # One of the two slices in use is only in the plugin's records, the other only in the kubelet's checkpoint.
     parts[1].allocate([[f"{node.gpus[0].uuid}::0"]])
-    write_checkpoint(node, ids_only=[f"{node.gpus[1].uuid}::0"])  # no record exists
+    write_checkpoint(node, ids_only=[f"{node.gpus[1].uuid}::0"])  # For this slice no record exists.
     with pytest.raises(NoFreeSlice, match="found 2 slices, each in use, leased or unhealthy"):
         leases.lease()
     assert len(healthy(parts[0])) == 2  # The refused lease withholds no slice from the kubelet.
@@ -69,7 +71,8 @@ def test_unhealthy_gpu_is_not_leased(node):
         leases_of(node, parts).lease(node.gpus[0].uuid)
 
 
-# columns: the requested GPU ("": any), the lease's seconds, the error's class, words of the error
+# columns: the requested GPU ("" means any GPU), the seconds for which the lease is requested; expected class of the
+# error, expected words of its message
 @pytest.mark.parametrize(
     ("uuid", "ttl", "kind", "sentence"),
     [
@@ -89,7 +92,7 @@ def test_kubelets_concurrent_allocation_wins_over_a_lease(node):
     asked = []
 
     def registered() -> bool:
-        # The kubelet withdraws each withheld slice, but a pod has just received the first one.
+        # The kubelet withdraws each withheld slice, but it has just allocated the first one to a pod.
         if not asked:
             asked.append(True)
             write_checkpoint(node, ids_only=[first], advertised=[second])
@@ -102,7 +105,7 @@ def test_kubelets_concurrent_allocation_wins_over_a_lease(node):
 
 
 def test_late_allocate_wins_over_a_lease(node, monkeypatch):
-    """The kubelet's Allocate arrives after the last check of which slices are in use."""
+    """The kubelet's Allocate call arrives after the lease checked for the last time which slices are in use."""
     parts = node.parts(splitCount=1)
     first, second = (f"{gpu.uuid}::0" for gpu in node.gpus)
     look = Leases._withdrawn
@@ -135,7 +138,7 @@ def test_lease_survives_a_restart_and_expires(node):
     parts = node.parts()
     answer = leases_of(node, parts).lease(ttl_s=100)
     parts = node.parts()
-    leases = leases_of(node, parts)  # the program restarts
+    leases = leases_of(node, parts)  # The program restarts.
     assert answer.slice_ids[0] not in healthy(parts[0])
     node.clock.seconds += 99
     leases.expire()
@@ -168,7 +171,7 @@ def test_only_a_lease_is_released(node):
             leases.release(unknown)
 
 
-# ---- collection
+# ---- collection: allocations that the kubelet no longer lists end after a grace period
 
 
 class Time:
@@ -186,11 +189,12 @@ def test_collection_needs_the_kubelets_checkpoint(node):
     (kept,) = parts[1].allocate([[f"{node.gpus[0].uuid}::0"]])
     (gone,) = parts[1].allocate([[f"{node.gpus[1].uuid}::0"]])
     leased = leases_of(node, parts).lease()
-    assert collector.collect() == []  # without a checkpoint nothing ends: a stopped kubelet still has containers
+    # Without a checkpoint no allocation ends, because a stopped kubelet still has containers.
+    assert collector.collect() == []
     time.now += 10 * GRACE_S
     assert collector.collect() == []
     write_checkpoint(node, [kept])
-    assert collector.collect() == []  # the first poll without the allocation
+    assert collector.collect() == []  # From this poll on, the checkpoint does not contain one of the allocations.
     time.now += GRACE_S - 1
     assert collector.collect() == []
     node.paths.checkpoint.write_text("{torn")
@@ -203,7 +207,7 @@ def test_collection_needs_the_kubelets_checkpoint(node):
 
 
 def test_allocation_in_pod_resources_does_not_end(node):
-    """PodResources still lists the allocation, although the checkpoint lost its entry."""
+    """The kubelet's PodResources service still lists the allocation, although its checkpoint has lost the entry."""
     parts = node.parts()
     time = Time()
     held = {f"{node.gpus[0].uuid}::0": ("ml", "train", "main")}
@@ -215,13 +219,15 @@ def test_allocation_in_pod_resources_does_not_end(node):
     time.now += GRACE_S
     assert collector.collect() == [gone.allocation]
     held.clear()
-    assert collector.collect() == []  # the first poll without the allocation
+    assert collector.collect() == []  # From this poll on, neither source contains the allocation.
     time.now += GRACE_S
     assert collector.collect() == [kept.allocation]
 
 
 def test_former_allocation_of_a_reused_slice_ends(node):
-    """PodResources names slices, not allocations; the checkpoint shows which of two allocations has the slice."""
+    """PodResources names slices, not allocations. If two allocations had one slice, only the checkpoint shows which of
+    them has it now.
+    """
     parts = node.parts()
     time = Time()
     slice_id = f"{node.gpus[0].uuid}::0"
@@ -230,19 +236,19 @@ def test_former_allocation_of_a_reused_slice_ends(node):
     (former,) = parts[1].allocate([[slice_id]])
     (now,) = parts[1].allocate([[slice_id]])
     write_checkpoint(node)
-    assert collector.collect() == []  # the checkpoint names neither, so either may be in use
+    assert collector.collect() == []  # The checkpoint names neither allocation, so either may be in use.
     time.now += GRACE_S
     assert collector.collect() == []
     write_checkpoint(node, [now])
-    assert collector.collect() == []  # the first poll without the allocation
+    assert collector.collect() == []  # From this poll on, the checkpoint does not contain the former allocation.
     time.now += GRACE_S
     assert collector.collect() == [former.allocation]
     assert parts[2].present() == [now.allocation]
 
 
 def test_kubelet_is_made_to_write_its_checkpoint(node):
-    """The kubelet removes a deleted pod from its checkpoint only at its next write; PodResources omits the pod at
-    once.
+    """The kubelet removes a deleted pod from its checkpoint only when it writes the file the next time, while
+    PodResources omits the pod at once. So the plugin causes such a write.
     """
     parts = node.parts()
     time, asked = Time(), []
@@ -255,7 +261,7 @@ def test_kubelet_is_made_to_write_its_checkpoint(node):
     write_checkpoint(node, [one])
     start = time.now
     assert (collector.collect(), asked) == ([], [])
-    held = None  # without a response from PodResources nothing is known
+    held = None  # Without a response from PodResources it is unknown whether the pod exists.
     assert (collector.collect(), asked) == ([], [])
     held = {}
     assert (collector.collect(), asked) == ([], [start])
@@ -295,13 +301,14 @@ def test_checkpoint_without_responses_keeps_the_allocation(node):
 
 
 def test_containers_of_a_renamed_resource_keep_their_files(node):
-    """The resource was renamed. Running containers stay listed under the old name."""
+    """The resource was renamed in the configuration. The kubelet still lists running containers under the old name."""
     parts = node.parts(splitCount=1)
     time = Time()
     (kept,) = parts[1].allocate([[f"{node.gpus[0].uuid}::0"]])
     (lost,) = parts[1].allocate([[f"{node.gpus[1].uuid}::0"]])
     write_checkpoint(node, [kept, lost], resource="example.com/former")
-    parts[1].records.drop(lost.allocation)  # only the checkpoint explains the folder
+    # Only the kubelet's checkpoint shows to which allocation the folder belongs.
+    parts[1].records.drop(lost.allocation)
     collector = Collector(parts[1], parts[2], node.paths.checkpoint, monotonic=time)
     for _time in range(3):
         assert collector.collect() == []

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests directories that an engine leaves: if it starts a container before our files exist, it makes a directory for
-each.
+"""Tests directories that a container engine leaves: if the engine starts a container before the plugin has made the
+files that the container mounts, the engine makes a directory in place of each file.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from vgpu_plugin.offer import settings
 from ..conftest import FakeGpus
 from ..inject.test_inject_handover import specs, static_slices
 
-# Mount sources below an allocation's folder, of this version and of an older version.
+# Paths below an allocation's folder that containers mount: those of this version and those of an older version.
 NOW = ("root", "ro", "rw/ledger", "rw/tenant", "ro/ld.so.preload")
 FORMER = ("ld.so.preload", "limits", "rw/ledger", "rw/tenant", "gpu-{uuid}")
 SINGLE = tuple(dict.fromkeys((*NOW, *FORMER, "ro/limits", "ro/ledger", "ro/tenant", "ro/gpu-{uuid}", "limits.new")))
 
 
 def engine_makes(node, folder, names: tuple[str, ...], uuid: str) -> None:
-    """Simulates a reboot: the tmpfs mounts are gone, and the engine has made directories with its own mode."""
+    """Simulates a reboot after which the engine started first: the tmpfs mounts are gone, and in their place are
+    directories with the engine's own mode.
+    """
     node.mounter.mounted.clear()
     shutil.rmtree(folder)
     for name in names:
@@ -92,7 +94,7 @@ def test_slice_for_docker_and_podman_is_restored(node, name):
 
 
 def unusable(node, monkeypatch, slice_name: str) -> None:
-    """Makes the folder of one slice impossible to create, even for root."""
+    """Makes the creation of the folder of one slice fail, even for root."""
     real = node.mounter.mount_tmpfs
 
     def mount(target, size):
@@ -121,7 +123,7 @@ def test_broken_slice_does_not_affect_others(node, monkeypatch):
 
 
 def test_no_slice_can_be_offered(node):
-    """A fault of all slices also becomes a warning, and only one."""
+    """A fault that affects all slices causes one warning in the status, not one for each slice."""
     outside, _pool, _allocator, _files = static_slices(node)
     outside.refresh()
     (node.library_root / "current").unlink()
@@ -134,7 +136,7 @@ def test_no_slice_can_be_offered(node):
 
 
 def test_status_warns_of_a_slice_that_cannot_be_offered(node, monkeypatch):
-    """Assembles the parts as the daemon does."""
+    """The test assembles the program's parts in the same way as the daemon does."""
     driver = DriverFiles((("libcuda.so.1", "/lib/libcuda.so.1"),))
     monkeypatch.setattr("vgpu_plugin.inject.driver_files.find", lambda *_given, **_named: driver)
     found = node.configure(splitCount=2)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the recovery of lost records from their copies in /run/vgpu, so that no slice in use becomes free."""
+"""Tests the recovery of the plugin's records (its list of allocations) from their copies in /run/vgpu if the file is
+lost, so that no slice in use becomes free.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def leases_of(node, parts) -> Leases:
 
 
 def begun(node, split: int = 2):
-    """Builds the pool, allocator and files and recovers the records, as the daemon does at its start."""
+    """Builds the parts that know slices, allocations and files, and recovers the records, as the daemon does at its
+    start.
+    """
     parts = node.parts(splitCount=split)
     parts[2].prepare()
     recovery.recover(parts[1].records, parts[2])
@@ -81,7 +85,7 @@ def test_intact_records_take_precedence(node):
     assert (parts[1].records.all(), parts[1].records.warnings) == ([], [])
 
 
-# Damage to the record copy in an allocation's folder: the case → the function that causes it.
+# Damage to the copy of the record in an allocation's folder: the case → the function that causes it.
 SPOILT = {
     "record copy missing": lambda folder: (folder / "record").unlink(),
     "record copy truncated": lambda folder: (folder / "record").write_text('{"id": '),
@@ -105,7 +109,7 @@ def test_unreadable_folder_does_not_stop_the_recovery(node, how):
 
 
 def test_current_limits_are_recovered(node):
-    """A recovered record has the container's current limits, not its limits at the start."""
+    """A recovered record has the limits that the container has now, not the limits that it had at its start."""
     parts = begun(node)
     (one,) = parts[1].allocate([[parts[0].slices[0].id]])
     path = parts[2].folder(one.allocation) / "limits"
@@ -136,7 +140,8 @@ def test_old_allocations_get_a_record_copy_at_the_start(node):
 
 
 REPLICAS = {"timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 2}]}}
-# Users of whole GPUs: a lease without a container, a docker container's lease, a pod.
+# Users of whole GPUs: a lease (a temporary allocation on this host) without a container, the lease of a docker
+# container, and a pod.
 OF_WHOLE = {
     "lease": lambda node, parts: leases_of(node, parts).lease(ttl_s=100),
     "docker container": lambda node, parts: leases_of(node, parts).lease(
@@ -164,7 +169,7 @@ def test_allocations_of_unlimited_gpus_are_recovered(node, how, who):
     assert parts[1].records.all() == before
     assert leases.in_use() == frozenset(given.slice_ids)
     assert "1 allocation was recovered" in " ".join(parts[1].records.warnings)
-    # After the allocation's end, no record copy remains that could be recovered.
+    # After the end of the allocation no copy of its record may remain, because the copy could be recovered by mistake.
     parts[1].forget(given.allocation)
     node.paths.records.unlink()
     assert begun(node)[1].records.all() == []
@@ -172,7 +177,9 @@ def test_allocations_of_unlimited_gpus_are_recovered(node, how, who):
 
 
 def test_removed_record_copy_is_made_again(node):
-    """/run may be emptied while the program runs. Lost records must be recoverable afterwards too."""
+    """Somebody may empty /run while the program runs. If the records are lost afterwards, they must still be
+    recoverable.
+    """
     whole(node)
     parts = begun(node)
     lease = leases_of(node, parts).lease()
@@ -183,13 +190,14 @@ def test_removed_record_copy_is_made_again(node):
     assert [one.id for one in begun(node)[1].records.all()] == [lease.allocation]
 
 
-# columns: free bytes, free inodes, total inodes, words of the warning
+# columns: free bytes, free inodes and total inodes of the file system; expected words of the warning ("" means no
+# warning)
 ROOMS = [
     (1 << 30, 1000, 2000, ""),
     ((1 << 20) - 4096, 1000, 2000, "1020 KiB"),
     (0, 1000, 2000, "0 KiB"),
     (1 << 30, 3, 2000, "room for 3 files"),
-    (1 << 30, 0, 0, ""),  # btrfs has no limit on inodes
+    (1 << 30, 0, 0, ""),  # btrfs reports 0 inodes because it has no limit on them.
 ]
 
 

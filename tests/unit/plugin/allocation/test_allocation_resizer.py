@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests size changes of running allocations, by the limits and ledger files on disk. A child process that locks a
-ledger slot simulates a program.
+"""Tests size changes of running allocations, by their limits files and ledgers (files in which a container's processes
+count their memory) on disk. A child process that locks a slot of a ledger simulates a program.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SIZE = struct.calcsize("hhqqi4x")
 
 
 class Ground:
-    """A node with two T4 of four equal slices each, and the test's allocations."""
+    """A node with two T4 of four equal slices each, and the allocations that a test makes on it."""
 
     def __init__(self, node, **vcuda):
         self.node = node
@@ -52,7 +52,7 @@ class Ground:
         return answer.allocation
 
     def sized(self, allocation: str, *devices: tuple[int, int]) -> None:
-        """Gives an allocation requested sizes, as PreStartContainer does."""
+        """Gives an allocation the sizes that its pod requested, as PreStartContainer does."""
         record = self.records.get(allocation)
         rows = [
             {**row, "memory_bytes": mib * MIB, "sm_percent": cores or 100}
@@ -76,8 +76,8 @@ class Ground:
         return [(one["memory_bytes"] // MIB, one["sm_percent"]) for one in devices]
 
     def holds(self, allocation: str, mib: int, slot: int = 0, device: int = 0, context: int = 0) -> int:
-        """Forks a process that uses this many MiB in its own ledger slot, ``context`` MiB of them for a context;
-        returns its pid.
+        """Forks a process that uses this many MiB in its own slot of the ledger, ``context`` MiB of them for a CUDA
+        context; returns its pid.
         """
         path = str(self.files.folder(allocation) / "rw" / "ledger")
         base = fields.LEDGER_SLOT_OFFSET + slot * fields.LEDGER_SLOT_SIZE
@@ -127,8 +127,8 @@ def ground(node):
 
 
 REQUESTED = {"sliceSizing": "requested"}
-# columns: the case; (MiB, cores) of other pods on a T4 of 15360 MiB; the pod's size; its use in MiB; the request (None:
-# unchanged); the new size or words of the refusal
+# columns: the case; (MiB, percent of the SMs) of other pods on a T4 of 15360 MiB; the pod's size before; the MiB that
+# the pod uses; the requested size (None means unchanged); then the expected size or words of the expected refusal
 TABLE = [
     ("larger size", [], (4000, 20), 0, (8000, 40), (8000, 40)),
     ("all of the GPU's free memory", [(5360, 30)], (4000, 20), 0, (10000, 70), (10000, 70)),
@@ -171,7 +171,7 @@ TABLE = [
     ("memory of 2^40 MiB", [], (4000, 20), 0, (1 << 40, None), "are asked for, 0 of 15360 are held"),
     ("negative cores", [], (4000, 20), 0, (None, -1), "0 to 100 %"),
     ("cores above 100 %", [], (4000, 20), 0, (None, 101), "0 to 100 %"),
-    # The GPU was oversold meanwhile: a smaller size always fits.
+    # In the next two rows more of the GPU is allocated than it has. A smaller size is accepted even then.
     ("smaller size on a full GPU", [(15000, 90)], (4000, 20), 0, (3000, 10), (3000, 10)),
     ("fewer cores and more memory", [(15000, 90)], (4000, 20), 0, (4001, 10), "4001 MiB are asked for"),
 ]
@@ -212,14 +212,16 @@ def test_size_survives_restarts_and_reboots(ground):
     here.begin()
     here.resizer.restore()
     assert here.sizes(allocation) == here.kept(allocation) == [(8000, 40)]
-    here.files.remove(allocation)  # simulates a reboot
+    here.files.remove(allocation)  # The emptied folder simulates a reboot.
     here.allocator.prestart([f"{here.first.uuid}::0"])
     assert here.sizes(allocation) == [(8000, 40)]
 
 
 @pytest.mark.parametrize("wanted", [(8000, 40), (1000, 10)])
 def test_size_after_a_kill_follows_the_record(ground, wanted, monkeypatch):
-    """The program is killed at each writing step; after the restart the limits must match the record."""
+    """The program is killed in each of the two writes, of the record and of the limits file. After the restart the
+    limits must match the record.
+    """
     here = ground(**REQUESTED)
     allocation = here.take(here.first)
     for killed_at in ("put", "rewrite"):
@@ -248,7 +250,9 @@ def test_size_after_a_kill_follows_the_record(ground, wanted, monkeypatch):
 
 
 def test_allocation_during_a_resize_restores_the_old_size(ground):
-    """A process allocates under the old limits just before they change, so the resizer restores the old size."""
+    """A process allocates memory under the old limits just before they become smaller. It then uses more than the new
+    size, so the resizer restores the old size.
+    """
     here = ground(**REQUESTED)
     allocation = here.take(here.first)
     here.sized(allocation, (4000, 20))
@@ -326,7 +330,9 @@ def test_no_resize_without_the_api_server(ground):
 
 @pytest.mark.parametrize("by", ["group setting", "command option"])
 def test_oom_killer_allows_a_size_below_the_use(ground, by):
-    """The processes are killed at their next call; until then their memory stays reserved, also over a restart."""
+    """If the OOM killer is on, the pod's processes that use too much are killed at their next CUDA call. Until then
+    their memory stays reserved, also over a restart of the program.
+    """
     here = ground(**REQUESTED, **({"oomKiller": True} if by == "group setting" else {}))
     allocation, other = here.take(here.first, 0), here.take(here.first, 1)
     here.sized(allocation, (10000, 20))
@@ -372,7 +378,8 @@ def test_resize_completes_after_the_oom_killer(ground):
     assert not here.resize(allocation, 2000, kill=True).leaving
 
 
-# columns: the case, a function that returns the id to resize, the error's class, words of the error
+# columns: the case, a function that returns the id to resize; the expected class of the error, expected words of its
+# message
 REFUSED = [
     ("unknown allocation", lambda here: "feedfeedfeedfeed", Unknown, "there is no allocation feedfeedfeedfeed"),
     ("container not started", lambda here: here.take(here.first), NotNow, "has no size yet"),

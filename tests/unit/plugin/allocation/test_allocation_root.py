@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the node's shared root folder, which every container has at /dev/vgpu: its repair, and older allocations."""
+"""Tests the node's root, the folder that every container mounts at /dev/vgpu: its repair, and allocations of older
+versions, which had a root of their own.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ def slice_id(gpu) -> str:
 
 
 def whole(root: Path) -> bool:
-    """Returns whether the root has only lib/ and 0/, and all three folders belong to this user and have mode 0755."""
+    """Returns whether the root contains only lib/ and 0/, and all three folders belong to this user
+    and have mode 0755.
+    """
     folders = [root, root / "lib", root / "0"]
     return (
         all(one.is_dir() and not one.is_symlink() for one in folders)
@@ -27,7 +31,7 @@ def whole(root: Path) -> bool:
 
 
 def instead(path: Path) -> None:
-    """Replaces the folder by a link to a folder with the same content."""
+    """Replaces the folder by a symlink to a folder with the same content."""
     shutil.rmtree(path)
     elsewhere = path.parent / "elsewhere"
     for name in ("lib", "0"):
@@ -40,7 +44,7 @@ def a_file(path: Path) -> None:
     path.touch()
 
 
-# columns: the state of the root folder before the repair, the function that causes it
+# columns: the state of the root before the repair, the function that causes this state
 SPOILT = [
     ("intact root", lambda _root: None),
     ("root missing", shutil.rmtree),
@@ -91,7 +95,9 @@ def test_allocations_folder_is_root_only(node):
 
 
 def allocation(node, folder_of_its_own: str):
-    """Makes an allocation that links to the node's root, or has its own ``whole`` or ``half`` root as before."""
+    """Makes an allocation that links to the node's root. If ``folder_of_its_own`` is "whole" or "half", the allocation
+    gets a root of its own instead, as older versions made it, complete or incomplete.
+    """
     _pool, allocator, files = node.parts()
     (answer,) = allocator.allocate([[slice_id(node.gpus[0])]])
     (record,) = allocator.records.all()
@@ -107,7 +113,8 @@ def allocation(node, folder_of_its_own: str):
 def test_allocations_use_the_nodes_root(node):
     _allocator, files, record, source = allocation(node, "")
     assert source == files.folder(record.id) / "root"
-    # After a rollback, the old version finds this link and makes no root of the allocation's own.
+    # If the program is rolled back to the old version, that version finds this link and makes no root for the
+    # allocation.
     assert os.readlink(source) == "../../root"
     assert source.samefile(node.paths.run_dir / "root")
     assert [(source / name).is_dir() for name in ("lib", "0")] == [True, True]
@@ -118,8 +125,8 @@ AGAIN = [(how, own) for how in ("make", "make_share") for own in ("", "whole", "
 
 @pytest.mark.parametrize(("how", "own"), AGAIN, ids=[f"{how}, {own or 'node'} root" for how, own in AGAIN])
 def test_root_of_an_older_allocation_stays(node, how, own):
-    """A container has the allocation's root mounted, and the watcher follows its path, so the root stays. An incomplete
-    root is replaced.
+    """A container has the root of its allocation mounted, and the watcher, which checks such mounts, follows its path.
+    So a complete root stays as it is; an incomplete root is replaced.
     """
     _allocator, files, record, source = allocation(node, own)
     before = os.stat(source).st_ino
@@ -132,7 +139,9 @@ def test_root_of_an_older_allocation_stays(node, how, own):
 
 @pytest.mark.parametrize("own", ["", "whole"])
 def test_root_is_restored_after_a_reboot(node, own):
-    """After a reboot /run is empty, and the kubelet still mounts the paths that any version returned earlier."""
+    """A reboot empties /run. Afterwards the kubelet mounts the paths that Allocate returned before, in this or an older
+    version.
+    """
     allocator, _files, _record, source = allocation(node, own)
     shutil.rmtree(node.paths.run_dir)
     node.mounter.mounted.clear()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the rules for free compute and memory on a GPU: equal slices next to a resized slice, GPUs without a NUMA
-node, and containers without a size.
+"""Tests the rules that decide how much compute and memory of a GPU is free: next to equal slices, on GPUs without a
+NUMA node, and next to containers whose size is not known yet.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from .. import samples
 MIB = 1 << 20
 GPU = "GPU-a"
 
-# columns: percent of each offered slice, percent that others have, requested percent, whether it fits
+# columns: percent of the SMs of each slice that the GPU offers, percent that others have, requested percent; whether
+# the request is expected to fit
 SHARES = [
     ([25, 25, 25, 25], 60, 40, True),
     ([25, 25, 25, 25], 60, 41, False),
-    # Slices without a limit share 100 %.
+    # If the slices have no compute limit, the GPU has 100 % in total.
     ([], 0, 100, True),
     ([], 1, 100, False),
-    # On an oversold GPU the limit is the sum of its slices.
+    # If the slices of a GPU add up to more than 100 %, their sum is the total.
     ([75, 75], 75, 75, True),
     ([75, 75], 75, 76, False),
 ]
@@ -40,7 +41,7 @@ def test_percent_next_to_equal_slices(offered: list[int], others: int, requested
     assert fits or reason.startswith(f"{requested} % of the SMs are asked for, {others} of ")
 
 
-# columns: NUMA node that NVML reports, NUMA node in the annotation
+# columns: the NUMA node that NVML reports; the expected NUMA node in the annotation of the Node object
 NUMA = [(0, 0), (1, 1), (NO_NUMA, -1)]
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests vgpuctl run: the engine's arguments with and without CDI, and the release of slices. The engine is a double."""
+"""Tests vgpuctl run, which leases a slice of a GPU and starts a docker or podman container with it: the arguments for
+the engine with and without CDI, and the release of the slice. The engine is a double.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from vgpu_plugin.daemon import Daemon
 from ..conftest import FakeGpus
 from ..samples import until
 
-# The engine double records its arguments; each container is a file named after its lease.
+# The double of the engine, a shell script. It records its arguments; a file named after a lease represents each
+# container.
 ENGINE = """\
 #!/bin/sh
 cd {folder}
@@ -115,7 +118,7 @@ def test_engine_without_cdi_gets_mounts_and_devices(node, daemon, engine, tmp_pa
         "/dev/vgpu/0/ledger",
         "/etc/ld.so.preload,readonly",
     }
-    # NVIDIA's runtime would add the files of the whole GPU if this variable named one, so it is "void".
+    # If this variable named a GPU, NVIDIA's runtime would add the files of the whole GPU. So its value is "void".
     assert "NVIDIA_VISIBLE_DEVICES=void" in after("--env", said)
     minors = {f"/x:/dev/nvidia{gpu.minor}" for gpu in node.gpus}
     nodes = after("--device", said)
@@ -196,8 +199,8 @@ def test_missing_engine_or_driver_is_an_error(node, daemon, engine, tmp_path, ca
     [("2.26.1", "", True), ("", "1.29.2", False), ("2.26.1", "1.29.2", True), ("", "2.26.1", True), ("", "", True)],
 )
 def test_service_of_compose(node, daemon, engine, tmp_path, capsys, plugin, standalone, says):
-    """Without this option docker compose 2 makes a folder in place of a missing file. docker-compose 1.29 does not,
-    and it does not know the option.
+    """Covers the option create_host_path of a mount. Without this option, docker compose 2 makes a folder in place of a
+    missing file. docker-compose 1.29 makes none, and it does not know the option.
     """
     if not plugin:
         (engine / "no-plugin").touch()
@@ -219,12 +222,12 @@ def test_service_of_compose(node, daemon, engine, tmp_path, capsys, plugin, stan
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_signal_ends_the_container_and_frees_the_slice(node, daemon, engine, tmp_path, capsys, number):
     code = f"import sys; sys.path[:0] = {sys.path!r}; from vgpu_plugin.ctl.main import main; sys.exit(main())"
-    # The tests' parent process may ignore SIGHUP. A preexec_fn is no alternative: it would fork among gRPC's threads
-    # and sometimes hang.
+    # The parent process of the tests may ignore SIGHUP, so env restores the default. A preexec_fn is no alternative: it
+    # would fork among the threads of gRPC and sometimes hang.
     hears = ["env", "--default-signal=HUP"]
     with subprocess.Popen([*hears, sys.executable, "-c", code, *words(node, tmp_path, "--", "image")]) as one:
         until(lambda: any((engine / "containers").iterdir()), "the container")
-        # The container ends, as with --rm when its program ends.
+        # Removing the file simulates the end of a container that was started with --rm.
         next((engine / "containers").iterdir()).unlink()
         until(lambda: Path(f"/proc/{one.pid}/task/{one.pid}/children").read_text().strip(), "the engine's command")
         os.kill(one.pid, number)

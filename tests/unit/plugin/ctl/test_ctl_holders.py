@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that vgpuctl accepts the names that its lists print, and that its words fit the node: current sizes, singular
-and plural, and no kubelet on a host without Kubernetes.
+"""Tests how vgpuctl names the holders of slices (pods, containers, checks): it accepts the names that its lists print,
+and its words fit the node: current sizes, singular and plural, and no mention of a kubelet on a host without
+Kubernetes.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ SHOWN = {
     "a8": "ann: train.py",
     "a9": "db",
 }
-# columns: a name, the key of its holder (empty: none; a list: the candidates of the error)
+# columns: a name on the command line; the expected id of its allocation (an empty string means none; a list has the
+# candidates that the error for an ambiguous name shows)
 NAMES: list[tuple[str, Any]] = [
     ("ml/train-0/main", "a1"),
     ("ml/train-0", "a1"),
@@ -109,7 +111,9 @@ def test_part_of_a_name_must_name_one_holder(node, daemon, capsys):
 
 
 def test_container_whose_name_only_its_engine_knows(node, daemon, capsys, monkeypatch):
-    """A container holds a manual lease: top and slices find its name by its process."""
+    """A container uses a slice that was leased by hand, so only its engine knows its name. vgpuctl top and slices find
+    the name by a process of the container.
+    """
     mine = asked(node, capsys, "lease")[1]["allocation"]
     monkeypatch.setattr(ctl.Tenants, "of", lambda _self, _usages: {mine: "docker web"})
     for name in ("docker web", "web"):
@@ -120,7 +124,7 @@ def test_container_whose_name_only_its_engine_knows(node, daemon, capsys, monkey
     assert "podman web" in asked(node, capsys, "resize", "web", "--memory", "1Gi")[1]["error"]
 
 
-# columns: the command line, words of its help or error
+# columns: the command line; expected words of its help or error
 HINTS = [
     ("resize --help", "HELD BY"),
     ("resize --help", "units: Ki, Mi, Gi, K, M, G"),
@@ -165,7 +169,7 @@ def test_host_without_kubernetes_is_not_told_about_a_kubelet():
     assert "kubelet" not in parser().format_help()
 
 
-# columns: whether a kubelet left its checkpoint, the words of the status
+# columns: whether a kubelet has left its checkpoint on the host; expected words of the status
 FAULTS = [(False, NO_KUBELET), (True, "waiting for the kubelet")]
 
 

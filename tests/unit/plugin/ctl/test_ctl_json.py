@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests docs/vgpuctl.md against the output of --json: each command prints exactly its documented fields."""
+"""Tests that each vgpuctl command with --json prints exactly the fields that docs/vgpuctl.md documents for it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from vgpu_plugin.daemon import Daemon
 from ..conftest import ROOT, FakeGpus, Gauges
 from ..samples import until
 
-# Fields of messages, whose lists may be empty on a node.
+# Command → the protobuf message with all fields of its output. On a node some of its lists may be empty, and an empty
+# list shows no fields.
 MESSAGES = {
     "status": api.StatusResponse,
     "top": api.UsageResponse,
@@ -31,8 +32,8 @@ KINDS = {bool: "bool", int: "integer", float: "number", str: "text"}
 
 
 def documented() -> dict[str, dict[str, str]]:
-    """Returns command → field → type. A line of the page has the object (none: the outermost), the type, and the
-    fields.
+    """Returns command → field → type, as documented. A line of the page names the object (none for the outermost
+    object), the type, and the fields of this type.
     """
     found = {}
     for part in re.split(r"^## ", (ROOT / "docs" / "vgpuctl.md").read_text(), flags=re.M)[1:]:
@@ -46,7 +47,7 @@ def documented() -> dict[str, dict[str, str]]:
 
 def of_row(place: str, kind: str, cell: str, before: dict[str, str]) -> dict[str, str]:
     if kind.startswith("as `"):
-        # A list with the same fields as the list before.
+        # The page may describe a list by reference to an earlier list with the same fields.
         like = kind[4:-1]
         return {one.replace(like, place, 1): what for one, what in before.items() if one.startswith(f"{like}.")}
     names = re.findall(r"`([^`]+)`", re.sub(r"\([^()]*\)", "", cell))
@@ -64,7 +65,9 @@ def of_message(descriptor: Any, before: str = "") -> Iterator[tuple[str, str]]:
 
 
 def of_value(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Objects with these names are maps with user-defined keys, so their keys are not fields."""
+    """Yields (field, type) of a printed value. Labels, envs and annotations are maps with user-defined keys, so their
+    keys are not fields.
+    """
     if isinstance(value, dict) and not name.endswith(("labels", "envs", "annotations")):
         for key, one in value.items():
             yield from of_value(one, f"{name}.{key}" if name else key)
@@ -111,7 +114,7 @@ def test_printed_fields_are_documented(node, kubelet, daemon, capsys):
     for command, answer in answers.items():
         printed = dict(of_value(answer))
         extra = {name: kind for name, kind in printed.items() if pages[command].get(name) != kind}
-        # Lists that are empty here show no fields.
+        # Lists that are empty on this node show no fields.
         assert {name for name in extra if not name.endswith("[]")} == set(), command
     for command in ("slices", "explain", "metrics", "release", "resize"):
         assert dict(of_value(answers[command])) == pages[command]
@@ -122,7 +125,8 @@ def test_printed_fields_are_documented(node, kubelet, daemon, capsys):
     assert [second[key] for key in ("memory_used_mib", "utilisation", "temperature")] == [-1, -1, -1]
 
 
-# columns: vgpuctl's arguments, its exit status, the printed code (None: not checked), words of the printed error
+# columns: vgpuctl's arguments; expected exit status, expected code in the output (None means not checked), expected
+# words of the error
 FAULTS = [
     (("release", "x"), 1, "NOT_FOUND", "there is no lease x"),
     (("lease", "--ttl", "4000"), 1, "INVALID_ARGUMENT", "expected 1 to 3600"),
@@ -143,7 +147,9 @@ def test_errors_are_printed_as_json(node, daemon, capsys, words, status, code, s
 
 
 def test_states_of_slices(node, kubelet, running, capsys):
-    """A GPU fault makes all its slices unhealthy, also slices in use. A leased slice is in use, not unhealthy."""
+    """If a GPU has a fault, all its slices are unhealthy, also slices in use. A leased slice is in use, not unhealthy,
+    although the kubelet sees it as unhealthy.
+    """
     node.configure(splitCount=2)
     source = FakeGpus(node.gpus)
     running(Daemon(node.setup(), lambda: source))
@@ -176,7 +182,7 @@ def test_examples_of_the_help_are_commands_that_parse(command):
 
 
 def completed(tmp_path, *words: str) -> set[str]:
-    """Returns the completions that bash offers for the last word."""
+    """Returns the completions that bash offers for the last word of the command line."""
     script = tmp_path / "completion"
     script.write_text(completion.script(parser(), "bash"))
     line = f"source {script}; COMP_WORDS=({' '.join(map(repr, words))}); COMP_CWORD={len(words) - 1}; _vgpuctl; "

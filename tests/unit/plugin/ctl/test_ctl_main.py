@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests vgpuctl in bad environments: no plugin, no rights, a closed pipe, a narrow terminal, a signal. No case may end
-in a traceback, and each has its exit status.
+"""Tests vgpuctl in bad environments: without a running plugin, without rights, with a closed pipe, in a narrow
+terminal, and with a signal. No case may end in a traceback, and each case has its own exit status.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def test_permission_error_names_allowed_users(vgpuctl, node, tmp_path):
     assert "systemctl" not in done.stderr
 
 
-# columns: an invalid command line, words of the error
+# columns: an invalid command line; expected words of the error
 USAGE = [
     ("top --interval -1", "expected 0.1 or more"),
     ("top --interval nan", "expected 0.1 or more"),
@@ -129,7 +129,7 @@ def test_argument_that_is_not_valid_utf8(vgpuctl):
 
 
 def test_exit_status_by_kind_of_error(node, daemon, capsys):
-    # columns: the command line, its exit status, words of its output, words of its error
+    # columns: the command line; expected exit status, expected words of its output, expected words of its error
     rows = [
         ("status", 0, "plugin ", ""),
         ("explain 7", 1, "", "this node has no GPU or slice 7"),

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests vgpuctl explain pod: it asks the scheduler if one listens, otherwise the API server."""
+"""Tests vgpuctl explain pod, which tells why a pod waits: it asks this project's scheduler if it listens on this host,
+otherwise the API server.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ def cluster(made, events=()):
 
 
 TOLD = [
-    # columns: the pod, its events, required words, forbidden words
+    # columns: the pod, its events; words that the explanation must contain, words that it must not contain
     (
         pod(),
         [],
@@ -124,7 +126,7 @@ def test_forbidden_events_are_reported():
 
 @pytest.fixture
 def scheduler():
-    """A listening scheduler that knows only the pod team/a."""
+    """Starts a scheduler double that knows only the pod team/a."""
     asked = []
 
     class Handler(BaseHTTPRequestHandler):

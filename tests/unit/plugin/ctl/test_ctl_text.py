@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests vgpuctl's text output of a node: no two lines contradict each other."""
+"""Tests vgpuctl's text output about a node: no two lines contradict each other."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def piece(number: int, **changes: Any) -> dict[str, Any]:
 
 
 def status(slices: list[dict[str, Any]], kinds: dict[str, str] | None = None, **gpu: Any) -> dict[str, Any]:
-    """Returns a status response. ``kinds``: slice → kind of the allocation that uses the slice."""
+    """Returns a status response of the plugin. ``kinds``: slice → kind of the allocation that uses the slice."""
     return {
         "version": "1",
         "pid": 1,
@@ -84,7 +84,8 @@ def test_promised_memory_is_the_sum_of_the_slices():
     )
 
 
-# columns: kind of the allocation, health and state of the slice, the GPU's fault, the reason why the slice is withheld
+# columns: kind of the allocation that uses the slice ("" means none), health and state of the slice, fault of the GPU;
+# expected reason why the kubelet cannot assign the slice
 WITHHELD = [
     ("", "Healthy", "free", "", ""),
     ("kubelet", "Healthy", "in use", "", ""),
@@ -109,7 +110,7 @@ def test_reason_for_a_withheld_slice(kind, health, state, reason, why):
     assert withheld == ([f"the kubelet cannot assign it: {why}"] if why else [])
 
 
-# columns: terminal width, the shown name of a slice
+# columns: the terminal's width (0 means unlimited); the expected name of a slice in the output
 WIDTHS = [(0, "GPU-a-with-a-long-uuid-067d-967c-c921-df91885a18d2::0"), (60, "0::0"), (80, "0::0"), (200, "GPU-a")]
 
 
@@ -126,7 +127,9 @@ def test_slices_fit_the_terminal(width, name):
 
 
 def test_slices_show_their_current_size():
-    """The slice was resized or has its pod's requested size. Two slices of one GPU share one size."""
+    """A slice has another size than its offer if it was resized or if its pod requested a size. Two slices of one GPU
+    in one container share one size, so each of them shows the offered size.
+    """
     pieces = [piece(n, state="in use", in_use=True) for n in range(3)] + [piece(3)]
     answer = status(pieces, {"GPU-a::0": "kubelet"})
     (mine,) = answer["allocations"]
@@ -154,7 +157,7 @@ def test_table_of_gpus():
     ]
 
 
-# ---- watch
+# ---- vgpuctl watch: findings about processes that bypass the library
 
 
 def finding(kind: str, reason: str = "no-slot", **changes: Any) -> dict[str, Any]:
@@ -169,7 +172,8 @@ def watched(now: list[dict[str, Any]], past: list[dict[str, Any]], everything: b
 
 LEASED, POD = finding("lease"), finding("kubelet", pod="train", namespace="ml", container="main")
 COUNTED = "findings of this host's own checks that are over: 1, the last for 2 h; see: vgpuctl watch --all"
-# columns: current findings, past findings, whether --all is given, the expected lines (None: only past findings)
+# columns: current findings, past findings, whether --all is given; the expected lines (None means that every line is
+# about a past finding)
 WATCHED = [
     ([], [], False, ["no process bypasses the library"]),
     ([], [LEASED], False, ["no process bypasses the library", COUNTED]),

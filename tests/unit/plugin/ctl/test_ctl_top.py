@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the table of vgpuctl top and its live screen: tenant names, figures and processes within the
-terminal's size.
+"""Tests vgpuctl top: its table of GPU usage and its live screen show figures, processes and tenants (pods and leases,
+which are slices for containers outside Kubernetes) within the size of the terminal.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def test_names_are_shortened_before_figures(width):
         assert lines[1].startswith("0    ml/train") and lines[2].endswith("torchrun")
 
 
-# columns: changes of a usage, the shown tenant, the end of its lines
+# columns: the changed fields of a usage; the expected tenant name, the expected last words of its lines
 SHOWN = [
     ({}, "ml/train/main", ["-", "3 in ledger"]),
     ({"processes": 0}, "ml/train/main", ["-", "-"]),
@@ -101,7 +101,8 @@ def test_container_name_is_found_by_its_process(tmp_path, group, answer, name):
     usages = [row("", (17, "python3"))]
     assert tenants.of(usages) == ({"a1": name} if name else {})
     assert tenants.of(usages) == tenants.of(usages) and len(asked) == (1 if name else 0)
-    # A pod or a lease with a holder's name needs no query of an engine, and neither does an ended process.
+    # vgpuctl queries no engine for the name of a pod, of a lease whose holder has a name, or of a process that has
+    # ended.
     assert tenants.of([row("train", (17, "x")), row("", (17, "x"), holder="ann: x"), row("", (18, "x"))]) == {}
 
 
@@ -114,8 +115,8 @@ class Tty(io.StringIO):
 
 
 def live_top(monkeypatch, answers: list, *options: str, lines: str = "24") -> tuple[int, list[str]]:
-    """Returns the exit status and the screens of an 80-column terminal. ``answers``: the plugin's successive answers;
-    Ctrl-C is pressed after the last one.
+    """Runs vgpuctl top in an 80-column terminal; returns its exit status and the screens that it showed. ``answers``:
+    the plugin's successive responses. Ctrl-C is pressed after the last one.
     """
     left, shown = list(answers), Tty()
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests vgpuctl's output of a faulty node at several terminal widths: no line is too wide, no sentence is cut, each
+"""Tests vgpuctl's output about a faulty node at several terminal widths: no line is too wide, no sentence is cut, each
 column of figures has a unit, and each fault appears once.
 
-The node: GPU 0 is full, GPU 1 had Xid 79, GPU 3 is off the bus, a lease has no container, and GPU 2 has a process of no
-allocation.
+The node has these faults: GPU 0 is full, GPU 1 had Xid 79, GPU 3 is off the bus, a lease (a slice reserved for a
+container of docker or podman) has no container, and GPU 2 has a process that belongs to no allocation.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def held(name: str, kind: str, number: int, **changes: Any) -> dict[str, Any]:
     )
 
 
-# The status that the device plugin of the faulty node returns.
+# The status response of the device plugin on the faulty node.
 STATUS: dict[str, Any] = {
     "version": "0.1.0",
     "pid": 4711,
@@ -122,7 +122,7 @@ def test_no_line_is_wider_than_the_terminal(name, width):
     assert [line for line in SHOWN[name](width).splitlines() if len(line) > width] == []
 
 
-# columns: the command, the words that it must show at every width, how often
+# columns: the command; the words that its output must contain at every width, and how often
 SAID = [
     ("status", XID, 1),
     ("status", LOST, 1),
@@ -175,7 +175,7 @@ def test_columns_of_figures_have_units(width):
         assert [one for one in named if not any(one.endswith(unit) for unit in units)] == [], head
 
 
-# columns: a text, the width (0: unlimited), the expected lines
+# columns: a text, the width (0 means unlimited); the expected lines
 @pytest.mark.parametrize(
     ("text", "width", "lines"),
     [

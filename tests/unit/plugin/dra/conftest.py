@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node whose pods get GPUs by ResourceClaims: an API server with claims and ResourceSlices, and a double of the
-kubelet's claim manager.
+"""Fixtures of a node whose pods get GPUs by ResourceClaims: an API server double with claims and ResourceSlices, and a
+double of the part of the kubelet that prepares claims (its claim manager).
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from ..samples import until
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 NAME = "0-gpu.vgpu.fleet-node-1"
 SLICE = f"{SLICES}/{NAME}"
-# Requests that Kubernetes' own rules allow the user system:node:<n> here, without any role of this project.
+# Requests that the built-in roles of Kubernetes allow the user system:node:<node> here, without any role of this
+# project.
 GRANTED = {
     ("get", "resource.k8s.io", "resourceclaims"),
     ("get", "", "nodes"),
@@ -42,7 +43,9 @@ def claim_path(name: str) -> str:
 
 
 class ClaimApi(NodeApi):
-    """An API server. ``allocate`` creates a claim and allocates it, as a user and a scheduler do together."""
+    """An API server double. ``allocate`` creates a claim and allocates it, which are the steps of a user and of the
+    kube-scheduler.
+    """
 
     def __init__(self, **more: Any) -> None:
         super().__init__(**more)
@@ -56,7 +59,7 @@ class ClaimApi(NodeApi):
         return ClaimRef("default", name, uid)
 
     def slices(self) -> dict[str, Any]:
-        """Returns device name → device, over all ResourceSlices of this node."""
+        """Returns device name → device, from all ResourceSlices of this node."""
         found = [one for path, one in self.objects.items() if path.startswith(SLICES)]
         return {device["name"]: device for one in found for device in one["spec"]["devices"]}
 
@@ -103,7 +106,7 @@ Begin = Callable[..., Daemon]
 
 @pytest.fixture
 def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The driver's libraries, in a folder where the loader finds them."""
+    """Creates the driver's libraries in a folder where the loader finds them."""
     folder = tmp_path / "driver"
     folder.mkdir()
     monkeypatch.setenv("LD_LIBRARY_PATH", str(folder))
@@ -123,7 +126,7 @@ def start(
     libraries: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Begin:
-    """Starts the program with the current node.yaml."""
+    """Returns a function that starts the program with the current node.yaml."""
     monkeypatch.setattr("vgpu_plugin.offer.health.LOOK_S", 0.05)
     monkeypatch.setattr("vgpu_plugin.dra.registration.POLL_S", 0.05)
     monkeypatch.setattr("vgpu_plugin.dra.publish.FIRST_RETRY_S", 0.05)
@@ -143,7 +146,7 @@ def start(
 
 @pytest.fixture
 def polls(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """``polls(5)`` waits until the program has polled five more times."""
+    """Returns a function that waits: ``polls(5)`` returns after the program has polled five more times."""
     from vgpu_plugin.dra.driver import ClaimDriver
 
     came: list[ClaimDriver] = []
@@ -164,7 +167,9 @@ def polls(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 @pytest.fixture
 def begin(node: Node, api: ClaimApi, manager: ClaimManager, start: Begin) -> Begin:
-    """Starts the program and the kubelet's claim manager; waits for the slices unless ``publishes`` is false."""
+    """Returns a function that starts the program and the kubelet's claim manager, and waits for the node's
+    ResourceSlices unless ``publishes`` is false.
+    """
 
     def begin(publishes: bool = True, **vcuda: Any) -> Daemon:
         configure(node, **vcuda)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the whole program with claims, against doubles of the kubelet's claim manager and the API server, over real
-sockets and HTTP.
+"""Tests the whole device plugin on a node that offers its GPUs by ResourceClaims, against doubles of the kubelet's
+claim manager and of the API server, over real sockets and HTTP.
 
-The double repeats the recorded behaviour of kubelet 1.36.3: it deletes ResourceSlices at its start and when the plugin
-is gone, prepares a claim once per kubelet process, adds later responses to the ones it has, and does not prepare again
-at a container's restart.
+The double repeats the recorded behaviour of kubelet 1.36.3: it deletes the node's ResourceSlices at its start and when
+the plugin is gone; one kubelet process prepares a claim only once; it adds later responses to the earlier ones; and it
+does not prepare the claim again when a container restarts.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ GPUS = [f"GPU-{n:08d}-0000-0000-0000-000000000000" for n in range(2)]
 
 
 def pod(name: str, *claims: ClaimRef, **containers: tuple[tuple[str, str], ...]) -> Pod:
-    """Returns a pod. Without ``containers`` it has one container that uses every claim."""
+    """Returns a pod. If no ``containers`` are given, the pod has one container that uses every claim."""
     return Pod(name, claims, containers or {"main": tuple((one.uid, "") for one in claims)})
 
 
 def injected(node: Node, ids: list[str]) -> dict[str, dict[str, Any]]:
-    """Returns the mounts by container path, as a runtime applies the CDI devices: a later mount replaces an earlier
-    one.
+    """Returns container path → mount after a runtime has applied the CDI devices: a later mount replaces an earlier
+    mount at the same path.
     """
     mounts: dict[str, dict[str, Any]] = {}
     for one in ids:
@@ -58,7 +58,7 @@ def specifications(node: Node) -> list[dict[str, Any]]:
 
 
 def limits(mounts: Mapping[str, Mapping[str, Any]], number: int) -> dict[str, tuple[int, int]]:
-    """Returns UUID → (bytes, percent) from the limits file of one share of a container."""
+    """Returns UUID → (bytes, percent) from the limits file of one share (what one claim request got) of a container."""
     found = abi_files.parse_limits((Path(mounts[f"/dev/vgpu/{number}"]["hostPath"]) / "limits").read_bytes())
     return {one["uuid"]: (one["memory_bytes"], one["sm_percent"]) for one in found["devices"]}
 
@@ -131,7 +131,7 @@ def test_container_does_not_start_without_the_drivers_library(
 def test_no_resource_is_registered_with_claims(
     node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, kubelet: Any
 ) -> None:
-    """If the node advertised nvidia.com/gpu as well, pods could get its GPUs without a claim."""
+    """If the node also advertised the resource nvidia.com/gpu, pods could get its GPUs without a claim."""
     begin()
     manager.run_pod(pod("p", api.allocate("c", part())))
     assert kubelet.state()["resources"] == {}
@@ -157,7 +157,7 @@ def test_both_service_versions_respond_equally(
     assert (list(device.cdi_device_ids), device.share_id) == (["vgpu.fleet/claim=uid-c.gpu"], "share-gpu-0")
 
 
-# --- several shares
+# --- several shares: a container may have several claims or requests
 
 
 def test_two_requests_are_two_shares(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
@@ -231,8 +231,8 @@ def inodes(mounts: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
 
 
 def test_second_preparation_keeps_the_files(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin) -> None:
-    """The kubelet restarts and prepares the claim again for another pod. The first pod has the files mounted, so they
-    stay.
+    """The kubelet restarts and prepares the claim again for another pod. The first pod still has the files mounted, so
+    the plugin must not replace them.
     """
     begin()
     claim = api.allocate("c", part())
@@ -264,7 +264,7 @@ def test_files_are_restored_after_a_reboot(
     begin()
     manager.start()
     until(lambda: len(api.slices()) == 2, "slices")
-    manager.start_again()  # all pods start at once, so two of them prepare the same claim
+    manager.start_again()  # All pods start at once, so two pods make the kubelet prepare the same claim.
     assert records(node) == before
     for one in manager.pods.values():
         mounts = injected(node, one.ids["main"])
@@ -280,7 +280,7 @@ def _empty(folder: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    # The running program may already be creating the files again.
+    # The running program may already be creating the files again, so errors are ignored.
     shutil.rmtree(path, ignore_errors=True) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
@@ -304,7 +304,7 @@ def test_restarted_program_serves_prepared_claims(
 def test_removed_files_are_restored(node: Node, api: ClaimApi, manager: ClaimManager, begin: Begin, gone: str) -> None:
     begin()
     mounts = injected(node, manager.run_pod(pod("p", api.allocate("c", part())))["main"])
-    if gone == "allocations":  # the tmpfs mounts themselves are busy, so only the files in them are removed
+    if gone == "allocations":  # The tmpfs mounts themselves are busy, so only the files in them are removed.
         for one in node.paths.allocations.glob("*/ro/limits"):
             one.unlink()
     else:
@@ -323,7 +323,9 @@ def test_deleted_resource_slices_are_restored(api: ClaimApi, begin: Begin) -> No
 
 
 def test_extender_gets_no_gpus_with_claims(api: ClaimApi, begin: Begin) -> None:
-    """All GPUs belong to the scheduler of claims; the annotation that an earlier program wrote is removed."""
+    """If the node offers claims, the kube-scheduler allocates all its GPUs, so the annotation for this project's
+    scheduler extender, which an earlier program wrote, must name no GPU.
+    """
     gpus = [NodeGpu(GPUS[0], "Tesla T4", 15360, 15360, 4, 3840, 25)]
     api.node["metadata"]["annotations"] = {pod_annotations.GPUS: pod_annotations.write_gpus(gpus)}
     begin()
@@ -350,7 +352,7 @@ def test_purge_of_a_node_without_claims_succeeds(api: ClaimApi, begin: Begin, st
     purge(daemon._setup)
 
 
-# --- refusals
+# --- claims that the plugin refuses to prepare
 
 
 def opaque(**parameters: Any) -> dict[str, Any]:
@@ -358,8 +360,8 @@ def opaque(**parameters: Any) -> dict[str, Any]:
     return {"source": "FromClaim", "opaque": {"driver": "gpu.vgpu.fleet", "parameters": words}}
 
 
-# columns: the case, the devices that are allocated to the claim, the claim's parameters, words of the refusal. The
-# first GPU has 15360 MiB, of which another pod has 4096 MiB and 30 %.
+# columns: the case, the devices that are allocated to the claim, the claim's parameters; expected words of the refusal.
+# The first GPU has 15360 MiB, of which another pod has 4096 MiB and 30 % of the compute.
 REFUSED = [
     ("more memory than free", (part(memory="20Gi"),), (), "20480 MiB are asked for, 4096 of 15360 are held by others"),
     ("more compute than free", (part(cores="71"),), (), "71 % of the SMs are asked for, 30 % are held by others"),

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the ResourceSlices that a node publishes for its GPUs and configuration, and the API's rules for a slice."""
+"""Tests the ResourceSlices that a node publishes for its GPUs and configuration, and that they follow the API's rules
+for ResourceSlices.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,8 @@ def test_node_without_slices_publishes_no_device() -> None:
     assert devices(EQUAL, []) == []
 
 
-# columns: the configuration, and for the first GPU each capacity's value, default and valid request range
+# columns: the node's configuration; for the first GPU each capacity → (expected value, expected default of a request,
+# expected range of valid requests)
 VALID, RANGE = "validValues", "validRange"
 CAPACITIES = [
     (
@@ -116,7 +119,7 @@ def test_policies_keep_the_rules_of_the_api(config: dict[str, Any]) -> None:
 
 
 def test_equal_slices_fill_a_gpu_exactly() -> None:
-    """K claims of the default size fit on a GPU, and one more does not."""
+    """As many claims of the default size as the GPU has slices fit on it, and one more does not."""
     for capacity in devices(EQUAL)[0]["capacity"].values():
         value, default = quantity.exact(capacity["value"]), quantity.exact(capacity["requestPolicy"]["default"])
         assert 7 * default <= value < 8 * default
@@ -153,8 +156,8 @@ def test_mig_device_is_a_separate_device() -> None:
     assert found["capacity"] == {"memory": {"value": mebibytes(40192)}}
 
 
-# columns: faults by GPU number, GPUs on which pods still have slices of the device plugin, the taints of GPU 0 (key,
-# value)
+# columns: number of a faulty GPU → its fault, numbers of GPUs on which pods still have slices from the device plugin;
+# the expected taints of GPU 0 (key, value)
 TAINTS = [
     ({}, frozenset(), []),
     ({0: "Xid 79"}, frozenset(), [("gpu.vgpu.fleet/unhealthy", "xid-79")]),

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the number of API requests per change, which a cluster of many nodes multiplies."""
+"""Tests how many API requests the plugin sends per change of a ResourceSlice, because a cluster of many nodes
+multiplies this number.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ def of_slices(api: ClaimApi) -> list[str]:
 
 
 def test_change_causes_one_dry_run_and_one_write(api: ClaimApi, begin: Begin, polls: Callable[[int], None]) -> None:
-    """Counts only requests that write; lists are not counted."""
+    """Compares only requests that write, among them dry runs; lists are counted separately."""
     daemon = begin()
     assert of_slices(api) == ["POST", "POST"]
     api.calls.clear()
@@ -25,12 +27,13 @@ def test_change_causes_one_dry_run_and_one_write(api: ClaimApi, begin: Begin, po
     until(lambda: "taints" in api.slices().get("gpu-00000000", {}), "the taint of the GPU")
     polls(5)
     assert of_slices(api) == ["PUT", "PUT"]
-    # One list finds the change and one follows the write's event. Other events may add one more to each.
+    # The plugin lists once to find the change and once after the event of its own write. Other events may add one more
+    # list in each case.
     assert 2 <= api.count("GET", "resourceslices") <= 4
 
 
 def test_idle_node_sends_no_slice_requests(api: ClaimApi, begin: Begin, polls: Callable[[int], None]) -> None:
-    """If 5 000 nodes listed every ten seconds, the API server would get 500 lists a second."""
+    """If 5 000 nodes listed their ResourceSlices every ten seconds, the API server would get 500 lists a second."""
     begin()
 
     def quiet() -> bool:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that the DaemonSet's account has exactly the rights that the program uses for claims."""
+"""Tests that the service account of the DaemonSet has exactly the RBAC rights that the plugin uses
+for ResourceClaims."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests how an allocated claim becomes shares of the node's devices, and that its parameters can only
-tighten limits.
+"""Tests how an allocated ResourceClaim becomes shares (one for each request, with its part of each GPU) of the node's
+devices, and that the claim's parameters can only tighten the node's limits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def opaque(source: str = "FromClaim", requests: tuple = (), driver: str = "gpu.v
 
 
 PART = Part("gpu-00000000", "s1", 4096, 30)
-# columns: the case, the devices that are allocated to the claim, the resulting shares
+# columns: the case, the devices that are allocated to the claim; the expected shares
 SHARES = [
     ("one request", [result()], [Share("gpu", (PART,))]),
     (
@@ -81,7 +81,7 @@ def test_shares_follow_consumed_capacity(results: list, expected: list) -> None:
     assert shares_of(CLAIM, claim(*results), "n1") == expected
 
 
-# columns: the case, the claim, words of the refusal
+# columns: the case, the claim; expected words of the refusal
 REFUSED = [
     ("another uid", claim(result(), uid="uid-2"), "was replaced: its uid is uid-2, expected uid-1"),
     ("not allocated", {"metadata": {"uid": "uid-1"}, "status": {}}, "is not allocated"),
@@ -101,7 +101,7 @@ def test_invalid_claim_is_refused(found: dict, reason: str) -> None:
 
 # --- parameters
 
-# columns: invalid parameters of a claim, words of the refusal
+# columns: invalid parameters of a claim; expected words of the refusal
 BAD = [
     (None, "expected an object"),
     ("x", "expected an object"),
@@ -131,7 +131,8 @@ def test_parameters_are_read_strictly(raw: Any, reason: str) -> None:
     assert reason in str(refused.value) and str(refused.value).startswith("claim default/c: parameters of the claim")
 
 
-# columns: the claim's configuration, the parameters of each request in their order: those of the class come first
+# columns: the claim's configuration; the expected parameters of each request in their order, in which those of the
+# DeviceClass come first
 GIVEN = [
     ((opaque(corePolicy="force"),), {"gpu": [{"corePolicy": "force"}]}),
     ((opaque(requests=("other",), corePolicy="force"),), {"gpu": []}),
@@ -157,7 +158,7 @@ def test_parameters_for_one_alternative_request() -> None:
 
 NODE = {"core_policy": "default", "oom_killer": False, "oversubscribe": True, "log_level": 1, "count_context": True}
 OWN, CLASS = "FromClaim", "FromClass"
-# columns: the parameters of the class and of the claim, the settings that differ from the node's
+# columns: the parameters of the DeviceClass and of the claim; the expected settings that differ from the node's
 TIGHTENED = [
     ([], {}),
     ([(OWN, {"corePolicy": "force"})], {"core_policy": "force"}),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests a change of node.yaml between slices and claims while the program runs: the program ends, its unit restarts
-it, and no GPU is offered in both ways at once.
+"""Tests a change of node.yaml between the two ways to offer GPUs, as slices of the device plugin and by ResourceClaims,
+while the program runs: the program ends, its systemd unit restarts it, and at no time are GPUs offered in both ways.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WAYS: dict[str, Callable[[Node], Any]] = {"claims": configure, "slices": slices}
 
 
 def offered(api: ClaimApi, kubelet: Any, manager: ClaimManager) -> list[str]:
-    """Returns how the node offers its GPUs now: as slices, as claims, or both."""
+    """Returns the ways in which the node offers its GPUs now: as slices, as claims, or both."""
     found = kubelet.state()["resources"].get(RESOURCE)
     ways = {"slices": found and found["connected"], "claims": api.slices() and manager.find_drivers()}
     return [way for way, there in ways.items() if there]
@@ -73,7 +73,9 @@ def test_claims_in_use_keep_the_allocation_mode(
     begin: Begin,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Pods with claims could not end without this driver, so the node keeps offering claims."""
+    """Without this driver the kubelet could not unprepare the claims of pods that end, so the node keeps offering
+    claims while claims are in use.
+    """
     daemon = begin()
     manager.run_pod(pod("p", api.allocate("c", part())))
     slices(node)

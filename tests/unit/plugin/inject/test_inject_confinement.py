@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the SELinux label on a container's files: which files get it, and the report if the kernel refuses."""
+"""Tests the SELinux label on the files of a container's allocation: which files get the label, and the report if the
+kernel refuses it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from vgpu_plugin.node.paths import CONTAINER_LIBRARY_FOLDER, OLD_LIBRARY
 
 @pytest.mark.parametrize("before", [False, True], ids=["new folder", "existing folder"])
 def test_every_file_of_an_allocation_is_labelled(node, before):
-    """All mounted files are labelled, except the library: it is below /usr, where containers may read."""
+    """All mounted files are labelled, except the library: it is below /usr, where SELinux lets
+    containers read anyway.
+    """
     _pool, allocator, _files = node.parts()
     (answer,) = allocator.allocate([[f"{node.gpus[0].uuid}::0"]])
     store = RecordStore(node.paths.records)
@@ -35,8 +39,9 @@ def test_every_file_of_an_allocation_is_labelled(node, before):
     hosts += [host for inside, host, _read_only in files.old_mounts(record) if inside != OLD_LIBRARY]
     share = files.folder(record.id) / "ro"
     hosts += [str(one) for one in (*share.iterdir(), *(files.folder(record.id) / "root").iterdir())]
-    # Four folders (the share, its root, two mount points), limits and GPU page (once each, although both have two
-    # names), both files of rw, their two mount points, and two preload files.
+    # The sum counts inodes: four folders (the read-only folder, the root, two mount points), the limits file and the
+    # GPU page (one inode each, although both have two names), the two files that the container writes, their two mount
+    # points, and two preload files.
     assert len({os.stat(host).st_ino for host in hosts}) == 4 + 2 + 2 + 2 + 2
     assert {os.stat(host).st_ino for host in hosts} == set(labelled)
 
@@ -66,7 +71,9 @@ KERNELS = [
 
 @pytest.mark.parametrize(("text", "labels"), KERNELS, ids=["SELinux", "another", "no list"])
 def test_labelling_depends_on_the_kernel(tmp_path, text, labels):
-    """Decides by /proc/filesystems, because a DaemonSet's pod does not see the host's SELinux file system."""
+    """The plugin decides by /proc/filesystems whether it sets labels, because a pod of a DaemonSet does not see the
+    host's SELinux file system.
+    """
     if text is not None:
         (tmp_path / "filesystems").write_text(text)
     assert (confinement.labeller(str(tmp_path / "filesystems")) is not None) is labels

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the program in a pod, where the host's root folder is mounted below another folder."""
+"""Tests the device plugin in a pod, where the host's root folder is mounted below another folder: it must find the
+driver's files as programs on the host would.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from vgpu_plugin.inject import driver_files, handover
 
 
 def test_manifests_arguments_are_valid():
-    """An argument that the program's parser does not know would make every pod fail."""
+    """If a manifest had an argument that the program's parser does not know, every pod would fail."""
     desired = manifests.Desired("image", options=["--labels"], kubelet_dir="/data/kubelet")
     given = main.parser().parse_args(manifests.arguments(desired))
     assert (str(given.host_root), given.in_container, given.kubeconfig) == ("/host", True, "in-cluster")
@@ -22,7 +24,8 @@ def test_manifests_arguments_are_valid():
 
 
 LINKS = [
-    # columns: the case, link → target, a path on the host, the path after all links are resolved on the host
+    # columns: the case, links on the host (link → target), a path on the host; the expected path after all links are
+    # resolved as on the host
     ("no link", {}, "/usr/lib/a", "/usr/lib/a"),
     ("a link to a file in the same folder", {"usr/lib/a": "a.1"}, "/usr/lib/a", "/usr/lib/a.1"),
     ("an absolute link stays on the host", {"usr/lib/a": "/etc/alternatives/a"}, "/usr/lib/a", "/etc/alternatives/a"),
@@ -49,7 +52,9 @@ def test_links_in_a_circle_end(tmp_path):
 
 @pytest.fixture
 def host(tmp_path):
-    """A host with a driver below its root folder: libraries, a loader cache made by ldconfig, and a program."""
+    """Makes a host that has a driver below its root folder: libraries, a loader cache made by
+    ldconfig, and a program.
+    """
     root = tmp_path / "host"
     folder = root / "usr/lib/nvidia"
     folder.mkdir(parents=True)
@@ -71,7 +76,7 @@ def host(tmp_path):
 
 
 def test_driver_files_have_the_paths_of_the_host(host, monkeypatch):
-    # The pod's own LD_LIBRARY_PATH must not affect which libraries are found on the host.
+    # The LD_LIBRARY_PATH of the pod must not affect which libraries are found on the host.
     monkeypatch.setenv("LD_LIBRARY_PATH", "/usr/local/cuda/compat")
     found = driver_files.find(Path("/"), Path("/nowhere"), host_root=host)
     assert found.libraries == (
@@ -82,7 +87,9 @@ def test_driver_files_have_the_paths_of_the_host(host, monkeypatch):
 
 
 def test_driver_below_a_folder_of_the_host(host, tmp_path):
-    """nvidiaDriverRoot names a driver container's folder on a host that is itself mounted at /host."""
+    """The option nvidiaDriverRoot names a driver container's folder on the host. The host itself is mounted at another
+    path in the pod.
+    """
     outer = tmp_path / "outer"
     (outer / "run/nvidia").mkdir(parents=True)
     host.rename(outer / "run/nvidia/driver")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests how a container gets its GPU: every device list strategy, the choice of "auto" on a host, the CDI files, the
-driver's files.
+"""Tests how a container gets its GPU: every device list strategy (the ways of NVIDIA's device plugin to tell the
+runtime which GPUs), the choice of the strategy "auto" on a host, the CDI files, and the driver's files.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def configured(node, **plugin_flags) -> None:
     node.config_text = json.dumps(config)
 
 
-# columns: strategy, more options, and the response for GPUs 0 and 1: NVIDIA_VISIBLE_DEVICES, /dev/null mounts, CDI
-# devices, annotation values
+# columns: the strategy, more options; then the expected response for GPUs 0 and 1: the variable NVIDIA_VISIBLE_DEVICES,
+# mounts of /dev/null, CDI devices, values of annotations
 STRATEGIES = [
     ("envvar", {}, "{0},{1}", [], [], []),
     ("envvar", {"deviceIDStrategy": "index"}, "0,1", [], [], []),
@@ -100,15 +100,16 @@ def test_device_nodes_are_passed_where_they_exist(node, tmp_path):
 V2, V3 = "version = 2\n[plugins]\n", 'version = 3\n[plugins."io.containerd.cri.v1.runtime"]\n'
 ACCEPTS = "accept-nvidia-visible-devices-as-volume-mounts = true\n"
 HOSTS = [
-    # columns: kubelet version, containerd's configuration, whether CRI-O is used, NVIDIA runtime's configuration, the
-    # strategy that "auto" chooses
+    # columns: kubelet version, containerd's configuration, whether CRI-O is used, configuration of NVIDIA's runtime;
+    # the expected strategy that "auto" chooses
     (None, None, False, None, "envvar"),
     ("v1.34.1", "enable_cdi = true\n" + V2, False, None, "cdi-cri"),
-    ("v1.34.1", V2, False, None, "envvar"),  # containerd 1.7 has CDI off by default
+    ("v1.34.1", V2, False, None, "envvar"),  # In containerd 1.7, CDI is off by default.
     ("v1.34.1", V3, False, None, "cdi-cri"),
     ("v1.34.1", V3 + "  enable_cdi = false\n", False, None, "envvar"),
     ("v1.34.1", V2 + "  # enable_cdi = true\n", False, None, "envvar"),
-    ("v1.20.2", V3, False, None, "envvar"),  # this kubelet ignores CDI devices, so containers would start without a GPU
+    # This kubelet ignores CDI devices, so containers would start without a GPU.
+    ("v1.20.2", V3, False, None, "envvar"),
     (None, V3, False, None, "envvar"),
     ("v1.29.0", None, True, None, "cdi-cri"),
     ("v1.34.1", None, False, ACCEPTS, "volume-mounts"),
@@ -192,7 +193,7 @@ def test_files_are_found_where_the_loader_would(tmp_path):
     for folder in (first, second):
         folder.mkdir()
         (folder / "libcuda.so.1").touch()
-        # not injected: the video memory of this library would be charged to no container
+        # This library must not be injected, because its video memory would be charged to no container.
         (folder / "libnvcuvid.so.1").touch()
     (second / "libnvidia-ml.so.535.1").touch()
     (second / "libnvidia-ml.so.1").symlink_to("libnvidia-ml.so.535.1")
@@ -202,7 +203,7 @@ def test_files_are_found_where_the_loader_would(tmp_path):
     ours = [(name, host) for name, host in found.libraries if host.startswith(str(tmp_path))]
     assert ours == [
         ("libcuda.so.1", str(first / "libcuda.so.1")),
-        # a container cannot follow a link of the host, so the link's target is mounted
+        # A container cannot follow a link of the host, so the link's target is mounted.
         ("libnvidia-ml.so.1", str(second / "libnvidia-ml.so.535.1")),
         ("libnvidia-gpucomp.so.535.1", str(second / "libnvidia-gpucomp.so.535.1")),
     ]
@@ -211,7 +212,7 @@ def test_files_are_found_where_the_loader_would(tmp_path):
 
 # ---- CDI files
 
-# The CDI specification's rules for names: vendor and class of a kind, and devices.
+# The rules of the CDI specification for names: vendor and class of a kind, and device names.
 VENDOR = r"[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?"
 CLASS = r"[A-Za-z]([A-Za-z0-9_-]*[A-Za-z0-9])?"
 DEVICE = r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?"
@@ -291,7 +292,8 @@ def test_second_check_writes_nothing(node):
     assert {path: path.stat().st_ino for path in node.paths.cdi_dir.iterdir()} == before
 
 
-# columns: a CDI file of another program, its text, whether this program writes its own file of the kind nvidia.com/gpu
+# columns: name and text of a CDI file of another program; whether this program is expected to write its own file of the
+# kind nvidia.com/gpu
 @pytest.mark.parametrize(
     ("name", "text", "ours"),
     [
@@ -319,15 +321,19 @@ def test_missing_driver_leaves_no_cdi_file(node):
 
 
 def hold(files, slice_id: str, slot: int = 3) -> int:
-    """Locks a slot of the ledger as a container's process does; closing the descriptor ends the lock."""
+    """Locks a slot of the ledger (the file in which a container's processes count their memory) as a container's
+    process does; closing the returned descriptor ends the lock.
+    """
     descriptor = os.open(files.folder(files.static_name(slice_id)) / "rw" / "ledger", os.O_RDWR)
     lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, abi_files.fields.LEDGER_ALIVE_BASE + slot, 1, 0)
-    fcntl.fcntl(descriptor, 37, lock)  # the constant F_OFD_SETLK
+    fcntl.fcntl(descriptor, 37, lock)  # 37 is the constant F_OFD_SETLK.
     return descriptor
 
 
 def test_only_used_slices_are_offered_with_claims(node):
-    """With claims, the scheduler assigns whole GPUs to claims, so no new slices are offered."""
+    """On a node that offers claims, the scheduler assigns GPUs to claims. So containers outside Kubernetes get no new
+    slices.
+    """
     outside, pool, _allocator, files = static_slices(node)
     outside.refresh()
     used = f"{node.gpus[0].uuid}::1"
@@ -383,7 +389,7 @@ def test_slice_with_a_damaged_ledger_stays_in_use(node, spoil):
     outside.poll()
     assert [one.slice.id for one in pool.offers()[1] if not one.healthy] == [used]
     os.close(descriptor)
-    outside.refresh()  # makes the ledger intact again for the next container
+    outside.refresh()  # The refresh repairs the ledger for the next container.
     outside.poll()
     assert [one.slice.id for one in pool.offers()[1] if not one.healthy] == []
     ledger = files.folder(files.static_name(used)) / "rw" / "ledger"
@@ -423,7 +429,8 @@ def test_allocated_slice_is_denied_outside_kubernetes(node):
     assert (denied(files, mine), denied(files, other)) == (True, False)
     outside.refresh()
     assert denied(files, mine)
-    # A restarted program finds the allocation and denies the slice again.
+    # A restarted program finds the allocation of the kubelet and again denies the slice to containers outside
+    # Kubernetes.
     again, _pool, allocator, _files = static_slices(node)
     again.refresh()
     assert denied(files, mine)
@@ -445,8 +452,8 @@ def test_new_library_is_for_new_containers(node):
 
 @pytest.mark.parametrize("in_use", [True, False])
 def test_old_slice_gets_the_new_mount_folder(node, monkeypatch, in_use):
-    """The old files stay, because a container may have them mounted and may not use its GPU yet. The next container
-    finds all that it mounts.
+    """A slice of an older version has no folder ``ro`` for the mounts. Its old files stay, because a container may have
+    them mounted without using its GPU yet. The next container finds everything that it mounts.
     """
     outside, pool, _allocator, files = static_slices(node)
     outside.refresh()
@@ -463,7 +470,9 @@ def test_old_slice_gets_the_new_mount_folder(node, monkeypatch, in_use):
 
 
 def test_parent_folders_are_mounted_first(node):
-    """docker, podman, containerd and CRI-O sort mounts by depth, but other readers of the file may not."""
+    """docker, podman, containerd and CRI-O sort mounts by depth themselves, but other programs that read the CDI file
+    may not.
+    """
     outside, _pool, _allocator, _files = static_slices(node)
     outside.refresh()
     for device in specs(node)["vgpu.fleet/slice"]["devices"]:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests many concurrent ListAndWatch streams: each gets each change, other calls are served meanwhile, and too many
-streams are refused.
+"""Tests many concurrent ListAndWatch streams, by which the kubelet gets the list of devices: each stream gets each
+change, other calls are served meanwhile, and too many streams are refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MANY = 60
 
 @pytest.fixture
 def served(node, tmp_path):
-    """Starts the service alone on a socket; yields (pool, service, stub)."""
+    """Starts only the gRPC service, on a socket; yields (pool of slices, service, client stub)."""
     pool, allocator, _files = node.parts(splitCount=2)
     one = service.DevicePlugin(pool, allocator)
     server = grpc.server(ThreadPoolExecutor(max_workers=service.WORKERS))

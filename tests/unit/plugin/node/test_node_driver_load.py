@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests how the program detects that the kernel driver was loaded again."""
+"""Tests how the device plugin detects that the kernel driver was loaded again, which clears the
+driver's memory limits.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from vgpu_plugin.node.driver_load import DriverLoad
 
 
 class Host:
-    """A host whose removed folders are kept elsewhere, because a new folder must not reuse an old
-    inode, as in sysfs.
+    """A host's sysfs folder of the kernel module. Removed folders are kept under another name, because in sysfs a new
+    folder never reuses an old inode.
     """
 
     def __init__(self, root: Path) -> None:
@@ -36,7 +38,7 @@ class Host:
         pass
 
 
-# Successive events, each with the expected result of the next check.
+# Successive events, each with the expected answer of the next check whether the driver was loaded again.
 STORIES = [
     ([("nothing", False), ("nothing", False)]),
     ([("load", True), ("nothing", False), ("load", True)]),
@@ -56,7 +58,9 @@ def test_driver_reload_is_detected(tmp_path: Path, story: list[tuple[str, bool]]
 
 
 def test_lost_limits_show_a_reload_without_sysfs(tmp_path: Path) -> None:
-    """The module may have another name, or sysfs may not be visible; then lost limits show the reload."""
+    """If the module has another name or sysfs is not visible, the plugin detects the reload by the limits that are
+    lost.
+    """
     host = Host(tmp_path)
     load = DriverLoad(tmp_path, lambda: host.lost)
     assert not load.again()

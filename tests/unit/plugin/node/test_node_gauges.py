@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests a GPU's gauges: exactly the values that the driver reports, read within bounded time and not too often."""
+"""Tests a GPU's gauges (memory use, temperature, power and so on): exactly the values that the driver reports, read
+within bounded time and not too often.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ ALL = Gauges(
 
 
 class Nvml:
-    """NVML with one GPU. Functions named in ``refused`` fail with NOT_SUPPORTED."""
+    """An NVML double with one GPU. The functions named in ``refused`` fail with NOT_SUPPORTED."""
 
     NVML_TEMPERATURE_GPU, NVML_CLOCK_SM, NVML_CLOCK_MEM = 0, 1, 2
     NVML_MEMORY_ERROR_TYPE_CORRECTED, NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC = 0, 1, 0
@@ -46,11 +48,11 @@ class Nvml:
 
     def __getattr__(self, name):
         if name in self.refused:
-            raise self.NVMLError(name)  # the driver's release does not have this function
+            raise self.NVMLError(name)  # This release of the driver does not have the function.
         return self.answers[name]
 
 
-# The case → the NVML functions that the driver does not support, the gauges that are unknown then.
+# The case → the NVML functions that the driver does not support; the gauges that are expected to be unknown then.
 REFUSED = {
     "no unsupported gauge": ((), {}),
     "memory": (("nvmlDeviceGetMemoryInfo",), {"memory_used_mib": UNKNOWN}),
@@ -69,7 +71,7 @@ def test_unsupported_gauge_does_not_hide_others(refused, unknown):
 
 
 class Source:
-    """Counts reads. A read of a UUID in ``stuck`` blocks until ``release``."""
+    """Counts the reads of gauges. A read of a GPU whose UUID is in ``stuck`` blocks until ``release`` is set."""
 
     def __init__(self) -> None:
         self.reads: list[str] = []
@@ -103,7 +105,7 @@ def test_reads_are_cached(source, later, reads):
     assert (cached.of(["GPU-a"])["GPU-a"].temperature, len(source.reads)) == (reads, reads)
 
 
-# columns: seconds since the last values, whether these values are still shown while the driver hangs
+# columns: seconds since the last values were read; whether these values are expected to be shown while the driver hangs
 HANGS = [(1.5, True), (4.9, True), (5.1, False), (60.0, False)]
 
 

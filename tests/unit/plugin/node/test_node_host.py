@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the program's access to the host: the kubelet's checkpoint, the driver, systemd, folders."""
+"""Tests the device plugin's access to the host: the kubelet's checkpoint (its file of allocated devices), the driver,
+systemd, and watches of folders.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ def kept(allocation: str, devices: str = "GPU-a,GPU-b") -> str:
 
 
 def kept_of_files(allocation: str) -> str:
-    """Returns an Allocate response of an older version, which mounted single files."""
+    """Returns an Allocate response of an older version, which mounted single files instead of folders."""
     folder = f"/run/vgpu/allocations/{allocation}"
     return answered(
         ("/usr/local/lib/vgpu/libvgpu.so", "/lib/1.2-x/libvgpu.so"),
@@ -60,7 +62,8 @@ def kept_of_files(allocation: str) -> str:
 
 
 BOTH = ("GPU-a", "GPU-b")
-# columns: the case, an entry of the checkpoint, then what is read of it: slices, allocation, path of the library, GPUs
+# columns: the case, an entry of the checkpoint; then what the plugin is expected to read from it: slices, allocation,
+# folder of the library, GPUs
 ENTRIES = [
     ("ids grouped by NUMA node", entry({"0": ["a"], "-1": ["b"]}, kept("x1")), {"a", "b"}, "x1", "/lib/1.2-x", BOTH),
     ("ids as a list, before Kubernetes 1.20", entry(["a", "b"], kept("x1")), {"a", "b"}, "x1", "/lib/1.2-x", BOTH),
@@ -85,12 +88,12 @@ def test_entries_of_the_checkpoint(tmp_path, about, one, ids, allocation, librar
     found = checkpoint.read(path)
     assert found.registered == {RESOURCE: {"a", "c"}, "example.com/other": {"z"}}
     assert [found.advertised(one) for one in ("a", "b", "z")] == [True, False, True]
-    foreign, read = found.entries  # an allocation under another resource name is in use too
+    foreign, read = found.entries  # An allocation under another resource name is in use too.
     assert (foreign.slice_ids, foreign.allocation) == ({"z"}, "")
     assert (read.slice_ids, read.allocation, read.library, read.uuids) == (ids, allocation, library, uuids)
 
 
-# Texts of an invalid checkpoint; None: no file.
+# Texts of an unreadable checkpoint. None means that the file does not exist.
 @pytest.mark.parametrize("text", [None, "", "{", "[]", '{"Data": null}', '{"Data": {"PodDeviceEntries": [1]}}'])
 def test_checkpoint_that_cannot_be_read(tmp_path, text):
     path = tmp_path / "checkpoint"
@@ -146,7 +149,8 @@ def test_nvml_errors_are_named(monkeypatch, tmp_path):
 def test_nvml_events_are_read(monkeypatch, tmp_path):
     answers = [
         types.SimpleNamespace(eventType=8, eventData=79, device="handle-1"),
-        types.SimpleNamespace(eventType=2, eventData=1, device="handle-0"),  # an uncorrectable ECC error
+        # This event reports an uncorrectable ECC error.
+        types.SimpleNamespace(eventType=2, eventData=1, device="handle-0"),
         types.SimpleNamespace(eventType=1, eventData=1, device="handle-1"),
         pynvml.NVMLError(TIMEOUT),
         pynvml.NVMLError(LOST),
@@ -165,7 +169,7 @@ def test_nvml_events_are_read(monkeypatch, tmp_path):
     assert [source.next_xid(5) for _time in range(4)] == [("GPU-1", 79), ("GPU-0", 48), None, None]
     with pytest.raises(GpuError, match="does not deliver events"):
         source.next_xid(5)
-    assert sets[0] == [("handle-0", 8), ("handle-1", 10)]  # each GPU's supported events are registered once
+    assert sets[0] == [("handle-0", 8), ("handle-1", 10)]  # The events that each GPU supports are registered only once.
     assert all(one is sets[0] for one in sets)
 
 
@@ -209,8 +213,8 @@ def test_notify_without_systemd(tmp_path):
 
 
 def test_new_folder_watch_returns_at_once(tmp_path):
-    """The first wait returns at once: a change may have happened between the caller's check and the start of the
-    watch.
+    """The first wait returns at once, because the folder may have changed between the caller's check and the start of
+    the watch.
     """
     watch = FolderWatch(tmp_path)
     (tmp_path / "kubelet.sock").touch()
@@ -223,7 +227,9 @@ def test_new_folder_watch_returns_at_once(tmp_path):
 def test_wake_after_close_writes_nothing(tmp_path):
     watch = FolderWatch(tmp_path)
     watch.close()
-    ends = os.pipe()  # the new pipe gets the file descriptor numbers that the closed watch used
+    # The new pipe gets the file descriptor numbers that the closed watch had, so a write by the watch would reach the
+    # pipe.
+    ends = os.pipe()
     watch.wake()
     os.set_blocking(ends[0], False)
     with pytest.raises(BlockingIOError):
@@ -245,7 +251,7 @@ def test_folder_watch_wakes_for_each_change(tmp_path):
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
-    folder.mkdir()  # the watch finds a folder that is created later
+    folder.mkdir()  # The watch also works if the folder is created only now.
     for change in (
         (folder / "kubelet.sock").touch,
         (folder / "kubelet.sock").unlink,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests access to the API server: kubeconfig files, tokens, certificates."""
+"""Tests how the device plugin connects to the API server: by kubeconfig files, tokens and certificates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..node_api import NODE, NodeApi
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory):
-    """Returns a self-signed certificate for 127.0.0.1, and one of another authority."""
+    """Returns a self-signed certificate for 127.0.0.1, and a certificate of another authority."""
     folder = tmp_path_factory.mktemp("tls")
     for name in ("server", "stranger"):
         subprocess.run(
@@ -116,7 +116,7 @@ CONFIG = {
     "contexts": [{"name": "here", "context": {"cluster": "c"}}],
     "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}],
 }
-# columns: an invalid kubeconfig file, words of the error
+# columns: an invalid kubeconfig file; expected words of the error
 FAULTS = [
     ("{", "not a kubeconfig file"),
     ("[]", 'contexts: no entry named "None"'),

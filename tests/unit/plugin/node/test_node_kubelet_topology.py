@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the reading of the topology manager's settings from the kubelet's configuration file."""
+"""Tests that the device plugin reads the settings of the topology manager from the kubelet's configuration file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vgpu_plugin.node.kubelet_topology import KubeletTopology, parse
 from vgpu_plugin.node.paths import Paths
 
 SINGLE = "single-numa-node"
-# columns: the text of the kubelet's configuration file, the policy and scope of the topology manager
+# columns: the text of the kubelet's configuration file; the expected policy and scope of the topology manager
 TEXTS = [
     ("", NO_POLICY),
     ("kind: KubeletConfiguration\ntopologyManagerPolicy: single-numa-node\n", Topology(SINGLE)),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the choice of whole GPUs with fast interconnects, by table, and the reading of the interconnects from the
-driver.
+"""Tests the choice of whole GPUs with fast interconnects between them, by a table of cases, and how the interconnects
+are read from the driver.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def symmetric(pairs: dict[str, int]) -> dict[str, dict[str, int]]:
     return out
 
 
-# Two boards with four GPUs each. NVLink connects A-D and B-C with two links, E-F with one.
+# The score of each pair of GPUs on two boards with four GPUs each. NVLink connects A with D and B with C by two links,
+# and E with F by one link.
 LINKS = symmetric(
     {
         **{one + other: 20 for half in ("ABCD", "EFGH") for one, other in itertools.combinations(half, 2)},
@@ -43,7 +44,7 @@ LINKS = symmetric(
     }
 )
 CASES = [
-    # columns: the case, available GPUs, GPUs that must be included, the number of GPUs, the expected choice
+    # columns: the case, available GPUs, GPUs that must be chosen, the number of GPUs; the expected choice
     ("two GPUs: the pair with most links", ORDER, "", 2, "AD"),
     ("two GPUs: the next best pair", "BCEFGH", "", 2, "BC"),
     ("one link is better than none", "BEFGH", "", 2, "EF"),
@@ -75,7 +76,9 @@ def worth(names, links) -> int:
 
 @pytest.mark.parametrize(("cards", "sizes", "least"), [(8, (2, 3, 4, 5), 1.0), (16, (3,), 0.75)])
 def test_choice_is_nearly_optimal(cards, sizes, least):
-    """Random interconnects: the choice is optimal on 8 GPUs, and at least 75 % as good as the best on 16 GPUs."""
+    """The interconnects are random. The choice must be optimal on 8 GPUs, and at least 75 % as good as the best choice
+    on 16 GPUs.
+    """
     choose = random.Random(7)
     order = [f"G{n:02d}" for n in range(cards)]
     for trial in range(40):
@@ -97,7 +100,7 @@ def test_scores_of_interconnects():
 
 
 class Driver:
-    """The functions of nvidia-ml-py that report interconnects between GPUs."""
+    """A double of the functions of nvidia-ml-py that report interconnects between GPUs."""
 
     NVML_NVLINK_MAX_LINKS = 18
     NVML_FEATURE_ENABLED = 1
@@ -105,7 +108,7 @@ class Driver:
     class NVMLError(Exception):
         pass
 
-    # GPU → the PCI address at the end of each NVLink; None: the link is off.
+    # GPU → the PCI address at the other end of each of its NVLinks; None means that the link is off.
     links = {"a": ["00000000:02:00.0", None, "00000000:99:00.0"], "b": ["00000000:01:00.0"], "c": []}
 
     def nvmlDeviceGetHandleByIndex(self, index):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests which faults make which slices unhealthy, and what makes them healthy again."""
+"""Tests which GPU faults make which slices (parts of a GPU that pods get) unhealthy, and when they become healthy
+again.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,13 @@ from ..samples import gpus, until
 
 RESOURCE = "nvidia.com/gpu"
 
-# columns: DP_DISABLE_HEALTHCHECKS, DP_ENABLE_HEALTHCHECKS, Xids that are critical, Xids that are not
+# columns: the environment variables DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS; Xids that are expected to make
+# a GPU unhealthy, Xids that are expected not to
 VARIABLES = [
     (None, None, (46, 48, 62, 64, 74, 79, 92, 94, 95, 119, 120), (13, 31, 43, 45, 68, 109)),
-    # Xids of faults in a program's own command stream.
+    # These Xids report faults in a program's own command stream, so the GPU stays healthy.
     (None, None, (), (8, 11, 25, 32, 69)),
-    # Xids of faults in engines that a program drives.
+    # These Xids report faults in engines of the GPU that a program drives, so the GPU stays healthy.
     (None, None, (), (39, 60, 70, 77, 82, 85, 88, 96, 105, 126, 135, 139)),
     (None, "8 32 69", (8, 32, 69), (13, 70)),
     ("all", None, (), (48, 79, 13)),
@@ -32,7 +35,8 @@ VARIABLES = [
     ("79, 74", None, (48,), (74, 79)),
     (None, "13", (13, 79), (31,)),
     ("79", "79", (79,), ()),
-    ("all", "79", (79,), (48, 13)),  # As in NVIDIA's plugin, "all" also disables Xid 79.
+    # As in NVIDIA's device plugin, "all" disables Xid 79 too, so only the other variable enables it here.
+    ("all", "79", (79,), (48, 13)),
     ("all", "all", (48, 79), (13,)),
     ("garbage", "", (79,), (13,)),
 ]
@@ -75,7 +79,8 @@ def test_gpu_is_healthy_after_a_clean_period(watch):
     watch.time.now += 59
     watch.recover()
     assert unhealthy(watch) == [True, False]
-    watch.saw(first, 79)  # another Xid restarts the clean period
+    # Another Xid restarts the clean period, the time without errors after which a GPU is healthy again.
+    watch.saw(first, 79)
     watch.time.now += 59
     watch.recover()
     assert unhealthy(watch) == [True, False]
@@ -121,8 +126,8 @@ def test_loss_does_not_end_the_clean_period_of_an_xid(watch):
 
 @pytest.mark.parametrize("first", ["the Xid", "the loss"])
 def test_gpu_off_the_bus_is_lost_for_any_xid(watch, first):
-    """The driver also reports Xid 79. The GPU is lost: no clean period applies, and the plugin must not query the GPU
-    further.
+    """For a GPU that is off the bus the driver also reports Xid 79. The GPU counts as lost: no clean period applies,
+    and the plugin must not query the GPU any more.
     """
     gone = watch.uuids[0]
     steps = [lambda: watch.saw(gone, 79), lambda: watch.lost(gone, "GPU is lost")]
@@ -133,7 +138,7 @@ def test_gpu_off_the_bus_is_lost_for_any_xid(watch, first):
         watch.recover()
         watch.lost(gone, "GPU is lost")
         assert watch.pool.unhealthy_reason(gone) == "lost: GPU is lost" and watch.pool.is_lost(gone)
-    # The GPU responds again within the Xid's clean period: it is not lost any more, but stays unhealthy until the
+    # The GPU responds again within the clean period of the Xid, so it is no longer lost, but stays unhealthy until the
     # period ends.
     watch.source.faults = {}
     watch.recover()
@@ -141,7 +146,7 @@ def test_gpu_off_the_bus_is_lost_for_any_xid(watch, first):
     watch.time.now += 61
     watch.recover()
     assert unhealthy(watch) == [False, False]
-    # If the GPU is lost later for another reason, it is healthy as soon as it responds.
+    # If the GPU is lost later for another reason, no Xid applies, so it is healthy as soon as it responds.
     watch.lost(gone, "not listed")
     watch.recover()
     assert unhealthy(watch) == [False, False]
@@ -161,12 +166,12 @@ def test_ended_driver_is_opened_again(watch, running, monkeypatch):
         watch.source.xids.put(GpuError("NVML does not deliver events: uninitialized"))
     running(watch)
     until(lambda: len(opened) == 3, "the driver to be opened again")
-    assert unhealthy(watch) == [True, True]  # the driver did not start meanwhile
+    assert unhealthy(watch) == [True, True]  # The driver could not be opened meanwhile, so both GPUs are unhealthy.
     watch.ask()
     until(lambda: unhealthy(watch) == [False, False], "both GPUs to be healthy again")
 
 
-# ---- in the daemon
+# ---- health in the whole daemon
 
 
 @pytest.fixture
@@ -200,7 +205,7 @@ def test_gpu_disappears_and_returns(node, kubelet, daemon):
     daemon.source.faults[both[1].uuid] = "the driver says: not found"
     daemon.source.listed = both[:1]
     until(lambda: allocatable(kubelet) == 7, "the slices of the lost GPU to go")
-    # reported as unhealthy, because containers may still use the slices
+    # The lost GPU's slices are still listed, as unhealthy, because containers may still use them.
     assert len(kubelet.endpoints[RESOURCE].devices) == 14
     daemon.source.listed = both
     daemon.source.faults.clear()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests a restart with another split: the devices that the kubelet gets, and the total memory promised on a GPU."""
+"""Tests a restart of the device plugin with another split (number of slices per GPU): which devices the kubelet gets,
+and that the slices of a GPU never exceed its memory.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ RESOURCE = "nvidia.com/gpu"
 
 @pytest.fixture
 def begin(node, running):
-    """``begin(split)`` stops the running program and starts it with this split."""
+    """Returns a function: ``begin(split)`` stops the running program and starts it with this split."""
     alive = []
 
     def start(**vcuda):
@@ -37,7 +39,7 @@ def begin(node, running):
 
 
 def offered(kubelet, node) -> list[int]:
-    """Returns the number of slices of each GPU that the kubelet may allocate."""
+    """Returns for each GPU the number of slices that the kubelet may allocate."""
     endpoint = kubelet.endpoints.get(RESOURCE)
     ids = endpoint.healthy() if endpoint else []
     return [sum(one.startswith(gpu.uuid) for one in ids) for gpu in node.gpus]
@@ -65,7 +67,7 @@ def test_gpu_in_use_keeps_its_split_over_a_restart(node, kubelet, begin, capsys,
     status = read_status(node, capsys)
     assert status["waiting"] == [first]
     assert [first in one for one in status["warnings"]] == [True]
-    # Pods take the rest of this GPU: the total must not exceed the GPU's memory.
+    # Pods take the remaining slices of this GPU; all slices together must not exceed the GPU's memory.
     for number in range(1, before):
         pod = kubelet.run_pod(f"other-{number}", ids=[f"{first}::{number}"])
         promised.append(bytes_of(pod["answer"]))
@@ -93,7 +95,7 @@ def test_new_split_waits_for_the_pod_over_restarts(node, kubelet, begin, capsys,
     until(lambda: offered(kubelet, node) == [3, 3], "the new split, because no slice is in use")
 
 
-# Unusable texts of the file of the last offer; None: no file.
+# Unusable texts of the file in which the plugin saves its last offer. None means that the file does not exist.
 @pytest.mark.parametrize(
     "text", [None, "", "[]", '{"version": 9, "pieces": []}', '{"version": 1, "pieces": [{"id": 1}]}']
 )
@@ -121,7 +123,7 @@ def test_removed_gpu_stays_until_the_user_forgets_it(node, kubelet, begin):
 
 
 def test_purge_removes_the_remembered_offer(node):
-    """Also removes the temporary file of a program that was killed during the write."""
+    """A purge also removes the temporary file of a program that was killed during the write."""
     node.paths.state_dir.mkdir(parents=True, exist_ok=True)
     node.paths.last_offer.write_text("{}")
     node.paths.last_offer.with_suffix(".new").write_text("{")

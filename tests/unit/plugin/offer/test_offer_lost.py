@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that a lost GPU stays visible if it was offered before, also after a restart of the program or the host."""
+"""Tests that a lost GPU (one that the driver no longer lists or cannot read) stays visible if it was offered before,
+also after a restart of the program or the host.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ SAYS = "NVML: GPU is lost"
 
 @pytest.fixture
 def begin(node, kubelet, running, monkeypatch):
-    """``begin(listed)`` stops the running program and starts it with a driver that lists these GPUs."""
+    """Returns a function: ``begin(listed)`` stops the running program and starts it with a driver that lists these
+    GPUs.
+    """
     monkeypatch.setattr("vgpu_plugin.offer.health.LOOK_S", 0.05)
     node.gpus = gpus("T4", "T4", "T4")
     node.configure(splitCount=2)
@@ -62,7 +66,7 @@ def healthy_metric(node, capsys) -> dict[tuple[str, str], int]:
     return {(one["labels"]["gpu"], one["labels"]["uuid"]): int(one["value"]) for one in found}
 
 
-# columns: the index of the missing one of three GPUs, whether the driver still counts it
+# columns: which of three GPUs is missing (index), whether the driver still counts this GPU
 GONE = [(2, True), (2, False), (0, True), (1, False)]
 
 
@@ -108,7 +112,7 @@ def test_lost_gpu_is_remembered_over_many_restarts(node, begin, capsys):
 
 
 def test_counted_but_never_readable_gpu_is_shown(node, begin, capsys):
-    """A GPU is unreadable from the boot on, so its UUID is unknown."""
+    """A GPU that has been unreadable since the boot has no known UUID, and is shown all the same."""
     begin(node.gpus[:2], unreadable=[2])
     status = ask(node, capsys, "status")
     assert [(one["index"], one["uuid"], one["healthy"]) for one in status["gpus"]][2] == (2, "", False)
@@ -149,7 +153,7 @@ def test_only_a_lost_gpu_is_forgotten(node, begin, capsys, which):
 
 
 def test_lost_while_the_program_runs_and_restarted(node, kubelet, begin, capsys):
-    """A GPU is lost while the program runs; the status must be the same after a restart."""
+    """If a GPU is lost while the program runs, the status must be the same after a restart of the program."""
     source = begin(node.gpus)
     source.listed = node.gpus[:2]
     lose(source, node.gpus, [2])

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the options of three plugins under their own names. Precedence: flag, environment, file, default."""
+"""Tests the options of the device plugins of NVIDIA, 4paradigm and HAMi, which this plugin accepts under their own
+names. Precedence: the flag, then the environment variable, then node.yaml, then the default.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from vgpu_plugin.errors import Fatal
 from vgpu_plugin.offer import options
 from vgpu_plugin.offer.settings import load
 
-# columns: the flag, the environment variable, the key in the file, then a value in the file, in the environment and as
-# a flag
+# columns: the flag, the environment variable and the key in node.yaml of one option; then three values, one for the
+# file, one for the environment and one for the flag
 ROWS = [
     ("fail-on-init-error", "FAIL_ON_INIT_ERROR", "flags.failOnInitError", False, "true", "false"),
     ("device-split-count", "DEVICE_SPLIT_COUNT", "sharing.vcuda.splitCount", 2, "3", "4"),
@@ -73,7 +75,7 @@ def found(settings, place: str):
 
 
 def read_as(value):
-    """Converts a text value to the type that the file has."""
+    """Converts a text to the type that the value has in the file."""
     return {"true": True, "false": False}.get(value, value)
 
 
@@ -109,7 +111,8 @@ def test_every_option_is_in_the_table():
 @pytest.mark.parametrize(
     ("arguments", "place", "value"),
     [
-        (["--fail-on-init-error"], "flags.failOnInitError", True),  # a flag without a value, as Go programs accept it
+        # The flag may have no value, because Go programs accept such a flag.
+        (["--fail-on-init-error"], "flags.failOnInitError", True),
         (["--device-list-strategy", "envvar,cdi-annotations"], "flags.plugin.deviceListStrategy", None),
         (["--imex-channel-ids", "0"], "imex.channelIDs", [0]),
     ],
@@ -122,7 +125,7 @@ def test_accepted_spellings_of_flags(tmp_path, arguments, place, value):
 
 
 def test_scaling_of_the_environment_is_exact(tmp_path):
-    """With a binary float, 100 * 0.29 would become 28."""
+    """If the factor were a binary float, 100 * 0.29 would become 28 instead of 29."""
     from vgpu_plugin.offer.settings import make_slices
 
     from ..samples import gpus
@@ -133,7 +136,7 @@ def test_scaling_of_the_environment_is_exact(tmp_path):
     assert [one.sm_percent for one in make_slices(gpus("T4"), settings)] == [29]
 
 
-# columns: command-line arguments, environment variables, words of the error
+# columns: command-line arguments, environment variables; expected words of the error
 @pytest.mark.parametrize(
     ("arguments", "environment", "words"),
     [

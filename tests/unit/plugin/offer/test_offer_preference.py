@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the preferred allocation, by table."""
+"""Tests GetPreferredAllocation, by which the plugin advises the kubelet which slices to choose, by a table of cases."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def without(*ids: str) -> list[str]:
 
 
 CASES = [
-    # columns: the case, available slices, slices that must be included, the number of slices, the expected choice
+    # columns: the case, available slices, slices that must be chosen, the number of slices; the expected choice
     ("one slice on an empty node: first GPU, first slice", ALL, [], 1, ["A::0"]),
     ("three slices: three GPUs", ALL, [], 3, ["A::0", "B::0", "C::0"]),
     ("the least used GPU first", without("A::0", "B::0", "B::1"), [], 2, ["C::0", "A::1"]),
@@ -37,7 +37,7 @@ def test_preferred_slices(about, available, must, size, answer):
     assert preferred(list(reversed(available)), must, size, TOTALS, ORDER) == answer
 
 
-# columns: available slices, slices that must be included, the requested number, words of the error
+# columns: available slices, slices that must be chosen, the requested number; expected words of the error
 @pytest.mark.parametrize(
     ("available", "must", "size", "sentence"),
     [

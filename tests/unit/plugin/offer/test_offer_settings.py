@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests which node configurations the program accepts, and its errors for the others."""
+"""Tests which configurations of a node the device plugin accepts, and its errors for the configurations that it
+refuses.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from ..samples import gpus
 
 VCUDA = {"vcuda": {"splitCount": 2}}
 
-# columns: the text of node.yaml, words of the error
+# columns: the text of node.yaml; expected words of the error
 REFUSED = [
     ("not json", "not valid JSON"),
     ('{"version": "v2"}', "version: expected one of v1"),
@@ -68,7 +70,7 @@ def test_loaded_configuration_is_identified_by_its_digest(tmp_path):
     )
 
 
-# columns: the section sharing.vcuda of a node with two T4, words of the error
+# columns: the section sharing.vcuda of node.yaml on a node with two T4; expected words of the error
 @pytest.mark.parametrize(
     ("vcuda", "sentence"),
     [

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests feature labels of the node: which the program adds, updates, leaves to other owners, and removes."""
+"""Tests the feature labels that the device plugin sets on its Node object: which labels it adds, updates, leaves to
+other owners, and removes.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ COUNT, PRODUCT, STAMP = P + "gpu.count", P + "gpu.product", P + "gfd.timestamp"
 NFD = "nfd.node.kubernetes.io/feature-labels"
 
 PATCHES: dict[str, tuple[dict[str, str], dict[str, str], dict[str, str], Any, Any]] = {
-    # columns: the node's labels and annotations, the desired labels, the labels in the patch, the annotation in the
-    # patch ("-": none)
+    # columns: the node's labels, the node's annotations, the desired labels; the expected labels in the patch, the
+    # expected annotation in the patch ("-" means that the patch does not change it)
     "first": ({"a": "b"}, {}, {COUNT: "2", PRODUCT: "T4"}, {COUNT: "2", PRODUCT: "T4"}, "gpu.count,gpu.product"),
     "nothing changed": ({COUNT: "2"}, {NAMES: "gpu.count"}, {COUNT: "2"}, None, "-"),
     "label with an old value": ({COUNT: "2"}, {NAMES: "gpu.count"}, {COUNT: "1"}, {COUNT: "1"}, "-"),
@@ -50,8 +52,8 @@ PATCHES: dict[str, tuple[dict[str, str], dict[str, str], dict[str, str], Any, An
     "label of another owner": ({COUNT: "9"}, {}, {COUNT: "2"}, None, "-"),
     "one foreign label, one new label": ({COUNT: "9"}, {}, {COUNT: "2", PRODUCT: "T4"}, {PRODUCT: "T4"}, "gpu.product"),
     "label of another owner is not removed": ({COUNT: "9"}, {}, {}, None, "-"),
-    # node-feature-discovery lists its labels in an annotation. Two programs that write one label would overwrite each
-    # other forever.
+    # node-feature-discovery lists its own labels in an annotation, and this program leaves these labels alone.
+    # Otherwise two programs would overwrite one label forever.
     "node-feature-discovery took it over": (
         {COUNT: "9"},
         {NAMES: "gpu.count", NFD: "cpu-model.id,nvidia.com/gpu.count"},
@@ -90,7 +92,7 @@ def test_node_without_labels_or_annotations():
     assert node_features.patch({"labels": None, "annotations": None}, {COUNT: "1"}) is not None
 
 
-# ---- the whole program with an API double
+# ---- the whole program with a double of the API server
 
 
 @pytest.fixture
@@ -142,7 +144,7 @@ def test_labels_are_added_and_removed(node, api, start):
     until(lambda: NAMES in api.annotations, "the labels")
     found = ours(api)
     assert {name: found.get(P + name) for name in WANTED} == WANTED
-    # A label with another prefix is listed by its full name.
+    # The annotation lists a label that has another prefix by its full name.
     assert api.annotations[NAMES].split(",") == sorted([*(name[len(P) :] for name in found), ENFORCEMENT])
     assert api.node["metadata"]["labels"][ENFORCEMENT] == "library"
     assert api.node["metadata"]["labels"]["kubernetes.io/os"] == "linux"
@@ -201,7 +203,8 @@ def test_oneshot_writes_once(node, kubelet, api, start):
         lambda: resources()["resources"].get("nvidia.com/gpu", {}).get("allocatable") == 6,
         "the other configuration's label",
     )
-    # The condition that the program reports next shows that it has processed both changes.
+    # The program applies changes in their order. So the condition that reports the invalid file shows that the program
+    # has processed the change before it too.
     node.paths.config.write_text("{")
     until(lambda: api.condition().get("status") == "False", "the condition that reports the invalid file")
     assert COUNT not in ours(api) and ours(api)[P + "gpu.replicas"] == "4"
@@ -216,7 +219,7 @@ def test_sleep_interval_updates_labels_after_a_driver_reload(node, api, start):
 
 
 INTERVALS = [
-    # columns: flags.gfd, seconds since the first write, the expected number of writes
+    # columns: the section flags.gfd of node.yaml, seconds since the first write; the expected number of writes
     ({}, 1e6, 1),
     ({"sleepInterval": "60s"}, 59, 1),
     ({"sleepInterval": "60s"}, 61, 2),
@@ -268,7 +271,7 @@ def test_driver_failure_removes_no_label(node, api, start):
 
 
 class Refusing:
-    """An API that refuses the first write."""
+    """A double of the API server that refuses the first write."""
 
     server = "https://api"
 

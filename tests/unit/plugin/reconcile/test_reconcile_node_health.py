@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests a GPU with a fatal Xid on the Node object: a condition that names the GPU, a taint if the policy says so, and
-the removal of both.
+"""Tests what the device plugin writes on the Node object if a GPU has a fatal Xid: a condition that names the GPU, a
+taint if the policy requires it, and the removal of both.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ..conftest import FakeGpus
 from ..node_api import NODE, NodeApi
 from ..samples import until
 
-# (GPU, fault) of a healthy and of an unhealthy GPU.
+# (GPU, fault) of a healthy GPU and of an unhealthy GPU.
 GOOD, BAD = ("GPU 0 GPU-a", ""), ("GPU 1 GPU-b", "Xid 79")
 POLICIES = [
-    # columns: (GPU, fault) of each GPU, the policy, whether the node is tainted
+    # columns: (GPU, fault) of each GPU, the policy; whether the node is expected to be tainted
     ([GOOD, BAD], NONE, False),
     ([GOOD, BAD], ANY, True),
     ([GOOD, BAD], ALL, False),
@@ -46,7 +46,8 @@ NOW, BEFORE = "2026-11-25T10:00:00Z", "2026-11-25T09:00:00Z"
 WELL = {"type": CONDITION, "status": "True", "reason": "AllHealthy", "message": "every GPU of this node is healthy"}
 SICK = {"type": CONDITION, "status": "False", "reason": "GpuUnhealthy", "message": "GPU 1 GPU-b: Xid 79"}
 CONDITIONS = [
-    # columns: the node's conditions, its health, the condition to write (None: no write), the transition time
+    # columns: the node's present conditions, the health of its GPUs; the expected condition to write (None means no
+    # write), the expected transition time
     ([], Health(), WELL, NOW),
     ([{**WELL, "lastTransitionTime": BEFORE}], Health(), None, ""),
     ([{**WELL, "lastTransitionTime": BEFORE}], Health((BAD,)), SICK, NOW),
@@ -78,7 +79,8 @@ def test_message_is_cut_to_the_servers_limit():
 
 OURS, OTHER = {"key": TAINT, "effect": "NoSchedule"}, {"key": "other", "effect": "NoExecute"}
 TAINTS = [
-    # columns: the node's taints, whether a taint is desired, the taints to write ("nothing": no patch)
+    # columns: the node's present taints, whether our taint is desired; the expected taints to write ("nothing" means no
+    # patch)
     (None, False, "nothing"),
     (None, True, [OURS]),
     ([OTHER], True, [OTHER, OURS]),
@@ -174,8 +176,8 @@ def test_manual_changes_are_reverted(node, api, start):
 
 
 def test_condition_is_written_if_the_taint_is_forbidden(node, api, start, capsys):
-    """The API server does not let a node's account add taints. The condition is still written, and the status names
-    the reason.
+    """The API server does not let a node's own account add taints. The condition must still be written, and the status
+    names the reason why the taint is missing.
     """
     refusal = refusing("PATCH", NODE, 403, 'node "node-1" is not allowed to modify taints')
     api.fault = lambda method, path, *more: refusal(method, path, *more) if path == NODE else None

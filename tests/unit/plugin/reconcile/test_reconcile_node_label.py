@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests a configuration that the node's label selects: the whole program with an API double and the kubelet double."""
+"""Tests named configurations: a label of the Node object selects one of several configuration files. The tests run the
+whole program with doubles of the API server and the kubelet.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ def kubeconfig(tmp_path, api):
 
 @pytest.fixture
 def start(node, kubelet, running, monkeypatch, kubeconfig):
-    """Starts the program; a later call restarts it with the files that the former run left."""
+    """Returns a function that starts the program; a later call restarts it with the files that the former run left."""
     monkeypatch.setattr("vgpu_plugin.offer.health.LOOK_S", 0.05)
     monkeypatch.setattr("vgpu_plugin.reconcile.persist.FIRST_RETRY_S", 0.02)
     node.configure(splitCount=4)
@@ -101,7 +103,8 @@ def test_label_selects_a_configuration_and_its_removal_restores_the_default(node
     assert status(node, capsys)["config_name"] == ""
 
 
-# columns: the configuration that the label names, the text of bad.yaml ("": no such file), words of the report
+# columns: the configuration that the label names, the text of the file bad.yaml ("" means no such file); expected words
+# of the report
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
@@ -140,7 +143,9 @@ def test_invalid_configuration_keeps_the_old_one_and_is_reported(
 
 
 def refuse_to_read(node, monkeypatch) -> None:
-    """Makes reading fail with "permission denied"; root, who runs the tests, could read everything."""
+    """Makes reading the folder of configurations fail with "permission denied". File modes would not do, because the
+    tests run as root, who can read everything.
+    """
 
     below = str(node.paths.configs)
 
@@ -166,7 +171,7 @@ def lead_it_to_itself(node, _monkeypatch) -> None:
     node.paths.configs.symlink_to(node.paths.configs)
 
 
-# Words of the error → the function that makes the folder of configurations unreadable.
+# Expected words of the error → the function that makes the folder of configurations unreadable.
 UNREADABLE = {
     "Permission denied": refuse_to_read,
     "Not a directory": put_a_file_there,
@@ -269,8 +274,8 @@ def test_refused_report_does_not_delay_the_label(node, kubelet, api, start, caps
 
 
 class Impatient:
-    """An API server or proxy that accepts every write, stores no annotation, and ends every watch at once. A client
-    that retries without delay is stopped.
+    """A double of an API server or proxy that accepts every write, stores no annotation, and ends every watch at once.
+    The test fails if a client repeats its requests without pauses.
     """
 
     server = "https://api.example"
@@ -293,7 +298,7 @@ class Impatient:
 
 
 class Pauses(threading.Event):
-    """Replaces the program's stop event: it records each wait and is set at the last one."""
+    """Replaces the program's stop event: it records the duration of each wait and is set at the last wait."""
 
     def __init__(self, last: int) -> None:
         super().__init__()
@@ -343,8 +348,8 @@ def test_annotation_deleted_during_its_write_is_written_again():
     def patch(_path, change):
         written.append(change["metadata"]["annotations"])
         if len(written) == 1:
-            # The server stored the annotation, somebody deleted it, and the watch reported that, all before the write's
-            # response arrives.
+            # Three things happen before the response to the write arrives: the server stores the annotation, somebody
+            # deletes it, and the watch reports both changes.
             label._saw({"metadata": {"annotations": written[0]}})
             label._saw({"metadata": {"annotations": {}}})
         else:
@@ -365,7 +370,9 @@ def purge_with(node, **extras) -> None:
 
 
 def settled(api) -> str:
-    """Returns the node without its resourceVersion, which every write changes."""
+    """Returns the Node object without its resourceVersion, which every write changes, so that two results can be
+    compared.
+    """
     return json.dumps({**api.node, "metadata": {**api.node["metadata"], "resourceVersion": ""}}, sort_keys=True)
 
 
@@ -376,7 +383,8 @@ def listed(api) -> dict[str, str]:
 
 def test_node_lists_the_resource_names_of_gpu_parts(node, kubelet, api, start):
     api.node["status"].update(capacity={"cpu": "8", "aliyun.com/gpu-mem": "3"}, allocatable={"cpu": "7"})
-    # Each of the four slots counts the whole GPU, because limits of bursting pods may exceed their promise.
+    # The memory of the whole GPU is counted four times, once for each of its slots, because the limits of pods may
+    # exceed what they are promised.
     memory = 4 * sum(gpu.memory_mib for gpu in node.gpus)
     node.configure(splitCount=4, sliceSizing="requested", resourceNames={"cores": "x.io/cores"})
     start()
@@ -399,7 +407,7 @@ def test_node_lists_the_resource_names_of_gpu_parts(node, kubelet, api, start):
         "volcano.sh/vgpu-cores": "200",
     }
     until(lambda: listed(api) == wanted, "the resources")
-    # aliyun.com/gpu-mem belongs to another plugin and is kept.
+    # The resource aliyun.com/gpu-mem belongs to another plugin, so it is kept.
     assert api.node["status"]["capacity"] == {**wanted, "cpu": "8", "aliyun.com/gpu-mem": "3"}
     # The kubelet resets the resources after a boot; a node that joins again has none.
     with api.edit(NODE) as found:

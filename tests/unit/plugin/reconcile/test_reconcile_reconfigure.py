@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests a configuration that changes while the program runs, by every device list that the kubelet got meanwhile."""
+"""Tests a configuration that changes while the device plugin runs, by the device lists that the kubelet gets."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def capacity(kubelet, resource: str = RESOURCE) -> int:
 
 
 def put(node, text: str) -> None:
-    """Replaces the file by a rename, as the role does."""
+    """Replaces the file node.yaml by a rename, as the role does."""
     fresh = node.paths.config.with_suffix(".new")
     fresh.write_text(text)
     os.replace(fresh, node.paths.config)
@@ -71,7 +71,7 @@ def test_new_split_is_applied_without_a_restart(node, kubelet, daemon, monkeypat
         assert abi_files.parse_limits(stream.read())["devices"][0]["memory_bytes"] == (15360 // split) << 20
 
 
-# columns: the new text of node.yaml, words of the warning
+# columns: the new text of node.yaml; expected words of the warning
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -109,7 +109,7 @@ def test_slices_in_use_are_kept(node, kubelet, daemon, capsys):
         offered[one.partition("::")[0]] += 1
     assert offered == {node.gpus[0].uuid: 4, node.gpus[1].uuid: 2}
     assert [node.gpus[0].uuid in one for one in status(node, capsys)["warnings"]] == [True]
-    kubelet.restart_container("one")  # the container's files are made again with its former size
+    kubelet.restart_container("one")  # The restart makes the container's files again; they must have its former size.
     limits = (
         next(one["host_path"] for one in held["answer"]["mounts"] if one["container_path"] == "/dev/vgpu/0") + "/limits"
     )
@@ -123,9 +123,10 @@ def test_new_split_waits_for_the_last_slice(node, kubelet, daemon, capsys, monke
     kubelet.run_pod("one", ids=[f"{node.gpus[0].uuid}::3"])
     put(node, node_yaml(node.library_root, splitCount=2))
     until(lambda: capacity(kubelet) == 6, "the free GPU's new split")
-    # The container's slice has a name that exists in both splits, but its size differs. So this GPU waits too.
+    # The container's slice has a name that exists in both splits, but with different sizes. So its GPU keeps the old
+    # split until the slice is free.
     kubelet.delete_pod("one")
-    # The kubelet's checkpoint still names the pod; PodResources shows that the pod has ended.
+    # The kubelet's checkpoint still names the deleted pod; its PodResources service shows that the pod has ended.
     server = podresources.serve(kubelet, node.paths.pod_resources)
     try:
         until(lambda: capacity(kubelet) == 4, "the new split of the second GPU")
@@ -135,7 +136,9 @@ def test_new_split_waits_for_the_last_slice(node, kubelet, daemon, capsys, monke
 
 
 def test_running_container_keeps_its_files_after_a_mode_change(node, kubelet, daemon):
-    """The GPU gets the same device name in another mode; the container keeps its former limits."""
+    """After a change of the sharing mode the GPU has the same device name as before, but the running container keeps
+    its former limits.
+    """
     kubelet.run_pod("one", ids=[f"{node.gpus[0].uuid}::3"])
     put(node, json.dumps({"version": "v1"}))
     until(lambda: f"{node.gpus[1].uuid}" in kubelet.endpoints[RESOURCE].devices, "the free GPU as a whole")
@@ -166,7 +169,7 @@ def test_file_replaced_during_the_start_is_applied(node, kubelet, running, monke
 
 
 def test_nothing_is_registered_after_shutdown():
-    """A configuration check may still run while the program ends."""
+    """A check of the configuration may still run while the program ends; it must not register a resource again."""
     made, stopped = [], []
 
     class One:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the watcher on containers with several shares: a process has a slot in each ledger and is judged by the sum."""
+"""Tests the watcher, which compares the driver's data about GPU processes with each container's limits and ledgers
+(files in which a container counts its memory). Here containers have several shares from ResourceClaims: a process has a
+slot in the ledger of each share and is judged by the sum.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ def test_accounts_of_several_shares_are_added() -> None:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Watched]:
-    """A node with two claims on one GPU and a process that has shares of both."""
+    """Makes a node with two claims on one GPU; the tests add processes that have shares of both claims."""
     out = Watched(tmp_path)
     out.kind = ""
     out.devices = {FIRST: "0:60", SECOND: "0:61"}
@@ -76,8 +79,8 @@ def charge(node: Watched, allocation: str, pid: int, used: int, slot: int = 0) -
     node.held.append(descriptor)
 
 
-# A process with both shares. columns: its memory by the driver, its use in the first and in the second ledger, the
-# findings
+# The process has shares of both claims. columns: MiB that the driver reports for it, MiB in its first ledger, MiB in
+# its second ledger (None means no slot); expected findings
 JUDGED = [
     (1500, 1000, 500, []),
     (2000, 1000, 1000, []),
@@ -121,7 +124,8 @@ def test_compute_share_of_a_container_is_the_sum_of_its_shares(node: Watched, pe
     found = []
     for _time in range(10):
         found = node.look()
-        for name in (FIRST, SECOND):  # The arbiter runs and never opened the container's gate.
+        # The arbiter, which balances compute time, is alive and never allows the container more than its share.
+        for name in (FIRST, SECOND):
             _heartbeat(node.files.folder(name) / f"gpu-{UUID}", int(node.now * 1e9))
     assert sorted(set(found)) == reasons
 
@@ -137,7 +141,8 @@ PLACES = [Place("/dev/vgpu", "8:1", "/claims"), Place(f"{CONTAINER_SHARE}", "8:1
 OTHERS = {"/dev/vgpu/7": Place("/dev/vgpu/7", "8:1", "/dddd/ro")}
 ROOT = Mount(1, 0, "8:1", "/", "/")
 BASE = (ROOT, Mount(2, 1, "8:1", "/claims", "/dev/vgpu"), Mount(3, 2, "8:1", "/cccc/ro", "/dev/vgpu/0"))
-# columns: the case, mounts in addition to those of the node, the paths at which a foreign mount is found
+# columns: the case, the container's mounts in addition to those of the node; the paths at which a foreign mount is
+# expected to be found
 MOUNTS = [
     ("mounts of the node only", (), []),
     ("additional share of the node", (Mount(4, 2, "8:1", "/dddd/ro", "/dev/vgpu/7"),), []),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the termination of real processes."""
+"""Tests how the watcher terminates processes that bypass the library, with real processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vgpu_plugin.watch.processes import Process, Processes
 
 @pytest.fixture
 def victim() -> Any:
-    """Starts a process that ignores SIGTERM."""
+    """Starts a process that ignores SIGTERM, so only SIGKILL ends it."""
     script = "import signal, time; signal.signal(15, signal.SIG_IGN); print('x', flush=True); time.sleep(60)"
     one = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     assert one.stdout is not None
@@ -31,7 +31,8 @@ def test_sigterm_comes_before_sigkill(victim):
     ender = Ender(processes.process)
     found = processes.process(victim.pid)
     assert found is not None
-    assert ender.end(found, 100.0, lambda _one: False) == ""  # the caller no longer wants to terminate the process
+    # No signal is sent, because the caller no longer wants to terminate the process.
+    assert ender.end(found, 100.0, lambda _one: False) == ""
     assert ender.end(found, 100.0, lambda _one: True) == "SIGTERM"
     assert ender.end(found, 100.0 + GRACE_S - 0.1, lambda _one: True) == ""
     time.sleep(0.05)
@@ -39,7 +40,7 @@ def test_sigterm_comes_before_sigkill(victim):
     assert ender.end(found, 100.0 + GRACE_S, lambda _one: True) == "SIGKILL"
     victim.wait(30)
     assert victim.returncode == -signal.SIGKILL
-    assert ender.end(found, 200.0, lambda _one: True) == ""  # the process has ended
+    assert ender.end(found, 200.0, lambda _one: True) == ""  # No further signal is sent, because the process has ended.
     assert ender.sent == {"SIGTERM": 1, "SIGKILL": 1}
 
 
@@ -53,7 +54,9 @@ def test_process_with_a_reused_pid_is_spared(victim):
 
 
 def test_all_processes_of_a_finding_share_one_grace_period(victim):
-    """With a grace period per process, a container could survive by a new process every few seconds."""
+    """If each process had its own grace period, a container could survive by starting a new process
+    every few seconds.
+    """
     processes = Processes()
     found = processes.process(victim.pid)
     assert found is not None

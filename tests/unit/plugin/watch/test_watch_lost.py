@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the watcher on containers whose files were removed from the node, and on processes of no known container: what
-it still reports, what it reports as unknown, and that it terminates none of them.
+"""Tests the watcher, which compares the driver's data about GPU processes with the limits of their containers, on
+containers whose files were removed from the node and on processes of no known container: what it still reports, what it
+reports as unknown, and that it terminates none of these processes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def run(watched: Watched, pid: int, used: int, mounts: str = DELETED) -> None:
     watched.card.running.setdefault(watched.uuid, {})[pid] = used
 
 
-# Each state: the change to the files of the container's allocation on the node.
+# The case → the function that changes the files of the container's allocation on the node.
 STATES = {
     "all files removed": lambda watched: (
         shutil.rmtree(watched.folder / "ro") or [one.unlink() for one in watched.folder.rglob("*") if one.is_file()]
@@ -73,9 +74,11 @@ def test_restarted_container_is_judged_normally(watched):
 
 @pytest.mark.parametrize("known", [True, False])
 def test_unaccounted_memory_is_a_metric_and_a_note(watched, known):
-    """Memory of foreign processes and of folders without a record becomes a metric by GPU and a note."""
+    """The memory of processes in unknown containers, and of containers whose allocation has no record, becomes a metric
+    for each GPU and a note in the status.
+    """
     if known:
-        watched.kind = ""  # This folder has no record.
+        watched.kind = ""  # The folder of this allocation has no record.
         watched.run(20, 900 * MIB)
     else:
         watched.proc.add(20, group="/docker/other")
@@ -92,8 +95,8 @@ def test_unaccounted_memory_is_a_metric_and_a_note(watched, known):
 
 
 def test_memory_of_host_programs_is_reported(watched):
-    """Programs of the host are not terminated and are not foreign, but no limit counts their memory. NVIDIA's MPS
-    server is ignored.
+    """Programs of the host are not terminated and do not count as unknown, but no limit counts their memory, so the
+    status reports it. NVIDIA's MPS server is ignored.
     """
     for pid in (20, 21):
         watched.proc.add(pid, mnt="mnt:[1]", pid="pid:[2]")
@@ -128,7 +131,7 @@ def test_status_shows_findings_of_the_watcher(watched):
     watched.look(2)
     (note,) = watch_setup.notes(watched.watch.state())
     assert "1 container" in note and "vgpuctl watch" in note
-    watched.kind = "lease"  # An isolation check bypasses the limits on purpose.
+    watched.kind = "lease"  # A lease of this kind belongs to an isolation check, which bypasses the limits on purpose.
     watched.look(2)
     assert watch_setup.notes(watched.watch.state()) == []
 
@@ -148,7 +151,8 @@ def test_container_with_an_unreadable_ledger_is_listed(watched, ledger):
     assert row.memory_driver == 900 * MIB
 
 
-# Lines of a process's memory map for files on tmpfs 0:50, and whether these files were removed.
+# A line from the memory map (/proc/<pid>/maps) of a process that maps a file on the tmpfs 0:50; whether this file was
+# removed.
 MAPS = [
     ("7f0000000000-7f0000051000 rw-s 00000000 00:32 4                          /dev/vgpu/0/ledger (deleted)", True),
     ("7f0000000000-7f0000051000 rw-s 00000000 00:32 4                          /ledger", False),
@@ -157,7 +161,9 @@ MAPS = [
 
 @pytest.mark.parametrize(("line", "removed"), MAPS)
 def test_container_without_mounts_is_known_by_its_mapped_files(watched, line, removed):
-    """If a folder is removed on the host, its mounts disappear from every container (rmdir detaches them)."""
+    """If a folder is removed on the host, the kernel also removes the mounts of it in every container. The container is
+    then recognised by the files that its processes still have mapped.
+    """
     watched.proc.add(20, group=CONTAINER)
     (watched.processes.proc / "20" / "maps").write_text(
         "7f1000000000-7f1000001000 r--p 00000000 fe:00 77 /usr/lib/libc.so.6\nno line of this kind\n" + line + "\n"

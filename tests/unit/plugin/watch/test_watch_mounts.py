@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests how the watcher reads mount lists of the kernel and judges mounts at the product's paths."""
+"""Tests how the watcher, which looks for containers that bypass their limits, reads the kernel's mount lists of
+containers and finds mounts of a tenant at the paths of this project's files.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def test_invalid_lines_are_skipped(data):
 
 
 def test_mount_list_is_read_completely():
-    """The list is longer than the kernel returns per read, as on a host with many containers."""
+    """The list is longer than what the kernel returns for one read, as on a host with many containers."""
     data = mounts.read("/proc/self/mountinfo")
     assert data == Path("/proc/self/mountinfo").read_bytes()
     assert data.endswith(b"\n")
@@ -56,7 +58,8 @@ def table(*rows: tuple[int, int, str, str, str]) -> mounts.Table:
 
 
 ROOT, DEV = (1, 0, "0:9", "/", "/"), (2, 1, "0:5", "/", "/dev")
-# columns: the case, mounts in addition to ROOT and DEV, a path, the number of the mount at this path
+# columns: the case, mounts in addition to ROOT and DEV, a path; the expected number of the mount to which this path
+# leads
 SEEN: list[tuple[str, list[tuple[int, int, str, str, str]], str, int]] = [
     ("no mount at the path", [], "/dev/vgpu/0", 2),
     ("a mount at the path", [(3, 2, "0:7", "/x", "/dev/vgpu/0")], "/dev/vgpu/0", 3),
@@ -93,7 +96,8 @@ def test_mounts_below_a_chroot_have_no_root():
     assert table((7, 3, "0:7", "/x", "/dev")).seen_at("/etc") is None
 
 
-# columns: the case, the mounts of the program's own namespace, whether it is the host's, the found place of the path
+# columns: the case, the mounts that the program sees, whether the program is in the host's mount namespace; the
+# expected file system and folder of the path
 PLACES: list[tuple[str, list[tuple[int, int, str, str, str]], bool, Place]] = [
     ("on the host", [ROOT, (2, 1, "0:25", "/", "/run")], True, Place("/p", "0:25", "/vgpu/allocations/a/ro")),
     ("in a pod", [ROOT, (2, 1, "0:25", "/vgpu", "/run/vgpu")], False, Place("/p", "0:25", "/vgpu/allocations/a/ro")),
@@ -107,7 +111,8 @@ def test_location_of_the_nodes_path(about, rows, own_root, place):
     assert place_of(table(*rows), "/p", "/run/vgpu/allocations/a/ro", own_root) == place
 
 
-# The node's mounts, then a container's: TOP in any container, NEW as this version mounts, OLD as a former version did.
+# Mount lists in the kernel's format. NODE: mounts of the node. TOP: mounts that every container has. NEW: mounts of
+# this version in a container. OLD: mounts of a former version.
 NODE = """22 1 8:1 / / rw - ext4 /dev/sda1 rw
 23 22 0:25 / {run} rw - tmpfs tmpfs rw
 24 23 0:50 / {folder}/rw rw - tmpfs vgpu rw
@@ -130,7 +135,7 @@ OLD = """50 40 8:1 {library}/libvgpu.so /usr/local/lib/vgpu/libvgpu.so ro - ext4
 54 40 0:25 /allocations/aaaa/ld.so.preload /etc/ld.so.preload ro - tmpfs tmpfs rw
 55 40 0:25 /allocations/aaaa/gpu-{uuid} /run/vgpu/gpu-{uuid} ro - tmpfs tmpfs rw
 """
-# A mount that the tenant made; {0} is its path.
+# A mount that a tenant made; {0} is its path.
 EVIL = "0:66 /evil {0} rw - tmpfs tmpfs rw\n"
 
 
@@ -143,11 +148,11 @@ def over(parent: int, point: str) -> str:
 
 
 MOVED = OLD.replace(" /etc/vgpu/limits ", " /etc/o/limits ")
-# Mounts of a version that made a root for each allocation.
+# Mounts of a version in which each allocation had its own folder at /dev/vgpu.
 OWN_ROOT = NEW.replace(" /root /dev", " /allocations/aaaa/root /dev")
 OTHER_VERSION = NEW.replace("{library}", "{library}x")
-# columns: the case, the container's mounts, words of the finding (empty: none), whether the mounts are of the old
-# version
+# columns: the case, the container's mounts; expected words of the finding (empty means no finding); whether the mounts
+# are those of the old version
 CONTAINERS: list[tuple[str, str, str, bool]] = [
     ("as the node mounted them", TOP + NEW, "", False),
     ("another version of the library, as before an upgrade", TOP + OTHER_VERSION, "", False),
@@ -213,7 +218,7 @@ def watched(tmp_path) -> Watched:
 
 
 def run(watched: Watched, pid: int, listed: str) -> None:
-    """Adds a process of the container with these mounts and 100 MiB of memory."""
+    """Adds a process of the container that has these mounts and uses 100 MiB of GPU memory."""
     watched.proc.add(pid, group=CONTAINER)
     text = listed.format(library=watched.library_folder, uuid=watched.uuid)
     (watched.proc.root / str(pid) / "mountinfo").write_text(text)

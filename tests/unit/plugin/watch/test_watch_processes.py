@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests which processes use a GPU, by process lists of a driver double, and which container each process belongs to,
-by a fake /proc.
+"""Tests how the watcher, which looks for processes that bypass the library, lists the processes on a GPU (by a double
+of the driver) and finds the container of each process by a fake /proc. A mounted ledger (the file in which a container
+counts its memory) identifies a container.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from ..samples import until
 
 POD_UID = "11111111-2222-3333-4444-555555555555"
 DEVICES = {"0:50": "aaaa", "0:51": "bbbb"}
-# columns: the case, the /proc entry of process 30, its allocation (None: none). Process 20 belongs to allocation aaaa.
+# columns: the case, the /proc entry of process 30; the expected allocations of process 30 (None means none). Process 20
+# belongs to allocation aaaa.
 OWNERS: list[tuple[str, dict[str, Any], set[str] | None]] = [
     ("ledger mounted", {"mounts": "0:50=/ledger"}, {"aaaa"}),
     ("ledger mounted and replaced on the host", {"mounts": "0:50=/ledger//deleted"}, {"aaaa"}),
@@ -46,7 +48,7 @@ OWNERS: list[tuple[str, dict[str, Any], set[str] | None]] = [
     ("chroot, pod in the host's pid namespace", {"pid": HOST_PID, "group": f"/kubepods/pod{POD_UID}/77"}, {"bbbb"}),
     ("unknown container in the host's pid namespace", {"pid": HOST_PID, "group": "/docker/" + "0a" * 32}, None),
 ]
-# Cases in which process 30 belongs neither to a known container nor to the host.
+# The cases in which process 30 belongs neither to a known container nor to the host.
 STRANGERS = (
     "container without a slice",
     "monitor container with the node's folders mounted",
@@ -78,14 +80,16 @@ def test_group_is_remembered_while_the_allocation_exists(tmp_path):
     proc.add(30, group=CONTAINER)
     processes = Processes(tmp_path)
     assert processes.of([20], DEVICES) == {20: frozenset({"aaaa"})}
-    proc.end(20)  # ends the process that showed the ledger mount
+    proc.end(20)  # Ends the only process that showed the ledger's mount.
     assert processes.of([30], DEVICES) == {30: frozenset({"aaaa"})}
     assert processes.of([30], {"0:51": "bbbb"}) == {}
     assert processes.of([30], DEVICES) == {}
 
 
 def test_only_mounts_count_without_the_hosts_namespaces(tmp_path):
-    """Without the host's namespaces, processes of the host cannot be distinguished from processes that hide."""
+    """If the host's namespaces are unknown, a process of the host looks like a process that hides its mounts. So only
+    mounts identify a container.
+    """
     proc = Proc(tmp_path)
     proc.end(1)
     proc.add(20, mounts="0:50=/ledger", group=CONTAINER)
@@ -113,13 +117,15 @@ def test_unknown_process_causes_an_occasional_scan_of_all_processes(tmp_path):
         now[0] = float(second)
         assert processes.of([30], DEVICES) == {}
         assert len(looks) == count
-    proc.add(31, mounts="0:50=/ledger", group="/docker/other")  # the process belongs to a known container after all
+    # A new process shows that the group belongs to a known container after all.
+    proc.add(31, mounts="0:50=/ledger", group="/docker/other")
     now[0] = 161.0
     assert processes.of([30], DEVICES) == {30: frozenset({"aaaa"})}
 
 
 CROWD = 200
-# Control groups of two processes of one container: the same group for both, or a subgroup for each.
+# columns: the case, the control group of the container, the function that returns the subgroup of process n, the number
+# of groups whose mount lists are read
 CROWDED = [
     ("one group", "/docker/" + "0a" * 32, lambda n: "", 1),
     ("a subgroup for each process", "/docker/" + "0a" * 32, lambda n: f"/{n}", 1),
@@ -131,8 +137,8 @@ CROWDED = [
 
 @pytest.mark.parametrize(("about", "group", "below", "groups"), CROWDED, ids=[row[0] for row in CROWDED])
 def test_many_long_mount_lists_do_not_block_the_watcher(tmp_path, monkeypatch, about, group, below, groups):
-    """Each process of a tenant may have as many mounts as the kernel allows. The watcher must still check all other
-    processes.
+    """Each process of a tenant may have as many mounts as the kernel allows. Reading them must not keep the watcher
+    from checking all other processes.
     """
     proc, read = Proc(tmp_path), []
     long = "".join(f"{n} 22 0:66 /x /m/{n} rw - tmpfs tmpfs rw\n" for n in range(100, 30_000))
@@ -156,14 +162,18 @@ def test_many_long_mount_lists_do_not_block_the_watcher(tmp_path, monkeypatch, a
 
     monkeypatch.setattr(mounts, "read", counted)
     place = Processes(tmp_path).place([1000, 5001], DEVICES, dict)
-    assert place.owners == {5001: frozenset({"aaaa"})}  # reported as a process of an unknown container
+    # Process 1000 is missing here, so it is reported as a process of an unknown container.
+    assert place.owners == {5001: frozenset({"aaaa"})}
     assert place.strangers == {1000}
-    # The first read is of the process on the GPU.
+    # The first read is of process 1000 itself, which is on the GPU, so it is not counted.
     assert sum(read[1:]) <= groups * (MOST_OF_OTHERS + LONGEST_OF_OTHERS + (1 << 16))
 
 
 def test_one_visible_ledger_identifies_the_whole_group(tmp_path):
-    """The product's mounts exist before a container's first process runs, so they come first in its list."""
+    """One process with a visible ledger mount identifies all processes of its control group, even if it has many
+    mounts. This project's mounts are made before the container's first process runs, so they come first in its mount
+    list.
+    """
     proc = Proc(tmp_path)
     proc.add(30, group=CONTAINER)
     for n in range(CROWD):
@@ -189,7 +199,7 @@ GONE = {"state": "Z", "memory": ""}
 
 
 def ended_leader(proc: Proc, number: int, *tasks: dict[str, Any]) -> None:
-    """Makes a process whose first thread has ended: /proc shows neither its memory nor its mount namespace."""
+    """Makes a process whose first thread has ended, so /proc shows neither its memory nor its mount namespace."""
     proc.add(number, group=CONTAINER, inner="7", **GONE)
     for at, task in enumerate(tasks):
         proc.add(number, task=number + at, **{"inner": "7", "group": CONTAINER, **task})
@@ -199,7 +209,7 @@ def ended_leader(proc: Proc, number: int, *tasks: dict[str, Any]) -> None:
             (folder / "mountinfo").unlink()
 
 
-# columns: the remaining threads, whether the process is found
+# columns: the case, the process's threads; whether the process is expected to be found
 LEADERS: list[tuple[str, list[dict[str, Any]], bool]] = [
     ("second thread runs", [GONE, {"mounts": "0:50=/ledger"}], True),
     ("only third thread runs", [GONE, GONE, {"mounts": "0:50=/ledger"}], True),
@@ -217,7 +227,8 @@ def test_process_whose_first_thread_has_ended(tmp_path, about, tasks, found):
     assert processes.of([30], DEVICES) == ({30: frozenset({"aaaa"})} if found else {})
 
 
-# A program that prints the device number of its argument and ends its first thread; its second thread continues.
+# A program that prints the device number of the file system of its argument and then ends its first thread, while its
+# second thread continues.
 ENDS_ITS_FIRST_THREAD = """
 import ctypes, os, sys, threading, time
 threading.Thread(target=time.sleep, args=(60,)).start()
@@ -225,7 +236,8 @@ device = os.stat(sys.argv[1]).st_dev
 print(f"{os.major(device)}:{os.minor(device)}", flush=True)
 ctypes.CDLL(None).pthread_exit(None)
 """
-# The process has its own mount namespace, with a ledger on a tmpfs mounted as in a container.
+# A shell command that mounts a ledger on a tmpfs, as in a container, in the process's own mount namespace, and then
+# runs the program.
 CONTAINED = (
     'mount -t tmpfs t "$1" && touch "$1/ledger" "$1/at" && mount --bind "$1/ledger" "$1/at" && exec "$2" -c "$3" "$1"'
 )
@@ -261,7 +273,9 @@ HYBRID = "12:memory:/docker/{0}\n11:pids:/docker/{0}\n1:name=systemd:/docker/{0}
 
 
 def test_daemons_group_is_not_a_container(tmp_path):
-    """On a hybrid cgroup host, version 2 names the daemon's own group for every container of the daemon."""
+    """On a host with both cgroup versions, the version 2 entry names the container daemon's own group for each of its
+    containers, so that entry does not identify a container.
+    """
     proc = Proc(tmp_path)
     proc.add(20, mounts="0:50=/ledger", groups=HYBRID.format("mine"))
     proc.add(30, groups=HYBRID.format("other"))
@@ -271,7 +285,9 @@ def test_daemons_group_is_not_a_container(tmp_path):
 
 
 def test_root_group_is_not_a_container_in_a_cgroup_namespace(tmp_path):
-    """A pod with its own cgroup namespace sees this path for a container without a group of its own."""
+    """In a pod with its own cgroup namespace, the watcher sees the path /../../.. for a container that has no group of
+    its own.
+    """
     proc = Proc(tmp_path)
     proc.add(20, mounts="0:50=/ledger", group="/../../..")
     proc.add(30, group="/../../../docker/other")
@@ -281,7 +297,8 @@ def test_root_group_is_not_a_container_in_a_cgroup_namespace(tmp_path):
 UNSUPPORTED = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 LOST = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
 LISTED = [
-    # columns: the case, compute processes, graphics processes, the resulting list (None: an error)
+    # columns: the case, the driver's list of compute processes, its list of graphics processes; the expected pid →
+    # bytes (None means an error)
     ("compute only", [(7, 100)], [], {7: 100}),
     ("Vulkan only, which bypasses the library", [], [(8, 300)], {8: 300}),
     ("compute and graphics, listed twice with the same memory", [(7, 500)], [(7, 500)], {7: 500}),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Property tests of the watcher: its findings do not depend on what a tenant writes, even during a poll. `make fuzz`
-tries more cases.
+"""Property tests of the watcher, which reports containers that use more GPU memory than their limit: its findings must
+not depend on what a tenant writes into its ledger (the file in which a container counts its memory), even during a
+poll. `make fuzz` tries more cases.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ PAGE = abi_files.pack_tenant_page([ledgers.UUID], "aaaa")
 
 @pytest.fixture(autouse=True)
 def without_pauses():
-    """Removes the pause between the two ledger reads of one poll; both read the same here."""
+    """Removes the pause between the two ledger reads of one poll, because it only costs time here."""
     before, watch.TRY_S = watch.TRY_S, 0.0
     yield
     watch.TRY_S = before
@@ -40,7 +41,9 @@ def test_container_above_its_limit_is_named_in_two_polls(images, page, held, imp
 
 
 def test_intermittent_slot_is_still_reported(tmp_path):
-    """The slot exists at one read and not at the next, with any value, within one poll and between polls."""
+    """A tenant makes its slot of the ledger appear at one read and disappear at the next, within one poll and between
+    polls.
+    """
     with ledgers.Attack() as attack:
         slot = bytearray(EMPTY)
         ledgers._put(slot, abi_files.fields.LEDGER_SLOT_OFFSET, ledgers.fields.LEDGER_SLOT_FIELDS, "pid", 20)

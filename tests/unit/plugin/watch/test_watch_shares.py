@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the compute share by the driver's samples: which container used too much time, and which used
-only idle time.
+"""Tests how the watcher checks compute shares (the part of a GPU's time that a container may use) by the driver's
+samples: which container used more than its share, and which container only used time that no other container wanted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ MS = 1_000_000
 
 
 def page(watched: Watched, gate: str = "none", opened_ns: int = 0, allocation: str = "aaaa") -> None:
-    """Writes the arbiter's GPU page."""
+    """Writes the GPU page, the file in which the arbiter (which balances compute time) says what a
+    container may use.
+    """
     data = bytearray(abi_files.pack_gpu_page(watched.uuid, allocation))
     values = {"heartbeat_ns": int(watched.now * 1e9), "gate": abi_files.fields.GATES[gate], "rate_ppm": 10**6}
     for name, value in {**values, "open_ns": opened_ns}.items():
@@ -41,7 +43,8 @@ def took(*parts: tuple[float, float, float], share: float = 0.2) -> Took | None:
     return window.took(share)
 
 
-# columns: (seconds, used time, time alone) of each interval, the found and the allowed share, whether it is a violation
+# columns: the case, (seconds, used time, time alone on the GPU) of each interval; then what is expected: the used
+# share, the allowed share, whether it is a violation
 WINDOWS: list[tuple[str, list[tuple[float, float, float]], tuple[float, float, bool] | None]] = [
     ("window not full", [(2, 2, 0)] * 4, None),
     ("uses all time, GPU shared", [(2, 2, 0)] * 5, (1, 0.2, True)),
@@ -66,8 +69,8 @@ def test_share_in_a_window_of_ten_seconds(about, parts, found):
 
 
 DEVICE = {"sm_percent": 20}
-# columns: fields of the limits file, fields of its device, the enforced share of the GPU's time (None: no share is
-# enforced)
+# columns: fields of the limits file, fields of its device; the expected share of the GPU's time (None means that no
+# share is enforced)
 SHARES: list[tuple[dict[str, Any], dict[str, Any], float | None]] = [
     ({}, DEVICE, 0.2),
     ({"core_policy": "force"}, DEVICE, 0.2),
@@ -86,8 +89,9 @@ def test_effective_share(limits, device, share):
 
 NOW = 10**12
 PAGE = {"open_ns": 500 * MS, "gate": "closed", "rate_ppm": 10**6, "heartbeat_ns": NOW - MS}
-# columns: the case, the arbiter's GPU page at two polls that are two seconds apart, the seconds in which the container
-# was allowed the whole GPU (2.0 also if that is unknown)
+# columns: the case, the arbiter's GPU page at two polls that are two seconds apart; the expected seconds in which the
+# container was allowed the whole GPU (2.0 also if that is unknown). The gate in the page is open while the container
+# may use the whole GPU.
 ALONE: list[tuple[str, dict[str, Any] | None, dict[str, Any] | None, float]] = [
     ("one second of open gate", PAGE, {**PAGE, "open_ns": 1500 * MS}, 1.0),
     ("gate closed all the time", PAGE, PAGE, 0.0),
@@ -108,7 +112,7 @@ def test_time_without_competition(about, before, after, seconds):
 
 @pytest.fixture
 def watched(tmp_path) -> Watched:
-    """A container with a share of 50 %: process 20, whose memory is in the ledger."""
+    """Makes a container with a share of 50 %, whose process 20 has its memory in the ledger."""
     out = Watched(tmp_path)
     out.run(20, 100 * MIB)
     descriptor = out.charge(20, 100 * MIB)
@@ -119,7 +123,7 @@ def watched(tmp_path) -> Watched:
 
 @pytest.mark.parametrize(("percent", "found"), [(50, []), (67, []), (68, [MORE_TIME]), (100, [MORE_TIME])])
 def test_container_that_exceeds_its_share_is_reported(watched, percent, found):
-    """The threshold is 67.5 %: 50 % plus a quarter plus five points."""
+    """The threshold is 67.5 %: the share of 50 %, plus a quarter of it, plus five percentage points."""
     watched.card.taken = {20: percent}
     assert watched.look(6) == []
     assert watched.look() == found
@@ -144,7 +148,7 @@ def test_container_alone_on_the_gpu_may_use_all_time(watched):
     for turn in range(12):
         page(watched, "open", int(turn * 2e9))
         assert watched.look() == []
-    # The second container becomes active: from now on the arbiter limits both to their shares.
+    # A second container becomes active, so from now on the arbiter limits both to their shares.
     page(watched, "closed", int(11 * 2e9))
     watched.card.taken = {20: 50}
     assert watched.look(8) == []
@@ -159,7 +163,9 @@ def test_policy_without_limits(watched):
 
 
 def test_no_process_is_terminated_for_its_time(watched):
-    """A kernel of half a minute cannot be stopped in time, and it is no attack."""
+    """A CUDA kernel that runs for half a minute cannot be stopped in time and is no attack, so too much time is only
+    reported.
+    """
     watched.mode = watch.END
     watched.card.taken = {20: 100}
     assert watched.look(30) == [MORE_TIME]
@@ -167,19 +173,19 @@ def test_no_process_is_terminated_for_its_time(watched):
 
 
 def test_missing_samples_are_not_counted_as_time(watched):
-    """Without samples the used time is unknown, so the ten seconds start again."""
+    """Without samples the used time is unknown, so the period of ten seconds starts again."""
     watched.card.taken = {20: 100}
     watched.look(5)
     watched.card.fault = "GPU is lost"
     watched.look()
     watched.card.fault = ""
     assert watched.look(6) == []
-    watched.card.taken = None  # a driver without these samples
+    watched.card.taken = None  # This driver does not offer such samples.
     assert watched.look(9) == []
 
 
 class Sampled:
-    """Replaces the NVML binding: returns lists of process samples."""
+    """Replaces the NVML binding: returns the given list of process samples or raises the given error."""
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer
@@ -198,7 +204,8 @@ class Sampled:
         return [pynvml.c_nvmlProcessUtilizationSample_t(pid, 1, percent, 0, 0, 0) for pid, percent in self.answer]
 
 
-# columns: the case, the driver's (pid, percent) samples or its error, the average by process (None: not supported)
+# columns: the case, the driver's (pid, percent) samples or its error; the expected average of each process (None means
+# not supported)
 SAMPLES: list[tuple[str, Any, Any]] = [
     ("one sample of each process", [(7, 30), (8, 70)], {7: 30, 8: 70}),
     ("several samples of one process", [(7, 30), (7, 60)], {7: 45}),

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the watcher: its rule by tables, the processes that it names, and the processes that it terminates."""
+"""Tests the watcher, which compares the memory that the driver reports for each process with the container's limit and
+ledger (the file in which the container's processes count their memory): its rule by tables of cases, the processes that
+it names, and the processes that it terminates.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,8 @@ def process(pid: int = 10, space: int = 77) -> Process:
     return Process(pid, 5, "python", (space, pid))
 
 
-# columns: driver memory of each process, slots by (namespace, pid), whether contexts count, the findings
+# columns: the case, pid → memory that the driver reports, slots of the ledger by (pid namespace, pid), whether the
+# ledger counts CUDA contexts; the expected findings
 RULE: list[tuple[str, dict[int, int | None], dict[tuple[int, int], int], bool, list[str]]] = [
     ("ledger equals the driver's value", {10: 900 * MIB}, {(77, 10): 900 * MIB}, True, []),
     ("ledger has more than the driver", {10: 300 * MIB}, {(77, 10): 900 * MIB}, True, []),
@@ -66,7 +70,8 @@ def test_finding_of_each_process(about, seen, slots, counted, reasons):
     assert [one.reason for one in found] == reasons
 
 
-# columns: the limit, driver memory, the ledger's values of slots and exported memory, the findings
+# columns: the case, the limit in MiB, pid → MiB that the driver reports, MiB of the ledger's slots, MiB of exported
+# memory in the ledger; the expected findings
 LIMITED: list[tuple[str, int, dict[int, int | None], dict[tuple[int, int], int], int, list[str]]] = [
     ("live slot with the true sum", 2048, {10: 10228}, {(77, 10): 10228}, 0, [MEMORY]),
     (
@@ -103,7 +108,9 @@ def test_largest_excess_is_reported_first():
 
 
 def test_tolerance_is_twice_the_step_of_the_library():
-    """Must equal STEP_LEAST and STEP_PART in unaccounted.c."""
+    """The library compares its charge with the driver in steps, which STEP_LEAST and STEP_PART in unaccounted.c define.
+    The tolerance must be twice this step.
+    """
     source = (Path(__file__).resolve().parents[4] / "native/vcuda/src/context/unaccounted.c").read_text()
     assert "#define STEP_LEAST (32 * MIB)" in source
     assert "#define STEP_PART 32" in source
@@ -171,8 +178,8 @@ def test_process_of_an_unknown_container_is_a_metric_and_a_finding(watched):
 
 
 def test_invisible_process_is_reported(watched):
-    """At a single poll the process may have just ended; if unknown processes appear at every poll,
-    they are reported.
+    """A process that is invisible at one poll may have just ended. If there is an unknown process at every poll, it is
+    reported.
     """
     for pid in range(50, 55):
         watched.card.running[watched.uuid] = {pid: MIB}
@@ -183,7 +190,7 @@ def test_invisible_process_is_reported(watched):
 
 
 def test_file_lease_on_the_ledger_does_not_block_the_poll(watched):
-    """A plain open waits up to 45 seconds for a process with a file lease (F_SETLEASE)."""
+    """If a process has a file lease (F_SETLEASE) on the ledger, a plain open waits for it for up to 45 seconds."""
     watched.run(20, 900 * MIB)
     descriptor = os.open(watched.folder / "rw" / "ledger", os.O_RDWR)
     signal.signal(signal.SIGIO, signal.SIG_IGN)
@@ -205,8 +212,8 @@ def test_slot_of_a_dead_process_covers_no_live_process(watched):
 
 @pytest.mark.parametrize(("exported_mib", "found"), [(900, []), (700, [MEMORY]), (0, [MEMORY]), (1 << 31, [])])
 def test_exports_of_a_dead_process_stay_charged(watched, exported_mib, found):
-    """The importing process still uses this memory, and the ledger keeps it in the dead slot, up to the dead process's
-    amount.
+    """A process exported memory and died, and another process that imported the memory still uses it. So the ledger
+    keeps the memory in the dead slot, at most as much as the dead process had.
     """
     watched.run(20, 900 * MIB)
     descriptors = [watched.charge(20, 0), watched.imported()]
@@ -216,14 +223,15 @@ def test_exports_of_a_dead_process_stay_charged(watched, exported_mib, found):
         os.close(descriptor)
 
 
-# columns: the slot, whether a process imported anything, whether slot_high is above the slot
+# columns: the number of the dead slot, whether a process imported any memory, whether the ledger's field slot_high
+# covers this slot
 FORGED = [(1023, True, False), (1023, False, True), (1, False, True), (1, True, False)]
 
 
 @pytest.mark.parametrize(("slot", "held", "known"), FORGED)
 def test_exported_memory_without_importers_covers_no_process(watched, slot, held, known):
-    """Otherwise a tenant could write a large value into a slot that the library never reads, and all its memory would
-    be tolerated.
+    """If such memory counted, a tenant could write a large value into a slot that the library never reads, and all its
+    memory would be tolerated.
     """
     watched.run(20, 900 * MIB)
     descriptors = [watched.charge(20, 0)] + ([watched.imported()] if held else [])
@@ -235,7 +243,7 @@ def test_exported_memory_without_importers_covers_no_process(watched, slot, held
 
 @pytest.mark.parametrize("charged", [10228 * MIB, 1 << 62])
 def test_use_over_the_limit_is_reported_for_any_ledger(watched, charged):
-    """The tenant writes a true sum over the limit, or any other value, into its own live slot."""
+    """The tenant writes into its own live slot the true sum, which is over the limit, or any other value."""
     watched.run(20, 10228 * MIB)
     descriptor = watched.charge(20, charged)
     assert watched.look(2) == [MEMORY]
@@ -245,13 +253,13 @@ def test_use_over_the_limit_is_reported_for_any_ledger(watched, charged):
 
 
 def test_honest_process_that_frees_memory_is_not_reported(watched):
-    """The process frees all memory between the two reads, at each poll."""
+    """The process frees all its memory between the two reads of the ledger, at each poll."""
     watched.run(20, 900 * MIB)
     descriptor = watched.charge(20, 900 * MIB)
     assert watched.look(3) == []
 
     def freed() -> None:
-        # The driver's answer comes first, then the ledger is read.
+        # The driver answers first; the ledger is read afterwards.
         watched.card.running[watched.uuid][20] = 900 * MIB
 
     watched.card.before_answer = freed
@@ -260,7 +268,8 @@ def test_honest_process_that_frees_memory_is_not_reported(watched):
 
     def flickering(*arguments: Any) -> Any:
         account = before(*arguments)
-        # The ledger is full when read before the driver's answer and empty when read after it.
+        # The first read of the ledger, before the driver's answer, shows the memory; the second read, after it, shows
+        # none.
         return account if next(turns) % 2 else watch_rule.Account({(77, 20): 0}, LIMIT)
 
     watched.watch._account = flickering
@@ -296,8 +305,8 @@ def test_unlimited_gpu_is_not_reported(watched):
 
 @pytest.mark.parametrize(("kind", "found"), [("", []), ("kubelet", [NO_SLOT])])
 def test_missing_ledger(watched, kind, found):
-    """The ledger is removed with its allocation and record. While the record exists, no process is
-    covered by a slot.
+    """An ended allocation loses both ledger and record. If only the ledger is missing and the record exists, no slot
+    covers the process, so it is reported.
     """
     watched.kind = kind
     watched.run(20, 900 * MIB)

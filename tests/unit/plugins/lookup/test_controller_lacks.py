@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the lookup that names the tools that the controller needs to build missing artefacts and does not have."""
+"""Tests the lookup that checks whether the controller has the tools to build the artefacts that a run needs (library,
+device plugin, images). It returns a sentence for each group of missing tools, and none for an artefact that is already
+built.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,14 @@ from ansible_collections.vgpu.fleet.plugins.plugin_utils import controller
 
 VERSION = "1.0-a"
 ALL = ("make", "cc", "headers", "pip", "ensurepip")
-# columns: programs and modules of the controller, files in the folder, words of each expected sentence
+# columns: programs and Python modules of the controller, prebuilt files in the searched folder; expected words of each
+# returned sentence
 CONTROLLERS: list[tuple[tuple[str, ...], list[str], list[list[str]]]] = [
     (ALL, [], []),
     ((), [], [["make, cc", "vcuda_prebuilt", "vcuda_build_host"], ["pip", "python3-venv", "device_plugin_prebuilt"]]),
     (("cc", "headers", "pip"), [], [["expected make on this controller"]]),
     (("make", "cc", "pip"), [], [["expected the headers of the C library"]]),
-    # With ensurepip, a virtual environment installs pip.
+    # Without pip, ensurepip is enough, because a virtual environment installs pip by it.
     (("make", "cc", "headers", "ensurepip"), [], []),
     ((), ["vcuda-1.0-a-x86_64.tar.gz", "vgpu_fleet_plugin-1.0+a-py3-none-any.whl"], []),
     ((), ["vcuda-1.0-a-aarch64.tar.gz", "vgpu-plugin-1.0-a-cp311-x86_64.pyz"], []),
@@ -51,8 +55,8 @@ def test_plugin_build_refuses_a_controller_with_python_3_10(monkeypatch: pytest.
     assert "Python 3.11 or newer" in lookup.plugin(VERSION, [])[0]
 
 
-# columns: programs of the controller, files in the folder, the configured base image, words in the sentence, words
-# not in the sentence
+# columns: programs of the controller, prebuilt files in the searched folder, configured base image ("": built by
+# mmdebstrap); expected words of the sentence, words that it must not contain
 IMAGES: list[tuple[tuple[str, ...], list[str], str, list[str], list[str]]] = [
     (("podman", "mmdebstrap"), [], "", [], []),
     ((), [], "", ["podman, mmdebstrap", "device_plugin_image_build to false", "device_plugin_image_base"], []),
@@ -103,8 +107,8 @@ def test_scheduler_image_message_names_the_scheduler_variables(monkeypatch: pyte
     assert "scheduler_image_base" in said and "device_plugin" not in said
 
 
-# columns of SCHEDULERS: programs of the controller, files by folder, Python version, whether a sentence is
-# expected.
+# columns of SCHEDULERS: programs of the controller, prebuilt files by folder, Python version of the image; whether a
+# sentence about missing wheels is expected
 WHEEL, OURS = "one-1-cp311-cp311-manylinux2014_x86_64.whl", "vgpu_fleet_plugin-1.0+a-py3-none-any.whl"
 SCHEDULERS: list[tuple[tuple[str, ...], dict[str, list[str]], str, bool]] = [
     ((), {}, "3.11", True),
@@ -112,7 +116,7 @@ SCHEDULERS: list[tuple[tuple[str, ...], dict[str, list[str]], str, bool]] = [
     ((), {"wheels": [WHEEL, OURS]}, "3.11", False),
     ((), {"wheels": [WHEEL]}, "3.11", True),
     ((), {"wheels": [OURS]}, "3.11", True),
-    # The image has another Python version than the artefact was built for.
+    # These wheels were built for Python 3.11, so they do not fit an image with Python 3.12.
     ((), {"wheels": [WHEEL, OURS]}, "3.12", True),
     ((), {"cache": ["vgpu-scheduler-1.0-a-cp311-x86_64.pyz"]}, "3.11", False),
     ((), {"cache": ["vgpu-scheduler-1.0-a-cp311-aarch64.pyz"]}, "3.11", True),
@@ -150,14 +154,14 @@ def test_missing_scheduler_wheels_are_named(
 
 
 UBUNTU, DEBIAN = ({"id": "ubuntu", "version_id": "24.04"}, {"id": "debian", "version_id": "12"})
-# columns: system of the host, settings of the device plugin, Python versions found, whether the wheels of Python 3.11
-# suffice
+# columns: system of the host, settings of the device plugin, versions of the plugin that are installed on the host;
+# whether the run is refused if the controller has wheels for Python 3.11 only
 HOSTS: list[tuple[dict[str, str], dict[str, Any], list[str], bool]] = [
     (DEBIAN, {}, [], False),
     (UBUNTU, {}, [], True),
     (UBUNTU, {"state": "absent"}, [], False),
     (UBUNTU, {}, [VERSION], False),
-    # A configured interpreter's version is unknown until the host is read.
+    # The version of a configured interpreter is unknown until the host is read, so the plan does not refuse it.
     (UBUNTU, {"python": "/opt/python/bin/python3"}, [], False),
 ]
 
@@ -191,14 +195,16 @@ def test_plan_refuses_a_host_whose_wheels_are_missing(
     assert set(asked) <= {("/p", "/c")}
 
 
-# columns: the kubeconfig files named (only "there" exists), the interpreter, words of the expected sentences
+# columns: names of the configured kubeconfig files (only the file "there" exists), the interpreter of the tasks ("has"
+# can import kubernetes, "bare" cannot); expected words of each returned sentence
 CLUSTERS: list[tuple[list[str], str, list[str]]] = [
     ([], "bare", []),
     (["there"], "has", []),
     (["there"], "bare", ["the Kubernetes API: expected the Python package kubernetes for"]),
     (["none"], "has", ["none: no such file here; set vgpu_kubeconfig"]),
     (["none", "there"], "bare", ["none: no such file here", "pip install kubernetes"]),
-    # Ansible discovers an interpreter, or the task reports that none exists.
+    # With no interpreter, Ansible discovers one; with a missing interpreter, the task itself reports the error. So the
+    # lookup returns no sentence for both.
     (["there"], "", []),
     (["there"], "no-such-python", []),
 ]

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that the version of a build depends only on its sources."""
+"""Tests the version that the controller calculates for a build: it is a digest of the source files, so equal sources
+have equal versions and every change of a source changes the version.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ CHANGES = [
     (lambda root: (root / "src/a.c").write_text("A"), True),
     (lambda root: (root / "src/c.c").write_text(""), True),
     (lambda root: (root / "src/a.c").rename(root / "src/z.c"), True),
-    # Both pairs of files join to the same bytes, but the first file ends at another byte.
+    # Joined, the former and the new pair of files have the same bytes; only the boundary between the files moved.
     (lambda root: ((root / "src/a.c").write_text("ab"), (root / "src/deep/b.c").write_text("")), True),
     (lambda root: (root / "src/a.o").write_text("built"), False),
     (lambda root: (root / "src/README.md").write_text("words"), False),
@@ -50,7 +52,7 @@ def test_only_a_source_changes_the_version(root, change, differs):
 
 def test_version_reads_the_collection_version(root):
     assert source_version.collection_version(str(root)) == "1.2.3"
-    # An installed collection has a manifest, and no galaxy.yml.
+    # An installed collection has MANIFEST.json instead of galaxy.yml.
     (root / "galaxy.yml").unlink()
     (root / "MANIFEST.json").write_text(json.dumps({"collection_info": {"version": "4.5.6"}}))
     assert source_version.collection_version(str(root)) == "4.5.6"
@@ -65,4 +67,4 @@ def test_run_keeps_one_version_while_sources_change(tmp_path):
     answers = iter(["first", "second", "third"])
     asked = [source_version.settled(str(tmp_path), key, lambda: next(answers)) for key in ("a", "a", "b", "a")]
     assert asked == ["first", "first", "second", "first"]
-    assert not [path for path in tmp_path.iterdir() if "." in path.name]  # no half-written file is left
+    assert not [path for path in tmp_path.iterdir() if "." in path.name]  # no partly written file stays in the folder

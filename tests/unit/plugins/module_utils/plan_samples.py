@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A converged host, a bare host, and the plan of their differences."""
+"""Sample data for the tests of the plan: a converged host (which needs no change), a bare host, and functions that make
+plans for hosts that differ from them.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ RUNNING = {
     "started": 1000.0,
     "argv": ["/usr/sbin/dockerd", "-H", "fd://"],
 }
-# The state of a host on which the plan changes nothing.
+# the state of a host for which the plan is empty
 CONVERGED = {
     "os": {"id": "debian", "id_like": "", "name": "Debian GNU/Linux 12 (bookworm)", "root": "true"},
     "gpus": [
@@ -112,7 +114,8 @@ BARE = {
 
 
 def changed(document, changes):
-    """Returns a copy with values set at dotted paths; keys that contain dots are given as tuples."""
+    """Returns a copy of ``document`` with new values. Each key of ``changes`` is a path: a text with dots, or a tuple
+    if a key itself contains dots."""
     document = copy.deepcopy(document)
     for place, value in changes.items():
         *path, last = place if isinstance(place, tuple) else place.split(".")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the module docker_daemon as Ansible calls it, with a separate file. test_engines_daemon_apply.py tests its
-calls to the daemon.
+"""Tests the module docker_daemon as Ansible calls it, on a daemon.json of the test and without a docker daemon.
+test_engines_daemon_apply.py tests which reloads and restarts of the daemon follow from a change.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def call(tmp_path: Path, arguments: dict[str, Any], check: bool = False) -> dict
     return json.loads(done.stdout)
 
 
-# columns: the file before, the arguments, changed, the document after
+# columns: text of daemon.json before (None: no file), arguments of the module; expected "changed", content of the file
+# afterwards
 CASES: list[tuple[str | None, dict[str, Any], bool, Any]] = [
     (None, {"settings": SETTINGS}, True, SETTINGS),
     (json.dumps(SETTINGS), {"settings": SETTINGS}, False, SETTINGS),
@@ -91,7 +92,7 @@ def test_invalid_json_names_line_and_column(tmp_path: Path) -> None:
     assert path.read_text() == text
 
 
-# columns: arguments, words that the message must contain
+# columns: arguments of the module; expected words of the message
 BAD_ARGUMENTS = [
     ({"remove": [3]}, "expected a key or a list of keys"),
     ({"remove": [[]]}, "expected a key or a list of keys"),

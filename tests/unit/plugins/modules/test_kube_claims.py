@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the decisions of the module kube_claims with an API in memory."""
+"""Tests the module kube_claims with an API server in memory: it creates and removes the cluster's objects for GPUs by
+ResourceClaims, and refuses versions and rights that are not enough.
+"""
 
 from __future__ import annotations
 

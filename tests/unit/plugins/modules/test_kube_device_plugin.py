@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the decisions of the module kube_device_plugin with an API in memory: missing nodes, other owners' nodes,
-traces.
+"""Tests the module kube_device_plugin, which deploys the device plugin as a DaemonSet, with an API server in memory:
+missing nodes, nodes of other runs, the replacement of pods, and the removal of the plugin's traces from nodes.
 """
 
 from __future__ import annotations
@@ -88,11 +88,11 @@ def test_missing_node_is_not_created():
     with pytest.raises(Ended, match="no node n3"):
         call(api, nodes=("n1", "n3"))
     assert api.writes == []
-    call(api, nodes=("n3",), state="absent")  # the node is not in the cluster: nothing to do
+    call(api, nodes=("n3",), state="absent")  # A removal needs nothing on a node that is not in the cluster.
     assert "/api/v1/nodes/n3" not in api.objects
 
 
-# columns: the nodes of the first run, the nodes of the removal, words of its warnings
+# columns: nodes of the first run, nodes of the removal; expected words of each warning
 @pytest.mark.parametrize(
     ("with_one", "taken", "words"),
     [
@@ -120,7 +120,7 @@ def test_objects_stay_while_another_node_has_a_pod():
 
 
 def controller(api):
-    """Acts as the DaemonSet controller: creates a pod on each labelled node without a pod."""
+    """Acts like the DaemonSet controller of Kubernetes: it creates a pod on each labelled node that has none."""
     daemon_set = api.objects[DAEMON_SET]
     daemon_set["metadata"].setdefault("generation", 1)
     daemon_set["status"] = {"observedGeneration": daemon_set["metadata"]["generation"]}
@@ -142,13 +142,13 @@ def test_pods_of_the_named_nodes_alone_are_replaced():
     assert not call(api, nodes=("n1", "n2"), rollout="OnDelete")["changed"] and deleted(api) == []
     before = len(api.writes)
     foretold = call(api, rollout="OnDelete", image="new", check=True)
-    # Check mode does not write the template, but reports the pods that would be replaced.
+    # Check mode reports the pods that would be replaced, but writes nothing.
     assert "Pod kube-system/p-n1" in foretold["objects"] and len(api.writes) == before
     found = call(api, rollout="OnDelete", image="new")
     assert deleted(api) == [f"{PODS}/p-n1"] and "Pod kube-system/p-n1" in found["objects"]
     controller(api)
     assert images(api) == ["new", "i"]
-    # The next batch of nodes; the new template is already active.
+    # This run is for the next nodes. The new template is already written, so only their pods are replaced.
     assert call(api, nodes=("n2",), rollout="OnDelete", image="new")["objects"] == ["Pod kube-system/p-n2"]
     controller(api)
     assert images(api) == ["new", "new"]
@@ -173,11 +173,11 @@ def test_terminating_pod_is_not_deleted_again():
 
 
 def test_a_pod_that_waits_for_room_on_its_node_is_replaced():
-    """A pending pod would start from the former template later, and nothing would replace it."""
+    """A pending pod must also be replaced. It was created from the former template and would later start from it."""
     api = cluster()
     call(api, nodes=("n1", "n2"), rollout="OnDelete")
     controller(api)
-    for name in ("n1", "n2"):  # the controller binds a pod by node affinity until the scheduler sets nodeName
+    for name in ("n1", "n2"):  # as the controller does before the pod is scheduled
         spec = api.objects[f"{PODS}/p-{name}"]["spec"]
         del spec["nodeName"]
         field = {"key": "metadata.name", "operator": "In", "values": [name]}
@@ -189,7 +189,8 @@ def test_a_pod_that_waits_for_room_on_its_node_is_replaced():
 
 @pytest.mark.parametrize(("gone_after", "rounds"), [(3, 3), (None, 6)])
 def test_run_waits_until_the_former_pod_is_gone(monkeypatch, gone_after, rounds):
-    """If only options changed, the former program would look like the new one. The wait has a time limit."""
+    """The run must wait until the former pod is gone, because its program would look like the new one if only options
+    changed. The wait has a time limit."""
     api, slept = cluster(), []
     call(api, rollout="OnDelete")
     controller(api)
@@ -210,7 +211,8 @@ def test_run_waits_until_the_former_pod_is_gone(monkeypatch, gone_after, rounds)
 
 
 def test_no_pod_is_replaced_before_the_controller_has_seen_the_template(monkeypatch):
-    """The DaemonSet controller would create the pod again from the former template."""
+    """If a pod were deleted before the DaemonSet controller has seen the new template, the controller would create the
+    pod again from the former one."""
     api, slept = cluster(), []
     monkeypatch.setattr(module_under_test.time, "sleep", slept.append)
     monkeypatch.setattr(module_under_test.time, "monotonic", lambda: len(slept) * 10)

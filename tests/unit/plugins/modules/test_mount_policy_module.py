@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the decisions of the mount policy module with an API in memory."""
+"""Tests the module for the mount policy (an admission policy that denies pods whose mounts would cover the library's
+files) with an API server in memory. Several controllers may add and remove nodes in the same policy.
+"""
 
 from __future__ import annotations
 
@@ -73,8 +75,8 @@ def nodes_of(api):
 
 
 TWO = ["example.com/own"]
-# columns: the case, then resources by node: in the policy before, in our run, in the other controller's run, in the
-# policy after
+# columns: label; resources by node in the policy before, in our run, in the run of another controller, and expected in
+# the policy afterwards
 RACES = [
     ("both runs add the first node", {}, {"n1": GPU}, {"n2": TWO}, {"n1": GPU, "n2": TWO}),
     ("each run adds a node", {"n0": GPU}, {"n1": GPU}, {"n2": TWO}, {"n0": GPU, "n1": GPU, "n2": TWO}),
@@ -89,7 +91,8 @@ RACES = [
     ("before", "mine", "theirs", "after"), [row[1:] for row in RACES], ids=[row[0] for row in RACES]
 )
 def test_two_controllers_at_once_lose_no_node(monkeypatch, before, mine, theirs, after, at):
-    """Another controller's complete run happens between two requests of ours, at each position."""
+    """The run of the other controller happens completely between two requests of our run, at each possible position. No
+    change of either run may be lost."""
     monkeypatch.setattr(kube_client, "ApiException", Refusal, raising=False)
     api = KubeClient("v1.34.2")
     if before:
@@ -104,7 +107,7 @@ def test_two_controllers_at_once_lose_no_node(monkeypatch, before, mine, theirs,
     api.meanwhile = between
     call(api, mine)
     api.meanwhile = None
-    if not done:  # our run made too few requests for this position
+    if not done:  # our run ended before this position
         call(api, theirs)
     assert nodes_of(api) == after
     assert set(api.objects) == ({POLICY, BINDING} if after else set())
@@ -112,7 +115,8 @@ def test_two_controllers_at_once_lose_no_node(monkeypatch, before, mine, theirs,
 
 
 def test_permanent_conflict_ends_the_run(monkeypatch):
-    """The retries are bounded: the run ends and reports the conflict."""
+    """If another writer changes the policy again and again, the run ends after a limited number of attempts and reports
+    this."""
     monkeypatch.setattr(kube_client, "ApiException", Refusal, raising=False)
     api = KubeClient("v1.34.2")
     call(api, {"n0": GPU})
@@ -129,14 +133,15 @@ def test_permanent_conflict_ends_the_run(monkeypatch):
 
 
 class Forbidden(Exception):
-    """The client's error for a user without the right."""
+    """The error of the Kubernetes client if the user lacks a right."""
 
     status = 403
 
 
 @pytest.mark.parametrize(("nodes", "goes_on"), [({"n1": []}, True), ({"n1": GPU}, False)])
 def test_user_without_the_right_hears_which_one_is_missing(monkeypatch, nodes, goes_on):
-    """With no limited container there is nothing to deny: a read-only kubeconfig is enough."""
+    """If no node has a limited container, the policy is not needed, so a kubeconfig without the right only gets a
+    warning."""
     api, warnings = KubeClient("v1.34.2"), []
     monkeypatch.setattr(kube_client, "ApiException", Forbidden, raising=False)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the desired states of many hosts: each host gets its own, and defaults are evaluated once for each distinct
-input.
+"""Tests the desired states (the values of all role variables) of many hosts: each host gets its own state, and the
+defaults of a role are evaluated only once for hosts with equal inputs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from test_every_variable import LOADER, HostVars, trusted
 
 ROLES = ("nvidia_driver", "vcuda", "mps", "device_plugin")
 
-# The defaults come from lookups, which need a run of Ansible.
+# These defaults come from lookups, which work only in a run of Ansible.
 LOOKED_UP = {
     "vcuda_version": "1",
     "device_plugin_version": "1",
@@ -27,7 +27,7 @@ LOOKED_UP = {
 
 
 def states(hosts: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], list[Finding]]:
-    """Returns the desired state of each host."""
+    """Returns the desired state of each host by name, and the findings."""
     given = trusted({**{role + "_state": "present" for role in ROLES}, **LOOKED_UP})
     hosts = {name: {**given, **trusted({"inventory_hostname": name, **own})} for name, own in hosts.items()}
     first = next(iter(hosts))
@@ -40,7 +40,7 @@ def states(hosts: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], list[Findi
     return found, findings
 
 
-# columns: the variables of host b, a value of its desired state: (role, key) and the value
+# columns: variables of host b; the path (role, key) of a value in its desired state, expected value
 @pytest.mark.parametrize(
     ("variables", "path", "value"),
     [
@@ -79,8 +79,8 @@ def test_value_that_needs_unread_facts_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("own", "most"),
     [
-        ("rack", 1),  # No default depends on this variable.
-        ("vgpu_devices", 1),  # No default of a role uses this variable.
+        ("rack", 1),  # No default depends on it.
+        ("vgpu_devices", 1),  # No default of a role depends on it.
         ("mps_packages", 1),
         ("mps_resource", 40),
     ],
@@ -111,7 +111,8 @@ def test_the_defaults_of_a_role_are_evaluated_once_where_they_are_the_same(
 
 @pytest.mark.parametrize("value", [None, "text", ["a"], {}, {"failed": True}, {"states": [], "kinds": {}}])
 def test_variable_without_a_check_result_has_no_state(value):
-    """The option may name any variable. A variable without the result of a check gives no state and no traceback."""
+    """The option of the module plan may name any variable. If the variable has no result of a check, the state is
+    empty, and no exception is raised."""
     assert of_check("chosen", {"inventory_hostname": "a", "chosen": value}) == {}
 
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests every variable of the collection with a wrong value, a typing error in its name, and a right value. The rows
-are made from the argument specifications and the table of group variables, so a new variable has rows at once. The
-wrong values follow from the documented type, not from the code that reads the variable.
+"""Tests the check of the variables before a run: every variable of the collection with a wrong value, a typing error in
+its name, and a right value.
+
+The rows follow from the argument specifications and the table of group variables, so a new variable has rows at once.
+The wrong values follow from the documented type, not from the code that reads the variable.
 """
 
 from __future__ import annotations
@@ -33,12 +35,12 @@ OPTIONS = options()
 NAMES = sorted([*OPTIONS, *schema.VARIABLES])
 
 
-# One loader, so that each file of the collection is read once.
+# Shared by all tests, so that each file of the collection is read only once.
 LOADER = DataLoader()
 
 
 class HostVars:
-    """The part of Ansible's host variables that the code uses."""
+    """Replaces Ansible's hostvars with the part that the tested code uses."""
 
     _inventory = None
 
@@ -70,7 +72,7 @@ def test_wrong_value_is_one_error_that_names_the_variable(name: str) -> None:
     found = check({"h": {name: value}})
     mappings = ("resource_names", "mig_geometry", "mig_replicas", "configs", "package_environment")
     if name in [f"vgpu_{one}" for one in mappings]:
-        # For a mapping, each of its keys is checked.
+        # The message names the key, because the keys of a mapping are checked.
         assert found
         assert all(one.finding.path.startswith(name + ".") for one in found)
         return
@@ -90,7 +92,8 @@ def typing_errors(name: str) -> list[str]:
         name[:middle] + "x" + name[middle + 1 :],
         swapped,
         name + "s",
-        # cuda_version and gpu_devices belong to other collections.
+        # Without its first letter the name would be that of another collection (cuda_version, gpu_devices), which is
+        # not checked.
         name[1:] if not name.startswith(("vcuda_", "vgpu_")) else name[0] + name[2:],
     ]
 
@@ -144,7 +147,7 @@ def test_migration_page_has_every_old_name() -> None:
     assert [old for old in INTERNAL if f"`{old}`" not in text] == []
 
 
-# columns: a variable, a wrong value, words of the error
+# columns: variable, its wrong value; expected words of the error
 MORE = [
     ("vcuda_root", "relative/path", "expected an absolute path"),
     ("vcuda_root", "", "expected an absolute path"),
@@ -168,7 +171,7 @@ MORE = [
     ("device_plugin_environment", ["a=b"], "expected a mapping"),
     ("upgrade_serial", [1, "half"], "expected a number of hosts"),
     ("vgpu_other_names", "mine", "expected a list"),
-    # relations between variables
+    # errors that follow from two variables together
     ("device_plugin_deploy", "daemonset", "device_plugin_api_kubeconfig is empty"),
     ("device_plugin_conflicting_plugins_remove", ["DaemonSet a/b"], "device_plugin_api_kubeconfig is empty"),
     ("vcuda_archive", "/tmp/x.tar", "vcuda_archive_checksum is empty"),
@@ -192,7 +195,7 @@ RIGHT = [
     {"nvidia_driver_branch": "580", "nvidia_driver_version": "580.*"},
     {"nvidia_driver_prebuilt": False},
     {"nvidia_driver_prebuilt": "auto"},
-    {"nvidia_driver_hold": "yes"},  # -e nvidia_driver_hold=yes
+    {"nvidia_driver_hold": "yes"},  # -e gives strings
     {"verify_timeout": "60"},
     {"upgrade_serial": [1, "25%"]},
     {"upgrade_serial": 3},
@@ -201,14 +204,14 @@ RIGHT = [
     {"device_plugin_deploy": "daemonset", "vgpu_kubeconfig": "/k"},
     {"device_plugin_deploy": "daemonset", "device_plugin_state": "absent"},
     {"nvidia_driver_source": "mirror", "nvidia_driver_repository": {"uris": ["http://m"]}},
-    # Facts not read yet; the role that uses the value checks it.
+    # These values need facts that are not read yet, so the role that uses the value checks it.
     {"nvidia_driver_branch": "{{ ansible_facts.branch }}"},
     {"vgpu_split_count": "{{ ansible_processor_count }}"},
     {"vgpu_split_count": "{{ hostvars['h'].ansible_facts.count }}"},
     {"slices": "{{ ansible_facts['x'] }}", "vgpu_split_count": "{{ slices }}"},
     {"slices": 4, "vgpu_split_count": "{{ slices }}"},
     {"device_plugin_image": "registry.example/plugin:{{ device_plugin_version }}", "device_plugin_version": "1"},
-    # variable names of other collections
+    # variables of other collections with similar names
     {
         "report_email": "a@b",
         "verify_ssl": True,
@@ -227,7 +230,7 @@ def test_valid_values_are_accepted(variables: dict[str, Any]) -> None:
     assert check({"h": trusted(variables)}) == []
 
 
-# columns: variables, one of them with a wrong template; words of the error
+# columns: variables, of which one has a template that fails; expected words of the error
 @pytest.mark.parametrize(
     ("variables", "words"),
     [

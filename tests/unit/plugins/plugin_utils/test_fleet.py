@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the report of a fleet: the state of each node, sums, and the changes since the last report."""
+"""Tests the report of a fleet of hosts: the state of each node, the sums over all nodes, and the changes since the last
+report.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from ansible_collections.vgpu.fleet.plugins.plugin_utils import fleet
 
 UUID = "GPU-a"
 IDS = [f"{UUID}::{number}" for number in range(2)]
-# The capacity of a node in the form of the module's result: one T4 with two slices, both advertised.
+# The capacity of a node as the module reports it: one T4 with two slices, both advertised.
 CAPACITY = {
     "ok": True,
     "shared": True,
@@ -55,7 +57,8 @@ NOT_RUN = {"verdict": "not-run", "results": [NONE_FREE]}
 
 
 def checked(ran, left_out):
-    """Returns a passed slice with these numbers of checks that ran and that were left out."""
+    """Returns the result of an isolation check of one slice that passed: ``ran`` checks ran, and ``left_out`` checks
+    had no time."""
     names = ", ".join(["share", *(f"c{n}" for n in range(ran - 1))])
     silent = [{**SHARE, "name": f"n{n}", "verdict": "not-run"} for n in range(left_out)]
     result = {**PASSED["results"][0], "passed": names, "checks": [SHARE, *silent]}
@@ -112,7 +115,8 @@ def test_report_has_the_facts_of_a_node():
 
 
 def test_a_leased_slice_is_advertised_in_every_figure():
-    """During a lease the kubelet does not list the slice; the row of the GPU still counts it."""
+    """While a slice is leased for a check, the kubelet does not list it. It is still advertised, so the sum of the node
+    must count it as the row of the GPU does."""
     usage = [{"by": "0614c4f6ff8a05da", "uuid": UUID, "slices": [IDS[1]], "used_mib": 900}]
     made = fleet.node("gpu-1", {"capacity": {**CAPACITY, "advertised": IDS[:1], "usage": usage}})
     (gpu,) = made["gpus"]
@@ -131,7 +135,7 @@ def test_isolation_of_a_node_is_proven_by_a_pass(before, isolation, proven):
     ("check", "shares"),
     [
         (SHARE, [{"wanted": 50.0, "got": 51.0}]),
-        ({**SHARE, "expected": "0", "found": "0", "unit": "shares"}, []),  # a slice with all SMs has no measured share
+        ({**SHARE, "expected": "0", "found": "0", "unit": "shares"}, []),  # with all SMs, no share is measured
         ({**SHARE, "name": "share-beside", "expected": "50 and 50", "found": "50 and 49"}, []),
         ({**SHARE, "name": "another-check"}, []),
         ({**SHARE, "found": "none"}, []),
@@ -159,7 +163,7 @@ RUNS = {"pod": "ns/a", "resource": "nvidia.com/gpu", "count": 1, "phase": "Runni
 WAITS = {"pod": "ns/b", "resource": "nvidia.com/gpu", "count": 1, "phase": "Pending"}
 
 
-# columns: changed parts of the capacity, then parts of the report: notes, sources without an answer, Kubernetes
+# columns: changed parts of the capacity; expected parts of the report: notes, sources that gave no answer, Kubernetes
 @pytest.mark.parametrize(
     ("capacity", "notes", "unheard", "kubernetes"),
     [
@@ -236,7 +240,7 @@ def with_driver(version):
             {"a": {"capacity": DIFFERS}},
             [("a", "state", "unproven", "differs"), ("a", "advertised", "2", "1")],
         ),
-        # The unknown driver of an unreachable node is not a change.
+        # Nothing is known about the driver of a node without facts, so this is not a change of the driver.
         ({"a": {"capacity": CAPACITY}}, {"a": {}}, [("a", "state", "unproven", "failed")]),
     ],
 )
@@ -248,7 +252,7 @@ def test_changes_since_the_last_report(before, now, expected):
     assert [one["made"] for one in made["history"]] == ["2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"]
 
 
-# Unusable texts of the last report.
+# texts of a last report that cannot be used
 @pytest.mark.parametrize("last", ["", "{", "[]", "null", '{"schema": 99, "made": "x"}'])
 def test_invalid_last_report_is_ignored(last):
     made = fleet_report({"a": {"capacity": CAPACITY}}, "2026-01-02T00:00:00Z", "Lab", last)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the plan of a rehearsal: the declared GPUs, the simulated hosts, and the check that no real host is
-reachable.
+"""Tests the plan of a rehearsal, in which the playbooks run on simulated hosts with the inventory of a real fleet: the
+GPUs of each host, the simulated hosts, and the check that no variable leads to a real host or cluster.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def test_models_are_those_of_the_simulated_driver():
     assert tuple(re.findall(r'\{\.key = "([^"]+)"', source)) == rehearsal.MODELS
 
 
-# columns: label, rehearse_gpus of a host, the end of the simulated host's profile
+# columns: label, rehearse_gpus of a host (the GPUs to simulate); expected end of the simulated host's profile
 PROFILES = [
     ("one GPU", [{"model": "T4"}], "[gpu]\nmodel = T4\ncount = 1\n"),
     ("model in lower case", [{"model": "a100-80gb", "count": "4"}], "[gpu]\nmodel = A100-80GB\ncount = 4\n"),
@@ -44,7 +44,7 @@ def test_profile_of_a_simulated_host(about, gpus, ends):
     assert text.endswith("\n\n" + ends)
 
 
-# columns: label, an invalid value of rehearse_gpus, words of the error
+# columns: label, invalid value of rehearse_gpus; expected words of the error
 FAULTS = [
     ("no list", None, "expected a list such as"),
     ("empty list", [], "expected a list such as"),
@@ -103,7 +103,7 @@ def test_replaced_inventory_has_no_leak():
     assert rehearsal.leaks(inventory(), ["a", "b"], "p") == []
 
 
-# columns: what a rehearsal would reach, the variable that leads there, its value
+# columns: what the rehearsal would reach, variable that leads there, value of this variable
 LEAKS = [
     ("another address", "ansible_host", "192.0.2.7"),
     ("another connection", "ansible_connection", "ssh"),
@@ -128,16 +128,18 @@ def test_host_missing_in_the_inventory_is_named():
 
 
 def test_every_kubeconfig_of_a_role_is_put_out_of_reach():
-    """A new role of site.yml with its own kubeconfig must be added here."""
+    """If a new role of site.yml has a kubeconfig variable of its own, rehearsal.replaced must set it to a harmless
+    value."""
     known = set(rehearsal.replaced("p", "a", ""))
-    # Only cluster.yml runs the role scheduler, and a rehearsal does not run cluster.yml.
+    # The role scheduler is left out, because only cluster.yml runs it, and a rehearsal does not run cluster.yml.
     for file in set(ROOT.glob("roles/*/defaults/main.yml")) - {ROOT / "roles/scheduler/defaults/main.yml"}:
         for name in re.findall(r"^(\w*kubeconfig): ", file.read_text(), re.MULTILINE):
             assert name in known, f"{file.parent.parent.name}: {name} could reach a real cluster in a rehearsal"
 
 
 def test_consent_to_removals_in_a_cluster_does_not_stop_a_rehearsal():
-    """The role refuses consent without a kubeconfig, and the rehearsal removes the kubeconfig."""
+    """The role refuses to remove other plugins without a kubeconfig. The rehearsal takes the kubeconfig away, so it
+    must also take the names of these plugins away."""
     tasks = (ROOT / "roles/device_plugin/tasks/conflicting_plugins.yml").read_text()
     assert "device_plugin_conflicting_plugins_remove | length > 0" in tasks
     assert rehearsal.replaced("p", "a", "")["device_plugin_conflicting_plugins_remove"] == []

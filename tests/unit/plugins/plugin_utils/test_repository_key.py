@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the keys of NVIDIA's repositories: the key of each release, the shipped keys, and the keys that the controller
-refuses.
+"""Tests the keys that sign NVIDIA's package repositories: which key each release has, the keys that the collection
+contains, and the keys that the controller refuses, because their fingerprint is not the expected one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RELEASES = [
     *(("rhel", release) for release in ("8", "9", "10")),
     ("sles", "15"),
 ]
-# The key of each release's repository, from NVIDIA's list of keys.
+# The file name of each repository's key, from NVIDIA's list of keys.
 SIGNED = {
     "debian12": "3bf863cc.pub",
     "debian13": "8793F200.pub",
@@ -71,7 +71,7 @@ def test_gpg_reads_the_same_fingerprint(tmp_path: Path, fingerprint: str, path: 
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, list[str]]]:
-    """Serves the keys of an archive; yields its address and the list of requests."""
+    """Serves the keys of NVIDIA's archive on a local port. Yields the address and the list of requested paths."""
     text, asked = (ROOT / repository_keys.SHIPPED[DEB.fingerprint]).read_bytes(), []
 
     class Keys(http.server.BaseHTTPRequestHandler):
@@ -93,7 +93,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[st
 
 
 def place(tmp_path: Path, kind: str, base: str) -> str:
-    """Returns the key's location for the inventory; ``kind``: none, a folder, a file or an address."""
+    """Returns a value of the variable for the key's location. ``kind``: "" (not set), a folder, a file, an address and
+    others."""
     folder = tmp_path / "keys"
     folder.mkdir()
     shutil.copy(ROOT / repository_keys.SHIPPED[DEB.fingerprint], folder / "3bf863cc.pub")
@@ -110,8 +111,8 @@ def place(tmp_path: Path, kind: str, base: str) -> str:
     }[kind]
 
 
-# columns: NVIDIA's file name, fingerprint, the inventory's location, words of the refusal, number of requests to the
-# archive
+# columns: file name of the key at NVIDIA, expected fingerprint, kind of location in the inventory; expected words of
+# the refusal, number of requests to the archive
 PLACES = [
     ("3bf863cc.pub", DEB.fingerprint, "", "", 0),
     ("other.pub", "", "", "", 1),
@@ -148,7 +149,7 @@ def test_key_is_read_once_and_its_fingerprint_compared(
 
 
 GPU = [{"address": "0000:01:00.0", "device": "0x1eb8"}]
-# columns: release, source, installed packages, nvidia_driver_key, levels of the findings
+# columns: release, nvidia_driver_source, installed packages, nvidia_driver_key; expected levels of the findings
 PLANS = [
     ({"id": "debian", "version_id": "13"}, "cuda", {}, "", []),
     ({"id": "rhel", "version_id": "10"}, "cuda", {}, "", ["error"]),
@@ -182,7 +183,8 @@ def test_unavailable_key_stops_the_run_before_any_change(
     assert not plan_action.driver_key(desired, state)
 
 
-# A role default that fetches a URL would fetch it once a host, during a run, and could fail after changes.
+# A default that fetches a URL would fetch it for every host, in the middle of a run, and could fail when a host is
+# already changed.
 @pytest.mark.parametrize(
     "path",
     [*ROOT.glob("roles/*/*/*.yml"), *ROOT.glob("playbooks/**/*.yml")],

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kubelet's file kubelet_internal_checkpoint: the containers that hold devices, and the advertised devices.
+"""The kubelet's file kubelet_internal_checkpoint: it lists the containers that hold devices, and the devices that
+plugins advertise.
 
-The real checksum is FNV over Go's dump of the structure, which only Go can compute; this double uses CRC-32.
+The real checksum is FNV over Go's dump of the structure, which only Go can compute, so this double uses CRC-32.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def write(path: Path, held: list[Held], registered: dict[str, list[str]]) -> Non
         "RegisteredDevices": registered,
     }
     text = json.dumps({"Data": data, "Checksum": zlib.crc32(json.dumps(data, sort_keys=True).encode())})
-    # The kubelet's file store also writes to a temporary file and renames it.
+    # This also writes to a temporary file and renames it, as the kubelet's file store does.
     fresh = path.with_name(f".{path.name}.new")
     fresh.write_text(text)
     os.chmod(fresh, 0o600)
@@ -59,7 +60,7 @@ def write(path: Path, held: list[Held], registered: dict[str, list[str]]) -> Non
 
 
 def read(path: Path, names: dict[str, tuple[str, str]]) -> list[Held]:
-    """Returns the devices of each container. ``names``: uid → (pod, namespace), which a real kubelet gets from the API
+    """Returns the devices of each container. ``names``: uid → (pod, namespace); a real kubelet gets these from the API
     server.
     """
     if not path.exists():

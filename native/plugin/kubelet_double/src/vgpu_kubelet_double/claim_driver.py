@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One registered driver for claims: its connection, its calls, its health stream."""
+"""One driver for claims (Dynamic Resource Allocation) that is registered with the kubelet double: its connection, the
+calls to it, and its stream of device health.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +36,12 @@ VERSIONS: dict[str, tuple[ModuleType, Any]] = {
 
 
 class Refused(Exception):
-    """Raised if a request fails; the text is the kubelet's."""
+    """Raised if a request fails. The text is the one that a kubelet gives."""
 
 
 @dataclass(frozen=True)
 class ClaimRef:
-    """``drivers``: drivers of the devices that are allocated to the claim."""
+    """A ResourceClaim. ``drivers``: names of the drivers whose devices are allocated to the claim."""
 
     namespace: str
     name: str
@@ -57,7 +59,7 @@ def identity(path: Path) -> tuple[int, int] | None:
 
 
 class Driver:
-    """``connected`` is called with each change of the connection."""
+    """A registered driver. ``connected`` is called each time the connection is made or lost."""
 
     def __init__(self, info: registration.PluginInfo, socket: Path, connected: Callable[[bool], None]) -> None:
         """Raises Refused if this kubelet cannot use the driver."""
@@ -77,7 +79,7 @@ class Driver:
     # ---- calls
 
     def prepare(self, claims: Sequence[ClaimRef]) -> dict[str, list[dict[str, Any]]]:
-        """Returns uid of a claim → its devices, in the form of the state file. Raises Refused."""
+        """Prepares claims. Returns uid of each claim → its devices, in the form of the state file. Raises Refused."""
         answer = self._call("NodePrepareResources", claims)
         return {
             uid: [
@@ -98,7 +100,9 @@ class Driver:
         self._call("NodeUnprepareResources", claims)
 
     def _call(self, name: str, claims: Sequence[ClaimRef]) -> Any:
-        """Returns the responses by the claims' uids. Raises Refused if one is missing or contains an error."""
+        """Calls the driver. Returns the responses by the claims' uids. Raises Refused if a response is missing or
+        contains an error.
+        """
         api: Any = self._messages
         asked = [api.Claim(namespace=one.namespace, name=one.name, uid=one.uid) for one in claims]
         try:
@@ -119,11 +123,11 @@ class Driver:
 
     @property
     def health(self) -> dict[str, str]:
-        """Device → HEALTHY, UNHEALTHY or UNKNOWN."""
+        """Device → its state HEALTHY, UNHEALTHY or UNKNOWN."""
         return {device: one["health"].upper() for (_pool, device), one in self._health.items()}
 
     def health_of(self, device: dict[str, Any]) -> dict[str, str]:
-        """Returns the health in the form of a pod's status."""
+        """Returns the health of a device in the form of a pod's status."""
         known = self._health.get((device["PoolName"], device["DeviceName"]), {"health": "Unknown"})
         ids: Iterable[str] = device["CDIDeviceIDs"] or (f"{self.name}/{device['PoolName']}/{device['DeviceName']}",)
         return {**known, "resourceID": next(iter(ids))}
@@ -135,14 +139,16 @@ class Driver:
             self._report(ready)
 
     def _follow(self) -> None:
-        """Opens the stream again when it ends or is not served; that also reconnects."""
+        """Reads the stream of device health. If it ends or the driver does not serve it, opens it again, which also
+        reconnects.
+        """
         stub = dra_health_pb2_grpc.DRAResourceHealthStub(self._channel)
         while not self._closed.is_set():
             try:
                 self._stream = stub.NodeWatchResources(dra_health_pb2.NodeWatchResourcesRequest())
                 for one in self._stream:
                     self._health = {_key(device): _shown(device) for device in one.devices}
-            except (grpc.RpcError, ValueError):  # ValueError: the channel was closed
+            except (grpc.RpcError, ValueError):  # ValueError means that the channel was closed
                 pass
             self._health = {}
             self._closed.wait(STREAM_AGAIN_S)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kubelet's file of claims: which pods use which claim, and the devices in the drivers' responses. The file
-survives a restart of the kubelet.
+"""The kubelet's file of claims: it lists which pods use which claim, and the devices that the drivers returned for it.
+The file survives a restart of the kubelet.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HEAD = {"kind": "DRACheckpoint", "apiVersion": "checkpoint.dra.kubelet.k8s.io/v1
 
 
 class ClaimState:
-    """Reads the file at each call. Not thread-safe."""
+    """The file, which is read again at each call. Not thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / STATE
@@ -47,7 +47,9 @@ class ClaimState:
         self._write(entries)
 
     def add_devices(self, uid: str, driver: str, devices: list[dict[str, Any]]) -> None:
-        """Appends to the known devices: up to 1.36 a later response replaces none."""
+        """Adds devices to the known devices of a claim. Kubelets up to 1.36 keep the earlier devices, so a later
+        response replaces none.
+        """
         entries = self._read()
         for one in entries:
             if one["ClaimUID"] == uid:
@@ -56,8 +58,8 @@ class ClaimState:
         self._write(entries)
 
     def without(self, uid: str, pod_uid: str) -> ClaimRef | None:
-        """Removes the pod from a claim that other pods use too, and returns None. Returns the claim if this is its last
-        pod, None if the claim is unknown.
+        """Removes the pod from a claim that other pods use too, and returns None. If it is the claim's last pod,
+        removes nothing and returns the claim. Returns None if the claim is unknown.
         """
         entries = self._read()
         for one in entries:
@@ -79,7 +81,9 @@ class ClaimState:
         return [one["ClaimUID"] for one in self._read() if pod_uid in one["PodUIDs"]]
 
     def devices(self, uid: str, request: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yields driver and device, for one request or, if it is empty, for all."""
+        """Yields driver and device of each device that belongs to the request of the claim, or to the whole claim if
+        the request is empty.
+        """
         for one in self._read():
             for driver, state in one["DriverState"].items() if one["ClaimUID"] == uid else ():
                 for device in state["Devices"] or ():

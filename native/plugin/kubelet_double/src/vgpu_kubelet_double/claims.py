@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The manager of claims (Dynamic Resource Allocation), like in kubelets up to 1.36.
+"""A double of the kubelet's manager of claims (Dynamic Resource Allocation). It behaves like that of kubelets up to
+1.36.
 
-It finds drivers by the sockets in ``plugins_registry``. It deletes the node's slices when it starts, and the slices of
-a driver that has been gone for 30 s. It calls NodePrepareResources when a pod's sandbox is created, once for each claim
-while the process lives, never at a container's restart, and adds the response to its state file. It calls
+It finds drivers by the sockets in ``plugins_registry``. It deletes the node's ResourceSlices when it starts, and the
+slices of a driver that has been gone for 30 s. It calls NodePrepareResources when a pod's sandbox is created, once for
+each claim while the process lives, never at a container's restart, and adds the response to its state file. It calls
 NodeUnprepareResources at the end of the last pod of a claim, even if that pod never started.
 """
 
@@ -29,8 +30,8 @@ CONNECT_S, WIPE_S = 10.0, 30.0
 
 @dataclass
 class Pod:
-    """``containers``: name → (claim's uid, request) of each request that the container uses; an empty request means all
-    of the claim.
+    """A pod. ``containers``: name → (claim's uid, request) of each request that the container uses; an empty request
+    means the whole claim. ``ids``: container → its CDI ids.
     """
 
     name: str
@@ -44,8 +45,8 @@ class Pod:
 
 
 class ClaimManager:
-    """``wipe`` deletes the slices of the node, of all drivers (None) or of one driver. ``wipe_s``: seconds after the
-    loss of a driver.
+    """The manager. ``wipe`` is called with a driver's name to delete the driver's ResourceSlices, or with None to
+    delete those of all drivers on the node. ``wipe_s``: seconds between the loss of a driver and the deletion.
 
     ``pods``: the pods that the API server has on this node, including pods that could not be started.
     """
@@ -56,7 +57,8 @@ class ClaimManager:
         self._wipe_s = wipe_s
         self.drivers: dict[str, Driver] = {}
         self.pods: dict[str, Pod] = {}
-        self._prepared: set[str] = set()  # forgotten at a restart
+        # Uids of claims that were prepared since the last start, because a kubelet forgets them at a restart.
+        self._prepared: set[str] = set()
         self._state = ClaimState(kubelet_root)
         self._lock = threading.RLock()
         self._timers: dict[str, threading.Timer] = {}
@@ -80,14 +82,14 @@ class ClaimManager:
         self.start()
 
     def reconcile(self) -> None:
-        """Ends the claims of pods that no longer exist; the real kubelet does that once a minute."""
+        """Ends the claims of pods that no longer exist. The real kubelet does that once a minute."""
         known = {one.uid for one in self.pods.values()}
         for uid in sorted(self._state.pods() - known):
             self._unprepare(uid, self._state.claims_of(uid))
 
     def find_drivers(self) -> list[str]:
-        """Registers new sockets in the folder and drops drivers whose socket is gone; ignores names that begin with a
-        dot.
+        """Registers new sockets in the folder and drops drivers whose socket is gone. Sockets whose name begins with a
+        dot are ignored.
         """
         for name, driver in list(self.drivers.items()):
             if identity(driver.socket) != driver.identity:
@@ -104,7 +106,7 @@ class ClaimManager:
         return sorted(self.drivers)
 
     def _register(self, socket: Path, stub: registration_rpc.RegistrationStub) -> None:
-        """Registers a driver. Raises RpcError if no process listens (yet)."""
+        """Registers a driver. Raises RpcError if no process listens on the socket (yet)."""
         info = stub.GetInfo(registration.InfoRequest(), timeout=CONNECT_S)
         try:
             driver = Driver(info, socket, functools.partial(self._connected, info.name))
@@ -122,7 +124,7 @@ class ClaimManager:
         self._keep(name) if connected else self._lost(name)
 
     def _lost(self, name: str) -> None:
-        """Starts the timer for deleting the driver's slices; a running timer continues."""
+        """Starts the timer after which the driver's slices are deleted. A timer that already runs continues."""
         with self._lock:
             if name not in self._timers:
                 timer = self._timers[name] = threading.Timer(self._wipe_s, self._wipe_of, (name,))
@@ -142,8 +144,8 @@ class ClaimManager:
     # ---- pods
 
     def run_pod(self, pod: Pod) -> dict[str, list[str]]:
-        """Prepares the pod's claims as for a new sandbox. Returns container → CDI ids. Called again for a
-        refused pod.
+        """Prepares the pod's claims as for a new sandbox. Returns container → CDI ids. As with a kubelet, it is called
+        again for a pod that was refused.
         """
         self.pods[pod.name] = pod
         try:
@@ -164,7 +166,9 @@ class ClaimManager:
             one.join()
 
     def restart_container(self, name: str, container: str) -> list[str]:
-        """Restarts a container without a call to the driver: uses the known devices of the claims."""
+        """Restarts a container without a call to the driver, because the devices of its claims are known. Returns the
+        CDI ids.
+        """
         pod = self.pods[name]
         pod.ids[container] = [
             one for uid, request in pod.containers[container] for one in self._state.ids(uid, request)
@@ -198,8 +202,8 @@ class ClaimManager:
         return self.drivers[name]
 
     def _prepare(self, pod: Pod) -> None:
-        """Prepares the claims. All drivers must be registered, even those of prepared claims; otherwise the pod's
-        claims are not stored.
+        """Prepares the claims of a pod. All drivers must be registered, even those of claims that are prepared already;
+        otherwise the pod's claims are not stored.
         """
         for driver in {driver for claim in pod.claims for driver in claim.drivers}:
             self._driver(driver)
@@ -217,7 +221,7 @@ class ClaimManager:
         self._prepared.update(one.uid for claims in batches.values() for one in claims)
 
     def _unprepare(self, pod_uid: str, claims: Iterable[str]) -> None:
-        """Ends the claims; from claims that other pods use too, only removes this pod."""
+        """Ends the claims of a pod. If other pods use a claim too, only this pod is removed from it."""
         batches: dict[str, list[ClaimRef]] = {}
         ended = []
         with self._lock:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command line of vgpu-kubelet-double."""
+"""The command line of vgpu-kubelet-double, the test double of the kubelet."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The control socket: receives and returns one JSON object per line. The command line is its client."""
+"""The control socket of the kubelet double. It receives requests and returns responses, one JSON object per line. The
+command line is its client.
+"""
 
 from __future__ import annotations
 

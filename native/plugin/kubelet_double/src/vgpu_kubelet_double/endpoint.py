@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One registered plugin: the connection back to it, its options, and the stream of its devices."""
+"""One registered device plugin: the double's connection to it, its options, and the stream of its devices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import grpc
 from vgpu_plugin._proto import deviceplugin_pb2 as api
 from vgpu_plugin._proto import deviceplugin_pb2_grpc as rpc
 
-# Maximum time that the kubelet waits for its connection to the plugin during Register.
+# Maximum seconds for which a kubelet waits for its connection to the plugin during Register.
 CONNECT_S = 10.0
 PRESTART_S = 30.0
 CALL_S = 60.0
@@ -29,8 +29,11 @@ class Endpoint:
         self._stream: grpc.Future | None = None
 
     def connect(self) -> None:
-        """Connects and asks for the options. Raises ConnectionError if no process listens on the plugin's socket."""
-        # A kubelet opens a new connection at each registration; gRPC would reuse the connection to the earlier plugin.
+        """Connects to the plugin and asks for its options. Raises ConnectionError if no process listens on the plugin's
+        socket.
+        """
+        # A kubelet opens a new connection at each registration. Without this option gRPC would reuse the connection to
+        # the earlier plugin.
         channel = grpc.insecure_channel(f"unix:{self.socket}", [("grpc.use_local_subchannel_pool", 1)])
         try:
             grpc.channel_ready_future(channel).result(timeout=CONNECT_S)
@@ -42,7 +45,7 @@ class Endpoint:
         self.options = self._stub.GetDevicePluginOptions(api.Empty(), timeout=CONNECT_S)
 
     def watch(self) -> None:
-        """Follows the stream of devices in a separate thread until it ends."""
+        """Follows the stream of devices in a thread of its own until the stream ends."""
         self._stream = self._stub.ListAndWatch(api.Empty())
         threading.Thread(target=self._follow, name=f"watch {self.resource}", daemon=True).start()
 
@@ -64,7 +67,7 @@ class Endpoint:
             self._channel.close()
 
     def healthy(self) -> set[str]:
-        """Returns the healthy devices; empty if the plugin's stream has ended."""
+        """Returns the ids of the healthy devices; empty if the plugin's stream has ended."""
         return set() if self.stopped else {one.ID for one in self.devices.values() if one.health == "Healthy"}
 
     def preferred(self, available: list[str], size: int) -> list[str]:

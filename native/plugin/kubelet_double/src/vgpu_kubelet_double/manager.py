@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device manager: registers plugins, tracks devices, admits and starts pods."""
+"""The double of the kubelet's device manager: registers plugins, tracks their devices, admits and starts pods."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def go_name(code: grpc.StatusCode) -> str:
 
 
 class PodError(Exception):
-    """Why a pod does not run, with the text of the kubelet or scheduler; ``reason`` is the pod's reason."""
+    """Raised if a pod does not run. The text is the one that kubelet or scheduler give; ``reason`` is the reason in the
+    pod's status.
+    """
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -43,17 +45,19 @@ class PodError(Exception):
 
 
 class Manager(rpc.RegistrationServicer):
-    """``start`` and ``stop`` start and stop the kubelet; the checkpoint survives both."""
+    """The device manager. ``start`` and ``stop`` start and stop the kubelet; the checkpoint file stays over both."""
 
     def __init__(self, folder: Path, asks: bool = True) -> None:
-        """``asks``: false for a kubelet before 1.19, which has no GetPreferredAllocation and takes any free id."""
+        """``asks``: whether the kubelet calls GetPreferredAllocation. A kubelet before 1.19 does not, and takes any
+        free id.
+        """
         self.folder = folder
         self._asks = asks
         self.lock = threading.RLock()
         self.endpoints: dict[str, Endpoint] = {}
         self.held: list[Held] = []
-        # Devices of deleted pods. Cleared when the next pod is admitted or PodResources is called; they stay in the
-        # checkpoint until it is written after that.
+        # Devices of deleted pods. The list is cleared when the next pod is admitted or PodResources is called. In the
+        # checkpoint file such devices stay until the file is written after that.
         self._ended: list[Held] = []
         self._server: grpc.Server | None = None
 
@@ -127,9 +131,10 @@ class Manager(rpc.RegistrationServicer):
         init_container: bool = False,
         uid: str = "",
     ) -> dict[str, Any]:
-        """Admits a pod with one container and starts it. ``ids`` overrides every preference, as a kubelet may.
+        """Admits a pod with one container and starts it. ``ids``: the devices to use whatever the plugin prefers,
+        because a kubelet may ignore the preference.
 
-        With ``init_container`` an init container comes first and shares its devices with the container.
+        With ``init_container`` the pod also has an init container, which runs first and has the same devices.
         """
         with self.lock:
             if any(one.pod == name and one.namespace == namespace for one in self.held):
@@ -155,8 +160,8 @@ class Manager(rpc.RegistrationServicer):
         return self._shown(admitted[-1])
 
     def _choose(self, endpoint: Endpoint, free: list[str], count: int) -> list[str]:
-        """Returns the plugin's preference if it is valid, because it is only advice. The plugin is asked even if there
-        is no choice.
+        """Chooses devices for a container. The plugin's preference is used if it is valid; otherwise, as it is only
+        advice, the first free devices are used. As with a kubelet, the plugin is asked even if there is no choice.
         """
         if self._asks and endpoint.options.get_preferred_allocation_available:
             preferred = endpoint.preferred(free, count)
@@ -189,7 +194,7 @@ class Manager(rpc.RegistrationServicer):
             raise PodError("CreateContainerConfigError", f"PreStartContainer failed: {fault.details()}") from fault
 
     def restart_container(self, name: str, namespace: str = "default") -> dict[str, Any]:
-        """Restarts a container: the same devices, PreStartContainer and no Allocate."""
+        """Restarts a container. It keeps its devices, so the plugin gets PreStartContainer and no Allocate."""
         held = self._find(name, namespace)[-1]
         endpoint = self.endpoints.get(held.resource)
         if endpoint is None or endpoint.stopped:
@@ -206,7 +211,7 @@ class Manager(rpc.RegistrationServicer):
         return {"deleted": f"{namespace}/{name}", "ids": sorted({one for held in gone for one in held.ids})}
 
     def notice(self) -> None:
-        """Forgets deleted pods, without writing the checkpoint."""
+        """Forgets the devices of deleted pods, without writing the checkpoint."""
         with self.lock:
             self._ended = []
 
@@ -255,7 +260,9 @@ class Manager(rpc.RegistrationServicer):
         (self.folder / "pods.json").write_text(json.dumps(names))
 
     def _names(self) -> dict[str, tuple[str, str]]:
-        """Returns the names of pods after a restart; the real kubelet asks the API server."""
+        """Returns uid → names of the pods that existed before a restart. The real kubelet asks the API
+        server for them.
+        """
         path = self.folder / "pods.json"
         return (
             {uid: (pod, space) for uid, (pod, space) in json.loads(path.read_text()).items()} if path.exists() else {}

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves the requests of vgpuctl and Prometheus."""
+"""Answers the requests of vgpuctl (socket of the plugin) and of Prometheus (metrics over HTTP)."""

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The socket between vgpuctl and the plugin, for root only: one call for each connection.
+"""The Unix socket over which vgpuctl sends requests to the device plugin. Only root may use it, and each connection
+carries one call.
 
-Not gRPC: a second gRPC server would poll for calls every 200 ms, a quarter of an idle plugin's processor time, and
-vgpuctl would load all of gRPC for one request. The messages are those of admin.proto.
+It does not use gRPC: a second gRPC server would poll for calls every 200 ms, which is a quarter of an idle plugin's
+processor time, and vgpuctl would load all of gRPC for one request. The messages are those of admin.proto.
 
-A call is the method's name, a line end, four bytes of length (big endian) and a message. The response is OK or the name
-of a gRPC status, a line end, the length, and a message or an error text.
+A call is the method's name, a line end, four bytes with the length of the message (big endian), and the message. The
+response is OK or the name of a gRPC status, a line end, the length, and a message or an error text.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ CODES = (
     (Unknown, "NOT_FOUND"),
 )
 MOST_CALLS = 4
-# Timeout for a silent caller, maximum bytes of a method's name, and maximum bytes of a message.
+# Timeout for a client that sends nothing, maximum bytes of a method's name, and maximum bytes of a message.
 SILENT_S, LONGEST_NAME, LONGEST_CALL = 10.0, 64, 1 << 16
 AGAIN_S = 1.0
 EARLY = "new.sock"
@@ -60,8 +61,8 @@ class Fault(Exception):
 
 
 class Server:
-    """``service`` has a method for each of METHODS. A method takes a message, and returns a message or raises
-    PluginError.
+    """Accepts calls and runs each in a thread of its own. ``service`` has a method for each name in METHODS; the method
+    takes the request message, and returns the response message or raises PluginError.
     """
 
     def __init__(self, path: Path, service: Any) -> None:
@@ -73,22 +74,22 @@ class Server:
         self._thread.start()
 
     def renew(self) -> None:
-        """Listens again if the socket's file was deleted or replaced. Raises OSError."""
+        """Creates the socket again if its file was deleted or replaced. Raises OSError."""
         if self._served == _identity(self._path):
             return
         log.warning("the socket %s was deleted or replaced; it is created again", self._path)
         former = self._socket
         self._socket, self._served = _listen(self._path)
         with contextlib.suppress(OSError):
-            former.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept
+            former.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in accept
 
     def stop(self) -> None:
-        """Accepts no more calls. Does not wait for calls in progress, because a lease may take most of a minute."""
+        """Accepts no more calls. It does not wait for calls in progress, because a lease may take most of a minute."""
         self._stopping.set()
         self._path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept
-        self._free.release()  # wakes the thread if it waits for a free call
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in accept
+        self._free.release()  # wakes the thread if it waits for one of the MOST_CALLS calls to end
         self._thread.join()
         self._socket.close()
 
@@ -108,7 +109,8 @@ class Server:
                     listening.close()
                     self._free.release()
                     continue
-                # No descriptor or thread is free; waiting callers are served later.
+                # The process has no free file descriptor or thread now. Waiting clients stay in the socket's queue and
+                # are served later.
                 log.warning("%s: a call cannot be accepted: %s; trying again in %.0f s", self._path, fault, AGAIN_S)
                 self._free.release()
                 self._stopping.wait(AGAIN_S)
@@ -131,8 +133,8 @@ class Server:
             self._free.release()
 
     def _end_unheard(self, answer: bytes) -> None:
-        """Ends a lease whose client is gone: a lease may take seconds, and a client that was killed or gave up cannot
-        release it.
+        """Ends a lease (slices reserved for this client) whose client is gone. To create a lease may take seconds, and
+        a client that was killed or gave up meanwhile cannot release it.
         """
         lease = api.LeaseResponse.FromString(answer).allocation
         log.warning("lease %s ends now, because its client is gone", lease)
@@ -160,9 +162,9 @@ class Server:
 
 
 def _listen(path: Path) -> tuple[socket.socket, tuple[int, int]]:
-    """Returns a listening socket and the identity of its file. Raises OSError."""
-    # Listens before the rename, so that a client that finds the file is served. The temporary name is not longer than
-    # the final one, because the length of a socket's path is limited (unix(7)).
+    """Returns a listening socket, and the device and inode of its file. Raises OSError."""
+    # The socket listens before its file is renamed to the final name, so that a client that finds the file is served.
+    # The temporary name is not longer than the final one, because the length of a socket's path is limited (unix(7)).
     early = path.with_name(EARLY)
     early.unlink(missing_ok=True)
     out = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -178,7 +180,7 @@ def _listen(path: Path) -> tuple[socket.socket, tuple[int, int]]:
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    """Returns device and inode of a file; zeros if it does not exist."""
+    """Returns device and inode of a file, or zeros if the file does not exist."""
     try:
         found = os.stat(path)
     except OSError:
@@ -187,7 +189,7 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 class Client:
-    """Client of the plugin's socket. Every call may raise Fault."""
+    """Sends calls of vgpuctl to the plugin's socket. Every call may raise Fault."""
 
     def __init__(self, path: Path, timeout_s: float) -> None:
         self._path, self._timeout_s = path, timeout_s
@@ -222,7 +224,7 @@ def _frame(word: str, body: bytes) -> bytes:
 
 
 def _line(channel: socket.socket) -> str:
-    """Reads the text before the first line end. Raises OSError, and ValueError if it is too long or not ASCII."""
+    """Reads the text before the first line end. Raises OSError, or ValueError if the text is too long or not ASCII."""
     out = b""
     while not out.endswith(b"\n"):
         out += _exactly(channel, 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The service vgpu.v1.Admin for root on this host, served by admin_socket.py; vgpuctl is its client."""
+"""Answers the calls of vgpuctl: the service vgpu.v1.Admin, which admin_socket.py serves to root on this host."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ from ..watch import setup as watch_setup
 from .containers import Containers
 from .resizing import Resizing
 
-# States of a slice as shown to people. An allocated slice of a healthy GPU may be Unhealthy to the kubelet.
+# States of a slice (the part of a GPU that one container gets) as vgpuctl shows them. They differ from the health that
+# the kubelet sees: an allocated slice of a healthy GPU may be reported to the kubelet as Unhealthy.
 FREE, IN_USE, UNHEALTHY = "free", "in use", "unhealthy"
-# Fields of Gauges that are left out if the driver does not report them.
+# Fields of Gauges that are omitted from the response if the driver does not report them.
 MAY_LACK = ("power_milliwatts", "sm_clock_mhz", "memory_clock_mhz", "ecc_corrected", "ecc_uncorrected")
 
 
 class Served(Protocol):
-    """The registrations of this program with the kubelet: for resources, or for the driver of claims."""
+    """This program's registrations with the kubelet, either for the resources or for the driver of claims."""
 
     def state(self) -> tuple[bool, str]:
-        """Returns whether the kubelet is registered, and otherwise the last error."""
+        """Returns whether the plugin is registered with the kubelet, and the last error if it is not."""
 
 
 class Admin:
-    # Set by assembly.py.
+    # Both are set by assembly.py.
     resizing: Resizing
     driver_limits: DriverLimits
 
@@ -103,7 +104,7 @@ class Admin:
         )
 
     def _gpus(self) -> list[api.Gpu]:
-        """Returns every GPU of the pool, and GPUs that the driver counts but could never read."""
+        """Returns every GPU of the pool, and the GPUs that the driver counts but that could never be read."""
         gpus = self._pool.gpus
         shown = self._containers.gauges([gpu.uuid for gpu in gpus])
         found = [self._gpu(gpu, shown[gpu.uuid]) for gpu in gpus]

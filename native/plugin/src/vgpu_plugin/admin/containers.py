@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Usage of containers and findings of the watcher, for vgpuctl and Prometheus."""
+"""Collects, for vgpuctl and Prometheus, the GPU usage of containers and the findings of the watcher, which looks for
+programs that bypass their limits.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from ..watch.watcher import Watch
 
 
 class Containers:
-    """``gauges`` returns the current values of GPUs by UUID; ``xids`` returns the Xid errors that the driver reported
-    for a GPU.
+    """Collects the usage of containers. ``gauges`` returns the current values of GPUs by UUID. ``xids`` returns the Xid
+    errors that the driver reported for one GPU.
     """
 
     def __init__(
@@ -40,11 +42,15 @@ class Containers:
         self._violations = usage.Violations()
 
     def usages(self) -> list[usage.Usage]:
-        """Returns the usage of every limited allocation, with the pods from the kubelet's PodResources."""
+        """Returns the usage of every allocation that has limits, with the pod names from the kubelet's PodResources
+        service.
+        """
         return self._seen(lambda: podresources.holders(self._pod_resources))
 
     def count_violations(self) -> None:
-        """Counts memory violations without asking the kubelet, so that violations between two readings are counted."""
+        """Counts memory violations without asking the kubelet for pod names. It is called regularly, so that violations
+        between two calls of ``usages`` are counted too.
+        """
         self._seen(lambda: None)
 
     def _seen(self, holders: Callable[[], dict[str, podresources.Holder] | None]) -> list[usage.Usage]:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the holder of a slice by the name that vgpuctl slices and vgpuctl top print, or by a part of it. Pure."""
+"""Finds the holder of a slice (a pod's container, a docker or podman container, or a program) by the name that vgpuctl
+slices and vgpuctl top print, or by a part of that name. No I/O.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ EXPECTED = (
 
 
 def find(shown: Mapping[str, str], what: str) -> str:
-    """Returns the key of the holder with the name ``what``; empty if there is none. ``shown``: key → printed name; a
-    whole name wins over a part. Raises BadRequest with the candidates if several holders match.
+    """Returns the key of the holder whose name is ``what``, or an empty string if there is none. ``shown`` maps keys to
+    printed names. A holder whose whole name is ``what`` is preferred to one that matches only in part. Raises
+    BadRequest, with the candidates, if several holders match.
     """
     if not what:
         return ""
@@ -33,7 +36,9 @@ def find(shown: Mapping[str, str], what: str) -> str:
 
 
 def _parts(name: str) -> tuple[str, ...]:
-    """Returns the parts that stand for a name: a pod without its container, a container without its engine."""
+    """Returns the shorter names that also identify a holder: a pod without its container, a container without its
+    engine.
+    """
     engine, _space, container = name.partition(" ")
     if engine in ENGINES:
         return (container,)

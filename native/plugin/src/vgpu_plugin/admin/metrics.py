@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prometheus metrics of a node, in the text format 0.0.4: per GPU, slice and container, in bytes, seconds and ratios.
+"""Prometheus metrics of a node, for each GPU, slice and container, in bytes, seconds and ratios.
 
-The number of label values is limited by the GPUs and slices of the node; a container's series end with its allocation.
+The number of time series is limited by the GPUs and slices of the node, and the series of a container end with its
+allocation, so they do not grow over time.
 """
 
 from __future__ import annotations
@@ -85,8 +86,8 @@ def text(
 def collected(
     status: Mapping[str, Any], usages: Iterable[Mapping[str, Any]], watched: Mapping[str, Any] | None = None
 ) -> Exposition:
-    """Returns the metrics. ``status``, ``usages`` and ``watched`` are the responses of Status, Usage and Watch as plain
-    values.
+    """Returns the metrics. ``status``, ``usages`` and ``watched`` are the responses of the calls Status, Usage and
+    Watch, converted to plain values.
     """
     found = Exposition(TYPES)
     add = found.add
@@ -147,8 +148,8 @@ def _driver_limits(found: Exposition, status: Mapping[str, Any]) -> None:
         found.add("vgpu_container_driver_limit_wrong", bool(one["fault"]), **labels)
 
 
-# columns: field of a GPU, metric, factor from the field's unit to the metric's. A field that is missing or NO_FIGURE is
-# not reported.
+# columns: field of a GPU in the Status response, name of the metric, factor from the field's unit to the metric's unit.
+# If the field is missing or has the value NO_FIGURE, the metric is not reported.
 FIGURES = (
     ("memory_used_mib", "vgpu_gpu_memory_used_bytes", 1 << 20),
     ("utilisation", "vgpu_gpu_utilization_ratio", 0.01),
@@ -169,7 +170,8 @@ def _card(found: Exposition, gpu: Mapping[str, Any]) -> None:
     for kind in ECC_KINDS:
         if f"ecc_{kind}" in gpu:
             add("vgpu_gpu_ecc_errors_total", gpu[f"ecc_{kind}"], **labels, kind=kind)
-    # Reported as 0 from the first scrape on: Prometheus would not notice an increase if the series began with 1.
+    # The counter is reported as 0 from the first scrape on, because Prometheus would not notice an increase if the
+    # series began with 1.
     add("vgpu_gpu_xids_total", sum(one["count"] for one in gpu.get("xids", ())), **labels)
     for one in gpu.get("xids", ()):
         add("vgpu_gpu_xids_by_number_total", one["count"], **labels, xid=one["xid"])
@@ -186,7 +188,8 @@ def _findings(found: Exposition, watched: Mapping[str, Any]) -> None:
     for one in watched["old_mounts"]:
         labels = {key: one[key] for key in ("allocation", "namespace", "pod", "container")}
         add("vgpu_container_old_mounts", 1, **labels)
-    # Reported as 0 from the first scrape on: Prometheus would not notice an increase if a series began with 1.
+    # Each counter is reported as 0 from the first scrape on, because Prometheus would not notice an increase if the
+    # series began with 1.
     totals = dict.fromkeys(itertools.product(rule.REASONS, KINDS), 0)
     totals.update({(one["reason"], one["kind"]): one["count"] for one in watched["totals"]})
     for (reason, kind), count in totals.items():

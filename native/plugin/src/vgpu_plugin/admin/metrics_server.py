@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves GET /metrics on one address."""
+"""The HTTP server for Prometheus: it serves GET /metrics on one address."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-# Errors that may go away: another program uses the address, or the host does not have the address yet.
+# Errors after which a later attempt may succeed: another program uses the address now, or the host does not have the
+# address yet.
 MAY_END = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
 REQUEST_S = 10
 
@@ -19,10 +20,12 @@ log = logging.getLogger(__name__)
 
 
 class Server:
-    """``make`` returns the text. If the address is in use, ``renew`` tries again."""
+    """``make`` returns the text of the metrics. If the address cannot be used yet, each call of ``renew``
+    tries again.
+    """
 
     def __init__(self, address: str, make: Callable[[], str]) -> None:
-        """``address``: host:port, [v6]:port, or :port for all addresses. Raises OSError, ValueError."""
+        """``address`` is host:port, [v6]:port, or :port for all addresses. Raises OSError or ValueError."""
         host, _colon, port = address.rpartition(":")
         if not port.isdigit() or int(port) > 65535:
             raise ValueError(f"{address}: expected host:port, such as 127.0.0.1:9410")
@@ -30,7 +33,7 @@ class Server:
         self._make = make
         host = host.strip("[]")
         found = socket.getaddrinfo(host or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        # Prefer IPv4, which every scraper can reach.
+        # IPv4 is preferred, because every scraper can reach it.
         found.sort(key=lambda one: one[0] != socket.AF_INET)
         self._family, self._bound_to = found[0][0], found[0][4]
         self._socket: socket.socket | None = None
@@ -40,15 +43,15 @@ class Server:
 
     @property
     def port(self) -> int:
-        """The port; 0 while the server does not listen."""
+        """The port, or 0 while the server does not listen."""
         return int(self._socket.getsockname()[1]) if self._socket is not None else 0
 
     def notes(self) -> list[str]:
-        """Returns why metrics are not served; empty if they are."""
+        """Returns the reason why metrics are not served; the list is empty if they are served."""
         return [self._fault] if self._fault else []
 
     def renew(self) -> None:
-        """Starts listening if that failed before. Raises OSError for an error that will not go away."""
+        """Starts listening if an earlier attempt failed. Raises OSError for an error that will not go away."""
         if self._socket is not None:
             return
         try:
@@ -69,8 +72,8 @@ class Server:
         self._wake.close()
 
     def _run(self, listening: socket.socket) -> None:
-        """Serves until stopped. The HTTP server is imported with the first connection: it needs a third of this
-        program's memory, and most nodes are never scraped.
+        """Serves until stopped. The HTTP server is imported at the first connection, because it needs a third of this
+        program's memory and most nodes are never scraped.
         """
         server = None
         with listening, self._waking:
@@ -112,6 +115,7 @@ def _http_server(listening: socket.socket, make: Callable[[], str]) -> Any:
     server.socket.close()
     server.socket = listening
     server.daemon_threads = True
-    # A connection that was closed before it was accepted must not block the thread.
+    # If a client closes its connection before it is accepted, handle_request waits for the next connection. Without
+    # this timeout ``stop`` would have no effect meanwhile.
     server.timeout = 1
     return server

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts protobuf messages to plain values, for JSON and for text."""
+"""Converts protobuf messages to dictionaries, which vgpuctl prints as JSON or text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from google.protobuf.json_format import MessageToDict
 
 
 def plain(message: Any) -> dict[str, Any]:
-    """Returns every field, including empty ones, under its own name; 64-bit numbers as int."""
+    """Returns every field of a message under its own name, including empty fields. 64-bit numbers are int, not the
+    strings of protobuf's JSON.
+    """
     out = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
     return dict(_numbers(out, message.DESCRIPTOR))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of this process, under the names that Prometheus' client libraries use."""
+"""Metrics of the plugin's own process, under the names that Prometheus' client libraries use."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ SELF = Path("/proc/self")
 
 
 def text() -> str:
-    """Returns the metrics of this process; unreadable values are left out."""
+    """Returns the metrics of this process. Values that cannot be read are left out."""
     found = Exposition(TYPES)
     try:
-        # The second field of /proc/self/stat, the name in parentheses, may contain spaces.
+        # The second field of /proc/self/stat is the program's name in parentheses, which may contain spaces. So the
+        # fields are counted from the closing parenthesis.
         fields = (SELF / "stat").read_text().rpartition(")")[2].split()
         ticks, pages = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
         boot = next(float(line.split()[1]) for line in Path("/proc/stat").read_text().splitlines() if "btime" in line)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Implements vgpuctl resize: finds the allocation, and writes the new size on its pod."""
+"""Implements vgpuctl resize, which changes the memory and the share of a running container: finds its allocation,
+resizes it, and writes the new size on its pod.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
 
 
 class Resizing:
-    """``pods`` finds pods at the API server; None if no API server is configured. ``holders`` asks the kubelet."""
+    """``pods`` finds pods at the API server; it is None if no API server is configured. ``holders`` asks the kubelet
+    which container holds which slice.
+    """
 
     def __init__(
         self,
@@ -37,7 +41,7 @@ class Resizing:
         self._holders = holders
 
     def resize(self, request: api.ResizeRequest) -> api.ResizeResponse:
-        """Resizes an allocation. Raises PluginError."""
+        """Gives an allocation the requested size. Raises PluginError."""
         cores = request.sm_percent if request.HasField("sm_percent") else None
         if request.memory_mib < 0 or (not request.memory_mib and cores is None and not request.oom_killer):
             raise BadRequest(
@@ -51,14 +55,17 @@ class Resizing:
             raise Unknown(f"allocation {record.id} has no GPU {request.uuid}; it has {', '.join(uuids) or 'none'}")
         wanted = Wanted(request.memory_mib or None, cores)
         chosen = [request.uuid] if request.uuid else uuids
-        # The scheduler counts the sizes on the pod, so a planned pod's new size must be written there.
+        # The scheduler counts the sizes in the pod's annotations, so the new size of a pod that it planned must be
+        # written there.
         planned = self._pods is not None and record.kind == KUBELET and sizing.SIZED in record.limits
         publish = self._publisher(record, uuids) if planned and self._resizer.promises(record) else None
         done = self._resizer.resize(record.id, dict.fromkeys(chosen, wanted), request.oom_killer, publish)
         return _answer(done, _pod(record, holders) or record.holder)
 
     def _record(self, what: str, holders: dict[str, Holder]) -> Record:
-        """Finds the allocation by its name. Raises Unknown, BadRequest."""
+        """Finds the allocation by its id, by one of its slices, or by the name of its holder. Raises Unknown,
+        BadRequest.
+        """
         known = {one.id: one for one in self._resizer.known()}
         shown = {one.id: _pod(one, holders) or one.holder or f"{one.kind} {one.id}" for one in known.values()}
         ids = [one.id for one in known.values() if what in (one.id, *one.slice_ids, *map(self._short, one.slice_ids))]
@@ -74,14 +81,14 @@ class Resizing:
         return known[found]
 
     def _short(self, slice_id: str) -> str:
-        """Returns a slice id with the index of its GPU: 0::2."""
+        """Returns a slice id with the index of its GPU instead of the UUID, such as 0::2."""
         uuid, _colons, number = slice_id.partition("::")
         index = next((gpu.index for gpu in self._pool.gpus if gpu.uuid == uuid), None)
         return f"{index}::{number}" if index is not None and number else slice_id
 
     def _publisher(self, record: Record, uuids: list[str]) -> Publish:
-        """Reads the pod of a record and returns a function that writes new sizes on that version of the pod. Raises
-        PluginError.
+        """Reads the pod of a record and returns a function that writes the new sizes on the pod. The function fails if
+        the pod was changed after it was read here. Raises PluginError.
         """
         assert self._pods is not None
         pods, owner = self._pods, self._pods.owner(record)
@@ -96,7 +103,8 @@ class Resizing:
             )
 
         def publish(devices: list[Device], leaving: bool) -> None:
-            # For burst memory the plan stays; only the node needs the current limit.
+            # A device with burst memory (memory above the guaranteed amount, while it is free) keeps its planned memory
+            # on the pod, because only the node needs the current limit.
             had = {one.uuid: one for one in planned.devices}
             kept = [had[one.uuid]._replace(cores=one.cores) if had[one.uuid].burst_mib else one for one in devices]
             after = sizing.with_part(plan, owner.container, kept)
@@ -106,7 +114,7 @@ class Resizing:
 
 
 def _pod(record: Record, holders: dict[str, Holder]) -> str:
-    """Returns namespace/pod/container; empty if no pod holds the record's slices."""
+    """Returns namespace/pod/container, or an empty string if no pod holds the record's slices."""
     return next(("/".join(holders[one]) for one in record.kubelet_ids if one in holders), "")
 
 

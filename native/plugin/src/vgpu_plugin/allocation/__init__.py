@@ -1,2 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns device ids into a container's files: admission, sizes, records, leases, and the end of allocations."""
+"""Turns the device ids of a request into the files, mounts and limits of a container: which slices it may have, its
+size, the saved record, leases for programs on this host, and the end of an allocation.
+"""

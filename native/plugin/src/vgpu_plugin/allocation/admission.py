@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules that refuse slices to a container. Each rule takes plain values or one look-up function, and raises the fault
-that the kubelet shows on the pod. Pure.
+"""Rules that decide whether a container may have the slices (parts of GPUs) that it requests. Each rule takes plain
+values or a look-up function, does no I/O of its own, and raises the error that the kubelet shows on the pod.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from .records import Record
 
 
 def refuse_leased(pieces: Iterable[Piece], lease_of: Callable[[str], str | None]) -> None:
-    """Raises NotNow if one of the slices is leased. ``lease_of``: id of a slice → id of its lease."""
+    """Raises NotNow if one of the slices is leased, that is, reserved for a program on this host. ``lease_of`` returns
+    the id of the lease that holds a slice, or None.
+    """
     for piece in pieces:
         if lease := lease_of(piece.id):
             raise NotNow(
@@ -28,8 +30,8 @@ def refuse_leased(pieces: Iterable[Piece], lease_of: Callable[[str], str | None]
 
 
 def refuse_held(pieces: Iterable[Piece], records: Iterable[Record]) -> None:
-    """Raises Taken if a slice that a lease chose is allocated: the kubelet may have called Allocate between the choice
-    and the lock.
+    """Raises Taken if a slice chosen for a lease is already allocated. This can happen if the kubelet called Allocate
+    after the slice was chosen and before the lock was taken.
     """
     holders = {one: record.id for record in records for one in record.slice_ids}
     for piece in pieces:
@@ -38,7 +40,9 @@ def refuse_held(pieces: Iterable[Piece], records: Iterable[Record]) -> None:
 
 
 def refuse_outside(pieces: Iterable[Piece], used_outside: Callable[[str], bool]) -> None:
-    """Raises NotNow if a container outside Kubernetes uses one of the slices. ``used_outside`` checks one slice."""
+    """Raises NotNow if a container outside Kubernetes uses one of the slices. ``used_outside`` returns whether such a
+    container uses a slice.
+    """
     for piece in pieces:
         if used_outside(piece.id):
             raise NotNow(
@@ -48,7 +52,9 @@ def refuse_outside(pieces: Iterable[Piece], used_outside: Callable[[str], bool])
 
 
 def refuse_several(pieces: list[Piece], config: dict[str, Any]) -> None:
-    """Raises Refused if a container requests several shared slices and NVIDIA's failRequestsGreaterThanOne is set."""
+    """Raises Refused if a container requests several shared slices and NVIDIA's option failRequestsGreaterThanOne is
+    set.
+    """
     if len(pieces) < 2:
         return
     for piece in pieces:
@@ -60,8 +66,8 @@ def refuse_several(pieces: list[Piece], config: dict[str, Any]) -> None:
 
 
 def has_sized_neighbours(devices: Iterable[dict[str, Any]], records: Iterable[Record]) -> bool:
-    """Whether a container with its own size holds memory on these GPUs: one that was resized, or an older one with a
-    requested size.
+    """Returns whether a container on these GPUs has its own size instead of its slice's size. Such a container was
+    resized, or was admitted with a requested size before the node's settings changed.
     """
     uuids = {one["uuid"] for one in devices}
     sized = (one.limits["devices"] for one in records if sizing.SIZED in one.limits)
@@ -74,8 +80,8 @@ def refuse_oversold(
     config: dict[str, Any],
     before: Mapping[str, sizing.Held],
 ) -> None:
-    """Raises Taken if an equal slice no longer fits, because pods with requested sizes hold too much of its GPU.
-    ``before``: UUID → the memory and cores that containers hold.
+    """Raises Taken if a slice of the usual, equal size no longer fits, because containers with their own sizes hold too
+    much of its GPU. ``before`` maps GPU UUIDs to the memory and cores that containers hold.
     """
     for one in devices:
         requested = Device(one["uuid"], one["memory_bytes"] // MIB, 0)
@@ -84,8 +90,8 @@ def refuse_oversold(
 
 
 def refuse_unnamed(gpus: Iterable[Gpu], uuids: Iterable[str], nodes: Callable[[Gpu, MigDevice], object]) -> None:
-    """Raises Refused for a MIG device that no CDI file can name. Without this check its container fails to start with a
-    less helpful error. ``nodes`` finds the device nodes of a MIG device or raises OSError.
+    """Raises Refused for a MIG device that no CDI file can name. Without this check its container would fail to start
+    with a less helpful error. ``nodes`` finds the device nodes of a MIG device, or raises OSError.
     """
     for gpu in gpus:
         for mig in gpu.mig:

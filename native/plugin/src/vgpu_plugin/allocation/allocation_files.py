@@ -2,26 +2,30 @@
 """The folder of an allocation: /run/vgpu/allocations/<id>/
 
     record                     a copy of the allocation's record, used if the file of all records is lost (recovery.py);
-                               an unlimited allocation (whole GPUs) has only the file <id>.record and no folder
-    limits, gpu-<uuid>         read by the arbiter, the watcher and vgpuctl; a live change is made in place
-    rw/ledger, rw/tenant       files that the container writes; mounted into it
-    ro/                        mounted into the container as a whole, read-only: hard links to limits and gpu-<uuid>,
-                               ld.so.preload, and the empty mount points of ledger and tenant
+                               an allocation without limits (whole GPUs) has only the file <id>.record and no folder
+    limits, gpu-<uuid>         the limits, and a page for each GPU; read by vgpu-arbiter (it divides the time of a GPU
+                               between containers), the watcher (it finds programs that bypass their limits) and
+                               vgpuctl; if limits change while the container runs, the file is changed in place
+    rw/ledger, rw/tenant       files that the container writes, and which are mounted into it: the ledger records its
+                               used GPU memory
+    ro/                        a folder that is mounted into the container as a whole, read-only: it has hard links to
+                               limits and gpu-<uuid>, ld.so.preload, and empty mount points for ledger and tenant
     root                       a link to /run/vgpu/root, which all containers of the node mount read-only; its two empty
                                folders are the mount points of ro and of the library. An older version made a folder
                                here. The link of a claim points to /run/vgpu/claims, which has a mount point for each
                                number: a container may have several claims, and one path can have only one mount
-    ld.so.preload              for containers that were admitted when single files were mounted (``old_mounts``)
+    ld.so.preload              for containers of an older version, with mounts of single files (``old_mounts``)
 
-A container gets folders, not files: a mount point cannot be renamed from inside, but the folder of a mounted file can.
+A container gets folders and not single files as mounts, because it cannot rename a mount point, but could rename the
+folder that contains a mounted file.
 
-vgpu-arbiter finds the folders here and writes the gpu pages in place; it creates nothing.
+vgpu-arbiter finds the folders here and writes the files gpu-<uuid> in place. It creates nothing.
 
-An engine that starts a container before the files exist (docker after a boot) creates a directory in place of each
-file. Every write here removes such a directory.
+If a container engine starts a container before the files exist (docker after a boot), the engine creates a directory in
+place of each file. Every write here removes such a directory.
 
-``rw`` is a tmpfs of 1 MiB, so that a tenant who fills its writable files fills no other file system. It is not below
-``ro``, because runtimes bind a folder together with the mounts below it.
+``rw`` is a tmpfs of 1 MiB, so that a tenant (a container's user) who fills its writable files fills no other file
+system. It is not below ``ro``, because container runtimes bind a folder together with the mounts below it.
 """
 
 from __future__ import annotations
@@ -57,23 +61,24 @@ from ..node.paths import (
 from .records import Record
 
 RW_SIZE = 1 << 20
-# The copy of a record is <id>/record in an allocation's folder, or <id>.record without a folder.
+# The copy of a record is <id>/record in the allocation's folder, or <id>.record if the allocation has no folder.
 IN_FOLDER, ALONE = "/record", ".record"
-# The limits file of an allocation without a folder, which only the driver enforces: <id>.limits.
+# The limits file of an allocation without a folder is <id>.limits. Only the driver enforces these limits.
 LIMITS = ".limits"
 LIBRARY_FILE = "libvgpu.so"
-# Files of ``rw``, and mount points in ``ro``.
+# The files in ``rw``, which the container writes. ``ro`` has an empty mount point for each.
 WRITABLE = ("ledger", "tenant")
-# The folder of mount points that all containers of the node share, next to the folder of all allocations.
+# The folder of mount points that all containers of the node share. It is next to the folder of all allocations.
 ROOT = "root"
 # Target of the link ``root`` in each allocation.
 TO_ROOT = f"../../{ROOT}"
-# The folder of mount points for claims, the preload file for all claims, and the number of mount points.
+# For claims: the folder of mount points, the ld.so.preload file of all containers with claims, and the number of mount
+# points.
 CLAIMS, CLAIMS_PRELOAD, MOST_CLAIMS = "claims", "claims.ld.so.preload", 256
-# Empty folders in ``root``: the mount points of the library and of ``ro``.
+# Names of the empty folders in ``root``, which are the mount points of the library and of ``ro``.
 PLACES = tuple(one.rpartition("/")[2] for one in (CONTAINER_LIBRARY_FOLDER, CONTAINER_SHARE))
-# Name prefix of the folders of slices for containers outside Kubernetes (static_slices.py); the name of any other
-# allocation is hexadecimal.
+# Name prefix of the folders of slices for containers outside Kubernetes (static_slices.py). The ids of all other
+# allocations are hexadecimal, so they cannot have this prefix.
 STATIC = "slice-"
 # Sets the SELinux label of an open file, so that confined containers may use it.
 Label = Callable[[int], None]
@@ -89,9 +94,9 @@ class AllocationFiles:
         return self._root / allocation
 
     def prepare(self) -> None:
-        """Creates the root folder of the node and the folder of all allocations. A correct root stays, because
-        containers have it mounted. A root with other content, another owner or closed permissions is replaced. Raises
-        OSError.
+        """Creates the folder of all allocations, and the folder ``root`` that all containers of the node mount. A
+        correct ``root`` is left alone, because containers have it mounted. A ``root`` with other content, another owner
+        or another mode is replaced. Raises OSError.
         """
         folder = str(self._root)
         os.makedirs(folder, 0o700, exist_ok=True)
@@ -124,22 +129,23 @@ class AllocationFiles:
         return f"{self._root.parent}/{ROOT}"
 
     def leave(self) -> None:
-        """Removes the root folders of the node, after the last allocation has ended. Raises OSError."""
+        """Removes the folders that all containers share. Called after the last allocation has ended. Raises OSError."""
         _removed(self._node_root())
         _removed(f"{self._root.parent}/{CLAIMS}")
         _removed(f"{self._root.parent}/{CLAIMS_PRELOAD}")
 
     def make(self, record: Record, new: bool = False) -> None:
-        """Creates every file of an allocation again; may be repeated, but only while no container of the allocation
-        runs. ``new``: the kubelet has not yet received this allocation, so no container has the mounts of an older
-        version. Raises OSError.
+        """Creates every file of an allocation again. It may be repeated, but only while no container of the allocation
+        runs. ``new`` means that the kubelet has not yet received this allocation, so no container can have the mounts
+        of an older version and the files for such a container are left out. Raises OSError.
         """
-        # Strings instead of Path objects: a dozen Paths would take a third of the time of an Allocate.
+        # Paths are strings here instead of Path objects, because a dozen Path objects would take a third of the time of
+        # an Allocate.
         root = str(self._root)
         folder = f"{root}/{record.id}"
         rw = f"{folder}/rw"
-        # Only root reaches the files by this path; containers get bind mounts. So the ledger can be writable for every
-        # user that a container may run as.
+        # Only root can open the files by this path, and containers get bind mounts of the files. So the ledger may be
+        # writable for every user that a container may run as.
         try:
             fresh = _made(folder)
         except FileNotFoundError:  # the folder of all allocations is missing, for example because /run was emptied
@@ -149,8 +155,7 @@ class AllocationFiles:
             self._mounter.mount_tmpfs(Path(rw), RW_SIZE)
         uuids = [device["uuid"] for device in record.limits["devices"]]
         if not fresh:
-            # The previous container may have filled the tmpfs through its files, so the old files are removed to make
-            # room.
+            # The files are removed to make room, because the previous container may have filled the tmpfs through them.
             for name in WRITABLE:
                 _removed(f"{rw}/{name}")
             _removed(f"{folder}/ro")
@@ -169,7 +174,7 @@ class AllocationFiles:
         self.make_share(record)
 
     def lacks(self, record: Record) -> bool:
-        """Whether a file is missing. Cheap: reads no file."""
+        """Returns whether a file is missing. This check is cheap, because it reads no file."""
         folder = f"{self._root}/{record.id}"
         names = (*_shared(record), *(f"ro/{name}" for name in (*_shared(record), *WRITABLE)))
         files = (*names, *(f"rw/{name}" for name in WRITABLE), "ro/ld.so.preload")
@@ -182,7 +187,7 @@ class AllocationFiles:
         """
         folder, label = f"{self._root}/{record.id}", self._label
         if not os.path.isfile(f"{folder}/rw/ledger"):
-            # Without its ledger the allocation has no state worth keeping.
+            # The ledger (the container's account of used GPU memory) is gone, so no state is worth keeping.
             self.make(record)
             return
         uuids = [device["uuid"] for device in record.limits["devices"]]
@@ -196,8 +201,8 @@ class AllocationFiles:
         self.make_share(record)
 
     def make_share(self, record: Record) -> None:
-        """Creates the missing files of ``ro`` and ``root``, for example in a folder of an older version; works also
-        while a container runs. Raises OSError.
+        """Creates the missing files of ``ro`` and the link ``root``, for example in a folder of an older version. It
+        may be called while a container runs. Raises OSError.
         """
         folder = f"{self._root}/{record.id}"
         share, label = f"{folder}/ro", self._label
@@ -216,13 +221,13 @@ class AllocationFiles:
         preload, text = f"{share}/ld.so.preload", _preload(CONTAINER_LIBRARY)
         if fresh:
             _write(preload, text, 0o444, label)
-        # A complete preload file stays, because a container may have it mounted. A killed program may have left a
-        # truncated file.
+        # A complete preload file is kept, because a container may have it mounted. Only a truncated file, left by a
+        # killed program, is replaced.
         elif not _says(preload, text):
             _replace(preload, text, 0o444, label)
 
     def _open_folder(self, path: str) -> bool:
-        """Creates a folder that every user of a container may enter. Returns False if it existed."""
+        """Creates a folder that every user of a container may enter. Returns False if the folder existed."""
         made = _made(path)
         os.chmod(path, 0o755)
         if self._label is not None:
@@ -231,8 +236,8 @@ class AllocationFiles:
 
     @staticmethod
     def _lead_to_root(path: str, root: str) -> None:
-        """Links the allocation to its root folder, so that the watcher and an older version find a container's mounts.
-        A complete folder of an older version stays, because a container may have it mounted.
+        """Creates the allocation's link to its root folder, through which the watcher and an older version find a
+        container's mounts. A complete folder of an older version is kept, because a container may have it mounted.
         """
         try:
             os.symlink(root, path)
@@ -242,8 +247,9 @@ class AllocationFiles:
                 os.symlink(root, path)
 
     def keep_record(self, record: Record) -> None:
-        """Writes the copy of a record into the folder of its allocation, or as a file of its own if nothing limits the
-        allocation. Errors are ignored: the copy is only a backup, and its reader skips a truncated file.
+        """Writes the copy of a record into the allocation's folder, or as a file of its own if the allocation has no
+        limits and so no folder. Errors are ignored, because the copy is only a backup and its reader skips a truncated
+        file.
         """
         path, words = f"{self._root}/{record.id}{IN_FOLDER if record.limits else ALONE}", _words(record)
         with contextlib.suppress(OSError):
@@ -253,21 +259,23 @@ class AllocationFiles:
                 _replace(path, words, 0o600, None)
 
     def keep_limits(self, allocation: str, limits: Mapping[str, Any]) -> None:
-        """Writes the limits that only the driver enforces, for an allocation without a folder. The container finds them
-        by the record that it mounts. Raises OSError.
+        """Writes the limits of an allocation without a folder, which only the driver enforces. The hook that sets them
+        finds them through the record that the container mounts. Raises OSError.
         """
         _replace(f"{self._root}/{allocation}{LIMITS}", abi_files.pack_limits(limits), 0o400, None)
 
     def lone_mount(self, record: Record) -> list[tuple[str, str, bool]]:
-        """Returns the mount that lets the hook find the allocation of a container without a folder; empty if the
-        allocation has no limits.
+        """Returns the mount by which the hook (it sets the driver's limits when a container starts) finds the
+        allocation of a container without a folder. The list is empty if the driver does not limit this allocation.
         """
         path = f"{self._root}/{record.id}"
         there = not record.limits and os.path.isfile(path + LIMITS)
         return [(CONTAINER_ALLOCATION, path + ALONE, True)] if there else []
 
     def record(self, allocation: str) -> Record | None:
-        """Returns the copy of a record, with the current limits; None if the copy cannot be read."""
+        """Returns the copy of a record, updated with the limits of the current limits file. Returns None if the copy
+        cannot be read.
+        """
         folder = f"{self._root}/{allocation}"
         try:
             with open(folder + (IN_FOLDER if os.path.isdir(folder) else ALONE), "rb") as stream:
@@ -283,8 +291,8 @@ class AllocationFiles:
         return found
 
     def expected_mounts(self, record: Record) -> list[tuple[str, str, bool]]:
-        """Returns (container path, host path, read-only) of each mount of the container, each folder before the mounts
-        inside it; contract 1 of the design.
+        """Returns (container path, host path, read-only) of each mount of the container. A folder comes before the
+        mounts inside it. The library expects these container paths.
         """
         folder = f"{self._root}/{record.id}"
         if record.claim:
@@ -297,8 +305,8 @@ class AllocationFiles:
                 (f"{share}/tenant", f"{folder}/rw/tenant", False),
                 (CONTAINER_PRELOAD, f"{self._root.parent}/{CLAIMS_PRELOAD}", True),
             ]
-        # The mount names the version's own folder: a bind mount of `current` would change the version when the
-        # container restarts.
+        # The library is mounted from the folder of its version. If ``current`` were mounted, a restart of the container
+        # could change the version.
         return [
             (CONTAINER_ROOT, f"{folder}/root", True),
             (CONTAINER_LIBRARY_FOLDER, record.library, True),
@@ -309,7 +317,9 @@ class AllocationFiles:
         ]
 
     def old_mounts(self, record: Record) -> list[tuple[str, str, bool]]:
-        """Like ``expected_mounts``, for a container that was admitted when single files were mounted."""
+        """Returns the mounts of a container that an older version admitted, which mounted single files instead of
+        folders.
+        """
         folder = f"{self._root}/{record.id}"
         return [
             (OLD_LIBRARY, f"{record.library}/{LIBRARY_FILE}", True),
@@ -324,11 +334,13 @@ class AllocationFiles:
         ]
 
     def has_copy(self, record: Record) -> bool:
-        """Whether the copy of an unlimited allocation's record exists."""
+        """Returns whether the copy of the record of an allocation without limits exists."""
         return os.path.isfile(f"{self._root}/{record.id}{ALONE}")
 
     def remove(self, allocation: str) -> None:
-        """Unmounts the tmpfs and removes the folder, or the copy of the record. A missing allocation is no error."""
+        """Removes all files of an allocation: unmounts the tmpfs and removes the folder, or removes the copy of the
+        record. A missing allocation is no error.
+        """
         for ending in (ALONE, LIMITS):
             _removed(f"{self._root}/{allocation}{ending}")
         folder = self.folder(allocation)
@@ -337,7 +349,7 @@ class AllocationFiles:
             shutil.rmtree(folder)
 
     def is_whole(self, record: Record) -> bool:
-        """Whether every file exists, the limits can be read, and the ledger belongs to this allocation."""
+        """Returns whether every file exists, the limits can be read, and the ledger belongs to this allocation."""
         folder = f"{self._root}/{record.id}"
         try:
             with open(f"{folder}/limits", "rb") as stream:
@@ -350,8 +362,8 @@ class AllocationFiles:
         return ours and there and self.has_share(record)
 
     def has_share(self, record: Record) -> bool:
-        """Whether ``ro`` and ``root`` are complete: the hard links to the folder's files, and a mount point for each
-        mount of the container.
+        """Returns whether ``ro`` and ``root`` are complete: they must have the hard links to the folder's files, and a
+        mount point for each mount of the container.
         """
         folder = f"{self._root}/{record.id}"
         return (
@@ -362,7 +374,7 @@ class AllocationFiles:
         )
 
     def present(self) -> list[str]:
-        """Returns the allocations that have a folder, or only the copy of a record."""
+        """Returns the ids of the allocations that have a folder, or only the copy of a record."""
         return [one for one in self._names() if not one.startswith(STATIC)]
 
     def static(self) -> list[str]:
@@ -370,7 +382,8 @@ class AllocationFiles:
         return [one for one in self._names() if one.startswith(STATIC)]
 
     def _names(self) -> list[str]:
-        # scandir returns the kind of each entry without a stat call; the watcher calls this function every two seconds.
+        # scandir returns the kind of each entry without a stat call. That matters, because the watcher calls this
+        # function every two seconds.
         try:
             with os.scandir(self._root) as entries:
                 names = [entry.name for entry in entries if entry.is_dir() or entry.name.endswith(ALONE)]
@@ -380,8 +393,8 @@ class AllocationFiles:
 
     @staticmethod
     def static_name(slice_id: str) -> str:
-        """Returns the folder name of a slice, without colons: colons separate fields in the options of
-        container tools.
+        """Returns the folder name of a slice, which is its id without colons, because colons separate fields in the
+        options of container tools.
         """
         return STATIC + slice_id.replace("::", "-")
 
@@ -400,7 +413,7 @@ def _gpu_page(uuid: str) -> str:
 
 
 def _shared(record: Record) -> list[str]:
-    """Returns the names of the files that ``ro`` has as hard links."""
+    """Returns the names of the files to which ``ro`` has hard links."""
     return ["limits", *(_gpu_page(device["uuid"]) for device in record.limits["devices"])]
 
 
@@ -413,7 +426,9 @@ def _has_places(root: str) -> bool:
 
 
 def _is_place(path: str, content: Iterable[str] = ()) -> bool:
-    """Whether a path is a folder of this program's user that every user may enter, with exactly ``content``."""
+    """Returns whether a path is a folder of this program's user that every user may enter, with exactly the entries
+    ``content``.
+    """
     try:
         found = os.lstat(path)
     except FileNotFoundError:
@@ -446,7 +461,9 @@ def _linked(target: str, name: str) -> None:
 
 
 def _empty(path: str, label: Label | None) -> None:
-    """Creates an empty file as a mount point; the mount hides its mode. Raises FileExistsError."""
+    """Creates an empty file as a mount point. Its mode does not matter, because the mount hides it. Raises
+    FileExistsError.
+    """
     if label is None:
         os.mknod(path, stat.S_IFREG | 0o444)
     else:
@@ -477,7 +494,7 @@ def _label_folder(folder: str, label: Label) -> None:
 
 
 def _made(folder: str) -> bool:
-    """Creates a folder with mode 0700 from its first moment. Returns False if the folder existed."""
+    """Creates a folder that has mode 0700 from the start. Returns False if the folder existed."""
     try:
         os.mkdir(folder, 0o700)
     except FileExistsError:
@@ -486,8 +503,8 @@ def _made(folder: str) -> bool:
 
 
 def _replace(path: str, data: bytes, mode: int, label: Label | None, size: int | None = None) -> None:
-    """Replaces the file with a new one: a container that still has the old file mapped keeps that. ``size``: size of
-    the file; the bytes after ``data`` are zero.
+    """Replaces a file with a new one, so that a container that has the old file mapped keeps the old content. ``size``
+    is the size of the new file, in which the bytes after ``data`` are zero.
     """
     fresh = path + ".new"
     try:
@@ -497,7 +514,8 @@ def _replace(path: str, data: bytes, mode: int, label: Label | None, size: int |
         _write(fresh, data, mode, label, size)
     try:
         os.replace(fresh, path)
-    except IsADirectoryError:  # an engine created this folder when it started a container before the files existed
+    # a container engine created this folder, because it started a container before the files existed
+    except IsADirectoryError:
         _removed(path)
         os.replace(fresh, path)
 
@@ -512,7 +530,7 @@ def _write(path: str, data: bytes, mode: int, label: Label | None, size: int | N
             view = view[os.write(descriptor, view) :]
         if size is not None:
             os.ftruncate(descriptor, size)
-        # Set the mode afterwards, because os.open would clear the bits of the process's umask.
+        # The mode is set after the file was created, because os.open would clear the bits of the process's umask.
         if mode != 0o600:
             os.fchmod(descriptor, mode)
         if label is not None:

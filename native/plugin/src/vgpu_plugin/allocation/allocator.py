@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocate and PreStartContainer: turn slice ids into the files, mounts and environment of a container.
-
-admission.py decides what is refused, sizer.py the size that a pod gets, answer.py what its container sees.
+"""Answers the kubelet's calls Allocate and PreStartContainer: turns the ids of slices (parts of GPUs) into the files,
+mounts and environment of a container. admission.py decides which requests are refused, sizer.py which size a pod gets,
+and answer.py what the container sees.
 """
 
 from __future__ import annotations
@@ -34,17 +34,19 @@ log = logging.getLogger(__name__)
 
 
 class OutsideUse(Protocol):
-    """The slices that containers outside Kubernetes use (static_slices.py)."""
+    """The slices that containers outside Kubernetes use, for example containers of podman (static_slices.py)."""
 
     def poll_slice(self, slice_id: str) -> bool:
-        """Whether a container outside Kubernetes uses the slice now."""
+        """Returns whether a container outside Kubernetes uses the slice now."""
 
     def deny(self, slice_ids: tuple[str, ...], denied: bool) -> None:
-        """Denies allocated slices to containers outside Kubernetes, or allows them again."""
+        """If ``denied``, forbids containers outside Kubernetes to use these slices, which were allocated. Otherwise
+        allows it again.
+        """
 
 
 class NoOutsideUse:
-    """A node without slices for containers outside Kubernetes."""
+    """Used on a node that offers no slices to containers outside Kubernetes."""
 
     def poll_slice(self, slice_id: str) -> bool:
         return False
@@ -54,8 +56,8 @@ class NoOutsideUse:
 
 
 class Allocator:
-    """Thread-safe: one lock covers records and files, so that a slice is never allocated and collected at
-    the same time.
+    """Creates and ends allocations. It is thread-safe: one lock covers records and files, so that a slice is never
+    allocated in one thread while its allocation is ended in another.
     """
 
     def __init__(
@@ -76,16 +78,17 @@ class Allocator:
         self.sizer = sizer
         self._answers = Answers(paths, pool, files)
         self.hand_over = settings.hand_over(paths.host_root, can_cdi=False)
-        # Prevents containers inside and outside Kubernetes from using the same slice (static_slices.py).
+        # Prevents containers inside and outside Kubernetes from using the same slice at the same time
+        # (static_slices.py).
         self.outside: OutsideUse = NoOutsideUse()
-        # Whether the kubelet has called GetPreferredAllocation; a kubelet before 1.19 has no such call.
+        # Whether the kubelet has called GetPreferredAllocation. A kubelet before 1.19 does not have that call.
         self.kubelet_asks = False
-        # Decides whether the library or the driver enforces memory limits, and which hooks a container gets.
+        # Decides whether the library or the driver enforces memory limits, and which CDI hooks a container gets.
         self.enforcement = enforcement.none(paths)
-        # Clears the limits that the driver enforces for an allocation.
+        # Clears the driver's limits of an allocation. It does nothing on a node where the driver enforces no limits.
         self.clear_limits: Callable[[str], None] = lambda _allocation: None
         self._library = CurrentLibrary()
-        # UUID → the settings and the GPU that the flags were computed from, and the flags for the limits of its slices.
+        # UUID → the settings and the GPU from which the flags of the limits file were computed, and these flags.
         self._flags: dict[str, tuple[Settings, Gpu, dict[str, Any]]] = {}
 
     def configure(self, settings: Settings, driver: DriverFiles) -> None:
@@ -114,8 +117,8 @@ class Allocator:
         return made
 
     def grant(self, ids: list[str], kind: str, at_most: AtMost | None = None, **lease: Any) -> Answer:
-        """Creates one allocation with its files. ``at_most``: upper bound for memory and SMs of each slice. ``lease``:
-        expiry and holder of a lease, as fields of Record.
+        """Creates one allocation with its files. ``at_most`` is an upper bound for memory and SMs of each slice.
+        ``lease`` has the expiry and the holder of a lease, as fields of Record.
         """
         with self.lock:
             pieces = self.pool.resolve(ids)
@@ -138,8 +141,8 @@ class Allocator:
                 raise
 
     def _given(self, ids: list[str], pieces: list[Piece]) -> tuple[list[str], list[Piece]]:
-        """Returns the slices to allocate for the kubelet's ids: other slices if the kubelet cannot spread them itself
-        (substitution.py).
+        """Returns the slices to allocate for the ids that the kubelet chose. They are other slices if this kubelet
+        cannot spread its pods over the GPUs itself (substitution.py).
         """
         if any(piece.mode != VCUDA for piece in pieces):
             return ids, pieces
@@ -161,8 +164,8 @@ class Allocator:
     def _record(
         self, kind: str, ids: list[str], given: list[str], pieces: list[Piece], at_most: AtMost | None
     ) -> Record:
-        """Returns a record that is not saved yet. ``ids``: the ids of the request; ``given``: the slices allocated for
-        them.
+        """Returns a new record, which is not saved yet. ``ids`` are the ids that the kubelet requested, and ``given``
+        the slices allocated for them.
         """
         devices = limit_devices(pieces, self.settings, len(self.pool.gpus))
         if at_most is not None:
@@ -173,7 +176,8 @@ class Allocator:
             return record
         limits = self._limits(record.id, devices)
         if self.settings.requested and kind == KUBELET:
-            limits["deny"] = True  # the size is written when the container starts
+            # every memory allocation is denied until the size is known, when the container starts
+            limits["deny"] = True
         elif self.settings.requested or admission.has_sized_neighbours(devices, self.records.all()):
             admission.refuse_oversold(devices, self.pool.gpu, self.settings.config, self.sizer.held(ids))
         return replace(record, limits=limits, library=str(self.library()))
@@ -184,7 +188,9 @@ class Allocator:
         self._close_outside(record, pieces)
 
     def _persist(self, record: Record) -> None:
-        """Creates the files and saves the record; if saving fails, removes the files again."""
+        """Creates the files of a record and saves the record. If the record cannot be saved, the files are removed
+        again.
+        """
         if record.limits:
             self._make_files(record, new=True)
         try:
@@ -194,8 +200,8 @@ class Allocator:
             raise
 
     def _close_outside(self, record: Record, pieces: list[Piece]) -> None:
-        """Denies the slices to containers outside Kubernetes, then checks again: such a container may have started
-        while the files were created.
+        """Denies the slices to containers outside Kubernetes, then checks again whether one uses them, because such a
+        container may have started while the files were created.
         """
         self.outside.deny(record.slice_ids, True)
         try:
@@ -205,7 +211,9 @@ class Allocator:
             raise
 
     def asked_for_preference(self) -> None:
-        """Notes that the current kubelet asks for a preferred allocation, so the kubelet's own choice is used."""
+        """Remembers that the current kubelet asks the plugin for a preferred allocation. From then on the slices that
+        the kubelet names are used.
+        """
         if self.settings.legacy_preferred and not self.kubelet_asks:
             log.warning("legacyPreferred has no effect, because this kubelet calls GetPreferredAllocation")
         self.kubelet_asks = True
@@ -216,7 +224,9 @@ class Allocator:
         return {"allocation": allocation, "devices": devices, **self._flags_of(gpus)}
 
     def _keep_limits(self, record: Record, pieces: list[Piece]) -> None:
-        """Writes the limits that only the driver enforces, for a container that no library limits."""
+        """Writes the limits of a container that only the driver limits, because its GPUs are not shared by
+        the library.
+        """
         if record.limits or not self.enforcement.by_driver:
             return
         offered = [piece.uuid for piece in self.pool.slices]
@@ -233,8 +243,8 @@ class Allocator:
             ) from fault
 
     def _flags_of(self, gpus: list[Gpu]) -> dict[str, Any]:
-        """Returns the flags of the limits file. Cached, because they are costly to compute and stay equal for all
-        slices of a GPU until settings or GPU change.
+        """Returns the flags of the limits file. They are cached, because computing them takes long and they are equal
+        for all slices of a GPU until the settings or the GPU change.
         """
         if len(gpus) > 1:
             return self.settings.limit_flags(gpus)
@@ -245,7 +255,9 @@ class Allocator:
         return known[2]
 
     def library(self) -> Path:
-        """Returns the version folder that ``current`` points to now. Raises Refused if no library is installed."""
+        """Returns the folder of the library version to which the link ``current`` points now. Raises Refused if no
+        library is installed.
+        """
         return self._library.folder(self.settings.library_root)
 
     def _make_files(self, record: Record, new: bool = False) -> None:
@@ -258,15 +270,16 @@ class Allocator:
             ) from fault
 
     def prestart(self, ids: list[str]) -> None:
-        """Creates the files again before a start: /run is empty after a reboot, and a restarted container starts with
-        zero usage.
+        """Creates the files of an allocation again before its container starts, because /run is empty after a reboot,
+        and because a restarted container starts with zero usage.
 
         Several records may hold the same slices (an init container and a container of one pod). Only one of these
-        containers runs at a time, and it is not known which one starts.
+        containers runs at a time, and the call does not tell which one starts, so the files of all are created.
         """
         with self.lock:
             self.pool.refuse_unhealthy(ids)
-            # A running container keeps its slices, even if the node now offers other slices.
+            # The records are found by the requested ids, not in the current offer: a container keeps its slices even if
+            # the node now offers other slices.
             records = self.records.with_ids(ids)
             if not records:
                 if all(piece.mode != VCUDA for piece in self.pool.resolve(ids)):
@@ -277,7 +290,7 @@ class Allocator:
                     f"slices {', '.join(ids)}: neither {self._paths.records} nor the kubelet's checkpoint contains "
                     "an allocation of these slices; delete the pod so that it is admitted again"
                 )
-        for record in records:  # without the lock, because this asks the API server
+        for record in records:  # without the lock, because the API server is asked here
             if record.limits.get("deny"):
                 self.sizer.size(record)
             elif record.limits:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The response for an allocation: mounts, environment and devices of its container."""
+"""Builds the response for an allocation: the mounts, environment variables and devices that its container gets."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from .records import Record
 
 @dataclass(frozen=True)
 class Answer:
-    """The mounts, devices and environment of one container. ``mounts`` are (container path, host path, read-only),
-    ``devices`` (container path, host path, permissions).
+    """What one container gets. ``mounts`` are (container path, host path, read-only), ``devices`` are (container path,
+    host path, permissions).
     """
 
     allocation: str
@@ -41,14 +41,18 @@ class Answers:
         self._files = files
 
     def of(self, record: Record, pieces: list[Piece], settings: Settings, hand_over: HandOver) -> Answer:
-        """Returns the response for a record. Raises Refused if the container's runtime has no name for the devices."""
+        """Returns the response for a record. Raises Refused if a device has no name by which the container's runtime
+        could provide it.
+        """
         envs: dict[str, str] = {}
         annotations: dict[str, str] = {}
         mounts: list[tuple[str, str, bool]] = []
         if record.limits:
-            # The driver capability ``video`` is withheld, because no ledger counts the memory of video engines.
+            # The driver capability ``video`` is withheld, because the memory that video engines use is not counted
+            # against the limit.
             envs["NVIDIA_DRIVER_CAPABILITIES"] = "compute,utility"
-            # The reader of the checkpoint needs the UUIDs here, because no mount contains them.
+            # The plugin reads these UUIDs from the kubelet's checkpoint to rebuild a lost record. They are written
+            # here, because no mount contains them.
             annotations[DEVICES_ANNOTATION] = ",".join(device["uuid"] for device in record.limits["devices"])
             mounts += self._files.expected_mounts(record)
         mounts += self._files.lone_mount(record)

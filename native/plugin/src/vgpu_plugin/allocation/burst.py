@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Burst memory: memory above a container's promised amount, used while it is free on the GPU and not promised to
-others.
+"""Burst memory: memory above a container's promised amount. A container may use it while it is free on the GPU and not
+promised to others.
 
-A pod may be promised less than its limit (the shared core's ``pods/burst``). Promises decide whether a new container
-fits; the current limits of one GPU together never exceed its memory. So a burst limit lies between the promise and the
-pod's limit, is set by a resize (resizer.py), and is lowered before another container gets its promised memory. Memory
-in use is taken back only if the slice has an OOM killer; otherwise the new container waits.
+A pod may be promised less than its limit (``pods/burst`` of the shared modules). The promises decide whether a new
+container fits on a GPU. The current limits of all containers of a GPU together never exceed the GPU's memory. So the
+current limit of a container lies between its promise and the pod's limit; it is set by a resize (resizer.py), and is
+lowered before another container gets its promised memory. Memory in use is taken back only if the slice has an OOM
+killer, which kills processes above the limit; otherwise the new container waits.
 """
 
 from __future__ import annotations
@@ -27,30 +28,33 @@ from .resizer import Resizer, Wanted
 from .sizer import Sizer
 from .sizing import Bounds
 
-# The kubelet retries a container whose memory is still in use about every ten seconds. Without a retry within this time
-# the container no longer holds back memory.
+# About every ten seconds the kubelet tries again to start a container whose promised memory is still in use. If it does
+# not try again within this time, no memory is kept free for that container any longer.
 PATIENCE_S = 60.0
 
 log = logging.getLogger(__name__)
 
 
 class Holder(NamedTuple):
-    """The bounds and usage of one container on one GPU, in MiB. Its limit is never set below ``used``."""
+    """The bounds (promised memory and limit) and the usage of one container on one GPU, in MiB. Its current limit is
+    never set below ``used``.
+    """
 
     bounds: Bounds
     used: int = 0
 
 
 def spread(room: int, holders: Sequence[Holder]) -> list[int]:
-    """Returns the current limit of each holder, in MiB: its promise and an equal part of ``room``, the MiB that are not
-    promised, up to its own limit. A holder that uses more keeps its usage, and the others share the rest.
+    """Returns the current limit of each holder, in MiB. A holder gets its promise and an equal part of ``room`` (the
+    MiB of the GPU that nobody was promised), but not more than its own limit. A holder that already uses more keeps
+    what it uses, and the others share the rest.
     """
     kept: dict[int, int] = {}
     while True:
         free = max(0, room - sum(used - holders[n].bounds.promised for n, used in kept.items()))
         out = dict(kept)
         rest = [n for n in range(len(holders)) if n not in kept]
-        # Holders that can use least come first, so that their unused part goes to the others.
+        # Holders that can use least are served first, so that the part that they cannot use goes to the others.
         for count, n in enumerate(sorted(rest, key=lambda n: holders[n].bounds.above)):
             more = min(holders[n].bounds.above, free // (len(rest) - count))
             out[n] = holders[n].bounds.promised + more
@@ -62,8 +66,8 @@ def spread(room: int, holders: Sequence[Holder]) -> list[int]:
 
 
 class _Slice(NamedTuple):
-    """The records that share slices of one GPU: an init container and the containers after it. The largest
-    values count.
+    """The records of one pod that share slices of one GPU: an init container and the containers that run after it. The
+    fields are the largest values of these records, because only one container runs at a time.
     """
 
     records: tuple[Record, ...]
@@ -74,7 +78,9 @@ class _Slice(NamedTuple):
 
 
 class Burst:
-    """Thread-safe; the caller holds no lock."""
+    """Sets the current limits of containers with burst memory. It is thread-safe, and the caller must not hold the
+    records' lock.
+    """
 
     def __init__(
         self,
@@ -92,12 +98,12 @@ class Burst:
         self._resizer = resizer
         self._now = now
         self._one_at_a_time = threading.Lock()
-        # Allocations that wait for their promised memory: allocation → (UUID → its bounds, time at which the wait
-        # expires).
+        # Allocations that wait for their promised memory: allocation id → (GPU UUID → promise and limit, time at which
+        # the wait expires).
         self._waiting: dict[str, tuple[dict[str, Bounds], float]] = {}
 
     def waits_for(self, uuid: str, without: str = "") -> int:
-        """Returns the MiB of a GPU that waiting containers were promised, which no container may use as
+        """Returns the MiB of a GPU that were promised to waiting containers, so that no other container may use them as
         burst memory.
         """
         with self._records.lock:
@@ -109,9 +115,9 @@ class Burst:
         return [entry for entry in self._waiting.items() if entry[1][1] > self._now()]
 
     def give_back(self, allocation: str, wanted: Mapping[str, Bounds], promised: bool = True) -> None:
-        """Lowers burst limits so that an allocation can get its promised memory. Only free memory is taken, or memory
-        that a slice's OOM killer frees. If that is not enough, the allocation waits and no burst limit grows meanwhile.
-        Without ``promised`` no process is killed.
+        """Lowers burst limits so that an allocation can get its promised memory. Only free memory is taken back, and
+        memory that a slice's OOM killer frees. If that is not enough, the allocation waits, and until then no burst
+        limit is raised. If ``promised`` is False, no process is killed.
         """
         with self._records.lock:
             if not self._bursts():
@@ -122,12 +128,14 @@ class Burst:
             self._share_out(uuid, kills=(False, True) if promised else (False,))
 
     def done(self, allocation: str) -> None:
-        """Ends the wait: the allocation has its promised memory or no longer needs it."""
+        """Ends the wait of an allocation, because it has its promised memory or no longer needs it."""
         with self._records.lock:
             self._waiting.pop(allocation, None)
 
     def poll(self) -> None:
-        """Distributes the free memory of each GPU again, because pods come and go and programs allocate and free."""
+        """Distributes the free memory of each GPU again. This is needed regularly, because pods start and end, and
+        programs allocate and free memory.
+        """
         with self._records.lock:
             self._waiting = dict(self._waits())
             bursts = self._bursts()
@@ -135,7 +143,9 @@ class Burst:
             self._share_out(gpu.uuid)
 
     def _bursts(self) -> bool:
-        """Whether any container may burst. On most nodes none may, and then the kubelet's checkpoint is not read."""
+        """Returns whether any container may use burst memory. On most nodes none may, and then the kubelet's checkpoint
+        need not be read.
+        """
         return any(sizing.PROMISED in row for one in self._records.all() for row in one.limits.get("devices") or [])
 
     def _share_out(self, uuid: str, kills: Sequence[bool] = (False,)) -> None:
@@ -145,22 +155,22 @@ class Burst:
                     others = self._sizer.others(())
                     slices_of = self._slices(uuid, others)
                     targets = self._targets(uuid, others, slices_of, kill) if slices_of else []
-                # Lower the shrinking limits first, because the growing ones use that memory.
+                # Limits that shrink are set first, because the limits that grow use the freed memory.
                 for shrinks in (True, False):
                     for one, target in zip(slices_of, targets, strict=True):
                         if target != one.now and (target < one.now) == shrinks:
                             self._set(one, uuid, target)
 
     def _targets(self, uuid: str, others: Sequence[Record], slices_of: Sequence[_Slice], kill: bool) -> list[int]:
-        """Returns the new limit of each slice. ``kill``: limits of slices with an OOM killer may drop below usage, but
-        only as far as other containers wait for memory.
+        """Returns the new limit of each slice. With ``kill``, limits of slices with an OOM killer may be set below
+        their usage, but only as far as other containers wait for memory.
         """
         gpu = self._pool.gpu(uuid)
         promised = sizing.held(others, promised=True).get(uuid, sizing.Held()).memory_mib
         comers = [Holder(wanted[uuid]) for _one, (wanted, _until) in self._waits() if uuid in wanted]
         room = sizing.room_mib(gpu, self._sizer.settings.config) - promised - sum(one.bounds.promised for one in comers)
-        # While no container waits, limits of slices with an OOM killer stay: a lowered limit could kill a process a
-        # moment later.
+        # While no container waits, the limits of slices with an OOM killer are not lowered, because their programs
+        # could allocate memory a moment later and would be killed.
         floors = [one.now if one.kills and not comers else one.used for one in slices_of]
         if kill and room < sum(max(0, used - one.bounds.promised) for one, used in zip(slices_of, floors, strict=True)):
             floors = [0 if one.kills else used for one, used in zip(slices_of, floors, strict=True)]
@@ -168,8 +178,8 @@ class Burst:
         return spread(room, [*holders, *comers])[: len(slices_of)]
 
     def _slices(self, uuid: str, others: Sequence[Record]) -> list[_Slice]:
-        """Returns the slices of a GPU that may burst. A slice whose ledger cannot be read counts as using its whole
-        limit.
+        """Returns the slices of a GPU that may use burst memory. A slice whose usage cannot be read is treated as if it
+        used its whole limit.
         """
         together: dict[frozenset[str], list[Record]] = {}
         for record in others:
@@ -203,5 +213,5 @@ class Burst:
             try:
                 self._resizer.resize(record.id, {uuid: Wanted(mine, burst=True)}, waits=False)
             except PluginError as fault:
-                # The container allocated more meanwhile, or is ending. The next poll uses its state at that time.
+                # The container allocated more memory meanwhile, or is ending. The next poll sees its new state.
                 log.info("allocation %s: its burst limit of GPU %s is not %d MiB: %s", record.id, uuid, mine, fault)

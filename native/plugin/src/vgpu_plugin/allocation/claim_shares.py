@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares of claims: the record and files of each request, created once and kept until the claim is unprepared.
+"""Shares of claims (Dynamic Resource Allocation): each request of a claim gets a record and files, which are created
+once and kept until the kubelet unprepares the claim.
 
-The cluster's scheduler allocated the requested shares. It may be wrong (a pod that was deleted by force, two
-schedulers), so the node checks the room again, over all records: containers of the device plugin, leases and claims.
-Each share takes a free slice of its GPU, so that the device plugin cannot allocate the same slice.
+The cluster's scheduler allocated the requested shares, but it may be wrong, for example after a pod was deleted by
+force or with two schedulers. So the node checks again whether the shares fit, next to the containers of the device
+plugin, leases and other claims. Each share takes a free slice of its GPU, so that the device plugin cannot allocate the
+same slice.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Wanted:
-    """One request of a claim. ``parts``: (UUID of the device, MiB, percent of the SMs); None as MiB or percent means
-    all of the device. ``flags``: flags for the limits file.
+    """One request of a claim. ``parts`` are (UUID of the device, MiB, percent of the SMs), where None as MiB or percent
+    means all of the device. ``flags`` are written into the limits file.
     """
 
     request: str
@@ -40,12 +42,16 @@ class Wanted:
 
 
 def allocation_id(uid: str, request: str) -> str:
-    """Returns an id that depends only on claim and request, so that it is equal after a reboot or a lost record."""
+    """Returns an allocation id that depends only on the claim and the request, so that it is the same after a reboot or
+    after the record was lost.
+    """
     return hashlib.sha256(f"{uid}/{request}".encode()).hexdigest()[:16]
 
 
 class ClaimShares:
-    """Each method takes the allocator's lock, so two calls for one claim run one after the other."""
+    """Creates and ends the shares of claims. Each method takes the allocator's lock, so two calls for one claim run one
+    after the other.
+    """
 
     def __init__(self, allocator: Allocator, files: AllocationFiles) -> None:
         self._allocator = allocator
@@ -57,9 +63,9 @@ class ClaimShares:
     def prepare(
         self, uid: str, holder: str, wanted: Sequence[Wanted], publish: Callable[[list[Record]], None]
     ) -> list[Record]:
-        """Returns the record of each request, with its files. If one request fails, all records created by this call
-        are ended. Existing files stay, because containers may have them mounted. ``publish`` passes the records to the
-        runtime. Raises PluginError.
+        """Returns the record of each request, and creates its files. If one request fails, all allocations created by
+        this call are ended. Existing files are kept, because containers may have them mounted. ``publish`` passes the
+        records to the container runtime. Raises PluginError.
         """
         made: list[Record] = []
         with self._allocator.lock:
@@ -74,8 +80,8 @@ class ClaimShares:
         return records
 
     def _end_others(self, uid: str, wanted: Sequence[Wanted]) -> None:
-        """Ends records of an earlier allocation of the claim: a claim that a person created outlives its pods and can
-        be allocated again.
+        """Ends allocations that remain from an earlier allocation of the claim: a claim that a user created outlives
+        its pods, and the scheduler may allocate other devices to it.
         """
         now = {one.request: one for one in wanted}
         for record in self.of(uid):
@@ -111,7 +117,7 @@ class ClaimShares:
         return record
 
     def _make_whole(self, record: Record) -> None:
-        """Creates missing files again; after a reboot all are missing."""
+        """Creates the missing files of a record again; after a reboot all files are missing."""
         if not (Path(record.library) / LIBRARY_FILE).is_file():
             raise Refused(
                 f"allocation {record.id}: {record.library}/{LIBRARY_FILE} is gone, and containers of the claim mount "
@@ -148,7 +154,7 @@ class ClaimShares:
         return replace(record, limits=limits, cores=promised, library=library, number=self._number())
 
     def _devices(self, wanted: Wanted) -> list[dict[str, Any]]:
-        """Returns the devices for the limits file. Two parts of one device are added up."""
+        """Returns the devices for the limits file. If two parts are on one device, their sizes are added up."""
         out: dict[str, dict[str, Any]] = {}
         for uuid, mib, cores in wanted.parts:
             device = out.setdefault(uuid, {"uuid": uuid, "memory_bytes": 0, "sm_percent": 0})
@@ -157,14 +163,18 @@ class ClaimShares:
         return list(out.values())
 
     def _promised(self, wanted: Wanted) -> dict[str, int]:
-        """Returns UUID → percent of the SMs, with the parts of one device added up; empty with equal slices."""
+        """Returns GPU UUID → promised percent of the SMs, where the parts of one device are added up. The result is
+        empty on a node with equal slices, because there the percent is only a limit.
+        """
         out: dict[str, int] = {}
         for uuid, _mib, percent in wanted.parts if self._allocator.settings.requested else ():
             out[uuid] = out.get(uuid, 0) + (percent or 0)
         return {uuid: percent for uuid, percent in out.items() if percent}
 
     def _pieces(self, wanted: Wanted) -> list[Piece]:
-        """Returns a free slice for each part. Raises Taken if a device has no free slice, NotNow if it is unhealthy."""
+        """Returns a free slice for each part. Raises Taken if a device has no free slice, and NotNow if a device is
+        unhealthy.
+        """
         pool = self._allocator.pool
         held = {one for record in self._allocator.records.all() for one in record.slice_ids}
         chosen: list[Piece] = []
@@ -202,7 +212,7 @@ class ClaimShares:
         return number
 
     def end(self, uid: str) -> list[str]:
-        """Ends all allocations of a claim and returns them; an unknown claim is no error."""
+        """Ends all allocations of a claim, and returns them. An unknown claim is no error."""
         with self._allocator.lock:
             ended = [one.id for one in self.of(uid)]
             for allocation in ended:
@@ -210,8 +220,8 @@ class ClaimShares:
         return ended
 
     def restore(self) -> list[str]:
-        """Restores the files of all claims, once at the start. Returns an error message for each share that cannot be
-        restored.
+        """Creates the missing files of all claims. Called once when the plugin starts. Returns an error message for
+        each share whose files cannot be created.
         """
         faults = []
         with self._allocator.lock:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends allocations that the kubelet no longer knows, and removes folders that no record explains."""
+"""Ends allocations that the kubelet no longer knows, and removes folders of allocations without a record."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from .allocation_files import AllocationFiles
 from .allocator import Allocator
 from .records import KUBELET
 
-# The kubelet writes its checkpoint only after it has admitted the rest of the pod.
+# Time for which an allocation must be missing before it is ended. It is this long because the kubelet writes its
+# checkpoint only after it has admitted the whole pod.
 GRACE_S = 60.0
-# Pause between two requests to write the checkpoint again; doubled after each request without effect.
+# Pause between two attempts to make the kubelet write its checkpoint; the pause is doubled after each attempt without
+# effect.
 FIRST_REQUEST_S, LAST_REQUEST_S = 10.0, 300.0
 
 log = logging.getLogger(__name__)
 
 
 class Collector:
-    """Ends an allocation if every poll for GRACE_S seconds of this program's life found it missing in the checkpoint,
-    and no process of it on a GPU.
+    """Ends an allocation if, for GRACE_S seconds of this program's life, every poll found that the kubelet's checkpoint
+    does not list it and that none of its processes is on a GPU.
 
-    Without a readable checkpoint no allocation is ended: the containers of a stopped kubelet still run.
+    Without a readable checkpoint no allocation is ended, because the containers of a stopped kubelet continue to run.
     """
 
     def __init__(
@@ -38,7 +40,7 @@ class Collector:
         monotonic: Callable[[], float] = time.monotonic,
         send_again: Callable[[], None] = lambda: None,
     ) -> None:
-        """``send_again`` sends the list of slices to the kubelet again, which makes the kubelet write its
+        """``send_again`` sends the list of slices to the kubelet again, because the kubelet then writes its
         checkpoint.
         """
         self._allocator = allocator
@@ -47,15 +49,16 @@ class Collector:
         self._holders = holders
         self._monotonic = monotonic
         self._send_again = send_again
-        # Returns the allocations with processes on a GPU; their slices are not free.
+        # Returns the allocations that have processes on a GPU. Their slices are still in use, so these allocations are
+        # not ended.
         self.alive: Callable[[], frozenset[str]] = frozenset
         self._missing_since: dict[str, float] = {}
         self._next_request, self._pause = 0.0, FIRST_REQUEST_S
 
     def collect(self) -> list[str]:
-        """Polls once; returns the allocations that it ended."""
-        # Ask the kubelet without the lock, and before reading its file: a container that it admits in between is in the
-        # file.
+        """Polls once, and returns the allocations that it ended."""
+        # The kubelet is asked without the lock, and before its file is read. A container that the kubelet admits
+        # between the two is in the file, so it is not missed.
         holders = self._holders() if any(one.kind == KUBELET for one in self._allocator.records.all()) else None
         with self._allocator.lock:
             found = checkpoint.read(self._checkpoint_file)
@@ -68,7 +71,8 @@ class Collector:
                 if record.kind == KUBELET and not found.holds(record.id, frozenset(record.kubelet_ids))
             }
             self._ask_for_the_checkpoint(missing, holders, now)
-            # A slice that the file lists under another allocation does not prove that this allocation is alive.
+            # If the file lists a slice under another allocation, a container with that slice does not prove that this
+            # allocation is still alive.
             in_use = found.ids_in_use
             unexplained = {one: who for one, who in (holders or {}).items() if one not in in_use}
             missing = {one for one in missing if not self._held(one, unexplained)}
@@ -83,16 +87,17 @@ class Collector:
             return ended
 
     def _held(self, allocation: str, holders: Mapping[str, Holder]) -> bool:
-        """Whether PodResources lists a container with slices of the allocation."""
+        """Returns whether PodResources lists a container with slices of the allocation."""
         record = self._allocator.records.get(allocation)
         return record is not None and any(one in holders for one in record.kubelet_ids)
 
     def _ask_for_the_checkpoint(self, missing: set[str], holders: Mapping[str, Holder] | None, now: float) -> None:
-        """Makes the kubelet write its checkpoint if the checkpoint names an allocation that PodResources does not list.
+        """Makes the kubelet write its checkpoint, if the checkpoint lists an allocation for which PodResources lists no
+        container.
 
-        The kubelet removes a deleted pod from its file only when it admits another pod or receives a message from a
-        plugin. Only the kubelet decides whether the pod is gone: a kubelet that has just started lists no pod, and
-        keeps all in the file.
+        The kubelet removes a deleted pod from its checkpoint only when it admits another pod or receives a message from
+        a plugin. Whether the pod is gone is decided by the kubelet alone: a kubelet that has just started lists no pod
+        in PodResources, and keeps all entries in its checkpoint.
         """
         stale = holders is not None and any(
             record.kind == KUBELET and record.id not in missing and not self._held(record.id, holders)
@@ -105,8 +110,8 @@ class Collector:
             self._next_request, self._pause = now + self._pause, min(2 * self._pause, LAST_REQUEST_S)
 
     def _unexplained(self, found: checkpoint.Checkpoint) -> list[str]:
-        """Returns folders that neither a record nor the kubelet names. A lost record is rebuilt when its container
-        starts.
+        """Returns the allocations that have a folder but neither a record nor an entry in the kubelet's checkpoint. An
+        allocation with an entry is kept, because its record is rebuilt when its container starts.
         """
         named = {entry.allocation for entry in found.entries}
         known = {record.id for record in self._allocator.records.all()}

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver's own limits of each allocation: polls them, compares them with the promised limits, repairs and clears
-them.
+"""The memory limits that the driver itself enforces on the control group (cgroup) of each container. This module reads
+them regularly, compares them with the limits file, sets lost limits again, and clears the limits of ended containers.
 
-The hook writes ``driver-limit`` next to the limits of an allocation: the control group, and the limits that it set.
-This module reads the driver's limits of that group. ``used`` is the driver's own count of the container's memory, which
-no program in the container can change.
+When a container starts, a CDI hook sets its limits and writes a file ``driver-limit`` next to the limits file of its
+allocation. The file names the control group and the limits that were set. ``used`` is the driver's own count of the
+container's memory, which no program in the container can change.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .._shared.gpu.memory_limits import UNLIMITED, Limits
 from ..node.gpus import GpuError, GpuSource
 from .enforcement import DRIVER, Enforcement, host_group
 
-# Files next to the limits of an allocation; an allocation without a folder has files named ``<id>.driver-limit`` and
+# Files of an allocation, in its folder. An allocation without a folder has the files ``<id>.driver-limit`` and
 # ``<id>.limits``.
 FILE, LIMITS = "driver-limit", "limits"
 LOST = "the driver's limit was {found}, expected {expected}; it was set again"
@@ -41,7 +41,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Active:
-    """The content of the hook's file. ``hard``: UUID → limit in bytes; ``group``: the folder of the control group."""
+    """The content of the file that the hook wrote. ``hard`` maps GPU UUIDs to limits in bytes, and ``group`` is the
+    folder of the control group.
+    """
 
     allocation: str
     group: str
@@ -54,7 +56,9 @@ class Active:
 
 @dataclass(frozen=True)
 class Status:
-    """The driver's limit of one allocation on one GPU now. ``fault``: empty if the limit is as promised."""
+    """The driver's limit of one allocation on one GPU, as of the last poll. ``fault`` is empty if the limit is as
+    expected.
+    """
 
     allocation: str
     uuid: str
@@ -65,36 +69,42 @@ class Status:
 
 
 class DriverLimits:
-    """One thread calls ``poll``; any thread may read ``state``."""
+    """Checks and repairs the driver's limits of all allocations. Only one thread may call ``poll``, and any thread may
+    read ``state``.
+    """
 
     def __init__(self, root: Path, cgroup_root: Path, source: GpuSource, enforcement: Enforcement) -> None:
-        """``root``: the folder of all allocations."""
+        """``root`` is the folder of all allocations."""
         self._root = root
         self._cgroup_root = cgroup_root
         self._source = source
         self._enforcement = enforcement
         self.state: tuple[Status, ...] = ()
         self.repaired = 0
-        # Number of limits that were set and that the driver lost, for example when it was reloaded.
+        # Number of limits that the driver lost after they were set, for example when the driver was reloaded.
         self.lost = 0
-        # Allocation → why its container started without the driver's limit.
+        # Allocation → the reason why its container runs without a limit by the driver.
         self.without: dict[str, str] = {}
-        # Whether the kernel reports that a process has the ledger open.
+        # Returns whether a process has the allocation's ledger open, which means that its container uses the library.
         self.in_use: Callable[[str], bool] = abi_files.ledger_in_use
-        # Called with an allocation and a sentence when a limit was lost or cannot be set.
+        # Called with an allocation and a message if its limit was lost or cannot be set.
         self.tell: Callable[[str, str], None] = lambda _allocation, _text: None
         self._reported: set[tuple[str, str, str]] = set()
-        # Allocations whose limits were cleared after the container ended, with the inode of the group. A later
-        # container may reuse the file.
+        # Allocations whose limits were cleared after the container ended, with the inode of the container's control
+        # group. If a later container uses the same allocation, it gets another group, so its limits are still set and
+        # checked.
         self._cleared: set[tuple[str, int]] = set()
 
     def poll(self) -> None:
-        """Checks and repairs the driver's limits of each live container; clears the limits of an ended container."""
+        """Checks the driver's limits of each running container and sets wrong ones again. Clears the limits of ended
+        containers.
+        """
         found: list[Status] = []
         without: dict[str, str] = {}
         for one in self._all():
             if not self._lives(one):
-                # Clear before the group is deleted: misc would apply the limit to the next group with the same address.
+                # The limit is cleared while the group exists. Otherwise the driver, which with the misc controller
+                # identifies a group by its address, would apply the limit to the next group with the same address.
                 if self._is_there(one) and (one.allocation, one.inode) not in self._cleared:
                     self._clear(one)
                     self._cleared.add((one.allocation, one.inode))
@@ -109,7 +119,9 @@ class DriverLimits:
         self.state, self.without = tuple(found), without
 
     def _without_hook(self, limited: Iterable[str]) -> list[str]:
-        """Returns the allocations whose container uses the library and that no hook has limited."""
+        """Returns the allocations whose container uses the library, and for which no hook has set a limit of the
+        driver.
+        """
         if not self._enforcement.verdict.by_driver:
             return []
         known = frozenset(limited)
@@ -117,8 +129,8 @@ class DriverLimits:
         return [one for one in folders if self.in_use(f"{self._root}/{one}/rw/ledger")]
 
     def apply(self, allocation: str) -> str:
-        """Sets the driver's limits to the current limits file, for example after a resize. Returns an error message, or
-        empty.
+        """Sets the driver's limits to those of the current limits file, for example after a resize. Returns an error
+        message, or an empty string.
         """
         for one in self._all([allocation]):
             if one.by_driver and self._lives(one):
@@ -127,7 +139,9 @@ class DriverLimits:
         return ""
 
     def clear(self, allocation: str) -> None:
-        """Clears the driver's limits of an ended allocation while its group exists, and removes its files."""
+        """Clears the driver's limits of an ended allocation if its control group still exists, and removes the hook's
+        files.
+        """
         for one in self._all([allocation]):
             if self._is_there(one):
                 self._clear(one)
@@ -145,7 +159,7 @@ class DriverLimits:
         return self.lost
 
     def notes(self) -> list[str]:
-        """Returns messages for the node's administrator."""
+        """Returns warnings for the node's administrator."""
         verdict = self._enforcement.verdict
         out = [verdict.line()] if self._enforcement.requested == DRIVER and not verdict.by_driver else []
         out += [f"allocation {one.allocation} on {one.uuid}: {one.fault}" for one in self.state if one.fault]
@@ -172,8 +186,8 @@ class DriverLimits:
         return self._report(active, Status(active.allocation, uuid, expected, now.hard, now.used, fault))
 
     def _now(self, active: Active, uuid: str) -> Limits | None:
-        """Returns None if the driver does not report limits; with misc also if neither the group nor a parent has a
-        limit.
+        """Returns the driver's limits of the group. Returns None if the driver reports none; with the misc controller
+        that is also the case if neither the group nor a parent has a limit.
         """
         try:
             return self._source.group_limits(uuid, active.group)
@@ -192,8 +206,8 @@ class DriverLimits:
             self.tell(allocation, where + fault)
 
     def _expected(self, active: Active) -> dict[str, int]:
-        """Returns UUID → bytes from the current limits file, at most the GPU's memory. If several allocations share the
-        group, returns the sum that the hook set.
+        """Returns GPU UUID → bytes from the current limits file, but not more than the GPU's memory. If several
+        allocations share the control group, returns the sum of their limits, which the hook has set.
         """
         if active.shared:
             return active.hard
@@ -224,7 +238,7 @@ class DriverLimits:
         return [one for one in found if one is not None]
 
     def _names(self) -> list[str]:
-        """Returns the names of all allocations, with a folder or without."""
+        """Returns the names of all allocations, those with a folder and those without one."""
         try:
             entries = sorted(os.listdir(self._root))
         except OSError:

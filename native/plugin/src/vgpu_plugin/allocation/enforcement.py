@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides whether the library or the driver enforces memory, from ``vgpu_memory_enforcement`` and the host's facts.
+"""Decides whether the library or the driver enforces memory limits, from the setting ``vgpu_memory_enforcement`` and
+facts about the host.
 
-The rule is shared with the plan (gpu/enforcement.py). This module collects the facts of the host and runs the probe
-that makes the final decision.
+The rule (gpu/enforcement.py) is shared with the Ansible modules that predict the result. This module collects the facts
+of the host, and runs the probe (it sets a limit of the driver and checks it) that makes the final decision.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ log = logging.getLogger(__name__)
 
 
 class Enforcement:
-    """The caller of ``configure`` holds the allocator's lock; ``verdict`` may be read by any thread."""
+    """Holds the decision who enforces memory limits, and the CDI hook for containers. The caller of ``configure`` holds
+    the allocator's lock. ``verdict`` may be read by any thread.
+    """
 
     def __init__(self, paths: Paths, source: GpuSource) -> None:
         self._paths = paths
@@ -41,7 +44,7 @@ class Enforcement:
         self._hook: dict[str, Any] | None = None
         self.requested = rule.AUTO
         self.verdict = NOT_TRIED
-        # Whether the verdict comes from a probe of this host, and not from the facts alone.
+        # True if the verdict comes from a probe on this host, and False if it comes from the facts alone.
         self.probed = False
         self.gpus: tuple[Gpu, ...] = ()
 
@@ -70,7 +73,7 @@ class Enforcement:
         sharing, count = settings.sharing, bool(settings.vcuda.get("countContext", True))
         facts = self._facts(hand_over)
         verdict = rule.decide(self.requested, facts, sharing, count)
-        # The facts allow enforcement by the driver, so the probe decides.
+        # If the facts allow enforcement by the driver, the probe decides. Otherwise no probe is needed.
         self.probed = False
         undecided = rule.decide(self.requested, facts._replace(probed=("misc", "")), sharing, count).by_driver
         if not undecided:
@@ -97,7 +100,9 @@ class Enforcement:
         )
 
     def refuse_unproved(self) -> None:
-        """Raises Refused if only the driver may enforce and no probe proved that it does."""
+        """Raises Refused if the setting demands enforcement by the driver and no probe proved that the driver enforces
+        limits.
+        """
         if self.requested == DRIVER and not self.by_driver:
             why = self.verdict.why
             raise Refused(
@@ -105,7 +110,9 @@ class Enforcement:
             )
 
     def refuse_without_hook(self, what: str) -> None:
-        """Raises Refused if only the driver may enforce: no hook runs for ``what``."""
+        """Raises Refused if the setting demands enforcement by the driver, because no hook runs for ``what`` to set its
+        limit.
+        """
         if self.requested == DRIVER:
             raise Refused(
                 f"vgpu_memory_enforcement is driver, and {what} starts without CDI, so no hook sets the driver's limit "
@@ -113,12 +120,12 @@ class Enforcement:
             )
 
     def hooks(self) -> list[dict[str, Any]]:
-        """Returns the hooks of a CDI device whose container must be limited."""
+        """Returns the CDI hooks of a device whose container the driver must limit."""
         return [self._hook] if self._hook is not None else []
 
     def with_cards(self, devices: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Returns the devices of a limits file, with the memory size of each GPU if the driver shows containers their
-        limit as the GPU's size.
+        """Returns the devices of a limits file. If the driver enforces limits, each device also gets the memory size of
+        its GPU, because the driver then shows the limit to containers as the size of the GPU.
         """
         cards = {gpu.uuid: gpu.memory_mib * MIB for gpu in self.gpus} if self.by_driver else {}
         return [
@@ -127,11 +134,12 @@ class Enforcement:
         ]
 
     def limits_of(self, allocation: str, pieces: Sequence[Piece], replicas: dict[str, int]) -> dict[str, Any]:
-        """Returns the limits file of an allocation that no library limits; empty if the driver does not limit it
-        either.
+        """Returns the content of the limits file of an allocation that no library limits; empty if the driver does not
+        limit it either.
 
-        ``replicas``: UUID → number of replicas of the GPU. Each replica of a shared GPU has an equal part of its
-        memory. Whole GPUs are written as unlimited, because a new control group may have inherited a limit.
+        ``replicas`` maps GPU UUIDs to the number of replicas of the GPU. Each replica of a time-sliced GPU gets an
+        equal part of its memory. Whole GPUs are written as unlimited, because a new control group may have inherited a
+        limit.
         """
         if not self.by_driver or any(piece.device != piece.uuid for piece in pieces):
             return {}
@@ -152,17 +160,19 @@ def _without_card(device: dict[str, Any]) -> dict[str, Any]:
 
 
 def none(paths: Paths) -> Enforcement:
-    """Returns the enforcement of a node without settings: the library enforces."""
+    """Returns the enforcement of a node before its settings are read: the library enforces the limits."""
     return Enforcement(paths, _NoDriver())
 
 
 class _NoDriver:
-    """A GPU source without a driver; its methods raise GpuError."""
+    """Takes the place of the driver where none is available. Every method raises GpuError."""
 
     def __getattr__(self, name: str) -> Any:
         raise GpuError(f"no driver is available for {name}")
 
 
 def host_group(root: Path, name: str) -> str:
-    """Returns the folder of a control group from the kernel's name of the group."""
+    """Returns the folder of a control group on the host. ``name`` is the kernel's name of the group, such as in
+    /proc/<pid>/cgroup.
+    """
     return os.path.join(str(root), name.lstrip("/"))

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists the leases whose containers exist in docker or podman, running or not, by the label of each container."""
+"""Asks docker and podman which leases (reserved slices) still have a container, running or not. A container names its
+lease in a label.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,10 @@ from pathlib import Path
 DOCKER, PODMAN = "docker", "podman"
 ENGINES = (DOCKER, PODMAN)
 LABEL = "vgpu.fleet/lease"
-# Matches the lists that docker and podman print, with the labels after the name: a=b,c=d and map[a:b c:d].
+# Matches one line of the output of docker or podman: the container's name, then its labels, which docker prints as
+# a=b,c=d and podman as map[a:b c:d].
 NAMED = re.compile(r"^(\S*)\t.*" + re.escape(LABEL) + r"[=:]([0-9a-f]+)", re.MULTILINE)
-# Docker is asked only if its daemon runs, because a connection to its socket would start it.
+# Docker is asked only if this file exists, because a connection to its socket would start a stopped daemon.
 DOCKER_PID = Path("/run/docker.pid")
 TIMEOUT_S = 20.0
 
@@ -23,14 +26,14 @@ def words(engine: str) -> list[str]:
 
 
 class EngineLists:
-    """``run`` runs a command and returns its output; None if the command fails."""
+    """``run`` runs a command and returns its output, or None if the command fails."""
 
     def __init__(self, run: Callable[[list[str]], str | None] | None = None, docker_pid: Path = DOCKER_PID) -> None:
         self._run = run or _run
         self._docker_pid = docker_pid
 
     def leases(self, engines: Iterable[str]) -> dict[str, dict[str, str]]:
-        """Returns engine → (lease → container name); engines that do not respond are left out."""
+        """Returns engine → (lease → container name). Engines that do not respond are left out."""
         out = {}
         for engine in sorted(set(engines)):
             if engine not in ENGINES or (engine == DOCKER and not self._docker_pid.exists()):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leases: free slices that are withheld from the kubelet and given to a check, a program or a container on this host.
+"""Leases: free slices (parts of GPUs) that are withheld from the kubelet and given to a check, a program or a container
+on this host.
 
 A lease ends after a fixed time, so that a killed check costs a slice only for minutes. A lease for a docker or podman
 container lasts as long as the container exists, running or not, also over reboots: once the engine has listed the
@@ -29,9 +30,10 @@ from .sizing import MIB, Bounds
 
 DEFAULT_TTL_S = 300
 MAX_TTL_S = 3600
-# Enough for a busy host; a kubelet that responds takes milliseconds.
+# Maximum wait until the kubelet has withdrawn a slice. A kubelet that responds takes milliseconds, and this time is
+# enough for a busy host.
 CONFIRM_S = 20.0
-# Number of polls in a row in which an engine must not list the container before its lease ends.
+# A lease ends after so many polls in a row in which its engine did not list the container.
 LOOKS = 2
 
 log = logging.getLogger(__name__)
@@ -41,8 +43,8 @@ ALL = AtMost()
 
 @dataclass(frozen=True)
 class Terms:
-    """Who holds a lease, and its size. ``engine``: docker or podman, whichever runs the container; ``by_cdi``: whether
-    the container gets its GPU by CDI.
+    """Who wants a lease, and which size. ``engine`` is docker or podman if one of them runs the container. ``by_cdi``
+    tells whether the container gets its GPU by CDI.
     """
 
     kind: str = LEASE
@@ -53,7 +55,7 @@ class Terms:
     by_cdi: bool = False
 
     def refuse_bad(self, of_one_gpu: bool) -> None:
-        """Raises BadRequest if the terms contradict each other or are out of range."""
+        """Raises BadRequest if the terms contradict each other or a number is out of range."""
         if self.kind not in LEASES or (self.kind == CONTAINER) != (self.engine in ENGINES):
             raise BadRequest(
                 f'a lease of kind "{self.kind}" and engine "{self.engine}"; expected one of {", ".join(LEASES)}, and '
@@ -86,8 +88,8 @@ class Leases:
         self._missing: dict[str, int] = {}
 
     def restore(self) -> None:
-        """After a restart: withholds the slices of valid leases again, and ends leases that expired or belong to an
-        earlier boot.
+        """Called after a restart of the plugin: withholds the slices of valid leases from the kubelet again, and ends
+        leases that have expired or belong to an earlier boot.
         """
         for record in self._leases():
             if self._over(record):
@@ -98,8 +100,8 @@ class Leases:
                     self._begin_again(record)
 
     def _begin_again(self, record: Record) -> None:
-        """Creates the files of a container's lease again after a reboot: /run is empty, and the engine may start the
-        container at any time.
+        """Creates the files of a container's lease again after a reboot, because /run is empty then and the engine may
+        start the container at any time.
         """
         try:
             if record.limits:
@@ -109,7 +111,9 @@ class Leases:
             log.error("the container of lease %s cannot start: %s", record.id, fault)
 
     def lease(self, uuid: str = "", ttl_s: int = 0, terms: Terms | None = None) -> Answer:
-        """Leases free slices on different GPUs, or one slice of the GPU ``uuid``. Raises NoFreeSlice."""
+        """Leases free slices on different GPUs, or one slice of the GPU ``uuid``. Raises NoFreeSlice if there are too
+        few.
+        """
         ttl_s, terms = ttl_s or DEFAULT_TTL_S, terms or Terms()
         if not 0 < ttl_s <= MAX_TTL_S:
             raise BadRequest(f"a lease of {ttl_s} s is requested; expected 1 to {MAX_TTL_S}")
@@ -146,7 +150,8 @@ class Leases:
     def _grant(self, ids: list[str], ttl_s: int, terms: Terms) -> Answer:
         expires, boot_id = self._clock.now() + ttl_s, self._clock.boot_id()
         whose = {"holder": terms.holder, "engine": terms.engine}
-        # Leases have no promised memory, so only free burst memory is taken back for them.
+        # A lease has no promised memory, so no process of another container is killed for it: only free burst memory
+        # (memory above other containers' promises) is taken back.
         lender, key = self._allocator.sizer.lender, ids[0]
         lender.give_back(key, self._sizes(ids, terms.at_most), promised=False)
         try:
@@ -155,7 +160,7 @@ class Leases:
             lender.done(key)
 
     def _sizes(self, ids: Iterable[str], at_most: AtMost) -> dict[str, Bounds]:
-        """Returns UUID → the memory that a lease of these slices holds."""
+        """Returns GPU UUID → the memory that a lease of these slices holds."""
         out = {}
         for piece in filter(None, map(self._pool.piece, ids)):
             mib = min(piece.memory_mib, -(-at_most.memory_bytes // MIB) or piece.memory_mib)
@@ -188,8 +193,8 @@ class Leases:
         return f"{text}; see: vgpuctl status"
 
     def _free(self, uuid: str, at_most: AtMost) -> list[str]:
-        """Returns free and healthy slices that are large enough; the slices that the kubelet would take
-        first come last.
+        """Returns free, healthy slices that are large enough. The slices that the kubelet would take first come last,
+        so that a lease and the kubelet seldom choose the same slice.
         """
         used = self.in_use() | self._named()
         free = [
@@ -201,11 +206,14 @@ class Leases:
         return sorted(free, key=ordinal, reverse=True)
 
     def in_use(self) -> frozenset[str]:
-        """Returns the slices that containers or leases hold, by our records and by the kubelet's checkpoint."""
+        """Returns the slices that containers or leases hold, according to our records and to the kubelet's
+        checkpoint.
+        """
         found = checkpoint.read(self._checkpoint_file)
         records = self._allocator.records.all()
         ours = frozenset(one for record in records for one in record.slice_ids)
-        # Containers that hold other slices than the kubelet named; their checkpoint entries are ignored.
+        # Allocations of containers that hold other slices than the kubelet named. Their entries in the checkpoint are
+        # ignored, because the records name the real slices.
         other = {record.id for record in records if record.asked}
         kubelet = [
             one
@@ -216,14 +224,15 @@ class Leases:
         return ours.union(kubelet)
 
     def _named(self) -> frozenset[str]:
-        """Returns the ids that the kubelet has allocated, even if a container holds other slices than these
-        ids name.
+        """Returns the ids that the kubelet has allocated. The slices that their containers really hold may be
+        others.
         """
         found = checkpoint.read(self._checkpoint_file)
         return found.ids_in_use if found else frozenset()
 
     def _withdrawn(self, slice_id: str) -> bool:
-        """Waits until the kubelet no longer offers a slice. Returns False if a pod got it in the meantime.
+        """Waits until the kubelet no longer offers a slice to pods. Returns False if a pod got the slice in the
+        meantime.
 
         Without this wait the kubelet could allocate the slice before it receives the update that withholds it.
         """
@@ -253,8 +262,8 @@ class Leases:
             self._end(record)
 
     def follow(self) -> None:
-        """Asks the engines once which containers with a lease exist. Does not hold the lock while asking, because the
-        engines are slow.
+        """Asks docker and podman once which containers with a lease exist, and ends the leases whose container is gone.
+        The lock is not held meanwhile, because the engines are slow.
         """
         before = [one for one in self._leases() if one.engine]
         seen = self._engines.leases(one.engine for one in before)
@@ -268,8 +277,8 @@ class Leases:
                     if now != record:
                         self._allocator.records.put(now)
                 elif not record.expires:
-                    # Compose removes a container before it creates the next one, so a single poll without the container
-                    # is not enough.
+                    # One poll without the container is not enough, because docker compose removes a container before it
+                    # creates its replacement.
                     self._missing[record.id] = self._missing.get(record.id, 0) + 1
                     if self._missing[record.id] >= LOOKS:
                         log.info("lease %s ends, because %s no longer has its container", record.id, record.engine)
@@ -287,7 +296,7 @@ class Leases:
 
     def _over(self, record: Record) -> bool:
         if record.engine and not record.expires:
-            return False  # its container was seen
+            return False  # The engine has listed its container, so the lease has no time limit.
         return record.boot_id != self._clock.boot_id() or self._clock.now() >= record.expires
 
     def _end(self, record: Record) -> None:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library version that new containers get: the folder to which the link ``current`` points."""
+"""Finds the version of the library libvgpu.so that new containers get: the folder to which the link
+``current`` points.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from .allocation_files import LIBRARY_FILE
 
 
 class CurrentLibrary:
-    """Caches the target of the link, because every Allocate needs it. The link is resolved again only after
-    it changed.
+    """Caches the target of the link, because every Allocate needs it. The link is resolved again only after it has
+    changed.
     """
 
     def __init__(self) -> None:
@@ -20,7 +22,7 @@ class CurrentLibrary:
         self._known: tuple[int, int] | None = None
 
     def folder(self, root: Path) -> Path:
-        """Returns the version folder. Raises Refused if no library is installed."""
+        """Returns the folder of the library version. Raises Refused if no library is installed."""
         current = f"{root}/current"
         now = _identity(current)
         if now is None or now != self._known or now != _identity(self._folder):
@@ -31,7 +33,7 @@ class CurrentLibrary:
 
 
 def _identity(path: str) -> tuple[int, int] | None:
-    """Returns device and inode of the folder that a path points to; None if the path does not exist."""
+    """Returns device and inode of the folder that a path points to, or None if the path does not exist."""
     try:
         found = os.stat(path)
     except OSError:

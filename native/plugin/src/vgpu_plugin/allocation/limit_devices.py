@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the devices of a limits file, one for each GPU of a container's slices. Two slices of one GPU are added up or
-refused. Two replicas of NVIDIA's sharing modes count as one share, as with failRequestsGreaterThanOne: false; the
-status warns about them. Pure.
+"""Builds the devices of a limits file, one for each GPU of a container's slices. No I/O.
+
+Two slices of one GPU are added up or refused, depending on the node's settings. Two replicas in one of NVIDIA's sharing
+modes count as one share, as with failRequestsGreaterThanOne: false, and the status warns about them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .records import Record
 
 @dataclass(frozen=True)
 class AtMost:
-    """Upper bound for each slice of a container; 0 means all of the slice."""
+    """Upper bound for the memory and SMs of each slice of a container; 0 means all of the slice."""
 
     memory_bytes: int = 0
     sm_percent: int = 0
@@ -29,7 +30,9 @@ class AtMost:
         return self.memory_bytes <= piece.memory_mib * MIB and self.sm_percent <= piece.sm_percent
 
     def of(self, device: dict[str, Any]) -> dict[str, Any]:
-        """Returns the device reduced to this bound. Raises BadRequest for a device without limits."""
+        """Returns the device of a limits file, reduced to this bound. Raises BadRequest for a device that has no
+        limits.
+        """
         if device.get("unlimited") and (self.memory_bytes or self.sm_percent):
             raise BadRequest(f"{device['uuid']} is not shared by libvgpu and has no limits; leave out the size")
         return {
@@ -40,7 +43,9 @@ class AtMost:
 
 
 def limit_devices(pieces: list[Piece], settings: Settings, gpus: int) -> list[dict[str, Any]]:
-    """``gpus``: number of GPUs of the node. Raises Refused."""
+    """Returns the devices for these slices. ``gpus`` is the number of GPUs of the node, which only the error message
+    needs. Raises Refused.
+    """
     devices: dict[str, dict[str, Any]] = {}
     for piece in pieces:
         device = devices.get(piece.device)

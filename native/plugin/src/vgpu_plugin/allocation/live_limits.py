@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Current limits and usage of a running container, from the files of its allocation."""
+"""Reads the memory usage of a running container from the files of its allocation, and changes its limits in them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from .records import Record
 
 
 def rewrite(files: AllocationFiles, record: Record) -> None:
-    """Writes the record's limits into the limits file, in place, so that every process of the container sees them.
-    Raises NotNow.
+    """Writes the record's limits into the limits file. The file is changed in place, so that every process of the
+    container sees the new limits. Raises NotNow.
     """
     path = f"{files.root}/{record.id}/limits"
     try:
@@ -24,7 +24,9 @@ def rewrite(files: AllocationFiles, record: Record) -> None:
 
 
 def used(files: AllocationFiles, record: Record) -> dict[str, int]:
-    """Returns UUID → bytes in use by the ledger of an allocation, including contexts. Raises NotNow."""
+    """Returns GPU UUID → bytes in use, including CUDA contexts. They come from the allocation's ledger, the file in
+    which the container's processes record their usage. Raises NotNow.
+    """
     path = f"{files.root}/{record.id}/rw/ledger"
     try:
         found = abi_files.read_ledger(path)

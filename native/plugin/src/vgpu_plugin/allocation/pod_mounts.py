@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuses a container whose pod mounts a volume over the files of its allocation, if an API server is configured.
+"""Refuses a container whose pod mounts a volume over the files of its allocation, which would hide its limits. This is
+checked only if an API server is configured.
 
 Admission refuses such a pod before it is stored (``kube/mount_policy``, the webhook of vgpu_scheduler). This check is
-for clusters without admission and for pods that are older than it. If the API server does not respond, the container
-starts unchecked and is counted, so that a harmless pod does not wait. The watcher still checks such a container,
-because it compares with the node's limits file and not with the container's view of it.
+for clusters without that webhook, and for pods created before it was installed. If the API server does not respond, the
+container starts unchecked and is counted, so that a harmless pod does not wait. The watcher, which compares each
+container's GPU usage with its limits, still finds such a container, because it reads the node's limits file and not the
+file that the container sees.
 """
 
 from __future__ import annotations
@@ -26,21 +28,21 @@ log = logging.getLogger(__name__)
 
 
 class MountCheck:
-    """``pods`` finds the pods at the API server; None if no API server is configured. ``unchecked``: number of starts
-    without a response.
+    """``pods`` finds the pods at the API server; it is None if no API server is configured. ``unchecked`` is the number
+    of container starts that were not checked because the API server did not respond.
     """
 
     def __init__(self, pods: PodSizes | None) -> None:
         self._pods = pods
         self._counting = threading.Lock()
         self.unchecked = 0
-        # Allocations whose pod was checked. A pod's mounts never change, so restarts of its containers need no further
-        # request.
+        # Allocations whose pod was checked without a finding. A pod's mounts never change, so restarts of its
+        # containers need no further request.
         self._passed: set[str] = set()
 
     def check(self, record: Record) -> None:
-        """Raises Refused if the pod of a record mounts over our files. The caller does not hold the lock of
-        the records.
+        """Raises Refused if the pod of a record mounts a volume over the allocation's files. The caller must not hold
+        the records' lock, because the API server is asked.
         """
         if self._pods is None or record.id in self._passed:
             return
@@ -54,7 +56,9 @@ class MountCheck:
         self.refuse(owner, record)
 
     def refuse(self, owner: Owner, record: Record) -> None:
-        """Raises Refused and reports an event on the pod, if the record's container mounts over our files."""
+        """Raises Refused, and reports an event on the pod, if the record's container mounts a volume over the
+        allocation's files.
+        """
         spec = owner.pod.get("spec") or {}
         found = [
             conflict

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the pod that holds slices, and the plan for them: from the kubelet's PodResources and checkpoint to the pod at
-the API server and its plan (the shared core's ``pods/annotations``).
+"""Finds the pod that holds slices, and its plan: the GPUs and sizes that the scheduler chose for its containers. The
+kubelet's PodResources and checkpoint name the pod, and the plan is in the annotations of the pod at the API server
+(``pods/annotations`` of the shared modules).
 
-Called in PreStartContainer, the only call before a start that comes after the kubelet has assigned the ids to a pod.
+This happens in PreStartContainer, because that is the only call before the start of a container that comes after the
+kubelet has assigned the slice ids to a pod.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ class Owner(NamedTuple):
 
 
 class PodSizes:
-    """``holders`` asks PodResources. Every error is Refused or NotNow with a message that the kubelet shows."""
+    """Reads and writes pods at the API server. ``holders`` asks PodResources which container holds which slice. Every
+    error is Refused or NotNow, with a message that the kubelet shows.
+    """
 
     def __init__(
         self, api: Client, node: str, checkpoint_file: Path, holders: Callable[[], dict[str, Holder] | None]
@@ -62,8 +66,8 @@ class PodSizes:
         self._holders = holders
 
     def owner(self, record: Record) -> Owner:
-        """Returns the container that holds an allocation. PodResources names the pod, the checkpoint the container and
-        the pod's uid.
+        """Returns the container that holds an allocation, and its pod. PodResources gives the name of the pod, and the
+        checkpoint gives the name of the container and the uid of the pod.
         """
         known = self._holders() or {}
         holder = next((known[one] for one in record.kubelet_ids if one in known), None)
@@ -75,7 +79,7 @@ class PodSizes:
         if holder is not None:
             pod = self._get(f"/api/v1/namespaces/{quote(holder.namespace)}/pods/{quote(holder.pod)}")
         if (pod is None or (uid and _uid(pod) != uid)) and uid:
-            # PodResources does not list init containers.
+            # The pod is searched by its uid, because PodResources does not list init containers.
             pod = next((one for one in self.pods() if _uid(one) == uid), None)
         if pod is None or not container:
             raise NotNow(
@@ -85,7 +89,7 @@ class PodSizes:
         return Owner(pod, container)
 
     def pods(self) -> list[dict[str, Any]]:
-        """Returns the pods of this node that have not ended."""
+        """Returns the pods on this node, except those that have ended."""
         selector = quote(f"spec.nodeName={self._node}", safe="")
         items = self._get(f"/api/v1/pods?fieldSelector={selector}").get("items") or []
         return [one for one in items if (one.get("status") or {}).get("phase") not in ENDED]
@@ -97,7 +101,7 @@ class PodSizes:
             raise NotNow(f"the size of a pod cannot be read from the API server: {fault}") from None
 
     def plan(self, owner: Owner) -> tuple[Part, ...]:
-        """Returns the plan of a pod. Raises Refused if the pod has none."""
+        """Returns the plan of a pod. Raises Refused if the pod has no plan for this container."""
         try:
             plan = pod_annotations.read_annotations(owner.pod["metadata"].get("annotations") or {})
         except PlanError as fault:
@@ -111,8 +115,8 @@ class PodSizes:
 
     @staticmethod
     def priority(owner: Owner, config: dict[str, Any]) -> int:
-        """Returns the requested priority of the pod, 0 high or 1 low, by the resource names of the node's
-        configuration.
+        """Returns the priority that the pod requested: 0 is high, 1 is low and the default. The names of the resources
+        come from the node's configuration.
         """
         vcuda = config["sharing"]["vcuda"]
         names = requests.Config()
@@ -126,14 +130,14 @@ class PodSizes:
         return 1 if asked is None else asked
 
     def write_given(self, owner: Owner, plan: Iterable[Part]) -> None:
-        """Writes the devices that a pod really gets, before it gets them. The scheduler prefers this annotation over
-        the plan.
+        """Writes on the pod which devices it really gets, before it gets them. The scheduler then uses this annotation
+        instead of the plan.
         """
         self._annotate(owner, {pod_annotations.GIVEN: pod_annotations.write_plan(tuple(plan))})
 
     def write_resized(self, owner: Owner, plan: Iterable[Part], former: Iterable[Part] = ()) -> None:
-        """Writes a resized pod's devices, on the version of the pod that was read. ``former``: the sizes that it still
-        holds. Raises NotNow.
+        """Writes the new sizes of a resized pod. Fails with NotNow if the pod was changed after it was read. ``former``
+        has the sizes that the pod's processes still hold, if they use more than the new sizes.
         """
         texts: dict[str, str | None] = {pod_annotations.GIVEN: pod_annotations.write_plan(tuple(plan))}
         if held := tuple(former):
@@ -141,8 +145,8 @@ class PodSizes:
         self._annotate(owner, texts, as_read=True)
 
     def write_done(self, owner: Owner) -> None:
-        """Marks a resize as finished: the pod no longer holds its former size. Raises NotNow, also if the pod was
-        changed since.
+        """Marks a resize as finished, which means that the pod no longer holds its former size. Raises NotNow, also if
+        the pod was changed after it was read.
         """
         self._annotate(owner, {resizes.FORMER: None}, as_read=True)
 
@@ -158,7 +162,7 @@ class PodSizes:
             raise NotNow(f"pod {owner.name}: its GPUs and sizes cannot be written on it: {fault}") from None
 
     def report(self, owner: Owner, reason: str, text: str, kind: str = "Warning") -> None:
-        """Reports an event on a pod. A failed request is only logged."""
+        """Reports an event on a pod. If the request fails, this is only logged."""
         metadata = owner.pod["metadata"]
         about = {key: metadata.get(key, "") for key in ("namespace", "name", "uid")}
         event = {
@@ -175,8 +179,8 @@ class PodSizes:
             log.warning("pod %s: an event could not be written: %s", owner.name, fault)
 
     def expected(self, size: int) -> list[str]:
-        """Returns the GPUs planned for the container that the kubelet most likely admits now: the oldest pod without
-        devices in the checkpoint. Advice only; may be empty.
+        """Returns the planned GPUs of the container that the kubelet most likely admits now: of the oldest pod that is
+        not in the checkpoint yet. The result is only a hint for the choice of slices, and may be empty.
         """
         found = checkpoint.read(self._checkpoint_file)
         known = {(one.pod_uid, one.container) for one in found.entries} if found else set()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocation records, saved in /var/lib/vgpu/allocations.json over restarts and reboots."""
+"""The records of all allocations. They are saved in /var/lib/vgpu/allocations.json, so that they survive restarts and
+reboots.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,12 @@ from ..errors import NotNow
 
 FORMAT = 1
 KUBELET = "kubelet"
-# Kinds of leases: a check or a manual lease; a program that vgpuctl runs; a container of docker or podman.
+# Kinds of leases (slices reserved for something on this host): for a check or by hand, for a program that vgpuctl exec
+# runs, and for a container of docker or podman.
 LEASE, EXEC, CONTAINER = "lease", "exec", "container"
-# Allocations unknown to the kubelet, which must not be offered their slices meanwhile.
+# Kinds of allocations that the kubelet does not know. Their slices must be withheld from the kubelet.
 LEASES = (LEASE, EXEC, CONTAINER)
-# The allocation of one request of a claim (Dynamic Resource Allocation).
+# Kind of the allocation for one request of a claim (Dynamic Resource Allocation).
 CLAIM = "claim"
 # Constants of renameat2(2).
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
@@ -33,37 +36,37 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Record:
-    """One container's allocation. ``limits`` is the input of abi.files.pack_limits, so that the files can be created
-    again.
+    """The allocation of one container. ``limits`` is the input of abi.files.pack_limits, so that the limits file can be
+    written again from the record.
     """
 
     id: str
     kind: str
     slice_ids: tuple[str, ...]
     limits: dict[str, Any] = field(default_factory=dict)
-    # Folder of the library version that the container mounts; empty for a GPU that is not shared.
+    # Folder of the library version that the container mounts; empty if its GPU is not shared by the library.
     library: str = ""
-    # Leases only: expiry in seconds since the boot that boot_id names.
+    # For leases only: time of expiry, in seconds since the boot that boot_id names.
     expires: float = 0.0
     boot_id: str = ""
-    # The ids that the kubelet knows, if it named other slices (substitution.py); empty: slice_ids.
+    # The ids that the kubelet named, if the container holds other slices than these (substitution.py); otherwise empty.
     asked: tuple[str, ...] = ()
-    # UUID → promised percent of the SMs, for a size that a pod requested; without entries of 0 %.
+    # GPU UUID → promised percent of the SMs, if a pod requested a size. GPUs with 0 % have no entry.
     cores: dict[str, int] = field(default_factory=dict)
-    # Leases only: the holder, as text for people.
+    # For leases only: a text for people that says who holds the lease.
     holder: str = ""
-    # Leases of containers only: docker or podman, whose list shows whether the container still exists.
+    # For leases of containers only: docker or podman. Its list of containers shows whether the container still exists.
     engine: str = ""
-    # Claims only: the uid of the claim.
+    # For claims only: the uid of the claim.
     claim: str = ""
-    # Claims only: the name of the request.
+    # For claims only: the name of the request.
     request: str = ""
-    # Claims only: the number of the share's folder in a container, unique on the node.
+    # For claims only: the number of the share's folder in a container, which is unique on the node.
     number: int = 0
 
     @classmethod
     def of(cls, words: dict[str, Any]) -> Record:
-        """Creates a record from its JSON object. Raises KeyError, TypeError, AttributeError."""
+        """Returns the record for a JSON object. Raises KeyError, TypeError, AttributeError."""
         return cls(**dict(words, slice_ids=tuple(words["slice_ids"]), asked=tuple(words.get("asked", ()))))
 
     @property
@@ -72,32 +75,34 @@ class Record:
 
 
 class RecordStore:
-    """All records, in memory and in one file. The caller holds ``lock``, which also covers the files of allocations.
+    """All records, in memory and in one file. The caller holds ``lock``, which also protects the files of allocations.
 
-    The file is replaced as a whole but not synced: a lost last entry is rebuilt from the kubelet's checkpoint, and a
-    sync would add ten milliseconds to every Allocate. It is also not replaced by rename(2), because ext4 then writes
-    the new file to disk at once: two files are exchanged instead, and the older one is overwritten at the next save.
+    The file is always replaced as a whole. It is not synced, because a sync would add ten milliseconds to every
+    Allocate and a lost last entry is rebuilt from the kubelet's checkpoint. It is also not replaced by rename(2),
+    because ext4 would then write the new file to disk at once. Instead two files are exchanged, and the older one is
+    overwritten at the next save.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.lock = threading.RLock()
         self._records: dict[str, Record] = {}
-        # The JSON text of each record, encoded once, because the whole file is written with every allocation.
+        # The JSON text of each record. It is kept, because the whole file is written with every allocation.
         self._words: dict[str, str] = {}
-        # Indexes for every Allocate, which would otherwise search hundreds of records.
+        # Indexes for Allocate, which would otherwise have to search hundreds of records: the lease of each leased
+        # slice, and the records whose container holds other slices than the kubelet named.
         self._leased: dict[str, str] = {}
         self._substituted: frozenset[str] = frozenset()
         self._name, self._fresh = str(path), str(path.with_suffix(".new"))
         self.warnings: list[str] = []
-        # Called with each saved record.
+        # Called with each record that was saved.
         self.on_put: Callable[[Record], None] = lambda _record: None
-        # Whether the last load found no readable file.
+        # True if the last load found no file, or could not read it.
         self.lost = False
 
     def load(self) -> None:
-        """Reads the file. An unreadable file is renamed; recovery.py and the kubelet's checkpoint rebuild
-        the records.
+        """Reads the file. If the file cannot be read, it is renamed, and the records are rebuilt by recovery.py and
+        from the kubelet's checkpoint.
         """
         try:
             data = json.loads(self._path.read_text())
@@ -106,12 +111,13 @@ class RecordStore:
             self._records = {one["id"]: Record.of(one) for one in data["allocations"]}
             self._words = {one.id: json.dumps(vars(one)) for one in self._records.values()}
             for one in self._records.values():
-                frozenset(one.kubelet_ids)  # fills the cache that with_ids uses
+                frozenset(one.kubelet_ids)  # fills the cache of kubelet_ids, which with_ids uses
                 self._remember(one)
         except FileNotFoundError:
             self.lost = True
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as fault:
-            # All or nothing: records of a partly read file would be saved again.
+            # All records are dropped. If those that were read were kept, the next save would write a file without the
+            # others.
             self._records, self._words, self._leased, self._substituted = {}, {}, {}, frozenset()
             self.lost = True
             aside = self._path.with_suffix(".broken")
@@ -129,7 +135,7 @@ class RecordStore:
             data = f'{{"version": {FORMAT}, "allocations": [\n{text}\n]}}\n'.encode()
             try:
                 _overwrite(self._fresh, data)
-            except FileNotFoundError:  # the folder is not there
+            except FileNotFoundError:  # the folder of the file does not exist yet
                 os.makedirs(os.path.dirname(self._fresh), exist_ok=True)
                 _overwrite(self._fresh, data)
             if not _exchanged(self._fresh, self._name):
@@ -165,24 +171,24 @@ class RecordStore:
                 del self._leased[slice_id]
 
     def lease_of(self, slice_id: str) -> str | None:
-        """Returns the lease that holds a slice; None if it is not leased."""
+        """Returns the id of the lease that holds a slice, or None if the slice is not leased."""
         return self._leased.get(slice_id)
 
     @property
     def substituted(self) -> bool:
-        """Whether any container holds other slices than the kubelet named."""
+        """True if any container holds other slices than the kubelet named."""
         return bool(self._substituted)
 
     def with_ids(self, ids: Iterable[str]) -> list[Record]:
-        """Returns the records that the kubelet knows by exactly these ids; an init container and a container of a pod
-        may share them.
+        """Returns the records for which the kubelet named exactly these ids. There may be several, because an init
+        container and a container of one pod may share slices.
         """
         given = frozenset(ids)
         return [one for one in self._records.values() if frozenset(one.kubelet_ids) == given]
 
     def put(self, record: Record) -> None:
-        """Saves the record, then stores it in memory: an allocation must survive a restart. Raises NotNow, and then
-        stores nothing.
+        """Saves the record in the file, and only then in memory, because an allocation must survive a restart. If the
+        file cannot be written, raises NotNow and changes nothing.
         """
         try:
             self._save({**self._words, record.id: json.dumps(vars(record))})
@@ -197,8 +203,8 @@ class RecordStore:
         self.on_put(record)
 
     def drop(self, allocation: str) -> None:
-        """Deletes a record; never fails, because a full disk must not block a slice. A record that reappears after a
-        restart is ended again.
+        """Deletes a record. It never fails, because a full disk must not keep a slice allocated. If the record could
+        not be deleted from the file and reappears after a restart, the allocation is ended again.
         """
         record = self._records.pop(allocation, None)
         if record is None:
@@ -224,8 +230,8 @@ def _overwrite(path: str, data: bytes) -> None:
 
 
 def _exchanged(one: str, other: str) -> bool:
-    """Exchanges two files in one step. Returns False if one is missing, or the file system or libc cannot exchange
-    files.
+    """Exchanges two files in one step. Returns False if one is missing, or if the file system or the C library cannot
+    exchange files.
     """
     exchange = _renameat2()
     if exchange is None:

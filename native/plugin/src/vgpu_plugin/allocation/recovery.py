@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recovers records from their copies in /run/vgpu after the file of all records was lost.
+"""Recovers the records of allocations from their copies in /run/vgpu after the file of all records was lost.
 
-The copies are read only if that file is missing or unreadable: otherwise a copy without a record belongs to an ended
-allocation.
+The copies are read only if that file is missing or unreadable. If the file is intact, a copy without a record belongs
+to an ended allocation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ log = logging.getLogger(__name__)
 
 
 def recover(records: RecordStore, files: AllocationFiles) -> None:
-    """Runs once at the start, after ``load``. From then on each record has a copy, also records of an older version."""
+    """Called once when the plugin starts, after ``load``. From then on each record has a copy, also the records that an
+    older version saved.
+    """
     records.on_put = files.keep_record
     with records.lock:
         if records.lost:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Restores deleted or damaged files while the program runs: its folders, the file of all records, and the files of
-allocations. A running container keeps its mounted files; it needs the restored files when it starts again.
+"""Restores files that were deleted or damaged while the plugin runs: its folders, the file of all records, and the
+files of allocations.
+
+A running container keeps the files that it has mounted; it needs the restored files when it starts again.
 """
 
 from __future__ import annotations
@@ -20,20 +22,22 @@ from .records import Record, RecordStore
 
 log = logging.getLogger(__name__)
 
-# Bytes and files that an allocation may need in /run and on the disk, with a margin.
+# Bytes and files that must be free in /run and on the disk: as many as an allocation may need, with a margin.
 LEAST_BYTES, LEAST_FILES = 1 << 20, 64
 
 
 def shortage(path: Path) -> str:
-    """Returns the space left in the file system of ``path`` if it is too little; empty if it is enough or unknown."""
+    """Returns the free space of the file system of ``path`` if it is too little. Returns an empty string if it is
+    enough or unknown.
+    """
     try:
         found = os.statvfs(path)
     except OSError:
-        return ""  # Repair reports a missing folder
+        return ""  # Repair reports a missing folder itself
     left = found.f_bavail * found.f_frsize
     if left < LEAST_BYTES:
         return f"{left >> 10} KiB"
-    # A file system without a limit on files reports a total of 0 files.
+    # A file system without a limit on the number of files reports a total of 0 files.
     return f"room for {found.f_favail} files" if found.f_files and found.f_favail < LEAST_FILES else ""
 
 
@@ -47,17 +51,18 @@ class Repair:
     ) -> None:
         self._paths = paths
         self._shortage_of = shortage_of
-        # Folder → the space left, if it is too little.
+        # Folder → its free space, for folders that have too little.
         self._short: dict[Path, str] = {}
         self._records = records
         self._files = files
         self._fault = ""
-        # Allocation → warning: its ledger is unreadable and in use.
+        # Allocation → warning, for allocations whose ledger (the record of used GPU memory) is damaged while a process
+        # uses it.
         self._spoilt: dict[str, str] = {}
 
     def poll(self) -> None:
-        """Restores missing files; cheap if none is missing. Errors are listed in ``notes`` and do not stop the other
-        repairs.
+        """Restores missing files. It is cheap if none is missing. Errors are listed in ``notes``, and do not prevent
+        the other repairs.
         """
         fault, before = "", self._spoilt
         self._look_for_room()
@@ -83,7 +88,7 @@ class Repair:
         return f"missing files in {where} cannot be created again: {error}; check its free space and permissions"
 
     def _look_for_room(self) -> None:
-        """Logs full disks, so that they are noticed before a container fails to start."""
+        """Logs a warning for a full disk, so that it is noticed before a container fails to start."""
         folders = (self._paths.run_dir, self._paths.state_dir)
         before, self._short = self._short, {one: left for one in folders if (left := self._shortage_of(one))}
         for folder in self._short.keys() - before.keys():
@@ -93,7 +98,7 @@ class Repair:
         return f"{folder} is full ({self._short[folder]} left): no container can start in a slice; free space there"
 
     def notes(self) -> list[str]:
-        """Returns messages for the node's administrator."""
+        """Returns warnings for the node's administrator."""
         full = [self._full(folder) for folder in self._short]
         return [*full, *([self._fault] if self._fault else []), *self._spoilt.values()]
 
@@ -112,8 +117,8 @@ class Repair:
         self._mend_ledger(record)
 
     def _mend_ledger(self, record: Record) -> None:
-        """Writes a damaged ledger again once no process uses it. Until then the container's programs cannot allocate
-        memory, even after a restart. Raises OSError.
+        """Writes a damaged ledger again as soon as no process uses it. Until then the container's programs cannot
+        allocate memory, even after a restart. Raises OSError.
         """
         path = f"{self._files.root}/{record.id}/rw/ledger"
         uuids = [device["uuid"] for device in record.limits["devices"]]

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes the size of an allocation while its container runs.
+"""Changes the size of an allocation (memory and share of each GPU) while its container runs.
 
-A larger size counts from the decision on, and the limits file is written after the record. A smaller size counts once
-it is saved: first the limits are lowered, then the ledger is checked, then the record is saved. If the program is
-killed in between, the record's size is valid, and ``restore`` writes it into the limits file.
+A larger size is counted as soon as it is decided; the record is saved first, then the limits file is written. A smaller
+size is counted only after it is saved: first the limits file is written, then the ledger (the container's account of
+used memory) is checked, then the record is saved. If the plugin is killed in between, the size of the record is valid,
+and ``restore`` writes it into the limits file.
 
-With equal slices, a larger container uses the memory of free slices, which are then not offered (``sizing.surplus``).
+On a node with equal slices, a container that grew uses the memory of free slices, which are then not offered to the
+kubelet (``sizing.surplus``).
 """
 
 from __future__ import annotations
@@ -27,18 +29,19 @@ from .allocation_files import AllocationFiles
 from .records import CLAIM, KUBELET, Record, RecordStore
 from .sizer import Lender, NoLender, Sizer
 
-# Time in which an allocation allowed by the former limits reaches the ledger.
+# Wait after the limits were lowered: a memory allocation that the former limits still allowed is recorded in the ledger
+# within this time.
 SETTLE_S = 0.2
-# Maximum wait for the OOM killer (a process ends at its next driver call), maximum wait until the driver reports the
-# usage of the ledger (it is read every two seconds), and pause between two checks.
+# Maximum wait for the OOM killer (a process ends at its next driver call), maximum wait until the driver reports as
+# little memory as the ledger (the driver's figures are read every two seconds), and pause between two checks.
 KILL_S, SHOWN_S, LOOK_S = 10.0, 6.0, 0.1
 
 log = logging.getLogger(__name__)
 
 
 class Wanted(NamedTuple):
-    """The requested size on one GPU. None: unchanged; 0 cores: no limit. ``burst``: a burst limit between the promise
-    and the pod's limit.
+    """The requested size on one GPU. None means unchanged, and 0 cores mean no limit. ``burst`` marks a current limit
+    that lies between the promised memory and the pod's limit (burst.py).
     """
 
     memory_mib: int | None = None
@@ -47,7 +50,9 @@ class Wanted(NamedTuple):
 
 
 class Change(NamedTuple):
-    """The size on one GPU before and after, and the bytes that the container uses; -1: unknown."""
+    """The size on one GPU before and after the resize, and the bytes that the container uses there; -1 means that the
+    usage is unknown.
+    """
 
     before: Device
     now: Device
@@ -55,7 +60,9 @@ class Change(NamedTuple):
 
 
 class Resized(NamedTuple):
-    """``leaving``: processes still use more than the new size; the former size counts until they end."""
+    """The result of a resize. ``leaving`` means that processes still use more than the new size, so the former size is
+    counted until they end.
+    """
 
     record: Record
     gpus: list[Change]
@@ -66,13 +73,13 @@ class Resized(NamedTuple):
         return any(one.before != one.now for one in self.gpus)
 
 
-# Reports the sizes of a container to the cluster, in the order of its record, and whether it still uses more. Raises
-# PluginError.
+# Function that reports a container's new sizes to the cluster, in the order of its record, and whether its processes
+# still use more than that. Raises PluginError.
 Publish = Callable[[list[Device], bool], object]
 
 
 class Resizer:
-    """The caller holds no lock. ``sleep`` is the function that waits."""
+    """Resizes allocations. The caller must not hold the records' lock. ``sleep`` is the function that waits."""
 
     def __init__(
         self,
@@ -87,15 +94,16 @@ class Resizer:
         self._files = files
         self._sizer = sizer
         self._sleep = sleep
-        # Allocations whose processes use more than the new size.
+        # Allocations whose processes still use more than the new size.
         self._leaving: set[str] = set()
         self._withheld: set[str] = set()
-        # (record, UUID) → bytes that the driver reports beyond the tolerance. Needed because a tenant can forge its
-        # ledger.
+        # (record, GPU UUID) → bytes in use according to the driver, if they exceed the ledger by more than the
+        # tolerance. They are checked too, because a tenant can forge its ledger.
         self.shown: Callable[[Record, str], int] = lambda _record, _uuid: 0
-        # Takes back burst memory for an allocation that was promised this memory.
+        # Takes back burst memory from other containers, for an allocation that was promised this memory.
         self.lender: Lender = NoLender()
-        # Sets the driver's own limit, if it enforces limits, to the current limits file of an allocation.
+        # Sets the driver's own limit to that of an allocation's current limits file, on a node where the driver
+        # enforces limits.
         self.enforce: Callable[[str], str] = lambda _allocation: ""
 
     def resize(
@@ -106,9 +114,9 @@ class Resizer:
         publish: Publish | None = None,
         waits: bool = True,
     ) -> Resized:
-        """Gives an allocation new sizes, by UUID. ``kill``: switches the OOM killer on for the allocation, so that a
-        size below current usage is allowed. ``waits``: whether to wait for the driver and the OOM killer; otherwise the
-        caller asks again. Raises PluginError, and then changes nothing.
+        """Gives an allocation new sizes, by GPU UUID. ``kill`` switches the OOM killer on for the allocation, so that a
+        size below the current usage is allowed. ``waits`` tells whether to wait for the driver and the OOM killer; if
+        not, the caller tries again later. Raises PluginError, and then nothing is changed.
         """
         self._make_room(allocation, wanted)
         with self._records.lock:
@@ -146,7 +154,8 @@ class Resizer:
             if any(one.now.memory_mib < one.before.memory_mib for one in changes):
                 leaving = self._lower(record, after, [_lesser(one.before, one.now) for one in changes], waits)
             tell = functools.partial(publish or _nobody, [one.now for one in changes], leaving)
-            # The size that the cluster counts must never be below the real size, whichever step fails.
+            # The steps are ordered so that, whichever step fails, the size that the cluster counts is never below the
+            # real size.
             grows = any(_greater(one.before, one.now) != one.before for one in changes)
             steps: list[Callable[[], object]] = [functools.partial(self._put, after, leaving), tell]
             for step in reversed(steps) if grows else steps:
@@ -183,7 +192,7 @@ class Resizer:
 
     def _lower(self, record: Record, after: Record, lesser: list[Device], waits: bool) -> bool:
         """Lowers the limits to the smaller of both sizes. Returns True if the OOM killer has not freed enough memory
-        yet. Raises Refused if the container allocated more meanwhile.
+        yet. Raises Refused if the container has allocated more memory meanwhile.
         """
         low = self._sized(record, lesser, bool(after.limits.get("oom_killer")))
         with self._records.lock:
@@ -205,13 +214,15 @@ class Resizer:
         return True
 
     def _over(self, record: Record, devices: list[Device]) -> bool:
-        """Whether the container's programs use more than these sizes, by ledger or driver. Raises NotNow."""
+        """Returns whether the container's programs use more than these sizes, according to the ledger or to the driver.
+        Raises NotNow.
+        """
         used = live_limits.used(self._files, record)
         return any(max(used.get(one.uuid, 0), self.shown(record, one.uuid)) > one.memory_mib * MIB for one in devices)
 
     def known(self) -> list[Record]:
-        """Returns the records that hold memory: the record of an ended pod stays for a minute, while another pod may
-        have its slices.
+        """Returns the records whose containers hold memory. Records of ended pods are left out: such a record stays for
+        a minute, in which another pod may already have its slices.
         """
         with self._records.lock:
             ids = {one.id for one in self._sizer.others(())}
@@ -243,11 +254,13 @@ class Resizer:
         return record
 
     def promises(self, record: Record) -> bool:
-        """Whether the record's percent of the SMs is promised, and not only a limit."""
+        """Returns whether the record's percent of the SMs is promised to the container, and not only a limit."""
         return record.kind == KUBELET and self._sizer.settings.requested
 
     def _devices(self, record: Record) -> list[Device]:
-        """Returns the record's sizes in MiB and percent; 0 means no limit if shares are promised."""
+        """Returns the record's sizes in MiB and percent of the SMs. On a node that promises shares, 0 percent means no
+        limit.
+        """
         promises = self.promises(record)
         return [
             Device(
@@ -268,8 +281,8 @@ class Resizer:
         return Device(device.uuid, memory, cores)
 
     def _sized(self, record: Record, devices: list[Device], kill: bool) -> Record:
-        """Returns the record with new sizes. Byte sizes that are not whole MiB stay unchanged if the MiB
-        are unchanged.
+        """Returns the record with new sizes. A size in bytes that is not a whole number of MiB is kept if the number of
+        MiB stays the same.
         """
         rows = []
         for had, old, new in zip(record.limits["devices"], self._devices(record), devices, strict=True):
@@ -287,7 +300,9 @@ class Resizer:
     # --- checks before a resize
 
     def _make_room(self, allocation: str, wanted: Mapping[str, Wanted]) -> None:
-        """Takes back burst memory of other containers, for memory that grows beyond its promise."""
+        """Takes back burst memory from other containers, if the allocation requests more memory than it has and the new
+        size fits next to the memory that others were promised.
+        """
         with self._records.lock:
             record = self._records.get(allocation)
             if record is None or not record.limits or record.limits.get("deny"):
@@ -309,7 +324,9 @@ class Resizer:
 
     @staticmethod
     def _refuse_bursting(record: Record, wanted: Mapping[str, Wanted]) -> None:
-        """Raises Refused if memory is requested for a GPU on which the pod has burst memory."""
+        """Raises Refused if new memory is requested on a GPU where the pod has burst memory, because its limit there
+        changes by itself.
+        """
         for uuid, size in wanted.items():
             bounds = sizing.bounds_of(record, uuid)
             if bounds is not None and size.memory_mib is not None and not size.burst:
@@ -320,7 +337,9 @@ class Resizer:
                 )
 
     def _used(self, record: Record, before: list[Device], now: list[Device]) -> dict[str, int]:
-        """Returns the memory in use by UUID; may be empty if the container only grows."""
+        """Returns the memory in use by GPU UUID. If the container only grows, an unknown usage is no error and the
+        result is empty.
+        """
         shrinks = any(new.memory_mib < old.memory_mib for old, new in zip(before, now, strict=True))
         try:
             return live_limits.used(self._files, record)
@@ -330,7 +349,9 @@ class Resizer:
             return {}
 
     def _refuse_without_room(self, record: Record, before: list[Device], now: list[Device]) -> None:
-        """Raises Refused if a grown size does not fit; an unchanged or smaller size always fits."""
+        """Raises Refused if a larger size does not fit on its GPU. A size that stays the same or shrinks
+        always fits.
+        """
         others = self._sizer.others(record.kubelet_ids)
         held, shares = sizing.held(others), sizing.held(others, limits=True)
         settings = self._sizer.settings
@@ -354,23 +375,24 @@ class Resizer:
     # --- regular work
 
     def restore(self) -> None:
-        """After a restart: writes the records' sizes into the limits files, and notes which containers use more than
-        their size.
+        """Called after a restart of the plugin: writes the records' sizes into the limits files, and notes which
+        containers use more than their size.
         """
         with self._records.lock:
             for record in self._records.all():
                 if not record.limits or record.limits.get("deny"):
                     continue
                 try:
-                    # Written before the ledger is read, because a tenant can damage the ledger.
+                    # The limits are written before the ledger is read, so that they are correct even if a tenant has
+                    # damaged the ledger.
                     live_limits.rewrite(self._files, record)
                     used = live_limits.used(self._files, record)
                 except NotNow as fault:
                     log.debug("%s", fault)  # missing files are created when the container starts
                     continue
                 if record.kind == CLAIM or not record.limits.get("oom_killer"):
-                    # without an OOM killer usage cannot exceed the size; a forged ledger would only take room from
-                    # others
+                    # Without an OOM killer the usage cannot exceed the size. A ledger that shows more is forged, and
+                    # would only take memory from other containers.
                     continue
                 devices = self._devices(record)
                 if any(used.get(one.uuid, 0) > one.memory_mib * MIB for one in devices):
@@ -383,12 +405,12 @@ class Resizer:
         self.offer()
 
     def leaving(self, allocation: str) -> bool:
-        """Whether processes of an allocation still use more than its size."""
+        """Returns whether processes of an allocation still use more than its size."""
         return allocation in self._leaving
 
     def poll(self) -> None:
-        """Frees the former size of allocations whose processes have ended, and offers the slices that have
-        room again.
+        """Stops counting the former size of allocations whose processes have freed their memory, and offers the slices
+        that fit again.
         """
         with self._records.lock:
             for allocation in list(self._leaving):
@@ -403,7 +425,9 @@ class Resizer:
         self.offer()
 
     def offer(self) -> None:
-        """Withholds the slices whose memory larger containers use, and offers the slices that have room again."""
+        """Withholds from the kubelet the slices whose memory is used by containers that grew, and offers the slices
+        that fit again.
+        """
         with self._records.lock:
             desired: set[str] = set()
             sized = any(sizing.SIZED in one.limits for one in self._records.all())
@@ -414,7 +438,7 @@ class Resizer:
                     share = slices.share_of(gpu.facts(), self._sizer.settings.config)
                     if at and share is not None:
                         desired |= sizing.surplus(at, records, sizing.capacity_mib(gpu, share))
-            # A lease withholds and releases its own slices.
+            # Slices of leases are left out, because leases.py withholds and releases them itself.
             desired = {one for one in desired if not self._records.lease_of(one)}
             for slice_id in self._withheld - desired:
                 if not self._records.lease_of(slice_id):
@@ -424,7 +448,7 @@ class Resizer:
             self._withheld = desired
 
     def notes(self) -> list[str]:
-        """Returns messages for the node's administrator."""
+        """Returns warnings for the node's administrator."""
         if not self._withheld:
             return []
         count = f"{len(self._withheld)} slice{'s are' if len(self._withheld) > 1 else ' is'}"
@@ -443,7 +467,7 @@ def _shown_more(record: Record) -> str:
 
 
 def _lowered(before: list[Device], now: list[Device]) -> list[Device]:
-    """Returns the devices that get less memory, at their new size."""
+    """Returns the devices whose memory shrinks, with their new size."""
     return [new for old, new in zip(before, now, strict=True) if new.memory_mib < old.memory_mib]
 
 
@@ -452,12 +476,14 @@ def _greater(one: Device, other: Device) -> Device:
 
 
 def _lesser(one: Device, other: Device) -> Device:
-    """Returns the smaller memory size; the percent of SMs is changed later, with the record."""
+    """Returns the device with the smaller of both memory sizes. The percent of the SMs stays, because it changes later,
+    together with the record.
+    """
     return Device(one.uuid, min(one.memory_mib, other.memory_mib), one.cores)
 
 
 def _refuse_in_use(record: Record, devices: list[Device], used: Mapping[str, int]) -> None:
-    """Raises Refused if a container uses more than its new size."""
+    """Raises Refused if a container uses more memory than its new size."""
     for one in devices:
         had = next(each["memory_bytes"] for each in record.limits["devices"] if each["uuid"] == one.uuid)
         holds = used.get(one.uuid, 0)

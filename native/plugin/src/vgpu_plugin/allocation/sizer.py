@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Applies the size that a container's pod requested (``sliceSizing: requested``): reads the plan from the API server,
-reserves the room, and saves the size.
+"""Applies the size that a container's pod requested (setting ``sliceSizing: requested``). It reads the plan of the
+scheduler from the API server, reserves the memory and cores, and saves the size in the record.
 
-The lock is not held while the API server is asked, so a size that is decided and not yet saved counts as held.
+The lock is not held while the API server is asked. So a size that is decided but not yet saved is counted like a saved
+one.
 """
 
 from __future__ import annotations
@@ -30,16 +31,20 @@ log = logging.getLogger(__name__)
 
 
 class Lender(Protocol):
-    """Manages burst memory: memory above the promised amount, used until another container needs it (burst.Burst)."""
+    """Manages burst memory (burst.Burst): memory above a container's promised amount, which it may use until another
+    container needs it.
+    """
 
     def give_back(self, allocation: str, wanted: Mapping[str, sizing.Bounds], promised: bool = True) -> None:
-        """Makes room on these GPUs by taking back unused burst memory; with ``promised`` also by the OOM killer."""
+        """Takes back unused burst memory of other containers on these GPUs. With ``promised`` it also takes back memory
+        in use, for which the OOM killer kills processes.
+        """
 
     def done(self, allocation: str) -> None:
-        """Ends the wait of an allocation: it has its memory or no longer needs it."""
+        """Ends the wait of an allocation, because it has its promised memory or no longer needs it."""
 
     def waits_for(self, uuid: str, without: str = "") -> int:
-        """Returns the MiB of a GPU that other containers wait for."""
+        """Returns the MiB of a GPU that were promised to other, waiting containers."""
 
 
 class NoLender:
@@ -56,8 +61,8 @@ class NoLender:
 
 
 class Short(Exception):
-    """Raised if promised memory is used as burst memory by other containers. By UUID: the wanted bounds, and the
-    missing MiB.
+    """Raised if promised memory is still used by other containers as burst memory. It has, by GPU UUID, the promised
+    amount and limit that are wanted, and the MiB that are missing.
     """
 
     def __init__(self, wanted: dict[str, sizing.Bounds], missing: dict[str, int]) -> None:
@@ -66,9 +71,9 @@ class Short(Exception):
 
 
 class Sizer:
-    """``pods`` finds the pods and plans at the API server; None if no API server is configured. ``mounts``: the check
-    of a pod's mounts, which may use another client with its own timeout. ``settings`` are replaced while the lock of
-    the records is held.
+    """Decides and saves the sizes of containers. ``pods`` finds the pods and their plans at the API server; it is None
+    if no API server is configured. ``mounts`` is the check of a pod's mounts, which may use another client with its own
+    timeout. ``settings`` may be replaced only while the records' lock is held.
     """
 
     def __init__(
@@ -88,12 +93,12 @@ class Sizer:
         self.mounts = mounts or MountCheck(pods)
         # Set by assembly.py.
         self.lender: Lender = NoLender()
-        # Allocation → its record with a size that is decided and not yet saved.
+        # Allocation → its record with the new size, for sizes that are decided and not yet saved.
         self._reserved: dict[str, Record] = {}
 
     def planned(self, available: Sequence[str], size: int) -> list[str]:
-        """Returns free slices of the GPUs that the scheduler planned for the container admitted now; advice only, may
-        be empty.
+        """Returns free slices of the GPUs that the scheduler planned for the container that is admitted now. The result
+        is only a hint for the kubelet, and may be empty.
         """
         if not self.settings.requested or self._pods is None:
             return []
@@ -104,14 +109,14 @@ class Sizer:
         return chosen
 
     def held(self, without: Iterable[str]) -> dict[str, sizing.Held]:
-        """Returns UUID → memory and cores that containers hold of a GPU. Not counted: containers that the kubelet no
-        longer knows, and records with an id of ``without``, the ids of one container. Such records belong to its pod
-        and do not run at the same time.
+        """Returns GPU UUID → memory and cores that containers hold. Two kinds of records are not counted: those of
+        containers that the kubelet no longer knows, and those that contain one of the ids ``without``. These are the
+        ids of one container, so such records belong to its own pod and do not run at the same time.
         """
         return sizing.held(self.others(without))
 
     def others(self, without: Iterable[str]) -> list[Record]:
-        """Returns the records that ``held`` counts."""
+        """Returns the records whose memory and cores ``held`` adds up."""
         found = checkpoint.read(self._checkpoint_file)
         own = frozenset(without)
         return [
@@ -122,19 +127,22 @@ class Sizer:
         ]
 
     def reserve(self, record: Record) -> None:
-        """Counts an allocation by this record until ``release``. The caller holds the lock of the records."""
+        """From now on, counts this record instead of the saved record of its allocation, until ``release``. The caller
+        holds the records' lock.
+        """
         self._reserved[record.id] = record
 
     def release(self, allocation: str) -> None:
         self._reserved.pop(allocation, None)
 
     def reserved(self, allocation: str) -> bool:
-        """Whether an allocation has a size that is decided and not yet saved."""
+        """Returns whether an allocation has a size that is decided and not yet saved."""
         return allocation in self._reserved
 
     def size(self, record: Record) -> None:
-        """Saves the size that the pod of a record requested. Raises Refused if the pod has no plan, mounts over our
-        files, or does not fit on the GPUs that the kubelet chose. The caller does not hold the lock.
+        """Saves the size that the pod of a record requested. Raises Refused if the pod has no plan, mounts a volume
+        over the allocation's files, or does not fit on the GPUs that the kubelet chose. The caller must not hold the
+        lock.
         """
         if self._pods is None:
             raise NotNow(
@@ -165,7 +173,9 @@ class Sizer:
                 del self._reserved[record.id]
 
     def _reserve_promised(self, record: Record, planned: Sequence[Device], priority: int) -> list[Device]:
-        """Like _reserve, but takes back burst memory first. Raises NotNow while that memory is in use."""
+        """Reserves the size like _reserve. If its memory is in use as burst memory, takes that back and tries once
+        more. Raises NotNow if the memory is then still in use.
+        """
         for last in (False, True):
             try:
                 return self._reserve(record, planned, priority)
@@ -177,11 +187,11 @@ class Sizer:
                         "containers; its start is tried again until they have freed that memory"
                     ) from None
                 self.lender.give_back(record.id, fault.wanted)
-        raise AssertionError  # the loop returns or raises
+        raise AssertionError  # not reached: the loop returns or raises
 
     def _reserve(self, record: Record, planned: Sequence[Device], priority: int) -> list[Device]:
-        """Decides a size and reserves its room while the API server is asked. Raises Refused if the size does not fit,
-        Short if other containers use the promised memory as burst memory.
+        """Decides a size, and reserves it so that it is counted while the API server is asked. Raises Refused if the
+        size does not fit, and Short if other containers use the promised memory as burst memory.
         """
         with self._records.lock:
             if record.id in self._reserved:
@@ -203,12 +213,13 @@ class Sizer:
             rows = [{**one, **cards.get(one["uuid"], {})} for one in sizing.limits_of(devices)]
             for one in rows:
                 if sizing.PROMISED in one:
-                    # The limit starts with all free memory, because a program may query the memory size only once.
+                    # The limit starts with all free memory, because a program may ask for the size of the GPU's memory
+                    # only once.
                     spare = free[one["uuid"]] - self.lender.waits_for(one["uuid"], record.id)
                     one["memory_bytes"] = max(one[sizing.PROMISED], min(one[sizing.LIMIT], spare)) * sizing.MIB
             limits.update(devices=rows, priority=priority)
             cores = {one.uuid: one.cores for one in devices if one.cores}
             self._reserved[record.id] = replace(record, limits=limits, cores=cores)
-            # Under the same lock, so that memory is never counted as both waiting and reserved.
+            # The wait ends under the same lock, so that the memory is never counted twice, as waiting and as reserved.
             self.lender.done(record.id)
             return devices

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Assigns the sizes that pods requested to the GPUs that the kubelet chose, and checks whether they fit. Pure.
+"""Assigns the sizes that pods requested to the GPUs that the kubelet chose, and checks whether they fit. No I/O.
 
 The scheduler plans and the kubelet chooses, but only this node knows what its containers hold. So a size is applied
-only if memory and cores of all containers stay within the GPU, whatever was planned.
+only if the memory and cores of all containers stay within the GPU, whatever was planned.
 """
 
 from __future__ import annotations
@@ -22,23 +22,26 @@ from ..offer.preference import gpu_of
 from .records import Record
 
 WHOLE = 100
-# Key in the limits of a container that has its own size instead of its slice's size.
+# Key in a container's limits that exists only if the container has a size of its own instead of its slice's size.
 SIZED = "priority"
-# Keys of a device in the limits of a record, in MiB, for a container that is promised less than its limit (burst.py).
+# Keys of a device in a record's limits, in MiB. They exist only if the container is promised less memory than its limit
+# (burst.py).
 PROMISED, LIMIT = "promised_mib", "limit_mib"
 
 
 @dataclass(frozen=True)
 class Held:
-    """Memory (MiB) and percent of the SMs that containers hold of a GPU; a container without a limit counts as 0 %."""
+    """Memory (MiB) and percent of the SMs that containers hold on a GPU. A container without a limit of its SMs is
+    counted with 0 %.
+    """
 
     memory_mib: int = 0
     cores: int = 0
 
 
 def node_gpus(gpus: Iterable[Gpu], config: dict[str, Any], unhealthy: Mapping[str, str]) -> list[NodeGpu]:
-    """Returns the GPUs of a node that are split by ``sharing.vcuda``, as the scheduler needs them. ``unhealthy``: UUID
-    → reason, empty for a healthy GPU.
+    """Returns the GPUs of a node that are split by ``sharing.vcuda``, in the form that the scheduler needs.
+    ``unhealthy`` maps GPU UUIDs to the reason, which is empty for a healthy GPU.
     """
     found = []
     for gpu in gpus:
@@ -64,20 +67,24 @@ def node_gpus(gpus: Iterable[Gpu], config: dict[str, Any], unhealthy: Mapping[st
 
 
 def capacity_mib(gpu: Gpu, share: slices.Share) -> int:
-    """Returns the MiB that all containers of a GPU may hold together: memory times memory scaling."""
+    """Returns the MiB that all containers of a GPU may hold together: its memory times the configured memory
+    scaling.
+    """
     return int(gpu.memory_mib * Fraction(share.memory_scaling))
 
 
 def room_mib(gpu: Gpu, config: dict[str, Any]) -> int:
-    """Returns the MiB that containers of a GPU may hold together under a configuration; a GPU that is not split has all
-    its memory.
+    """Returns the MiB that all containers of a GPU may hold together under a configuration. For a GPU that is not
+    split, this is its memory.
     """
     share = slices.share_of(gpu.facts(), config)
     return capacity_mib(gpu, share) if share is not None else gpu.memory_mib
 
 
 class Bounds(NamedTuple):
-    """The promised memory and the limit of a container on one GPU, in MiB; its burst limit lies between (burst.py)."""
+    """The promised memory and the limit of a container on one GPU, in MiB. Its current limit lies between the two
+    (burst.py).
+    """
 
     promised: int
     limit: int
@@ -88,16 +95,16 @@ class Bounds(NamedTuple):
 
 
 def bounds_of(record: Record, uuid: str) -> Bounds | None:
-    """Returns the bounds of a container's memory on a GPU; None if the container has a fixed size."""
+    """Returns the promised memory and the limit of a container on a GPU, or None if its size there is fixed."""
     rows = [one for one in record.limits.get("devices") or [] if one["uuid"] == uuid and PROMISED in one]
     return Bounds(rows[0][PROMISED], rows[0][LIMIT]) if rows else None
 
 
 def held(records: Iterable[Record], limits: bool = False, promised: bool = False) -> dict[str, Held]:
-    """Returns UUID → memory and cores that these records hold. Containers that share a slice belong to one pod and run
-    one after the other (an init container may have more GPUs), so only the largest counts. A container without a size
-    yet holds nothing. ``limits``: count the cores of the limits instead of the promised cores. ``promised``: count the
-    promised memory instead of the current limit.
+    """Returns GPU UUID → memory and cores that these records hold. Containers that share a slice belong to one pod and
+    run one after the other, so only the largest is counted (an init container may have more GPUs). A container that has
+    no size yet holds nothing. With ``limits``, the limits of the cores are counted instead of the promised cores. With
+    ``promised``, the promised memory is counted instead of the current limit.
     """
     shares: dict[tuple[str, frozenset[str]], Held] = {}
     for record in records:
@@ -117,7 +124,7 @@ def held(records: Iterable[Record], limits: bool = False, promised: bool = False
 
 
 def misfit(gpu: Gpu, config: dict[str, Any], before: Held, requested: Device) -> str:
-    """Returns why a size does not fit on a GPU next to what containers already hold; empty if it fits."""
+    """Returns why a size does not fit on a GPU next to what other containers hold, or an empty string if it fits."""
     capacity = room_mib(gpu, config)
     if before.memory_mib + requested.memory_mib > capacity:
         return (
@@ -130,8 +137,9 @@ def misfit(gpu: Gpu, config: dict[str, Any], before: Held, requested: Device) ->
 
 
 def crowded(pieces: Iterable[Piece], others: Held, sm_percent: int) -> str:
-    """Returns why a percent of the SMs does not fit on a GPU with equal slices; empty if it fits. All containers
-    together get at most the sum of the offered slices, which may exceed 100 %. ``pieces``: the slices of the GPU.
+    """Returns why a percent of the SMs does not fit on a GPU with equal slices, or an empty string if it fits. All
+    containers together get at most the sum of the offered slices, which may exceed 100 %. ``pieces`` are the slices of
+    the GPU.
     """
     shares = [one.sm_percent for one in pieces]
     most = max(WHOLE, sum(shares))
@@ -141,9 +149,9 @@ def crowded(pieces: Iterable[Piece], others: Held, sm_percent: int) -> str:
 
 
 def surplus(pieces: Iterable[Piece], records: Iterable[Record], capacity: int) -> set[str]:
-    """Returns the slices of one GPU that must not be offered, because larger containers use their memory. Includes
-    allocated slices whose container is smaller than the slice, because they would be freed at full size. ``capacity``:
-    MiB of all containers together.
+    """Returns the slices of one GPU that must not be offered, because containers that are larger than their slice use
+    the memory. Allocated slices may be among them: if a container is smaller than its slice, the slice would have its
+    full size again when the container ends. ``capacity`` is the MiB of all containers together.
     """
     at, holds = list(pieces), list(records)
     sized = [one for one in holds if SIZED in one.limits]
@@ -165,9 +173,9 @@ def surplus(pieces: Iterable[Piece], records: Iterable[Record], capacity: int) -
 def assign(
     planned: Sequence[Device], given: Sequence[Gpu], config: dict[str, Any], before: Mapping[str, Held]
 ) -> list[Device]:
-    """Assigns the planned sizes to the GPUs that the kubelet chose, in the order of ``given``: a size stays on its
-    planned GPU if chosen; the others, largest first, go to the GPU with most free memory. Raises Refused if a size does
-    not fit.
+    """Assigns the planned sizes to the GPUs that the kubelet chose, and returns them in the order of ``given``. A size
+    stays on its planned GPU if the kubelet chose that GPU. The other sizes, largest first, go to the GPU with the most
+    free memory. Raises Refused if a size does not fit.
     """
     if len(planned) != len(given):
         raise Refused(
@@ -197,13 +205,13 @@ def assign(
 
 
 def with_part(plan: Sequence[Part], container: str, devices: Sequence[Device]) -> list[Part]:
-    """Returns the plan with other devices for one container."""
+    """Returns the plan with other devices for one of its containers."""
     return [part._replace(devices=tuple(devices)) if part.container == container else part for part in plan]
 
 
 def limits_of(devices: Sequence[Device]) -> list[dict[str, Any]]:
-    """Returns the devices of a limits file. 0 and 100 % of the SMs mean no limit, because nobody else uses such a GPU.
-    A device with burst memory starts with the promised memory.
+    """Returns the devices of a limits file. 0 and 100 % of the SMs mean no limit, because no other container uses such
+    a GPU. A device with burst memory starts with the promised memory as its limit.
     """
     return [
         {

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slices for containers outside Kubernetes: one folder of files for each slice, and the CDI files that name them, so
-that ``podman run --device vgpu.fleet/slice=<uuid>::<n>`` gets a limited GPU.
+"""Slices (parts of GPUs) for containers outside Kubernetes: each slice has one folder of files, and the CDI files name
+the slices, so that ``podman run --device vgpu.fleet/slice=<uuid>::<n>`` gets a limited GPU.
 
-All containers with one slice share its ledger, so that together they never hold more than the slice. A slice is used
-either by Kubernetes or outside: while a container outside Kubernetes uses it, it is unhealthy to the kubelet; while the
-kubelet has allocated it, its limits here deny every allocation.
+All containers with the same slice share its ledger (the record of used memory), so that together they never hold more
+than the slice. A slice is used either by Kubernetes or outside. While a container outside Kubernetes uses it, it is
+reported to the kubelet as unhealthy. While the kubelet has allocated it, its limits file here denies every memory
+allocation.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from .allocation_files import AllocationFiles
 from .allocator import Allocator
 from .records import Record
 
-# Each slice has a mount of its own; more mounts would slow every mount on the host.
+# Maximum number of slices. Each has a mount of its own, and more mounts would slow every mount on the host.
 MOST_SLICES = 256
 OUTSIDE = "used by a container outside Kubernetes"
 # Every sixth call of ``refresh_if_changed`` refreshes everything, even if no change is visible.
 WHOLE_EVERY = 6
-# Errors that keep a slice from being offered.
+# Errors because of which one slice is not offered; the others still are.
 FAULTS = (OSError, PluginError, abi_files.LayoutError)
-# Maximum number of such slices with a line of their own in the status.
+# Maximum number of slices with an error that get a line of their own in the status.
 MOST_NOTES = 8
 
 log = logging.getLogger(__name__)
@@ -58,16 +59,17 @@ class StaticSlices:
         self._allocator = allocator
         self._files = files
         self._driver = driver
-        # Returns the folders whose containers run with files that were removed since. The current files say nothing
-        # about these containers.
+        # Returns the folders of which containers still use removed files, because the files were created again
+        # meanwhile. The current files do not show what these containers use.
         self.stale: Callable[[], frozenset[str]] = frozenset
-        # Why slices cannot be offered now; each line is logged once.
+        # The reasons why slices cannot be offered now. Each is logged once.
         self._faults: list[str] = []
-        # The signs of ``refresh_if_changed`` at the last refresh, and the number of calls since then.
+        # What ``_signs_now`` returned at the last refresh, and the number of calls of ``refresh_if_changed`` since
+        # then.
         self._signs: tuple[object, ...] = ()
         self._calls = 0
-        # Name of a slice's folder → the bytes of its limits file and the limits that they were made from. A file with
-        # other limits has no entry.
+        # Name of a slice's folder → the bytes of its limits file, and the limits from which they were made. It saves
+        # parsing an unchanged file at each refresh. A file that has other limits than desired has no entry.
         self._written: dict[str, tuple[bytes, dict[str, Any]]] = {}
 
     def configure(self, settings: Settings, driver: driver_files.DriverFiles) -> None:
@@ -76,8 +78,8 @@ class StaticSlices:
         self.refresh()
 
     def refresh_if_changed(self) -> None:
-        """Calls ``refresh`` if a sign shows a change, and at every sixth call. ``refresh`` reads every file of every
-        slice, and on most nodes nothing changes between two calls.
+        """Calls ``refresh`` if something relevant has changed, and at every sixth call anyway. ``refresh`` reads every
+        file of every slice, and on most nodes nothing changes between two calls.
         """
         with self._allocator.lock:
             self._calls += 1
@@ -85,11 +87,13 @@ class StaticSlices:
                 self.refresh()
 
     def _signs_now(self) -> tuple[object, ...]:
-        """Returns cheap signs of a change: geometry, held slices, library, and the identities of files and folders."""
+        """Returns values that are cheap to read and that change whenever a refresh is needed: the split of the GPUs,
+        the held slices, the library, and the identities of files and folders.
+        """
         return (*self._causes_now(), *self._files_now())
 
     def _causes_now(self) -> tuple[object, ...]:
-        """Returns signs of what ``refresh`` reads and does not change."""
+        """Returns those of these values that ``refresh`` reads but does not change itself."""
         if self._paths.cdi_dir is None:
             return ()
         try:
@@ -107,16 +111,18 @@ class StaticSlices:
         seen = [str(self._paths.cdi_dir), *(f"{self._paths.cdi_dir}/{cdi.file_name(kind)}" for kind in kinds)]
         for piece in self._offered():
             folder = f"{self._paths.allocations}/{self._files.static_name(piece.id)}"
-            # Using the slice writes its ledger; a refresh then checks whether the tenant damaged the ledger.
+            # A container that uses the slice writes its ledger. A refresh then checks whether the tenant has damaged
+            # the ledger.
             seen += [folder, f"{folder}/limits", f"{folder}/rw/ledger"]
         return tuple(map(_identity, seen))
 
     def refresh(self) -> None:
-        """Updates folders and CDI files to the pool, library and driver. Errors are logged and listed in ``notes``;
-        none is raised.
+        """Updates folders and CDI files after a change of the pool, the library or the driver. Errors are logged and
+        listed in ``notes``; none is raised.
         """
         with self._allocator.lock:
-            # Read before the refresh, so that a change during it (a switched library) is noticed at the next call.
+            # The values are read before the refresh, so that a change during the refresh (such as a switched library)
+            # is noticed at the next call.
             causes, before = self._causes_now(), self._faults
             try:
                 self._faults = self._refresh()
@@ -134,7 +140,7 @@ class StaticSlices:
         return faults[:MOST_NOTES] + more
 
     def _refresh(self) -> list[str]:
-        """Returns an error message for each slice that is left out."""
+        """Returns an error message for each slice that cannot be offered."""
         folder = self._paths.cdi_dir
         if folder is None:
             return []
@@ -186,7 +192,8 @@ class StaticSlices:
     def _offered(self) -> list[Piece]:
         pieces = [one for one in self._pool.slices if self._pool.limited(one.id)]
         if self._settings.claims:
-            # With claims the scheduler allocates all of a GPU to claims, so only slices in use are still offered here.
+            # On a node with claims the scheduler allocates all of a GPU to claims, so only slices that are already in
+            # use are still offered here.
             pieces = [one for one in pieces if self._in_use(self._files.static_name(one.id))]
         if len(pieces) > MOST_SLICES:
             log.debug("%d slices exceed the maximum of %d; none is offered by CDI", len(pieces), MOST_SLICES)
@@ -194,17 +201,18 @@ class StaticSlices:
         return pieces
 
     def _make(self, piece: Piece, gpu: Gpu, flags: dict[str, Any], library: str, denied: bool) -> dict[str, Any]:
-        """Creates the folder of one slice, if it is incomplete, and returns its CDI edits. ``flags``: flags of the
-        GPU's limits.
+        """Creates the folder of one slice if it is incomplete, and returns the slice's CDI edits. ``flags`` are the
+        flags of the GPU's limits file.
         """
         record = Record(self._files.static_name(piece.id), "slice", (piece.id,), self._limits(piece, flags), library)
         desired = {**record.limits, "deny": denied}
-        # First add files that an older version did not have; the other files stay, because a container may have them
-        # mounted. If this fails, the folder itself is missing or damaged and is created again below.
+        # First, files that an older version did not have are added. The other files stay, because a container may have
+        # them mounted. If this fails, the folder itself is missing or damaged, and is created again below.
         if not self._files.has_share(record):
             with contextlib.suppress(OSError):
                 self._files.make_share(record)
-        # A running container keeps its ledger, even a damaged one: with a new ledger it would look unused.
+        # While a container runs, its ledger is kept, even a damaged one: with a new ledger, the slice would look
+        # unused.
         if self._files.is_whole(record) or abi_files.ledger_in_use(self._ledger(record.id)):
             path = self._files.folder(record.id) / "limits"
             found = path.read_bytes()
@@ -227,13 +235,13 @@ class StaticSlices:
         }
 
     def _held(self) -> set[str]:
-        """Returns the slices that no container outside Kubernetes may start to use."""
+        """Returns the slices that no container outside Kubernetes may start to use now."""
         stale = self.stale()
         removed = {one.id for one in self._offered() if self._files.static_name(one.id) in stale} if stale else set()
         return removed.union(one for record in self._allocator.records.all() for one in record.slice_ids)
 
     def _in_use(self, name: str) -> bool:
-        """Whether a container outside Kubernetes uses the slice."""
+        """Returns whether a container outside Kubernetes uses the slice."""
         return name in self.stale() or abi_files.ledger_in_use(self._ledger(name))
 
     def _ledger(self, name: str) -> str:
@@ -244,7 +252,9 @@ class StaticSlices:
         return frozenset(one.id for one in self._offered() if self._in_use(self._files.static_name(one.id)))
 
     def poll(self) -> None:
-        """Marks the slices in use outside Kubernetes in the pool; the kubelet is offered only the others."""
+        """Marks in the pool which slices are in use outside Kubernetes, so that the kubelet is offered only
+        the others.
+        """
         with self._allocator.lock:
             for piece in self._offered():
                 self.poll_slice(piece.id)
@@ -255,8 +265,8 @@ class StaticSlices:
         return busy
 
     def deny(self, slice_ids: tuple[str, ...] | list[str], denied: bool) -> None:
-        """Denies slices that the kubelet or a lease has allocated, or allows freed slices. The caller holds the
-        allocator's lock.
+        """If ``denied``, forbids containers outside Kubernetes to use these slices, because the kubelet or a lease has
+        allocated them. Otherwise allows it again for slices that were freed. The caller holds the allocator's lock.
         """
         if self._paths.cdi_dir is None:
             return
@@ -269,7 +279,7 @@ class StaticSlices:
                 if found["deny"] != desired:
                     abi_files.rewrite_limits(str(path), abi_files.as_packed(found, deny=desired))
             except FileNotFoundError:
-                continue  # this slice is not offered by CDI
+                continue  # the slice has no files, because it is not offered by CDI
             except (OSError, abi_files.LayoutError) as fault:
                 log.warning("%s cannot be changed: %s", path, fault)
 
@@ -280,8 +290,9 @@ class StaticSlices:
 
 
 class _Same:
-    """Compares by identity, and keeps the object alive so that its address is not reused. The pool creates a new shape
-    object with every change of slices or GPUs, even if the new shape is equal.
+    """Compares two objects by identity, and keeps its object alive so that the address is not reused. This detects a
+    change, because the pool creates a new shape object with every change of slices or GPUs, even if the new shape is
+    equal.
     """
 
     def __init__(self, thing: object) -> None:
@@ -294,8 +305,8 @@ class _Same:
 
 
 def _identity(path: str) -> tuple[int, int, int]:
-    """Returns inode, modification time and size of a file, which show that it was changed or replaced; zeros if it does
-    not exist.
+    """Returns inode, modification time and size of a file, which together show whether the file was changed or
+    replaced. Returns zeros if the file does not exist.
     """
     try:
         found = os.stat(path)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vgpuctl: the command line for a node's administrator, and the text that it prints."""
+"""The command line vgpuctl for a node's administrator, and the text that it prints."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments of vgpuctl: commands, options, examples."""
+"""The command line arguments of vgpuctl: its commands and options, with examples for --help."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Completion of vgpuctl for bash and zsh, generated from its parser: commands, options and their choices."""
+"""Generates the completion scripts of vgpuctl for bash and zsh from its argument parser: commands, options and their
+choices.
+"""
 
 from __future__ import annotations
 

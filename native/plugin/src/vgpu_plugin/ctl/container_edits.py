@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the mounts, environment, devices and label that a docker or podman container needs for a lease; the plugin
-watches the container by the label. Prints them as options of the engine's command, or as a service of docker compose.
-Pure, except that the CDI file is read.
+"""Builds the mounts, environment, devices and label that a docker or podman container needs for a lease (slices
+reserved for it). By the label the plugin notices whether the container still exists. The result is printed as options
+of the engine's command, or as a service of docker compose. The only I/O is reading the CDI file.
 
-An engine with CDI support gets the GPU by its CDI name. For another engine the edits of the CDI file become mounts and
+An engine with CDI support gets the GPU by its CDI name. For another engine, the edits in the CDI file become mounts and
 devices, so neither NVIDIA's runtime nor a setting of the engine is needed.
 """
 
@@ -20,13 +20,13 @@ from ..inject import cdi
 
 
 class EditsError(Exception):
-    """Raised if a container cannot get its GPU; the text says why and what to do."""
+    """Raised if a container cannot get its GPU. The text says why, and what to do."""
 
 
 @dataclass(frozen=True)
 class Edits:
-    """Changes to a container. ``mounts``: (path in the container, path on the host, read-only); ``devices``: (path in
-    the container, path on the host); ``names``: CDI devices.
+    """Changes to a container. ``mounts`` are (path in the container, path on the host, read-only), ``devices`` are
+    (path in the container, path on the host), and ``names`` are names of CDI devices.
     """
 
     label: str
@@ -36,8 +36,8 @@ class Edits:
     names: tuple[str, ...] = ()
 
     def options(self) -> list[str]:
-        """Returns options for docker run and podman run. Uses --mount, because with --volume docker creates a folder
-        for a missing source.
+        """Returns options for docker run and podman run. They use --mount, because with --volume docker would create a
+        folder for a missing source.
         """
         out = ["--label", self.label]
         for name, value in sorted(self.envs.items()):
@@ -51,7 +51,9 @@ class Edits:
         return out
 
     def service(self, forbids_folders: bool) -> dict[str, Any]:
-        """Returns a service for docker compose. ``forbids_folders``: forbid creating a folder for a missing source."""
+        """Returns a service for docker compose. With ``forbids_folders``, the service tells compose to create no folder
+        for a missing source.
+        """
         bind = {"bind": {"create_host_path": False}} if forbids_folders else {}
         name, _equals, value = self.label.partition("=")
         return {
@@ -66,10 +68,10 @@ class Edits:
 
 
 def of_lease(lease: Mapping[str, Any], devices: Sequence[str], by_cdi: bool, cdi_folder: Path) -> Edits:
-    """Returns the edits for a lease. ``lease``: as printed by vgpuctl; ``devices``: UUIDs of its GPUs or MIG devices.
-    Raises EditsError.
+    """Returns the edits for a lease. ``lease`` is the lease in the form that vgpuctl prints, and ``devices`` are the
+    UUIDs of its GPUs or MIG devices. Raises EditsError.
     """
-    # A mount of /dev/null is only a signal to NVIDIA's runtime, which is not used here.
+    # A mount of /dev/null is left out: it is only a signal to NVIDIA's runtime, which is not used here.
     mounts = [
         (one["container_path"], one["host_path"], bool(one["read_only"]))
         for one in lease["mounts"]
@@ -93,7 +95,9 @@ def _environment(words: Iterable[str]) -> dict[str, str]:
 
 
 def _from_file(path: Path, devices: Sequence[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Returns the edits for all containers, and the edits of each device. Raises EditsError."""
+    """Returns the edits in the CDI file that apply to all containers, and the edits of each device. Raises
+    EditsError.
+    """
     try:
         found = json.loads(path.read_text())
         named = {one["name"]: one["containerEdits"] for one in found["devices"]}

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``vgpuctl run``: runs a docker or podman container in slices of this host. The plugin watches the container by its
-label, so the container keeps its slices until it is removed, even if this program was killed.
+"""``vgpuctl run``: runs a docker or podman container in slices (parts of GPUs) of this host.
+
+The container has a label by which the plugin notices whether it still exists. So the container keeps its slices until
+it is removed, even if this program was killed.
 """
 
 from __future__ import annotations
@@ -24,22 +26,22 @@ from ..allocation.engine_lists import DOCKER, ENGINES, LABEL, PODMAN
 from ..allocation.records import CONTAINER
 from .container_edits import Edits, EditsError, of_lease
 
-# Exit statuses of the engine's command if the container did not start.
+# Exit statuses of the engine's command which mean that the container did not start.
 NOT_STARTED = (125, 126, 127)
-# The first podman version whose CDI can read our files.
+# The first version of podman whose CDI can read our files.
 PODMAN_WITH_CDI = (4, 3)
 PODMAN_FOLDERS = ("/etc/cdi", "/var/run/cdi")
-# Time for the container to appear; its image may have to be pulled first.
+# Seconds within which the container must appear. They are many, because its image may have to be pulled first.
 TTL_S = 3600
 FAILED, USAGE = 1, 2
 
 
 class EngineError(Exception):
-    """Raised if no engine can run the container; the text says why and what to do."""
+    """Raised if no engine can run the container. The text says why, and what to do."""
 
 
 def ask(*words: str) -> str | None:
-    """Returns the output of an engine's command; None if the command fails."""
+    """Returns the output of an engine's command, or None if the command fails."""
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -59,7 +61,9 @@ def chosen(named: str) -> str:
 
 
 def knows_cdi(engine: str, folder: str) -> bool:
-    """Whether an engine reads CDI files from a folder: docker since 25 with CDI enabled; podman since 4.3."""
+    """Returns whether an engine reads CDI files from a folder. docker does so since version 25 if CDI is enabled, and
+    podman since version 4.3.
+    """
     folders: Sequence[str] = ()
     if engine == PODMAN:
         found = re.search(r"(\d+)\.(\d+)", ask(PODMAN, "version", "--format", "{{.Client.Version}}") or "")
@@ -67,14 +71,14 @@ def knows_cdi(engine: str, folder: str) -> bool:
             folders = PODMAN_FOLDERS
     else:
         with contextlib.suppress(ValueError):
-            # Older versions of docker do not know this field and fail.
+            # an older docker does not know this field, and the command fails
             folders = json.loads(ask(DOCKER, "info", "--format", "{{json .CDISpecDirs}}") or "null") or ()
     return os.path.realpath(folder) in {os.path.realpath(one) for one in folders}
 
 
 def compose_makes_folders() -> bool:
-    """Whether docker compose creates a folder for a missing bind source unless a service forbids it: version 2 does.
-    Version 1.29 does not, and rejects a file with that option.
+    """Returns whether docker compose creates a folder for a missing bind source unless the service forbids it. Version
+    2 does. Version 1.29 does not, and rejects a service that forbids it.
     """
     if ask(DOCKER, "compose", "version") is not None:
         return True
@@ -82,7 +86,7 @@ def compose_makes_folders() -> bool:
 
 
 def run(given: argparse.Namespace, plugin: Client) -> int:
-    """Returns the container's exit status, or the engine's if the container did not start. Raises Fault."""
+    """Returns the exit status of the container, or that of the engine if the container did not start. Raises Fault."""
     words = given.words[1:] if given.words[:1] == ["--"] else given.words
     if bool(words) == bool(given.compose):
         hint = "run needs an image (vgpuctl run -- IMAGE COMMAND), or --compose SERVICE without an image"
@@ -90,7 +94,7 @@ def run(given: argparse.Namespace, plugin: Client) -> int:
         return USAGE
     try:
         engine = DOCKER if given.compose else chosen(given.engine)
-        # The printed service must work with every version of the engine, so it does not use CDI.
+        # The service that is printed must work with every version of the engine, so it does not use CDI.
         by_cdi = not given.compose and knows_cdi(engine, str(given.cdi_dir))
         lease = _lease(given, plugin, engine, by_cdi)
         try:
@@ -108,8 +112,8 @@ def run(given: argparse.Namespace, plugin: Client) -> int:
 
 
 def command(engine: str, edits: Edits, words: Sequence[str], detach: bool) -> list[str]:
-    """Returns the engine's command. Without --detach or --restart the container is removed at its end, which frees its
-    slices.
+    """Returns the engine's command. Without --detach or --restart the container is removed when it ends, which frees
+    its slices.
     """
     kept = detach or any(one.split("=")[0] in ("--restart", "--rm") for one in words)
     return [engine, "run", *(["--detach"] if detach else []), *([] if kept else ["--rm"]), *edits.options(), *words]
@@ -151,7 +155,8 @@ def _supervise(plugin: Client, engine: str, allocation: str, words: list[str]) -
         def forward(number: int, _frame: FrameType | None) -> None:
             process.send_signal(number)
 
-        # The engine's command forwards signals to the container. Ctrl-C reaches it from the terminal directly.
+        # The engine's command forwards signals to the container. SIGINT is not forwarded here, because the terminal
+        # sends Ctrl-C to the engine's command directly.
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, forward)
@@ -160,7 +165,7 @@ def _supervise(plugin: Client, engine: str, allocation: str, words: list[str]) -
     status = status if status >= 0 else 128 - status
     mine = f"label={LABEL}={allocation}"
     if status in NOT_STARTED:
-        # A container that was created and did not start would keep the slices.
+        # A container that was created but did not start is removed, because it would keep the slices.
         left = (ask(engine, "ps", "--all", "--quiet", "--filter", mine, "--filter", "status=created") or "").split()
         if left:
             ask(engine, "rm", "--force", *left)
@@ -171,6 +176,6 @@ def _supervise(plugin: Client, engine: str, allocation: str, words: list[str]) -
 
 
 def _release(plugin: Client, allocation: str) -> None:
-    # A fault is ignored: the plugin may have noticed the container's end already, or will notice it later.
+    # An error is ignored, because the plugin has noticed the container's end already or will notice it later.
     with contextlib.suppress(Fault):
         plugin.call("Release", api.ReleaseRequest(allocation=allocation))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends the processes that a program left running in its slice, before the slice is freed."""
+"""Kills the background processes that a program left running in its slice, before the slice is freed."""
 
 from __future__ import annotations
 
@@ -11,21 +11,19 @@ import time
 from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36
-# Maximum wait: a process inside a driver call ends only when that call returns.
+# Maximum wait for killed processes. A process inside a driver call ends only when that call returns.
 PATIENCE_S = 10.0
 
 
 def adopt() -> None:
-    """Makes this process the parent of all descendants whose own parent ends."""
+    """Makes this process the parent of all its descendants whose own parent ends, so that ``end`` finds them."""
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 def end(patience_s: float = PATIENCE_S) -> list[int]:
-    """Kills every child of this process, including processes that become its children meanwhile. Returns those that did
-    not end.
-
-    Only for a process whose children must all end.
+    """Kills every child of this process, including processes that become its children meanwhile. Returns the processes
+    that did not end. May be called only by a process all of whose children must end.
     """
     until = time.monotonic() + patience_s
     while (left := children()) and time.monotonic() < until:
@@ -42,7 +40,7 @@ def children() -> list[int]:
     """Returns the children of all threads of this process, including zombies."""
     found: list[int] = []
     for one in Path("/proc/self/task").glob("*/children"):
-        # The thread may have ended since it was listed.
+        # the thread has ended since it was listed
         with contextlib.suppress(OSError):
             found += [int(pid) for pid in one.read_text().split()]
     return found

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a program in a slice, in its own mount namespace: the second half of ``vgpuctl exec``.
+"""Runs a program in a slice of a GPU, in a mount namespace of its own. This is the second half of ``vgpuctl exec``.
 
-A separate process, because gRPC's threads do not survive a fork. The mounts come as an argument, because standard input
-belongs to the terminal.
+It is a separate process, because gRPC's threads do not survive a fork. The mounts are passed as an argument, because
+standard input belongs to the terminal.
 """
 
 from __future__ import annotations

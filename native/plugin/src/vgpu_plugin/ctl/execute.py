@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``vgpuctl exec``: runs a program in a slice of this host, and frees the slice when the program ends."""
+"""``vgpuctl exec``: runs a program in a slice (part of a GPU) of this host, and frees the slice when the
+program ends.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ USAGE = 2
 
 
 def holder(program: Sequence[str]) -> str:
-    """Returns the user (before sudo) and the program, as text for people."""
+    """Returns a text for people that names the holder of the slice: the user who called sudo, and the program."""
     try:
         user = os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -34,12 +36,14 @@ def holder(program: Sequence[str]) -> str:
 
 
 def execute(given: argparse.Namespace, plugin: Client) -> int:
-    """Runs a program in a leased slice and frees the slice. Returns its exit status, as a shell reports it."""
+    """Runs a program in a leased slice, and frees the slice at the end. Returns the program's exit status as a shell
+    reports it.
+    """
     program = given.program[1:] if given.program[:1] == ["--"] else given.program
     if not program:
         print("vgpuctl: exec needs a program: vgpuctl exec -- nvidia-smi", file=sys.stderr)
         return USAGE
-    # A signal also frees the slice; the program in the slice is then killed.
+    # After a signal the slice is freed too, and the program in it is killed.
     _on_ends(_end, signal.SIGTERM, signal.SIGHUP)
     descendants.adopt()
     request = api.LeaseRequest(uuid=given.uuid, ttl_s=given.ttl, kind=EXEC, holder=holder(program))
@@ -64,7 +68,7 @@ def execute(given: argparse.Namespace, plugin: Client) -> int:
 
 
 def _give_back(plugin: Client, allocation: str) -> None:
-    # Before the slice is freed: background processes of the program still hold memory in it.
+    # The background processes of the program are ended before the slice is freed, because they still use its memory.
     left = descendants.end()
     if left:
         names = ", ".join(str(pid) for pid in left)
@@ -72,7 +76,7 @@ def _give_back(plugin: Client, allocation: str) -> None:
         return
     try:
         plugin.call("Release", api.ReleaseRequest(allocation=allocation))
-    except Fault as fault:  # the exit status of the program stays
+    except Fault as fault:  # the error is only printed, so that the exit status is still that of the program
         print(
             f"vgpuctl: the slice was not released; it is free when the time of its lease is over: {fault}",
             file=sys.stderr,
@@ -80,8 +84,8 @@ def _give_back(plugin: Client, allocation: str) -> None:
 
 
 def _on_ends(handler: Callable[[int, FrameType | None], None], *numbers: int) -> None:
-    """Installs a signal handler, except for signals that are ignored since the start (nohup): the program in the slice
-    inherits that.
+    """Installs a signal handler. Signals that were ignored when this program started (nohup) stay ignored, so that the
+    program in the slice inherits that.
     """
     for number in numbers or (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:
@@ -89,18 +93,19 @@ def _on_ends(handler: Callable[[int, FrameType | None], None], *numbers: int) ->
 
 
 def _end(number: int, _frame: FrameType | None) -> None:
-    # Handle only the first signal: a second one, for example when the session ends, could prevent the cleanup.
+    # Only the first signal is handled. A second one, for example when the session ends, could interrupt the cleanup.
     _on_ends(_ends_already)
     sys.exit(128 + number)
 
 
 def _ends_already(_number: int, _frame: FrameType | None) -> None:
-    """Ignores the signal, so that the slice is freed."""
+    """Does nothing on a further signal, so that the slice is freed."""
 
 
 def _enter() -> str:
-    """Returns the code for an isolated Python, which imports nothing from the working directory or PYTHONPATH: root may
-    be in another user's folder. The package's path is added, because a checkout is not installed.
+    """Returns the code that starts enter.py. It runs in an isolated Python, which imports nothing from the working
+    directory or PYTHONPATH, because root may be in another user's folder. The path of this package is added, because a
+    checkout is not installed.
     """
     root = str(Path(__file__).resolve().parents[2])
     return f"import sys; sys.path.append({root!r}); from {__package__}.enter import main; sys.exit(main())"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command line of vgpuctl: sends requests to this host's device plugin. For root only, because only root may open the
-socket.
+"""The command line vgpuctl, which sends requests to this host's device plugin. It is for root only, because only root
+may open the plugin's socket.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MIB = 1 << 20
 
 def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
-        # A character that the encoding of the output does not have is printed as a question mark.
+        # A character that the output's encoding does not have is printed as a question mark and raises no error.
         if reconfigure := getattr(stream, "reconfigure", None):
             reconfigure(errors="replace")
     try:
@@ -57,7 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _lose_output() -> None:
-    """Redirects standard output to /dev/null: its reader is gone, and Python would try to write again at exit."""
+    """Redirects standard output to /dev/null after its reader has gone, because Python would otherwise try to write
+    again at exit.
+    """
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -68,7 +70,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     if given.command == "explain" and given.pod and given.what != "pod":
         reader.error(f"explain expects one name, or: pod NAMESPACE/NAME; found {given.what} and {given.pod}")
     if given.command == "explain" and given.what == "pod":
-        from . import pod as ctl_pod  # needed by this command only
+        from . import pod as ctl_pod  # imported here, because only this command needs it
 
         return ctl_pod.explain(given)
     if given.command == "completion":
@@ -145,8 +147,8 @@ def resize(plugin: Client, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _resizable(plugin: Client, what: str) -> str:
-    """Returns the allocation of a container whose name only its engine knows (Tenants); other names unchanged. Raises
-    Fault if the name is ambiguous.
+    """Returns the allocation of a container whose name only its engine knows (see Tenants). Returns any other name
+    unchanged. Raises Fault if the name is ambiguous.
     """
     usages = usage(plugin)
     tenants = Tenants().of(usages)
@@ -204,13 +206,13 @@ COMMANDS: dict[str, Callable[[Client, argparse.Namespace], dict[str, Any]]] = {
     "metrics": metrics_of,
     "watch": watched,
 }
-# Commands that print their own output.
+# Commands that print their own output, and the functions that run them.
 PROGRAMS: dict[str, Callable[[argparse.Namespace, Client], int]] = {
     "top": top.run,
     "exec": execute.execute,
     "run": containers.run,
 }
-# Command → function that makes its text from the response and the terminal's width (0: unlimited).
+# Command → function that makes the text to print from the response and the terminal's width (0 means unlimited).
 TEXTS: dict[str, Callable[[dict[str, Any], int, argparse.Namespace], str]] = {
     "status": lambda answer, width, _given: ctl_text.status(answer, width),
     "lease": lambda answer, _width, _given: lease_text(answer),

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``vgpuctl explain pod NAMESPACE/NAME``: why a pod waits, or what it holds. Needs no device plugin.
+"""``vgpuctl explain pod NAMESPACE/NAME``: says why a pod waits, or which GPUs it holds. It needs no device plugin.
 
-The scheduler knows most and is asked first; it listens on the loopback address of its pod. From other places the API
-server is asked: the pod's requests, its plan, and the events about it.
+The scheduler vgpu-scheduler knows most and is asked first; it listens only on the loopback address of its pod. If this
+program runs elsewhere, it asks the API server for the pod's requests, the plan that the scheduler wrote on it, and the
+events about it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ..errors import Fatal
 from ..node import kube_access, kube_api
 
 SCHEDULER = "127.0.0.1:8880"
-# Candidates for a kubeconfig that may read pods; the first existing file is used.
+# Candidates for a kubeconfig that may read pods. The first file that exists is used.
 KUBECONFIGS = (
     "~/.kube/config",
     "/etc/kubernetes/admin.conf",
@@ -34,7 +35,7 @@ ANSWER_S = 30.0
 
 
 def explain(given: argparse.Namespace) -> int:
-    """Prints the explanation. Returns 1 if no source responds, 2 if no pod is named."""
+    """Prints the explanation, and returns the exit status: 1 if neither source responds, 2 if no pod is named."""
     namespace, _slash, name = given.pod.rpartition("/")
     namespace = namespace or "default"
     if not name:
@@ -53,8 +54,8 @@ def explain(given: argparse.Namespace) -> int:
 
 
 def of_scheduler(address: str, namespace: str, name: str) -> list[str] | None:
-    """Returns the scheduler's explanation; None if no scheduler listens at the address. Raises ValueError with an error
-    response's text.
+    """Returns the scheduler's explanation, or None if no scheduler listens at the address. If the response is an error,
+    raises ValueError with its text.
     """
     host, _colon, port = address.rpartition(":")
     connection = http.client.HTTPConnection(host.strip("[]") or "127.0.0.1", int(port), timeout=ANSWER_S)
@@ -72,7 +73,7 @@ def of_scheduler(address: str, namespace: str, name: str) -> list[str] | None:
 
 
 def kubeconfig(named: str) -> str:
-    """Returns the kubeconfig to use. Raises Fatal if there is none."""
+    """Returns the path of the kubeconfig to use. Raises Fatal if there is none."""
     candidates = [named] if named else [os.environ.get("KUBECONFIG", "").split(os.pathsep)[0], *KUBECONFIGS]
     for one in filter(None, candidates):
         path = Path(one).expanduser()
@@ -84,7 +85,7 @@ def kubeconfig(named: str) -> str:
 
 
 def of_api(api: Any, namespace: str, name: str) -> list[str]:
-    """Returns the explanation from the API server. Raises ApiError."""
+    """Returns the explanation made from the API server's responses. Raises ApiError."""
     folder = f"/api/v1/namespaces/{quote(namespace)}"
     pod = api.get(f"{folder}/pods/{quote(name)}")
     meta, spec, status = (pod.get(key) or {} for key in ("metadata", "spec", "status"))
@@ -126,7 +127,9 @@ def plan(annotations: dict[str, str]) -> list[str]:
 
 
 def events(found: list[dict[str, Any]]) -> list[str]:
-    """Returns lines for the events of schedulers, device plugin and kubelet, the newest last."""
+    """Returns a line for each of the last ten warnings and events of schedulers, device plugin and kubelet, the newest
+    last.
+    """
 
     def when(one: dict[str, Any]) -> str:
         return str(one.get("lastTimestamp") or one.get("eventTime") or one["metadata"].get("creationTimestamp") or "")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables and lines for people: columns and wrapped text for a terminal, numbers, ages. Pure."""
+"""Formats tables, wrapped text, numbers and ages for a terminal. No I/O."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 
 Row = Sequence[object]
-# Minimum width of a shortened name.
+# A name is not shortened below this width.
 SHORT_NAME = 12
 
 
@@ -16,9 +16,9 @@ def shortened(text: str, width: int) -> str:
 
 
 def table(rows: Sequence[Row], right: Sequence[int] = (), width: int = 0, gives_way: int = -1) -> list[str]:
-    """Returns aligned lines; the first row is the head. ``right``: columns aligned to the right. ``width``: width of
-    the terminal, 0: unlimited; the column ``gives_way`` is shortened until the table fits, and lines are cut if that is
-    not enough.
+    """Returns the table's lines with aligned columns; the first row is the head. ``right`` has the columns that are
+    aligned to the right. ``width`` is the width of the terminal, 0 if unlimited. If the table is too wide, the column
+    ``gives_way`` is shortened, and lines are cut if that is not enough.
     """
     texts = [[str(cell) for cell in row] for row in rows]
     if width and gives_way >= 0 and (over := max(map(len, _aligned(texts, right))) - width) > 0:
@@ -41,12 +41,14 @@ def _aligned(texts: Sequence[Sequence[str]], right: Sequence[int]) -> list[str]:
 
 
 def wide(lines: Sequence[str], width: int) -> bool:
-    """Whether a line is longer than ``width`` columns; False for width 0."""
+    """Returns whether a line is longer than ``width`` columns. A width of 0 means unlimited."""
     return 0 < width < max(map(len, lines), default=0)
 
 
 def wrapped(text: str, width: int) -> str:
-    """Wraps each line between words to ``width`` columns and indents its continuation; 0: unchanged."""
+    """Wraps each line between words to ``width`` columns, and indents the continuation lines. With width 0 the text is
+    unchanged.
+    """
     lines = []
     for line in text.splitlines():
         if wide([line], width):
@@ -65,12 +67,12 @@ def percent(share: float) -> str:
 
 
 def known(figure: int) -> str:
-    """Returns the number as text; "-" if the GPU does not report it."""
+    """Returns the number as text, or "-" if the GPU does not report it."""
     return "-" if figure < 0 else str(figure)
 
 
 def age(seconds: float) -> str:
-    """Returns a duration in the unit that people would choose: 40 s, 12 min, 3 h, 5 d."""
+    """Returns a duration in a unit that is easy to read: 40 s, 12 min, 3 h, 5 d."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the names of docker and podman containers by the processes that use a GPU. The plugin does not know the name
-for a manual lease, or for a slice that an engine got by CDI.
+"""Finds the names of docker and podman containers by the processes that use a GPU. This is needed where the plugin does
+not know the container: for a lease made by hand, and for a slice that an engine got by its CDI name.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Any
 from ..allocation.engine_lists import DOCKER, PODMAN
 from .containers import ask
 
-# Matches the control group of a docker or podman container.
+# Matches the control group (cgroup) of a docker or podman container, with the container's id.
 GROUP = re.compile(r"(docker|libpod)[-/]([0-9a-f]{64})")
 ENGINE_OF = {"docker": DOCKER, "libpod": PODMAN}
 
 
 class Tenants:
-    """Asks an engine for the name of a container only once."""
+    """Returns names of containers. The engine is asked only once for each container."""
 
     def __init__(self, proc: Path = Path("/proc"), ask: Callable[..., str | None] = ask) -> None:
         self._proc, self._ask = proc, ask
-        # (engine, container id) → name.
+        # (engine, container id) → name of the container
         self._names: dict[tuple[str, str], str] = {}
 
     def of(self, usages: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-        """Returns allocation → container name, for allocations without a pod or holder."""
+        """Returns allocation → container name, for allocations of which the plugin knows neither pod nor holder."""
         out = {}
         for one in usages:
             unnamed = one["programs"] and not one["pod"] and not one["holder"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text that vgpuctl prints, from the plain values of the plugin's responses. Pure."""
+"""Makes the text that vgpuctl prints from the plugin's responses (as plain values). No I/O."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ from ..errors import counted
 from ..node.paths import NO_KUBELET
 from .tables import Row, age, known, table, wide, wrapped
 
-# Prefix of the reason for a GPU that the driver no longer finds.
+# Prefix of the reason of a GPU that the driver no longer finds.
 LOST = "lost: "
 
 HEALTHY = "healthy"
 MIB = 1 << 20
-# Name of the unknown holder of a slice by a CDI name.
+# Name for the holder of a slice that was given to a container by its CDI name, because the plugin does not know that
+# container.
 OUTSIDE = "a container outside Kubernetes"
 STATES = ("free", "in use", "unhealthy")
 
 
 def gpu_table(status: dict[str, Any], width: int = 0) -> list[str]:
-    """Returns a table of all GPUs with their load and their slices by state. In a narrow terminal the model is printed
-    without "NVIDIA", and a reason is cut after its first words; ``reasons`` prints it in full.
+    """Returns a table of all GPUs with their load, and with the number of their slices in each state. If the terminal
+    is narrow, the model is printed without "NVIDIA" and a reason is cut after its first words; ``reasons`` prints it in
+    full.
     """
     rows: list[Row] = [("GPU", "MODEL", "MiB", "OF MiB", "UTIL %", "°C", "SLICES", "HEALTH")]
     for gpu in status["gpus"]:
@@ -46,7 +48,9 @@ def _first_words(reason: object) -> str:
 
 
 def reasons(status: dict[str, Any]) -> list[str]:
-    """Returns why GPUs are unhealthy, then the warnings, without duplicates."""
+    """Returns lines that say why GPUs are unhealthy, followed by the warnings. A reason that a warning contains is not
+    repeated.
+    """
     lines = []
     for gpu in status["gpus"]:
         if gpu["reason"]:
@@ -78,12 +82,14 @@ def status(answer: dict[str, Any], width: int = 0) -> str:
 
 
 def has_kubelet(status: dict[str, Any]) -> bool:
-    """Whether the node has a kubelet, running or not; other hosts have docker or podman only."""
+    """Returns whether the node has a kubelet, running or not. Other hosts have only docker or podman."""
     return bool(status["registered"]) or NO_KUBELET not in status["kubelet_error"]
 
 
 def short_id(status: dict[str, Any], slice_id: str) -> str:
-    """Returns a slice id with the index of its GPU instead of the UUID (0::2), which explain accepts too."""
+    """Returns a slice id with the index of its GPU instead of the UUID (0::2). The command explain accepts this form
+    too.
+    """
     uuid, _colons, number = slice_id.partition("::")
     index = next((gpu["index"] for gpu in status["gpus"] if gpu["uuid"] == uuid), None)
     return slice_id if index is None or not number else f"{index}::{number}"
@@ -94,7 +100,9 @@ def _whose(allocation: dict[str, Any]) -> str:
 
 
 def ends(allocation: dict[str, Any]) -> str:
-    """Returns when an allocation ends, for the end of a line."""
+    """Returns words for the end of a line that say when an allocation ends. They are empty for an allocation of the
+    kubelet.
+    """
     if allocation["kind"] == "kubelet":
         return ""
     if allocation["kind"] == "container" and not allocation["expires_in_s"]:
@@ -103,15 +111,17 @@ def ends(allocation: dict[str, Any]) -> str:
 
 
 def container(one: dict[str, Any]) -> str:
-    """Returns namespace/pod/container, or the holder of another allocation, or its kind."""
+    """Returns namespace/pod/container. For an allocation without a pod, returns its holder, or its kind if the holder
+    is unknown.
+    """
     if one["pod"]:
         return "/".join((one["namespace"], one["pod"], one["container"]))
     return str(one.get("holder") or one["kind"])
 
 
 def watch(answer: dict[str, Any], everything: bool = False, width: int = 0) -> str:
-    """Returns the current findings, then the past ones. Past findings of this host's own checks are only counted,
-    unless ``everything`` is set.
+    """Returns the watcher's current findings (processes that bypass their limits), then the past ones. Past findings
+    about checks that this host itself ran are only counted, unless ``everything`` is set.
     """
     lines = [
         f"policy {answer['policy']}; {counted(answer['looks'], 'poll')}, one every {answer['interval_s']:g} s; a "
@@ -147,11 +157,11 @@ def _finding(one: dict[str, Any]) -> str:
 def slice_rows(
     status: dict[str, Any], usages: list[dict[str, Any]], tenants: Mapping[str, str] | None = None
 ) -> list[dict[str, Any]]:
-    """Returns all slices in the form of slices --json. ``tenants``: allocation → name, for names that the plugin does
-    not know.
+    """Returns all slices in the form that slices --json prints. ``tenants`` maps allocations to the names of containers
+    that the plugin does not know.
     """
     tenants = tenants or {}
-    # (allocation, GPU) → the current size, which may differ from the slice's size after a resize.
+    # (allocation, GPU UUID) → the current size, which differs from the slice's size after a resize
     sizes = {
         (one["allocation"], one["uuid"]): (
             *(one["memory_limit"] // MIB, round(100 * one["share_limit"])),
@@ -185,7 +195,7 @@ def slice_rows(
 
 
 def _alone(piece: dict[str, Any], record: dict[str, Any]) -> bool:
-    """Whether the slice is the allocation's only slice on its GPU."""
+    """Returns whether the slice is the only slice of its allocation on this GPU."""
     return sum(one.partition("::")[0] == piece["uuid"] for one in record["slice_ids"]) == 1
 
 
@@ -206,7 +216,7 @@ def slices(rows: list[dict[str, Any]], width: int = 0) -> str:
         if one.get("promised_mib", 0) < one.get("most_mib", 0)
     ]
     if wide(whole := table(lines, (2, 3)), width):
-        # With the index of the GPU, which explain accepts too.
+        # The slice id is shortened to the index of the GPU and a number, which explain accepts too.
         numbers = [one["id"].partition("::")[2] for one in rows]
         short = [f"{one['gpu']}::{number}" if number else one["id"] for one, number in zip(rows, numbers, strict=True)]
         lines = [lines[0], *((*row[:-1], name) for row, name in zip(lines[1:], short, strict=True))]
@@ -215,12 +225,12 @@ def slices(rows: list[dict[str, Any]], width: int = 0) -> str:
 
 
 def bursting(name: str, gpu: object, promised: int, most: int, now: int) -> str:
-    """Returns a line about a burst limit, in MiB."""
+    """Returns a line about a container with burst memory (memory above its promised amount), in MiB."""
     return f"{name}: {promised} MiB of GPU {gpu} are promised; the limit is {now} MiB now, and at most {most} MiB"
 
 
 def resized(answer: dict[str, Any], width: int = 0) -> str:
-    """Returns the result of a resize, one line for each GPU."""
+    """Returns the text for the result of a resize, with one line for each GPU."""
     whose = f"allocation {answer['allocation']} ({_whose(answer)})"
     lines = []
     for one in answer["gpus"]:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``vgpuctl top``: shows the GPUs and the usage of each container; once, as JSON, or as a live screen with ANSI
-sequences.
+"""``vgpuctl top``: shows the GPUs and the GPU usage of each container, either once, as JSON, or as a live screen with
+ANSI sequences.
 """
 
 from __future__ import annotations
@@ -27,27 +27,28 @@ from .text import MIB, bursting, gpu_table, reasons
 
 HEAD = ("GPU", "TENANT", "MEM MiB", "OF MiB", "MEM %", "SM %", "GRANT %", "GOT %", "PID", "PROGRAM")
 NUMBERS = (2, 3, 4, 5, 6, 7, 8)
-# Head for a narrow terminal: without the column MEM %, which follows from two others.
+# Head of the table for a narrow terminal. The column MEM % is left out, because it follows from two other columns.
 SHORT_HEAD = ("GPU", "TENANT", "MiB", "OF MiB", "SM%", "GRANT%", "GOT%", "PID", "PROGRAM")
 LEFT_OUT = 4
 TENANT, MOST_PROGRAMS, LONGEST_PROGRAM, SHORT_PROGRAM = 1, 4, 15, 11
 NOBODY = "no container holds a limited slice"
-# ANSI sequences: BEGIN switches to the alternate screen and hides the cursor, END reverts that.
+# ANSI sequences for the live screen: BEGIN switches to the terminal's alternate screen and hides the cursor, END
+# reverts both.
 BEGIN, END = "\033[?1049h\033[?25l", "\033[?25h\033[?1049l"
 HOME, REST_OF_LINE, REST_OF_SCREEN = "\033[H", "\033[K", "\033[J"
 
 
 def rows_of(one: Mapping[str, Any], index: str, tenant: str, got: str) -> list[Row]:
-    """Returns the rows of one container on one GPU: numbers with the first process, then a row for each
-    further process.
+    """Returns the rows of one container on one GPU. The first row has the container's figures and its first process;
+    each further process has a row of its own.
     """
     limit = one["memory_limit"]
-    # The larger of the container's own count and the driver's count.
+    # The memory is counted by the container's own ledger and by the driver; the larger figure is shown.
     used = max(one["memory_used"], one.get("memory_driver", -1))
     programs = one.get("programs", [])
     named = [(str(each["pid"]), shortened(each["name"], LONGEST_PROGRAM)) for each in programs[:MOST_PROGRAMS]]
     if not named:
-        # The driver lists no process: it has just started, or there is none.
+        # The driver lists no process, because the process has just started or because there is none.
         named = [("-", f"{one['processes']} in ledger" if one["processes"] else "-")]
     if len(programs) > MOST_PROGRAMS:
         named.append(("", f"and {len(programs) - MOST_PROGRAMS} more"))
@@ -72,9 +73,9 @@ def top(
     indexes: Mapping[str, int] | None = None,
     tenants: Mapping[str, str] | None = None,
 ) -> str:
-    """Returns the table. ``before``: device seconds of each (allocation, uuid) ``seconds`` ago, from which the achieved
-    share is computed. ``width``: width of the terminal; 0: unlimited. ``indexes``: UUID → index of the GPU;
-    ``tenants``: allocation → name.
+    """Returns the table as text. ``before`` has the GPU seconds that each (allocation, GPU UUID) had used ``seconds``
+    ago, from which the share that it really got is computed. ``width`` is the width of the terminal, 0 if unlimited.
+    ``indexes`` maps UUIDs to indexes of GPUs, and ``tenants`` maps allocations to names of containers.
     """
     rows: list[Row] = [HEAD]
     order = indexes or {}
@@ -97,7 +98,9 @@ def top(
 def bursts(
     usages: Sequence[Mapping[str, Any]], indexes: Mapping[str, int], tenants: Mapping[str, str]
 ) -> Iterator[tuple[str, Any, int, int, int]]:
-    """Yields (container, GPU, promised MiB, maximum MiB, current MiB) for each burst limit."""
+    """Yields (container, GPU, promised MiB, maximum MiB, current MiB) for each container with burst memory, whose limit
+    may grow above its promised memory.
+    """
     for one in usages:
         sizes = [one.get(name, 0) // MIB for name in ("memory_promised", "memory_most", "memory_limit")]
         if sizes[0] < sizes[1]:
@@ -106,14 +109,14 @@ def bursts(
 
 
 def tenant(one: Mapping[str, Any]) -> str:
-    """Returns namespace/pod/container, or the holder of a lease, or the allocation."""
+    """Returns namespace/pod/container. Without a pod, returns the holder of a lease, or the allocation."""
     if one["pod"]:
         return "/".join((one["namespace"], one["pod"], one["container"]))
     return str(one.get("holder") or f"({one['kind']} {one['allocation']})")
 
 
 class Source:
-    """Fetches data from the plugin. ``usages`` and ``status`` may raise Fault."""
+    """Fetches the data to show from the plugin. ``usages`` and ``status`` may raise Fault."""
 
     def __init__(self, plugin: Client) -> None:
         self._plugin = plugin
@@ -128,13 +131,15 @@ class Source:
         return plain(self._plugin.call("Status", api.StatusRequest()))
 
     def measure(self) -> list[dict[str, Any]]:
-        """Returns the usages; the next ``table`` computes shares since this call."""
+        """Returns the usages, and remembers them: the next ``table`` shows the shares that containers got since this
+        call.
+        """
         found, self._then = self.usages(), time.monotonic()
         self._before = {(one["allocation"], one["uuid"]): one["device_seconds"] for one in found}
         return found
 
     def table(self, width: int) -> tuple[str, dict[str, Any]]:
-        """Returns the current table and status."""
+        """Returns the current table, and the status from which it was made."""
         status, before, then = self.status(), self._before, self._then
         usages = self.measure()
         indexes = {gpu["uuid"]: gpu["index"] for gpu in status["gpus"]}
@@ -164,8 +169,8 @@ def run(given: argparse.Namespace, plugin: Client) -> int:
 
 
 def screen(table_text: str, status: dict[str, Any], size: tuple[int, int], interval: float) -> str:
-    """Returns the screen with GPUs and containers in ``size`` (columns, lines); the last line counts the
-    omitted lines.
+    """Returns the text of the live screen, with GPUs and containers, for a terminal of ``size`` (columns, lines). If
+    lines must be omitted, the last line says how many.
     """
     width, height = size
     states = [one["state"] for one in status["slices"]]
@@ -189,7 +194,8 @@ def _live(given: argparse.Namespace, source: Source) -> int:
                 text = screen(*source.table(size.columns), (size.columns, size.lines), given.interval)
                 failed_since = 0.0
             except Fault as fault:
-                # A restarted plugin soon responds again.
+                # An error is shown on the screen and the loop goes on, because a plugin that restarts soon responds
+                # again.
                 failed_since = failed_since or time.monotonic()
                 text = f"vgpuctl: {fault}\nno response for {age(time.monotonic() - failed_since)}; q ends"
             rows = [shortened(line, size.columns) + REST_OF_LINE for line in text.splitlines()]
@@ -203,7 +209,7 @@ def _live(given: argparse.Namespace, source: Source) -> int:
 
 
 def _quit_within(seconds: float) -> bool:
-    """Waits up to ``seconds``. Returns whether q was typed."""
+    """Waits up to ``seconds`` for a key. Returns whether q was typed."""
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
         if not sys.stdin.isatty():
@@ -215,7 +221,9 @@ def _quit_within(seconds: float) -> bool:
 
 @contextlib.contextmanager
 def _terminal() -> Iterator[None]:
-    """Switches to the alternate screen and reads keys without Enter; restores both at the end."""
+    """Switches to the terminal's alternate screen and reads keys without waiting for Enter. Both are restored at the
+    end.
+    """
     keys = termios.tcgetattr(sys.stdin) if sys.stdin.isatty() else None
     sys.stdout.write(BEGIN)
     try:

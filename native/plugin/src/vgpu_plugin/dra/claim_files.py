@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CDI file of a claim: one device for each request, named by claim and request alone.
+"""The CDI file of a claim: it has one device for each request, named only by the claim and the request.
 
-The kubelet saves the CDI names of a claim and, up to 1.36, adds the names of a later response: a container that names
-an undefined device does not start. Runtimes cache what they read for a name, so a name must never change its meaning.
+The kubelet saves the CDI names of a claim and, up to 1.36, adds the names of a later response. A container that names a
+device which no file defines does not start. Container runtimes cache what they have read for a name, so a name must
+never change its meaning.
 """
 
 from __future__ import annotations
@@ -22,27 +23,27 @@ from ..node.paths import Paths
 
 KIND = "vgpu.fleet/claim"
 PREFIX = cdi.OF_CLAIMS
-# Valid uids: a uid becomes the name of a file and part of a device's name.
+# Valid uids of claims. They are checked, because a uid becomes part of a file name and of a device's name.
 UID = re.compile(r"^[0-9A-Za-z]([-0-9A-Za-z]{0,61}[0-9A-Za-z])?\Z")
 
 
 def check_uid(uid: str) -> str:
-    """Returns the uid. Raises Refused if it cannot be a file name."""
+    """Returns the uid of a claim. Raises Refused if it cannot be part of a file name."""
     if not UID.match(uid):
         raise Refused(f"the uid of the claim is {uid!r:.80}, expected letters, digits and dashes")
     return uid
 
 
 def device_id(uid: str, request: str) -> str:
-    """Returns the CDI name of the share of a request."""
+    """Returns the CDI name of the device that stands for a request of a claim."""
     return f"{KIND}={uid}.{request}"
 
 
 class ClaimFiles:
-    """``configure`` sets the current files of the driver."""
+    """Writes and removes the CDI files of claims. ``configure`` sets the driver's files that containers get."""
 
     def __init__(self, paths: Paths, files: AllocationFiles, hooks: Callable[[], list[dict[str, Any]]] = list) -> None:
-        """``hooks`` returns the CDI hooks of a container that the driver limits."""
+        """``hooks`` returns the CDI hooks for a container whose memory the driver limits."""
         self._paths = paths
         self._files = files
         self._hooks = hooks
@@ -53,8 +54,8 @@ class ClaimFiles:
         self._driver, self._dev_root = driver, dev_root
 
     def write(self, uid: str, records: Sequence[Record], gpus: Iterable[Gpu]) -> None:
-        """Writes the CDI file of a claim. Raises OSError, and Refused if a device has no device node or the driver's
-        library is missing.
+        """Writes the CDI file of a claim. Raises OSError, and raises Refused if a device has no device node or if the
+        driver's library libcuda.so.1 was not found.
         """
         folder = self._folder()
         if not self._driver.complete:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepares a claim for the kubelet: from the claim at the API server to the CDI devices of its containers."""
+"""Prepares a claim for the kubelet: reads the claim from the API server, creates its shares of GPUs, and returns the
+CDI devices of its containers.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class Prepared:
-    """A prepared device of a claim, in the form of the kubelet's response."""
+    """A prepared device of a claim, with the fields of the kubelet's response."""
 
     request: str
     device: str
@@ -43,7 +45,7 @@ class Prepared:
 
 
 class Claims:
-    """Thread-safe. ``settings`` returns the current settings."""
+    """Prepares and unprepares claims. It is thread-safe. ``settings`` returns the current settings."""
 
     def __init__(
         self,
@@ -62,7 +64,7 @@ class Claims:
         self._settings = settings
 
     def prepare(self, claim: Claim) -> list[Prepared]:
-        """Prepares the devices of a claim, with all files that a container needs. Repeated calls return the same
+        """Prepares the devices of a claim, with all files that a container needs. A repeated call returns the same
         devices. Raises PluginError.
         """
         check_uid(claim.uid)
@@ -117,10 +119,10 @@ class Claims:
         raise Refused(f"this node has no GPU {uuid}")
 
     def unprepare(self, uid: str) -> None:
-        """Ends all shares of a claim; its object may be gone. Raises PluginError."""
+        """Ends all shares of a claim. The claim itself may be gone from the API server. Raises PluginError."""
         check_uid(uid)
         try:
-            # Removed first, so that no container finds a share that is about to end.
+            # The CDI file is removed first, so that no container starts with a share that is about to end.
             self._files.remove(uid)
         except OSError as fault:
             raise NotNow(f"the CDI file of claim {uid} cannot be removed: {fault}") from fault
@@ -128,7 +130,9 @@ class Claims:
             log.info("allocation %s ends, because its claim is unprepared", allocation)
 
     def restore(self, records: Sequence[Record]) -> None:
-        """Runs once at the start: writes deleted files of claims again, and removes files of ended claims."""
+        """Called once when the plugin starts: writes the files of claims again if they were deleted, and removes the
+        files of ended claims.
+        """
         for fault in self._shares.restore():
             log.error("%s", fault)
         by_uid: dict[str, list[Record]] = {}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The devices that a node publishes: its GPUs as specifications of ResourceSlices. Pure.
+"""The devices that a node publishes: its GPUs, in the form of ResourceSlice specifications. No I/O.
 
 A GPU that libvgpu shares is one device that many claims may have at once. Each claim consumes memory, cores and one
-slot of its capacity. With equal slices a claim gets one slice, with requested sizes any size. A time-sliced GPU has
-only slots. A whole GPU or a MIG device belongs to one claim.
+slot of the device's capacity. With equal slices a claim gets exactly one slice, and with requested sizes it may have
+any size. A time-sliced GPU has only slots. A whole GPU or a MIG device belongs to one claim.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .._shared.pods.quantity import mebibytes
 from ..node.gpus import NO_NUMA, Driver, Gpu, MigDevice
 from .names import CORES, DRIVER, MEMORY, SLOTS, device_names
 
-# Maximum number of devices in a ResourceSlice with taints.
+# Maximum number of devices in a ResourceSlice whose devices have taints.
 MOST_DEVICES = 64
 UNHEALTHY, MOVING, DRAINED = (f"{DRIVER}/{word}" for word in ("unhealthy", "moving", "drained"))
 WHOLE = 100
@@ -27,8 +27,8 @@ LONGEST_STRING = 64
 
 @dataclass(frozen=True)
 class NodeView:
-    """The state of a node. ``unhealthy``: UUID → reason; ``moving``: GPUs on which pods of the device plugin still have
-    slices; ``drained``: GPUs that an administrator drains.
+    """The state of a node. ``unhealthy`` maps GPU UUIDs to reasons. ``moving`` are GPUs on which pods of the device
+    plugin still have slices, so claims must wait. ``drained`` are GPUs that an administrator drains.
     """
 
     name: str
@@ -42,8 +42,8 @@ class NodeView:
 
 
 def slices_of(node: NodeView) -> list[dict[str, Any]]:
-    """Returns the specification of each ResourceSlice, in order; one without devices if the node offers none. The
-    pool's generation is 0; the publisher sets it.
+    """Returns the specification of each ResourceSlice, in order. If the node offers no device, returns one without
+    devices. The generation of the pool is 0 here, because publish.py sets it.
     """
     devices = [one for gpu in node.gpus for one in _devices(node, gpu)]
     parts = [devices[at : at + MOST_DEVICES] for at in range(0, len(devices), MOST_DEVICES)] or [[]]
@@ -85,7 +85,8 @@ def _shared(node: NodeView, gpu: Gpu, mig: MigDevice | None, pieces: list[Piece]
         return {"attributes": attributes, "allowMultipleAllocations": True, "capacity": _slots(len(pieces))}
     if mode in (NONE, MIG):
         return {"attributes": attributes, "capacity": {MEMORY: {"value": mebibytes(pieces[0].memory_mib)}}}
-    # a client of MPS needs the pipes of its daemon, which only the device plugin mounts
+    # GPUs shared by MPS are not published, because a client of MPS needs the pipes of its daemon, and only the device
+    # plugin mounts these
     return None if mode == MPS else {}
 
 
@@ -96,7 +97,7 @@ def _capacity(gpu: Gpu, config: Mapping[str, Any], pieces: list[Piece]) -> dict[
     slice_mib, percent = slices.size_of(gpu.facts(), share)
     total = slices.claimable_mib(gpu.facts(), share, _requested(config))
     if not _requested(config):
-        # The sum of the slices' cores may exceed 100 %; then that sum is the capacity.
+        # The sum of the slices' cores may exceed 100 %. In that case the sum is the capacity.
         size = mebibytes(slice_mib)
         memory = {"value": mebibytes(total), "requestPolicy": {"default": size, "validValues": [size]}}
         cores = {
@@ -143,7 +144,7 @@ def _attributes(node: NodeView, gpu: Gpu, mig: MigDevice | None, mode: str) -> d
 
 
 def version(text: str) -> str:
-    """Returns three numbers without leading zeros, the API's format of a version."""
+    """Returns three numbers without leading zeros, which is the API's format of a version."""
     numbers = [int(one) if one.isdigit() else 0 for one in text.split(".")]
     return ".".join(str(one) for one in [*numbers, 0, 0, 0][:3])
 
@@ -160,6 +161,6 @@ def _taints(node: NodeView, gpu: Gpu) -> list[dict[str, Any]]:
 
 
 def label_value(text: str) -> str:
-    """Returns a valid label value: "Xid 79" becomes "xid-79"."""
+    """Returns a valid label value for a text: "Xid 79" becomes "xid-79"."""
     words = "".join(char if char.isalnum() and char.isascii() else "-" for char in text.lower())
     return "-".join(one for one in words.split("-") if one)[:63].strip("-") or "unhealthy"

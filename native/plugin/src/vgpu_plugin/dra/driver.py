@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver for claims of one node: its parts and their threads."""
+"""The driver for claims (Dynamic Resource Allocation) of one node: creates its parts and runs their threads."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 
 
 class Connections(NamedTuple):
-    """Connections to the API server, one for each use, because a watch occupies its connection and no call should wait
-    for another.
+    """Connections to the API server, one for each use, because a watch occupies its connection and no request should
+    wait for another.
     """
 
     claims: Reader
@@ -46,7 +46,9 @@ class Connections(NamedTuple):
 
 
 class ClaimDriver:
-    """``start`` starts the threads and ``stop`` ends them; any thread may call ``state``."""
+    """The driver for claims. ``start`` starts its threads and ``stop`` ends them. Any thread may call ``state`` of
+    ``registration``.
+    """
 
     def __init__(
         self,
@@ -91,8 +93,8 @@ class ClaimDriver:
             log.debug("the version of the NVIDIA driver is unknown: %s", fault)
         gpus = tuple(self._pool.gpus)
         records = self._allocator.records.all()
-        # The scheduler for claims does not see pods of the device plugin: their GPUs are offered to claims only after
-        # they end.
+        # The scheduler of claims does not know the pods of the device plugin. So the GPUs of these pods get a taint,
+        # and claims can use them only after the pods have ended.
         moving = {one.partition("::")[0] for record in records if record.kind == KUBELET for one in record.slice_ids}
         return slices_of(
             NodeView(
@@ -121,7 +123,7 @@ class ClaimDriver:
             self._threads.append(thread)
 
     def _follow_pool(self) -> None:
-        """Publishes each change of health or slices."""
+        """Publishes the devices again after each change of their health or of the slices."""
         while not self._stopping.is_set():
             generation, _offers = self._pool.offers()
             self.publisher.ask()
@@ -129,11 +131,13 @@ class ClaimDriver:
                 return
 
     def poll(self) -> None:
-        """Regular check: a GPU whose last pod has ended becomes free for claims."""
+        """Called regularly. It notices that the last pod of the device plugin on a GPU has ended, so that claims may
+        use the GPU.
+        """
         self.publisher.poll()
 
     def notes(self) -> list[str]:
-        """Returns messages for the node's administrator."""
+        """Returns warnings for the node's administrator."""
         registered, fault = self.registration.state()
         return [*([] if registered else [fault]), *self.publisher.notes()]
 

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kubelet's stream DRAResourceHealth: sends every device with its health, at each change and before the last
-message expires. The kubelet only shows it in the status of pods; a taint of the device keeps new pods away.
+"""Serves the kubelet's stream DRAResourceHealth. It sends every device with its health, at each change and before the
+last message expires.
+
+The kubelet only shows the health in the status of pods. New pods are kept away from an unhealthy device by the device's
+taint.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from ..offer.pool import Pool
 from .names import device_names
 
 VERSION = "v1alpha1.DRAResourceHealth"
-# The kubelet shows Unknown if it receives no message for this time.
+# If the kubelet receives no message for this time, it shows the health as Unknown.
 TIMEOUT_S = 30
 REPEAT_S = 10.0
 MOST_STREAMS = 8
@@ -55,7 +58,7 @@ class Health(rpc.DRAResourceHealthServicer):
         return self._stopping.is_set() or not context.is_active()
 
     def now(self) -> api.NodeWatchResourcesResponse:
-        """Returns the health of all offered devices."""
+        """Returns the message with the health of all offered devices."""
         names = device_names(self._pool.gpus)
         out = api.NodeWatchResourcesResponse()
         for device, uuid in dict.fromkeys((one.device, one.uuid) for one in self._pool.slices):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of the driver and its devices, for the scheduler, the kubelet and claims."""
+"""Names that the scheduler, the kubelet and claims use: of the driver, its devices, their capacities and parameters."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Iterable
 from ..node.gpus import Gpu
 
 DRIVER = "gpu.vgpu.fleet"
-# Version and kind of our parameters in classes and claims.
+# Version and kind of the parameters that device classes and claims may have for this driver.
 API_VERSION, KIND = "vgpu.fleet/v1", "Share"
 MEMORY, CORES, SLOTS = "memory", "cores", "slots"
-# Number of UUID digits in a device's name, if they are unique on the node.
+# Number of the UUID's digits in a device's name, if these digits are unique on the node.
 DIGITS = 8
 
 
 def device_names(gpus: Iterable[Gpu]) -> dict[str, str]:
-    """Returns UUID of a GPU or MIG device → its name. Indexes are not used: they change when a GPU fails, and
-    allocations contain the name.
+    """Returns UUID → name, for each GPU and MIG device. The names do not contain indexes, because an index changes when
+    another GPU fails, and allocations contain the name.
     """
     prefixes: dict[str, str] = {}
     for gpu in gpus:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters of our driver in classes and claims: ``vgpu.fleet/v1 Share``. The API server does not check them, so they
-are parsed strictly, and may only tighten the node's configuration. Pure.
+"""The parameters of this driver in device classes and claims: ``vgpu.fleet/v1 Share``. The API server does not check
+them, so they are parsed strictly here. They can only tighten the configuration of the node. No I/O.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ..errors import Refused
 from .names import API_VERSION, KIND
 
 POLICIES = ("disable", "default", "force")  # ordered from the weakest limit to the strictest
-# Key → allowed values.
+# Name of a parameter → its allowed values.
 KEYS: dict[str, tuple[Any, ...]] = {
     "corePolicy": POLICIES,
     "priority": (0, 1),
@@ -24,8 +24,8 @@ FROM_CLASS = "FromClass"
 
 
 def check(raw: Any, where: str) -> dict[str, Any]:
-    """Returns the parameters without kind and version. ``where``: names the class or claim in messages.
-    Raises Refused.
+    """Returns the parameters without kind and version. ``where`` names the class or the claim in error messages. Raises
+    Refused.
     """
     if not isinstance(raw, Mapping):
         raise Refused(f"{where}: expected an object of {API_VERSION} {KIND}, found {raw!r:.80}")
@@ -47,9 +47,9 @@ def check(raw: Any, where: str) -> dict[str, Any]:
 
 
 def tightened(flags: Mapping[str, Any], given: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
-    """Returns the node's flags of a limits file, tightened by parameters. ``given``: (FromClass or FromClaim,
-    parameters), in order. A class is written by the cluster's administrator, so it may set the high priority; a claim
-    may not.
+    """Returns the flags of a limits file: those of the node, tightened by the parameters. ``given`` are (FromClass or
+    FromClaim, parameters), in order. A class is written by the cluster's administrator, so it may set the high
+    priority; a claim may not.
     """
     out = dict(flags)
     out["priority"] = 1

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps this node's ResourceSlices up to date: lists and watches its own slices, compares them, writes differences and
-reads them back.
+"""Keeps this node's ResourceSlices at the API server up to date: it lists and watches them, compares them with the
+desired ones, writes the differences, and checks what the server stored.
 
-A kubelet deletes all slices of its node when it starts, and when the plugin was gone for half a minute, so slices must
-be written again. An API server without consumable capacity (before 1.36, or with the gate off) silently drops fields,
-so it would store a shared GPU as a device for a single claim. So each slice is first sent as a dry run: if fields are
-missing in the response, nothing is published, and published slices are deleted.
+A kubelet deletes all ResourceSlices of its node when it starts, and when the plugin was gone for half a minute, so they
+must be written again. An API server without consumable capacity (before 1.36, or with the feature gate off) silently
+drops fields, so it would store a shared GPU as a device for a single claim. So each ResourceSlice is first sent as a
+dry run. If fields are missing in the response, nothing is published, and ResourceSlices that were already published are
+deleted.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ PATH = "/apis/resource.k8s.io/v1/resourceslices"
 DRY_RUN = "?dryRun=All"
 CONFLICT, NOT_FOUND = 409, 404
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 30.0
-# Long pause after dropped fields: only an upgrade of the API server helps.
+# The pause after the API server dropped fields is long, because only an upgrade of the server helps.
 DROPPED_RETRY_S = 300.0
 
 log = logging.getLogger(__name__)
@@ -42,12 +43,13 @@ class Server(Protocol):
 
 
 class Dropped(Exception):
-    """Raised if the API server drops fields; the text names the first one."""
+    """Raised if the API server drops fields. The text names the first of them."""
 
 
 class Publisher:
-    """``desired`` returns the current specifications. ``run`` and ``follow`` need a thread each; any thread may call
-    ``ask``. ``writer`` and ``watcher`` are separate connections, because a watch occupies its connection.
+    """Publishes the ResourceSlices. ``desired`` returns their current specifications. ``run`` and ``follow`` need a
+    thread each, and any thread may call ``ask``. ``writer`` and ``watcher`` are separate connections, because a watch
+    occupies its connection.
     """
 
     def __init__(
@@ -60,22 +62,23 @@ class Publisher:
         self._stopping = threading.Event()
         self._asked = threading.Event()
         self._fault = ""
-        # The specifications of the last attempt, even if it failed.
+        # The desired specifications at the last attempt, even if the attempt failed.
         self._looked_for: list[Mapping[str, Any]] = []
 
     def ask(self) -> None:
-        """Requests a comparison, because something may have changed."""
+        """Requests a comparison of stored and desired ResourceSlices, because something may have changed."""
         self._asked.set()
 
     def poll(self) -> None:
-        """Requests a comparison if the node's state has changed without a notice. Changes of our slices by others come
-        by the watch: regular lists by 5 000 nodes would be too much load.
+        """Called regularly. Requests a comparison if the desired ResourceSlices have changed without a call of ``ask``.
+        Changes of the stored ones are noticed only by the watch, because regular lists by 5 000 nodes would be too much
+        load.
         """
         if list(self._desired()) != self._looked_for:
             self.ask()
 
     def notes(self) -> list[str]:
-        """Returns messages for the node's administrator."""
+        """Returns warnings for the node's administrator."""
         return [self._fault] if self._fault else []
 
     def run(self) -> None:
@@ -95,8 +98,8 @@ class Publisher:
             self._asked.wait(pause)
 
     def follow(self) -> None:
-        """Watches our slices and requests a comparison after every event, including events of our own writes, which
-        change nothing.
+        """Watches the stored ResourceSlices and requests a comparison after every event. Events of this program's own
+        writes cause a comparison too, which finds no difference.
         """
         retry_s = FIRST_RETRY_S
         while not self._stopping.is_set():
@@ -124,7 +127,9 @@ class Publisher:
     # ---- one comparison
 
     def bring_in_line(self) -> None:
-        """Writes the differences. Raises ApiError, and Dropped after deleting our slices."""
+        """Writes the differences between stored and desired ResourceSlices. Raises ApiError. If the API server drops
+        fields, deletes the stored ones and raises Dropped.
+        """
         self._looked_for = desired = list(self._desired())
         found = sorted(self._own(), key=lambda one: str(one["metadata"]["name"]))
         try:
@@ -145,7 +150,8 @@ class Publisher:
         ]
         if not changed and not extra:
             return
-        # Consumers ignore a pool of several slices until all slices of one generation exist.
+        # If a pool has several ResourceSlices, the scheduler ignores the pool until all of them have the same
+        # generation. So all are written with a new one.
         alone = len(desired) == 1 and not extra
         if not alone or not found:
             generation += 1
@@ -177,7 +183,7 @@ class Publisher:
                 )
 
     def _owner(self) -> list[dict[str, Any]]:
-        """Returns an owner reference to the node, so that the slices are deleted with the node."""
+        """Returns an owner reference to the Node, so that the ResourceSlices are deleted together with the Node."""
         node = self._api.get(f"/api/v1/nodes/{urllib.parse.quote(self._node, safe='')}")
         uid = node["metadata"]["uid"]
         return [{"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": uid, "controller": True}]
@@ -191,12 +197,12 @@ class Publisher:
                     raise
 
     def withdraw(self) -> None:
-        """Deletes all slices of this driver, before the node stops offering devices. Raises ApiError."""
+        """Deletes all ResourceSlices of this driver, before the node stops offering devices. Raises ApiError."""
         self._delete(self._own())
 
     def _own(self) -> list[dict[str, Any]]:
-        """Returns this driver's slices. The node's credentials may list only slices of this node, and only with this
-        selector; the list contains all drivers.
+        """Returns the stored ResourceSlices of this driver. The node's credentials may list only those of this node,
+        and only with this selector. The list contains all drivers, so it is filtered here.
         """
         return [one for one in self._list().get("items") or () if one["spec"].get("driver") == DRIVER]
 
@@ -208,14 +214,14 @@ class Publisher:
 
 
 def slice_name(node: str, number: int) -> str:
-    """Returns the name of a slice. The number comes first, because since 1.36 a pool's devices are ordered by the names
-    of its slices. Cut to 253 characters, the limit for names of objects.
+    """Returns the name of a ResourceSlice. The number comes first, because since 1.36 the devices of a pool are ordered
+    by the names of its ResourceSlices. The name is cut to 253 characters, the limit of Kubernetes.
     """
     return f"{number:x}-{DRIVER}-{node}"[:253].rstrip("-.")
 
 
 def same(stored: Mapping[str, Any], desired: Mapping[str, Any]) -> bool:
-    """Whether both specifications are equal, except for the generation and fields that the server adds."""
+    """Returns whether both specifications are equal, except for the generation and for fields that the server adds."""
     return not first_lost(_without_generation(desired), _without_generation(stored)) and not first_lost(
         _without_generation(stored), _without_generation(desired)
     )
@@ -226,13 +232,13 @@ def _without_generation(spec: Mapping[str, Any]) -> dict[str, Any]:
     return {**spec, "pool": pool}
 
 
-# Fields of a taint that the server sets.
+# Fields of a taint that the server adds.
 ADDED = ("timeAdded",)
 
 
 def first_lost(sent: Any, kept: Any, place: str = "spec") -> str:
-    """Returns the first field of ``sent`` that is missing or different in ``kept``; empty if there is none. Quantities
-    are compared as numbers, and an empty value equals a missing one.
+    """Returns the path of the first field of ``sent`` that is missing or different in ``kept``, or an empty string if
+    there is none. Quantities are compared as numbers, and an empty value equals a missing one.
     """
     if isinstance(sent, Mapping):
         for key, value in sent.items():

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two sockets that the kubelet connects to: the driver's own, and one in the folder where it looks for plugins.
+"""Serves the two sockets to which the kubelet connects: the socket of the driver for claims, and a registration socket
+in the folder where the kubelet looks for plugins.
 
-The kubelet watches that folder and reads it when it starts, so its restart needs no action. A deleted socket is created
-again, which the kubelet notices. The driver's own socket listens first.
+The kubelet watches that folder, and reads it when it starts. So a restart of the kubelet needs no action here. If a
+socket was deleted, it is created again, which the kubelet notices. The driver's socket listens first, so that the
+kubelet can connect to it as soon as it finds the registration socket.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ log = logging.getLogger(__name__)
 
 
 class Registration(rpc.RegistrationServicer):
-    """``run`` is one thread. ``add_services`` adds the driver's services to its server."""
+    """Registers the driver with the kubelet. ``run`` is the function of one thread. ``add_services`` adds the driver's
+    services to its gRPC server.
+    """
 
     def __init__(
         self, registry: Path, folder: Path, health: Health, add_services: Callable[[grpc.Server], None]
@@ -75,7 +79,7 @@ class Registration(rpc.RegistrationServicer):
     # ---- life cycle
 
     def state(self) -> tuple[bool, str]:
-        """Returns whether the kubelet has registered the driver, and otherwise the last error."""
+        """Returns whether the kubelet has registered the driver, and the last error if it has not."""
         return self._registered, self._said
 
     def run(self) -> None:
@@ -89,7 +93,7 @@ class Registration(rpc.RegistrationServicer):
         self._health.stop()
 
     def look(self) -> None:
-        """Starts serving, also again if a socket was deleted."""
+        """Starts serving both sockets, or serves them again if one was deleted."""
         if self._servers and self._served == self._identities():
             return
         self._stop_serving()
@@ -111,7 +115,8 @@ class Registration(rpc.RegistrationServicer):
         self._served = self._identities()
 
     def _start(self, socket: Path, add: Callable[[grpc.Server], None]) -> None:
-        # gRPC removes the socket file of a stopped server late; it must not remove the file of the new server.
+        # The file of an earlier server is removed now. gRPC removes the file of a stopped server late, and would then
+        # remove the file of the new server.
         socket.unlink(missing_ok=True)
         workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="claims", initializer=lean.own_timers())
         server = grpc.server(workers)
@@ -124,7 +129,7 @@ class Registration(rpc.RegistrationServicer):
         return [_identity(self.endpoint), _identity(self.socket)]
 
     def _stop_serving(self) -> None:
-        # The registration socket first: the kubelet must not find a driver that is about to end.
+        # The registration socket is closed first, so that the kubelet finds no driver that is about to end.
         for server in reversed(self._servers):
             server.stop(grace=GRACE_S).wait()
         self._servers, self._served, self._registered = [], [], False

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kubelet's service DRAPlugin, v1 and v1beta1: only translates messages.
+"""The kubelet's service DRAPlugin, in the versions v1 and v1beta1. It only translates messages for claims.py.
 
-Both versions have the same messages in two packages. The response contains every claim of the request, with its devices
-or with an error text; the kubelet shows the text on the pod and tries again.
+Both versions have the same messages, in two packages. The response contains every claim of the request, with its
+devices or with an error text. The kubelet shows the text on the pod and tries again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from ..errors import PluginError
 from .claims import Claims, Prepared
 from .shares import Claim
 
-# The names that the kubelet uses in a registration, which differ from the gRPC names. Newest first.
+# Names of the service's versions in the registration with the kubelet, the newest first. They differ from the gRPC
+# names.
 VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
 LONGEST_TEXT = 2000
 
@@ -26,13 +27,13 @@ log = logging.getLogger(__name__)
 
 
 def add_to(server: grpc.Server, claims: Claims, pool: str) -> None:
-    """Adds both versions to the server. ``pool``: name of the pool of the devices."""
+    """Adds both versions of the service to the server. ``pool`` is the name of the pool to which the devices belong."""
     dra_v1_pb2_grpc.add_DRAPluginServicer_to_server(Service(dra_v1_pb2, claims, pool), server)
     dra_v1beta1_pb2_grpc.add_DRAPluginServicer_to_server(Service(dra_v1beta1_pb2, claims, pool), server)
 
 
 class Service:
-    """Implements one version. ``api``: the module with its messages."""
+    """Implements one version of the service. ``api`` is the module with the messages of that version."""
 
     def __init__(self, api: ModuleType, claims: Claims, pool: str) -> None:
         self._api: Any = api

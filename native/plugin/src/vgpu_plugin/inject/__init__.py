@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a container receives its GPUs: CDI, volume mounts, environment."""
+"""The ways in which a container receives its GPUs: CDI, volume mounts and environment variables."""

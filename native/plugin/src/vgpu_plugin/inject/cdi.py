@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CDI specifications for whole GPUs and slices, so that a container gets its GPU without a runtime's hook.
+"""Writes CDI specifications for whole GPUs and for slices, so that a container gets its GPU without NVIDIA's runtime
+hook.
 
-The kubelet uses ``vgpu.fleet/gpu=<uuid>`` (of a GPU or MIG device). People use ``vgpu.fleet/slice=<uuid>::<n>``:
-``podman run --device vgpu.fleet/slice=GPU-…::0 …``. ``nvidia.com/gpu=<uuid|index|all>`` is written only if no other
-program provides it, because a device that two files define is unusable.
+The kubelet uses the devices ``vgpu.fleet/gpu=<uuid>`` (UUID of a GPU or MIG device). Users of podman or docker name
+``vgpu.fleet/slice=<uuid>::<n>``: ``podman run --device vgpu.fleet/slice=GPU-…::0 …``. The kind
+``nvidia.com/gpu=<uuid|index|all>`` is written only if no other program provides it, because a device that two files
+define is unusable.
 """
 
 from __future__ import annotations
@@ -22,14 +24,15 @@ from .driver_files import DriverFiles, is_node, library_folders
 
 log = logging.getLogger(__name__)
 
-# The newest version that podman 4.3 (container-device-interface 0.5) reads; it introduced hostPath of device nodes.
+# The newest CDI version that podman 4.3 (container-device-interface 0.5) can read. It is also the first version with
+# hostPath for device nodes.
 CDI_VERSION = "0.5.0"
 GPU_KIND, SLICE_KIND, NVIDIA_KIND = "vgpu.fleet/gpu", "vgpu.fleet/slice", "nvidia.com/gpu"
-# Name prefix of the files of claims (dra/claim_files.py).
+# Name prefix of the CDI files of claims (dra/claim_files.py).
 OF_CLAIMS = "vgpu-claim-"
 READ_ONLY = ["ro", "nosuid", "nodev", "bind"]
 READ_WRITE = ["rw", "nosuid", "nodev", "bind"]
-# void prevents the hook of an NVIDIA runtime from adding GPUs.
+# The value void prevents the hook of an NVIDIA runtime from adding GPUs.
 VOID = "NVIDIA_VISIBLE_DEVICES=void"
 CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES=compute,utility"
 
@@ -39,7 +42,9 @@ def mount(inside: str, host: str, read_only: bool) -> dict[str, Any]:
 
 
 def common_edits(files: DriverFiles, dev_root: Path) -> dict[str, Any]:
-    """Returns the edits that every container with a GPU gets."""
+    """Returns the CDI edits that every container with a GPU gets: the driver's libraries, programs and common device
+    nodes.
+    """
     mounts = [
         mount(f"{folder}/{name}", host, True) for name, host in files.libraries for folder in library_folders()
     ] + [mount(f"/usr/bin/{os.path.basename(one)}", one, True) for one in files.programs]
@@ -56,19 +61,21 @@ def node(path: str, dev_root: Path) -> dict[str, Any]:
 
 
 def gpu_nodes(gpu: Gpu, dev_root: Path) -> list[dict[str, Any]]:
-    """Returns the device node of one GPU; empty on a simulated host, whose driver has none."""
+    """Returns the device node of one GPU. The list is empty on a host with a simulated driver, which has no device
+    nodes.
+    """
     path = f"/dev/nvidia{gpu.minor}"
     return [node(path, dev_root)] if is_node(dev_root / path.lstrip("/")) else []
 
 
 def mig_nodes(gpu: Gpu, mig: MigDevice, proc: Path, dev_root: Path) -> list[dict[str, Any]]:
-    """Returns the device nodes of a MIG device: those of its GPU, its GPU instance and its compute instance. The driver
-    reports the minor numbers below ``proc``. Raises OSError if a number or a node is missing.
+    """Returns the device nodes of a MIG device: those of its GPU, of its GPU instance and of its compute instance. The
+    driver reports the minor numbers in files below ``proc``. Raises OSError if a number or a node is missing.
     """
     folder = proc / "driver/nvidia/capabilities" / f"gpu{gpu.minor}" / "mig"
     nodes = gpu_nodes(gpu, dev_root)
     if not nodes and not folder.is_dir():
-        return []  # a simulated host has no device nodes
+        return []  # the driver is simulated and has no device nodes
     instance = folder / f"gi{mig.gpu_instance}"
     for access in (instance / "access", instance / f"ci{mig.compute_instance}" / "access"):
         minor = re.search(r"^DeviceFileMinor:\s*(\d+)\s*$", access.read_text(), re.MULTILINE)
@@ -82,7 +89,9 @@ def mig_nodes(gpu: Gpu, mig: MigDevice, proc: Path, dev_root: Path) -> list[dict
 
 
 def mig_devices(gpus: Iterable[Gpu], proc: Path, dev_root: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Returns MIG devices by UUID; a device with unknown nodes is left out, and Allocate reports why."""
+    """Returns (UUID, edits) of each MIG device. A device whose nodes are missing is left out, and Allocate reports the
+    reason.
+    """
     named = []
     for gpu in gpus:
         for mig in gpu.mig:
@@ -103,12 +112,16 @@ def specification(kind: str, common: dict[str, Any], devices: Iterable[tuple[str
 
 
 def _filled(edits: dict[str, Any]) -> dict[str, Any]:
-    """Removes empty lists; a device must have at least one edit."""
+    """Returns the edits without empty lists. If nothing is left, returns a harmless edit, because a device must have at
+    least one.
+    """
     return {key: value for key, value in edits.items() if value} or {"env": [VOID]}
 
 
 def gpu_devices(gpus: Sequence[Gpu], dev_root: Path, by_index: bool) -> list[tuple[str, dict[str, Any]]]:
-    """Returns devices by UUID, and for NVIDIA's kind also by index and ``all``."""
+    """Returns (name, edits) of each GPU. The names are the UUIDs; NVIDIA's kind also needs the indexes and ``all``,
+    which ``by_index`` adds.
+    """
     named = [(gpu.uuid, {"deviceNodes": gpu_nodes(gpu, dev_root)}) for gpu in gpus]
     if by_index:
         named += [(str(gpu.index), {"deviceNodes": gpu_nodes(gpu, dev_root)}) for gpu in gpus]
@@ -119,17 +132,21 @@ def gpu_devices(gpus: Sequence[Gpu], dev_root: Path, by_index: bool) -> list[tup
 def with_hooks(
     devices: list[tuple[str, dict[str, Any]]], hooks: list[dict[str, Any]]
 ) -> list[tuple[str, dict[str, Any]]]:
-    """Adds hooks for the containers that get the devices. The caller leaves out MIG devices."""
+    """Returns the devices with these hooks added, which run for each container that gets one of the devices. The caller
+    leaves out MIG devices, which need no hook.
+    """
     return [(name, {**edits, "hooks": hooks} if hooks else edits) for name, edits in devices]
 
 
 def file_name(kind: str) -> str:
-    """Returns the file name for a kind; NVIDIA's tools use other names, such as nvidia.yaml."""
+    """Returns the name of the CDI file for a kind. NVIDIA's tools use other names, such as nvidia.yaml, so no file of
+    theirs is overwritten.
+    """
     return "vgpu-" + kind.replace("/", "-") + ".json"
 
 
 def provided_elsewhere(kind: str, folders: Iterable[Path]) -> str:
-    """Returns the file of another program that defines ``kind``; empty if there is none."""
+    """Returns the file of another program that defines ``kind``, or an empty string if there is none."""
     pattern = re.compile(r'^\s*"?kind"?\s*:\s*"?' + re.escape(kind) + r'"?\s*,?\s*$', re.MULTILINE)
     for folder in folders:
         with contextlib.suppress(OSError):
@@ -143,8 +160,8 @@ def provided_elsewhere(kind: str, folders: Iterable[Path]) -> str:
 
 
 def write(folder: Path, spec: dict[str, Any], name: str = "") -> bool:
-    """Writes a specification by a rename. Returns True if it changed. ``name``: file name, for a kind with several
-    files. Raises OSError.
+    """Writes a specification in one step, by a rename. Returns True if its content changed. ``name`` is the file name,
+    which is needed for a kind with several files. Raises OSError.
     """
     path = folder / (name or file_name(spec["kind"]))
     text = json.dumps(spec, indent=1, sort_keys=True) + "\n"
@@ -152,7 +169,7 @@ def write(folder: Path, spec: dict[str, Any], name: str = "") -> bool:
         if path.read_text() == text:
             return False
     folder.mkdir(parents=True, exist_ok=True)
-    # Readers take every .json and .yaml file of the folder, so the temporary file has another suffix.
+    # The temporary file has another suffix, because container engines read every .json and .yaml file of the folder.
     fresh = path.with_name(path.name + ".new")
     fresh.write_text(text)
     os.chmod(fresh, 0o644)
@@ -166,7 +183,7 @@ def remove(folder: Path) -> None:
 
 
 def leave(folder: Path) -> None:
-    """Removes this program's files, and the folder if it is then empty."""
+    """Removes this program's CDI files, and removes the folder if it is then empty."""
     remove(folder)
     for one in folder.glob(f"{OF_CLAIMS}*.json"):
         one.unlink(missing_ok=True)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the driver's files that a container needs on this host: libraries, programs, device nodes.
+"""Finds the driver's files that a container needs on this host: libraries, programs and device nodes.
 
-For CDI, where no hook of a runtime finds them. Only files for compute and utility: memory of video and graphics is not
-counted in any ledger, so their libraries are left out.
+They are needed for CDI, where no runtime hook finds them. Only files for the driver capabilities compute and utility
+are included. The libraries for video and graphics are left out, because the memory that these use is not counted
+against a container's limit.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ LIBRARIES = (
     "libnvidia-cfg.so.1",
     "libnvidia-allocator.so.1",
 )
-# Libraries without a soname, named by the driver's version: libnvidia-gpucomp.so.535.261.03.
+# Libraries without a soname. Their file names end with the driver's version: libnvidia-gpucomp.so.535.261.03.
 VERSIONED = ("libnvidia-gpucomp.so.",)
 PROGRAMS = ("nvidia-smi", "nvidia-debugdump", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
 CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
@@ -33,13 +34,15 @@ PROGRAM_FOLDERS = ("usr/bin", "usr/local/bin", "usr/sbin", "opt/bin")
 
 CACHE_MAGIC = b"glibc-ld.so.cache1.1"
 CACHE_HEADER, CACHE_ENTRY = 48, 24
-# Maximum steps in resolving a path, which ends a loop of links.
+# Maximum number of steps in resolving a path, so that a loop of links ends.
 MOST_STEPS = 200
 
 
 @dataclass(frozen=True)
 class DriverFiles:
-    """``libraries``: (file name in the container, host path); ``programs``: host paths; ``nodes``: paths below /dev."""
+    """The driver's files. ``libraries`` are (file name in the container, host path), ``programs`` are host paths, and
+    ``nodes`` are paths below /dev.
+    """
 
     libraries: tuple[tuple[str, str], ...] = ()
     programs: tuple[str, ...] = ()
@@ -47,16 +50,17 @@ class DriverFiles:
 
     @property
     def complete(self) -> bool:
-        """Whether a container can use CUDA with these files."""
+        """True if a container can use CUDA with these files."""
         return any(name == "libcuda.so.1" for name, _host in self.libraries)
 
 
 def find(
     driver_root: Path, dev_root: Path, environment: Mapping[str, str] | None = None, host_root: Path = Path("/")
 ) -> DriverFiles:
-    """Returns the files on this host. Libraries are found like by the loader: in LD_LIBRARY_PATH of this program (only
-    if ``driver_root`` is /), then in the loader's cache below ``driver_root``. ``host_root``: the host's root folder as
-    seen by this program in a container; the returned paths are the host's.
+    """Returns the driver's files on this host. Libraries are searched like the loader does it: in the folders of
+    LD_LIBRARY_PATH of this program (only if ``driver_root`` is /), and in the loader's cache below ``driver_root``.
+    ``host_root`` is the path at which this program, if it runs in a container, sees the host's root folder; the
+    returned paths are those on the host.
     """
     environment = os.environ if environment is None else environment
     if host_root != Path("/"):
@@ -88,8 +92,8 @@ def _find_below(host_root: Path, driver_root: Path, dev_root: Path) -> DriverFil
 
 
 def resolved(root: Path, path: Path) -> Path:
-    """Returns the host's ``path`` below ``root`` with its links resolved as on the host: an absolute link starts at
-    ``root``.
+    """Returns where ``path`` of the host is below ``root``. Links are resolved as on the host, so an absolute link
+    starts at ``root``.
     """
     out, rest = root, [one for one in path.parts if one != "/"]
     for _step in range(MOST_STEPS):
@@ -135,14 +139,14 @@ def is_node(path: Path) -> bool:
 
 
 def loader_cache(root: Path) -> dict[str, str]:
-    """Returns name → path of every library of this machine's word size in ld.so.cache; the first entry of a name is
-    used.
+    """Returns name → path of every library in ld.so.cache that has this machine's word size. If a name has several
+    entries, the first is used.
     """
     try:
         data = (root / "etc/ld.so.cache").read_bytes()
     except OSError:
         return {}
-    base = data.find(CACHE_MAGIC)  # an older format may precede the current one
+    base = data.find(CACHE_MAGIC)  # in a cache with two formats, the old one comes first
     if base < 0:
         return {}
     found: dict[str, str] = {}
@@ -159,7 +163,8 @@ def loader_cache(root: Path) -> dict[str, str]:
     return found
 
 
-# Architecture bits in an entry's flags, as the loader writes them; 32-bit libraries have other bits.
+# Architecture bits in the flags of a cache entry, as the loader writes them. 32-bit libraries have other bits, so they
+# are skipped.
 CACHE_FLAGS = {"x86_64": 0x0300, "aarch64": 0x0A00}
 
 
@@ -168,7 +173,7 @@ def _string(data: bytes, at: int) -> str:
 
 
 def library_folders() -> tuple[str, ...]:
-    """Folders that loaders of current distributions search without a cache: Debian's and that of other distributions.
-    Libraries are mounted in both, so that no hook must run ldconfig in the container.
+    """Returns the library folders that the loaders of current distributions search without a cache: Debian's, and that
+    of other distributions. Libraries are mounted in both, so that no hook must run ldconfig in the container.
     """
     return (f"/usr/lib/{platform.machine()}-linux-gnu", "/usr/lib64")

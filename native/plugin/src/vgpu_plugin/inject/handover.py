@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a container gets its GPUs: environment, mounts, CDI devices, device nodes (NVIDIA's deviceListStrategy).
+"""Decides by which strategy a container gets its GPUs: environment variable, mounts, CDI devices or device nodes
+(NVIDIA's setting deviceListStrategy).
 
-``choose`` resolves ``auto`` from the host's configuration; everything else is pure.
+``choose`` replaces the setting ``auto`` by a strategy, for which it reads the host's configuration.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ CDI_ANNOTATIONS, CDI_CRI = "cdi-annotations", "cdi-cri"
 RUNTIME_CONFIG = "etc/nvidia-container-runtime/config.toml"
 VISIBLE_AS_MOUNTS = "/var/run/nvidia-container-devices"
 ANNOTATION_PREFIX = "cdi.k8s.io/"
-# The first kubelet that passes on a plugin's CDI devices by default (feature DevicePluginCDIDevices).
+# The first kubelet that passes a plugin's CDI devices to the runtime by default (feature gate DevicePluginCDIDevices).
 CDI_KUBELET = (1, 29)
-# Folder in a container with the pipes of its MPS daemon; the same as in NVIDIA's plugin.
+# Folder in a container with the pipes of its MPS daemon. NVIDIA's plugin uses the same path.
 MPS_ROOT = "/mps"
-# Flag of node.yaml → variable that makes NVIDIA's runtime add these devices.
+# Flag of node.yaml → environment variable that makes NVIDIA's runtime add the devices of that feature.
 FEATURES = (("gdrcopyEnabled", "NVIDIA_GDRCOPY"), ("gdsEnabled", "NVIDIA_GDS"), ("mofedEnabled", "NVIDIA_MOFED"))
 
 
 @dataclass
 class Parts:
-    """The additions of one or several strategies to an Allocate response."""
+    """What one or several strategies add to an Allocate response."""
 
     envs: dict[str, str] = field(default_factory=dict)
     mounts: list[tuple[str, str, bool]] = field(default_factory=list)
@@ -42,22 +43,23 @@ class Parts:
 
 @dataclass(frozen=True)
 class HandOver:
-    """The configured strategies, with ``auto`` resolved."""
+    """The strategies to use: the configured ones, or what ``auto`` means on this host."""
 
     strategies: tuple[str, ...]
     id_strategy: str = "uuid"
     pass_device_specs: bool = False
     annotation_prefix: str = ANNOTATION_PREFIX
     dev_root: Path = Path("/")
-    # Why these strategies are used, as text for people.
+    # A text for people that says why these strategies are used.
     reason: str = ""
-    # Only for ``auto`` without CDI: the host whose NVIDIA runtime configuration is read at every allocation. It may
-    # change while this program runs, and with the wrong strategy a container starts without a GPU.
+    # Set only for ``auto`` on a host without CDI. It is the root folder in which the configuration of NVIDIA's runtime
+    # is read at every allocation. The configuration may change while this program runs, and with the wrong strategy a
+    # container would start without a GPU.
     follow: Path | None = None
 
     def parts(self, gpus: list[Gpu], allocation: str, ids: list[str], uuids: list[str]) -> Parts:
-        """Returns the additions. ``ids``: device names for the runtime, UUIDs or indexes; CDI devices are named by
-        ``uuids``.
+        """Returns what these strategies add to a response. ``ids`` are the device names for NVIDIA's runtime (UUIDs or
+        indexes). CDI devices are always named by ``uuids``.
         """
         strategies = self.strategies
         if self.follow is not None:
@@ -88,11 +90,12 @@ class HandOver:
 
 
 def choose(root: Path) -> tuple[str, str]:
-    """Returns the strategy for ``auto`` on this host, with the reason.
+    """Returns the strategy that ``auto`` means on this host, with the reason.
 
-    cdi-cri if both the kubelet and its container runtime pass on CDI devices; volume-mounts if NVIDIA's runtime is
-    configured to accept them; otherwise envvar, which every NVIDIA runtime reads. With a strategy that the runtime does
-    not accept, the container would start without a GPU, so only declared features count.
+    The strategy is cdi-cri if both the kubelet and its container runtime pass on CDI devices. It is volume-mounts if
+    NVIDIA's runtime is configured to accept them, and otherwise envvar, which every NVIDIA runtime reads. With a
+    strategy that the runtime does not accept, the container would start without a GPU, so only features that the
+    configuration declares are used.
     """
     kubelet = kubelet_version(root)
     runtime = cri_with_cdi(root)
@@ -104,14 +107,15 @@ def choose(root: Path) -> tuple[str, str]:
 
 
 def accepts_mounts(root: Path) -> bool:
-    """Whether the host's NVIDIA runtime accepts mounts as a request for GPUs."""
+    """Returns whether the host's NVIDIA runtime accepts mounts as a request for GPUs."""
     accepts = r"^\s*accept-nvidia-visible-devices-as-volume-mounts\s*=\s*true\b"
     return re.search(accepts, _text(f"{root}/{RUNTIME_CONFIG}"), re.MULTILINE) is not None
 
 
 def cri_with_cdi(root: Path) -> str:
-    """Returns which CRI runtime has CDI enabled; empty if none has. containerd: enable_cdi, which is true by default in
-    version 3 of its file (containerd 2). CRI-O: always.
+    """Returns a text that says which CRI runtime has CDI enabled, or an empty string if none has. For containerd the
+    option enable_cdi decides; without it CDI is enabled in version 3 of its configuration file (containerd 2). CRI-O
+    always has CDI enabled.
     """
     path = root / "etc/containerd/config.toml"
     text = _text(path)
@@ -122,7 +126,7 @@ def cri_with_cdi(root: Path) -> str:
 
 
 def kubelet_version(root: Path) -> tuple[int, int]:
-    """Returns major and minor version of the host's kubelet; (0, 0) if unknown."""
+    """Returns major and minor version of the host's kubelet, or (0, 0) if the version is unknown."""
     for folder in ("usr/bin", "usr/local/bin"):
         program = root / folder / "kubelet"
         if not program.is_file():
@@ -146,7 +150,9 @@ def _text(path: str | Path) -> str:
 
 
 def features(config: dict[str, Any]) -> dict[str, str]:
-    """Returns variables that make NVIDIA's runtime add other devices, from flags and imex of node.yaml."""
+    """Returns environment variables that make NVIDIA's runtime add further devices, according to flags and imex of
+    node.yaml.
+    """
     envs = {name: "enabled" for flag, name in FEATURES if (config.get("flags") or {}).get(flag)}
     if channels := (config.get("imex") or {}).get("channelIDs"):
         envs["NVIDIA_IMEX_CHANNELS"] = ",".join(str(one) for one in channels)
@@ -158,10 +164,11 @@ def mps_environment(resource: str) -> dict[str, str]:
 
 
 def mps_mounts(root: Path, resource: str, host_root: Path = Path("/")) -> list[tuple[str, str, bool]]:
-    """Returns mounts of the control daemon's pipes, and of the shared memory of its clients and server.
+    """Returns the mounts for a client of MPS: the pipes of its control daemon, and the memory that clients and server
+    share.
 
-    The pipes are read-only, because a client only connects to sockets there. Otherwise root of one container could
-    replace the daemon's socket for all other containers.
+    The pipes are mounted read-only, because a client only connects to the sockets there. If they were writable, root of
+    one container could replace the daemon's socket for all other containers.
     """
     pipe = root / resource / "pipe"
     if not (host_root / str(pipe).lstrip("/")).is_dir():

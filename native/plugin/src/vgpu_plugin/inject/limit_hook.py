@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CDI hook that sets the driver's memory limit for a container: at createRuntime its control group exists, and no
-process of the container runs yet. Pure. The program is native/vcuda/hook; it gets all data as arguments and trusts no
-data of the container.
+"""Describes the CDI hook that sets the driver's memory limit for a container. No I/O.
+
+The hook runs at the stage createRuntime, because then the container's control group exists and none of its processes
+runs yet. The hook's program is native/vcuda/hook. It gets all data as arguments, and trusts no data of the container.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ from typing import Any
 
 PROGRAM = "vgpu-limit-hook"
 STAGE = "createRuntime"
-# Enough for starting NVML on a suspended GPU; a hook that takes longer fails the start of the container.
+# Timeout of the hook in seconds. If the hook takes longer, the container does not start, so the time must be enough for
+# starting NVML on a suspended GPU.
 TIMEOUT_S = 30
 
 
 def hook(program: str, allocations: str, cgroup_root: str, nvml: str, backend: str, enforce: str) -> dict[str, Any]:
-    """Returns one entry of ``containerEdits.hooks``; equal arguments give equal bytes."""
+    """Returns one entry of ``containerEdits.hooks`` in a CDI file. Equal arguments give equal bytes, so an unchanged
+    file is not written again.
+    """
     words = ["--allocations", allocations, "--cgroup-root", cgroup_root, "--nvml", nvml]
     words += ["--backend", backend, "--enforce", "driver" if enforce == "driver" else "auto"]
     return {"hookName": STAGE, "path": program, "args": [PROGRAM, *words], "timeout": TIMEOUT_S}

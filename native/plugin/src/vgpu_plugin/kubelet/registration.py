@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves on our socket in the kubelet's folder and registers, again after each start of the kubelet.
+"""Serves one resource on a socket in the kubelet's folder, and registers it with the kubelet, again after each start of
+the kubelet.
 
-A kubelet that starts empties its folder, including our socket, and forgets every plugin; then it creates kubelet.sock.
-It connects back during Register, so our server must be ready before.
+When a kubelet starts, it empties its folder, including our socket, and forgets every plugin. Then it creates
+kubelet.sock. During the call Register it connects back to the plugin, so our server must listen before that call.
 
 A killed kubelet leaves kubelet.sock behind, and a kubelet that lost the connection to its plugin does not reconnect. So
-the plugin counts as registered only while a ListAndWatch stream is open; after its end the plugin registers again.
+the plugin counts as registered only while a ListAndWatch stream of the kubelet is open. When the stream ends, the
+plugin registers again.
 """
 
 from __future__ import annotations
@@ -28,9 +30,9 @@ from ..node.paths import CHECKPOINT, NO_KUBELET
 from .service import WORKERS, DevicePlugin, options
 
 API_VERSION = "v1beta1"
-# The kubelet itself waits 10 s for its connection back to the plugin.
+# Timeout of Register. It is longer than the 10 s that the kubelet itself waits for its connection back to the plugin.
 REGISTER_TIMEOUT_S = 15.0
-# Maximum wait for ListAndWatch after Register; the kubelet does nothing slow in between.
+# Maximum wait for the kubelet's call ListAndWatch after Register. The kubelet does nothing slow in between.
 FIRST_STREAM_S = 15.0
 FIRST_RETRY_S, LAST_RETRY_S = 0.05, 5.0
 
@@ -38,7 +40,9 @@ log = logging.getLogger(__name__)
 
 
 class Registration:
-    """Owns the server of the kubelet's service. ``run`` is one thread; any thread may call ``state``."""
+    """Runs the server for one resource and keeps it registered. ``run`` is the function of one thread. Any thread may
+    call ``state``.
+    """
 
     def __init__(
         self,
@@ -47,7 +51,9 @@ class Registration:
         resource: str,
         make_service: Callable[[Callable[[], None]], DevicePlugin],
     ) -> None:
-        """``make_service`` receives a function that the service calls when a ListAndWatch stream begins or ends."""
+        """``make_service`` creates the service. It is passed a function that the service calls when a ListAndWatch
+        stream begins or ends.
+        """
         self._kubelet_socket = kubelet_socket
         self._endpoint = endpoint
         self._resource = resource
@@ -58,15 +64,15 @@ class Registration:
         self._service: DevicePlugin | None = None
         self._served: tuple[int, int] | None = None
         self._registered_with: tuple[int, int] | None = None
-        # Time of the current registration.
+        # Time at which the plugin registered with the current kubelet.
         self._registered_at = 0.0
-        # Whether the kubelet has opened a stream since then.
+        # True if the kubelet has opened a stream after that time.
         self._streamed = False
         self._fault = self._missing()
         self.first_attempt = threading.Event()
 
     def state(self) -> tuple[bool, str]:
-        """Returns whether the current kubelet has a stream open, and otherwise the last error."""
+        """Returns whether the current kubelet has a stream open, and the last error if it has not."""
         known = self._registered_with is not None and self._registered_with == _identity(self._kubelet_socket)
         registered = known and self._listens()
         return registered, "" if registered else self._fault
@@ -93,7 +99,9 @@ class Registration:
         self._watch.wake()
 
     def _step(self) -> bool:
-        """Updates server and registration. Returns False if it must be tried again soon."""
+        """Starts the server and registers, as far as needed. Returns False if this function must be called
+        again soon.
+        """
         kubelet = _identity(self._kubelet_socket)
         if kubelet is None:
             self._registered_with = None
@@ -126,7 +134,9 @@ class Registration:
         return self._listens()
 
     def _missing(self) -> str:
-        """Returns why the socket is missing: a kubelet ran before and left its checkpoint, or none ever ran."""
+        """Returns a text that says why the kubelet's socket is missing: either a kubelet ran before and left its
+        checkpoint, so it will come back, or this host never had one.
+        """
         waits = self._kubelet_socket.with_name(CHECKPOINT).exists()
         why = "; waiting for the kubelet" if waits else f": {NO_KUBELET}"
         return f"{self._kubelet_socket} does not exist{why}"
@@ -139,7 +149,8 @@ class Registration:
         self._fault = message
 
     def _serve(self) -> None:
-        # gRPC removes the socket file of a stopped server late; it must not remove the file of the new server.
+        # The file of an earlier server is removed now. gRPC removes the file of a stopped server late, and would then
+        # remove the file of the new server.
         self._endpoint.unlink(missing_ok=True)
         service = self._make_service(self._watch.wake)
         workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="kubelet", initializer=lean.own_timers())
@@ -168,7 +179,7 @@ class Registration:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Returns inode and change time of a file; the inode alone could be reused by a later file."""
+    """Returns inode and change time of a file. The inode alone is not enough, because a later file may reuse it."""
     try:
         found = os.stat(path)
     except OSError:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One registration with the kubelet for each resource of the node, started and stopped with the configuration."""
+"""The registrations with the kubelet, one for each resource of the node. They are started and stopped when the
+configuration changes.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ log = logging.getLogger(__name__)
 
 
 class Registrations:
-    """Thread-safe. ``make`` creates the registration of a resource; each runs in its own thread."""
+    """Starts and stops registrations, each in a thread of its own. It is thread-safe. ``make`` creates the registration
+    of a resource.
+    """
 
     def __init__(self, make: Callable[[str], Registration]) -> None:
         self._make = make
@@ -24,8 +28,9 @@ class Registrations:
         self._stopped = False
 
     def bring_in_line(self, resources: Sequence[str]) -> None:
-        """Starts new registrations before it ends old ones, so that pods always find a resource. Does nothing after
-        ``stop``: a late change must not start a registration that is never stopped.
+        """Starts the missing registrations, and then ends those of other resources, so that pods always find a
+        resource. After ``stop`` this does nothing, because a registration that a late change started would never be
+        stopped.
         """
         with self._lock:
             if self._stopped:
@@ -50,13 +55,13 @@ class Registrations:
             one.first_attempt.wait(seconds)
 
     def state(self) -> tuple[bool, str]:
-        """Returns whether all resources are registered, and otherwise the first error."""
+        """Returns whether all resources are registered, and the first error if they are not."""
         states = [one.state() for one, _thread in list(self._running.values())]
         faults = [fault for registered, fault in states if not registered]
         return bool(states) and not faults, faults[0] if faults else ""
 
     def any_registered(self) -> bool:
-        """Whether the kubelet can allocate any resource now."""
+        """Returns whether the kubelet can allocate any resource now."""
         return any(one.registered() for one, _thread in list(self._running.values()))
 
     def stop(self) -> None:

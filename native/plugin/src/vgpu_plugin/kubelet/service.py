@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kubelet's service DevicePlugin v1beta1: only translates messages."""
+"""The kubelet's service DevicePlugin v1beta1. It only translates messages for the allocator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from ..node.topology import nearest
 from ..offer.pool import Offer, Pool
 from ..offer.preference import preferred
 
-# Maximum number of streams: each occupies a thread of the server, and Allocate must always find a free one.
+# Maximum number of ListAndWatch streams. It is limited because each stream occupies a thread of the server, and
+# Allocate must always find a free one.
 MAX_STREAMS = 256
 WORKERS = MAX_STREAMS + 8
 
@@ -39,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 def answered(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Turns every exception of a call into a gRPC status with a message."""
+    """Decorator that turns every exception of a call into a gRPC status with a message."""
 
     @functools.wraps(method)
     def call(self: Any, request: Any, context: grpc.ServicerContext) -> Any:
@@ -47,8 +48,8 @@ def answered(method: Callable[..., Any]) -> Callable[..., Any]:
             return method(self, request, context)
         except PluginError as fault:
             code = next((code for kind, code in STATUS if isinstance(fault, kind)), grpc.StatusCode.UNKNOWN)
-            # gRPC sends the message as a header, whose length is limited; a message with all ids of a request might be
-            # lost.
+            # The message is cut, because gRPC sends it as a header of limited length. A message with all ids of a
+            # request might be lost.
             text = str(fault) if len(str(fault)) <= LONGEST_TEXT else str(fault)[: LONGEST_TEXT - 1] + "…"
             log.warning("%s: %s", method.__name__, text)
             context.abort(code, text)
@@ -81,12 +82,14 @@ def to_device(offer: Offer) -> api.Device:
 
 
 class DevicePlugin(rpc.DevicePluginServicer):
-    """``on_streams`` is called when a ListAndWatch stream begins or ends; ``streams``: number of open streams."""
+    """Serves one resource to the kubelet. ``on_streams`` is called when a ListAndWatch stream begins or ends, and
+    ``streams`` is the number of open streams.
+    """
 
     def __init__(
         self, pool: Pool, allocator: Allocator, on_streams: Callable[[], None] = lambda: None, resource: str = ""
     ) -> None:
-        """``resource``: offer only the slices of this resource; empty: all."""
+        """Only slices of ``resource`` are offered; an empty string means all slices."""
         self._resource = resource
         self._pool = pool
         self._allocator = allocator

@@ -1,2 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts about the node: GPUs, paths, clock, the kubelet's checkpoint and PodResources, the Kubernetes API."""
+"""Reads facts about the node: its GPUs, paths, clock, the kubelet's checkpoint and PodResources, and the Kubernetes
+API.
+"""

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the kubelet's device checkpoint: the device ids that it offers, and the containers that hold them."""
+"""Reads the kubelet's device checkpoint, the file in which the kubelet saves the device ids that it offers and the
+containers that hold them.
+"""
 
 from __future__ import annotations
 
@@ -15,36 +17,36 @@ from google.protobuf.message import DecodeError
 from .._proto import deviceplugin_pb2 as api
 from .paths import CONTAINER_LIBRARY_FOLDER, CONTAINER_SHARE, OLD_GPU_PAGE, OLD_LIBRARY, OLD_LIMITS
 
-# Annotation in an Allocate response: UUIDs of the container's GPUs, separated by commas.
+# Annotation in an Allocate response with the UUIDs of the container's GPUs, separated by commas.
 DEVICES_ANNOTATION = "vgpu.fleet/devices"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One container's devices of one resource in the kubelet's checkpoint."""
+    """The devices of one resource that one container holds, according to the kubelet's checkpoint."""
 
     pod_uid: str
     container: str
     slice_ids: frozenset[str]
-    # From the mounts of the saved Allocate response, of this version or of an older one that mounted single files;
-    # empty if it cannot be read.
+    # Id of the allocation. It is taken from the mounts in the saved Allocate response, which may be of an older version
+    # that mounted single files. It is empty if the response cannot be read.
     allocation: str
-    # Folder of the library version that the container mounts, from the same response.
+    # Folder of the library version that the container mounts, also from the saved response.
     library: str
-    # UUIDs of the container's GPUs, from the same response.
+    # UUIDs of the container's GPUs, also from the saved response.
     uuids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    # Entries of every resource: a running container keeps the resource name of its request, even if the node's resource
-    # is renamed. Entries of other plugins have other ids and do no harm.
+    # Entries of all resources, because a running container keeps the resource name of its request even if the node's
+    # resource is renamed. Entries of other plugins are harmless, because they have other ids.
     entries: tuple[Entry, ...]
-    # Resource → offered ids. A resource that the kubelet does not know is missing.
+    # Resource → ids that the kubelet offers. Resources that the kubelet does not know are missing.
     registered: dict[str, frozenset[str]]
 
     def advertised(self, slice_id: str) -> bool:
-        """Whether the kubelet offers the slice to pods now, under any resource."""
+        """Returns whether the kubelet offers the slice to pods now, under any resource."""
         return any(slice_id in ids for ids in self.registered.values())
 
     @property
@@ -52,7 +54,7 @@ class Checkpoint:
         return frozenset(one for entry in self.entries for one in entry.slice_ids)
 
     def holds(self, allocation: str, slice_ids: frozenset[str]) -> bool:
-        """Whether the kubelet still knows the allocation."""
+        """Returns whether the kubelet still knows the allocation. If its id cannot be read, the slices are compared."""
         return any(
             entry.allocation == allocation or (not entry.allocation and entry.slice_ids == slice_ids)
             for entry in self.entries
@@ -60,7 +62,7 @@ class Checkpoint:
 
 
 def read(path: Path) -> Checkpoint | None:
-    """Returns the checkpoint; None if it cannot be read, for example while the kubelet writes it."""
+    """Returns the checkpoint, or None if it cannot be read, for example while the kubelet writes it."""
     try:
         data = json.loads(path.read_text())["Data"]
         entries = tuple(_entry(one) for one in data.get("PodDeviceEntries") or [])
@@ -89,14 +91,16 @@ def _entry(one: dict[str, Any]) -> Entry:
 
 
 def _ids(value: Any) -> frozenset[str]:
-    """Returns the ids: grouped by NUMA node since Kubernetes 1.20, a plain list before."""
+    """Returns the device ids. Since Kubernetes 1.20 they are grouped by NUMA node, and before they were a
+    plain list.
+    """
     if isinstance(value, dict):
         return frozenset(one for ids in value.values() for one in ids or [])
     return frozenset(value or [])
 
 
 def _answer(encoded: str) -> api.ContainerAllocateResponse:
-    """Returns the saved Allocate response; an empty one if it cannot be read."""
+    """Returns the saved Allocate response, or an empty response if it cannot be read."""
     try:
         return api.ContainerAllocateResponse.FromString(base64.b64decode(encoded))
     except (binascii.Error, DecodeError, ValueError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Creates this program's folders, and takes the lock that prevents a second device plugin on the node."""
+"""Creates this program's folders, and takes the lock file that prevents a second device plugin on the node."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .paths import Paths
 
 @contextlib.contextmanager
 def claimed(paths: Paths) -> Iterator[None]:
-    """Creates the folders and holds the lock: two plugins on one node would repeatedly replace each other's socket.
-    Raises Fatal.
+    """Creates the folders, and holds the lock while the program runs. Without the lock, two plugins on one node would
+    repeatedly replace each other's socket. Raises Fatal.
     """
     make_folders(paths)
     try:
@@ -31,7 +31,7 @@ def claimed(paths: Paths) -> Iterator[None]:
             raise Fatal(
                 f"{paths.lock}: another vgpu-device-plugin runs already (pid {holder}); stop it first"
             ) from None
-        # The pid is for people only. The lock itself needs no disk space, so a full disk is no error.
+        # The pid is written only to be shown to people. The lock needs no disk space, so a full disk is no error.
         with contextlib.suppress(OSError):
             lock.truncate(0)
             lock.write(str(os.getpid()))

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A clock that survives program restarts and cannot be set: the kernel's time since boot, with the boot's id."""
+"""A clock that survives restarts of the program and that nobody can set: the kernel's time since boot, together with
+the id of the boot.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,11 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 class Clock:
     def now(self) -> float:
-        """Returns seconds since boot, including suspend; setting the wall clock does not change them."""
+        """Returns the seconds since boot, including suspend. They do not change when the wall clock is set."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def boot_id(self) -> str:
-        """Returns the id of this boot; times of another boot cannot be compared with times of this one."""
+        """Returns the id of this boot. Times of different boots cannot be compared."""
         try:
             return _BOOT_ID.read_text().strip()
         except OSError:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Detects that the kernel driver was reloaded: a reload clears the limits of control groups that the driver keeps in
-kernel memory, and new module options may change whether it enforces limits.
+"""Detects that the kernel driver was reloaded.
+
+This matters because a reload clears the limits of control groups, which the driver keeps in kernel memory, and because
+new module options may change whether the driver enforces limits.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ from pathlib import Path
 
 
 class DriverLoad:
-    """For one thread only. ``lost`` returns the number of limits that the driver has lost so far."""
+    """Notices reloads of the driver. It may be used by one thread only. ``lost`` returns the number of limits that the
+    driver has lost so far; a new loss is a sign of a reload.
+    """
 
     def __init__(self, sys_root: Path, lost: Callable[[], int]) -> None:
         self._module = sys_root / "module" / "nvidia"
@@ -19,7 +23,7 @@ class DriverLoad:
         self._before = self._signs()
 
     def again(self) -> bool:
-        """Returns True once for each detected reload. A missing module is no reload, because no driver is
+        """Returns True once for each detected reload. A missing module does not count as a reload, because no driver is
         loaded yet.
         """
         now = self._signs()
@@ -29,7 +33,9 @@ class DriverLoad:
         return True
 
     def _signs(self) -> tuple[tuple[int, str] | None, int]:
-        """Returns signs of a reload: the kernel creates a module's folder at each load. None: the folder is missing."""
+        """Returns values that change at a reload, because the kernel creates the folder of a module at each load. The
+        first is None if the folder is missing.
+        """
         try:
             inode = os.stat(self._module).st_ino
         except OSError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Current measurements of a GPU, for people and Prometheus: memory, utilisation, temperature, power, clocks and ECC
+"""Current measurements of a GPU, for vgpuctl and Prometheus: memory, utilisation, temperature, power, clocks and ECC
 errors.
 """
 
@@ -14,19 +14,20 @@ from typing import Any, NamedTuple
 from .._shared.config import slices
 
 UNKNOWN = -1
-# Measurements younger than this are returned without asking the driver.
+# Measurements that are younger than this are returned without asking the driver.
 FRESH_S = 1.0
-# Maximum age of measurements that are returned if the driver does not respond in time.
+# If the driver does not respond in time, earlier measurements up to this age are returned.
 OLDEST_S = 5.0
-# Maximum time that a caller waits for the driver.
+# Maximum time for which a caller waits for the driver.
 WAIT_S = 1.0
 
 log = logging.getLogger(__name__)
 
 
 class Gauges(NamedTuple):
-    """One GPU's measurements: utilisation in percent of the driver's sample period, degrees Celsius, current clocks,
-    ECC errors since the driver was loaded. UNKNOWN if the GPU does not report a value.
+    """The measurements of one GPU: utilisation in percent of the driver's sample period, temperature in degrees
+    Celsius, current clocks, and ECC errors since the driver was loaded. A value that the GPU does not report is
+    UNKNOWN.
     """
 
     memory_used_mib: int = UNKNOWN
@@ -40,8 +41,8 @@ class Gauges(NamedTuple):
 
 
 def read(nvml: Any, uuid: str) -> Gauges:
-    """Reads all measurements. ``nvml``: the module pynvml. One missing measurement hides no other: some GPUs in virtual
-    machines have no temperature.
+    """Reads all measurements of a GPU. ``nvml`` is the module pynvml. Each value is read separately, because some GPUs
+    lack one (in virtual machines the temperature) and the others must still be returned.
     """
 
     def figure(ask: Callable[[object], int]) -> int:
@@ -67,7 +68,9 @@ def read(nvml: Any, uuid: str) -> Gauges:
 
 
 class Cached:
-    """Reads each GPU at most once in FRESH_S, for any number of callers; a hanging driver blocks no caller."""
+    """Reads each GPU at most once in FRESH_S, whatever the number of callers. A driver that does not respond blocks no
+    caller.
+    """
 
     def __init__(
         self,
@@ -75,18 +78,18 @@ class Cached:
         wait_s: float = WAIT_S,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``read`` returns the driver's measurements of a GPU by UUID; it may block."""
+        """``read`` returns the measurements of the GPU with a UUID, and may block."""
         self._read = read
         self._wait_s = wait_s
         self._monotonic = monotonic
         self._news = threading.Condition()
-        # UUID → time of the driver's response, and the measurements.
+        # UUID → time of the driver's last response, and its measurements.
         self._found: dict[str, tuple[float, Gauges]] = {}
         self._asked: set[str] = set()
 
     def of(self, uuids: Collection[str]) -> dict[str, Gauges]:
-        """Returns each GPU's measurements; from a slow driver the last ones up to OLDEST_S old, then UNKNOWN. Takes at
-        most ``wait_s`` in total.
+        """Returns the measurements of each GPU. If the driver is slow, returns the last ones if they are not older than
+        OLDEST_S, and UNKNOWN otherwise. Takes at most ``wait_s`` in total.
         """
         with self._news:
             stale = {uuid for uuid in uuids if not self._is_younger(uuid, FRESH_S)}
@@ -97,7 +100,7 @@ class Cached:
             return {uuid: self._found[uuid][1] if self._is_younger(uuid, OLDEST_S) else Gauges() for uuid in uuids}
 
     def settle(self) -> None:
-        """Waits until the driver has answered every request."""
+        """Waits until the driver has answered every request. Tests use it."""
         with self._news:
             self._news.wait_for(lambda: not self._asked)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface to the driver: lists GPUs and reads their critical Xid events.
+"""The interface to the driver (NVML): it lists GPUs, reads their state and critical Xid events, and sets memory limits.
 
-No other module of the plugin imports pynvml. Tests replace GpuSource.
+No other module of the plugin imports pynvml, and tests replace GpuSource.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ log = logging.getLogger(__name__)
 
 
 class GpuError(Exception):
-    """The driver did not respond or returned an error; the text names the call and the error."""
+    """The driver did not respond, or it returned an error. The text names the call and the error."""
 
 
 @dataclass(frozen=True)
 class MigDevice:
-    """One MIG device; ``index`` counts within its GPU, ``profile`` is the name that nvidia-smi prints, such
-    as 1g.10gb.
+    """One MIG device. ``index`` counts the MIG devices of its GPU, and ``profile`` is the name that nvidia-smi prints,
+    such as 1g.10gb.
     """
 
     index: int
@@ -57,11 +57,11 @@ class Gpu:
     numa_node: int = NO_NUMA
     mig_enabled: bool = False
     mig: tuple[MigDevice, ...] = ()
-    # (UUID, score) of GPUs with a better connection than through the host; a higher score is closer.
+    # (UUID, score) of each GPU to which the connection is better than through the host. A higher score means closer.
     links: tuple[tuple[str, int], ...] = ()
 
     def facts(self) -> dict[str, Any]:
-        """Returns the GPU in the form that the shared core uses."""
+        """Returns the GPU in the form that the shared modules use."""
         return {
             "index": self.index,
             "uuid": self.uuid,
@@ -77,7 +77,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Driver:
-    """Versions of the driver; ``compute``: UUID → compute capability."""
+    """Versions of the driver and of CUDA. ``compute`` maps GPU UUIDs to compute capabilities."""
 
     version: str
     cuda: tuple[int, int]
@@ -85,7 +85,7 @@ class Driver:
 
 
 class GpuSource(Protocol):
-    """The calls of a driver that the plugin needs."""
+    """The calls of the driver that the plugin needs."""
 
     def gpus(self) -> list[Gpu]:
         """Returns all readable GPUs in NVML's order. Raises GpuError."""
@@ -94,62 +94,67 @@ class GpuSource(Protocol):
         """Returns index → error of each GPU that the last call of ``gpus`` could not read."""
 
     def next_xid(self, timeout_ms: int) -> tuple[str, int] | None:
-        """Waits for the next critical Xid. Returns (uuid, number), or None after the timeout. Raises GpuError.
+        """Waits for the next critical Xid error. Returns (UUID, Xid number), or None after the timeout. Raises
+        GpuError.
 
-        An uncorrectable ECC error is Xid 48, as in NVIDIA's list. The uuid is empty if the driver does not name the
+        An uncorrectable ECC error is Xid 48, as in NVIDIA's list. The UUID is empty if the driver does not name the
         GPU.
         """
 
     def fault_of(self, uuid: str) -> str:
-        """Returns why a GPU cannot be used now; empty if it can."""
+        """Returns why a GPU cannot be used now, or an empty string if it can be used."""
 
     def processes(self, uuid: str) -> dict[int, int | None]:
-        """Returns pid → bytes of each process with a compute or graphics context on the GPU; None: unknown. Raises
-        GpuError.
+        """Returns pid → bytes in use, for each process with a compute or graphics context on the GPU. None means that
+        the driver does not report the bytes. Raises GpuError.
         """
 
     def utilisation(self, uuid: str, since_us: int) -> dict[int, float] | None:
-        """Returns pid → mean percent of the GPU's time since a time in microseconds since 1970; None if the driver has
-        no such samples. Raises GpuError.
+        """Returns pid → mean percent of the GPU's time that the process used since ``since_us``, a time in microseconds
+        since 1970. Returns None if the driver has no such samples. Raises GpuError.
         """
 
     def gauges(self, uuid: str) -> Gauges:
         """Returns the current measurements of a GPU."""
 
     def driver(self) -> Driver:
-        """Returns versions and compute capabilities. Raises GpuError."""
+        """Returns the versions and the compute capabilities. Raises GpuError."""
 
     def group_limits(self, uuid: str, group: str) -> Limits:
-        """Returns the limits that the driver enforces for the control group with this folder. Raises GpuError."""
+        """Returns the limits that the driver enforces for a control group. ``group`` is the group's folder. Raises
+        GpuError.
+        """
 
     def limit_group(self, uuid: str, group: str, hard: int) -> None:
-        """Sets the driver's hard limit, with soft limit 0; ``group_limits`` shows whether it is active.
-        Raises GpuError.
+        """Sets the driver's hard limit of a control group, with a soft limit of 0. Success does not prove that the
+        limit is active; ``group_limits`` shows that. Raises GpuError.
         """
 
     def probe_limits(self, cgroup_root: str) -> tuple[str, str]:
-        """Returns whether the driver enforces limits here: (backend, ""), or ("", reason why not). Raises GpuError."""
+        """Tries whether the driver enforces limits on this host. Returns (backend, "") if it does, and ("", reason) if
+        not. Raises GpuError.
+        """
 
     def reopen(self) -> None:
-        """Reinitialises NVML, because it lists GPUs only once. Not while another thread waits in NVML.
-        Raises GpuError.
+        """Shuts NVML down and starts it again, because NVML lists GPUs only once. Must not be called while another
+        thread waits in NVML. Raises GpuError.
         """
 
     def close(self) -> None: ...
 
 
 class Nvml:
-    """The driver's own library through nvidia-ml-py."""
+    """The driver, called through NVML (nvidia-ml-py)."""
 
     def __init__(self, sys_root: Path = Path("/sys"), library: str = "") -> None:
-        """``library``: path of the host's NVML if the loader does not find it, for example in a container without
-        NVIDIA's runtime. Raises GpuError.
+        """``library`` is the path of the host's NVML. It is needed if the loader does not find NVML, for example in a
+        container without NVIDIA's runtime. Raises GpuError.
         """
         import pynvml
 
         if library:
             try:
-                # A later load of libnvidia-ml.so.1 uses this library, because the soname is equal.
+                # pynvml loads libnvidia-ml.so.1 later and then gets this library, because the soname is equal.
                 ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
             except OSError as fault:
                 raise GpuError(f"NVML of the host cannot be loaded: {fault}") from None
@@ -157,11 +162,11 @@ class Nvml:
         self._sys_root = sys_root
         self._events: object = None
         self._unreadable: dict[int, str] = {}
-        # Uncorrected ECC errors of each GPU when it was last healthy.
+        # UUID → number of uncorrected ECC errors at the last check
         self._ecc: dict[str, int] = {}
-        # NUMA nodes by PCI address, cached because only a change of hardware changes them.
+        # PCI address → NUMA node. The nodes are cached, because only a change of hardware changes them.
         self._numa: dict[str, int] = {}
-        # The GPUs for which ``_links`` was computed.
+        # The GPUs for which ``_links`` (their connections) was computed.
         self._linked: tuple[str, ...] = ()
         self._links: dict[str, tuple[tuple[str, int], ...]] = {}
         self._open()
@@ -190,13 +195,13 @@ class Nvml:
             try:
                 found.append(self._gpu(index, nvml.nvmlDeviceGetHandleByIndex(index)))
             except nvml.NVMLError as fault:
-                # A GPU that fell off the bus must not hide the others.
+                # The loop goes on, because a GPU that fell off the bus must not hide the others.
                 self._unreadable[index] = f"the driver says: {fault}"
         if before.keys() - self._unreadable.keys():
-            self._forget_events()  # events were never registered for a GPU that was lost
+            self._forget_events()  # a lost GPU is back, for which no events are registered
         uuids = tuple(gpu.uuid for gpu in found)
         if uuids != self._linked:
-            # Cached, because only a change of hardware changes the links, and each pair needs a driver call.
+            # The links are cached, because only a change of hardware changes them and each pair needs a driver call.
             self._linked, self._links = uuids, self._scores(found)
         return [replace(gpu, links=self._links.get(gpu.uuid, ())) for gpu in found]
 
@@ -210,7 +215,7 @@ class Nvml:
         try:
             handles = {gpu.uuid: nvml.nvmlDeviceGetHandleByIndex(gpu.index) for gpu in gpus}
         except nvml.NVMLError:
-            return {}  # a GPU was lost since it was listed
+            return {}  # a GPU was lost after it was listed
         levels = {}
         for one, other in itertools.combinations(handles, 2):
             with contextlib.suppress(nvml.NVMLError):
@@ -228,7 +233,7 @@ class Nvml:
         return topology.scores(levels, direct, switched)
 
     def _nvlinks(self, handle: object) -> list[str]:
-        """Returns the PCI address at the other end of each active NVLink: of a GPU or of an NVSwitch."""
+        """Returns the PCI address at the other end of each active NVLink, which is a GPU or an NVSwitch."""
         nvml = self._nvml
         found = []
         for link in range(nvml.NVML_NVLINK_MAX_LINKS):
@@ -281,7 +286,7 @@ class Nvml:
             try:
                 device = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
             except nvml.NVMLError:
-                continue  # no MIG device has this index
+                continue  # there is no MIG device with this index
             attributes = nvml.nvmlDeviceGetAttributes_v2(device)
             found.append(
                 MigDevice(
@@ -367,7 +372,8 @@ class Nvml:
                 used, before = one.usedGpuMemory, found.get(int(one.pid), 0)
                 found[int(one.pid)] = None if used is None or before is None else before + int(used)
             for one in self._graphics(handle):
-                # A process with both contexts is in both lists, each time with its total memory.
+                # A process with both kinds of contexts is in both lists, each time with its total memory, so the larger
+                # value counts.
                 reported = [used for used in (found.get(int(one.pid)), one.usedGpuMemory) if used is not None]
                 found[int(one.pid)] = max(map(int, reported), default=None)
         except nvml.NVMLError as fault:
@@ -415,7 +421,9 @@ class Nvml:
         return memory_limits.probe(nvml.nvmlLib, named, cgroup_root)
 
     def _graphics(self, handle: object) -> list[Any]:
-        """Returns processes with Vulkan or OpenGL contexts, which no CUDA library sees. Raises NVMLError."""
+        """Returns processes with Vulkan or OpenGL contexts, which do not use CUDA and so are not seen by a CUDA
+        library. Raises NVMLError.
+        """
         nvml = self._nvml
         try:
             return list(nvml.nvmlDeviceGetGraphicsRunningProcesses(handle))
@@ -445,10 +453,10 @@ class Nvml:
                 self._nvml.nvmlEventSetFree(self._events)
             self._nvml.nvmlShutdown()
         except self._nvml.NVMLError:
-            pass  # the driver is being unloaded, so nothing must be freed
+            pass  # the driver is being unloaded, so there is nothing to free
 
 
-# Label of gpu-feature-discovery → field of nvmlDeviceAttributes_t.
+# Name in the labels of gpu-feature-discovery → field of nvmlDeviceAttributes_t.
 MIG_ATTRIBUTES = (
     ("memory", "memorySizeMB"),
     ("multiprocessors", "multiprocessorCount"),
@@ -463,9 +471,10 @@ MIG_ATTRIBUTES = (
 
 
 def numa_node(sys_root: Path, pci: str) -> int:
-    """Returns the NUMA node of a PCI address from NVML; NO_NUMA if the platform does not report one.
+    """Returns the NUMA node of a PCI device, or NO_NUMA if the platform does not report one. ``pci`` is the address
+    from NVML.
 
-    NVML's address has an eight-digit domain, that of sysfs four digits.
+    The domain of NVML's address has eight digits and that of sysfs has four, so it is shortened.
     """
     domain, _colon, rest = pci.partition(":")
     try:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Credentials for the Kubernetes API: from a kubeconfig file or from the pod's service account.
+"""Credentials for the Kubernetes API, from a kubeconfig file or from the pod's service account. They are used by the
+clients of the device plugin (``kube_api``) and of ``vgpu_scheduler``.
 
-Used by the clients of the device plugin (``kube_api``) and of ``vgpu_scheduler``. Not in the shared core, which may use
-only the standard library, while a kubeconfig is YAML; the modules read kubeconfigs with the library ``kubernetes``.
+This module is not among the modules shared with the Ansible collection, because those may use only the standard
+library, while a kubeconfig is YAML. The Ansible modules read kubeconfigs with the library ``kubernetes``.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 @dataclass(frozen=True)
 class Access:
-    """Address and credentials of the API server. Files are read at each call, because credentials are
-    rotated in place.
+    """Address and credentials of the API server. Files are read at each call, because credentials are replaced in place
+    when they are rotated.
     """
 
     server: str
@@ -59,7 +60,7 @@ class Access:
 
 @contextlib.contextmanager
 def _as_file(what: Path | bytes) -> Iterator[Path]:
-    """Yields the data as a file, because OpenSSL reads a client certificate only from files."""
+    """Yields a file with the data, because OpenSSL reads a client certificate only from files."""
     if isinstance(what, Path):
         yield what
         return
@@ -70,8 +71,8 @@ def _as_file(what: Path | bytes) -> Iterator[Path]:
 
 
 def read(kubeconfig: str, service_account: Path = SERVICE_ACCOUNT) -> Access:
-    """Reads the credentials. ``kubeconfig``: a file, or ``in-cluster``. Raises Fatal with the file and the position in
-    it.
+    """Reads the credentials. ``kubeconfig`` is a file, or ``in-cluster`` for the pod's service account. Raises Fatal,
+    which names the file and the position in it.
     """
     if kubeconfig == IN_CLUSTER:
         host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
@@ -115,7 +116,7 @@ def _of_kubeconfig(path: Path, config: Any) -> Access:
 
 
 def _named(path: Path, config: Any, many: str, one: str, holder: dict[str, Any]) -> dict[str, Any]:
-    """Returns the list entry that the context, or current-context, names."""
+    """Returns the list entry that the context names, or, for the list of contexts, that current-context names."""
     wanted = holder.get("current-context" if one == "context" else one)
     entries = config.get(many) if isinstance(config, dict) else None
     for entry in entries if isinstance(entries, list) else []:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls of the Kubernetes API that this program needs, over HTTPS.
+"""The calls of the Kubernetes API that this program needs, over HTTPS. The library ``kubernetes`` is not used, because
+it takes 60 MB and a second to import, while a node program reads only one node.
 
-The library ``kubernetes`` takes 60 MB and a second to import, and a node program reads only one node. Imported only if
-an API server is configured.
+This module is imported only if an API server is configured.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from typing import Any
 from .kube_access import Access
 
 TIMEOUT_S = 30.0
-# The server ends a watch after WATCH_S; a longer silence means that the connection is dead.
+# The server ends a watch after WATCH_S. If it stays silent for longer, plus a grace time, the connection is dead.
 WATCH_S, WATCH_GRACE_S = 240, 30.0
 JSON = "application/json"
 STRATEGIC = "application/strategic-merge-patch+json"
 LONGEST_LINE = 4 << 20
-# Requests objects without spec and status, a hundredth of a pod's size.
+# Content type that requests objects without spec and status. These have a hundredth of the size of a pod.
 METADATA = "application/json;as=PartialObjectMetadata{};g=meta.k8s.io;v=v1,application/json"
 
 
 class ApiError(Exception):
-    """The server returned an error or no response; ``status`` is the HTTP status, 0 without a response."""
+    """The server returned an error or no response. ``status`` is the HTTP status, or 0 without a response."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -36,7 +36,7 @@ class ApiError(Exception):
 
 
 class Api:
-    """Opens one connection for each call. Every error is an ApiError."""
+    """A client of the API server. It opens one connection for each call, and every error is an ApiError."""
 
     def __init__(self, access: Access, timeout: float = TIMEOUT_S) -> None:
         self._access = access
@@ -52,7 +52,7 @@ class Api:
         return self._call("GET", path)
 
     def list_metadata(self, path: str) -> dict[str, Any]:
-        """Returns a list with only the metadata of each item, possibly from the server's cache."""
+        """Returns a list with only the metadata of each item. The server may answer from its cache."""
         return self._call("GET", f"{path}&resourceVersion=0", accept=METADATA.format("List"))
 
     def patch(self, path: str, body: dict[str, Any], kind: str = STRATEGIC) -> dict[str, Any]:
@@ -68,7 +68,9 @@ class Api:
         return self._call("DELETE", path)
 
     def watch(self, path: str, metadata: bool = False) -> Iterator[dict[str, Any]]:
-        """Yields the events of a watch until the server ends it. ``metadata``: objects contain only their metadata."""
+        """Yields the events of a watch until the server ends it. With ``metadata``, the objects contain only their
+        metadata.
+        """
         accept = METADATA.format("") if metadata else JSON
         with self._reported(), contextlib.closing(self._connect(WATCH_S + WATCH_GRACE_S)) as connection:
             answer = self._ask(connection, "GET", f"{path}&watch=true&timeoutSeconds={WATCH_S}", accept=accept)
@@ -82,7 +84,7 @@ class Api:
                 self._watched = None
 
     def stop(self) -> None:
-        """Ends a watch; called by another thread."""
+        """Ends a watch that another thread runs."""
         watched = self._watched
         if watched is not None:
             with contextlib.suppress(OSError):

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The policy of this kubelet's topology manager, from its configuration file.
+"""Reads the policy of this kubelet's topology manager (it places a container's devices and CPUs on NUMA nodes) from the
+kubelet's configuration file.
 
-The file is parsed by regular expressions and not as YAML, because a YAML library takes too much memory; both keys are
-at the top level. Flags and drop-in files are not read; then nothing is published, as for a kubelet without a policy.
+The file is parsed with regular expressions and not as YAML, because a YAML library takes too much memory and both keys
+are at the top level. Command line flags and drop-in files of the kubelet are not read. If the policy is set only there,
+none is published, as for a kubelet without a policy.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ MOST_BYTES = 1 << 20
 
 def _value_of(key: str) -> re.Pattern[str]:
     quote = """["']?"""
-    # Matches a key at the beginning of a YAML line, or in JSON.
+    # Matches a key at the beginning of a YAML line, or a key in JSON.
     return re.compile(rf"(?:^{quote}|^\s*\"|[{{,]\s*\"){key}{quote}\s*:\s*{quote}([a-z-]+)", re.MULTILINE)
 
 
@@ -25,7 +27,7 @@ POLICY, SCOPE = _value_of("topologyManagerPolicy"), _value_of("topologyManagerSc
 
 
 def parse(text: str) -> Topology:
-    """Returns the policy. The kubelet's defaults are no policy and the scope container."""
+    """Returns the policy and its scope. The kubelet's defaults are no policy, and the scope container."""
     policy, scope = POLICY.search(text), SCOPE.search(text)
     if policy is None or policy[1] not in POLICIES or policy[1] == POLICIES[0]:
         return NO_POLICY
@@ -33,8 +35,8 @@ def parse(text: str) -> Topology:
 
 
 class KubeletTopology:
-    """Reads the file again after a change: the kubelet must be restarted for a new policy, but this program
-    need not.
+    """Reads the file again only after it has changed. A new policy needs a restart of the kubelet, but not of this
+    program.
     """
 
     def __init__(self, path: Path) -> None:

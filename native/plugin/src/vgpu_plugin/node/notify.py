@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""sd_notify: reports to systemd that the program is ready, and its status."""
+"""Implements sd_notify: tells systemd that the program is ready, and what it does now."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import socket
 
 
 def notify(message: str, address: str | None = None) -> bool:
-    """Sends lines such as ``READY=1``. Returns False if no service manager listens."""
+    """Sends lines such as ``READY=1`` to systemd. Returns False if no service manager listens."""
     address = address if address is not None else os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return False
-    # A leading @ is systemd's spelling of the abstract namespace.
+    # If the address begins with @, it is a name in the abstract namespace of sockets, which begins with a zero byte.
     path = "\0" + address[1:] if address.startswith("@") else address
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paths of all files on a node. Every path is a parameter, so that tests can create a node in a folder."""
+"""The paths of all files on a node and in containers. The paths on the node are parameters, so that tests can create a
+node in a folder.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,10 @@ from pathlib import Path
 
 from .._shared.config import node_config
 
-# Paths in a container (contract 1 of the design); not configurable, because libvgpu.so contains them. /dev is a mount
-# of each container: an image has no link there, and a container cannot rename it. Entries inside can be renamed unless
-# they are mounts, so the folder CONTAINER_ROOT is a mount too.
+# Paths in a container. They cannot be configured, because libvgpu.so contains them.
+#
+# They are in /dev, because /dev is a mount of each container: an image can have no link there, and a container cannot
+# rename /dev. Entries inside /dev can be renamed unless they are mounts, so the folder CONTAINER_ROOT is a mount too.
 CONTAINER_ROOT = "/dev/vgpu"
 CONTAINER_LIBRARY_FOLDER = f"{CONTAINER_ROOT}/lib"
 CONTAINER_LIBRARY = f"{CONTAINER_LIBRARY_FOLDER}/libvgpu.so"
@@ -22,11 +25,12 @@ CONTAINER_LIMITS = f"{CONTAINER_SHARE}/limits"
 CONTAINER_LEDGER = f"{CONTAINER_SHARE}/ledger"
 CONTAINER_TENANT = f"{CONTAINER_SHARE}/tenant"
 CONTAINER_GPU_PAGE = f"{CONTAINER_SHARE}/gpu-"
-# A file for the hook that names the allocation of a container that only the driver limits.
+# A file from which the hook learns the allocation of a container whose memory only the driver limits.
 CONTAINER_ALLOCATION = "/dev/vgpu-allocation"
 
-# Paths in a container that was admitted when single files were mounted. The kubelet uses such a response for every
-# restart of the container, docker as long as the container exists.
+# Paths in a container that was admitted by an older version, which mounted single files. Such containers still exist:
+# the kubelet uses its saved response for every restart of the container, and docker keeps the mounts as long as the
+# container exists.
 OLD_LIBRARY = "/usr/local/lib/vgpu/libvgpu.so"
 OLD_LIMITS = "/etc/vgpu/limits"
 OLD_LEDGER = "/run/vgpu/ledger"
@@ -34,10 +38,10 @@ OLD_TENANT = "/run/vgpu/tenant"
 OLD_GPU_PAGE = "/run/vgpu/gpu-"
 
 LONGEST_SOCKET_PATH = 107
-# The kubelet's checkpoint in its folder of device plugins; it outlives the kubelet.
+# Name of the kubelet's checkpoint, in its folder of device plugins. The file remains when the kubelet stops.
 CHECKPOINT = "kubelet_internal_checkpoint"
 
-# Part of the error of a registration on a host that never had a kubelet, only docker or podman.
+# Part of the error message of a registration on a host that never had a kubelet, but only docker or podman.
 NO_KUBELET = "this host runs no kubelet"
 
 
@@ -48,21 +52,24 @@ class Paths:
     run_dir: Path = Path("/run/vgpu")
     state_dir: Path = Path("/var/lib/vgpu")
     sys_root: Path = Path("/sys")
-    # Mount point of control groups version 2; a hybrid host has it elsewhere.
+    # Mount point of version 2 of control groups. On a host with both versions it is another folder.
     cgroup_root: Path = Path("/sys/fs/cgroup")
-    # The host's root folder, which contains the configurations of runtimes; another path in a DaemonSet.
+    # The host's root folder, in which configuration files of container runtimes are read. In a DaemonSet it is another
+    # path.
     host_root: Path = Path("/")
-    # None: no CDI files are written.
+    # If it is None, no CDI files are written.
     cdi_dir: Path | None = Path("/var/run/cdi")
     cdi_dirs_of_others: tuple[Path, ...] = (Path("/etc/cdi"),)
-    # Folder of named configurations; None: next to node.yaml.
+    # Folder of the named configurations. If it is None, they are in a folder next to node.yaml.
     configs_dir: Path | None = None
-    # Whether this program runs in a container, so that the host's folders are visible only below host_root.
+    # Whether this program runs in a container, where the host's folders are visible only below host_root.
     in_container: bool = False
 
     @property
     def seen_root(self) -> Path:
-        """The host's root folder as this program sees it, for paths that are not mounted at their own name."""
+        """The host's root folder as this program sees it, for host paths that are not mounted into this program's
+        container.
+        """
         return self.host_root if self.in_container else Path("/")
 
     @property
@@ -86,7 +93,7 @@ class Paths:
 
     @property
     def plugins_registry(self) -> Path:
-        """The folder in which the kubelet looks for the sockets of drivers."""
+        """The folder in which the kubelet looks for the sockets of drivers and other plugins."""
         return self.kubelet_dir.parent / "plugins_registry"
 
     def driver_folder(self, driver: str) -> Path:
@@ -94,7 +101,9 @@ class Paths:
 
     @property
     def kubelet_config(self) -> Path:
-        """The kubelet's configuration file, at kubeadm's path; the kubelet's folder has the host's path."""
+        """The kubelet's configuration file, at the path that kubeadm uses. On the host it is in the folder above that
+        of device plugins.
+        """
         return self.seen_root / str(self.kubelet_dir.parent / "config.yaml").lstrip("/")
 
     @property
@@ -122,8 +131,8 @@ class Paths:
         return self.kubelet_dir / CHECKPOINT
 
     def endpoint(self, resource: str) -> Path:
-        """Returns the path of our socket for a resource in the kubelet's folder. A resource's name may have 317
-        characters, a socket's path 107 bytes (unix(7)): a longer name is replaced by its digest.
+        """Returns the path of the socket for a resource, in the kubelet's folder. The name of a resource may have 317
+        characters, but the path of a socket only 107 bytes (unix(7)), so a longer name is replaced by its digest.
         """
         named = self.kubelet_dir / f"vgpu-{resource.replace('/', '_')}.sock"
         if len(os.fsencode(named)) <= LONGEST_SOCKET_PATH:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the pod and container that hold each device id, by the kubelet's PodResources service."""
+"""Asks the kubelet's PodResources service which pod and container hold each device id."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Holder(NamedTuple):
 
 
 def holders(socket: Path) -> dict[str, Holder] | None:
-    """Returns device id → pod and container, over all resources; None if the kubelet does not respond."""
+    """Returns device id → pod and container, for all resources. Returns None if the kubelet does not respond."""
     if not socket.exists():
         return None
     try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Distance between GPUs, and choice of whole GPUs for one container. Pure.
+"""Computes how close GPUs are to each other, and chooses whole GPUs for one container that are close together. No I/O.
 
-The score of a pair is 100 for each NVLink between both, plus 60 to 10 for the level at which their PCIe paths meet,
-from the same board to different sockets; 0 if the driver does not report it.
+The score of a pair of GPUs is 100 for each NVLink between them, plus 60 to 10 for the level at which their PCIe paths
+meet, from the same board to different sockets. The PCIe part is 0 if the driver does not report the level.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from ..errors import BadRequest, counted
 
 NVLINK = 100
-# All sets are tried up to this number; 8 GPUs have at most 70.
+# Up to this number of possible sets, all are compared. 8 GPUs have at most 70 sets.
 MOST_SETS = 300
-# NVML's nvmlGpuTopologyLevel_t → score.
+# Level nvmlGpuTopologyLevel_t of NVML → score.
 PCIE = {0: 60, 10: 50, 20: 40, 30: 30, 40: 20, 50: 10}
 
 Links = Mapping[str, Mapping[str, int]]
@@ -27,8 +27,9 @@ def scores(
     direct: Mapping[tuple[str, str], int],
     switched: Mapping[str, int],
 ) -> dict[str, tuple[tuple[str, int], ...]]:
-    """Returns UUID → (other UUID, score). ``levels``: PCIe level at which a pair meets; ``direct``: NVLinks from the
-    first to the second; ``switched``: NVLinks of a GPU to an NVSwitch, which connects all its GPUs.
+    """Returns UUID → (other UUID, score) of each connected GPU. ``levels`` has the PCIe level at which a pair meets,
+    ``direct`` the number of NVLinks from the first GPU to the second, and ``switched`` the number of NVLinks of a GPU
+    to an NVSwitch, which connects all its GPUs.
     """
     uuids = sorted(
         {uuid for pair in levels for uuid in pair} | {uuid for pair in direct for uuid in pair} | {*switched}
@@ -51,8 +52,9 @@ def scores(
 def nearest(
     available: Sequence[str], must_include: Sequence[str], size: int, links: Links, order: Iterable[str]
 ) -> list[str]:
-    """Returns ``size`` GPUs of ``available`` with the highest sum of scores; among equal sets the one whose links to
-    the remaining GPUs are worst, then the first by index. If there are too many sets, sets are grown from each GPU.
+    """Returns the ``size`` GPUs of ``available`` with the highest sum of scores. If sets are equal, prefers the one
+    with the lowest scores to the remaining GPUs, so that close GPUs remain together, and then the first by index. If
+    there are too many sets to compare all, one set is grown from each GPU and the best of these is chosen.
     """
     if size > len(set(available)):
         found = counted(len(set(available)), "available GPU")
@@ -73,7 +75,9 @@ def nearest(
 
 
 def _worth(chosen: Sequence[str], pool: Sequence[str], links: Links) -> tuple[int, int]:
-    """Returns the sum of scores inside the set, and the negative sum of scores between the set and the other GPUs."""
+    """Returns the value of a set for comparison: the sum of scores inside the set, then the negative sum of scores
+    between the set and the other GPUs.
+    """
     inside = outside = 0
     for one in chosen:
         row = links.get(one, {})
@@ -84,7 +88,7 @@ def _worth(chosen: Sequence[str], pool: Sequence[str], links: Links) -> tuple[in
 
 
 def _grown(start: list[str], size: int, pool: Sequence[str], links: Links) -> list[str]:
-    """Returns a set grown from ``start`` by adding the closest GPU each time."""
+    """Returns a set grown from ``start``, to which the GPU with the highest score to the set is added each time."""
     chosen = start
     near = {one: sum(links.get(one, {}).get(other, 0) for other in chosen) for one in pool if one not in chosen}
     while len(chosen) < size:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Marks all slices of a GPU unhealthy if the driver reports a critical Xid, an ECC error or the loss of that GPU; marks
-them healthy again after a period without errors.
+"""Marks all slices (the parts of a GPU that are offered to pods) of a GPU unhealthy if the driver reports a critical
+Xid (error number of NVIDIA's driver), an ECC error or the loss of that GPU. It marks the slices healthy again after a
+period without errors.
 """
 
 from __future__ import annotations
@@ -15,20 +16,21 @@ from dataclasses import dataclass, field
 from ..node.gpus import GpuError, GpuSource
 from .pool import LOST, Pool
 
-# Errors of one program and not of the GPU. A tenant may cause them, and must not make a GPU unhealthy for others: the
-# Xids that NVIDIA's device plugin ignores, and those whose only remedy in NVIDIA's catalogue of Xids is to restart the
-# application (errors of its command stream, copy and video engines). Xid 94 has that remedy too, but is a memory error.
+# Xids that one program causes and that are no fault of the GPU. A tenant may cause them, so they must not make a GPU
+# unhealthy for others. The set contains the Xids that NVIDIA's device plugin ignores, and those for which NVIDIA's
+# catalogue of Xids recommends only a restart of the application (errors of its command stream, copy and video engines).
+# Xid 94 is not in the set: the catalogue recommends the same for it, but it is a memory error.
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109}) | frozenset(
     {8, 11, 25, 32, 69, 80}
     | {39, 40, 41, 60, 70, 71, 72, 75, 76, 77, 82, 83, 84, 85, 86, 88, 89, 139}
     | {*range(96, 106), *range(126, 136)}
 )
 DISABLE, ENABLE = "DP_DISABLE_HEALTHCHECKS", "DP_ENABLE_HEALTHCHECKS"
-# Maximum wait in the driver, which also delays a stop.
+# Maximum milliseconds of one wait for an event in the driver. A stop of the program is delayed by this time.
 WAIT_MS = 1000
 PAUSE_S = 5.0
 LOOK_S = 5.0
-# A GPU is healthy again after this time without an error, if the driver responds.
+# Seconds without an error after which a GPU is healthy again, if the driver responds for it.
 CLEAN_S = 300.0
 
 log = logging.getLogger(__name__)
@@ -36,8 +38,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Xids:
-    """Xids of one GPU since the program began: number → count, number → time of the last (monotonic clock), and the
-    number of the last Xid; None: there was none.
+    """The Xids of one GPU since the program began. ``counts``: Xid → how often it was reported; ``times``: Xid → time
+    of its last report (monotonic clock); ``last``: the Xid reported last, None if there was none.
     """
 
     counts: Mapping[int, int] = field(default_factory=dict)
@@ -50,7 +52,7 @@ class Xids:
 
 @dataclass(frozen=True)
 class Rules:
-    """Which Xids make a GPU unhealthy. ``only``: if set, only these Xids."""
+    """Decides which Xids make a GPU unhealthy. ``ignored``: Xids that do not; ``only``: if set, no other Xids do."""
 
     ignored: frozenset[int] = APPLICATION_XIDS
     only: frozenset[int] | None = None
@@ -60,8 +62,9 @@ class Rules:
 
 
 def rules(environment: Mapping[str, str]) -> Rules:
-    """Reads NVIDIA's two variables. DISABLE: ``all`` or ``xids`` turns the checks off; numbers are ignored in addition
-    to errors of applications. ENABLE: numbers that count despite DISABLE; ``all``: all except errors of applications.
+    """Reads the rules from the two environment variables of NVIDIA's plugin. DISABLE contains ``all`` or ``xids``,
+    which turn the checks off, or the numbers of Xids that are ignored in addition to those of applications. ENABLE
+    contains the numbers of Xids that count despite DISABLE, or ``all``, which means all except those of applications.
     So with DISABLE=all and ENABLE=79 an Xid 79 counts; NVIDIA's plugin ignores it.
     """
     disabled, all_off = _words(environment.get(DISABLE, ""), DISABLE, ("all", "xids"))
@@ -86,7 +89,9 @@ def _words(text: str, variable: str, switches: tuple[str, ...]) -> tuple[set[int
 
 
 class HealthWatch:
-    """``run`` is one thread, the only one that waits in the driver; it calls ``look`` every few seconds."""
+    """Watches the health of the GPUs. ``run`` is one thread, the only one that waits in the driver. It calls ``look``
+    every few seconds.
+    """
 
     def __init__(
         self,
@@ -105,10 +110,12 @@ class HealthWatch:
         self._monotonic = monotonic
         self._stopping = threading.Event()
         self._asked = threading.Event()
-        # UUID → time of the GPU's last error; 0 for a GPU that was only lost: it is healthy once it responds.
+        # UUID → time of the GPU's last error. The time is 0 for a GPU that had no error but was lost, so it is healthy
+        # as soon as the driver responds for it.
         self._last: dict[str, float] = {}
         self._xids: dict[str, Xids] = {}
-        # Lost GPUs → why each is unhealthy after it responds again, until its period without errors is over.
+        # UUID of each lost GPU → the reason why it stays unhealthy after the driver responds for it again, until its
+        # period without errors is over.
         self._besides: dict[str, str] = {}
 
     def ask(self) -> None:

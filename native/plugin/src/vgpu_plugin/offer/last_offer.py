@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The slices and GPUs that this node offered last, saved over restarts and reboots.
+"""The slices (parts of GPUs) and the GPUs that this node offered last, saved over restarts and reboots.
 
-After a start with another split, a GPU must not be offered while slices of the former split are allocated: together
-they exceed the GPU. A GPU that was offered and is missing is lost, not forgotten.
+If the program starts with a configuration that splits a GPU differently, the new slices must not be offered while
+slices of the former split are allocated, because together they exceed the GPU. A GPU that was offered before and is
+missing now is reported as lost.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ from .._shared.config.sharing import Piece
 from ..node.gpus import Gpu, MigDevice
 
 FORMAT = 1
-# Fields that are read again at each start: the links to other GPUs.
+# Fields of a GPU that are not taken from the file but found again at each start: its links to other GPUs.
 NOT_KEPT = ("links",)
 
 log = logging.getLogger(__name__)
 
 
 class LastOffer:
-    """One file, replaced by a rename. If it is missing or unreadable, nothing is remembered."""
+    """Reads and writes the file, which is replaced by a rename. If the file is missing or unreadable, the program
+    starts as if the node had offered nothing before.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -38,7 +41,7 @@ class LastOffer:
             data = json.loads(self._path.read_text())
             if data["version"] != FORMAT:
                 raise ValueError(f"version is {data['version']!r}, expected {FORMAT}")
-            # Files of older versions have no GPUs.
+            # Older versions of this program wrote files without GPUs.
             return [Piece(**one) for one in data["pieces"]], [_gpu(one) for one in data.get("gpus", [])]
         except FileNotFoundError:
             return [], []
@@ -51,12 +54,12 @@ class LastOffer:
             return [], []
 
     def with_lost(self, gpus: Sequence[Gpu]) -> list[Gpu]:
-        """Returns the present GPUs and the lost ones, in NVML's order."""
+        """Returns the GPUs that are present and those that were offered before and are missing, in NVML's order."""
         return with_lost(gpus, self._gpus)
 
     def before(self, gpus: Iterable[Gpu], pieces: Iterable[Piece]) -> list[Piece]:
-        """Returns the slices that were offered of each GPU; for a new GPU, or one with other MIG devices, its part of
-        ``pieces``.
+        """Returns for each GPU the slices that were offered before. For a GPU that is new, or that has other MIG
+        devices now, returns its slices in ``pieces`` instead.
         """
         out = []
         fresh = list(pieces)
@@ -68,7 +71,9 @@ class LastOffer:
         return out
 
     def persist(self, pieces: Iterable[Piece], gpus: Iterable[Gpu]) -> None:
-        """Saves slices and GPUs. An error is only logged: a full disk only loses this information."""
+        """Saves slices and GPUs. An error, such as a full disk, is only logged, because the program can offer slices
+        without this file.
+        """
         fresh, known = list(pieces), list(gpus)
         if fresh == self._pieces and _facts(known) == _facts(self._gpus) and self._path.exists():
             return
@@ -91,8 +96,8 @@ class LastOffer:
 
 
 def with_lost(gpus: Sequence[Gpu], known: Iterable[Gpu]) -> list[Gpu]:
-    """Returns ``gpus`` and those of ``known`` that are lost. A GPU with another one in its PCI slot was replaced and is
-    not lost.
+    """Returns ``gpus`` and those of ``known`` that are lost. A known GPU whose PCI slot now has another GPU was
+    replaced, so it is not lost.
     """
     here, places = {gpu.uuid for gpu in gpus}, {gpu.pci for gpu in gpus}
     lost = [gpu for gpu in known if gpu.uuid not in here and gpu.pci not in places]
@@ -104,7 +109,7 @@ def _facts(gpus: Iterable[Gpu]) -> list[dict[str, Any]]:
 
 
 def _gpu(facts: dict[str, Any]) -> Gpu:
-    """Returns a GPU from its JSON form. Raises TypeError, KeyError."""
+    """Converts the JSON form of a GPU to a Gpu. Raises TypeError or KeyError if the form is invalid."""
     mig = (
         MigDevice(**dict(one, attributes=tuple((name, value) for name, value in one["attributes"])))
         for one in facts["mig"]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of the 4paradigm, NVIDIA and HAMi plugins under their own names: for each a flag, an environment
-variable, and the place in node.yaml that these override. Precedence: flag, environment, file, default.
+"""The options of the 4paradigm, NVIDIA and HAMi device plugins, under the names that these plugins use. Each option has
+a flag, an environment variable, and a place in node.yaml whose value it overrides. The flag takes precedence over the
+environment variable, then comes node.yaml, then the default.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ GFD = ("flags", "gfd")
 
 
 class Option(NamedTuple):
-    """``many``: several values separated by commas; ``true``: the flag without a value means true."""
+    """One option. ``many``: it takes several values separated by commas; ``true``: the flag without a value
+    means true.
+    """
 
     flag: str
     environment: str
@@ -26,7 +29,7 @@ class Option(NamedTuple):
 
 
 OPTIONS = (
-    # 4paradigm
+    # Options of 4paradigm's plugin.
     Option(
         "fail-on-init-error",
         "FAIL_ON_INIT_ERROR",
@@ -54,7 +57,7 @@ OPTIONS = (
         "spread slices over GPUs for a kubelet without GetPreferredAllocation",
         true=True,
     ),
-    # HAMi
+    # Options of HAMi's plugin.
     Option("resource-name", "RESOURCE_NAME", (*VCUDA, "resourceName"), "resource name of the slices"),
     Option(
         "disable-core-limit",
@@ -79,7 +82,7 @@ OPTIONS = (
     Option(
         "libcuda-log-level", "LIBCUDA_LOG_LEVEL", (*VCUDA, "logLevel"), "log level of the library in containers, 0 to 5"
     ),
-    # NVIDIA
+    # Options of NVIDIA's plugin.
     Option(
         "mig-strategy", "MIG_STRATEGY", ("flags", "migStrategy"), "how MIG devices are offered: none, single or mixed"
     ),
@@ -171,7 +174,9 @@ def add_to(parser: argparse.ArgumentParser) -> None:
 
 
 def overrides(given: Mapping[str, Any], environment: Mapping[str, str]) -> list[tuple[Option, str, str]]:
-    """Returns (option, text, source) of all options set by flag or environment; an empty variable counts as unset."""
+    """Returns (option, text, source) of each option that is set; ``source`` is the flag or variable. An empty variable
+    counts as unset.
+    """
     out = []
     for one in OPTIONS:
         said = given.get(one.flag.replace("-", "_"))
@@ -183,8 +188,8 @@ def overrides(given: Mapping[str, Any], environment: Mapping[str, str]) -> list[
 
 
 def apply(config: dict[str, Any], chosen: list[tuple[Option, str, str]]) -> dict[str, str]:
-    """Writes the options into a parsed node.yaml, in place. Returns place → flag or variable that set it,
-    for messages.
+    """Writes the options into ``config``, the parsed node.yaml. Returns place → flag or variable that set it, so that
+    messages can name it.
     """
     places = {}
     for one, text, where in chosen:

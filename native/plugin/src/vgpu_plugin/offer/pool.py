@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The slices that this node offers, by resource, and which of them the kubelet may use now.
+"""The slices (parts of GPUs) that this node offers, by resource name, and which of them the kubelet may use now.
 
-ListAndWatch streams wait here for the next change.
+The threads that serve the kubelet's ListAndWatch streams wait here for the next change.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ class Offer(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Data for a preferred allocation. ``totals``: device → number of its slices. ``order``: devices in NVML's order.
-    ``whole``: ids of whole GPUs. ``links``: GPU → other GPU → score of the link. ``limited``: UUIDs of GPUs that
-    libvgpu shares.
+    """What is known about the GPUs when the kubelet asks which slices it should prefer. ``totals``: device → number of
+    its slices. ``order``: devices in NVML's order. ``whole``: ids of GPUs that are offered whole. ``links``: GPU →
+    other GPU → score of the link between them. ``limited``: UUIDs of the GPUs whose slices are limited by libvgpu, our
+    library in the containers.
     """
 
     totals: dict[str, int]
@@ -39,8 +40,9 @@ class Shape(NamedTuple):
 
 
 class Pool:
-    """Thread-safe. A slice is healthy unless its GPU is unhealthy, drained or missing, or the slice is withheld
-    (leased) or used by a container outside Kubernetes.
+    """The slices and their state. Thread-safe. A slice is offered as healthy unless its GPU is unhealthy, missing or
+    drained (an administrator excludes it from new allocations), or the slice is withheld because it is leased
+    (allocated with ``vgpuctl``), or a container outside Kubernetes uses it.
     """
 
     def __init__(self, gpus: Iterable[Gpu], pieces: Iterable[Piece]) -> None:
@@ -67,8 +69,8 @@ class Pool:
         return list(dict.fromkeys(piece.resource for piece in self._slices.values()))
 
     def shape(self) -> Shape:
-        """Returns the shape; cached until slices or GPUs change, because the kubelet asks for a preference with every
-        container, and a node may have 1600 slices.
+        """Returns the shape. It is cached until slices or GPUs change, because the kubelet asks which slices to prefer
+        for every container, and a node may have 1600 slices.
         """
         with self._changed:
             if self._shape is None:
@@ -86,8 +88,9 @@ class Pool:
         return self._slices.get(slice_id)
 
     def update(self, gpus: Iterable[Gpu], pieces: Iterable[Piece], held: frozenset[str]) -> list[str]:
-        """Applies new GPUs and slices, GPU by GPU: a GPU with allocated slices of the old split keeps its old slices
-        until all are free. Done in one step, so that no stream sees a mixture. Returns the UUIDs of GPUs that wait.
+        """Applies new GPUs and slices, GPU by GPU. ``held``: ids of allocated slices. A GPU with allocated slices of
+        the old split keeps its old slices until all of them are free. All GPUs change in one step, so that no stream
+        sends a mixture. Returns the UUIDs of GPUs that keep their old slices.
         """
         new_gpus = {gpu.uuid: gpu for gpu in gpus}
         desired: dict[str, list[Piece]] = {uuid: [] for uuid in new_gpus}
@@ -101,7 +104,7 @@ class Pool:
                 new = desired.get(uuid, [])
                 if old != new and any(one.id in held and one not in new for one in old):
                     waiting.append(uuid)
-                    # A missing GPU stays known while its slices are allocated; they are unhealthy.
+                    # A missing GPU stays known while its slices are allocated; the slices are offered as unhealthy.
                     new_gpus.setdefault(uuid, self._gpus[uuid])
                     new = old
                 slices.update({one.id: one for one in new})
@@ -124,7 +127,9 @@ class Pool:
         return self.unhealthy_reason(uuid).startswith(LOST)
 
     def drain(self, uuids: frozenset[str]) -> None:
-        """Sets the GPUs whose free slices are no longer offered; running containers stay, and may restart there."""
+        """Sets which GPUs are drained: their free slices are no longer offered. Running containers keep their slices
+        and may restart on the GPU.
+        """
         with self._changed:
             if uuids != self._drained:
                 self._drained = uuids
@@ -135,11 +140,13 @@ class Pool:
         return uuid in self._drained
 
     def unavailable_reason(self, uuid: str) -> str:
-        """Returns why no more slices of a GPU are offered; empty if they are."""
+        """Returns why no more slices of a GPU are offered, because it is unhealthy or drained; empty if they are
+        offered.
+        """
         return self.unhealthy_reason(uuid) or ("an administrator drains it" if self.is_drained(uuid) else "")
 
     def notes(self) -> list[str]:
-        """Returns messages about drained GPUs."""
+        """Returns messages about drained GPUs for the administrator."""
         return [
             f"GPU {gpu.index} {gpu.uuid} is drained and assigns no more slices; kubectl vgpu undrain ends that"
             for gpu in self.gpus
@@ -164,7 +171,7 @@ class Pool:
                 self._bump()
 
     def set_outside(self, slice_id: str, reason: str) -> None:
-        """Sets why a slice is used outside Kubernetes; empty if it is not."""
+        """Sets by which container outside Kubernetes a slice is used; empty if by none."""
         with self._changed:
             if self._outside.get(slice_id, "") != reason:
                 self._outside[slice_id] = reason
@@ -188,7 +195,9 @@ class Pool:
         return self._withheld.get(slice_id, "")
 
     def offers(self, resource: str = "") -> tuple[int, list[Offer]]:
-        """Returns the generation, and every slice (of one resource) in NVML's order with its health."""
+        """Returns the generation (a number that grows with each change), and every slice of one resource or of all, in
+        NVML's order, with its health.
+        """
         with self._changed:
             return self._generation, [
                 Offer(piece, self._gpus[piece.uuid], self._is_healthy(piece))
@@ -200,18 +209,22 @@ class Pool:
         return not (self.unavailable_reason(piece.uuid) or piece.id in self._withheld or self._outside.get(piece.id))
 
     def wait_beyond(self, generation: int, ended: Callable[[], bool], seconds: float | None = None) -> bool:
-        """Waits for a newer generation, at most ``seconds``. Returns False if ``ended`` became true (see ``wake``)."""
+        """Waits at most ``seconds`` for a generation newer than the given one. Returns False if ``ended`` became true
+        (see ``wake``).
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._generation != generation or ended(), seconds)
             return not ended()
 
     def send_again(self) -> None:
-        """Sends the list to every stream again, because the kubelet then writes its checkpoint."""
+        """Sends the list to every stream again although nothing changed, because the kubelet writes its checkpoint when
+        it receives a list.
+        """
         with self._changed:
             self._bump()
 
     def wake(self) -> None:
-        """Makes every waiting thread call its ``ended`` again."""
+        """Makes every thread that waits in ``wait_beyond`` call its ``ended`` again."""
         with self._changed:
             self._changed.notify_all()
 

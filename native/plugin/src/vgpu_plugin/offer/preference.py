@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses the slices that the kubelet should prefer: distinct GPUs first, and the least used GPU first
-(``distributed``).
+"""Chooses the slices (parts of GPUs) that the kubelet should prefer for a container: slices of distinct GPUs first, and
+the least used GPU first (``distributed``).
 
-Pure. The kubelet may ignore this advice; Allocate checks the actual ids.
+The functions read and write nothing outside their arguments. The kubelet may ignore the preference, so Allocate checks
+the ids that the kubelet really chose.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ def preferred(
     order: Iterable[str],
     packed: bool = False,
 ) -> list[str]:
-    """Returns ``size`` ids of ``available``. ``totals``: number of slices of each GPU; ``order``: UUIDs in NVML's
-    order.
+    """Returns ``size`` ids of ``available`` that the kubelet should prefer. ``totals``: number of slices of each GPU;
+    ``order``: UUIDs in NVML's order.
 
     Each step takes the GPU with the fewest slices in this result, then the GPU with the fewest slices in use
     (``packed``: the most), then the first by index. A second slice of one GPU is chosen only when every GPU with a free
@@ -56,8 +57,8 @@ def preferred(
     if given:
         free = {uuid: [one for one in ids if one not in given] for uuid, ids in free.items()}
     open_gpus = [uuid for uuid, ids in free.items() if ids]
-    # Sorting moves the slice to take next to the end of a GPU's list. The list is sorted when its GPU is first picked;
-    # most GPUs are never picked.
+    # Each list is sorted so that the slice to take next is at its end. A list is sorted only when its GPU is first
+    # picked, because most GPUs are never picked.
     ordered: set[str] = set()
     while len(chosen) < size:
         uuid = min(
@@ -65,7 +66,7 @@ def preferred(
         )
         ids = free[uuid]
         if uuid not in ordered:
-            # Numeric order: among ids of one GPU, the longer id has the larger number.
+            # The ids of one GPU end with a number, so comparing lengths first orders them by number.
             ids.sort(reverse=True)
             ids.sort(key=len, reverse=True)
             ordered.add(uuid)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node configuration in the form that this program uses; refuses settings that it cannot carry out."""
+"""The node configuration (node.yaml) in the form that this program uses. Settings that the program cannot carry out are
+refused.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from .options import Option
 
 @dataclass(frozen=True)
 class Settings:
-    """``config`` is the parsed node.yaml; properties read single settings."""
+    """The settings of the node. ``config`` is the parsed node.yaml; each property returns one setting."""
 
     path: Path
     sha256: str
@@ -55,7 +57,7 @@ class Settings:
 
     @property
     def library_root(self) -> Path:
-        # Without slices of libvgpu, the library folder is used only for the hook in it.
+        # Without slices that libvgpu limits, the library folder is needed only for the hook in it.
         root = self.vcuda.get("libraryRoot") or self.plugin_flags.get("libraryRoot")
         return Path(root or node_config.LIBRARY_ROOT)
 
@@ -65,17 +67,19 @@ class Settings:
 
     @property
     def watch(self) -> str:
-        """Policy for a process that bypasses the library: report, or end."""
+        """The policy for a process that uses a GPU without the library's limits: only report it, or kill it."""
         return str(self.vcuda.get("watch", "report"))
 
     @property
     def memory_enforcement(self) -> str:
-        """The configured enforcement of memory: auto, driver or library."""
+        """What enforces the memory limits, as configured: auto, driver or library."""
         return str(self.plugin_flags.get("memoryEnforcement", "auto"))
 
     @property
     def sharing(self) -> str:
-        """The sharing mode, in the terms of vgpu_sharing; if there are several sections, the first in this order."""
+        """The sharing mode, one of those of vgpu_sharing. If several sections are configured, the first in the order of
+        this function counts.
+        """
         sections = self.config.get("sharing") or {}
         names = (("vcuda", sharing.VCUDA), ("mps", sharing.MPS), ("timeSlicing", sharing.TIME_SLICING))
         return next((mode for section, mode in names if section in sections), sharing.NONE)
@@ -121,13 +125,13 @@ class Settings:
 
     @property
     def strategies(self) -> tuple[str, ...]:
-        """deviceListStrategy as a tuple, possibly ``("auto",)``."""
+        """The configured values of deviceListStrategy; ``("auto",)`` leaves the choice to this program."""
         strategy = self.plugin_flags.get("deviceListStrategy", "auto")
         return (strategy,) if isinstance(strategy, str) else tuple(strategy)
 
     def hand_over(self, host_root: Path, can_cdi: bool) -> handover.HandOver:
-        """Returns how containers get their GPUs. ``can_cdi``: whether the driver's files were found, which
-        CDI needs.
+        """Returns how containers get their GPUs. ``can_cdi``: whether CDI (Container Device Interface) is possible,
+        because the driver's files were found on this host.
         """
         strategies, reason, follow = self.strategies, "as configured", None
         if strategies == ("auto",):
@@ -147,7 +151,9 @@ class Settings:
         )
 
     def limit_flags(self, gpus: list[Gpu]) -> dict[str, Any]:
-        """Returns the part of a limits file that does not depend on slices, with the keys of abi.files.pack_limits."""
+        """Returns the fields of a limits file (which the library in a container reads) that are equal for all slices,
+        with the keys of abi.files.pack_limits.
+        """
         vcuda = self.vcuda
         shares = [slices.share_of(gpu.facts(), self.config) for gpu in gpus]
         return {
@@ -160,8 +166,8 @@ class Settings:
 
 
 def load(path: Path, chosen: list[tuple[Option, str, str]] | None = None, has_api: bool = False) -> Settings:
-    """Reads and checks the file, with flags and environment variables applied. ``has_api``: whether an API server is
-    configured. Raises Fatal with all errors.
+    """Reads node.yaml, applies flags and environment variables, and checks the result. ``has_api``: whether an API
+    server is configured. Raises Fatal with all errors.
     """
     try:
         raw = path.read_bytes()
@@ -186,12 +192,12 @@ def _said(place: str, places: dict[str, str]) -> str:
 def parse(text: str, path: Path) -> Any:
     """Parses JSON, which our role writes, or YAML, which people and NVIDIA's tools write. Raises Fatal."""
     try:
-        return json.loads(text, parse_float=str)  # as text, so that a scaling keeps its digits
+        return json.loads(text, parse_float=str)  # Numbers are kept as text, so that a scaling factor keeps its digits.
     except RecursionError:
         raise Fatal(f"{path}: text: nested too deeply to be a configuration") from None
     except ValueError as fault:
         finding = fault
-    # Imported late, because the import takes longer than reading a JSON file.
+    # This is imported late, because the import takes longer than reading a JSON file.
     import yaml
 
     class Loader(yaml.SafeLoader):

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The active configuration of the node: node.yaml, or one of the named files next to it that the node's label selects.
-The last active name is saved over restarts, because the API server may be unreachable then.
+"""The configuration that is active on the node: node.yaml, or one of the named files next to it that the node's label
+selects.
+
+The name of the last active file is saved over restarts, because the API server may be unreachable when the program
+starts.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from ..offer import settings as node_settings
 from ..offer.options import Option
 from ..offer.settings import Settings
 
-# A valid name, like the keys of a ConfigMap; it must not contain a path.
+# Names are valid if they could be keys of a ConfigMap. So a name from the label cannot contain a path.
 NAME = re.compile(r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?\Z")
 LABEL = node_config.CONFIG_LABEL
 
@@ -29,8 +32,8 @@ log = logging.getLogger(__name__)
 
 
 class ConfigChoice:
-    """``chosen``: settings of flags and environment over the file. ``follows``: whether the node's label is followed;
-    otherwise node.yaml is active. Thread-safe.
+    """Knows the selected name and loads its file. ``chosen``: settings of flags and environment, which override the
+    file. ``follows``: whether the node's label is followed; otherwise node.yaml is active. Thread-safe.
     """
 
     def __init__(
@@ -46,7 +49,7 @@ class ConfigChoice:
 
     @property
     def wanted(self) -> str:
-        """The name in the label; empty: node.yaml."""
+        """The name in the label; empty means node.yaml."""
         with self._lock:
             return self._wanted
 
@@ -55,11 +58,13 @@ class ConfigChoice:
             self._wanted = name
 
     def load(self, name: str) -> Settings:
-        """Returns the settings of a named configuration. Raises Fatal."""
+        """Returns the settings of the file with this name. Raises Fatal."""
         return node_settings.load(self.path(name), self.chosen, self.follows)
 
     def first_settings(self) -> Settings:
-        """Returns settings of the last active named configuration if valid, otherwise of node.yaml. Raises Fatal."""
+        """Returns the settings of the last active named file if they are valid, otherwise those of node.yaml. Raises
+        Fatal.
+        """
         if name := self.wanted:
             try:
                 return self.load(name)
@@ -68,8 +73,8 @@ class ConfigChoice:
         return self.load("")
 
     def first_pieces(self, gpus: list[Gpu], settings: Settings) -> tuple[Settings, list[Piece]]:
-        """Returns settings and slices for the GPUs; falls back to node.yaml if a named configuration does not fit the
-        GPUs. Raises Fatal.
+        """Returns the settings for the start and the slices of the GPUs under them. Uses node.yaml if the named file
+        does not fit the GPUs. Raises Fatal.
         """
         try:
             return settings, node_settings.make_slices(gpus, settings)
@@ -81,8 +86,8 @@ class ConfigChoice:
         return settings, node_settings.make_slices(gpus, settings)
 
     def names(self) -> list[str]:
-        """Returns the names of the existing files; a ConfigMap's keys may have no suffix. A missing folder has none.
-        Raises OSError.
+        """Returns the names of the existing files, without the suffix if a file has it (keys of a ConfigMap may have
+        none). Without the folder there are no names. Raises OSError.
         """
         try:
             found = [entry.name for entry in os.scandir(self._folder) if entry.is_file()]
@@ -111,11 +116,11 @@ class ConfigChoice:
         )
 
     def name_of(self, path: Path) -> str:
-        """Returns the name of an active file; empty: node.yaml."""
+        """Returns the name that belongs to an active file; empty for node.yaml."""
         return path.name.removesuffix(node_config.CONFIG_SUFFIX) if path.parent == self._folder else ""
 
     def remember(self, path: Path) -> None:
-        """Saves the name of the active file. After a failed write (full disk) the next start uses node.yaml."""
+        """Saves the name of the active file. If the write fails (full disk), the next start uses node.yaml."""
         if not self.follows:
             return
         with contextlib.suppress(OSError):

@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 
 
 class Labeller:
-    """``publish`` sets labels on the Node object; its second argument says whether to restore changed labels. None: no
-    API server is configured.
+    """Writes the labels. ``publish`` sets them on the Node object; its second argument says whether to restore labels
+    that others change. It is None if no API server is configured.
     """
 
     def __init__(
@@ -37,12 +37,12 @@ class Labeller:
         self._publish = publish
         self._monotonic = monotonic
         self._written: float | None = None
-        # Additional labels, with other names than gpu-feature-discovery's.
+        # Labels in addition to those of gpu-feature-discovery, with other names.
         self.more: Callable[[], dict[str, str]] = dict
 
     def write(self, settings: Settings) -> None:
-        """Writes the labels; with oneshot only the first time. Errors are only logged, because GPUs can be offered
-        without labels.
+        """Writes the labels; with the setting oneshot only the first time. Errors are only logged, because slices can
+        be offered without labels.
         """
         gfd = settings.flags.get("gfd") or {}
         if self._written is not None and gfd.get("oneshot"):
@@ -67,9 +67,9 @@ class Labeller:
             self.write(settings)
 
     def _labels(self, settings: Settings) -> dict[str, str]:
-        """Returns all labels. Raises GpuError."""
+        """Returns all labels of the node. Raises GpuError."""
         gfd = settings.flags.get("gfd") or {}
-        # A lost GPU is left out, because pods cannot use it.
+        # A lost GPU (one that the driver no longer finds) is left out, because pods cannot use it.
         gpus = [one for one in self._pool.gpus if not self._pool.is_lost(one.uuid)]
         here = {one.uuid for one in gpus}
         found = labels.labels(

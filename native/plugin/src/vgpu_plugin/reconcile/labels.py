@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Labels of the node with the names of gpu-feature-discovery, and the feature file from which node-feature-discovery
-sets them.
+"""The labels about the node's GPUs, with the names that NVIDIA's gpu-feature-discovery uses, and the feature file from
+which node-feature-discovery sets them on the node.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from .._shared.config.sharing import MIG, MPS, NONE, TIME_SLICING, Piece
 from ..node.gpus import Driver, Gpu
 
 PREFIX = "nvidia.com/"
-# Label with the enforcement of memory on the node: driver-dmem, driver-misc, library or none.
+# This label says what enforces the memory limits on the node: driver-dmem, driver-misc, library or none.
 ENFORCEMENT = "vgpu.fleet/memory-enforcement"
 FILE = Path("/etc/kubernetes/node-feature-discovery/features.d/gfd")
 MACHINE_FILE = Path("/sys/class/dmi/id/product_name")
-# Major compute capability → family. Ada and Turing share a major number with another family; ``family`` handles them.
+# Major compute capability → name of the GPU family. Two families, Ada and Turing, share a major number with another
+# one; the function ``family`` tells them apart.
 FAMILIES = {
     3: "kepler",
     5: "maxwell",
@@ -82,7 +83,8 @@ def _said(fact: bool) -> str:
     return str(fact).lower()
 
 
-# Models with MIG; other models of the same compute capability do not have it.
+# Names of the models that have MIG. Other models of the same compute capability do not have it, so the names are
+# compared.
 MIG_MODELS = ("A100", "A30", "H100", "H200", "H20", "H800", "A800", "B200", "B300", "GB200", "GH200")
 
 
@@ -91,7 +93,9 @@ def _can_mig(gpu: Gpu) -> bool:
 
 
 def _of_gpus(gpus: Sequence[Gpu], pieces: Sequence[Piece], driver: Driver) -> dict[str, object]:
-    """Returns labels of whole GPUs, from the first GPU, like gpu-feature-discovery on a node with several models."""
+    """Returns the labels about whole GPUs. On a node with several models they describe the first GPU, as
+    gpu-feature-discovery does.
+    """
     first = next((gpu for gpu in gpus if not gpu.mig_enabled), gpus[0])
     mine = [piece for piece in pieces if piece.uuid == first.uuid]
     mode = mine[0].mode if mine else NONE
@@ -106,7 +110,7 @@ def _of_gpus(gpus: Sequence[Gpu], pieces: Sequence[Piece], driver: Driver) -> di
         "gpu.compute.major": compute[0],
         "gpu.compute.minor": compute[1],
         "gpu.mode": "compute",
-        # 0 on a node whose GPUs are all split into MIG devices.
+        # The count is 0 on a node whose GPUs are all split into MIG devices.
         "gpu.replicas": len(mine) if mine else 0,
         "gpu.sharing-strategy": mode if mode in (TIME_SLICING, MPS) else ("vcuda" if shared else NONE),
     }

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports the resource names by which pods request parts of GPUs in the capacity of this node. Pure.
+"""Reports the resource names by which pods request parts of GPUs in the capacity of this node. It only computes patches
+and sends nothing.
 
-No device plugin registers these names, because only our scheduler counts them. From Kubernetes 1.36 on, the
+No device plugin registers these names, because only our scheduler counts them. But from Kubernetes 1.36 on, the
 kube-scheduler requires each name on the node as soon as any DeviceClass maps one resource of the pod. The kubelet
-refuses a pod whose sum exceeds the capacity, so each amount must be at least what our scheduler may place: for memory
-all of a GPU in each slot, because a limit may be that large with a smaller promise (pods/burst.py). Unhealthy GPUs
-count too, because their pods are admitted again when the kubelet restarts.
+refuses a pod whose sum exceeds the capacity, so each amount must be at least what our scheduler may place: for memory,
+the whole GPU for each of its slots (the maximum number of containers on it), because a container's limit may be that
+large although less is promised to it (pods/burst.py). Unhealthy GPUs count too, because their pods are admitted again
+when the kubelet restarts.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any
 from .._shared.pods import quantity, resources
 from .._shared.pods.annotations import NodeGpu
 
-# Annotation with the names that this program added, so that it removes no other names.
+# Annotation that lists the resource names that this program added, so that it never removes a name that others added.
 ADDED = "vgpu.fleet/capacity"
 WHOLE = 100
 GIB_MIB = 1024
@@ -35,8 +37,8 @@ def names_of(vcuda: Mapping[str, Any]) -> resources.Config:
 
 
 def amounts(gpus: Iterable[NodeGpu], names: resources.Config, registered: Iterable[str]) -> dict[str, int]:
-    """Returns name → sum over the GPUs, in the name's own unit. ``registered``: names that our device
-    plugin registers.
+    """Returns resource name → amount: the sum over the GPUs, in the unit of that name. ``registered``: names that our
+    device plugin registers; they are left out.
     """
     out: dict[str, int] = {}
     for gpu in gpus:
@@ -82,6 +84,6 @@ def patch(node: Mapping[str, Any], wanted: Mapping[str, int]) -> dict[str, Any] 
         if different:
             out.setdefault("status", {})[key] = different
     if text != annotation:
-        # In the same request, so that every added name is always recorded in the annotation.
+        # The annotation is in the same request as the amounts, so that every added name is always recorded.
         out["metadata"] = {"annotations": {ADDED: text}}
     return out or None

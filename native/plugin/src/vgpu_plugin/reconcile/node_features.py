@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Feature labels on this node's own object, with the names of gpu-feature-discovery. Pure.
+"""Computes the patch that sets feature labels on this node's own object, with the names of gpu-feature-discovery. It
+sends nothing.
 
 An annotation lists the labels that this program set. A label on the node that is not listed belongs to another program
 and stays unchanged.
@@ -12,16 +13,17 @@ from typing import Any
 
 from .labels import PREFIX
 
-# Annotation with the names of our labels, without PREFIX if they have it, separated by commas.
+# Annotation that lists the names of our labels, separated by commas. PREFIX is left out of names that begin with it.
 NAMES = "vgpu.fleet/labels"
-# Annotation suffix of node-feature-discovery's own list of labels; each of its instances may have one.
+# Name (after the prefix) of the annotation in which node-feature-discovery lists its own labels. Each of its instances
+# may have such an annotation.
 OF_NFD = "feature-labels"
 TIMESTAMP = PREFIX + "gfd.timestamp"
 
 
 def patch(metadata: Mapping[str, Any], desired: Mapping[str, str]) -> dict[str, Any] | None:
-    """Returns the strategic merge patch that sets these labels and removes labels that were set before; None if nothing
-    changes. ``metadata``: of the node. A change of only the timestamp is ignored.
+    """Returns the strategic merge patch that sets the ``desired`` labels and removes other labels that this program set
+    before; None if nothing or only the timestamp would change. ``metadata``: metadata of the node.
     """
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     text = annotations.get(NAMES)
@@ -38,7 +40,7 @@ def patch(metadata: Mapping[str, Any], desired: Mapping[str, str]) -> dict[str, 
     if changed:
         out["labels"] = changed
     if names != text:
-        # In the same request, so that every label of ours is always recorded in the annotation.
+        # The annotation is in the same request as the labels, so that every label of ours is always recorded.
         out["annotations"] = {NAMES: names}
     return {"metadata": out} if out else None
 

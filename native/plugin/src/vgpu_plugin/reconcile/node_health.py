@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The health of this node's GPUs on the Node object: a condition that names each unhealthy GPU, and by policy a taint.
-Pure.
+The functions only compute patches and send nothing.
 
-The condition is for people and for programs that repair nodes. Slices of an unhealthy GPU are withdrawn in any case;
-the taint also keeps new pods away from the node's other GPUs.
+The condition is for people and for programs that repair nodes. Slices (parts) of an unhealthy GPU are withdrawn in any
+case; the taint also keeps new pods away from the node's other GPUs.
 """
 
 from __future__ import annotations
@@ -13,28 +13,32 @@ from typing import Any, NamedTuple
 
 CONDITION, TAINT = "VgpuGpusHealthy", "vgpu.fleet/gpu-unhealthy"
 HEALTHY, UNHEALTHY = "AllHealthy", "GpuUnhealthy"
-# Policies for the taint: never, while any GPU is unhealthy, while all GPUs are unhealthy.
+# When the node gets the taint: never, while any GPU is unhealthy, or while all GPUs are unhealthy.
 NONE, ANY, ALL = "none", "any", "all"
 EFFECT = "NoSchedule"
 
 
 class Health(NamedTuple):
-    """``unhealthy``: (name, reason) of each unhealthy GPU; ``tainted``: whether the node should have the taint."""
+    """The health of the node. ``unhealthy``: (name, reason) of each unhealthy GPU; ``tainted``: whether the node should
+    have the taint.
+    """
 
     unhealthy: tuple[tuple[str, str], ...] = ()
     tainted: bool = False
 
 
 def health(reasons: Sequence[tuple[str, str]], policy: str) -> Health:
-    """Returns the health. ``reasons``: (name, reason, empty if healthy) of every GPU."""
+    """Returns the health of the node. ``reasons``: (name, reason) of every GPU; the reason is empty if the GPU is
+    healthy.
+    """
     unhealthy = tuple((name, why) for name, why in reasons if why)
     wanted = {NONE: False, ANY: bool(unhealthy), ALL: bool(reasons) and len(unhealthy) == len(reasons)}
     return Health(unhealthy, wanted[policy])
 
 
 def condition_patch(node: Mapping[str, Any], wanted: Health, now: str, longest: int) -> dict[str, Any] | None:
-    """Returns the strategic merge patch of nodes/status; None if the condition is up to date. ``now``: in the API's
-    time format.
+    """Returns the strategic merge patch of nodes/status that sets the condition; None if the condition is up to date.
+    ``now``: current time in the API's format.
     """
     conditions = (node.get("status") or {}).get("conditions") or []
     found: Mapping[str, Any] = next((one for one in conditions if one.get("type") == CONDITION), {})
@@ -53,8 +57,9 @@ def condition_patch(node: Mapping[str, Any], wanted: Health, now: str, longest: 
 
 
 def taint_patch(node: Mapping[str, Any], wanted: bool) -> dict[str, Any] | None:
-    """Returns the patch that adds or removes the taint; None if nothing changes. It contains the resource version that
-    was read, because a patch replaces the whole list of taints.
+    """Returns the patch that adds or removes the taint; None if nothing changes. A patch replaces the whole list of
+    taints, so it contains the resource version that was read, and the API server refuses it if the node has changed
+    since.
     """
     taints = (node.get("spec") or {}).get("taints") or []
     others = [one for one in taints if one.get("key") != TAINT]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Follows the node label that selects a configuration, and reports the outcome on the node: a condition for the current
-state, an event for each change. Also maintains annotations and feature labels of the node, resources that no plugin
-registers, and the health of its GPUs.
+state, an event for each change. The module also maintains annotations and feature labels of the node, the amounts of
+resources that no device plugin registers, and the health of its GPUs.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Client(Protocol):
 
 class NodeLabel:
     """``run`` follows the label and ``report`` writes outcomes, each in its own thread, so that a slow write does not
-    delay a change of the label. ``choose`` is called with each name, empty without the label.
+    delay a change of the label. ``choose`` is called with each name that the label gets, and with an empty name if the
+    node has no label.
     """
 
     def __init__(
@@ -70,19 +71,19 @@ class NodeLabel:
         self._outcome: tuple[str, str] | None = None
         self._reported: tuple[str, str] | None = None
         self._name: str | None = None
-        # Annotation → (desired text, whether to add it if missing).
+        # Annotation → (its desired text, whether to add the annotation if it is missing).
         self._wanted: dict[str, tuple[str, bool]] = {}
-        # The annotations that the node has.
+        # Annotation → its text on the node as last seen.
         self._found: dict[str, str | None] = {}
         self._read = False
-        # The node as last seen.
+        # The Node object as last seen.
         self._node_seen: dict[str, Any] = {}
-        # Desired amounts, labels and health; None: not maintained.
+        # Desired amounts of resources, labels and health. None means that they are not maintained.
         self._amounts: dict[str, int] | None = None
         self._features: dict[str, str] | None = None
         self._keeps_features = True
         self._health: node_health.Health | None = None
-        # Pending requests: (subject, path below the node) → patch.
+        # Requests that are still to be sent: (subject, path below the node) → patch.
         self._dues: dict[tuple[str, str], dict[str, Any]] = {}
         # Errors in following the label or reporting: subject → reason; empty if there is none.
         self.faults: dict[str, str] = {}
@@ -99,7 +100,7 @@ class NodeLabel:
 
     def annotate(self, name: str, text: str, add: bool = True) -> None:
         """Sets the desired text of an annotation of the node. ``add``: also if the annotation is missing. The text is
-        restored when it is changed by others.
+        restored when others change it.
         """
         with self._news:
             if self._wanted.get(name) != (text, add):
@@ -107,22 +108,26 @@ class NodeLabel:
                 self._news.notify_all()
 
     def list_resources(self, amounts: dict[str, int]) -> None:
-        """Sets name → amount in the node's capacity. Restored when the kubelet or others remove it."""
+        """Sets resource name → amount in the node's capacity. An amount is restored when the kubelet or others remove
+        it.
+        """
         with self._news:
             if amounts != self._amounts:
                 self._amounts = amounts
                 self._find_due()
 
     def set_features(self, labels: dict[str, str], keep: bool = True) -> None:
-        """Sets the feature labels of the node. ``keep``: restore labels that others change; otherwise write
-        them once.
+        """Sets the feature labels of the node. ``keep``: whether labels that others change are restored; otherwise they
+        are written once.
         """
         with self._news:
             self._features, self._keeps_features = labels, keep
             self._find_due()
 
     def tell_health(self, health: node_health.Health) -> None:
-        """Sets the health of the GPUs, and whether the node has a taint for it. Restored when others remove it."""
+        """Sets the health of the GPUs, and whether the node gets a taint for it. Condition and taint are restored when
+        others remove them.
+        """
         with self._news:
             if health != self._health:
                 self._health = health
@@ -172,7 +177,7 @@ class NodeLabel:
         for event in self._api.watch(f"/api/v1/nodes?fieldSelector={selector}&resourceVersion={version}"):
             kind, found = event.get("type"), event.get("object") or {}
             if kind == "ERROR":
-                # 410: the resource version is too old; the node is read again.
+                # Status 410 means that the resource version is too old, so the node is read again.
                 if found.get("code") != GONE:
                     raise ApiError(int(found.get("code") or 0), f"{self._api.server}: watch: {found.get('message')}")
                 return
@@ -200,7 +205,9 @@ class NodeLabel:
             self._news.notify_all()
 
     def _missing(self) -> dict[str, str]:
-        """Returns annotations that differ, once the node was read."""
+        """Returns the annotations whose text on the node differs from the desired text; none until the node
+        was read.
+        """
         return {
             key: text
             for key, (text, add) in self._wanted.items()
@@ -245,8 +252,8 @@ class NodeLabel:
         self._reported = written
 
     def _write(self, missing: dict[str, str]) -> None:
-        """Writes annotations. They are marked as found before the call, because the watch may deliver a newer state
-        before the response. Annotations that the server did not store are written again.
+        """Writes annotations. Their texts are stored in ``_found`` before the call, because the watch may deliver a
+        newer state before the response arrives. Annotations that the server did not store are written again later.
         """
         with self._news:
             self._found.update(missing)
@@ -261,7 +268,9 @@ class NodeLabel:
                         self._found[key] = None
 
     def _write_due(self, key: tuple[str, str], patch: dict[str, Any]) -> None:
-        """Sends a pending patch; after an error it is pending again, unless the watch has created a newer one."""
+        """Sends a pending patch. After an error the patch is pending again, unless the watch has created a newer one
+        meanwhile.
+        """
         try:
             self._api.patch(self._path + key[1], patch)
         except ApiError as fault:
@@ -269,13 +278,13 @@ class NodeLabel:
                 with self._news:
                     self._dues.setdefault(key, patch)
                 raise
-            # The node was changed meanwhile; the watch delivers the new version.
+            # The node was changed meanwhile, so the server refused the patch; the watch delivers the new version.
             log.debug("the %s of node %s was changed by others meanwhile", key[0], self._node)
 
     def _event(self, reason: str, text: str, now: str) -> dict[str, Any]:
         return {
             "metadata": {"generateName": f"{self._node}.", "namespace": "default"},
-            # As for the kubelet's events: the uid of an event about a node is the node's name.
+            # The kubelet does the same: in its events about a node, the uid of the object is the node's name.
             "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": self._node},
             "type": "Warning" if reason == REFUSED else "Normal",
             "reason": f"{CONDITION}{reason}",

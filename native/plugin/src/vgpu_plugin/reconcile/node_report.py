@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Publishes on this node's object at the API server: the outcome of its configuration, the health of its GPUs, and the
-GPUs of which pods may request parts, with the resource names for that.
+GPUs of which pods may request parts, with the resource names by which pods request them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class NodeReport:
     def __init__(
         self, label: NodeLabel, changes: Reconfiguration, pool: Pool, topology: KubeletTopology, taint: str
     ) -> None:
-        """``taint``: policy for the taint, as in node_health."""
+        """``taint``: when unhealthy GPUs cause a taint of the node, one of the policies in node_health."""
         self._label = label
         self._changes = changes
         self._pool = pool
@@ -30,7 +30,8 @@ class NodeReport:
         reasons = [(f"GPU {gpu.index} {gpu.uuid}", self._pool.unhealthy_reason(gpu.uuid)) for gpu in self._pool.gpus]
         self._label.tell_health(node_health.health(reasons, self._taint))
         settings = self._changes.settings
-        # With claims, the kube-scheduler itself counts what is allocated.
+        # If pods get GPUs by claims, the kube-scheduler itself counts what is allocated, so nothing is published for
+        # our scheduler.
         by_extender = settings.requested and not settings.claims
         gpus: list[pod_annotations.NodeGpu] = []
         if by_extender:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Removes what this program wrote on the Node object of the Kubernetes API.
 
-If the annotation stayed, the scheduler would continue to place pods on GPUs that are no longer shared.
+If the annotation with the node's GPUs stayed, the scheduler would continue to place pods on GPUs that are no longer
+shared.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Client(Protocol):
 
 
 def leave(api: Client, node: str) -> bool:
-    """Removes annotations, conditions, taint and labels. Returns whether there were any; an unknown node has none.
+    """Removes annotations, conditions, taint and labels. Returns whether there were any; there are none if the API
+    server does not know the node.
 
     Raises Fatal if the API server cannot be reached, with a list of what may be left and two ways to continue.
     """
@@ -48,7 +50,7 @@ def leave(api: Client, node: str) -> bool:
             # Conditions are merged by their type, so the kubelet's conditions stay.
             gone = [{"$patch": "delete", "type": one} for one in ours]
             api.patch(f"{path}/status", {"status": {"conditions": gone}})
-        # Without the resource version that was read, because the patches above have changed it.
+        # This patch has no resource version, because the patches above have changed the version that was read.
         taint = node_health.taint_patch({**found, "metadata": {}}, False)
         if taint:
             api.patch(path, taint)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repeats a task at the API server for ever."""
+"""Repeats a task that talks to the API server, such as a watch, until the program stops."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, MutableMapping
 from ..node.kube_api import ApiError
 
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 30.0
-# A task that ends sooner is not counted as a watch that reached its time limit.
+# A watch that ran for less than this time was cut off, and did not reach its regular time limit.
 SHORT_S = 1.0
 
 log = logging.getLogger(__name__)
@@ -20,8 +20,9 @@ log = logging.getLogger(__name__)
 def persist(
     task: Callable[[], None], stopping: threading.Event, faults: MutableMapping[str, str], trouble: str
 ) -> None:
-    """Repeats a task until stopped. The pause grows after each error, and also after a task that ended at once, because
-    a proxy may end every watch at its beginning. ``faults``: trouble → reason, while the error lasts.
+    """Repeats ``task`` until ``stopping`` is set. The pause grows after each error, and also after a task that ended at
+    once, because a proxy may end every watch at its beginning. While an error lasts, ``faults`` contains its text under
+    the key ``trouble``.
     """
     retry_s = FIRST_RETRY_S
     while not stopping.is_set():

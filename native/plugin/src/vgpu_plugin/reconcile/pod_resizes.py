@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Applies resizes that the scheduler granted to running pods, and reports on the pod when they are done.
 
-A granted pod has the annotation ``vgpu.fleet/former`` until then (the shared core's ``pods/resizes``). Such pods are
-found by a watch of the metadata of this node's pods, only on a node with requested sizes. A resize that cannot be
-applied yet, because programs use more than the new size, is tried again, and an event on the pod gives the reason.
+A pod with a granted resize has the annotation ``vgpu.fleet/former`` until its node has applied the resize (see
+``pods/resizes`` of the shared core). Such pods are found by a watch of the metadata of this node's pods, only on a node
+where containers get the size that their pod requests. A resize that cannot be applied yet, because programs use more
+than the new size, is tried again, and an event on the pod gives the reason.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ GONE = 410
 # Minimum seconds between two events on one pod.
 BETWEEN_EVENTS_S = 60.0
 RETRY_S = 10.0
-# Seconds until a changed configuration is noticed.
+# Seconds after which a changed configuration is noticed.
 IDLE_S = 5.0
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class Client(Protocol):
 
 class PodResizes:
     """``run`` watches the pods and ``retry`` repeats failed resizes, each in its own thread. ``requested`` returns
-    whether this node has requested sizes now.
+    whether containers on this node now get the size that their pod requests.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class PodResizes:
         self._path = f"/api/v1/pods?fieldSelector={quote(f'spec.nodeName={pods.node}', safe='')}"
         self._stopping = threading.Event()
         self._one_at_a_time = threading.Lock()
-        # Uid → metadata of a pod whose resize is not done.
+        # Uid → metadata of each pod whose granted resize is not applied yet.
         self._due: dict[str, dict[str, Any]] = {}
         # Uid → text and time of the last event.
         self._said: dict[str, tuple[str, float]] = {}
@@ -112,7 +113,7 @@ class PodResizes:
         for event in self._api.watch(f"{self._path}&resourceVersion={version}", metadata=True):
             kind, one = event.get("type"), event.get("object") or {}
             if kind == "ERROR":
-                # 410: the resource version is too old; the pods are listed again.
+                # Status 410 means that the resource version is too old, so the pods are listed again.
                 if one.get("code") != GONE:
                     raise ApiError(int(one.get("code") or 0), f"{self._api.server}: watch: {one.get('message')}")
                 return
@@ -138,7 +139,7 @@ class PodResizes:
             self._pods.write_done(owner)
         except (PluginError, PlanError) as fault:
             said, when = self._said.get(uid, ("", -BETWEEN_EVENTS_S))
-            # No event for a pod that changed meanwhile or is starting.
+            # No event is written for a pod that changed meanwhile or is starting.
             if isinstance(fault, NotNow) or said == str(fault) or time.monotonic() - when < BETWEEN_EVENTS_S:
                 log.debug("pod %s: %s", owner.name, fault)
                 return
@@ -156,8 +157,8 @@ class PodResizes:
         self._pods.report(owner, DONE, sizes, "Normal")
 
     def _apply(self, uid: str) -> tuple[Part, ...]:
-        """Resizes the allocations of a pod to its granted sizes. Raises PluginError or PlanError if not all
-        are done.
+        """Resizes the allocations of a pod to its granted sizes. Raises PluginError or PlanError if not all allocations
+        could be resized.
         """
         plan = pod_annotations.read_annotations(self._due[uid].get("annotations") or {}) or ()
         found = checkpoint.read(self._checkpoint_file)
@@ -170,14 +171,15 @@ class PodResizes:
                 self._apply_part(entries.get(part.container, ""), part)
             except PluginError as fault:
                 faults.append(fault)
-        # Raise the most important error: one that is not just temporary.
+        # Raise the most important error, which is one that does not pass by itself.
         if faults:
             raise min(faults, key=lambda one: isinstance(one, NotNow))
         return plan
 
     def _apply_part(self, allocation: str, part: Part) -> None:
         record = self._records.get(allocation)
-        # A starting container reads the pod itself, perhaps an older version, so it is resized once it has a size.
+        # The program that starts the container reads the pod itself, and perhaps reads an older version. So the
+        # container is resized only after it has got a size.
         if record is None or record.kind != KUBELET or record.limits.get("deny"):
             raise NotNow(f"container {part.container} has not started")
         # Memory with a burst limit is managed by burst.py.

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Applies a changed or newly selected configuration, and changed GPUs, while the program runs.
 
-A new file is first checked against the GPUs; if it is invalid, the old one stays active. Allocated slices are never
-removed: a GPU with allocated slices keeps its old split until they are free, and the status reports that. For a change
-between slices and claims the program exits and its unit restarts it, once no container has a claim.
+A new file is first checked against the GPUs; if it is invalid, the old configuration stays active. Allocated slices
+(parts of GPUs) are never removed: a GPU with allocated slices keeps its old split until they are free, and the status
+reports that. If the configuration changes between slices of the device plugin and claims (Dynamic Resource Allocation),
+the program exits once no container has a claim, and its systemd unit restarts it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ log = logging.getLogger(__name__)
 
 
 class Reconfiguration:
-    """Only one thread may call ``poll``, the thread that may call the driver; any thread may read the rest."""
+    """Compares the active configuration and GPUs with the files and the driver, and applies changes. Only the thread
+    that may call the driver may call ``poll``; any thread may read the other members.
+    """
 
     def __init__(
         self,
@@ -49,31 +52,32 @@ class Reconfiguration:
         self._allocator = allocator
         self._held = held
         self._last_offer = last_offer
-        # Identity of the file that was last applied. None: the label names another file, or the file was replaced since
-        # it was read; the first poll then applies it or reports why not.
+        # Identity of the file that was last applied. It is None if the label names another file, or if the file was
+        # replaced after it was read; then the first poll applies the file or reports why it cannot.
         self._file: tuple[str, int, int, int] | None = None
         if self.name_of(settings) == self._choice.wanted:
             now = self._identity()
             self._file = now if _says_the_same(settings) else None
         self._gpus = self._pool.gpus
         self.settings = settings
-        # Functions called after a change, with the settings and the driver's files.
+        # Functions that are called after each change, with the settings and the driver's files.
         self.after: list[Callable[[node_settings.Settings, driver_files.DriverFiles], None]] = []
         self.on_lost: Callable[[str, str], None] = lambda uuid, reason: None
-        # Makes the polling thread poll soon.
+        # Function that makes the polling thread poll soon.
         self.poll_soon: Callable[[], None] = lambda: None
-        # Returns whether the kernel driver was reloaded since the last call.
+        # Function that returns whether the kernel driver was reloaded since the last call.
         self.loaded_again: Callable[[], bool] = lambda: False
-        # UUID → reason, for known GPUs that are missing.
+        # UUID → reason, for each known GPU that is missing.
         self.lost: dict[str, str] = {}
-        # Index → error, for GPUs that the driver counts but could never read.
+        # Index → error, for each GPU that the driver counts but that could never be read.
         self.unknown: dict[int, str] = {}
         self._forgotten: frozenset[str] = frozenset()
-        # Ends the program: a change between slices and claims needs other parts.
+        # Function that ends the program. A change between slices and claims needs other parts of the program, so it
+        # must start again.
         self.end: Callable[[], None] = lambda: None
-        # Called after each poll.
+        # Function that is called after each poll.
         self.on_poll: Callable[[], None] = lambda: None
-        # Functions that return messages of other parts for the notes.
+        # Functions of other parts of the program; each returns messages that ``notes`` includes.
         self.more_notes: list[Callable[[], list[str]]] = []
         self.fault = ""
         self.waiting: list[str] = []
@@ -100,11 +104,11 @@ class Reconfiguration:
 
     @property
     def name(self) -> str:
-        """The active named configuration; empty: node.yaml."""
+        """The name of the active named configuration; empty means node.yaml."""
         return self.name_of(self.settings)
 
     def outcome(self) -> tuple[str, str]:
-        """Returns (reason, message) on the state of the desired configuration."""
+        """Returns (reason, message) that tell whether the desired configuration is active."""
         active = f"{self.settings.path} is active"
         if self.fault:
             return REFUSED, f"{active}, the desired one is not applied: {self.fault}"
@@ -121,19 +125,19 @@ class Reconfiguration:
         self.poll_soon()
 
     def begin(self, pieces: list[Piece], driver: driver_files.DriverFiles) -> None:
-        """Runs once at the start, before slices are offered. The pool contains the slices offered before; GPUs without
-        allocated slices get ``pieces``, the others wait.
+        """Runs once at the start, before slices are offered. The pool then contains the slices that were offered before
+        the restart. GPUs without allocated slices get ``pieces`` at once, the others when their slices are free.
         """
         self._pieces, self._driver = pieces, driver
         if self._update([]):
             self._notify()
 
     def watch_policy(self) -> str:
-        """Returns the watcher's policy."""
+        """Returns the policy for processes that use a GPU without the library's limits."""
         return self.settings.watch
 
     def poll(self) -> None:
-        """Checks label, file and driver once, and applies changes."""
+        """Checks the node's label, the configuration file and the driver once, and applies changes."""
         self._poll()
         self.on_poll()
 
@@ -178,7 +182,7 @@ class Reconfiguration:
             )
             return
         log.info("%s changes flags.allocation: the program exits, and its unit restarts it", settings.path)
-        # Otherwise the next start would use the same configuration, and end again.
+        # Without this, the next start would read the same configuration as before and exit again.
         self._choice.remember(settings.path)
         self.end()
 
@@ -188,7 +192,9 @@ class Reconfiguration:
         self.fault = fault
 
     def _identity(self) -> tuple[str, int, int, int]:
-        """Returns name, inode, modification time and size of the desired file; zeros if it does not exist."""
+        """Returns name, inode, modification time and size of the desired file, so that a replaced file is noticed;
+        zeros if the file does not exist.
+        """
         name = self._choice.wanted
         try:
             found = os.stat(self._choice.path(name))
@@ -197,7 +203,9 @@ class Reconfiguration:
         return name, found.st_ino, found.st_mtime_ns, found.st_size
 
     def find_gpus(self) -> list[Gpu]:
-        """Returns the current GPUs. A missing GPU stays in the list as lost, because its slices may be allocated."""
+        """Returns the current GPUs. A GPU that is missing stays in the list and is reported as lost, because its slices
+        may be allocated.
+        """
         before = [gpu for gpu in self._gpus if gpu.uuid not in self._forgotten]
         try:
             found = self._source.gpus()
@@ -214,10 +222,10 @@ class Reconfiguration:
         return gpus
 
     def apply(self, gpus: list[Gpu]) -> None:
-        """Applies settings and GPUs to pool, allocator and all functions in ``after``."""
+        """Applies settings and GPUs to the pool and the allocator, and calls all functions in ``after``."""
         try:
             pieces = node_settings.make_slices(gpus, self.settings)
-        except Fatal as fault:  # the GPUs changed, and the file no longer fits them
+        except Fatal as fault:  # The GPUs changed, and the file no longer fits them.
             self._refuse(str(fault))
             self._gpus = gpus
             return
@@ -231,7 +239,7 @@ class Reconfiguration:
         self._notify()
 
     def _try_again(self) -> None:
-        """Checks whether the slices of waiting GPUs are free now; checks nothing else."""
+        """Checks only whether the slices of waiting GPUs are free now, so that their new slices can be offered."""
         before = self.waiting
         self._update(before)
         if self.waiting != before:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The limit of an allocation on the node, and the usage in its container's ledger.
+"""The limit of an allocation (the slices of one container), and how much of it the container uses according to its
+ledger, the shared file in which our library in the container counts GPU memory.
 
 The limit comes from the node's own record (/var/lib/vgpu/allocations.json), which no container can see. A slice for
-containers outside Kubernetes has no record: its limits file on the node is used, which containers mount read-only.
+containers outside Kubernetes has no record, so its limits file on the node is used, which containers mount read-only.
 """
 
 from __future__ import annotations
@@ -18,16 +19,19 @@ from .rule import Account
 
 
 class Accounts:
-    """``library`` returns the folder of the library version for new containers; empty if there is none."""
+    """Reads limits and usage. ``library`` returns the folder of the library version for new containers; it returns an
+    empty text if there is none.
+    """
 
     def __init__(self, files: AllocationFiles, library: Callable[[], str]) -> None:
         self._files = files
         self._library = library
-        # Last limits of allocations without a record. Cached, because a read during a rewrite in place may fail.
+        # Allocation → its limits as last read, for allocations without a record. They are kept because a read fails
+        # while the file is being rewritten.
         self._limits: dict[str, dict[str, Any]] = {}
 
     def record(self, allocation: str, records: Mapping[str, Record]) -> Record | None:
-        """Returns the record; None if the node does not (or no longer) know the allocation."""
+        """Returns the record of an allocation; None if the node does not know the allocation (any more)."""
         if (known := records.get(allocation)) is not None:
             return known
         limits = self._file_limits(allocation)
@@ -43,14 +47,14 @@ class Accounts:
             data = (self._files.folder(allocation) / "limits").read_bytes()
             self._limits[allocation] = abi_files.parse_limits(data)
         except abi_files.LayoutError:
-            pass  # the file is being rewritten
+            pass  # the file is being rewritten, so the limits read before are used
         except OSError:
             self._limits.pop(allocation, None)
         return self._limits.get(allocation)
 
     def account(self, record: Record, uuid: str) -> Account | None:
-        """Returns limit and usage on one GPU. None: no memory limit applies there, or the container may disable the
-        library.
+        """Returns limit and usage on one GPU. Returns None if no memory limit applies there, or if the container may
+        disable the library.
         """
         mine = device_of(record, uuid)
         if mine is None or record.limits.get("allow_disable_control", False):
@@ -65,7 +69,8 @@ class Accounts:
         except FileNotFoundError:
             return None if record.kind == UNKNOWN else nobody
         except (OSError, abi_files.LayoutError):
-            # Damaged by the tenant, whose container alone writes the ledger: no process in it counts as accounted.
+            # The ledger is damaged, which only the tenant can have done, because only its container writes the ledger.
+            # So no process is taken as counted in it.
             return nobody
         if uuid not in ledger["devices"]:
             return nobody
@@ -77,7 +82,9 @@ class Accounts:
         return Account(slots, limit, counted, ledger["exported"][at])
 
     def gpu_page(self, allocation: str, uuid: str) -> dict[str, Any] | None:
-        """Returns the arbiter's data for a container; None if it cannot be read."""
+        """Returns the data that the arbiter (the node's program that divides GPU time) publishes for a container; None
+        if they cannot be read.
+        """
         try:
             return abi_files.parse_gpu_page((self._files.folder(allocation) / f"gpu-{uuid}").read_bytes())
         except (OSError, abi_files.LayoutError):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks in each poll what the containers of allocations have mounted at our paths."""
+"""Checks in each poll whether the containers of allocations (slices of one container each) still see our files, the
+library and its data, and whether other files are mounted over them.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,16 @@ from .mounts import Place, Table
 from .processes import Process, Processes
 from .rule import FOREIGN, Suspicion
 
-# Path of the ledger within the folder of a share, whatever the share's number.
+# Path of the ledger (the file in which the library counts memory) below the folder of a share. It is the same for every
+# number of a share.
 LEDGER = CONTAINER_LEDGER.removeprefix(CONTAINER_SHARE)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result for one list of mounts: foreign mounts, and whether the container has the mounts of an
-    older version.
+    """The result for one list of mounts. ``foreign``: a description of each mount over our files; ``old``: whether the
+    container has the mounts of an older version of this program; ``shows_ledger``: whether the ledger is among the
+    mounts.
     """
 
     table: Table
@@ -33,8 +37,8 @@ class Verdict:
 
 
 class ContainerMounts:
-    """Judges each list of mounts only once: most are unchanged since the last poll, and equal for all processes of a
-    container.
+    """Judges the mounts of containers. Each list of mounts is judged only once, because most lists are unchanged since
+    the last poll and equal for all processes of a container.
     """
 
     def __init__(self, files: AllocationFiles, processes: Processes) -> None:
@@ -42,11 +46,13 @@ class ContainerMounts:
         self._processes = processes
         self._node = Table()
         self._own_root = True
-        # (allocation, library) → the node's mounts from which the places were computed, and the expected places.
+        # (allocation, library) → (the node's mounts for which the expected mounts were computed, the expected mounts).
         self._places: dict[tuple[str, str], tuple[Table, tuple[Place, ...]]] = {}
-        # Path on the node → path without links. Only a change of the node's setup changes it.
+        # Path on the node → the same path without symbolic links. The result changes only with the node's setup, so it
+        # is cached.
         self._real: dict[str, str] = {}
-        # (identity of the list, allocation) → its verdict, which keeps the list alive.
+        # (identity of a list of mounts, allocation) → its verdict. The verdict refers to the list, so the identity
+        # cannot be reused.
         self._verdicts: dict[tuple[int, str], Verdict] = {}
         self._used: set[tuple[int, str]] = set()
 
@@ -68,8 +74,9 @@ class ContainerMounts:
     def judge(
         self, record: Record, processes: Iterable[Process], claims: Sequence[Record] = ()
     ) -> tuple[list[Suspicion], bool | None]:
-        """Returns the foreign mounts of one container's processes, and whether the container has old mounts (None if no
-        process shows its ledger). ``claims``: other claims whose shares the container may mount.
+        """Returns the foreign mounts of one container's processes, and whether the container has the mounts of an older
+        version (None if no process has the ledger among its mounts). ``claims``: other claims whose shares the
+        container may mount.
         """
         if not record.library or not self._node.rows:
             return [], None
@@ -99,8 +106,9 @@ class ContainerMounts:
             return known
         ledger = next(one for one in places if one.point.endswith(LEDGER))
         old = mounts.has_old_mounts(table, ledger)
-        # A process that shows no ledger has left the container's folders, for example by chroot, so missing mounts are
-        # no fault. A container of an older version may have its files at other paths, if its image had links.
+        # A process without the ledger among its mounts has left the container's folders, for example by chroot, so
+        # missing mounts are no finding. In a container with mounts of an older version, our files may be at other
+        # paths, if its image had links.
         shows_ledger = bool(mounts.ledger_points(table, ledger))
         if old:
             expected = self._places_of(self._files.old_mounts(record))
@@ -111,7 +119,9 @@ class ContainerMounts:
         return self._verdicts[key]
 
     def _of(self, record: Record) -> tuple[Place, ...]:
-        """Returns the expected places; the same object while nothing changes."""
+        """Returns the expected mounts of an allocation. While they are equal, the same object is returned, so that
+        verdicts stay valid.
+        """
         key = record.id, record.library
         node, before = self._places.get(key, (None, ()))
         if node is self._node:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the share of each GPU's time that containers used, by the driver's samples of processes."""
+"""Measures which share of each GPU's time containers used, from the driver's samples of the GPU use of processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from .shares import Part, Took, Window
 
 @dataclass
 class OfGpu:
-    """``at``, ``wall_us``: time of the last reading from the driver; ``pages``: the arbiter's pages at that time."""
+    """The measurement of one GPU. ``at``, ``wall_us``: time of the last reading from the driver, on two clocks;
+    ``windows``: allocation → its last ten seconds; ``pages``: allocation → data published by the arbiter (the node's
+    program that divides GPU time) at that time.
+    """
 
     at: float
     wall_us: int
@@ -26,8 +29,8 @@ class OfGpu:
 
 
 class ContainerShares:
-    """``clock``: the watcher's clock; ``wall``: the clock of the driver's samples; ``arbiter_ns``: the clock of the
-    arbiter's pages.
+    """Measures all GPUs. ``clock``: the watcher's clock; ``wall``: the clock of the driver's samples; ``arbiter_ns``:
+    the clock of the arbiter's pages.
     """
 
     def __init__(
@@ -48,14 +51,16 @@ class ContainerShares:
 
     @staticmethod
     def _share(uuid: str, records: list[Record]) -> float | None:
-        """Returns the sum of a container's shares of a GPU; None if one of them sets no limit."""
+        """Returns the sum of a container's shares of a GPU; None if one of the shares sets no limit."""
         devices = [(one, device) for one in records if (device := device_of(one, uuid)) is not None]
         parts = [shares.share_of(one.limits, device) for one, device in devices]
         known = [one for one in parts if one is not None]
         return min(1.0, sum(known)) if known and len(known) == len(parts) else None
 
     def look(self, uuid: str, owners: Mapping[int, frozenset[str]], records: Mapping[str, Record]) -> dict[str, Took]:
-        """Returns the time used by each container that has a share of this GPU and a full window. Raises GpuError."""
+        """Returns the part of the GPU's time that was used, by container. Contains the containers that have a share of
+        this GPU and have been measured for a full window. Raises GpuError.
+        """
         bound = {}
         for allocation, mine in together(owners).items():
             share = self._share(uuid, [records[one] for one in mine if one in records])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends processes by pidfd, so that a reused pid is never signalled."""
+"""Kills processes through a pidfd, so that a signal never reaches another process that got a reused pid."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from collections.abc import Callable
 
 from .processes import Process
 
-# Seconds between SIGTERM and SIGKILL. A kubelet gives a pod thirty, but a process beyond its limit harms its
-# neighbours.
+# Seconds between SIGTERM and SIGKILL. A kubelet gives a pod thirty seconds, but a process beyond its limit harms its
+# neighbours, so it gets less.
 GRACE_S = 10.0
 
 
 class Ender:
-    """``look`` returns the process that has a pid now; None if there is none."""
+    """Sends signals and remembers which process got one. ``look`` returns the process that has a pid now, None if there
+    is none.
+    """
 
     def __init__(self, look: Callable[[int], Process | None]) -> None:
         self._look = look
-        # (pid, start) → time of SIGTERM; None after SIGKILL.
+        # (pid, start time) → time at which the process got SIGTERM; None once it got SIGKILL.
         self._signalled: dict[tuple[int, int], float | None] = {}
         self.sent: dict[str, int] = {}
 
     def forget(self) -> None:
-        """Discards running grace periods after a change of policy."""
+        """Discards running grace periods. It is called after a change of policy."""
         self._signalled.clear()
 
     def end(self, process: Process, now: float, still: Callable[[Process], bool], begun: float | None = None) -> str:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The watcher's results: findings about containers, and the watcher's own state."""
+"""The results of the watcher (the part that looks for processes beyond their limits): findings about containers, and
+the watcher's own state.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,18 @@ from .processes import Process
 from .rule import Suspicion
 
 STATIC_KIND, UNKNOWN = "static", "unknown"
-# The allocation of a finding without a known allocation.
+# A finding has this allocation if it is not known to which allocation its processes belong.
 NONE = ""
-# Processes on a GPU with their bytes, largest first.
+# Processes on a GPU with the bytes that each uses, the largest first.
 Programs = tuple[tuple[Process, int], ...]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A finding about one allocation on one GPU, with one reason. Times are in seconds of the monotonic clock."""
+    """A finding about one allocation (the slices of one container) on one GPU, with one reason. ``looks``: number of
+    polls in a row with this finding; ``since``: when it began; ``named``: when it was reported, 0 if not yet. Times are
+    in seconds of the monotonic clock.
+    """
 
     allocation: str
     kind: str
@@ -29,9 +34,9 @@ class Finding:
     since: float
     named: float = 0.0
     action: str = ""
-    # When the first signal was sent for this finding.
+    # When the first signal was sent because of this finding.
     ending: float | None = None
-    # When the finding ended.
+    # When the finding ended, None while it lasts.
     over: float | None = None
 
     @property
@@ -66,8 +71,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class OldMounts:
-    """An allocation whose container mounts the single files of an older version, until the container is
-    created again.
+    """An allocation whose container was created by an older version of this program, which mounted single files instead
+    of folders. It has these mounts until it is created again.
     """
 
     allocation: str
@@ -77,8 +82,9 @@ class OldMounts:
 @dataclass(frozen=True)
 class State:
     """The watcher's state. ``fault``: why the last poll was incomplete. ``totals``: (reason, kind) → count of findings.
-    ``ended``: name of a signal → how often it was sent. ``unplaced``: GPU → number of processes in unknown containers.
-    ``shown``: (allocation, GPU) → bytes that the driver reports; ``programs``: the processes that use these bytes.
+    ``ended``: name of a signal → how often it was sent. ``looks``: number of polls so far. ``past``: findings that
+    ended. ``unplaced``: GPU → number of processes in unknown containers. ``shown``: (allocation, GPU) → bytes that the
+    driver reports; ``programs``: the processes that use these bytes.
     """
 
     policy: str
@@ -92,9 +98,9 @@ class State:
     old_mounts: tuple[OldMounts, ...] = ()
     unplaced: Mapping[str, int] = field(default_factory=dict)
     shown: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    # GPU → bytes that the driver reports for processes without a recorded allocation.
+    # GPU → bytes that the driver reports for processes of which the node has no record.
     unaccounted: Mapping[str, int] = field(default_factory=dict)
-    # GPU → programs of the host itself, which no slice limits.
+    # GPU → programs that run on the host itself, outside containers. No slice limits them.
     host: Mapping[str, Programs] = field(default_factory=dict)
     programs: Mapping[tuple[str, str], Programs] = field(default_factory=dict)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares the mounts at our paths in a container, from /proc/<pid>/mountinfo, with what the node mounted there. Pure,
-except ``read``.
+"""Compares the mounts at our paths in a container, read from /proc/<pid>/mountinfo, with what the node mounted there.
+Only ``read`` reads a file; the other functions work on their arguments.
 
 A mount is ours if it shows the same folder of the same file system as the node's own path, and no other mount covers
 it. The kernel's device numbers are equal in every mount namespace, also in a pod that mounts the node's folders.
@@ -26,17 +26,18 @@ from ..node.paths import (
     OLD_LIMITS,
 )
 
-# Paths at or below which only our mounts are allowed; OLD_GUARDED for a container with old mounts.
+# Folders and files at or below which a container may only have our mounts. OLD_GUARDED is for a container that an older
+# version of this program started.
 GUARDED = (os.path.dirname(CONTAINER_SHARE), CONTAINER_PRELOAD)
 OLD_GUARDED = (*map(os.path.dirname, (OLD_LIMITS, OLD_LEDGER, OLD_LIBRARY)), CONTAINER_PRELOAD)
-# The kernel appends this to the name of a file that was removed or replaced.
+# The kernel appends this to the name of a mounted file that was removed or replaced.
 DELETED = "//deleted"
 ESCAPE = re.compile(rb"\\([0-7]{3})")
-# Maximum number of additional mounts at or below our paths, and maximum bytes of the list. A user namespace may have
-# 100 000 mounts, which would block the watcher. Ours are at most six and one for each GPU; a container that exceeds a
-# maximum is reported for that alone.
+# MOST_MORE: maximum number of mounts at or below our paths in addition to the expected ones. LONGEST: maximum bytes of
+# the list of mounts. A tenant's user namespace may have 100 000 mounts, which would block the watcher. We mount at most
+# six folders or files and one for each GPU, so a container that exceeds a maximum is reported for that alone.
 MOST_MORE, LONGEST = 32, 4 << 20
-# Results for paths shorter than this are cached, so that a stack of mounts at one path is followed only once.
+# Results for paths shorter than this are cached, so that many mounts stacked at one path are followed only once.
 SHORT = 64
 
 
@@ -53,8 +54,8 @@ class Mount(NamedTuple):
 
 
 class Place(NamedTuple):
-    """An expected mount at ``point`` of a container. ``version``: any version of the library is accepted. Empty
-    ``device``: any mount is accepted, because this program cannot see the node's own path.
+    """An expected mount at ``point`` of a container. ``version``: whether the folder of any version of the library is
+    accepted. If ``device`` is empty, any mount is accepted, because this program cannot see the node's own path.
     """
 
     point: str
@@ -67,8 +68,8 @@ class Place(NamedTuple):
             return True
         root = mount.root.removesuffix(DELETED)
         if self.version:
-            # A running container may have an older version than new containers; only the node creates folders next to
-            # it.
+            # A running container may have an older version of the library than new containers. Other folders next to it
+            # are not possible, because only the node creates them.
             return mount.device == self.device and _version_free(root) == _version_free(self.root)
         return (mount.device, root) == (self.device, self.root)
 
@@ -82,7 +83,9 @@ def _version_free(path: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Table:
-    """The mounts of a process. ``cut``: the list is longer than LONGEST and was truncated. ``size``: bytes read."""
+    """The mounts of a process. ``cut``: whether the list was longer than the allowed maximum and was truncated.
+    ``size``: bytes read.
+    """
 
     rows: tuple[Mount, ...] = ()
     cut: bool = False
@@ -90,8 +93,8 @@ class Table:
 
     @cached_property
     def _above(self) -> dict[tuple[int, str], Mount]:
-        """Returns (mount, path) → the mount that covers this mount at that path. Mount 0 stands for all mounts outside
-        this list, for example above a chroot.
+        """Returns (mount, path) → the mount that covers this mount at that path. The number 0 stands for all mounts
+        that are not in this list, for example above a chroot.
         """
         known = {row.ident for row in self.rows}
         return {
@@ -100,11 +103,11 @@ class Table:
 
     @cached_property
     def _seen(self) -> dict[str, Mount | None]:
-        """Returns the cache: short path → the mount that is visible there."""
+        """Returns the cache of ``seen_at``: short path → the mount that is visible there."""
         return {}
 
     def seen_at(self, path: str) -> Mount | None:
-        """Returns the mount that a path is in: the topmost mount at the path or at the nearest folder above."""
+        """Returns the mount in which a path lies: the topmost mount at the path or at the nearest folder above it."""
         found: Mount | None = None
         for folder in _prefixes(path):
             if folder in self._seen:
@@ -117,7 +120,7 @@ class Table:
         return found
 
     def within(self, folders: Iterable[str]) -> list[Mount]:
-        """Returns the mounts at or below these folders, including covered ones."""
+        """Returns the mounts at or below these folders, including mounts that others cover."""
         tops = tuple(folders)
         return [row for row in self.rows if any(row.point == top or row.point.startswith(f"{top}/") for top in tops)]
 
@@ -160,8 +163,8 @@ def read(path: Path | str, most: int = 0) -> bytes:
 
 
 def place_of(node: Table, point: str, host_path: str, own_root: bool = True) -> Place:
-    """Returns the expected mount for a path of the node. ``host_path`` must contain no link. ``own_root``: whether this
-    program's root is the node's root.
+    """Returns the mount that a container should have at ``point`` for a path of the node. ``host_path`` must contain no
+    link. ``own_root``: whether this program's root is the node's root.
     """
     mount = node.seen_at(host_path)
     version = point in (CONTAINER_LIBRARY_FOLDER, OLD_LIBRARY)
@@ -172,13 +175,17 @@ def place_of(node: Table, point: str, host_path: str, own_root: bool = True) -> 
 
 
 def has_old_mounts(table: Table, ledger: Place) -> bool:
-    """Whether a container mounts its ledger only at the path of older versions. Covered mounts are in the list too."""
+    """Whether a container has its ledger (the file in which the library counts memory) only at the path of older
+    versions. A mount counts even if another one covers it.
+    """
     points = ledger_points(table, ledger)
     return OLD_LEDGER in points and CONTAINER_LEDGER not in points
 
 
 def ledger_points(table: Table, ledger: Place) -> set[str]:
-    """Returns all paths at which a process mounts the ledger of its allocation, including covered ones."""
+    """Returns all paths at which a process has the ledger of its allocation mounted. A mount counts even if another one
+    covers it.
+    """
     return {row.point for row in table.rows if ledger.device and ledger.is_shown_by(row)}
 
 
@@ -189,8 +196,9 @@ def foreign(
     complete: bool,
     others: Mapping[str, Place] | None = None,
 ) -> list[str]:
-    """Returns descriptions of foreign mounts. ``complete``: also report missing mounts. ``others``: path → mounts of
-    other shares that the container may have.
+    """Returns a description of each foreign mount: one that hides ours, or lies at or below our paths. ``complete``:
+    whether missing mounts are reported too. ``others``: path → expected mount of another share that the container may
+    have.
     """
     others = others or {}
     within = table.within(guarded)
@@ -204,7 +212,8 @@ def foreign(
         mount = table.seen_at(one.point)
         if mount is not None and mount.point == one.point and one.is_shown_by(mount):
             continue
-        # A mount over a parent folder hides ours; a mount further up is the container's own root.
+        # A mount at one of our parent folders hides our mount. A mount further up is the container's own root, so then
+        # ours is only missing.
         if mount is not None and any(mount.point == top or mount.point.startswith(f"{top}/") for top in guarded):
             if mount.point not in wrong:
                 wrong.add(mount.point)
@@ -220,7 +229,7 @@ def foreign(
             continue
         if mount.point in others and others[mount.point].is_shown_by(mount):
             continue
-        # A parent folder of our mounts hides nothing while our mounts are visible.
+        # A mount at a parent folder of our mounts hides nothing while our mounts are visible.
         if mount.point in expected | wrong or any(point.startswith(f"{mount.point}/") for point in expected):
             continue
         found.append(f"at {mount.point} the container has {mount.root} of file system {mount.device}, expected nothing")

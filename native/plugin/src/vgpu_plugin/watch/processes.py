@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the allocation to whose container a process on a GPU belongs. Reads only /proc, never the process's own files.
+"""Finds to which allocation (the slices of one container) a process on a GPU belongs. It reads only /proc, never the
+process's own files.
 
-A container's ledger is a file of a tmpfs that belongs to one allocation, so a process with that mount is in its
-container: a tenant without CAP_SYS_ADMIN can neither create nor copy the mount. A process that hides its mounts
-(chroot, its own mount namespace), or lost them because the folders were removed on the node, is identified by the
-ledger that it has mapped, or by its control group, which it cannot leave. A process in the host's mount namespace, or
-in its pid namespace and outside a container's control group, is a process of the host. Any other process on a GPU
-belongs to an unknown container.
+A container's ledger (the file in which the library counts GPU memory) is a file of a tmpfs that belongs to one
+allocation, so a process with that mount is in its container: a tenant without CAP_SYS_ADMIN can neither create nor copy
+the mount. A process that hides its mounts (chroot, its own mount namespace), or lost them because the folders were
+removed on the node, is identified by the ledger that it has mapped, or by its control group, which it cannot leave. A
+process in the host's mount namespace, or in its pid namespace and outside a container's control group, is a process of
+the host. Any other process on a GPU belongs to an unknown container.
 """
 
 from __future__ import annotations
@@ -22,29 +23,30 @@ from pathlib import Path
 from . import mounts
 from .mounts import Table
 
-# Root of the ledger's mount in a container after its file was replaced on the node.
+# Root that mountinfo shows for the ledger's mount in a container after the file was replaced on the node.
 REMOVED_ROOT = "/ledger//deleted"
 LEDGER_ROOTS = ("/ledger", REMOVED_ROOT)
-# Matches the control group of a pod, with dashes or, for systemd's driver, underscores.
+# Matches the control group of a pod. Its uid is written with dashes or, by the systemd driver, with underscores.
 POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})")
-# Matches the control group of a container: docker, containerd, CRI-O and podman name it by the container's id.
+# Matches the control group of a container: docker, containerd, CRI-O and podman put the container's id into its name.
 CONTAINER_ID = re.compile(r"[0-9a-f]{64}")
-# Controllers of version 1 for which every runtime creates a group per container.
+# Controllers of control groups version 1 in which every runtime creates a group for each container.
 CONTROLLERS = ("memory", "pids", "devices", "name=systemd")
 MOST_GROUPS = 4096
-# Reading all processes of a machine takes some 20 ms; it is repeated for the same container only after this time.
+# Seconds between two searches of all processes for the same container, because such a search takes some 20 ms.
 VAIN_S = 30.0
-# Maximum bytes in such a search: of one process's list, in which our mounts come first because they exist before the
-# container runs; and of all lists of one container, whose tenant may have thousands of processes with long lists.
+# Maximum bytes that such a search reads. LONGEST_OF_OTHERS: of the list of mounts of one process; our mounts come first
+# in it, because they exist before the container runs. MOST_OF_OTHERS: of all lists of one container, because a tenant
+# may have thousands of processes with long lists.
 LONGEST_OF_OTHERS, MOST_OF_OTHERS = 64 << 10, 1 << 20
-# Maximum bytes of the maps file of a process that shows no ledger.
+# Maximum bytes that are read of the maps file of a process that has no ledger among its mounts.
 MOST_OF_MAPS = 4 << 20
 
 
 @dataclass(frozen=True)
 class Process:
-    """``start`` distinguishes a process from a later one with the same pid; ``own``: (inode of its pid namespace, pid
-    in it).
+    """A process. ``start``: its start time, which tells it from a later process with the same pid. ``own``: (inode of
+    its pid namespace, its pid in that namespace).
     """
 
     pid: int
@@ -57,7 +59,7 @@ class Process:
 class Placed:
     """The result for a set of pids. ``owners``: pid → allocations of its container. ``strangers``: pids in an unknown
     container. ``gone``: pids of ended or unreadable processes. ``host``: pids of programs of the host. ``removed``:
-    allocations whose container mounts a ledger that was removed on the node; no tenant can remove it.
+    allocations whose container still has a ledger that was removed on the node, which no tenant can do.
     """
 
     owners: dict[int, frozenset[str]] = field(default_factory=dict)
@@ -68,21 +70,25 @@ class Placed:
 
 
 class Processes:
-    """``proc`` is the host's /proc."""
+    """Finds owners of processes. ``proc`` is the host's /proc."""
 
     def __init__(self, proc: Path = Path("/proc"), clock: Callable[[], float] = time.monotonic) -> None:
         self.proc = self._proc = proc
         self._clock = clock
-        # Control group → allocations of its container; names of groups are never reused.
+        # Control group → allocations of its container. Entries stay valid, because names of groups are never reused.
         self._groups: dict[str, frozenset[str]] = {}
-        # Control group → when all processes were last searched for it in vain; most likely a container without a slice.
+        # Control group → when all processes were last searched for it without success. Most likely it is a container
+        # without a slice.
         self._vain: dict[str, float] = {}
-        # mountinfo text → parsed table: many processes have equal lists, and few change between two polls.
+        # Text of mountinfo → the parsed mounts. Cached, because many processes have equal lists and few lists change
+        # between two polls.
         self._tables: dict[bytes, Table] = {}
         self._used: set[bytes] = set()
 
     def process(self, pid: int) -> Process | None:
-        """Returns the process; None if it is gone or ending: its memory is freed, but its GPU perhaps not yet."""
+        """Returns the process; None if it is gone or is ending. An ending process has freed its memory, but perhaps not
+        yet its GPU.
+        """
         try:
             fields = next(filter(_lives, map(_status, self._threads(pid))), None)
             namespace = self._link(pid, "pid")
@@ -100,7 +106,7 @@ class Processes:
     def of(
         self, pids: Iterable[int], devices: Mapping[str, str], pods: Callable[[], Mapping[str, frozenset[str]]] = dict
     ) -> dict[int, frozenset[str]]:
-        """Returns only the owners of ``place``."""
+        """Returns only the ``owners`` that ``place`` finds."""
         return self.place(pids, devices, pods).owners
 
     def place(
@@ -109,12 +115,12 @@ class Processes:
         """Finds the allocations of the container of each pid.
 
         ``devices``: major:minor of each allocation's tmpfs → allocation; ``pods`` returns uid of a pod → allocations of
-        its containers, and is called only for processes that hide.
+        its containers, and is called only if a process hides its mounts.
         """
         known = set(devices.values())
         self._groups = {group: mine for group, mine in self._groups.items() if mine <= known}
-        # This program's namespaces also count as the host's, because it may have no permission to read those of process
-        # 1.
+        # The namespaces of this program count as the host's too, because it may have no permission to read those of
+        # process 1.
         host_mounts, host_pids = ({self._link(one, kind) for one in (1, "self")} - {""} for kind in ("mnt", "pid"))
         out = Placed()
         hidden = []
@@ -160,7 +166,8 @@ class Processes:
                 continue
             mine = self._of_group(group)
             if not mine and not asked and self._clock() - self._vain.get(group, -VAIN_S) >= VAIN_S:
-                # Search all other processes once: another process of the same container may show its mounts.
+                # Search all processes once, because another process of the same container may have the ledger among its
+                # mounts.
                 asked = True
                 if len(self._vain) >= MOST_GROUPS:
                     self._vain.clear()
@@ -175,7 +182,7 @@ class Processes:
         return found
 
     def _look_at_all(self, devices: Mapping[str, str], host_pids: set[str]) -> None:
-        """Stores the control groups of all processes in containers that show a ledger."""
+        """Stores the control groups of all processes in containers that have a ledger among their mounts."""
         read: dict[str, int] = {}
         for one in self._all():
             if self._link(one, "pid") in {"", *host_pids}:
@@ -184,17 +191,17 @@ class Processes:
             container = _outermost(group)
             if read.get(container, 0) >= MOST_OF_OTHERS or group in self._groups:
                 continue
-            # The lists of hundreds of containers are not cached.
+            # These lists belong to hundreds of containers, so they are not cached.
             table = self.table(one, keep=False, most=LONGEST_OF_OTHERS)
             read[container] = read.get(container, 0) + table.size
             if shown := _shown(table, devices):
                 self._learn(one, shown)
 
     def group(self, pid: int) -> str:
-        """Returns the control group of a process; empty for the root group or none.
+        """Returns the control group of a process; empty if it is in the root group or in none.
 
-        A hybrid host uses version 2 only for systemd's services: there all containers of a daemon are in the daemon's
-        group, and only version 1 distinguishes them.
+        A hybrid host uses both versions of control groups, version 2 only for systemd's services. All containers of a
+        daemon are then in the daemon's group of version 2, so version 1 is preferred, which distinguishes them.
         """
         try:
             lines = (self._proc / str(pid) / "cgroup").read_text(errors="replace").splitlines()
@@ -203,7 +210,8 @@ class Processes:
         paths = {name: path for _number, name, path in (line.split(":", 2) for line in lines if line.count(":") >= 2)}
         for name in (*CONTROLLERS, ""):
             for controllers, path in paths.items():
-                # Seen from inside a control group namespace, the root is a path such as /../..
+                # Seen from inside a control group namespace, the root group is a path such as /../.., which does not
+                # count.
                 if name in controllers.split(",") and path.strip("/."):
                     return path
         return ""
@@ -214,8 +222,8 @@ class Processes:
             self._groups[group] = mine
 
     def _of_group(self, group: str) -> frozenset[str]:
-        """Returns the allocations of the group or the nearest parent group, because a container may create groups below
-        its own.
+        """Returns the allocations of the group or of its nearest known parent group, because a container may create
+        groups below its own.
         """
         while group.strip("/"):
             if group in self._groups:
@@ -224,15 +232,15 @@ class Processes:
         return frozenset()
 
     def _mapped(self, pid: int, devices: Mapping[str, str], out: Placed) -> frozenset[str]:
-        """Returns the allocations whose files a process has mapped; only processes of their container can open these
-        files.
+        """Returns the allocations whose files a process has mapped. Only processes of an allocation's container can
+        open its files.
         """
         found = set()
         for thread in self._threads(pid) if devices else ():
             with contextlib.suppress(OSError), open(thread / "maps", "rb") as stream:
                 for line in stream.read(MOST_OF_MAPS).splitlines():
                     words = line.split(None, 5)
-                    # Only files have a device other than 00:00.
+                    # Only mapped files have a device other than 00:00.
                     if len(words) == 6 and words[3] != b"00:00" and (mine := devices.get(_decimal(words[3]))):
                         found.add(mine)
                         out.removed |= {mine} if words[5].endswith(b"(deleted)") else set()
@@ -240,8 +248,8 @@ class Processes:
         return frozenset()
 
     def table(self, pid: int | str, keep: bool = True, most: int = 0) -> Table:
-        """Returns the current mounts of a process; empty if it is gone. ``most``: maximum bytes of the list, 0:
-        LONGEST. This program's own list is read completely.
+        """Returns the current mounts of a process; empty if it is gone. ``most``: maximum bytes of the list; 0 means
+        LONGEST. ``keep``: whether the result is cached. This program's own list is read completely.
         """
         most = 0 if pid == "self" else most or mounts.LONGEST
         for thread in self._threads(pid):
@@ -255,11 +263,11 @@ class Processes:
         return Table()
 
     def sees_own_root(self) -> bool:
-        """Whether this program is in the host's mount namespace; in a pod it is not."""
+        """Whether this program is in the host's mount namespace, which it is not in a pod."""
         return self._link(1, "mnt") in ("", self._link("self", "mnt"))
 
     def end_look(self) -> None:
-        """Ends a poll: drops cached lists of mounts that no process had."""
+        """Ends a poll: drops the cached lists of mounts that no process had in this poll."""
         self._tables = {data: table for data, table in self._tables.items() if data in self._used}
         self._used.clear()
 
@@ -285,20 +293,20 @@ class Processes:
 
 
 def _shown(table: Table, devices: Mapping[str, str], roots: tuple[str, ...] = LEDGER_ROOTS) -> frozenset[str]:
-    """Returns the allocations whose ledger file is in a list of mounts."""
+    """Returns the allocations whose ledger is in a list of mounts."""
     return frozenset(devices[row.device] for row in table.rows if row.root in roots and row.device in devices)
 
 
 def _outermost(group: str) -> str:
-    """Returns the control group of the container, without groups below it; otherwise of the pod, or the
-    group itself.
+    """Returns the part of a control group's path up to the container's group. Without a container in the path, returns
+    it up to the pod's group, and without a pod the whole path.
     """
     found = CONTAINER_ID.search(group) or POD.search(group)
     return group[: found.end()] if found else group
 
 
 def _is_container(group: str) -> bool:
-    """Whether a control group is that of a container or pod, by its name."""
+    """Whether a control group belongs to a container or pod, by its name."""
     return bool(POD.search(group) or CONTAINER_ID.search(group))
 
 
@@ -312,12 +320,14 @@ def _status(thread: Path) -> dict[str, str]:
 
 
 def _lives(fields: Mapping[str, str]) -> bool:
-    """Whether a thread with this status is alive and has memory; an ending thread has freed it."""
+    """Whether a thread with this status is alive and has memory. An ending thread has freed its memory."""
     return "VmSize" in fields and fields["State"].split()[0] not in ("Z", "X")
 
 
 def _decimal(device: bytes) -> str:
-    """Converts ``00:1f`` of maps to the form of mountinfo, 0:31; empty if it is invalid."""
+    """Converts a device number from the form of maps, such as ``00:1f``, to that of mountinfo, 0:31. Returns an empty
+    text if it is invalid.
+    """
     try:
         major, minor = (int(number, 16) for number in device.split(b":"))
     except ValueError:
@@ -326,7 +336,7 @@ def _decimal(device: bytes) -> str:
 
 
 def _inode(link: str) -> int:
-    """Returns the number in ``pid:[4026531836]``."""
+    """Returns the number in the text of a namespace link, such as ``pid:[4026531836]``."""
     return int(link.partition("[")[2].rstrip("]"))
 
 

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules by which the watcher judges the processes of one container on one GPU. Pure.
+"""The rules by which the watcher judges the processes of one container on one GPU. It reads and writes nothing outside
+its arguments.
 
-The limit comes from the node's record, and the driver's usage is always compared with it. The ledger is written by the
-tenant, so it can only add a suspicion: if it shows less than the driver.
+The limit comes from the node's record, and the driver's usage is always compared with it. The ledger (the file in which
+our library in the container counts memory) is written by the tenant. So it can only add a suspicion, if it shows less
+than the driver, and never remove one.
 
-NO_SLOT: a process has a context or memory on the GPU and no live slot in the ledger, so its memory is not counted.
-MEMORY: the driver reports more memory for the processes than the limit or the ledger, beyond the tolerance. MORE_TIME:
-the processes used more of the GPU's time than their share. FOREIGN: another file is mounted at one of our paths.
-UNPLACED: a process on the GPU belongs neither to the host nor to a known container.
+NO_SLOT: a process has a context or memory on the GPU and no slot (entry of a live process) in the ledger, so its memory
+is not counted. MEMORY: the driver reports more memory for the processes than the limit or the ledger, beyond the
+tolerance. MORE_TIME: the processes used more of the GPU's time than their share. FOREIGN: another file is mounted at
+one of our paths. UNPLACED: a process on the GPU belongs neither to the host nor to a known container.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from .processes import Process
 NO_SLOT, MEMORY, MORE_TIME = "no-slot", "more-memory", "more-time"
 FOREIGN, UNPLACED = "foreign-mount", "unplaced"
 REASONS = (NO_SLOT, MEMORY, MORE_TIME, FOREIGN, UNPLACED)
-# Reasons for which a process may be ended. Not MORE_TIME: a program whose kernels run for many seconds cannot be
-# limited to its share, and looks the same.
+# Reasons for which a process may be killed. MORE_TIME is none of them, because a program whose kernels run for many
+# seconds cannot be limited to its share and would be killed without fault.
 ENDED_FOR = frozenset((NO_SLOT, MEMORY, FOREIGN))
 # Seconds between two polls.
 INTERVAL_S = 2.0
@@ -35,16 +37,17 @@ CONTEXT_MOST = 1024 * MIB
 
 @dataclass(frozen=True)
 class Account:
-    """The usage of one GPU according to a ledger. ``slots``: (pid namespace, pid) → bytes, for each live slot; an older
-    library writes 0 as namespace.
+    """The usage of one GPU according to a ledger. ``slots``: (pid namespace, pid) → bytes, for each slot of a live
+    process. An older library writes 0 as namespace.
     """
 
     slots: Mapping[tuple[int, int], int]
     # Memory limit of the allocation on this GPU, from the node's record.
     limit: int
-    # Whether contexts and code are counted.
+    # Whether the ledger also counts the memory of contexts and code.
     counted: bool = True
-    # Bytes that ended processes had exported. An importing process still uses them, but its slot does not count them.
+    # Bytes that processes exported before they ended. A process that imported them still uses them, but its slot does
+    # not count them.
     exported: int = 0
 
     @property
@@ -87,9 +90,9 @@ def sum_of(accounts: Sequence[Account]) -> Account:
 
 @dataclass(frozen=True)
 class Suspicion:
-    """A suspicion about processes of one container. ``found``: their bytes by the driver. ``accounted``: the bytes of
-    the limit (if ``limited``) or of the ledger, which ``found`` exceeds by more than ``tolerated`` bytes. ``detail``:
-    text of a suspicion that is not about memory.
+    """A suspicion about processes of one container. ``found``: the bytes that the driver reports for them.
+    ``accounted``: the bytes of the limit (if ``limited``) or of the ledger, which ``found`` exceeds by more than
+    ``tolerated`` bytes. ``detail``: text of a suspicion that is not about memory.
     """
 
     reason: str
@@ -107,8 +110,8 @@ def tolerance(used: int, counted: bool) -> int:
 
 
 def judge(seen: Sequence[tuple[Process, int | None]], account: Account) -> list[Suspicion]:
-    """Returns suspicions. ``seen``: the container's processes on the GPU with their bytes by the driver;
-    None: unknown.
+    """Returns the suspicions about a container. ``seen``: the container's processes on the GPU with the bytes that the
+    driver reports for each, None if it does not know them.
     """
     out = []
     strangers = tuple((one, used or 0) for one, used in seen if account.of(one) is None)
@@ -130,8 +133,8 @@ def judge(seen: Sequence[tuple[Process, int | None]], account: Account) -> list[
 
 
 def to_end(suspicion: Suspicion, counted: bool = True) -> list[Process]:
-    """Returns the processes to end, the worst first: for MEMORY as many as needed until the others are within the
-    limit, for other reasons all.
+    """Returns the processes to kill, the worst first. For MEMORY these are as many as needed until the others are
+    within the limit, for other reasons all.
     """
     if suspicion.reason not in ENDED_FOR:
         return []

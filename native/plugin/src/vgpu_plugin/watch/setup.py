@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connects the watcher to this node: its view of the node, events on pods, the response for vgpuctl."""
+"""Connects the watcher to this node: gives it the data of the node, writes its findings as events on pods, and builds
+the response for vgpuctl.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +26,16 @@ if TYPE_CHECKING:
     from ..allocation.pod_sizes import PodSizes
 
 EVENT = "VgpuWatch"
-# Maximum number of events that wait for a slow API server; further findings are only in log and metrics.
+# Maximum number of events that wait for a slow API server. Findings beyond that appear only in log and metrics.
 MOST_WAITING = 8
-# Maximum number of host programs named in a note.
+# Maximum number of host programs that a message names.
 MOST_NAMED = 3
 
 log = logging.getLogger(__name__)
 
 
 class NodeView:
-    """Implements watcher.NodeView."""
+    """The data of the node that the watcher reads, as watcher.NodeView declares them."""
 
     def __init__(
         self,
@@ -43,7 +45,7 @@ class NodeView:
         policy: Callable[[], str],
         library: Callable[[], Path] = Path,
     ) -> None:
-        """``library`` returns the folder of the active version, and raises PluginError if there is none."""
+        """``library`` returns the folder of the active library version, and raises PluginError if there is none."""
         self._pool = pool
         self._records = records
         self._checkpoint_file = checkpoint_file
@@ -51,7 +53,7 @@ class NodeView:
         self.policy = policy
 
     def uuids(self) -> list[str]:
-        # A lost GPU has no processes, and is reported elsewhere.
+        # A GPU that is lost has no processes and is reported by the health checks, so it is left out.
         return [one for one in self._pool.shape().limited if not self._pool.is_lost(one)]
 
     def records(self) -> Mapping[str, Record]:
@@ -74,7 +76,9 @@ class NodeView:
 
 
 class Teller:
-    """Writes events on pods, if an API server is configured, in separate threads so that the watcher does not wait."""
+    """Writes events on pods if an API server is configured. Each event is written in a thread of its own, so that the
+    watcher does not wait.
+    """
 
     def __init__(self, records: RecordStore, pods: PodSizes | None) -> None:
         self._records = records
@@ -110,7 +114,7 @@ class Teller:
 
 
 def _holders(records: RecordStore, pod_resources: Path) -> Callable[[str], Holder]:
-    """Returns a function from allocation to its pod and container; asks the kubelet once."""
+    """Returns a function from allocation to its pod and container. The kubelet is asked only once."""
     known: Mapping[str, Holder] = podresources.holders(pod_resources) or {}
 
     def holder_of(allocation: str) -> Holder:
@@ -131,7 +135,7 @@ def _unplaced(uuid: str, count: int, state: State) -> api.WatchUnplaced:
 
 
 def notes(state: State) -> list[str]:
-    """Returns messages for the administrator, besides single findings."""
+    """Returns messages for the administrator that are not single findings."""
     out = [f"the watcher does not see all: {state.fault}"] if state.fault else []
     named = {one.allocation for one in state.findings if one.allocation and one.kind not in (LEASE, UNKNOWN)}
     if named:
@@ -150,7 +154,7 @@ def notes(state: State) -> list[str]:
 
 
 def answer(state: State, records: RecordStore, pod_resources: Path) -> api.WatchResponse:
-    """Returns the response for vgpuctl and the isolation check."""
+    """Returns the watcher's state as the response for vgpuctl and the isolation check."""
     anybody = state.findings or state.past or state.old_mounts
     holder_of = _holders(records, pod_resources) if anybody else lambda _allocation: NOBODY
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compute share by the driver: the part of a GPU's time that each container used over the last ten seconds, compared
-with the share in the node's record. Pure.
+"""Compares how much of a GPU's time each container used over the last ten seconds, by the driver's data, with its share
+in the node's record. It reads and writes nothing outside its arguments.
 
 A container that is alone on a GPU may use all of it (policy ``default``). The arbiter, a program of the node, counts
 the time for which it allowed that, and this time is not held against the container. So a neighbour cannot make an
@@ -17,9 +17,9 @@ from typing import Any
 from .._shared.abi import files as abi_files
 
 WINDOW_S = 10.0
-# The driver samples a few times a second, and a running kernel is never stopped: over ten seconds a share is exact to a
-# few points for kernels up to one second (native/vcuda/README.md). The tolerance of a quarter and five points is larger
-# than both errors.
+# The measured share has two errors: the driver samples only a few times a second, and a running kernel is never
+# stopped. Over ten seconds and with kernels up to one second, a share is exact to a few points
+# (native/vcuda/README.md). The tolerance of a quarter and five points is larger than both errors.
 PART, POINTS = 1.25, 0.05
 DISABLED = "disable"
 WHOLE_PPM = 1_000_000
@@ -27,7 +27,7 @@ WHOLE_PPM = 1_000_000
 
 @dataclass(frozen=True)
 class Part:
-    """What happened between two polls. ``seconds``: time between them; ``used_s``: GPU time that the container used;
+    """The measurement between two polls. ``seconds``: time between them; ``used_s``: GPU time that the container used;
     ``open_s``: time in which it was allowed to use all of the GPU.
     """
 
@@ -38,7 +38,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Took:
-    """Fractions of the GPU's time over a window: ``found`` was used, ``allowed`` may be used."""
+    """Fractions of the GPU's time over a window of ten seconds. ``found``: what the container used; ``allowed``: what
+    it may use.
+    """
 
     found: float
     allowed: float
@@ -55,7 +57,7 @@ class Took:
 
 
 class Window:
-    """The last ten seconds of one container on one GPU."""
+    """The measurements of the last ten seconds of one container on one GPU."""
 
     def __init__(self) -> None:
         self._parts: deque[Part] = deque()
@@ -66,7 +68,7 @@ class Window:
             self._parts.popleft()
 
     def took(self, share: float) -> Took | None:
-        """Returns used and allowed time; None until the window is full."""
+        """Returns used and allowed time. Returns None until ten seconds have been measured."""
         seconds = sum(one.seconds for one in self._parts)
         if seconds < WINDOW_S:
             return None
@@ -76,7 +78,7 @@ class Window:
 
 
 def share_of(limits: Mapping[str, Any], device: Mapping[str, Any]) -> float | None:
-    """Returns the share from an allocation's record; None if it sets no limit."""
+    """Returns the share in an allocation's record, 0 to 1; None if the record sets no limit."""
     percent = int(device.get("sm_percent", 0))
     bound = 0 < percent < 100 and limits.get("core_policy", "default") != DISABLED
     return percent / 100 if bound and not limits.get("allow_disable_control", False) else None
@@ -84,8 +86,8 @@ def share_of(limits: Mapping[str, Any], device: Mapping[str, Any]) -> float | No
 
 def open_s(before: Mapping[str, Any] | None, page: Mapping[str, Any] | None, seconds: float, now_ns: int) -> float:
     """Returns the seconds for which the container was allowed all of the GPU, from the arbiter's page at two polls.
-    Returns all seconds if that is unknown: no page yet, or an older arbiter that does not count. ``now_ns``: by the
-    arbiter's clock.
+    Returns all seconds if the time is unknown, because there is no page yet or the arbiter is older and does not count
+    it. ``now_ns``: present time on the arbiter's clock.
     """
     if before is None or page is None:
         return seconds

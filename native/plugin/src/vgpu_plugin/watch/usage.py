@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The usage of each limited container on each GPU, from its ledger, its tenant page and the driver, with its limits and
-the arbiter's grant. Tenants write ledger and tenant page, so these values may be forged.
+"""The usage of each limited container on each GPU, with its limits. It comes from the container's ledger (memory
+counted by our library), its tenant page (GPU time measured by our library), the driver, and the arbiter, the node's
+program that divides GPU time.
+
+Tenants write ledger and tenant page, so the values from these may be forged.
 """
 
 from __future__ import annotations
@@ -23,19 +26,20 @@ from .finding import STATIC_KIND, Programs, State
 
 # Parts per million, the unit of the rate in the arbiter's page.
 PPM = 1_000_000
-# The largest value of a message field. A tenant may write any value, which must not make the whole response fail.
+# The largest value that fits into a message field. A tenant may write any value, which must not make the whole response
+# fail.
 MOST = 2**63 - 1
 RECENT_NS = 1_000_000_000
 NOBODY = Holder("", "", "")
-# Reasons of findings that count as a memory violation.
+# Reasons of the watcher's findings that count as a violation of the memory limit.
 VIOLATIONS = frozenset((rule.NO_SLOT, rule.MEMORY))
 
 
 @dataclass(frozen=True)
 class Usage:
-    """The usage of one GPU by one allocation. Memory is in bytes, times are in seconds, shares are from 0 to 1.
-    ``memory_limit`` is the current limit, between ``memory_promised`` and ``memory_most``. ``share_granted`` is -1 if
-    no arbiter grants a share. ``whose`` is the holder of a lease.
+    """The usage of one GPU by one allocation (the slices of one container). Memory is in bytes, times are in seconds,
+    shares are from 0 to 1. ``memory_limit`` is the current limit, between ``memory_promised`` and ``memory_most``.
+    ``share_granted`` is -1 if no arbiter grants a share. ``whose`` says for whom a lease was created.
     """
 
     allocation: str
@@ -54,7 +58,7 @@ class Usage:
     active: bool = False
     throttled: bool = False
     violations: int = 0
-    # Bytes that the driver reported at the watcher's last poll; -1: no process of the allocation was on the GPU.
+    # Bytes that the driver reported at the watcher's last poll; -1 if no process of the allocation was on the GPU.
     memory_driver: int = -1
     whose: str = ""
     programs: Programs = ()
@@ -63,8 +67,8 @@ class Usage:
 
 
 class Violations:
-    """Counts how often each allocation exceeded its limit on each GPU, by its ledger or by the watcher; one continuous
-    excess counts once. Thread-safe.
+    """Counts how often each allocation exceeded its memory limit on each GPU, according to its ledger or to the
+    watcher. An excess that lasts over several calls counts once. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -73,7 +77,9 @@ class Violations:
         self._counts: dict[tuple[str, str], int] = {}
 
     def seen(self, usages: list[Usage], state: State) -> list[Usage]:
-        """Returns the usages with their counts and the driver's values; drops counts of ended allocations."""
+        """Returns the usages, completed by these counts and the driver's values. Counts of ended allocations are
+        dropped.
+        """
         with self._lock:
             over = {(one.allocation, one.uuid) for one in usages if 0 < one.memory_limit < one.memory_used}
             over |= {(one.allocation, one.uuid) for one in state.findings if one.suspicion.reason in VIOLATIONS}
@@ -94,7 +100,7 @@ class Violations:
 
 
 def of_record(record: Record, folder: Path, holder: Holder) -> list[Usage]:
-    """Returns a usage for each GPU; zeros if the ledger cannot be read."""
+    """Returns a usage for each GPU of a record; its values are zero if the ledger cannot be read."""
     devices = record.limits.get("devices") or []
     try:
         ledger = abi_files.read_ledger(str(folder / "rw" / "ledger"))
@@ -135,7 +141,7 @@ def of_record(record: Record, folder: Path, holder: Holder) -> list[Usage]:
 
 
 def _recent(page: dict[str, Any], name: str, now: int) -> bool:
-    """Whether a time in the tenant page lies within the last second; a tenant may write any value."""
+    """Whether a time in the tenant page lies within the last second. The tenant may have written any value."""
     return bool(page) and 0 <= now - page[name] < RECENT_NS
 
 
@@ -160,7 +166,9 @@ def _granted(path: Path) -> float:
 def of_all(
     records: list[Record], files: AllocationFiles, holders: Callable[[], dict[str, Holder] | None]
 ) -> list[Usage]:
-    """Returns the usage of every limited allocation; calls ``holders`` once."""
+    """Returns the usage of every limited allocation. ``holders``, which asks the kubelet for the pods of allocations,
+    is called once.
+    """
     known = holders() or {}
     out = []
     for record in records:
@@ -170,11 +178,13 @@ def of_all(
 
 
 def of_static(files: AllocationFiles, state: State) -> list[Usage]:
-    """Returns the usage of slices that containers outside Kubernetes use now, by their ledgers or by the driver."""
+    """Returns the usage of the slices that containers outside Kubernetes use now, according to their ledgers or to the
+    driver.
+    """
     out = []
     shown = {name for name, _uuid in state.programs}
     for name in files.static():
-        # Most of hundreds of slices are free; their other files are not read.
+        # Of hundreds of slices most are free, so further files are read only for a slice in use.
         if name not in shown and not abi_files.ledger_in_use(f"{files.root}/{name}/rw/ledger"):
             continue
         try:

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The watcher: every two seconds it compares the driver's data about the processes on each shared GPU with the limits
-in the node's records and the ledgers of their containers, and reports the processes that bypass the library.
+"""The watcher. Every two seconds it compares the driver's data about the processes on each shared GPU with the limits
+in the node's records and the ledgers of their containers (files in which our library counts GPU memory), and reports
+the processes that use a GPU beyond their limits because they bypass the library.
 
 A finding is reported after two polls in a row, so a process that starts or ends between two readings is not reported.
-By policy a reported process is also ended: only processes of containers of the kubelet, docker or podman, and only for
-what the same poll found; never a process of the host, of a check's lease, or of an allocation without a record.
+If the policy says so, a reported process is also killed. That concerns only processes in containers of the kubelet,
+docker or podman, and only for what the same poll found. A process of the host, of a slice that a check leased, or of an
+allocation without a record is never killed.
 """
 
 from __future__ import annotations
@@ -35,17 +37,18 @@ from .processes import Placed, Process, Processes, device_of
 from .rule import INTERVAL_S, Account, Suspicion
 
 REPORT, END = "report", "end"
-# Kinds of allocations whose processes may be ended. A lease whose record was deleted before its files is unknown, and
-# belongs to no tenant.
+# Kinds of allocations whose processes may be killed. The kind "unknown" is not among them, because it may be a lease
+# whose record was deleted before its files, which belongs to no tenant.
 ENDED = frozenset((KUBELET, CLAIM, CONTAINER, STATIC_KIND))
 # A finding is reported after LOOKS polls in a row. Within one poll, a suspicion is checked again at once up to TRIES
 # times.
 LOOKS, TRIES = 2, 3
 TRY_S = 0.004
-# Minimum seconds between two reports of the same finding in log and events; the metrics count all.
+# Minimum seconds between two reports of the same finding in log and events. The metrics count every finding.
 TELL_S = 60.0
 MOST_PAST, MOST_PROCESSES = 64, 16
-# NVIDIA's MPS server, a process of the host; the memory of its clients is theirs.
+# Beginning of the name of NVIDIA's MPS server. It is a process of the host, but the memory that it holds belongs to its
+# clients, so it is not reported as a host program.
 MPS_SERVER = "nvidia-cuda-mps"
 REMOVED = (
     "the container of allocation {} has files that were removed from the node: its limit is compared only with the "
@@ -53,7 +56,7 @@ REMOVED = (
 )
 
 log = logging.getLogger(__name__)
-# (allocation, uuid, reason) → (kind of the allocation, suspicion of this poll).
+# (allocation, UUID, reason) → (kind of the allocation, what this poll found).
 Found = dict[tuple[str, str, str], tuple[str, Suspicion]]
 
 
@@ -61,26 +64,26 @@ class NodeView(Protocol):
     """The node's data that the watcher reads at each poll."""
 
     def uuids(self) -> list[str]:
-        """Returns the GPUs that libvgpu shares now."""
+        """Returns the UUIDs of the GPUs that libvgpu shares now."""
 
     def records(self) -> Mapping[str, Record]:
         """Returns the node's record of each allocation."""
 
     def library(self) -> str:
-        """Returns the folder of the library version for new containers; empty: none."""
+        """Returns the folder of the library version for new containers; empty if there is none."""
 
     def pods(self) -> Mapping[str, frozenset[str]]:
         """Returns uid of a pod → allocations of its containers."""
 
     def policy(self) -> str:
-        """Returns REPORT or END."""
+        """Returns what happens to processes beyond their limits: REPORT or END."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """Interfaces to the kernel. ``ender`` ends processes; None: the watcher creates an Ender for ``processes``.
-    ``device`` returns major:minor of a folder's mount. ``wall`` returns seconds since 1970, ``arbiter_ns`` the time on
-    the clock of the arbiter's pages.
+    """Interfaces to the kernel. ``ender`` kills processes; if it is None, the watcher creates an Ender for
+    ``processes``. ``device`` returns major:minor of a folder's mount. ``wall`` returns seconds since 1970,
+    ``arbiter_ns`` the time on the clock of the arbiter (the node's program that divides GPU time).
     """
 
     processes: Processes = field(default_factory=Processes)
@@ -93,20 +96,22 @@ class Kernel:
 
 @dataclass
 class Look:
-    """The data gathered in one poll."""
+    """The data gathered in one poll. ``shown``: (allocation, UUID) → bytes that the driver reports; ``unplaced``,
+    ``unaccounted`` and ``host`` are as in finding.State; ``gone``: UUID → pids that had ended.
+    """
 
     found: Found = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
-    # GPUs that did not respond.
+    # UUIDs of the GPUs whose processes the driver did not report in this poll.
     blind: set[str] = field(default_factory=set)
-    # Allocations with processes on a GPU → their record.
+    # Allocation with processes on a GPU → its record.
     records: dict[str, Record] = field(default_factory=dict)
     shown: dict[tuple[str, str], int] = field(default_factory=dict)
     programs: dict[tuple[str, str], Programs] = field(default_factory=dict)
     unplaced: dict[str, int] = field(default_factory=dict)
     unaccounted: dict[str, int] = field(default_factory=dict)
     host: dict[str, Programs] = field(default_factory=dict)
-    # Allocations whose container uses files that were removed on the node.
+    # Allocations whose container still uses files that were removed on the node.
     removed: set[str] = field(default_factory=set)
     gone: dict[str, set[int]] = field(default_factory=dict)
 
@@ -116,7 +121,7 @@ class Look:
 
 
 class Watch:
-    """``tell`` is called with each reported finding, at most once a minute for the same one."""
+    """Polls the GPUs. ``tell`` is called with each finding to report, at most once a minute for the same one."""
 
     def __init__(
         self,
@@ -136,7 +141,7 @@ class Watch:
         self._accounts = Accounts(files, node.library)
         self._mounts = ContainerMounts(files, self._processes)
         self._shares = ContainerShares(source, self._accounts, kernel.clock, kernel.wall, kernel.arbiter_ns)
-        # For the current GPU: allocation → all allocations of which its container has shares.
+        # Allocation → all allocations of which its container has shares, for the GPU that is polled now.
         self._together: dict[str, frozenset[str]] = {}
         self._stopping = threading.Event()
         self._lock = threading.Lock()
@@ -147,20 +152,20 @@ class Watch:
         self._looks = 0
         self._fault = ""
         self._last = Look()
-        # Allocation → its entry, if its container has the mounts of an older version.
+        # Allocation whose container has the mounts of an older version → its entry for the report.
         self._old: dict[str, OldMounts] = {}
 
     def stop(self) -> None:
         self._stopping.set()
 
     def alive(self) -> frozenset[str]:
-        """Returns the allocations with processes on a GPU at the last poll."""
+        """Returns the allocations that had processes on a GPU at the last poll."""
         with self._lock:
             return frozenset(allocation for allocation, _uuid in self._last.shown)
 
     def stale(self) -> frozenset[str]:
-        """Returns the allocations whose processes used files that were removed on the node, at the last poll. The
-        current files at these paths say nothing about these processes.
+        """Returns the allocations whose processes used files that were removed on the node, at the last poll. The files
+        that are at these paths now say nothing about such processes.
         """
         with self._lock:
             return frozenset(self._last.removed)
@@ -170,7 +175,7 @@ class Watch:
             try:
                 self.look()
             except Exception as fault:
-                # A watcher that ended would forever report its last state.
+                # The thread must not end, because the watcher would then report its last state for ever.
                 log.exception("the watcher failed; it tries again in %.0f s", self._interval_s)
                 with self._lock:
                     self._fault = f"{type(fault).__name__}: {fault}"
@@ -195,7 +200,9 @@ class Watch:
             )
 
     def surely_holds(self, record: Record, uuid: str) -> int:
-        """Returns an allocation's bytes by the driver at the last poll, minus the tolerance."""
+        """Returns the bytes that an allocation certainly holds: those that the driver reported at the last poll, minus
+        the tolerance.
+        """
         with self._lock:
             shown = self._last.shown.get((record.id, uuid), 0)
             seen = self._last.programs.get((record.id, uuid), ())
@@ -205,7 +212,8 @@ class Watch:
     def look(self) -> None:
         """Polls every shared GPU once."""
         look = Look()
-        # The ledgers' mounts are read only if a process is on a GPU: most polls of an idle node find none.
+        # The ledgers' mounts are read only if a process is on a GPU, because most polls of an idle node find no
+        # process.
         devices: dict[str, str] | None = None
         records = self._node.records()
         for uuid in self._node.uuids():
@@ -230,7 +238,7 @@ class Watch:
         self._take(look, records)
 
     def _devices(self) -> dict[str, str]:
-        """Returns major:minor of each allocation's ledger mount → allocation."""
+        """Returns major:minor of the mount that holds each allocation's ledger → allocation."""
         out = {}
         for allocation in [*self._files.present(), *self._files.static()]:
             if device := self._device(self._files.folder(allocation) / "rw"):
@@ -283,20 +291,20 @@ class Watch:
     def _seen_of(
         self, allocation: str, placed: Placed, listed: Mapping[int, int | None]
     ) -> tuple[tuple[Process, int], ...]:
-        """Returns the live processes of a container with their bytes."""
+        """Returns the live processes of a container, with the bytes that each uses."""
         return self._programs([pid for pid, mine in placed.owners.items() if allocation in mine], listed)
 
     def _programs(self, pids: Iterable[int], listed: Mapping[int, int | None]) -> Programs:
         return tuple((one, listed[pid] or 0) for pid in pids if (one := self._processes.process(pid)) is not None)
 
     def _nobodys(self, look: Look, uuid: str, placed: Placed, listed: Mapping[int, int | None]) -> None:
-        """Finds processes on a GPU in no known container. A process that just ended appears here in at most
-        one poll.
+        """Finds processes on a GPU that belong to no known container. A process that just ended may look like that in
+        one poll, so it is reported only if it also had ended at the poll before.
         """
         look.gone[uuid] = placed.gone
         pids = sorted(placed.strangers | (placed.gone & self._last.gone.get(uuid, set())))
         if pids and host_is_seen(self._processes.proc):
-            pids = []  # none can be placed, which is reported as a fault
+            pids = []  # no process can be assigned to a container, which is reported as a fault
         look.unplaced[uuid] = len(pids)
         look.unaccounted[uuid] += sum(listed[pid] or 0 for pid in pids)
         if not pids:
@@ -309,7 +317,9 @@ class Watch:
     def _by_limit(
         self, uuid: str, record: Record, pids: list[int], listed: Mapping[int, int | None]
     ) -> list[Suspicion]:
-        """Compares only with the limit, because the ledger on the node is not the container's."""
+        """Compares the usage only with the limit, because the container does not use the ledger that is on the node
+        now.
+        """
         return [one for one in self._judge(uuid, record, pids, listed) if one.limited]
 
     def _memory(self, uuid: str, record: Record, pids: list[int], listed: Mapping[int, int | None]) -> list[Suspicion]:
@@ -317,8 +327,9 @@ class Watch:
         for _again in range(TRIES):
             if not suspicions:
                 break
-            # Check again: memory freed between the two readings is no violation. The random pause avoids synchrony with
-            # the program.
+            # Check again, because memory may have been freed between the reading from the driver and that from the
+            # ledger. The pause is random, so that a program that allocates and frees regularly is not met at the same
+            # point each time.
             time.sleep(TRY_S * (0.5 + random.random()))
             before = self._account(record, uuid)
             again = self._source.processes(uuid)
@@ -334,8 +345,8 @@ class Watch:
         listed: Mapping[int, int | None],
         before: Account | None = None,
     ) -> list[Suspicion]:
-        """Judges a container. ``before``: the account read before ``listed``; memory counted in either reading is
-        accepted.
+        """Returns the suspicions about a container. ``before``: the account that was read before ``listed``; memory
+        that is counted in one of the two readings is accepted.
         """
         seen = [
             (process, listed[pid])
@@ -352,7 +363,9 @@ class Watch:
         return rule.judge(seen, account)
 
     def _account(self, record: Record, uuid: str) -> Account | None:
-        """Returns the account of all shares of the GPU that the container has; None if one of them sets no limit."""
+        """Returns the sum of limits and usage over all shares that the container has of the GPU; None if one of the
+        shares sets no limit.
+        """
         mine = self._accounts.account(record, uuid)
         accounts = [mine]
         for one in sorted(self._together.get(record.id, frozenset()) - {record.id}):
@@ -363,7 +376,9 @@ class Watch:
         return None if len(known) < len(accounts) else known[0] if len(known) == 1 else rule.sum_of(known)
 
     def _take(self, look: Look, records: Mapping[str, Record]) -> None:
-        """Counts polls in a row, reports findings and ends processes. A GPU that did not respond keeps its state."""
+        """Counts in how many polls in a row each suspicion was found, reports findings and kills processes. For a GPU
+        that did not respond, the findings of the last poll stay.
+        """
         now = self._clock()
         fresh = []
         with self._lock:
@@ -406,8 +421,9 @@ class Watch:
             self._ender.forget()
 
     def _end(self, now: float, look: Look) -> None:
-        """Ends the processes of this poll's findings: SIGTERM, then SIGKILL; processes that replace them get SIGKILL at
-        once. A kept finding of a GPU that did not respond may be outdated, so no process is ended for it.
+        """Kills the processes of this poll's findings: they get SIGTERM, then SIGKILL. A process that is started
+        instead of a killed one gets SIGKILL at once. A finding about a GPU that did not respond may be outdated, so no
+        process is killed for it.
         """
         for key, (_kind, suspicion) in look.found.items():
             one = self._seen[key]
@@ -423,14 +439,14 @@ class Watch:
                 self._seen[key] = one
 
     def _still(self, process: Process, finding: Finding) -> bool:
-        """Whether the process is still in the finding's container; called while its pid cannot be reused."""
+        """Whether the process is still in the finding's container. It is called while the pid cannot be reused."""
         devices = self._devices()
         owners = self._processes.of([process.pid], devices, self._node.pods)
         return finding.allocation in owners.get(process.pid, frozenset())
 
 
 def host_is_seen(proc: Path = Path("/proc")) -> str:
-    """Returns why processes of containers cannot be seen from here; empty if they can."""
+    """Returns why this program cannot see the processes of containers; empty if it can."""
     try:
         if os.environ.get("KUBERNETES_SERVICE_HOST") and os.readlink(proc / "1/ns/mnt") == os.readlink(
             proc / "self/ns/mnt"

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the smallest and greatest values that pack_limits writes, and the bytes that parse_limits refuses."""
+"""Tests the binary limits file, by which the node tells the library the memory and compute of each GPU of a container:
+the smallest and greatest values that pack_limits writes, and the bytes that parse_limits refuses.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ def packed(**device: Any) -> bytes:
 
 
 def with_field(name: str, value: Any, device: bool, checksum: bool = True) -> bytes:
-    """Returns a limits file of one device after one field was changed and the checksum recalculated."""
+    """Returns the bytes of a limits file with one device, after one field was set to a value. With ``checksum``, the
+    checksum is recalculated, so the file is invalid only by that field."""
     data = bytearray(packed())
     files.put_field(
         data, AT if device else 0, fields.LIMITS_DEVICE_FIELDS if device else fields.LIMITS_FIELDS, name, value
@@ -32,7 +35,7 @@ def test_device_has_these_default_values() -> None:
     assert device == {**DEVICE, "sm_percent": 0, "unlimited": False}
 
 
-# columns: a device's key, its greatest value
+# columns: key of a device, greatest value that fits its field
 GREATEST = [("sm_percent", 100), ("card_bytes", 2**64 - 1), ("memory_bytes", 2**64 - 1)]
 
 
@@ -44,7 +47,8 @@ def test_the_greatest_value_is_packed_and_the_next_is_refused(key: str, greatest
         packed(**{key: greatest + 1})
 
 
-# columns: field, its value, whether it is a device's, words of the refusal
+# columns: field, its invalid value, whether the field belongs to a device (otherwise to the file's header); expected
+# words of the refusal
 REFUSED = [
     ("uuid", b"", True, "expected a text that ends with a zero byte"),
     ("uuid", b"G" * fields.UUID_SIZE, True, "expected a text that ends with a zero byte"),

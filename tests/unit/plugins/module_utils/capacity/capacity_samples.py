@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host of two T4 where the configuration, the device plugin and the kubelet agree."""
+"""Sample data for the tests of capacity: a host with two T4 GPUs of two slices each, on which the configuration, the
+device plugin and the kubelet agree.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the comparison of expected and advertised capacity. Each row changes one fact of a consistent host."""
+"""Tests the comparison of expected and advertised capacity. Expected are the slices (parts of a GPU) that follow from
+the host's configuration; advertised are those that device plugin and kubelet offer.
+
+Each row changes one fact of a host without differences. A ledger is the file in which the library counts a container's
+GPU memory. An isolation check takes a lease, which reserves a slice for a limited time.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +81,7 @@ def test_whole_gpus_are_slices_without_a_number():
 
 LEASE = {"id": "1", "kind": "lease", "slice_ids": ["GPU-a::1"]}
 
-# columns: changed facts of the host, the subjects of the differences, words in one of the differences
+# columns: changed facts of the host; expected subject of each difference, words in one of the differences
 SPOILED = [
     ({"config_text": None}, ["configuration"], "run site.yml"),
     ({"config_text": "{"}, ["configuration"], "not valid JSON"),
@@ -98,7 +103,8 @@ SPOILED = [
     ({"checkpoint_text": checkpoint(IDS, "example.com/gpu")}, ["kubelet", "advertised"], "not in the checkpoint"),
     ({"checkpoint_text": None}, ["kubelet", "advertised"], "not in the checkpoint"),
     ({"checkpoint_text": "torn"}, ["kubelet", "advertised"], "not in the checkpoint"),
-    # The checkpoint file survives the kubelet's exit. The socket file survives a killed kubelet.
+    # Two files outlive the kubelet: the checkpoint file after any exit, and the socket file after a kill. So the
+    # kubelet must also accept a connection.
     ({"kubelet_fault": "kubelet.sock: Connection refused"}, ["kubelet"], "Connection refused"),
     ({"kubelet": False, "kubelet_fault": "No such file"}, ["kubelet"], "systemctl status kubelet"),
     (
@@ -123,7 +129,7 @@ def test_every_difference_has_a_remedy(spoiled, about, words):
 BARE = {"config_text": None, "plugin": None, "checkpoint_text": None, "kubelet": False, "kubelet_fault": "No such file"}
 
 
-# The driver of the host: present, removed by the teardown.
+# columns: what NVML answers. The driver of the host is present (no change), or the teardown removed it.
 @pytest.mark.parametrize("nvml_answer", [{}, {"nvml": {"ok": False, "error": "no NVML", "gpus": [], "lost": []}}])
 def test_host_without_an_installation_has_one_difference(nvml_answer):
     found = compared(**BARE, **nvml_answer, unit=False)
@@ -169,7 +175,7 @@ def test_whole_gpus_need_no_library():
     assert compared(config_text=text, plugin=status, checkpoint_text=checkpoint(["GPU-a", "GPU-b"]))["ok"] is True
 
 
-# columns: state of the kubelet's socket path, whether a kubelet runs, the error of connecting
+# columns: state of the kubelet's socket; expected: whether the host has a kubelet, words of the connection error
 SOCKETS = [
     ("listening", True, ""),
     ("killed", True, "Connection refused"),
@@ -198,7 +204,7 @@ def test_socket_without_a_checkpoint_is_a_difference():
     assert found["ok"] is False
 
 
-# --- running containers (usage) and the group's configuration ---------------------------------------
+# --- running containers, whose ledgers and allocations are compared, and the configuration of the host's group ---
 
 MIB = 1 << 20
 
@@ -228,7 +234,7 @@ def used(mib):
     return {"ok": True, "error": "", "lost": [], "gpus": [dict(GPUS[0], used_mib=mib), GPUS[1]]}
 
 
-# A finding of the watcher about a process that bypasses the library.
+# A finding of the watcher, the part of the device plugin that looks for processes that bypass the library.
 FINDING = {
     "allocation": "a1",
     "kind": "kubelet",
@@ -250,7 +256,8 @@ RUNS = {
     "watch": WATCHING,
 }
 
-# columns: label, changed facts of a host with one pod, the subjects of the differences, words in one of the differences
+# columns: label, changed facts of a host with one pod; expected subject of each difference, words in one of the
+# differences
 RUNNING = [
     ("all agree", {}, [], ""),
     ("ledger above the driver's figure", {"nvml": used(2000)}, ["ledger"], "default/trainer/main"),

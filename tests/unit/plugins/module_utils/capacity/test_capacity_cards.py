@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that a node's capacity and the report have the GPU values that the device plugin reports: utilisation,
-temperature and Xids.
+"""Tests that the capacity of a node includes three values of each GPU from the device plugin: utilisation, temperature
+and Xids (error events of the NVIDIA driver).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from capacity_samples import compared, plugin
 
 NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z
 NOTHING = {"utilisation": None, "temperature": None, "xids": []}
-# The case → the device plugin's status, the expected values of GPU-a.
+# label → the device plugin's status; the expected values of GPU-a
 CASES = {
     "no plugin": (None, NOTHING),
     "a plugin without GPUs": ({}, NOTHING),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the capacity of a node whose pods get GPUs by claims: the expected ResourceSlices are compared with those of
-the API server, and the pods are named.
+"""Tests the capacity of a node whose pods get GPUs by ResourceClaims (dynamic resource allocation) instead of the
+kubelet's device plugins. The ResourceSlices that the API server has are compared with the expected ones, and the pods
+that use each claim are listed.
 """
 
 from __future__ import annotations
@@ -67,14 +68,16 @@ def good():
     return [device("GPU-a", **SHARED), device("GPU-b", "16106127360", **SHARED)]
 
 
-# columns: the ResourceSlices of the API server, words of each difference. Two devices for many claims are expected.
+# columns: the ResourceSlices of the API server; expected words of each difference. The node should publish two GPUs,
+# each for many claims.
 COMPARED = [
     ([piece(*good())], []),
     ([piece(good()[0]), piece(good()[1])], []),
     ([], ["ResourceSlices n1 gpu.vgpu.fleet: expected 2 devices, found none"]),
     ([piece()], ["ResourceSlices n1 gpu.vgpu.fleet: expected 2 devices, found none"]),
     ([piece(good()[0])], ["GPU-b: expected a device, found none"]),
-    # Devices of an older generation of the ResourceSlice are not used.
+    # The newer generation of the ResourceSlices replaces the older one, so a device that only the older one has is
+    # missing.
     ([piece(*good()), piece(good()[0], generation=2)], ["GPU-b: expected a device, found none"]),
     ([piece(device("GPU-a"), good()[1])], ["expected a device for many claims, found a device for one claim"]),
     (
@@ -131,7 +134,7 @@ def test_host_with_claims_needs_no_resource_at_the_kubelet():
     assert compared()["claims"] is None
 
 
-# columns: changed facts of the host, words of the difference
+# columns: changed facts of the host; expected words of the difference
 FAULTS = [
     ({"plugin": {"registered": False, "kubelet_error": "no socket"}}, "expected registered, found no socket"),
     ({"kubelet_fault": "refused"}, "expected an answer, found refused"),

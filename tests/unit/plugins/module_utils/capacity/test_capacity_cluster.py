@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the capacity of nodes in Kubernetes: the comparison by tables, and the module with a small API server that
-returns lists in pages.
+"""Tests the comparison of a node's slices with the numbers that Kubernetes shows for the node (capacity, allocatable,
+requests of its pods). Tables test the functions; a small API server that returns lists in pages tests the module.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def pod(name, *counts, phase="Running", init=(), on="n1"):
 
 
 SIDECAR = {"restartPolicy": "Always"}
-# columns: label, the pod, the number of GPUs that it requests
+# columns: label, the pod; expected number of GPUs that it requests
 ASKED = [
     ("pod without any field", {}, 0),
     ("init containers null", {"spec": {"containers": [container(2)], "initContainers": None}}, 2),
@@ -66,7 +66,8 @@ def test_pod_request_counts_init_containers_and_sidecars(about, one, count):
 
 
 OFFERED = {"resources": {GPU: 4}, "withheld": 0}
-# columns: label, the node, its pods, the withheld slices, the subjects of the differences
+# columns: label, the node in Kubernetes (None: not in the cluster), its pods, number of slices that the kubelet does
+# not offer; expected subject of each difference. The device plugin has four slices.
 SHOWN = [
     ("all agree", node(), [pod("a", 1), pod("b", 3)], 0, []),
     ("node missing in Kubernetes", None, [], 0, ["Kubernetes"]),
@@ -164,7 +165,8 @@ def test_unqueried_kubernetes_is_a_missing_source(kube, why):
 
 @pytest.mark.parametrize(("kubelet", "ok"), [(False, True), (True, False)])
 def test_host_without_a_kubelet_may_be_missing_in_kubernetes(kubelet, ok):
-    """vgpu_kubeconfig may be set before the host has a kubelet."""
+    """vgpu_kubeconfig may be set before the kubelet is installed, so a node missing in Kubernetes is a difference only
+    on a host with a kubelet."""
     seen = {"found": False, "ready": False, "resources": {}, "pods": [], "drift": [DRIFT]}
     found = tables.with_kubernetes(dict(CAPACITY, ok=True, kubelet=kubelet), {"nodes": {"n1": seen}}, "n1")
     assert (found["ok"], "kubernetes" in found["missing"]) == (ok, ok)
@@ -202,7 +204,7 @@ def test_module_lists_all_nodes_once_in_pages(cluster):
     assert found["nodes"]["n1"]["drift"] == []
     assert found["nodes"]["n1"]["resources"][GPU]["allocated"] == 2
     assert [one["what"] for one in found["nodes"]["gone"]["drift"]] == ["Kubernetes"]
-    # the list of pods has two pages
+    # the list of pods has two pages, so it takes two requests
     assert [path for _method, path in cluster.calls] == ["/api/v1/nodes", "/api/v1/pods", "/api/v1/pods"]
 
 
@@ -213,7 +215,8 @@ def test_module_waits_for_the_kubelet_to_report(cluster):
     calls = len(cluster.calls)
 
     def report(_method, _path):
-        """The kubelet reports its capacity at the fifth call."""
+        """Sets the full capacity of the node at the fifth call, as the kubelet reports it some time after the
+        plugin."""
         if len(cluster.calls) == calls + 5:
             cluster.put(NODE, node())
 

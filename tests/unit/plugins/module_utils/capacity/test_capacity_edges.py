@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the comparison of capacity if a source reports less than usual or a label selected another configuration."""
+"""Tests rare inputs of the comparison of capacity: a source (NVML, device plugin, kubelet) reports less than usual,
+several differences have one cause, or a node label selected another configuration file.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ HELD = {"id": "2", "kind": "kubelet", "slice_ids": ["GPU-a::1"]}
 WITHOUT_ONE = checkpoint([one for one in IDS if one != "GPU-a::1"])
 NVML_LOST = {"ok": True, "error": "", "gpus": GPUS[:1], "lost": []}
 
-# columns: label, changed facts of the host, words of each difference in order
+# columns: label, changed facts of the host; expected words of each difference, in order
 SAID = [
     ("plugin that reports no configuration", {"plugin": plugin(config_sha256="")}, []),
     ("plugin that reports no library", {"plugin": plugin(library=None)}, []),
@@ -58,7 +60,7 @@ SAID = [
      ["found not in the checkpoint", "expected 4 slices, found 0 of 4"]),
     ("lost GPU whose slices are still advertised", {"nvml": NVML_LOST},
      ["slice GPU-b::0: expected not to exist", "slice GPU-b::1: expected not to exist", "found GPU-b::0, GPU-b::1"]),
-    # One cause gives one difference.
+    # A missing configuration or kubelet also hides the slices; only that cause is reported, once.
     ("no configuration", {"config_text": None}, ["configuration /etc/vgpu/node.yaml"]),
     ("no configuration, and slices missing", {"config_text": None, "checkpoint_text": WITHOUT_ONE},
      ["configuration /etc/vgpu/node.yaml"]),
@@ -77,7 +79,8 @@ def test_capacity_names_each_difference_once(about, spoiled, words):
     assert found["ok"] is (not words)
 
 
-# columns: label, changed facts of the host, words about the kubelet among the missing sources
+# columns: label, changed facts of the host; expected words about the kubelet in the list of sources that gave no answer
+# (None: the kubelet is not in this list)
 KUBELETS = [
     ("kubelet responds and has a checkpoint", {}, None),
     ("kubelet responds and has no checkpoint", {"checkpoint_text": None}, None),
@@ -98,7 +101,8 @@ def test_missing_kubelet_is_a_missing_source(about, spoiled, said):
 
 
 def test_only_ledgers_are_missing_without_the_usage_query():
-    """Without the usage query the watcher is not queried, and it is not a missing source."""
+    """Without the query for usage, the missing sources list only the ledgers. The watcher is not queried then, so it is
+    not listed as a source without an answer."""
     assert compared()["missing"] == {"ledgers": "not asked"}
 
 
@@ -111,8 +115,8 @@ def test_plugin_without_a_kubelet_advertises_its_healthy_slices():
 
 @pytest.mark.parametrize("held", [0, 1])
 def test_gpu_that_will_have_no_slices_keeps_those_in_use(held):
-    """The GPU's current slices are expected while one of them is in use; they are listed after the other GPUs'
-    slices."""
+    """If a GPU will have no slices, its current slices stay expected while one of them is in use; they follow the
+    slices of the other GPUs."""
     made = [{**one, "resource": "nvidia.com/gpu", "mode": "vcuda", "device": one["uuid"]} for one in slices()]
     made[3]["in_use"] = bool(held)
     only_a = {"ok": True, "error": "", "gpus": GPUS[:1], "lost": []}

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that capacity and plan name each GPU once that is lost according to NVML or the device plugin."""
+"""Tests that capacity and plan name each lost GPU once. A GPU is lost if NVML cannot read it, or if the device plugin
+knew it and NVML does not list it any more.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,13 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.plan import plan
 from capacity_samples import GPUS, IDS, checkpoint, compared, plugin, slices
 from plan_samples import CONVERGED, changed, made
 
-# NVML's error for a GPU that cannot be read.
+# NVML's error for a GPU that it lists but cannot read
 BUS = "nvmlDeviceGetHandleByIndex_v2 failed with 15: a GPU has fallen off the bus"
 
 
 def status(*unhealthy, known=("GPU-a", "GPU-b"), unknown=()):
-    """Returns the status of a plugin with these GPUs; ``unhealthy``: (UUID, reason)."""
+    """Returns a device plugin's status. ``unhealthy`` has (UUID, reason) pairs, ``known`` the UUIDs of all GPUs,
+    ``unknown`` the indexes of GPUs whose UUID the plugin never read."""
     reasons = dict(unhealthy)
     gpus = [
         {"index": n, "uuid": uuid, "model": "Tesla T4", "healthy": uuid not in reasons, "reason": reasons.get(uuid, "")}
@@ -26,8 +29,8 @@ def status(*unhealthy, known=("GPU-a", "GPU-b"), unknown=()):
     return {"gpus": gpus}
 
 
-# columns: label, NVML's errors of unreadable GPUs, GPUs that NVML reads, the plugin's status, expected (index, UUID,
-# words of the reason)
+# columns: label, unreadable GPUs with NVML's errors, GPUs that NVML reads, the plugin's status; expected lost GPUs as
+# (index, UUID, words of the reason)
 ROWS = [
     ("no GPU is lost", [], GPUS, status(), []),
     ("unreadable GPU, no plugin", [{"index": 2, "error": BUS}], GPUS, None, [(2, "", "fallen off")]),
@@ -77,7 +80,8 @@ def one_lost(**more):
     return compared(nvml=nvml, **more)
 
 
-# GPU-b is lost. columns: label, the plugin's slices, the ids in the kubelet's checkpoint
+# columns: label, slices that the plugin has, checkpoint of the kubelet. In all rows GPU-b is lost, and the report must
+# name it once, not once for each slice.
 MADE = [
     ("plugin has unhealthy slices of the GPU", slices(), checkpoint(IDS[:2])),
     ("kubelet still advertises the GPU's slices", slices(), checkpoint(IDS)),

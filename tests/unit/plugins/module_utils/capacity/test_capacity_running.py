@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the comparison of running containers with their records: each rule alone, at its limits. test_capacity.py tests
-the rules together.
+"""Tests each rule of the comparison of running containers with the records of the device plugin, at the limits of the
+rule. A container's ledger is the file in which the library counts its GPU memory; the watcher looks for processes that
+bypass the library. test_capacity.py tests the rules together.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ def gpu(used_mib, slices=2, slice_mib=7680):
 
 
 WANTED = [
-    # columns: label, the group's configuration, the node's configuration, each differing key with its expected and
-    # found value
+    # columns: label, configuration of the group, configuration on the node; expected differences as (key, expected
+    # value, found value)
     ("equal files", {"a": {"b": 1}}, {"a": {"b": 1}}, []),
     ("another number", {"a": {"b": 1}}, {"a": {"b": 2}}, [("f: a.b", "1", "2")]),
     ("key missing on the node", {"a": {"b": 1, "c": 2}}, {"a": {"b": 1}}, [("f: a.c", "2", "not set")]),
@@ -63,7 +64,8 @@ def test_name_of_a_container_needs_all_its_parts(one, names):
 
 
 LEDGERS = [
-    # columns: label, MiB charged by each container, MiB in use by the driver, whether a ledger is stale
+    # columns: label, MiB in the ledger of each container, MiB in use according to the driver; whether a ledger is too
+    # large. Tolerated are 1/16 of the ledgers or 64 MiB, whichever is more.
     ("ledger equal to the driver's figure", [3000], 3000, False),
     ("ledger 1/16 above the driver's figure", [3000], 3000 - 3000 // 16, False),
     ("ledger 1/16 and 1 MiB above the driver's figure", [3000], 3000 - 3000 // 16 - 1, True),
@@ -92,7 +94,8 @@ def test_remedy_names_the_container_with_the_largest_ledger():
 
 
 HELD = [
-    # columns: label, entries of the kubelet's checkpoint, the allocated device ids by container
+    # columns: label, device entries in the kubelet's checkpoint; expected device ids by pod UID and container (None:
+    # the checkpoint is invalid)
     ("devices by NUMA node", [{"DeviceIDs": {"-1": ["a"], "0": ["b"]}}], {"u/c": ["a", "b"]}),
     ("devices as a list (older kubelets)", [{"DeviceIDs": ["a"]}], {"u/c": ["a"]}),
     ("two entries of one container", [{"DeviceIDs": ["a"]}, {"DeviceIDs": {"0": ["b"]}}], {"u/c": ["a", "b"]}),
@@ -119,7 +122,8 @@ def test_checkpoint_that_cannot_be_read(text):
 
 
 LIBRARIES = [
-    # columns: label, the library version of new containers, the allocation, whether the difference names it
+    # columns: label, library version of new containers, changes to the allocation of a running container with version
+    # 1; whether a note names this container
     ("older library", "2", {}, True),
     ("current library", "1", {}, False),
     ("older library of a lease", "2", {"kind": "lease"}, False),
@@ -144,7 +148,7 @@ def test_bypassing_process_is_named_with_its_container(who, where):
     assert running.watched(None) == [] and running.watched({"findings": None}) == []
 
 
-# columns: a finding, the container that the difference names, the start of its expected value
+# columns: a finding of the watcher; expected container in the difference, start of the difference's expected value
 @pytest.mark.parametrize(
     ("finding", "where", "expected"),
     [

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the printed tables of a host, and the faults that are printed if an isolation check does not prove
-isolation.
+"""Tests the report that is printed for a host: the table of its GPUs and slices, the lines about differences, and the
+faults that are listed if an isolation check does not prove that its slice is isolated.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.capacity import tables
 
-# A host with one GPU. The kubelet advertises two of its three slices.
+# A host with one GPU of three slices. The kubelet advertises only two of them, so the report has a difference.
 CAPACITY = {
     "resource": "nvidia.com/gpu",
     "kubelet": True,
@@ -47,7 +47,8 @@ PASSED = {"verdict": "passed", "results": [result()]}
 
 
 def test_the_sum_of_a_host_is_that_of_its_rows():
-    """A leased slice is advertised as unhealthy during the lease. The row and the sum count the slice."""
+    """While a check leases a slice, the device plugin advertises this slice as unhealthy, so that no pod gets it. The
+    row of the GPU and the sum of the host still count the slice."""
     (gpu,) = CAPACITY["gpus"]
     leased = dict(CAPACITY, gpus=[dict(gpu, advertised=3)], sentences=[])
     assert tables.host_report(leased)[0] == "nvidia.com/gpu: 3 advertised by the kubelet, 3 expected"
@@ -63,7 +64,7 @@ def test_host_without_an_installation_says_so_in_place_of_numbers():
     ]
 
 
-# The printed table of this host's GPUs.
+# the table of GPUs that is printed for CAPACITY
 GPU_TABLE = [
     "  GPU  model     memory MiB  slices  MiB each  SM % each  advertised  expected",
     "  ===  ========  ==========  ======  ========  =========  ==========  ========",
@@ -113,7 +114,7 @@ def late(name):
     return {**check(name, "not-run"), "detail": "no time"}
 
 
-# columns: checks, their summary, additional rows
+# label → the checks of one slice; expected summary of the checks, expected rows below the summary
 SAID = {
     "all checks passed": ([check(), check("b")], "2 passed", []),
     "a detected bypass is no fault": ([check(), check("b", "detected")], "1 passed, 1 detected", []),
@@ -148,7 +149,7 @@ def test_checks_are_counted_and_only_faults_are_rows(case):
         assert [line.split() for line in shown[3:]] == [row.split() for row in rows]
     else:
         assert not shown
-    # With checks=True the table has a row for every check.
+    # With checks=True, passed checks have rows too.
     whole = tables.host_report(RIGHT, {"verdict": verdict, "results": [result(verdict, checks)]}, "gpu-1", checks=True)
     assert len(whole) == 4 + len(checks)
 
@@ -179,7 +180,7 @@ def test_slice_without_a_check_run_is_not_passed():
     assert "passed" not in "".join(lines)
 
 
-# columns: the result of the isolation check, the printed faults
+# columns: the result of the isolation check; expected printed faults
 @pytest.mark.parametrize(
     ("isolation", "faults"),
     [
@@ -188,7 +189,7 @@ def test_slice_without_a_check_run_is_not_passed():
             {"verdict": "violated", "results": [result("violated", [check(), check("totals", "violated")])]},
             ["slice GPU-a::1: totals is violated: expected 5 MiB, found 6 MiB; past it"],
         ),
-        # Twenty rows of checks that did not run would hide an exceeded slice.
+        # Checks that did not run are one line, because many such lines would hide the violated check.
         (
             {
                 "verdict": "violated",
@@ -207,7 +208,7 @@ def test_slice_without_a_check_run_is_not_passed():
             {"verdict": "not-run", "results": [result("not-run", [], "no slice is free")]},
             ["slice GPU-a::1: not-run: no slice is free"],
         ),
-        # A check that did not run is not a pass. A result without any check is not a pass either.
+        # A required check that did not run is a fault, and so is a result without any check.
         (
             {"verdict": "not-run", "results": [result("not-run", [check(verdict="not-run")])]},
             ["slice GPU-a::1: limit-exact is not-run: expected 5 MiB, found 6 MiB; past it"],

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests how durations in NVIDIA's files are read, and how messages show values."""
+"""Tests two helpers for values of configuration files: how durations in the configuration files of NVIDIA's device
+plugin are read (Go's notation), and how error messages show a value.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from typing import Any
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.config import kinds
 
-# columns: the value, seconds; None: not a duration
+# columns: value in the file; expected seconds (None: the value is no duration). A plain number is nanoseconds, as in
+# Go.
 DURATIONS = [
     ("1ns", 1e-9),
     ("1us", 1e-6),
@@ -40,7 +43,7 @@ def test_reads_durations_as_go_writes_them(value: Any, seconds: float | None) ->
     assert found == (seconds if seconds is None else pytest.approx(seconds, rel=1e-12))
 
 
-# columns: the value, how a message shows it
+# columns: value; expected text of the value in a message
 SHOWN = [
     ("text", '"text"'),
     (7, "7"),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests named configurations in the plan: the files that differ, and whether the running program uses an
-outdated file.
+"""Tests named configurations: files besides node.yaml, of which a node label selects one for the device plugin. The
+plan must list the files that differ from the group's variables, and must know whether the running device plugin loaded
+an older text of its file.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def state(text=BASE, named=None, **status):
     }
 
 
-# columns: label, the files on the host, the planned changes. The group configures node.yaml and big.yaml.
+# columns: label, state of the host with its files; expected changes in the plan. The group configures node.yaml and the
+# named file big.yaml.
 CHANGES = [
     ("files as configured", state(), []),
     ("named file missing", state(named={}), ["write /etc/vgpu/configs/big.yaml"]),
@@ -52,7 +54,7 @@ def test_files_that_differ(about, found, changes):
 
 
 IN_FORCE = [
-    # columns: label, the program's status, whether the program is outdated
+    # columns: label, status of the running device plugin; whether it runs with another text than its file has now
     ("program does not respond", {}, False),
     ("current node.yaml", {"config_path": PATH, "config_sha256": sha256(BASE)}, False),
     ("outdated node.yaml", {"config_path": PATH, "config_sha256": "x"}, True),

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests which devices a node advertises in each sharing mode, and which files NVIDIA's plugin and our plugin accept."""
+"""Tests which devices a node advertises in each sharing mode (none, vcuda, time-slicing, MPS, MIG), and which
+configuration files are accepted. The format is that of NVIDIA's device plugin, with additional keys of this collection.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ MIG_U = "MIG-4cf8db2d-06c0-7d70-1a51-e59b25b2c1{}{}"
 
 
 def gpu(index, model="Tesla T4", memory=15360, mig=()):
-    """Returns a GPU; ``mig``: the profiles of its MIG devices, which put the GPU in MIG mode."""
+    """Returns a GPU. ``mig`` lists the profiles of its MIG devices; a GPU with MIG devices is in MIG mode."""
     devices = [
         {"index": n, "uuid": MIG_U.format(index, n), "profile": profile, "memory_mib": 1000 * (n + 1)}
         for n, profile in enumerate(mig)
@@ -34,7 +36,8 @@ def config(**parts):
 
 
 def offered(gpus, **parts):
-    """Returns device ids by resource, with the index of the GPU in place of its UUID."""
+    """Returns the advertised device ids by resource. For short tables, each id has the GPU's index in place of its
+    UUID."""
     pieces, findings = sharing.pieces_for(gpus, config(**parts))
     assert kinds.errors(findings) == []
     out = {}
@@ -57,8 +60,8 @@ def slicing(*entries, **more):
 
 
 TWO = [gpu(0), gpu(1)]
-# columns: label, the host's GPUs, parts of the configuration, the advertised device ids by resource ("1::0": replica 0
-# of GPU 1)
+# columns: label, GPUs of the host, parts of the configuration; expected device ids by resource ("1::0" is replica 0 of
+# GPU 1, "0:1" is MIG device 1 of GPU 0)
 TABLE = [
     ("nothing shared", TWO, {}, {"nvidia.com/gpu": ["0", "1"]}),
     (
@@ -229,7 +232,7 @@ def test_replicas_of_mig_devices_by_group_vars(gpus, variables, wanted):
 @pytest.mark.parametrize(
     ("parts", "memory", "percent", "mode"),
     [
-        ({"sharing": slicing(entry(4))}, 15360, 100, "time-slicing"),  # sharing "none" sets no limit
+        ({"sharing": slicing(entry(4))}, 15360, 100, "time-slicing"),  # time-slicing sets no limits
         ({"sharing": {"mps": {"resources": [entry(4)]}}}, 3840, 25, "mps"),
         ({"sharing": {"vcuda": {"splitCount": 4, "coresScaling": "2"}}}, 3840, 50, "vcuda"),
         ({}, 15360, 100, "none"),
@@ -250,7 +253,7 @@ def test_replica_of_a_mig_device_names_its_gpu():
     ]
 
 
-# columns: the host's GPUs, parts of the configuration, the key that the error names, words of the error
+# columns: GPUs of the host, parts of the configuration; expected key in the error, words of the error
 REFUSED = [
     (TWO, {"sharing": slicing(entry(devices=[5]))}, "sharing.timeSlicing.resources[0].devices", "no device 5"),
     (TWO, {"sharing": slicing(entry(devices=3))}, "sharing.timeSlicing.resources[0].devices", "expected 3 devices"),
@@ -300,7 +303,8 @@ def test_sharing_that_does_not_fit_the_gpus_is_an_error(gpus, parts, path, words
     assert [(one.path, words in one.message) for one in kinds.errors(findings)] == [(path, True)]
 
 
-# columns: the section, failRequestsGreaterThanOne (None: not set), whether requests for several replicas are refused
+# columns: section of the configuration, its failRequestsGreaterThanOne (None: not set); whether the plugin refuses a
+# container that requests several replicas
 @pytest.mark.parametrize(
     ("section", "said", "wanted"),
     [
@@ -317,8 +321,8 @@ def test_fail_requests_greater_than_one(section, said, wanted):
     assert sharing.refuses_several(mode, whole) is wanted
 
 
-# The inputs of NVIDIA's published tests of its file, version v1, with NVIDIA's verdict on each input: the resource of
-# a sharing section, its devices, the section, the flags.
+# NVIDIA publishes tests of its configuration file, version v1. These are their inputs, each with whether NVIDIA's
+# plugin accepts it: resources of a sharing section, devices of a resource, flags, and whole files.
 PLAIN = {"name": "valid", "replicas": 2}
 NVIDIA_ENTRIES = [
     ({}, False),
@@ -393,8 +397,9 @@ def test_files_that_nvidia_publishes(parts, accepted, compat):
         assert accepted
 
 
-# Files that NVIDIA's plugin accepts with a meaning of its own. Strict mode refuses them; compat mode warns and acts
-# like NVIDIA's plugin.
+# NVIDIA's plugin accepts these files, but silently ignores a part of each. The default (strict mode) refuses them; with
+# compat: nvidia-v1 they give a warning and act as in NVIDIA's plugin. columns: parts of the configuration; expected key
+# in the warning, device ids by resource
 LENIENT = [
     ({"sharing": {"timeSlcing": {"resources": [entry()]}}}, "sharing.timeSlcing", {"nvidia.com/gpu": ["0", "1"]}),
     (

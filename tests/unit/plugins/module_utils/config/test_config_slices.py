@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the sizes of slices against tables calculated by hand."""
+"""Tests the sizes of slices (parts of a GPU) against tables that were calculated by hand. Three values of the
+configuration decide the sizes: the split count K (slices of each GPU), the memory scaling S (above 1, the slices
+together have more memory than the GPU) and the cores scaling C (the same for compute).
+"""
 
 from __future__ import annotations
 
@@ -23,15 +26,15 @@ def pieces(gpus, config):
     return found
 
 
-# columns of the product description's example: GPU MiB, K, S, C, slices of 2 GPUs, MiB of each slice, SM % of each
-# slice
+# columns: memory of each GPU in MiB, K, S, C; expected number of slices on two GPUs, MiB of each slice, percent of the
+# SMs of each slice
 WORKED = [
     (16160, 2, "1.0", "2", 4, 8080, 100),
     (16160, 4, "2.0", "1", 8, 8080, 25),
     (16160, 3, "1.0", "1", 6, 5386, 33),
     (15360, 7, "1.0", "1", 14, 2194, 14),
     (11178, 2, "1.5", "2", 4, 8383, 100),
-    # By hand: floats give 28 for 100 * 0.29 and 1 MiB too little for 3 * 1.1 * 10 ** n.
+    # These rows fail if the code uses floats: floats give 28 for 100 * 0.29 and 1 MiB too little for 3 * 1.1 * 10 ** n.
     (16160, 1, "1.0", "0.29", 2, 16160, 29),
     (30, 1, "1.1", "1", 2, 33, 100),
     (81920, 4, "1.0", "1", 8, 20480, 25),
@@ -63,7 +66,8 @@ def test_default_cores_scaling_sets_no_limit(split):
 
 
 def test_default_cores_scaling_follows_the_split_count_of_each_gpu():
-    # If C followed the node's K of 2, each slice of GPU 0 would get 50 %.
+    # The default of C equals K, so a slice may use the whole GPU. GPU 0 has an own K of 4; if C followed the node's K
+    # of 2, each slice of GPU 0 would get only 50 %.
     devices = [{"match": {"index": 0}, "splitCount": 4}]
     made = pieces(gpus(16160), config(2, devices=devices))
     assert [piece.sm_percent for piece in made] == [100] * 6
@@ -86,7 +90,7 @@ def test_unshared_host_gives_whole_gpus():
     assert [one[:4] for one in made] == [(uuid, uuid, 16160, 100) for uuid in ("GPU-00000000", "GPU-00000001")]
 
 
-# columns: GPU MiB, split count, memory scaling, cores scaling, words of the error
+# columns: memory of the GPU in MiB, split count, memory scaling, cores scaling; expected words of the error
 @pytest.mark.parametrize(
     ("memory_mib", "split", "scaling", "cores", "words"),
     [
@@ -108,7 +112,7 @@ def test_impossible_slice_size_is_an_error(memory_mib, split, scaling, cores, wo
         assert word in str(caught.value)
 
 
-# columns: the model in a configuration, the model that the driver reports, whether they match
+# columns: model in the configuration, model that the driver reports; whether they match
 @pytest.mark.parametrize(
     ("pattern", "model", "same"),
     [
@@ -145,7 +149,7 @@ def test_every_condition_of_a_match_counts(match, found):
     assert [gpu["index"] for gpu in gpus(16160) if slices.matches(match, gpu)] == found
 
 
-# columns: the GPU's model, the split count, whether it exceeds the advised maximum of the model
+# columns: model of the GPU, split count; whether a warning says that this is more than the advised number of slices
 @pytest.mark.parametrize(
     ("model", "split", "warned"),
     [
@@ -166,7 +170,8 @@ def test_advice_of_the_model_is_a_warning(model, split, warned):
 
 @pytest.mark.parametrize(("sizing", "levels"), [("equal", ["warning"]), ("requested", [])])
 def test_advice_is_of_equal_slices(sizing, levels):
-    """When pods request their own sizes, the split only limits how many pods share a card."""
+    """The warning is only for slices of equal size. If pods request their own sizes, the split count only limits how
+    many pods share a GPU."""
     wanted = config(10)
     wanted["sharing"]["vcuda"]["sliceSizing"] = sizing
     assert [one.level for one in slices.findings_for(gpus(16160, count=1, model="Tesla T4"), wanted)] == levels

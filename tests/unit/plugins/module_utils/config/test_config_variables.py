@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the table of group variables and the strict reader of node.yaml."""
+"""Tests the table of group variables (the inventory variables named vgpu_*), which checks their values, and node.yaml,
+the device plugin's configuration file that is written from them and read back strictly.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.config import kinds, node_config
 from ansible_collections.vgpu.fleet.plugins.module_utils.config import variables as schema
 
-# columns: variable, value, words that the message must contain
+# columns: variable, its invalid value; expected words of the message
 BAD_VARIABLES = [
     ("vgpu_split_count", 0, "whole number from 1"),
     ("vgpu_split_count", -3, "found -3"),
@@ -32,7 +34,7 @@ BAD_VARIABLES = [
     ("vgpu_log_level", 6, "from 0 to 5"),
     ("vgpu_resource_names", {"count": "gpu"}, "resource name"),
     ("vgpu_mig_geometry", {"1gb": 7}, "MIG profile"),
-    # A trailing line break is an error like any other invalid character.
+    # A trailing line break, which a pattern with $ would accept, must be an error like any other invalid character.
     ("vgpu_resource_names", {"count": "nvidia.com/gpu\n"}, "resource name"),
     ("vgpu_devices", [{"match": {"uuid": "GPU-1\n"}}], "GPU UUID"),
     ("vgpu_mig_geometry", {"1g.10gb\n": 7}, "MIG profile"),
@@ -71,7 +73,8 @@ def test_unknown_variable_names_the_nearest(name, meant):
     assert f'did you mean "{meant}"?' in findings[0].message
 
 
-# columns: an entry of vgpu_devices, the key that the error names, words of the error
+# columns: an invalid entry of vgpu_devices, which sets other values for some GPUs; expected key in the error, words of
+# the error
 BAD_EXCEPTIONS = [
     ({"match": {"index": 0}, "splitcount": 1}, "vgpu_devices[0].splitcount", 'did you mean "split_count"?'),
     ({"match": {"idx": 0}, "split_count": 1}, "vgpu_devices[0].match.idx", 'did you mean "index"?'),
@@ -95,7 +98,7 @@ def test_bad_exception_is_an_error_with_its_place(exception, path, words):
 @pytest.mark.parametrize(
     ("name", "value", "clean"),
     [
-        ("vgpu_split_count", "7", 7),  # a string, as from -e vgpu_split_count=7
+        ("vgpu_split_count", "7", 7),  # -e vgpu_split_count=7 gives a string
         ("vgpu_memory_scaling", 1, "1"),
         ("vgpu_memory_scaling", 0.29, "0.29"),
         ("vgpu_memory_scaling", "1.50", "1.50"),
@@ -122,7 +125,8 @@ def test_good_value_becomes_clean(name, value, clean):
     ],
 )
 def test_split_count_where_the_group_sets_none(values, split):
-    """With requested sizes, a limit of two would let two small pods block a third on a nearly free card."""
+    """If pods request their own sizes, the default is 10, because with a limit of two pods on a GPU, two small pods
+    would keep a third pod off a nearly free GPU."""
     assert schema.read(values, [])["vgpu_split_count"] == split
 
 
@@ -177,7 +181,8 @@ def test_unrelated_variables_are_ignored():
         ({"vgpu_configs": {"big": {"sharing": "mps"}}}, "vgpu_configs.big.sharing", "error"),
         ({"vgpu_sharing": "none", "vgpu_configs": {"big": {"sharing": "vcuda"}}}, "vgpu_configs.big.sharing", "error"),
         ({"vgpu_configs": {"big": {"memory_scaling": 2}}}, "vgpu_configs.big.memory_scaling", "warning"),
-        # The host gets the only warning; the entry does not set the variable.
+        # Only the host's variable gets the warning, because the named configuration inherits the value and does not set
+        # it.
         ({"vgpu_memory_scaling": 2, "vgpu_configs": {"big": {"split_count": 3}}}, "vgpu_memory_scaling", "warning"),
         ({"vgpu_time_slice": "long"}, "vgpu_time_slice", "warning"),
         ({"vgpu_sharing": "none", "vgpu_split_count": 4}, "vgpu_split_count", "warning"),
@@ -193,19 +198,20 @@ def test_variable_without_effect_has_a_finding(values, path, level):
 
 @pytest.mark.parametrize("sharing", ["vcuda", "time-slicing", "mps", "none"])
 def test_mig_strategy_is_allowed_in_every_sharing_mode(sharing):
-    """The variable decides whether a GPU in MIG mode is advertised next to the other GPUs, and under which name."""
+    """vgpu_mig_strategy decides whether GPUs in MIG mode are advertised besides the other GPUs, and by which resource
+    name. So it has an effect in every sharing mode."""
     clean = schema.read({"vgpu_sharing": sharing, "vgpu_mig_strategy": "mixed"}, [])
     assert schema.unavailable(clean) == []
 
 
 PART = {"match": {"index": 0}}
 
-# columns: the variables set, the variables that a warning names
+# columns: variables that are set; variables for which a warning about oversold memory is expected
 OVERSOLD = [
     ({}, []),
-    # The library kills a process over a lowered limit.
+    # No warning, because the library carries out this option.
     ({"vgpu_oom_killer": True}, []),
-    # The arbiter and the library enforce shares of the SMs.
+    # No warning, because arbiter and library enforce shares of the SMs.
     ({"vgpu_core_policy": "force"}, []),
     ({"vgpu_handover": "volume-mounts"}, []),
     ({"vgpu_handover": "envvar"}, []),
@@ -214,7 +220,7 @@ OVERSOLD = [
     ({"vgpu_memory_scaling": 0.5}, []),
     ({"vgpu_devices": [dict(PART, memory_scaling=2)]}, ["vgpu_devices[0].memory_scaling"]),
     ({"vgpu_split_count": 4, "vgpu_cores_scaling": 1}, []),
-    # Exceptions that inherit the host's value add no warning.
+    # Entries for single GPUs that inherit the host's memory scaling add no warnings of their own.
     (
         {"vgpu_memory_scaling": 2, "vgpu_devices": [dict(PART, split_count=3), dict(PART, split_count=5)]},
         ["vgpu_memory_scaling"],
@@ -382,7 +388,8 @@ def test_requested_sizes_use_all_resource_names():
 
 @pytest.mark.parametrize("sharing", ["vcuda", "time-slicing", "none"])
 def test_allocation_is_written_only_for_claims(sharing):
-    """A file with default values is unchanged from the file that a former version wrote."""
+    """A group without claims must get the same file text as from earlier versions, so that an upgrade does not change
+    the file."""
     group = {"vgpu_sharing": sharing}
     assert "allocation" not in node_config.from_vars(group)["flags"]
     assert "allocation" not in node_config.from_vars({**group, "vgpu_allocation": "device-plugin"})["flags"]
@@ -397,7 +404,7 @@ def test_written_file_is_valid_and_reads_back_equal():
     assert node_config.validate(config) == []
     assert node_config.load(node_config.dump(config)) == config
     assert node_config.resource_name(config) == "example.com/gpu"
-    assert "coresScaling" not in config["sharing"]["vcuda"]  # the default follows the K of each GPU
+    assert "coresScaling" not in config["sharing"]["vcuda"]  # its default follows the split count of each GPU
 
 
 def test_variables_with_faults_give_no_file():
@@ -406,7 +413,7 @@ def test_variables_with_faults_give_no_file():
     assert {finding.path for finding in caught.value.findings} == {"vgpu_split_count", "vgpu_sharing"}
 
 
-# columns: the content of node.yaml, the key that the error names, words of the error
+# columns: content of node.yaml; expected key in the error, words of the error
 BAD_FILES = [
     ({"version": "v1", "sharing": {"timeSlcing": {}}}, "sharing.timeSlcing", 'did you mean "timeSlicing"?'),
     ({"version": "v1", "sharing": {"vcuda": {"splitcount": 2}}}, "sharing.vcuda.splitcount", '"splitCount"'),

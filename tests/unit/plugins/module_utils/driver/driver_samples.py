@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sample hosts (os-release, kernel names, PCI ids), and the setup of the driver on one host."""
+"""Sample data for the tests of the driver: hosts (os-release, kernel name), PCI ids of GPU models, and a simulated
+machine on which the driver's setup runs.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.driver.setup import Des
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Host
 from doubles.host import Machine
 
-# columns: id, id_like, version_id, name and kernel, as the release reports them
+# Operating systems. columns: ID, ID_LIKE, VERSION_ID and PRETTY_NAME of /etc/os-release, name of the kernel
 HOSTS = {
     "debian12": ("debian", "", "12", "Debian GNU/Linux 12 (bookworm)", "6.1.0-37-amd64"),
     "debian12cloud": ("debian", "", "12", "Debian GNU/Linux 12 (bookworm)", "6.1.0-37-cloud-amd64"),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the choice of a driver by the facts of a host and the desired state: allowed and refused drivers, companion
-packages, and reasons to reboot.
+"""Tests the choice of a driver from the facts of a host and the variables nvidia_driver_*: which drivers are allowed or
+refused, which packages belong to them, and when a reboot is needed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from driver_samples import (
     state,
 )
 
-# columns: host, GPUs, facts of the driver, desired state, words of the refusal
+# columns: host, GPUs, facts of the host's driver, variables nvidia_driver_*; expected words of the refusal
 REFUSED = [
     ("debian12", [T4], {}, {"version": "384.80"}, "384.80 is too old; expected 384.81 or newer"),
     ("debian12", [T4], {}, {"branch": "375"}, "too old"),
@@ -99,7 +99,7 @@ REFUSED = [
     ("debian12", [T4], {"secure_boot": True, "signing_key": "missing"}, {}, "its key is not enrolled"),
     ("rhel9", [T4], {"secure_boot": True}, {"source": "cuda"}, "no signing key exists yet"),
     ("ubuntu22", [T4], {"secure_boot": True}, {"prebuilt": False}, "set nvidia_driver_prebuilt to auto"),
-    # combinations that would conflict
+    # other driver installations that would conflict with the packages
     ("debian12", [T4], {"container": True}, {}, "a driver container provides the driver"),
     ("debian12", [T4], {"runfile": True}, {}, "run nvidia-uninstall first"),
     ("debian12", [T4], {}, {"source": "present"}, "no driver is loaded"),
@@ -120,7 +120,7 @@ def test_refusals(host, gpus, driver, wanted, words):
     assert (found.packages, found.files, found.services) == ([], {}, []), "a refused host is left as it is"
 
 
-# The nearest allowed case: each row differs from a refused row in the deciding fact.
+# columns as in REFUSED, without the words. Each row differs from a refused row only in the fact that decides.
 ALLOWED = [
     ("debian12", [T4], {}, {"version": "535.261.03-1"}),
     ("ubuntu22", [K80], {}, {"branch": "470"}),
@@ -150,8 +150,8 @@ def test_gpu_missing_in_the_table_is_a_warning():
     assert "0x9999 is not in the table" in found.warnings[0]
 
 
-# columns: whether NVLink 5 switches exist, desired state, available packages, whether a message names the missing
-# packages
+# columns: whether the host has NVLink 5 switches, variables, packages on the host; whether a warning names missing
+# packages that these switches need
 NVLINK5 = [
     (True, {}, {}, True),
     (True, {}, {"nvlsm": "2025.03.1-1"}, False),
@@ -168,7 +168,8 @@ def test_nvlink_5_switches_need_packages_besides_the_fabric_manager(switches, wa
     assert ["nvlsm and infiniband-diags" in text for text in found.warnings] == [True] * told
 
 
-# columns: host, desired state, files, program that builds the initramfs, whether kernel arguments are set, services
+# columns: host, variables; expected files, program that builds the initramfs, whether kernel arguments are set,
+# services
 HOST_SIDE = [
     ("debian12", {}, {"/etc/modprobe.d/vgpu-nouveau.conf"}, "update-initramfs", False, ["nvidia-persistenced.service"]),
     ("ubuntu24", {"persistenced": False}, {"/etc/modprobe.d/vgpu-nouveau.conf"}, "update-initramfs", False, []),

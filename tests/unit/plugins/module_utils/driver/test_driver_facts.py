@@ -11,8 +11,9 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.driver import facts as 
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Answer, dpkg_held, matching
 from doubles import host as host_double
 
-# Texts of the kernel. /proc/driver/nvidia/version with a proprietary and with an open module, then /proc/modules: the
-# driver is idle (with nvidia_uvm, with nvidia_drm), and the driver is in use.
+# Texts of simulated kernels. LOADED and OPEN are /proc/driver/nvidia/version with a proprietary and with an open
+# module. The others are /proc/modules: the driver is not in use in IDLE (modules with nvidia_uvm) and DRM (with
+# nvidia_drm), and it is in use in BUSY.
 LOADED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.261.03  Tue\n"
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.163.01  Release\n"
 IDLE = "nvidia_uvm 4 0 - Live 0x0\nnvidia_modeset 3 0 - Live 0x0\nnvidia 2 2 nvidia_uvm,nvidia_modeset, Live 0x0\n"
@@ -25,7 +26,7 @@ SIGNED, MODULE = (
 EFI = driver_facts.SECURE_BOOT.lstrip("/")
 
 
-# columns: files, outputs of programs, facts
+# columns: files of the host, outputs of programs by command; expected facts of the driver
 FACTS = [
     ({}, {}, {"loaded_version": None, "open_module": None, "secure_boot": False, "in_use": [], "modules": []}),
     ({"proc/driver/nvidia/version": LOADED}, {}, {"loaded_version": "535.261.03", "open_module": False}),
@@ -91,8 +92,8 @@ def test_processes_that_use_the_driver_are_named(tmp_path):
     assert driver_facts.read(host)["in_use"] == ["python3 (41)"]
 
 
-# columns: the control groups of process python3 (41), which has the driver open; the users of the driver. A reload
-# stops the driver's own services, so they do not count as users.
+# columns: control groups of process python3 (41), which has the driver open; expected users of the driver. A reload of
+# the modules stops the driver's own services, so these services do not count as users.
 GROUPS = [
     ("0::/system.slice/nvidia-persistenced.service\n", []),
     ("4:devices:/system.slice/x\n1:name=systemd:/system.slice/vgpu-mps.service\n", []),
@@ -120,7 +121,8 @@ def test_an_initramfs_that_was_made_before_the_blacklist_is_old(tmp_path):
         assert driver_facts.read(host)["initramfs_old"] is old
 
 
-# columns: PCI devices (vendor, device), the product data of an InfiniBand device, the number of NVSwitches
+# columns: PCI devices as (vendor, device) by address, product data of an InfiniBand device; expected number of
+# NVSwitches
 SWITCHES = [
     ({"0000:01:00.0": ("0x10de", "0x1af1"), "0000:02:00.0": ("0x10de", "0x1af1")}, "", 2),
     ({"0000:01:00.0": ("0x10de", "0x22a3")}, "", 1),

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests which packages, repositories and holds of the driver follow from the facts of a host and the desired state.
+"""Tests which packages, repositories and holds (packages that upgrades must not change) of the driver follow from the
+facts of a host and the variables nvidia_driver_*.
+
 Debian's package names were read from the archives of bookworm and trixie, the other names from the vendors' pages.
 """
 
@@ -23,9 +25,10 @@ from driver_samples import (
     state,
 )
 
-# Debian 12's archive has a newer version of the user space than of the open modules.
+# A name after "@" means "in the version of this package". Debian 12's archive has a newer version of the user space
+# than of the open modules, so the user space must follow the modules.
 FOLLOWS = "@nvidia-open-kernel-dkms"
-# columns: host, GPUs, desired state, branch, kernel modules, all packages in order
+# columns: host, GPUs, variables nvidia_driver_*; expected branch, kind of kernel modules, packages in order
 PACKAGES = [
     (
         "debian12",
@@ -127,7 +130,7 @@ PACKAGES = [
         "nvidia-headless-550-server "
         "linux-headers-5.15.0-153-generic",
     ),
-    # The archive has a signed module of this branch for the running kernel. Without such a module, DKMS builds it.
+    # Ubuntu's archive has a signed module of this branch for the running kernel, so DKMS is not needed.
     (
         "ubuntu24",
         [H100],
@@ -283,8 +286,8 @@ def test_packages(host, gpus, wanted, branch, kind, packages):
     assert (found.branch, found.kernel_module, " ".join(found.packages)) == (branch, kind, packages)
 
 
-# columns: the archive's modules for the running kernel, nvidia_driver_prebuilt, Secure Boot, words of the refusal,
-# words of the warning
+# columns: signed modules in the archive for the running kernel (None: unknown), nvidia_driver_prebuilt, whether Secure
+# Boot is on; expected words of the refusal, words of the warning ("": none)
 NO_MODULE = [
     (["580-server-open"], "auto", False, "", ""),
     (None, "auto", False, "", ""),
@@ -318,7 +321,8 @@ def test_refusal_for_a_missing_signed_module_names_the_remedies(signed, prebuilt
     assert dkms == (not refusal and (prebuilt is False or bool(warning)))
 
 
-# columns: running kernel, architecture, whether its headers are installed, header packages of an RPM system
+# columns: running kernel, architecture, whether the headers of this kernel are installed; expected header packages on
+# RHEL 9
 EL_HEADERS = [
     ("4.18.0-553.el8_10.x86_64", "x86_64", False, ["kernel-devel=4.18.0-553.el8_10"]),
     ("5.14.0-570.12.1.el9_6.x86_64", "x86_64", False, ["kernel-devel=5.14.0-570.12.1.el9_6"]),
@@ -337,8 +341,8 @@ def test_headers_are_those_of_the_running_kernel_alone(kernel, arch, there, pack
     assert [name for name in found.packages if "devel" in name] == packages
 
 
-# columns: host, desired state, the packages of SERVER that must not be installed. In Ubuntu 24.04, 535.309.01 is an
-# empty package that pulls in 580.
+# columns: host, variables; expected packages of SERVER that the installation must not pull in. They belong to other
+# branches: in Ubuntu 24.04, for example, 535.309.01 is an empty package that pulls in 580.
 SERVER = ["nvidia-utils-535-server", "libnvidia-compute-535-server", "nvidia-utils-580-server", "nvidia-utils-570"]
 COMPANIONS = [
     ("ubuntu24", {"branch": "535"}, ["nvidia-utils-570", "nvidia-utils-580-server"]),
@@ -357,7 +361,8 @@ def test_packages_of_a_branch_install_no_other_branch(host, wanted, refused):
     assert pins.matching([name.partition("=")[0] for name in found.packages], found.refuse) == []
 
 
-# columns: host, desired state, switches, packages of the fabric manager, words of the refusal
+# columns: host, variables, number of NVSwitches; expected packages of the fabric manager (the service for NVSwitches),
+# words of the refusal
 FABRIC = [
     (
         "ubuntu22",
@@ -373,7 +378,8 @@ FABRIC = [
         "nvidia-fabricmanager-535=535.216.01* libnvidia-nscq-535=535.216.01*",
         "",
     ),
-    # Ubuntu's archive puts the branch into these names for every branch; the CUDA repository does so up to 570.
+    # In Ubuntu's archive these package names contain the branch, for every branch. In the CUDA repository they contain
+    # it only up to branch 570.
     (
         "ubuntu24",
         {},
@@ -457,7 +463,8 @@ def test_fabric_manager_has_the_version_of_the_driver(host, wanted, switches, pa
     assert ("nvidia-fabricmanager.service" in found.services) == bool(packages)
 
 
-# columns: host, architecture, repository of CUDA, stream of dnf for (branch, modules)
+# columns: host, architecture; expected folder of the CUDA repository, expected dnf module stream for each (branch, kind
+# of kernel modules)
 REPOSITORIES = [
     ("debian12", "x86_64", "debian12/x86_64", {("580", "open"): ""}),
     ("ubuntu22", "aarch64", "ubuntu2204/sbsa", {("580", "open"): ""}),
@@ -495,7 +502,7 @@ def test_holds_name_the_packages_and_not_the_headers():
 
 
 HELD = {"hold_kernel": True}
-# columns: Ubuntu host, desired state, the kernel packages on hold
+# columns: Ubuntu host, variables; expected kernel packages on hold
 KERNEL_HOLDS = [
     ("ubuntu24", {}, []),
     ("ubuntu24", HELD, ["linux-generic", "linux-headers-generic", "linux-image-generic"]),
@@ -505,7 +512,7 @@ KERNEL_HOLDS = [
         ["linux-generic-hwe-22.04", "linux-headers-generic-hwe-22.04", "linux-image-generic-hwe-22.04"],
     ),
     ("ubuntu24aws", HELD, ["linux-aws", "linux-headers-aws", "linux-image-aws"]),
-    ("ubuntu24", {"prebuilt": False, **HELD}, []),  # DKMS builds a module for each new kernel
+    ("ubuntu24", {"prebuilt": False, **HELD}, []),  # no hold, because DKMS builds a module for each new kernel
     ("ubuntu24", {"kernel_module": "none", **HELD}, []),
     ("ubuntu24", {"hold": False, **HELD}, []),
 ]
@@ -516,7 +523,7 @@ def test_kernel_hold_includes_its_prebuilt_module(host, wanted, kernel):
     found = chosen(host, [T4], **wanted)
     assert [name for name in found.holds if name.startswith("linux-") and "nvidia" not in name] == kernel
     modules = [name for name in found.packages if name.startswith("linux-modules-nvidia-")]
-    # If a module is on hold and its kernel is upgraded, the next kernel has no module.
+    # Kernel and module are held together, because a new kernel without the held module would start without a driver.
     assert [name for name in modules if name in found.holds] == (modules if kernel else [])
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests on a simulated kernel whether the driver's modules are loaded, reloaded because no process uses them, or left
-for a reboot.
+"""Tests, on a simulated kernel, what happens to the driver's modules after an installation: they are loaded, reloaded
+if no process uses them, or left for a reboot.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Answer
 from doubles.host import BUSY, IDLE, Killed
 from driver_samples import DESIRED, FABRIC, PERSISTENCED, DriverHost
 
-# columns: loaded version, modules, version on disk, lines of the plan about modules, words of the reason to reboot
+# columns: version of the loaded modules (None: not loaded), text of /proc/modules, version of the modules on disk;
+# expected lines of the plan about modules, words of the reason to reboot ("": no reboot)
 KERNELS = [
     ("535.2", IDLE, "535.2", [], ""),
     ("535.1", IDLE, "535.2", ["reload the kernel modules, from 535.1 to 535.2"], ""),
     ("535.1", BUSY, "535.2", [], "loaded and in use"),
     (None, "nouveau 1 2 - Live\n", "535.2", [], "nouveau uses the GPUs"),
-    ("535.1", IDLE, "", [], ""),  # the package was removed: no module to load
+    ("535.1", IDLE, "", [], ""),  # the package was removed, so there is no module to load
 ]
 
 
@@ -48,7 +49,7 @@ def test_services_of_the_driver_stop_before_the_modules_are_removed(tmp_path):
     assert machine.calls[1:] == [stop, *swap, start]
 
 
-# columns: control group of the process that has the driver open, calls, words of the reason to reboot
+# columns: control group of the process that has the driver open; expected calls, words of the reason to reboot
 OPENERS = [
     (
         "0::/system.slice/nvidia-persistenced.service",
@@ -62,7 +63,8 @@ OPENERS = [
         ],
         "",
     ),
-    # Stopping the fabric manager would kill this process's work.
+    # The process belongs to a pod, and stopping the fabric manager would end its work on the GPU. So nothing is
+    # stopped.
     ("0::/kubepods/pod1", [], "driver 535.1 is loaded and in use by python3 (41)"),
 ]
 
@@ -92,7 +94,7 @@ def test_reload_stops_services_only_if_no_other_process_uses_the_driver(tmp_path
     assert (predicted.plan, predicted.reboot) == (done.plan, done.reboot)
 
 
-# columns: calls that fail besides the removal of the module, words of a warning
+# columns: calls that fail in addition to the removal of the module; expected words of a warning
 KEPT = [([], ""), (["modprobe nvidia", f"systemctl start {PERSISTENCED}"], "did not start again")]
 
 
@@ -124,8 +126,8 @@ def test_a_module_that_does_not_load_is_reported_and_stopped_services_start(tmp_
     assert machine.units[PERSISTENCED] == [True, True, True]
 
 
-# columns: NVIDIA's unit of CDI files (present, enabled, active), whether it fails, whether it runs afterwards, words
-# of a warning
+# columns: NVIDIA's unit that writes CDI files (present, enabled, active), whether its restart fails; whether a restart
+# is expected, words of a warning
 CDI = "nvidia-cdi-refresh.service"
 CDI_UNITS = [
     ([True, True, False], False, True, ""),
@@ -146,8 +148,8 @@ def test_cdi_files_are_written_again_after_a_reload(tmp_path, unit, fails, runs,
     assert words in "".join(run.warnings) and bool(run.warnings) is bool(words)
 
 
-# columns: modules besides those of the driver, the module that fails to load again, modules loaded at the end, words
-# of a warning
+# columns: third-party modules that depend on the driver, the one of them that fails to load again; expected loaded
+# modules, words of a warning
 GPUDIRECT = [
     (["nvidia_peermem"], "", ["nvidia", "nvidia_uvm", "nvidia_peermem"], ""),
     (["nvidia_peermem", "gdrdrv"], "", ["nvidia", "nvidia_uvm", "gdrdrv", "nvidia_peermem"], ""),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the setup of the driver on a simulated kernel and systemd: check mode, a first and a repeated run, and
-removal.
+"""Tests the setup of the driver after its packages are installed (files, initramfs, modules, services) on a simulated
+kernel and systemd: check mode, a first and a repeated run, an interrupted run, and the removal.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def test_absent_leaves_a_former_service_running(tmp_path):
     assert machine.units["nvidia-persistenced.service"] == [True, True, True]
 
 
-# columns: the failing call, its error output, words of the message
+# columns: call that fails, its error output; expected words of the message
 FAULTS = [
     ("modprobe nvidia", "modprobe: ERROR: Key was rejected by service", "enrol it with mokutil --import"),
     ("modprobe nvidia", "modprobe: FATAL: Module nvidia not found", "check dkms status and dmesg"),
@@ -122,8 +122,8 @@ def test_kernel_arguments_through_grubby(tmp_path):
     assert "grubby --update-kernel=ALL --remove-args=modprobe.blacklist=nouveau" in machine.calls
 
 
-# columns: the file that changes after the service started (configuration, token or none), the path that the service
-# has not read again
+# columns: the file of nvidia-gridd that changes after the service started; expected path in the planned restart ("": no
+# restart)
 REREAD = [("conf", CONF), ("token", TOKEN), ("", "")]
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the properties of GPUs and driver versions that follow from reported device ids and version texts."""
+"""Tests what follows from the PCI device id of a GPU (its generation and the driver branches that support it) and from
+the version text of a driver package (its branch).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,8 @@ import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.driver import support as driver_support
 from driver_samples import A30, A100, B200, GH200, GTX1080TI, H100, H200, K80, L4, M60, NEW, P100, T4, V100
 
-# columns: PCI device id, generation, first branch, last branch
+# columns: PCI device id; expected generation, first branch that supports it (0: any), last branch that supports it (0:
+# still supported)
 GENERATIONS = [
     (K80, "Kepler", 0, 470), ("0x1023", "Kepler", 0, 470), ("0x0ff2", "Kepler", 0, 470), ("0x11bf", "Kepler", 0, 470),
     ("0x06d1", "Fermi", 0, 390), ("0x1091", "Fermi", 0, 390),
@@ -33,7 +36,7 @@ def test_unknown_device_id_has_no_generation(device):
     assert driver_support.generation(driver_support.device_id(device)) is None
 
 
-# columns: version of a package, branch of the driver, version without epoch and revision
+# columns: version of a package; expected branch of the driver, version without epoch and package revision
 @pytest.mark.parametrize(
     ("version", "branch", "plain"),
     [

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the state of containerd's file and of our record after an interrupted run or a failed start of containerd."""
+"""Tests what stays on a host if a change of containerd's configuration file is interrupted, or if containerd does not
+start with it: the file, and our record, which has the former text for the rollback.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ MAIN = "version = 2\n"
 
 @pytest.fixture
 def host(tmp_path, monkeypatch):
-    """A running containerd that accepts every file; ``calls`` are its restarts."""
+    """Returns a function that configures a running, simulated containerd, which accepts every file. Its attribute
+    ``calls`` lists the restarts of this containerd."""
     program = tmp_path / "runtime"
     program.write_text("")
     program.chmod(0o755)
@@ -60,7 +63,8 @@ def test_removal_killed_before_the_restart_is_completed(host, monkeypatch):
         killed.carry_out()
     monkeypatch.undo()
     assert (host.folder / "config.toml").read_text() == MAIN
-    # The file is restored, but containerd still runs with NVIDIA's program, which is removed next.
+    # The file is restored, but containerd still runs with the NVIDIA runtime, whose program the next step would remove.
+    # So the next run must restart containerd.
     again = host(absent=True)
     assert again.plan() == ["restart containerd"]
     host.calls.clear()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests changes of NVIDIA's runtime in recorded files of containerd: check, apply, repeat, undo. Python's TOML reader
+"""Tests how the NVIDIA runtime is added to the text of containerd's configuration file, on recorded files: a first and
+a repeated change, the rollback, and files that are refused. Python's TOML reader, which the tested code does not use,
 interprets each result.
 """
 
@@ -80,7 +81,8 @@ version = 2
 """
 NAMES = {1: "cri", 2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
 
-# columns: text, its version, the expected SystemdCgroup of the runtime
+# columns: text of the file; version of its format, expected SystemdCgroup of the NVIDIA runtime (None: not set). The
+# value is copied from runc's section.
 FILES = [
     (DEBIAN, 2, None),
     (KUBEADM, 2, True),
@@ -109,7 +111,7 @@ def test_apply_repeat_undo(text, version, cgroup):
     assert found["default_runtime_name"] == "nvidia"
     assert found["runtimes"]["nvidia"] == {"runtime_type": "io.containerd.runc.v2", "options": options}
     assert changes
-    # Without our keys the file has its former meaning, and only the line that we changed is missing.
+    # Of the former lines, only the changed line is missing.
     del found["runtimes"]["nvidia"]
     gone = [line for line in text.splitlines() if line not in merged.splitlines()]
     assert [line.split("=")[0].strip() for line in gone] in ([], ["default_runtime_name"])
@@ -124,7 +126,7 @@ def test_undo_keeps_later_additions_of_others(text, version, cgroup):
     undone = tomllib.loads(containerd_text.undo(later, text, merged, Desired()))
     assert undone.pop("metrics") == {"address": "127.0.0.1:1338"}
     before = tomllib.loads(text)
-    # Empty tables have no meaning.
+    # An empty table has no meaning in containerd, so it may stay.
     assert prune(undone) == prune(before)
 
 
@@ -154,8 +156,8 @@ def test_configured_cgroup_driver_overrides_the_file():
 
 
 KUBELET = {"engine": "containerd", "endpoint": "", "cgroup_driver": ""}
-# columns: the variable, the kubelet's cgroup driver (None: no kubelet runs), the file, whether systemd manages
-# cgroups (None: as for runc)
+# columns: the variable for the cgroup driver, cgroup driver of the kubelet (None: no kubelet runs), text of
+# containerd's file (None: no file); expected SystemdCgroup of the NVIDIA runtime (None: the same as in runc's section)
 CGROUPS = [
     ("auto", None, None, True),
     ("auto", None, DEBIAN, True),
@@ -189,7 +191,7 @@ def test_new_file_gives_every_runtime_the_same_cgroup_driver(daemon, version, cg
     assert {runtime["runtime_type"] for runtime in runtimes.values()} == {"io.containerd.runc.v2"}
 
 
-# columns: SystemdCgroup in the dump ("": missing), words of each fault
+# columns: SystemdCgroup in the dump ("": the line is missing); expected words of each fault
 @pytest.mark.parametrize(
     ("shown", "said"), [("true", []), ("false", ["SystemdCgroup: expected true"]), ("", ["nothing"])]
 )
@@ -205,14 +207,15 @@ def test_drop_in_is_used_only_for_version_3_with_an_imported_folder():
     assert [containerd_text.place(path, text) for text in (DEBIAN, ONE, KUBEADM)] == [path] * 3
     assert containerd_text.place(path, THREE) == "/etc/containerd/conf.d/99-vgpu.toml"
     assert containerd_text.place(path, THREE.replace("*.toml", "one.toml")) == path
-    # containerd 1.x would replace the whole CRI section by such a drop-in.
+    # containerd 1.x would replace its whole CRI section by the section of such a drop-in, so there the main file is
+    # changed.
     assert containerd_text.place(path, 'imports = ["/etc/containerd/conf.d/*.toml"]\n' + DEBIAN) == path
     own = tomllib.loads(containerd_text.drop_in(THREE, Desired()))
     assert own["version"] == 3
     assert own["plugins"][NAMES[3]]["containerd"]["runtimes"]["nvidia"]["options"]["SystemdCgroup"] is True
 
 
-# columns: text, version of containerd, words of the refusal
+# columns: text of the file, version of containerd; expected words of the refusal
 REFUSED = [
     (THREE, (1, 7), "leave its runtimes out without a word"),
     (THREE, (1, 6), "leave its runtimes out without a word"),
@@ -244,7 +247,7 @@ def test_template_keeps_its_actions():
     assert containerd_text.merge(merged, Desired()) == (merged, [])
 
 
-# columns: the text of the file, words of the refusal
+# columns: text of the file; expected words of the refusal
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -261,7 +264,7 @@ def test_text_that_cannot_be_edited_is_refused(text, words):
     assert words in str(caught.value)
 
 
-# Output of `containerd config dump` of 1.6.20 for Debian's file with our keys, shortened.
+# The shortened output of `containerd config dump` of containerd 1.6.20, for Debian's file after our change.
 DUMP = """\
 version = 2
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests runs of docker_daemon against a simulated host: the calls to the daemon, and the file after each outcome."""
+"""Tests how a changed daemon.json is written and applied on a simulated dockerd: when the daemon is reloaded, restarted
+or left alone, and what the file contains after each fault.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ NVIDIA = {"default-runtime": "nvidia", "runtimes": {"nvidia": {"path": "/usr/bin
 
 
 class Daemon:
-    """A dockerd that reads the file on start and on reload as the real dockerd does, and fails as configured."""
+    """A simulated dockerd. Like the real one, it reads daemon.json when it starts and when it is reloaded. Its
+    attributes make a step fail."""
 
     service = "docker"
 
@@ -27,11 +30,11 @@ class Daemon:
         self.names: list[str] = []
         self.command_line = ["dockerd", "-H", "fd://"]
         self.complaint: str | None = None
-        self.fails_with: str | None = None  # A key with which dockerd does not start.
+        self.fails_with: str | None = None  # with this key in the file, dockerd does not start
         self.at_boot = True
         self.masked = False
         self.deaf = False  # A reload applies nothing.
-        self.silent = False  # The daemon runs and does not respond.
+        self.silent = False  # dockerd runs but does not respond.
         self.state = self.read() if running else {}
 
     def read(self) -> dict:
@@ -76,7 +79,7 @@ class Daemon:
     def reload(self) -> None:
         self.calls.append("reload")
         if not self.deaf:
-            # A key removed from the file keeps its value in the daemon.
+            # After a reload, dockerd keeps its former value for a key that the file no longer has.
             self.state = {**self.state, **self.read()}
 
     def restart(self) -> None:
@@ -114,7 +117,7 @@ def leavings(path: Path) -> list[str]:
     return sorted(entry.name for entry in path.parent.iterdir())
 
 
-# columns: the file before, settings, calls to the daemon
+# columns: text of daemon.json before (None: no file), settings; expected calls to the daemon
 APPLIED = [
     (None, NVIDIA, ["reload"]),
     ('{"bridge": "none"}', NVIDIA, ["reload"]),
@@ -195,7 +198,8 @@ def test_a_daemon_that_would_not_start_at_boot_is_enabled(path: Path) -> None:
     assert run(path, daemon, NVIDIA).plan() == []
 
 
-# columns: the fault, the words of the refusal; the file stays and the daemon gets no call
+# columns: settings, changed attributes of the daemon; expected words of the refusal. The file stays unchanged, and the
+# daemon gets no call.
 REFUSED = [
     ({"default-runtime": "nvidia"}, {}, "does not define"),
     ({"hosts": ["unix:///x"]}, {}, "command line"),
@@ -218,7 +222,8 @@ def test_fault_leaves_the_file_unchanged(path: Path, settings: dict, state: dict
     assert leavings(path) == ["daemon.json"]
 
 
-# columns: policy, running containers, live-restore, whether the daemon is restarted
+# columns: restart policy, running containers, whether live-restore keeps containers alive; whether the daemon is
+# restarted
 POLICIES = [
     ("if_idle", [], False, True),
     ("if_idle", ["job"], False, False),
@@ -266,11 +271,11 @@ def test_a_reload_that_changes_nothing_becomes_a_restart(path: Path) -> None:
     assert daemon.calls == ["reload", "restart"]
 
 
-# columns: policy, running containers, whether the daemon stops responding after the reload, all calls to the daemon
+# columns: restart policy, running containers, whether the daemon stops responding after the reload; expected calls
 DEAF = [
     ("if_idle", ["job"], False, ["reload", "reload"]),
     ("never", [], False, ["reload", "reload"]),
-    ("if_idle", ["job"], True, ["reload", "restart"]),  # the daemon is dead: it must restart first
+    ("if_idle", ["job"], True, ["reload", "restart"]),  # a dead daemon must restart
     ("always", ["job"], False, ["reload", "restart"]),
 ]
 
@@ -322,7 +327,7 @@ def test_run_killed_before_the_reload_is_completed(path: Path, monkeypatch: pyte
     def killed(self: object) -> None:
         raise KeyboardInterrupt
 
-    settings = {"default-shm-size": "2G"}  # the daemon's responses do not show the unread file
+    settings = {"default-shm-size": "2G"}  # no response of the daemon shows this key
     with monkeypatch.context() as patched:
         patched.setattr(Applier, "follow", killed)
         with pytest.raises(KeyboardInterrupt):
@@ -359,7 +364,7 @@ def test_mode_owner_and_link_stay(path: Path, tmp_path: Path) -> None:
         assert (status.st_uid, status.st_gid) == (1234, 4321)
 
 
-# Texts of daemon.json before the first run; None: no file.
+# texts of daemon.json before the first run (None: no file)
 @pytest.mark.parametrize("original", [None, "", '{ "bridge" : "none" }'])
 def test_absent_gives_the_same_bytes(path: Path, tmp_path: Path, original: str | None) -> None:
     if original is not None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the check of files with which dockerd does not start or which it silently ignores, although dockerd's own check
-accepts them.
+"""Tests our check of daemon.json. It must find files with which dockerd does not start, or which dockerd silently
+ignores, although `dockerd --validate` accepts them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.engines import daemon_c
 STOCK = ["/usr/sbin/dockerd", "-H", "fd://", "--containerd=/run/containerd/containerd.sock"]
 NVIDIA = {"nvidia": {"path": "/usr/bin/nvidia-container-runtime"}}
 
-# columns: document, argv, words of each problem (none for a valid file)
+# columns: content of daemon.json, command line of dockerd; expected words of each problem ([]: the file is valid)
 CASES = [
     ({}, STOCK, []),
     ({"default-runtime": "nvidia", "runtimes": NVIDIA, "default-shm-size": "2G"}, STOCK, []),
@@ -54,7 +54,8 @@ def test_problems_of_a_file(document: dict, argv: list, words: list) -> None:
         assert word in problem
 
 
-# columns: argv, the keys that argv sets
+# columns: command line of dockerd; expected keys that it sets, with their values. dockerd does not start if such a key
+# is also in daemon.json.
 FLAGS = [
     (STOCK, {"hosts": ["fd://"], "containerd": ["/run/containerd/containerd.sock"]}),
     (["dockerd", "--live-restore", "--mtu", "1400"], {"live-restore": [""], "mtu": ["1400"]}),

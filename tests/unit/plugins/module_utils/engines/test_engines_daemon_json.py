@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests edits of daemon.json: which texts are accepted or refused, and what a merge of settings changes."""
+"""Tests edits of the text of daemon.json: which texts are accepted or refused, what a merge of settings changes, and
+which changed keys dockerd applies only after a restart.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ NVIDIA = {
     "default-shm-size": "2G",
 }
 
-# The example of a published guide. A comma is missing.
+# The example of a published guide, which is invalid because a comma is missing.
 PUBLISHED = """{
     "default-runtime": "nvidia",
     "runtimes": {
@@ -31,7 +33,7 @@ PUBLISHED = """{
 }
 """
 
-# columns: text, line, column, words that the message must contain
+# columns: text; expected line, column and words of the error
 INVALID = [
     (PUBLISHED, 9, 5, 'expected "," or "}" after the value of "runtimes"'),
     ('{"debug": true,}', 1, 16, "a comma stands before the closing bracket"),
@@ -83,7 +85,7 @@ def test_text_without_keys_is_accepted(text: str | None) -> None:
     assert daemon_json.parse(text) == {}
     merged, changes = daemon_json.merge(text, NVIDIA)
     assert merged is not None
-    # The byte order mark is removed: dockerd 20.10 does not start with it.
+    # The result has no byte order mark, because dockerd 20.10 does not start with one.
     assert json.loads(merged) == NVIDIA
     assert [(change.path[0], change.action) for change in changes] == [(key, "add") for key in NVIDIA]
     assert daemon_json.merge(text, {}) == (text, [])
@@ -95,7 +97,7 @@ def test_not_utf8() -> None:
     assert daemon_json.decode(None) is None
 
 
-# columns: before, settings, removed keys, after. All bytes outside the requested changes stay.
+# columns: text before, settings, keys to remove; expected text. Every other byte must stay.
 TEXTS = [
     ('{"a": 1}', {"b": 2}, (), '{"a": 1, "b": 2}'),
     ('{"a":1e400,"b":"\\u00e9"}', {"b": "x"}, (), '{"a":1e400,"b":"x"}'),
@@ -132,7 +134,7 @@ def test_settings_without_a_value_are_refused() -> None:
         daemon_json.merge("{}", {"runtimes": {"nvidia": None}})
 
 
-# columns: before, settings, removed keys, the keys that only a restart applies
+# columns: text before, settings, keys to remove; expected keys that only a restart applies
 RESTARTS = [
     ("{}", NVIDIA, (), []),
     ("{}", {"live-restore": True, "debug": True, "features": {"buildkit": True}}, (), []),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the rollback of daemon.json: it restores the original bytes if only our run wrote the file, and otherwise
-removes only our keys.
+"""Tests the rollback of daemon.json by the record, which lists the changes of our runs. If no other program changed the
+file, the rollback restores the original bytes; otherwise it removes only our keys.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ NVIDIA = {
 
 
 def applied(text: str | None, *desired: dict) -> tuple[str | None, dict]:
-    """Returns the text after applying these settings in order, and their record, passed through JSON as on a host."""
+    """Returns the text after these settings were applied in order, and the record of the changes. The record passes
+    through JSON, as it does on a host."""
     record = None
     for settings in desired:
         new, changes = daemon_json.merge(text, settings)
@@ -30,7 +31,7 @@ def applied(text: str | None, *desired: dict) -> tuple[str | None, dict]:
     return text, record
 
 
-# Texts of daemon.json before the first run; None: no file.
+# texts of daemon.json before the first run (None: no file)
 ORIGINALS = [
     None,
     "",
@@ -61,20 +62,21 @@ def test_run_killed_before_the_write_is_completed(original: str | None) -> None:
     undone, changes = daemon_record.undo(original, record)
     assert undone == original
     assert changes == []
-    # The next run finds the file unwritten and finishes the change; its rollback is still exact.
+    # The interrupted run wrote the record but not the file. The next run writes the file, and a rollback still restores
+    # the original text.
     new, changes = daemon_json.merge(original, NVIDIA)
     again = daemon_record.update(record, original, new, changes)
     assert daemon_record.undo(new, again)[0] == original
 
 
-# columns: original, a later change by another program, the file after the rollback
+# columns: original text, later change by another program; expected content after the rollback
 TOUCHED = [
     (None, {"debug": True}, {"debug": True}),
     ("{}", {"debug": True}, {"debug": True}),
     ('{"bridge": "none"}', {"bridge": "br0"}, {"bridge": "br0"}),
-    # The other program's value for one of our keys stays.
+    # The other program gave one of our keys a new value, which must stay.
     ("{}", {"default-shm-size": "8G"}, {"default-shm-size": "8G"}),
-    # The other program's runtime stays next to ours; ours is removed.
+    # The other program added a runtime besides ours. Only our runtime is removed.
     ("{}", {"runtimes": {"kata": {"path": "/k"}}}, {"runtimes": {"kata": {"path": "/k"}}}),
     ('{"default-runtime": "kata"}', {"debug": True}, {"default-runtime": "kata", "debug": True}),
 ]
@@ -98,7 +100,7 @@ def test_rollback_after_changes_by_both_programs() -> None:
     assert json.loads(daemon_record.undo(new, record)[0]) == {"a": 1, "theirs": 1}
 
 
-# columns: text, settings, the file after a rollback without a record
+# columns: text of daemon.json, settings that may be ours; expected text after a rollback without a record
 TAKEN_OUT = [
     (None, NVIDIA, None),
     (json.dumps(NVIDIA), NVIDIA, "{}"),

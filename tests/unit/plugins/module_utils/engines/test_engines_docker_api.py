@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests requests to Docker's socket without a client program. A small server on its own socket answers them."""
+"""Tests the requests to docker's API socket, which need no docker client on the host. A small server on a socket of the
+test answers them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ ROWS = b'[{"Names": ["/zebra"]}, {"Names": [], "Id": "abc"}, {"Names": ["/ape", 
 
 
 def serve(path: Path, answer: bytes) -> threading.Thread:
-    """Answers one connection with these bytes."""
+    """Serves one connection on the socket ``path`` with these bytes as the response."""
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     server.bind(str(path))
     server.listen(1)
@@ -39,7 +41,7 @@ def http(body: bytes, status: bytes = b"200 OK", length: bool = True) -> bytes:
     return head + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % len(body) + body + b"\r\n0\r\n\r\n"
 
 
-# columns: the daemon's response, the parsed version
+# columns: response of the daemon; expected docker version (None: the response is invalid)
 ANSWERS = [
     (http(INFO), "20.10.24"),
     (http(INFO, length=False), "20.10.24"),

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that the running containers of an unresponsive docker are found by their processes."""
+"""Tests that the running containers are also found if dockerd does not respond: by the containerd-shim process of each
+container.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +11,17 @@ import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.engines.docker_host import DockerHost
 
 ID = "4f1c" * 16
-# Command lines of the process that containerd starts for each container: of a current and of an old containerd.
+# Command lines of these processes: SHIM of a current containerd, OLD of an old one.
 SHIM = "/usr/bin/containerd-shim-runc-v2 -namespace {} -id {} -address /run/containerd/containerd.sock"
 OLD = "containerd-shim -namespace moby -workdir /var/lib/containerd/io.containerd.runtime.v1.linux/moby/{} -address /x"
-# columns: command lines of the host's processes, the expected containers
+# columns: command lines of the host's processes; expected container ids
 HOSTS = [
     ([], []),
     (["/usr/bin/dockerd -H fd://", "/sbin/init"], []),
     ([SHIM.format("moby", ID), "sleep 100"], [ID[:12]]),
     ([SHIM.format("moby", "b" * 64), SHIM.format("moby", "a" * 64)], ["a" * 12, "b" * 12]),
     ([OLD.format(ID)], [ID[:12]]),
-    # A container of Kubernetes, and a grep whose command line only mentions a container.
+    # Neither is a container of docker: the first process is the shim of a Kubernetes container, the second is a grep.
     ([SHIM.format("k8s.io", ID), f"grep {SHIM.format('moby', ID)}"], []),
 ]
 
@@ -32,7 +34,7 @@ def test_containers_of_a_daemon_that_does_not_answer(
     for pid, line in enumerate(programs, 100):
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "cmdline").write_bytes(line.replace(" ", "\0").encode() + b"\0")
-    # A process that has ended since, and an entry of /proc that is not a process.
+    # The folder of a process that has just ended, without a command line, and a folder of /proc that is not a process.
     (tmp_path / "99").mkdir()
     (tmp_path / "self").mkdir()
     host = DockerHost(address=str(tmp_path / "no socket"), proc=str(tmp_path))

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests which variant of docker is recognised on a host by the files in a folder."""
+"""Tests which special variants of docker (snap, podman-docker, rootless) are recognised by the files of a host. The
+standard daemon.json does not configure them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ PLAIN = {"snap": False, "podman": False, "rootless": []}
 PASSWD = "root:x:0:0::/root:/bin/sh\nann:x:1000:1000::/home/ann:/bin/sh\n"
 UNIT = "/home/ann/.config/systemd/user/docker.service"
 
-# columns: files on the host, the variants found
+# columns: files on the host; expected variants
 HOSTS = [
     ([], {}),
     (["/usr/bin/docker", "/etc/docker/daemon.json"], {}),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests which engine the setting "auto" selects, by a table of hosts."""
+"""Tests which container engine "auto" selects for a host, and which engines a rollback restores."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def state(there=(), running=None, kubelet=None, files=()):
     }
 
 
-# columns: the state of the host, the selected engine
+# columns: state of the host (installed engines, engine of the running kubelet, installed kubelet's version, our
+# records); expected engine
 HOSTS = [
     (state(), "docker"),
     (state(["docker", "containerd"]), "docker"),
@@ -32,18 +33,19 @@ HOSTS = [
     (state(["crio", "docker", "containerd"]), "crio"),
     (state(["k3s-agent"]), "k3s"),
     (state(["rke2-server", "containerd"]), "rke2"),
-    # The kubelet's engine starts the pods, whatever other engine is installed.
+    # A running kubelet decides, because its engine starts the pods.
     (state(["docker", "containerd"], running="containerd", kubelet=(1, 34)), "containerd"),
     (state(["docker", "containerd"], running="docker", kubelet=(1, 23)), "docker"),
     (state(running="crio"), "crio"),
     (state(["docker"], running=""), "docker"),
-    # The host is prepared before kubeadm joins it to a cluster.
+    # The kubelet is installed but does not run, because the host has not joined its cluster yet.
     (state(["kubelet"]), "containerd"),
     (state(kubelet=(1, 34)), "containerd"),
     (state(["kubelet", "docker", "containerd"], kubelet=(1, 34)), "containerd"),
     (state(["kubelet", "docker"], kubelet=(1, 34)), "docker"),
     (state(["kubelet", "docker", "containerd"], kubelet=(1, 22)), "docker"),
-    # A former run was interrupted after dpkg had configured docker's containerd.
+    # A former run with docker was interrupted after dpkg had configured containerd, a dependency of docker. Our record
+    # of packages without a record of containerd shows this.
     (state(["containerd"], files=["/r/packages"]), "docker"),
     (state(["containerd"], files=["/r/packages", "/r/containerd"]), "containerd"),
     (state(["containerd", "kubelet"], files=["/r/packages"]), "containerd"),
@@ -62,7 +64,7 @@ def test_named_engine_is_selected(engine):
     assert engine_auto.resolve({**WANTED, "engine": engine}, state(["docker"], running="containerd")).name == engine
 
 
-# columns: the variable, the files on the host, the engines that are restored
+# columns: the variable container_runtime_engine, files on the host (our records); expected engines to restore
 CONFIGURED = [
     ("auto", [], []),
     ("auto", ["/r/docker"], ["docker"]),

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests which packages install an engine, by a table of hosts: system, installed packages, desired state."""
+"""Tests which packages install a container engine on a host. It depends on the system, the installed packages and the
+variables of the role container_runtime.
+"""
 
 from __future__ import annotations
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.engines import engine_packages
 
-# Systems, as /etc/os-release describes them.
+# operating systems, as /etc/os-release describes them
 DEBIAN = {"id": "debian", "id_like": "", "version_id": "12", "name": "Debian GNU/Linux 12 (bookworm)"}
 NOBLE = {"id": "ubuntu", "id_like": "debian", "version_id": "24.04", "name": "Ubuntu 24.04.1 LTS"}
 MINT = {"id": "linuxmint", "id_like": "ubuntu debian", "version_id": "22", "name": "Linux Mint 22"}
@@ -64,7 +66,8 @@ def test_bare_host_gets_the_package_of_its_distribution(system, engine, manager,
     ],
 )
 def test_ubuntu_has_docker_in_universe(system, more, components):
-    """A small image does not have this component enabled; apt_packages enables it if apt has no candidate."""
+    """Small Ubuntu images do not have the component universe enabled. It is named here, so that apt_packages can enable
+    it if apt does not find the package."""
     assert list(chosen(system, **more).components) == components
 
 
@@ -84,7 +87,8 @@ def test_refusal_without_an_engine_package_names_the_variable(system, engine):
     assert chosen(system, engine, there=True)[:3] == ("dnf", [], "")
 
 
-# columns: label, the installed parts of an engine, the packages to install
+# columns: label, what is installed and configured (``begun``: the record of our role exists, so it began an
+# installation); expected packages to install ([]: the engine stays as it is)
 THERE = [
     ("Docker's own packages, installed by others", {"there": True, "has": CE}, []),
     ("unit without a package", {"there": True}, []),

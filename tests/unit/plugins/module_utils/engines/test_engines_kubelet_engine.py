@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests which engine runs a host's pods, by the processes in a simulated /proc, and the plan's errors and warnings if
-another engine is desired.
+"""Tests which container engine runs the pods of a host. It is found by the kubelet's process, command line and
+configuration in a simulated /proc. Also tests the error or warning of the plan if the variables select another engine.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ CRIO = "unix:///run/crio/crio.sock"
 K3S = "unix:///run/k3s/containerd/containerd.sock"
 CONFIG = "/var/lib/kubelet/config.yaml"
 
-# columns: command lines by process name, text of the kubelet's configuration, its version, engine
+# columns: command lines by process name, text of the kubelet's configuration file, version of the kubelet; expected
+# engine (None: no kubelet runs, "": unknown)
 KUBELETS = [
     ({}, "", None, None),
     ({"python3": "python3 -m kubelet"}, "", (1, 34), None),
-    # as kubeadm starts it, with the flag from kubeadm-flags.env
+    # kubeadm starts the kubelet with this flag, from kubeadm-flags.env.
     ({"kubelet": f"/usr/bin/kubelet --config={CONFIG} --container-runtime-endpoint={CRI}"}, "", (1, 30), "containerd"),
     ({"kubelet": "kubelet --container-runtime-endpoint unix:///var/run/crio/crio.sock"}, "", (1, 30), "crio"),
     ({"kubelet": "kubelet --container-runtime-endpoint=unix:///run/cri-dockerd.sock"}, "", (1, 30), "docker"),
@@ -34,15 +35,15 @@ KUBELETS = [
     ({"kubelet": f"kubelet --config={CONFIG}"}, 'containerRuntimeEndpoint: ""\n', (1, 34), "containerd"),
     ({"kubelet": f"kubelet --config={CONFIG}"}, f"# containerRuntimeEndpoint: {CRIO}\n",
      (1, 34), "containerd"),
-    # JSON, on one line and on several lines
+    # The configuration may also be JSON, on one line or on several.
     ({"kubelet": f"kubelet --config={CONFIG}"}, f'{{"a": 1,"containerRuntimeEndpoint":"{CRIO}"}}',
      (1, 34), "crio"),
     ({"kubelet": f"kubelet --config={CONFIG}"}, f'{{\n  "containerRuntimeEndpoint": "{CRIO}",\n  "b": 2\n}}',
      (1, 34), "crio"),
-    ({"kubelet": "kubelet"}, "", (1, 23), "docker"),  # dockershim
+    ({"kubelet": "kubelet"}, "", (1, 23), "docker"),  # dockershim, the default up to 1.23
     ({"kubelet": "kubelet"}, "", None, "containerd"),
     ({"kubelet": "kubelet --container-runtime-endpoint=unix:///run/k0s/containerd.sock"}, "", (1, 30), ""),
-    # k3s contains its kubelet; RKE2 starts a separate kubelet.
+    # k3s has no kubelet process of its own; RKE2 starts a separate kubelet.
     ({"k3s-agent": "/usr/local/bin/k3s agent"}, "", None, "k3s"),
     ({"k3s-server": "/usr/local/bin/k3s server"}, "", None, "k3s"),
     ({"rke2": "/usr/bin/rke2 agent", "kubelet": f"kubelet --container-runtime-endpoint={K3S}"}, "", None, "rke2"),
@@ -59,7 +60,7 @@ def test_the_engine_of_a_running_kubelet(tmp_path, processes, config, version, e
     assert (found and found["engine"]) == engine
 
 
-# columns: texts of the configuration and of its drop-ins by name, engine
+# columns: texts of the configuration's drop-in files by name; expected engine. The configuration itself names docker.
 DROP_INS = [
     ({"10-a.conf": f"containerRuntimeEndpoint: {CRIO}\n"}, "crio"),
     (
@@ -67,7 +68,7 @@ DROP_INS = [
         "containerd",
     ),
     ({"10-a.conf": "containerRuntimeEndpoint:\nkind: KubeletConfiguration\n"}, "docker"),
-    ({"10-a.yaml": f"containerRuntimeEndpoint: {CRIO}\n"}, "docker"),  # a kubelet does not read this file
+    ({"10-a.yaml": f"containerRuntimeEndpoint: {CRIO}\n"}, "docker"),  # not a .conf file, so the kubelet ignores it
 ]
 
 
@@ -91,7 +92,7 @@ def test_kubelet_in_another_network_namespace_is_ignored(tmp_path, network, engi
     assert (found and found["engine"]) == engine
 
 
-# columns: command line, text of the configuration, the cgroup driver
+# columns: command line of the kubelet, text of its configuration; expected cgroup driver ("": not configured)
 DRIVERS = [
     (f"kubelet --config={CONFIG}", "cgroupDriver: systemd\n", "systemd"),
     (f"kubelet --config={CONFIG}", '{"cgroupDriver":"cgroupfs"}', "cgroupfs"),
@@ -111,12 +112,13 @@ def test_the_cgroup_driver_of_a_running_kubelet(tmp_path, line, config, driver):
 
 MIRROR = {"container_runtime_packages": [], "__container_runtime_docker_settings": {}}
 PRESENT = {"docker.service": {"present": True, "enabled": True, "active": True}}
-# columns: engine of the kubelet, desired engine, engines on the host, words of an error, words of a warning
+# columns: engine of the kubelet, engine in the variables, engines on the host; expected words of an error, words of a
+# warning
 PLANS = [
     (None, "docker", {}, "", ""),
     ("docker", "docker", {}, "", ""),
     ("", "docker", {}, "", ""),
-    # The play would install docker next to containerd.
+    # The host has no docker; the play would install it in addition to containerd, and no pod would use it.
     ("containerd", "docker", {}, "set container_runtime_engine: containerd. docker is not on this host", ""),
     ("k3s", "containerd", {}, "set container_runtime_engine: k3s. containerd is not on this host", ""),
     ("containerd", "k3s", {}, "was not installed in addition to containerd", ""),

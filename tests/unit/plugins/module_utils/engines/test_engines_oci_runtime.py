@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests which OCI runtime starts a host's containers, by the files of each engine."""
+"""Tests which OCI runtime (runc or crun) finally starts a host's containers. It is found in the configuration files of
+each engine and of the NVIDIA runtime.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.engines import oci_runt
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Host
 
 V2, V3 = 'plugins."io.containerd.grpc.v1.cri".containerd', 'plugins."io.containerd.cri.v1.runtime".containerd'
-# The runtimes that NVIDIA's runtime may start, in the order in which it searches for them.
+# The NVIDIA runtime starts the first of these runtimes that exists on the host.
 TOOLKIT = {
     "etc/nvidia-container-runtime/config.toml": '[nvidia-container-runtime]\nruntimes = ["docker-runc", "crun"]\n'
 }
@@ -26,7 +28,8 @@ CRUN_V3 = containerd(3, V3, "crun", "/usr/bin/crun")
 BOTH = {"usr/bin/crun": "", "usr/bin/runc": ""}
 
 ROWS = [
-    # columns: the kubelet's engine, docker's info, containerd's file, files of the host, expected engine and runtime
+    # columns: engine of the kubelet, answer of docker's info, text of containerd's file, files of the host; expected
+    # engine and OCI runtime ("": unknown)
     ("containerd", None, None, {}, "containerd", "runc"),
     ("containerd", None, "version = 2\n", {}, "containerd", "runc"),
     ("containerd", None, CRUN_V3, {}, "containerd", "crun"),

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests changes of a TOML file on disk: check, apply, repeat, undo. Edits of other programs in between survive."""
+"""Tests changes of single keys in a TOML file on disk (for example the NVIDIA container toolkit's configuration): check
+mode, a first and a repeated run, and the rollback. Changes that other programs made in between must stay.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,9 @@ import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.engines.toolkit_file import TomlFile
 from ansible_collections.vgpu.fleet.plugins.module_utils.text.toml_text import TomlError
 
-# A file with keys and comments of another owner.
+# a file with keys and comments of another owner
 TEXT = '# theirs\nx = 1\n\n[t]\ny = "a" # why\n'
-# columns: the text before, settings, the text after
+# columns: text before, settings; expected text
 ROWS = [
     (TEXT, {"x": 2, "t.z": True}, '# theirs\nx = 2\n\n[t]\ny = "a" # why\nz = true\n'),
     (TEXT, {"x": 1}, TEXT),

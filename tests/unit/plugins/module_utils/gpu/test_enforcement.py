@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests whether the driver or the library enforces memory limits. The report shows only the first reason against
-enforcement by the driver.
+"""Tests whether the driver or the library enforces the memory limits of containers on a host. The driver needs branch
+615 or later, which limits control groups. If it cannot, the report names only the first reason.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.gpu.enforcement import 
 CAN = Facts(branch=615, modules="open", probed=("misc", ""))
 
 ROWS = [
-    # columns: desired enforcement, the host's differences from CAN, sharing mode, whether contexts count as usage,
-    # active enforcement, words of the reported line
+    # columns: vgpu_memory_enforcement, facts that differ from the capable host CAN, sharing mode, vgpu_count_context
+    # (whether CUDA contexts count as used memory); expected enforcement (driver with its backend, library or none),
+    # words of the reported line
     ("auto", {}, "vcuda", True, "driver-misc", "set and read back on this host (backend misc)"),
     ("driver", {"probed": ("dmem", "")}, "vcuda", True, "driver-dmem", "backend dmem"),
     ("library", {}, "vcuda", True, "library", "vgpu_memory_enforcement is library"),
@@ -54,7 +55,8 @@ def test_active_enforcement_and_its_reason(wish, host, sharing, count, active, s
     assert found.backend == (active.partition("-")[2] if found.by_driver else "")
 
 
-# columns: device list strategies, words of the reason ("": none)
+# columns: device list strategies (how the plugin gives devices to a container); expected words of the reason ("": the
+# driver can enforce). The driver's limits need CDI.
 @pytest.mark.parametrize(
     ("strategies", "said"),
     [(["cdi-cri"], ""), (["envvar", "cdi-annotations"], ""), (["envvar"], "by envvar"), ([], "by no way")],

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests MPS: the maximum number of clients and their limits by architecture (from NVIDIA's pages), the systemd unit,
-and the commands to the MPS daemon.
+"""Tests the sharing mode MPS: how many clients a GPU takes by its architecture (numbers from NVIDIA's pages), the
+limits of each client, the systemd unit, and the commands to the MPS daemon.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def gpu(index=0, capability="7.5", model="Tesla T4", memory=15360, mig=False):
     }
 
 
-# columns: compute capability, CUDA version of the driver, maximum clients
+# columns: compute capability of the GPU, CUDA version of the driver; expected maximum number of clients
 CAPS = [
     ("3.7", "11.4", 16),
     ("6.1", "12.2", 16),
@@ -44,7 +44,7 @@ def test_client_caps(capability, cuda, clients):
     assert mps.client_cap(capability, cuda) == clients
 
 
-# columns: GPUs, replicas, CUDA version, words of the refusal
+# columns: GPUs, replicas of each GPU, CUDA version of the driver; expected words of the refusal ("": none)
 REFUSED = [
     ([gpu()], 48, "12.2", ""),
     ([gpu()], 49, "12.2", "takes at most 48 clients of MPS, not 49"),
@@ -62,7 +62,7 @@ def test_refusals(gpus, replicas, cuda, words):
     assert (words in " | ".join(said)) if words else said == []
 
 
-# columns: GPUs, replicas, the commands to the MPS daemon
+# columns: GPUs, replicas of each GPU; expected commands to the MPS daemon, which limit memory and SMs of each client
 LIMITS = [
     (
         [gpu(), gpu(1)],
@@ -78,7 +78,7 @@ LIMITS = [
         3,
         ["set_default_device_pinned_mem_limit 0 27306M", "set_default_active_thread_percentage 33"],
     ),
-    ([gpu(capability="6.1")], 4, []),  # GPUs before Volta have no client limits
+    ([gpu(capability="6.1")], 4, []),  # before Volta, MPS cannot limit clients
 ]
 
 
@@ -165,7 +165,7 @@ def test_mps_unit_is_installed_and_removed(tmp_path):
     again = unit()
     again.install(wanted, start=True)
     assert again.plan == []
-    # A changed limit needs a restart of the unit, but no reload of systemd.
+    # A changed limit is in the start script, so only the unit must restart; systemd need not read its file again.
     systemd.calls.clear()
     unit().install({**wanted, mps.START_PATH: "other\n"}, start=True)
     assert systemd.calls == [f"restart {mps.UNIT}"]

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the NVML reader if parts of the driver fail. tests/native/nvml_readers reads a complete driver."""
+"""Tests the Python reader of NVML if calls of the driver fail: a GPU that fails must not hide the others.
+tests/native/nvml_readers tests the reader on a complete driver.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ def test_complete_driver_is_read():
     assert driver.stopped == 1
 
 
-# columns: NVML's return codes of failing calls, whether NVML is usable, indexes of the GPUs that were read, indexes of
-# the lost GPUs, words of the error
+# columns: NVML's return codes by failing call, or by (call, GPU index); expected: whether NVML is usable, indexes of
+# the GPUs that were read, indexes of the lost GPUs, words of the error
 @pytest.mark.parametrize(
     ("failing", "ok", "indices", "lost", "words"),
     [
@@ -31,7 +33,7 @@ def test_complete_driver_is_read():
         ({("handle", 1): 15}, True, [0, 2], [1], ""),
         ({("memory", 2): 15}, True, [0, 1], [2], ""),
         ({("pci", 0): 15}, True, [1, 2], [0], ""),
-        ({"mig_mode": 3, "minor": 3}, True, [0, 1, 2], [], ""),  # a call that returns "not supported" is not a fault
+        ({"mig_mode": 3, "minor": 3}, True, [0, 1, 2], [], ""),  # 3 is "not supported", which is no fault
     ],
 )
 def test_failures_are_reported_and_do_not_hide_the_other_gpus(failing, ok, indices, lost, words):

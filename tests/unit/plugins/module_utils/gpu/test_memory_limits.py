@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests NVML's calls for limits of control groups, and the probe of these calls, with a double of the library."""
+"""Tests the NVML calls that limit the GPU memory of a control group (driver 615 and later), and the probe, which sets
+and reads a limit to find out whether the host's driver enforces such limits. NVML is simulated.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.gpu.nvml import NvmlErr
 
 
 class Library:
-    """``keeps``: the part of a set limit that the library stores; ``codes``: return codes by call."""
+    """A simulated NVML. ``codes`` are the return codes by call; ``keeps`` returns the limit that is stored for a limit
+    that was set, so that a test can store another value."""
 
     def __init__(self, codes=None, keeps=lambda hard: hard, soft=0) -> None:
         self.codes, self.keeps, self.soft = codes or {}, keeps, soft
@@ -39,7 +42,7 @@ def probed(tmp_path, library, **more):
 
 
 def test_probe_passes_on_a_capable_host(tmp_path):
-    """For each GPU, the probe sets, reads, clears and reads a limit again, on a group created for the probe."""
+    """On each GPU the probe sets a limit on a control group of its own, reads the limit, clears it and reads again."""
     library = Library()
     assert probed(tmp_path, library) == ("misc", "")
     (group,) = {call[2] for call in library.calls}
@@ -49,7 +52,7 @@ def test_probe_passes_on_a_capable_host(tmp_path):
     ]
 
 
-# columns: NVML's faulty behaviour, words of the fault that the probe reports
+# columns: NVML with a fault; expected words of the reason why the driver cannot enforce limits
 FAULTS = [
     (Library({"set": 3}), "GPU-0: the driver does not enforce limits here"),
     (Library({"get": 3}), "GPU-0: the driver does not enforce limits here"),
@@ -107,7 +110,7 @@ def test_limits_of_a_group_are_set_read_and_cleared():
 
 
 def test_structures_have_the_sizes_of_nvml():
-    """NVML's two structures have three and four 64-bit words, without a version field."""
+    """Both structures of NVML consist of 64-bit words only, three and four, without a version field."""
     assert ctypes.sizeof(memory_limits._Set) == 24
     assert ctypes.sizeof(memory_limits._Get) == 32
 

@@ -12,8 +12,8 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.host import host as har
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Answer, Host, unit_facts
 from doubles import host as host_double
 
-# dpkg's status file: an installed package, a half-configured one, a removed one, and a package whose name only starts
-# like the first.
+# dpkg's status file with four packages: installed, half-configured, removed, and one whose name only begins like the
+# first. A line of a description looks like a package.
 DPKG = """\
 Package: nvidia-smi
 Status: install ok installed
@@ -40,7 +40,7 @@ Version: 9
     ("name", "version"),
     [
         ("nvidia-smi", "535.261.03-1"),
-        ("docker.io", None),  # a half-configured package must be installed again
+        ("docker.io", None),  # counts as missing, so that it is installed again
         ("removed", None),
         ("absent", None),
         ("not-a-package", None),
@@ -115,7 +115,7 @@ def test_units_are_read_in_one_call(tmp_path):
     assert units["vgpu-device-plugin.service"]["started"] is None
 
 
-# columns: the mapped file, whether it is replaced, whether the process is reported
+# columns: name of the mapped file, whether the file is replaced; whether the process must be reported
 @pytest.mark.parametrize(
     ("name", "replaced", "old"),
     [
@@ -126,7 +126,8 @@ def test_units_are_read_in_one_call(tmp_path):
     ],
 )
 def test_process_that_maps_a_replaced_driver_library_is_found(tmp_path, name, replaced, old):
-    """The test replaces the mapped file by a new file of the same name, as a package manager does."""
+    """The test replaces the file while a process maps it, as an upgrade by a package manager does. The process then
+    still uses the old driver library."""
     library = tmp_path / name
     library.write_bytes(b"\x7fELF" * 1024)
     script = f"import mmap, sys; f = open({str(library)!r}, 'rb'); m = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ); "
@@ -144,12 +145,12 @@ def test_process_that_maps_a_replaced_driver_library_is_found(tmp_path, name, re
     assert Host().old_driver(0) is False
 
 
-# columns: LoadState, UnitFileState, ActiveState, expected (present, masked, enabled, active)
+# columns: LoadState, UnitFileState and ActiveState of systemd; expected (present, masked, enabled, active)
 UNIT_FACTS = [
     ("loaded", "enabled", "active", (True, False, True, True)),
     ("loaded", "disabled", "reloading", (True, False, False, True)),
     ("loaded", "static", "inactive", (True, False, True, False)),
-    ("loaded", "enabled-runtime", "active", (True, False, False, True)),  # enabled until the next boot only
+    ("loaded", "enabled-runtime", "active", (True, False, False, True)),  # only until the next boot
     ("loaded", "linked", "inactive", (True, False, False, False)),
     ("masked", "masked", "inactive", (True, True, False, False)),
     ("masked", "masked-runtime", "active", (True, True, False, True)),
@@ -173,7 +174,7 @@ def test_gpus_on_the_bus_are_nvidia_display_and_compute_devices(tmp_path):
     devices = {
         "0000:00:04.0": ("0x10de", "0x030200", "0x1eb8"),
         "0000:00:05.0": ("0x10de", "0x030000", "0x1b06"),
-        "0000:00:05.1": ("0x10de", "0x040300", "0x10ef"),  # the audio device of a graphics card
+        "0000:00:05.1": ("0x10de", "0x040300", "0x10ef"),  # the audio device of a graphics card is no GPU
         "0000:00:06.0": ("0x8086", "0x030000", "0x1234"),
     }
     files = {}
@@ -187,7 +188,8 @@ def test_gpus_on_the_bus_are_nvidia_display_and_compute_devices(tmp_path):
     ]
 
 
-# columns: /proc/driver/nvidia/version (None: missing), /proc/modules, the driver's version, whether nouveau is loaded
+# columns: text of /proc/driver/nvidia/version (None: no such file), text of /proc/modules; expected version of the
+# loaded driver, whether nouveau is loaded
 @pytest.mark.parametrize(
     ("version_text", "modules", "loaded", "nouveau"),
     [

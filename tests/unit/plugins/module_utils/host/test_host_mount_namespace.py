@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests processes in their own mount namespace, inspected from inside and outside. The tests need root."""
+"""Tests programs that run in their own mount namespace with the mounts of a slice, as the isolation check runs them on
+hosts without a container engine. The tests need root.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def source(tmp_path):
     return str(path)
 
 
-# Mount points: a folder that exists on every machine, folders that do not exist, and files that exist.
+# mount points in folders that exist, in folders that do not exist, and on a file that exists
 TARGETS = ["/etc/vgpu-test-file", "/usr/local/lib/vgpu/lib.so", "/run/vgpu/deep/er/file", "/etc/hostname", "/opt/x/y"]
 TARGETS += ["/dev/vgpu/deep/file", "/dev/vgpu-test-file"]
 
@@ -54,8 +56,8 @@ def test_writable_mount_reaches_the_source(source):
 
 
 def test_what_is_mounted_in_a_mounted_folder(source, tmp_path):
-    """Mounts a share in the form that a container gets: a read-only folder, with a writable file mounted on one of its
-    files."""
+    """A container gets its share (the folder with its limits and its ledger) as a read-only folder, with the writable
+    ledger mounted over a file in it. The namespace must have the same form."""
     share = tmp_path / "share"
     share.mkdir()
     (share / "limits").write_text("limits\n")
@@ -68,8 +70,8 @@ def test_what_is_mounted_in_a_mounted_folder(source, tmp_path):
         assert ((share / "ledger").read_text(), stream.read()) == ("", "content\nmore\n")
 
 
-# columns: label, the command, words of its error. tests/integration test_share_mounts.py runs the same commands in a
-# container of runc.
+# columns: label, command of a tenant; expected words of its error ("": the command succeeds). A tenant who moves the
+# share could replace the limits. tests/integration test_share_mounts.py runs the same commands in a container of runc.
 MOVES = [
     ("share folder", "mv /dev/vgpu/0 /dev/vgpu/o", "Read-only"),
     ("file in the share", "mv /dev/vgpu/0/ledger /dev/vgpu/0/o", "Read-only"),
@@ -125,7 +127,7 @@ def test_prepared_process_can_be_inspected_before_its_program_starts(source):
     assert seen == ["content\n"]
 
 
-# columns: a shell command, its time limit in seconds, the exit status (-9: killed), whether the time was over
+# columns: shell command, time limit in seconds; expected exit status (-9: killed), whether the time limit was exceeded
 @pytest.mark.parametrize(
     ("script", "timeout", "rc", "timed_out"),
     [("exit 7", 30, 7, False), ("kill -9 $$", 30, -9, False), ("sleep 1000 & sleep 1000", 0.2, -9, True)],

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that a run id shows whether its run has ended, on simulated machines of a few files and on this machine."""
+"""Tests run ids. A run that creates containers, images or folders puts its run id (pid, start time and boot id) into
+their names, so that a later run can remove them if the first run has ended.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ BOOTED = 1_700_000_000
 
 @pytest.fixture
 def machine(tmp_path):
-    """Writes the /proc files of process 812, which started 40017 ticks after boot. Its name contains text like the
-    fields of stat."""
+    """Returns a simulated /proc with one process: 812, which started 40017 ticks after boot. Its name looks like fields
+    of the stat file, which the parser must not confuse."""
     boot = tmp_path / "sys/kernel/random/boot_id"
     boot.parent.mkdir(parents=True)
     boot.write_text(f"{BOOT}\n")
@@ -32,7 +34,7 @@ def machine(tmp_path):
 
 
 MARKS = [
-    # columns: label, the run id, whether that run has ended
+    # columns: label, run id; whether the run with this id has ended
     ("running process", MARK, False),
     ("pid reused by another process", "812.40016.0f3a9c1e5b7d", True),
     ("pid reused after a reboot", "812.40017.aaaaaaaaaaaa", True),
@@ -46,14 +48,16 @@ MARKS = [
 
 @pytest.mark.parametrize(("about", "mark", "over"), MARKS, ids=[one[0] for one in MARKS])
 def test_has_ended(machine, about, mark, over):
-    """An unrecognised run id belongs to another program, so its files stay."""
+    """A text that is not a run id belongs to another program, so it must not count as ended: its files would be
+    removed."""
     assert run_id.has_ended(mark, machine) is over
 
 
 STARTED = BOOTED + 40017 / os.sysconf("SC_CLK_TCK")
-NOW = time.time()  # fixed at import, so that the limits hold however late the last row runs
+NOW = time.time()  # read once, so that a slow test run does not change the ages below
 FORMER = [
-    # columns: label, the run id, creation time of the artefact, whether that run has ended
+    # columns: label, run id of a former version, time when the artefact with this id was created; whether that run has
+    # ended
     ("pid without a process, time unknown", "813", None, True),
     ("pid without a process, new artefact", "813", NOW, True),
     ("pid in use, time unknown", "812", None, False),
@@ -70,19 +74,21 @@ FORMER = [
 
 @pytest.mark.parametrize(("about", "mark", "made", "over"), FORMER, ids=[one[0] for one in FORMER])
 def test_marks_of_former_versions(machine, monkeypatch, about, mark, made, over):
-    """Former run ids were a pid alone; the first version had no run id."""
+    """In former versions the run id was only a pid, and in the first version there was none. The creation time of the
+    artefact (container, image or folder) then shows whether the process with this pid is the run."""
     monkeypatch.setattr(run_id.time, "time", lambda: NOW)
     assert run_id.has_ended(mark, machine, made) is over
 
 
 def test_without_the_time_of_the_boot_a_pid_in_use_is_the_run_itself(machine):
-    """The result is the same in a container whose /proc shows another pid namespace."""
+    """Without the boot time the start of process 812 is unknown, so its pid counts as the run. The same happens in a
+    container whose /proc shows another pid namespace."""
     (Path(machine) / "stat").write_text("cpu  1 2 3\n")
     assert run_id.has_ended("812", machine, 0.0) is False
 
 
 def test_marks_of_this_machine():
-    """Two concurrent runs have different ids; a run has ended as soon as its process is gone."""
+    """Two runs at the same time have different ids, and a run has ended as soon as its process is gone."""
     mine = run_id.own()
     assert mine.partition(".")[0] == str(os.getpid())
     assert (run_id.own(), run_id.has_ended(mine)) == (mine, False)
@@ -97,7 +103,7 @@ def test_marks_of_this_machine():
 
 
 def test_mark_fits_into_every_name():
-    """A run id must be valid in an image tag, a label, a file name and a containerd container name of up to 76
+    """A run id is part of an image tag, a label, a file name and a containerd container name, which has at most 76
     characters."""
     assert run_id.MARK.fullmatch(run_id.own())
     assert len(f"vgpu-isolation-{2**22}.{2**40}.{'f' * 12}-{10**6}") <= 76

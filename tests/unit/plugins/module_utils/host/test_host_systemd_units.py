@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests which units start again after the GPUs changed: running services and one-shot services."""
+"""Tests which systemd units are started again after the GPUs of a host changed (for example by MIG), because they know
+only the former GPUs: services that run, and enabled one-shot services.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,13 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.gpu import mig_unit
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Answer
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.systemd_units import UnitFiles
 
-# columns: systemd's properties of the unit, the systemctl verb. try-restart does nothing to a unit that is not active.
+# columns: systemd's properties of the unit; expected systemctl verb. try-restart restarts a unit only if it is active,
+# so it would skip a one-shot unit, which is not active after it ended.
 UNITS = [
     ("Type=oneshot\nUnitFileState=enabled\n", "restart"),
-    ("Type=oneshot\nUnitFileState=disabled\n", "try-restart"),  # the administrator disabled this unit
+    ("Type=oneshot\nUnitFileState=disabled\n", "try-restart"),  # the administrator disabled it
     ("Type=notify\nUnitFileState=enabled\n", "try-restart"),
-    ("Type=simple\nUnitFileState=\n", "try-restart"),  # systemd's output for a unit that does not exist
+    ("Type=simple\nUnitFileState=\n", "try-restart"),  # the unit does not exist
 ]
 
 
@@ -32,8 +35,9 @@ def test_units_that_know_the_former_gpus_run_again(shown, verb, rc, faults):
 
 
 def test_the_boot_of_mig_runs_it_again_where_it_is_enabled():
-    """nvidia-cdi-refresh may have started and ended at boot before vgpu-mig changed the GPUs."""
+    """At boot, nvidia-cdi-refresh may have ended before vgpu-mig changed the GPUs. So vgpu-mig starts it again, if it
+    is enabled."""
     (line,) = [one for one in mig_unit.UNIT_TEXT.splitlines() if one.startswith("ExecStartPost=")]
     assert "one=nvidia-cdi-refresh.service;" in line and "try-restart" not in line
-    # systemd expands a single dollar sign.
+    # In a unit file, $$ gives the shell a single dollar sign; systemd would expand a single one itself.
     assert line.index("is-enabled $$one") < line.index("&&") < line.index("restart $$one")

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the bypass checks of a slice and their time limits with a simulated runner, without a device plugin or
-driver.
+"""Tests the isolation check of one slice with a simulated runner, without device plugin and driver.
+
+The check leases a slice and starts a program in it, the probe. A runner starts the probe in a container or in a
+namespace of the host. The probe tries to bypass the limits. A bypass that succeeds must be named by the watcher, the
+part of the device plugin that looks for such processes.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ OPEN = {"name": "bypass-namespace", "verdict": "open", "expected": 0, "found": 1
 
 
 class Watcher:
-    """A watcher that polls at each request and never names a process."""
+    """A watcher that makes nine polls at each request and never names a process."""
 
     looks = 0
 
@@ -51,7 +54,7 @@ class Watcher:
 
 
 class Runner:
-    """A runner whose bypass succeeded; the probe takes ``overhead_s`` to start."""
+    """A runner in whose slice the bypass succeeds. A start of the probe takes ``overhead_s``."""
 
     name = "namespace"
 
@@ -70,9 +73,9 @@ class Runner:
         (0, 0.0, verdicts.VIOLATED, [], 8000),
         (0, 99.0, verdicts.VIOLATED, [], 8000),
         (3600, 0.0, verdicts.VIOLATED, [], 8000),
-        # Polls before the bypass began or after it ended do not count against the watcher.
+        # In this time the watcher cannot make enough polls, so its silence does not count against it.
         (6, 0.0, verdicts.OPEN, ["bypass-namespace"], 6000),
-        # Starting a container takes part of the time.
+        # The start of a container takes a part of the duration, so too little time is left for the watcher.
         (8, 2.0, verdicts.OPEN, ["bypass-namespace"], 6000),
     ],
 )
@@ -91,7 +94,8 @@ def test_watcher_is_violated_only_if_the_bypass_lasted_long_enough(
 
 
 GROUPS = [
-    # columns: label, MiB of the slice, whether a neighbour's slice is in use, the bypasses of each run
+    # columns: label, MiB of the slice, whether another slice of the GPU is in use; expected bypasses of each run of the
+    # probe
     ("slice large enough for all bypasses", 8192, False, [[*verdicts.MAY_BE_OPEN[:-1]], ["bypass-ledger-boast"]]),
     (
         "slice large enough for three bypasses at once",
@@ -111,7 +115,8 @@ GROUPS = [
 
 @pytest.mark.parametrize(("about", "memory_mib", "in_use", "runs"), GROUPS, ids=[one[0] for one in GROUPS])
 def test_bypasses_share_the_memory_of_the_slice(monkeypatch, about, memory_mib, in_use, runs):
-    """A bypass that exceeds the slice runs alone, and never if it would use a neighbour's memory."""
+    """Bypasses run together as far as their memory fits into the slice. The bypass that exceeds the slice runs alone,
+    and not at all if it would take memory from a slice in use."""
     slices = [dict(STATUS["slices"][0], memory_mib=memory_mib), {"id": "s2", "uuid": "GPU-1", "in_use": in_use}]
     slices.append({"id": "s3", "uuid": "GPU-2", "in_use": True})
     params = {"duration": 0, "timeout": 120, "omit_mounts": [], "runtime": "namespace", "environment": {}}
@@ -126,7 +131,7 @@ def test_bypasses_share_the_memory_of_the_slice(monkeypatch, about, memory_mib, 
 
 
 class NamesAll(Watcher):
-    """A watcher that names the running process from its second poll on."""
+    """A watcher that names the running process in all polls but the first."""
 
     def ask(self, *_arguments):
         found = [{"allocation": "a1", "processes": [{"pid": os.getpid()}], "text": "x"}] if self.looks else []
@@ -134,7 +139,8 @@ class NamesAll(Watcher):
 
 
 def test_run_ends_as_soon_as_its_bypass_is_named(monkeypatch):
-    """The run is killed as soon as its bypass is named, so its program reports nothing."""
+    """The probe is killed as soon as its bypass is named, because more time would show nothing. So there is no
+    report."""
     monkeypatch.setattr(watcher, "ASK_S", 0.0)
     monkeypatch.setattr(watcher.Observation, "_name", lambda _self, _pid: "namespace")
 
@@ -150,7 +156,7 @@ def test_run_ends_as_soon_as_its_bypass_is_named(monkeypatch):
 
 
 class Plugin(Watcher):
-    """A device plugin that leases a slice too small to run all bypasses at once."""
+    """A device plugin that leases a slice which is too small for all bypasses at once."""
 
     def __init__(self):
         self.asked = []
@@ -162,7 +168,8 @@ class Plugin(Watcher):
 
 
 def test_lease_outlasts_all_runs_that_take_their_whole_time(monkeypatch, tmp_path):
-    """A lease that ends during a run could give a pod a slice that the probe still fills."""
+    """The lease must be long enough for all runs. If it ended during a run, the slice could be given to a pod while the
+    probe still fills it."""
     runs, plugin = [], Plugin()
     filled = {"name": "limit-exact", "verdict": "passed", "expected": 9, "found": 9, "unit": "bytes", "detail": ""}
     report = json.dumps({"version": 1, "devices": [], "checks": [filled]})
@@ -189,7 +196,7 @@ def test_lease_outlasts_all_runs_that_take_their_whole_time(monkeypatch, tmp_pat
     }
     monkeypatch.setattr(isolation_engines.Engines, "runner", lambda _self, _lease: runner)
     vgpu_isolation.check_slice(SimpleNamespace(params=params), plugin, "", isolation_engines.Engines(params))
-    # Two checks also start a run in the neighbour's slice at the same time.
+    # Two checks start a second run at the same time, in another slice; such a run needs no time of its own.
     assert len(runs) - 2 == vgpu_isolation.MOST_RUNS
     assert plugin.asked[0] == ("lease", "--ttl", str(vgpu_isolation.MOST_RUNS * 120 + 60))
 
@@ -209,7 +216,7 @@ def test_hung_engine_is_skipped_for_the_next_slice(monkeypatch):
 
 
 class Neighbour:
-    """A runner that logs its arguments, and whether both runs were prepared when it began."""
+    """A runner that writes its actions into ``log``: that its run is prepared, and that it starts."""
 
     name, overhead_s = "namespace", 0.0
 
@@ -238,7 +245,9 @@ def beside(monkeypatch, runners, plugin, percent=33, duration=0):
 
 
 BESIDE = [
-    # columns: label, the neighbour's report, the verdict, words of the detail
+    # columns: label, changes to the report from the other slice; expected verdict, words of the result. Both slices are
+    # limited to 33 % of the compute and busy at the same time. A probe that measured its kernel too long, because the
+    # other slice was busy, has a corrected share.
     ("both within their share", {}, "passed", "33 and 33"),
     ("neighbour above its share", {"verdict": "violated"}, "violated", "33 and 33"),
     ("neighbour's kernels measured twice as long", {"verdict": "violated", "kernel_ns": 1000}, "passed", "33 and 33"),
@@ -265,7 +274,7 @@ def test_share_next_to_a_neighbour(monkeypatch, about, other, verdict, words):
 
 
 def test_neighbour_is_cancelled_if_our_run_cannot_start(monkeypatch):
-    """Our run cannot start: the neighbour's run is cancelled before it starts, and its slice is released."""
+    """If our run cannot start, the run in the other slice is cancelled before it starts, and that slice is released."""
     log, plugin = [], Plugin()
     _one, found = beside(monkeypatch, [Neighbour(log, "ours", fault="gone"), Neighbour(log, "theirs")], plugin)
     assert (found["verdict"], found["detail"], plugin.asked[-1]) == ("not-run", "gone", ("release", "a1"))
@@ -274,7 +283,8 @@ def test_neighbour_is_cancelled_if_our_run_cannot_start(monkeypatch):
 
 @pytest.mark.parametrize("broken", ["ours", "theirs"])
 def test_unexpected_fault_is_raised_unchanged(monkeypatch, broken):
-    """The fault is raised unchanged, also from the neighbour's thread; the neighbour's slice is released."""
+    """An unexpected exception is raised unchanged, also if it comes from the thread of the other slice. That slice is
+    released."""
     log, plugin, fault = [], Plugin(), OSError(28, "No space left on device")
     runners = [Neighbour(log, one, fault=fault if one == broken else "") for one in ("ours", "theirs")]
     with pytest.raises(OSError, match="No space left"):
@@ -306,7 +316,7 @@ def test_share_check_without_a_result(monkeypatch):
 
 
 class Taker(Neighbour):
-    """One of the two runners that share a folder; reports the folder that was mounted for it."""
+    """A runner of one of two probes that share a folder. It reports the folder that was mounted for its probe."""
 
     def __init__(self, log, lease, fault=""):
         super().__init__(log, "", fault=fault)
@@ -325,7 +335,7 @@ def import_beside(monkeypatch, tmp_path, plugin, duration=0, fault=""):
     log: list[str] = []
     monkeypatch.setattr(isolation_check.SliceCheck, "_choose_runner", lambda _self: Runner())
     monkeypatch.setattr(isolation_engines.Engines, "runner", lambda _self, lease: Taker(log, lease, fault))
-    # the two runs wait for each other, not for a fixed time
+    # The time limit is long: the two runs must find each other without waiting until it ends.
     monkeypatch.setattr(isolation_check.isolation_pair, "AHEAD_S", 60.0)
     params = {"duration": duration, "timeout": 120, "omit_mounts": [], "checks": [], "environment": {}}
     params["socket"] = str(tmp_path / "plugin.sock")
@@ -345,19 +355,20 @@ def test_two_slices_share_one_folder(monkeypatch, tmp_path):
 
 
 def test_second_lease_outlasts_slow_engines(monkeypatch, tmp_path):
-    """The lease includes the wait of each run for the other's container: a lease that ends earlier could give the slice
-    to a pod."""
+    """A run in two slices waits for the container of the other slice. The lease must include this wait; if it ended
+    earlier, the slice could be given to a pod."""
     plugin = Plugin()
     import_beside(monkeypatch, tmp_path, plugin)
     (ttl,) = [int(one[one.index("--ttl") + 1]) for one in plugin.asked if one[0] == "lease"]
     longest = (
         isolation_pair.WAIT_S + isolation_runner.START_S + 3 * isolation_runner.ASK_S
-    )  # to create, kill and remove the container
+    )  # three calls of the engine: create, kill and remove
     assert 120 + longest <= ttl <= isolation_check.MOST_TTL_S
 
 
 def test_fault_of_two_slices_with_a_shared_folder_is_no_violation(monkeypatch, tmp_path):
-    """None of these faults changes the verdict; each fault is reported, and no folder stays."""
+    """None of these faults is a violation. Each is reported as the reason for "not-run", and the shared folder is
+    removed."""
 
     class Full(Plugin):
         def ask(self, *arguments):

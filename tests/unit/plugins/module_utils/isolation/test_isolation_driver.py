@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the check of limits that the driver enforces: the limit of the container's own group, and the bypasses."""
+"""Tests the verdicts on memory limits that the driver enforces for control groups: whether a container's own group has
+the promised limit, and whether a bypass of our library still meets this limit.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ EXPECTED = Expected("GPU-1", 5000)
 
 
 class Library:
-    """A driver with one limit for each group in ``limits``; ``misc``: a group without a limit shows its nearest
-    ancestor's."""
+    """A simulated driver. ``limits`` has the limit of each group. With ``misc`` (the backend of the kernel's misc
+    controller), a group without a limit shows the limit of its nearest ancestor."""
 
     def __init__(self, limits: dict[str, int], misc: bool, soft: int = 0) -> None:
         self.limits, self.misc, self.soft = limits, misc, soft
@@ -53,7 +55,7 @@ class Reader:
 
 
 PARENT = GROUP.rpartition("/")[0]
-# columns, for each backend: the case, the driver's limits in that case, verdict, words of the message
+# columns: case, limits of the driver by group; expected verdict, words of the detail
 FAULTS = [
     ("correct limit", {GROUP: SLICE}, "passed", "group " + GROUP),
     ("another limit on the parent", {GROUP: SLICE, PARENT: 9 * SLICE}, "passed", ""),
@@ -78,10 +80,10 @@ def test_driver_limit_belongs_to_the_group_and_has_the_promised_size(what, limit
     ("seen", "verdict"),
     [
         (DriverLimit(GROUP, 0, SLICE, card=CARD), "passed"),
-        (DriverLimit(GROUP, 1, SLICE, card=CARD), "violated"),  # dmem leaks a soft limit when a container ends
+        (DriverLimit(GROUP, 1, SLICE, card=CARD), "violated"),  # dmem leaves a soft limit when a container ends
         (DriverLimit(GROUP, 0, SLICE - 1, card=CARD), "violated"),
         (DriverLimit(GROUP, 0, SLICE, own=False, card=CARD), "violated"),
-        # an oversold slice: the driver limits it to the card's memory
+        # An oversold slice is larger than the card, so the driver limits it to the memory of the card.
         (DriverLimit(GROUP, 0, 3000 * MIB, card=3000 * MIB), "passed"),
     ],
 )
@@ -90,7 +92,7 @@ def test_driver_limit_checks_every_figure(seen, verdict):
 
 
 def test_limit_missing_on_one_of_two_gpus_is_found():
-    """Each GPU's limit is read by that GPU's own name."""
+    """On a host with two GPUs, each limit is read by the UUID of its GPU."""
     library = Library({GROUP: SLICE}, False)
     answer = library.nvmlDeviceGetMemoryLimits_v1
     library.nvmlDeviceGetMemoryLimits_v1 = lambda handle, words: 3 if handle == 0 else answer(handle, words)
@@ -125,19 +127,21 @@ def test_group_of_a_process_is_its_version_2_group(tmp_path, text, group):
 
 HARD = SLICE
 SUMS = [
-    # columns: Sum(allocated bytes, used bytes, free bytes, fault), verdict, words of the detail
+    # columns: sums after a fill without our library (allocated bytes, used bytes of the group, free bytes of the card,
+    # fault); expected verdict, words of the detail
     (Sum(SLICE - 200 * MIB, SLICE - 3 * MIB, 4000 * MIB), "passed", "refused the rest"),
     (Sum(SLICE, SLICE, 0), "passed", "refused the rest"),
-    (Sum(SLICE + 2 * MIB, 0, 4000 * MIB), "violated", "were granted"),  # a violation, whatever usage the driver reports
+    (Sum(SLICE + 2 * MIB, 0, 4000 * MIB), "violated", "were granted"),  # allocated memory alone proves the violation
     (Sum(100 * MIB, SLICE + 1, 4000 * MIB), "violated", "were granted"),
     (Sum(SLICE + 2 * MIB, 0, 0, "it ended"), "violated", "were granted"),
     (Sum(300 * MIB, 400 * MIB, 10 * MIB), "not-run", "the card had no more room"),
-    # 64 MiB or more on either side: the limit was reached, or the card had room for it
+    # The refusal is the driver's limit if the group used all but 64 MiB of it, or if the card still had 64 MiB free.
+    # Otherwise the card was full.
     (Sum(0, SLICE - 64 * MIB, 0), "passed", "refused the rest"),
     (Sum(0, SLICE - 64 * MIB - 1, 0), "not-run", "the card had no more room"),
     (Sum(0, 400 * MIB, 64 * MIB), "passed", "refused the rest"),
     (Sum(0, 400 * MIB, 64 * MIB - 1), "not-run", "the card had no more room"),
-    # a limit below the promised size is not a violation
+    # A limit below the promised size is reported by another check, so it is no violation here.
     (Sum(300 * MIB, 400 * MIB, 4000 * MIB), "passed", "refused the rest"),
     (Sum(fault="no libcuda"), "not-run", "no libcuda"),
     (Sum(0, 0, 4000 * MIB), "not-run", "not even a context"),
@@ -151,14 +155,15 @@ def test_allocated_sum_is_judged_by_the_hard_limit(found, verdict, said):
 
 
 BYPASSES = [
-    # columns: hard limit, greatest usage of the group during the bypass's allocation, verdict, words of the detail
+    # columns: hard limit of the group (None: no limit), greatest usage of the group while the bypass held its memory
+    # (None: no poll saw it); expected verdict, words of the detail
     (SLICE, SLICE, "passed", "the sum of the group was"),
     (SLICE, SLICE + 1, "violated", "the sum of the group was"),
-    # With a memory scaling above 1, part of the allocation is in host memory.
+    # With a memory scaling above 1 the limit is the size of the card, and the rest of the slice is in host memory.
     (CARD, CARD - MIB, "passed", "the driver's limit is"),
     (CARD, CARD + 64 * MIB, "violated", ""),
     (SLICE, 10 * MIB, "violated", "was not counted"),
-    (SLICE, None, "violated", "refused nothing"),  # No poll saw the allocation.
+    (SLICE, None, "violated", "refused nothing"),  # No poll saw the memory.
     (None, SLICE, "violated", "refused nothing"),  # The group has no limit.
 ]
 
@@ -176,7 +181,7 @@ def test_bypass_is_judged_by_the_usage_of_its_group(hard, most, verdict, said):
         (4, 0, "passed"),
         (4, 1 << 21, "passed"),
         (0, 0, "violated"),
-        (0, 1 << 21, "open"),  # a privileged container
+        (0, 1 << 21, "open"),  # CAP_SYS_ADMIN: a privileged container
         (13, 0, "not-run"),
         (-1, 0, "not-run"),
     ],
@@ -187,12 +192,12 @@ def test_nvml_call_as_root_of_the_container(code, capabilities, verdict):
 
 PIECE = 64 * MIB
 MANAGED = [
-    # driver 615 does not charge the allocation to the group
+    # Driver 615 does not charge managed memory to the group, so this bypass is open.
     (Deltas(PIECE, group=0, card=PIECE, ordinary=PIECE), "open"),
-    # a later driver may charge the allocation to the group
+    # A later driver may charge managed memory to the group.
     (Deltas(PIECE, group=PIECE, card=PIECE, ordinary=PIECE), "passed"),
     (Deltas(PIECE, group=0, card=PIECE, ordinary=0), "violated"),
-    (Deltas(PIECE, group=0, card=0, ordinary=PIECE), "not-run"),  # the allocation stayed in host memory
+    (Deltas(PIECE, group=0, card=0, ordinary=PIECE), "not-run"),  # the memory stayed on the host
     (Deltas(PIECE, fault="no answer"), "not-run"),
 ]
 
@@ -208,7 +213,7 @@ def test_managed_memory(found, verdict):
         (0, Deltas(PIECE, group=PIECE), "passed"),
         (0, Deltas(PIECE, group=0), "violated"),
         (2, Deltas(PIECE), "passed"),
-        (3, Deltas(PIECE), "not-run"),  # libcuda does not work in a forked child
+        (3, Deltas(PIECE), "not-run"),  # libcuda does not work in the child
         (0, Deltas(PIECE, fault="it did not end"), "not-run"),
     ],
 )
@@ -218,7 +223,7 @@ def test_memory_of_an_exited_process_stays_charged(code, found, verdict):
 
 SAME = (0, SLICE, PIECE)
 BESIDE = [
-    # columns: the neighbour's state before, during and after the fill, the verdict of the fill, the resulting verdict
+    # columns: state of the other slice's group before, during and after the fill, verdict on the fill; expected verdict
     ([SAME, SAME, SAME], "passed", "passed"),
     ([SAME, (0, SLICE, 2 * PIECE), SAME], "passed", "violated"),
     ([SAME, SAME, (0, NONE, PIECE)], "passed", "violated"),
@@ -235,7 +240,8 @@ def test_neighbour_keeps_its_limit_and_memory(seen, fill, verdict):
     assert found["verdict"] == verdict
 
 
-# columns: the container's limit after its second start, the verdict, words of the detail. The first group had inode 7.
+# columns: limit after the container's second start; expected verdict, words of the detail. At the first start the group
+# had inode 7.
 @pytest.mark.parametrize(
     ("again", "verdict", "said"),
     [

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests which engine runs the isolation check and which files the check removes, on hosts with simulated engine
-clients.
+"""Tests which container engine runs the isolation check on a host, and which files and images the check removes
+afterwards. Small programs replace the clients of the engines (docker, ctr, podman).
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def lease(**more) -> isolation_engines.Lease:
 IMAGE = {"image": "print('[{}]')"}
 OWN = isolation_engines.OWN_FILES
 CHOICES = [
-    # columns: label, the clients, whether NVIDIA's runtime and CDI exist, options, the runner, its image, number of
-    # reasons
+    # columns: label, replaced clients with the behaviour of their commands, whether the NVIDIA runtime and CDI files
+    # exist, options of the module; expected runner, its image, number of reasons why an engine was not used
     ("no engine", {}, False, {}, "namespace", "", 3),
     ("docker", {"docker": {}}, False, {}, "docker", OWN, 0),
     ("docker without NVIDIA's runtime", {"docker": NO_NVIDIA}, False, {}, "namespace", "", 3),
@@ -105,7 +105,7 @@ def test_engine_is_chosen_from_the_clients_of_the_host(
     host, tmp_path, monkeypatch, about, clients, gpus, options, name, image, reasons
 ):
     if clients.get("docker") is HANGS:
-        # a client that responds too late is treated like one that hangs
+        # A client that answers late counts as hung; a short limit keeps the test fast.
         monkeypatch.setattr(isolation_runner, "ASK_S", 0.5)
     params = {**host(**clients), **options}
     if gpus:
@@ -119,7 +119,7 @@ def test_engine_is_chosen_from_the_clients_of_the_host(
     assert len(made) <= (2 if "refuses" in about else 1), "expected one import of the image for all slices"
     engines.close()
     assert not [one for one in calls(tmp_path) if one.startswith(("docker ps", "podman ps"))] or image != OWN
-    # The image that the run created is removed, and no other image.
+    # Only the image that this run imported is removed.
     removed = [one.split()[-1] for one in calls(tmp_path) if " rmi " in one]
     wanted = {one.split()[-1] for one in made} if image == OWN else set()
     assert set(removed) == wanted
@@ -141,8 +141,8 @@ def test_missing_configured_runtime_is_an_error(host):
     [({}, UUID), ({"NVIDIA_VISIBLE_DEVICES": "void"}, UUID), ({"NVIDIA_VISIBLE_DEVICES": "x"}, "x")],
 )
 def test_containerd_container_names_the_gpu(host, tmp_path, given, wanted):
-    """Allocate's response for CDI has NVIDIA_VISIBLE_DEVICES unset or void, and only the kubelet would read its CDI
-    part."""
+    """The device plugin's response for CDI sets NVIDIA_VISIBLE_DEVICES to void or not at all, and only a kubelet reads
+    its CDI part. So the check must name the GPU itself."""
     params = host(ctr={})
     Path(params["nvidia_runtime"]).write_text("")
     runner = isolation_engines.Engines(params).runner(lease(environment=given))
@@ -153,7 +153,7 @@ def test_containerd_container_names_the_gpu(host, tmp_path, given, wanted):
 
 WORD = Mount("/var/run/nvidia-container-devices/GPU-1", "/dev/null", False)
 GIVEN = [
-    # columns: label, the engine's client, whether the command has a mount that names a GPU to NVIDIA's runtime
+    # columns: label, client; whether its command mounts the path by which the NVIDIA runtime recognises a GPU
     ("docker, whose runtime reads the mount", "docker", True),
     ("containerd, whose runtime reads the mount", "ctr", True),
     ("podman, which would mount a file", "podman", False),
@@ -173,7 +173,7 @@ def test_container_has_the_image_and_mounts_of_its_engine(host, tmp_path, about,
 
 
 SPECS = [
-    # columns: label, CDI files, whether podman can inject the GPU
+    # columns: label, CDI files on the host; whether podman gets the GPU
     ("CDI file of the plugin", [{"kind": "vgpu.fleet/gpu", "devices": [{"name": "GPU-0"}, {"name": UUID}]}], True),
     (
         "CDI files of the plugin and of NVIDIA",
@@ -199,7 +199,7 @@ def test_device_of_podman(tmp_path, about, specs, found):
 
 
 def test_check_calls_no_engine_for_former_versions(host, tmp_path):
-    """A check has only seconds, so only a clean-up searches for leftovers of former versions."""
+    """A check has only a few seconds, so it does not search for leftovers of former versions. Only a clean-up does."""
     (tmp_path / "docker-in-use").write_text("")
     engines = isolation_engines.Engines(host(docker={}))
     engines.runner(lease())
@@ -209,8 +209,8 @@ def test_check_calls_no_engine_for_former_versions(host, tmp_path):
 
 @pytest.mark.parametrize("image", ["", "debian:12"])
 def test_later_check_removes_the_leftovers(host, tmp_path, image):
-    """Also with a named image, the leftovers of killed runs are removed once, before the check's own container
-    starts."""
+    """Before the first container of a check starts, the leftovers of killed runs are removed once, also if the check
+    uses a named image."""
     params = host(
         docker={"image": "print('[{}]') if 'inspect' in words else None", "ps": f"print('c7 vgpu.isolation={DEAD}')"}
     )
@@ -223,7 +223,7 @@ def test_later_check_removes_the_leftovers(host, tmp_path, image):
     assert not os.path.exists(of_dead)
 
 
-# columns: the case at the end of a run, the behaviour of docker's commands, whether the record stays
+# columns: case, behaviour of docker's commands at the end of the run; whether the record of the run stays
 @pytest.mark.parametrize(
     ("about", "commands", "stays"),
     [
@@ -233,7 +233,8 @@ def test_later_check_removes_the_leftovers(host, tmp_path, image):
     ],
 )
 def test_record_of_a_named_image(host, tmp_path, about, commands, stays):
-    """The record exists from before the first container until nothing of the run is left."""
+    """A record of the run is written before its first container and removed when nothing of the run is left. A later
+    run searches for leftovers by this record."""
     engines = isolation_engines.Engines({**host(docker={**IMAGE, **commands}), "image": "debian:12"})
     engines.runner(lease())
     mine = leftovers.record("docker")
@@ -250,7 +251,7 @@ def test_own_image_that_the_engine_keeps(host):
 
 
 HUNG = [
-    # columns: label, the behaviour of docker's commands, options, the command at which docker hangs
+    # columns: label, behaviour of docker's commands, options of the module; expected command at which docker hangs
     ("docker info hangs", {"info": "time.sleep(600)"}, {}, "info"),
     ("image import hangs", HANGS, {}, "import"),
     ("inspection of a configured image hangs", {"image": "time.sleep(600)"}, {"image": "debian:12"}, "image"),
@@ -259,8 +260,8 @@ HUNG = [
 
 @pytest.mark.parametrize(("about", "commands", "options", "word"), HUNG, ids=[one[0] for one in HUNG])
 def test_engine_that_hung_is_not_asked_again(host, tmp_path, monkeypatch, about, commands, options, word):
-    """Without the skip, each GPU would wait a minute for the hung docker. The report of each GPU says that docker was
-    skipped."""
+    """Each GPU would wait a minute for a hung docker. So docker is asked only once, and the reports of the later GPUs
+    say that docker was skipped."""
     monkeypatch.setattr(isolation_runner, "ASK_S", 0.5)
     engines = isolation_engines.Engines({**host(docker=commands), **options})
     said = []
@@ -288,7 +289,8 @@ def test_engine_that_hangs_during_a_check_is_skipped_later(host, tmp_path):
 
 
 def test_root_that_cannot_be_laid_out(host, tmp_path, monkeypatch):
-    """With a full disk, the next slice does not use the incomplete root, and the root is removed."""
+    """If the disk is full while the root folder of a container is unpacked, the incomplete folder is removed and not
+    used for the next slice."""
     params = host(ctr={})
     Path(params["nvidia_runtime"]).write_text("")
     monkeypatch.setattr(isolation_image, "lay_out", LAY_OUT)
@@ -301,7 +303,7 @@ def test_root_that_cannot_be_laid_out(host, tmp_path, monkeypatch):
 
 
 def that_does_not_fit() -> bytes:
-    """Returns a tar that cannot be unpacked: "a" is a file, and "a/b" needs a folder of that name."""
+    """Returns a tar archive that cannot be unpacked, because "a" is a file and "a/b" needs a folder "a"."""
     stream = BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as out:
         for name in ("a", "a/b"):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the root folder of a container of the isolation check, built from this machine's own files."""
+"""Tests the root folder in which the isolation check runs its probe. It is built from files of the host, so that the
+check needs no image from a registry.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import image 
 
 
 def test_root_of_this_machine(tmp_path):
-    """The root has the libraries that the loader reports and a working shell, and nothing else; packing it is
-    reproducible."""
+    """The root has only the probe, the libraries that the loader lists and a working shell. Packing it twice gives the
+    same bytes."""
     tar = isolation_image.pack("/bin/true")
     assert tar == isolation_image.pack("/bin/true")
     with tarfile.open(fileobj=BytesIO(tar)) as source:
@@ -38,8 +40,8 @@ def test_root_of_this_machine(tmp_path):
 
 
 def test_loader_lies_where_the_libraries_do_too():
-    """glibc searches the folder of the libraries for the loader when it opens a separate library namespace. Without
-    that file the bypass could not run in such a root, and its check would prove nothing."""
+    """For a separate library namespace (dlmopen), glibc searches the loader in the folder of the libraries. Without
+    that file a bypass by dlmopen fails in this root for the wrong reason, and its check would prove nothing."""
     paths = isolation_image.paths_of(["/bin/true"])
     libc = next(one for one in paths if os.path.basename(one) == "libc.so.6")
     beside = set(os.listdir(os.path.dirname(libc)))

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests which leftovers of killed isolation checks are removed from an engine and which are kept."""
+"""Tests which leftovers of killed isolation checks (containers, images, root folders) are removed and which are kept.
+Their names contain the run id of the check, which shows whether that run has ended.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ def host(tmp_path, monkeypatch):
 
 
 LISTED = [
-    # columns: label, the run id in the tag, repository, whether the image is removed
+    # columns: label, run id in the image's tag and the container's label, repository of the image; whether both are
+    # removed
     ("image of an ended run", DEAD, leftovers.REPOSITORY, True),
     ("image from before a reboot, pid in use again", BEFORE, leftovers.REPOSITORY, True),
     ("image of a run whose pid was reused", FORMER, leftovers.REPOSITORY, True),
@@ -47,14 +50,14 @@ def test_clean_up(host, tmp_path, about, mark, repository, goes, labels):
     assert leftovers.left_behind(params) == []
 
 
-GONE = "4194305"  # a pid above Linux's maximum
+GONE = "4194305"  # larger than any pid of Linux
 LATELY = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S +0000 UTC")
 LONG_AGO = "2020-01-01 12:00:00 +0100 CET"
 PODMAN_AGO = "2020-01-01 12:00:00.123456789 +0000 UTC"
 MY_PID = str(os.getpid())
 MADE = {LATELY: time.time_ns(), LONG_AGO: 1577876400 * 10**9, PODMAN_AGO: 1577880000 * 10**9}
 FORMER_ROWS = [
-    # columns: label, the run id in label and tag, creation time of both, whether both are removed
+    # columns: label, pid as the run id in label and tag, creation time; whether container and image are removed
     ("pid without a process", GONE, LATELY, True),
     ("reused pid, docker's time format", MY_PID, LONG_AGO, True),
     ("reused pid, podman's time format", MY_PID, PODMAN_AGO, True),
@@ -68,7 +71,8 @@ FORMER_ROWS = [
     ("engine", "labels"), [("docker", "a=b,vgpu.isolation={}"), ("podman", "map[vgpu.isolation:{} x:y]")]
 )
 def test_clean_up_of_former_versions(host, tmp_path, about, mark, made, goes, engine, labels):
-    """Former versions left no record, and their run id was a pid alone."""
+    """In former versions a run id was only a pid, and no record was written. So engines that the host uses are searched
+    without a record."""
     image = f"{leftovers.REPOSITORY}:{mark}-{MADE.get(made, 'x')}"
     listed = f"c7 {made} {labels.format(mark)}"
     params = host(**{engine: {"ps": f"print({listed!r})", "image": f"print({image!r})"}})
@@ -84,7 +88,7 @@ def test_clean_up_of_former_versions(host, tmp_path, about, mark, made, goes, en
 
 
 NO_VALUE = [
-    # columns: label, docker's line of a container, whether the container is removed
+    # columns: label, line of `docker ps` about a container; whether the container is removed
     ("old container, one label", f"c7 {LONG_AGO} vgpu.isolation=", True),
     ("old container, several labels", f"c7 {LONG_AGO} vgpu.isolation=,a=b", True),
     ("old container of podman", f"c7 {PODMAN_AGO} map[vgpu.isolation: x:y]", True),
@@ -96,7 +100,8 @@ NO_VALUE = [
 
 @pytest.mark.parametrize(("about", "line", "goes"), NO_VALUE, ids=[one[0] for one in NO_VALUE])
 def test_clean_up_of_containers_without_a_run_id(host, tmp_path, about, line, goes):
-    """The first version only labelled its containers, without a run id; they used a named image."""
+    """The first version used a named image, and its containers have the label without a run id. Only old containers are
+    removed, because a new one may belong to a running check."""
     (tmp_path / "docker-in-use").write_text("")
     params = host(docker={"ps": f"print({line!r})", "image": ""})
     assert leftovers.clean_up(params) == (["c7"] if goes else [], [])
@@ -111,7 +116,7 @@ def test_unresponsive_engine_without_a_record_is_no_warning(host, tmp_path, monk
     assert leftovers.left_behind(params) == []
 
 
-# columns: label, the pid in the folder's name, the time of the last boot, whether the folder is removed
+# columns: label, pid in the folder's name, time of the last boot; whether the folder is removed
 @pytest.mark.parametrize(
     ("about", "pid", "booted", "goes"),
     [
@@ -125,7 +130,7 @@ def test_clean_up_of_roots_of_former_versions(host, tmp_path, monkeypatch, about
     monkeypatch.setattr(run_id, "_booted", lambda _proc: booted)
     folder = tmp_path / f"isolation-{pid}"
     folder.mkdir()
-    (tmp_path / "isolation-").mkdir()  # a folder without a run id, which must stay
+    (tmp_path / "isolation-").mkdir()  # no run id, so it must stay
     names = f"print('vgpu-isolation-{pid}-1\\nvgpu-isolation-1-1') if 'containers list' in words else None"
     params = host(ctr={"--namespace": names})
     assert leftovers.clean_up(params) == ([str(folder)] if goes else [], [])
@@ -136,7 +141,8 @@ def test_clean_up_of_roots_of_former_versions(host, tmp_path, monkeypatch, about
 
 
 def test_start_of_a_check_does_not_call_the_engine(host, tmp_path):
-    """Only ``clean_up`` searches for leftovers of former versions, so a check does not call the engine for them."""
+    """At the start of a check, only engines with a record are searched for leftovers, because each call of an engine
+    takes time."""
     (tmp_path / "docker-in-use").write_text("")
     leftovers.begin("docker", host(docker={"image": ""})["docker"])
     assert calls(tmp_path) == []
@@ -144,7 +150,7 @@ def test_start_of_a_check_does_not_call_the_engine(host, tmp_path):
 
 
 def test_root_removed_between_two_listings_is_no_fault(host, tmp_path, monkeypatch):
-    """A running check may remove its own folder between two listings."""
+    """A folder may disappear between the two listings of a clean-up, because a running check removes its own folder."""
     dead = tmp_path / f"isolation-{DEAD}"
     dead.mkdir()
     found = leftovers.glob.glob
@@ -156,7 +162,7 @@ def test_root_removed_between_two_listings_is_no_fault(host, tmp_path, monkeypat
 
 
 RECORDED = [
-    # columns: label, the engine and run id of a record, the clients that a clean-up calls
+    # columns: label, record of a run as (engine, run id); expected clients that a clean-up calls
     ("no record", None, set()),
     ("record of an ended run", ("podman", DEAD), {"podman"}),
     ("record from before a reboot", ("docker", BEFORE), {"docker"}),
@@ -166,7 +172,8 @@ RECORDED = [
 
 @pytest.mark.parametrize(("about", "left", "asked"), RECORDED, ids=[one[0] for one in RECORDED])
 def test_clean_up_calls_only_engines_with_a_record(host, tmp_path, about, left, asked):
-    """A call of an unused podman would create its storage."""
+    """A clean-up calls only the engines in records, because for example a first call of podman creates its storage on
+    the host."""
     params = host(docker={"image": ""}, podman={"image": ""}, ctr={})
     if left:
         record(*left)
@@ -183,7 +190,8 @@ def test_leftovers_of_an_uninstalled_engine_are_removed(host, tmp_path):
 
 
 def test_clean_up_that_is_refused(host):
-    """A leftover that cannot be removed is reported, is not a change, and is found again by the next clean-up."""
+    """A leftover that cannot be removed is reported as a fault and not as a change. The record stays, so the next
+    clean-up tries again."""
     image = f"{leftovers.REPOSITORY}:{DEAD}-9"
     answers = {"ps": f"print('c7 vgpu.isolation={DEAD}')", "image": f"print('{image}')"}
     of_dead = record()
@@ -194,7 +202,8 @@ def test_clean_up_that_is_refused(host):
 
 @pytest.mark.parametrize("ps", ["time.sleep(600)", "sys.exit('no daemon')"], ids=["hangs", "is off"])
 def test_clean_up_of_an_engine_that_does_not_answer(host, tmp_path, monkeypatch, ps):
-    """The engine is called once, and its record stays; the leftovers of other engines are removed."""
+    """A hung engine is called only once, and its record stays for a later clean-up. The leftovers of other engines are
+    removed."""
     monkeypatch.setattr(isolation_runner, "ASK_S", 0.5)
     params = host(docker={"ps": ps}, podman={"image": ""})
     docker, podman = record("docker"), record("podman")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the observation of a slice's processes from the host: their memory by NVML, and their mounted files."""
+"""Tests how the isolation check observes the processes in a slice from the host: their GPU memory by NVML, which the
+processes cannot falsify, and whether the mounted files are those of the host.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,14 @@ def test_watch_sums_the_memory_of_the_slice_and_keeps_the_maximum(proc):
 
 
 def test_poll_of_an_exited_process_counts_no_memory(proc):
-    """Without a namespace of the watched process, no memory counts: other exited processes have no namespace either."""
+    """The memory of a slice is found by the mount namespace of its process. If that process has exited, its namespace
+    is unknown, and no memory counts; otherwise other exited processes would match."""
     watch = observer.MemoryWatch(Reader(gpus=2, processes=[{30: 1000, 99: None}]), "GPU-1", proc)
     watch.poll(30)
     assert (watch.most_bytes, watch.untold, watch.polls) == (None, False, 1)
 
 
-# columns: processes that NVML lists as (pid, bytes), the parsed bytes by pid
+# columns: processes in NVML's answer as (pid, bytes); expected bytes by pid (None: the driver does not report them)
 LISTED = [
     ([], {}),
     ([(7, 0), (8, 5)], {7: 0, 8: 5}),
@@ -60,7 +63,8 @@ def test_list_of_processes(listed, read):
 
 @pytest.mark.parametrize("code", [3, observer.INSUFFICIENT_SIZE])
 def test_unreadable_list_of_processes_is_a_fault(code):
-    """NVML may repeat "insufficient size"; after a few larger buffers this counts as a fault."""
+    """If the answer is "insufficient size", NVML is called again with a larger buffer. After a few attempts this is a
+    fault."""
     reader = observer.ProcessReader.__new__(observer.ProcessReader)
     sizes = []
 
@@ -75,7 +79,8 @@ def test_unreadable_list_of_processes_is_a_fault(code):
 
 
 def test_watch_notes_memory_that_the_driver_does_not_report(proc):
-    """One unreported value makes the maximum unknown, because the other polls may have missed memory."""
+    """A single unreported value is remembered in ``untold``, because the greatest value of the other polls may then be
+    too small."""
     watch = observer.MemoryWatch(Reader(gpus=2, processes=[{10: None}, {10: 5}]), "GPU-1", proc)
     assert watch.untold is False
     watch.poll(10)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that the folder shared by two slices exists only during their check, and that the folder of a killed run is
-removed.
+"""Tests the folder by which the probes of two slices exchange an exported memory handle. It must exist only during
+their check, and the folder of a killed run must be removed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.host import run_id
 from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import pair as isolation_pair
 from ansible_collections.vgpu.fleet.plugins.module_utils.isolation.runner import RunnerError
 
-DEAD = f"beside-{2**22 + 1}.1.{'0' * 12}"  # a pid that no kernel assigns
+DEAD = f"beside-{2**22 + 1}.1.{'0' * 12}"  # larger than any pid of Linux
 
 
 @pytest.mark.parametrize("fails", [False, True])

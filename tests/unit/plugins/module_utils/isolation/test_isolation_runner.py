@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the docker runner of the isolation check with a simulated docker client."""
+"""Tests how the isolation check runs its probe in a container of docker: start, time limit, removal, and the messages
+if docker hangs. A small program replaces the docker client.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ IMAGE = "localhost/debian:12"
 
 @pytest.fixture
 def docker(tmp_path, monkeypatch):
-    """Writes a docker client whose commands run the given Python texts; the client lists its calls in ``calls``."""
+    """Returns a function that writes a docker client. Each command of this client runs the given Python text, and the
+    client writes its commands into the file ``calls``."""
     monkeypatch.setattr(isolation_runner, "ASK_S", 0.5)
     monkeypatch.setattr(isolation_runner, "START_S", 0.5)
 
@@ -36,7 +39,7 @@ def docker(tmp_path, monkeypatch):
 
 
 HANG = "time.sleep(600)"
-# columns: a program that replaces `docker image`, words of the reason why the image cannot be used ("": it can)
+# columns: behaviour of `docker image`; expected words of the reason why the image cannot be used ("": it can)
 AT_HAND = [
     ("print('[{}]')", ""),
     ("print('[]')", f"docker has no local image {IMAGE}"),
@@ -53,7 +56,7 @@ def test_image_at_hand(docker, image, reason):
 
 
 HANGS = [
-    # columns: the client, its arguments, the pattern of the message
+    # columns: name of the client, its arguments; expected pattern of the message
     ("docker", ["image", "inspect", IMAGE], "docker image inspect .*daemon.* systemctl status docker$"),
     ("docker", ["create", "--interactive"], "docker create did not"),
     ("ctr", ["--namespace", "ours", "tasks", "list"], "ctr tasks list .*containerd.* systemctl status containerd$"),
@@ -74,7 +77,7 @@ def test_message_of_a_hung_engine_names_its_service(docker, tmp_path, name, word
 
 
 STARTS = [
-    # columns: label, the behaviour of docker's commands, words of the message
+    # columns: label, behaviour of docker's commands; expected words of the message
     ("daemon that hangs at info", {"info": HANG}, "docker info did not answer within"),
     ("daemon that hangs at create", {"create": HANG}, "docker create did not answer within"),
     ("container without a pid", {"start": HANG, "inspect": "print(0)"}, "no process within"),
@@ -101,11 +104,11 @@ def test_hung_removal_keeps_the_result(docker):
     )
     outcome = runner.run(["true"], 60.0)
     assert (outcome.rc, outcome.out.strip(), outcome.timed_out) == (0, "go", False)
-    # The runner waited for the removal and counts that time, so a check with a time limit allows for it.
+    # The wait for the removal counts as overhead, so a check with a time limit starts fewer runs.
     assert runner.overhead_s > isolation_runner.ASK_S
 
 
-# A container whose process survives every command to the daemon.
+# docker start with a process that survives: no command to the daemon ends it.
 LIVES = """
 import os
 pid = os.fork()
@@ -121,8 +124,8 @@ time.sleep(600)
 
 @pytest.mark.parametrize("theirs", [False, True], ids=["process of the slice", "process of another namespace"])
 def test_program_that_the_daemon_does_not_end(docker, tmp_path, monkeypatch, theirs):
-    """A surviving process is killed, so that its slice is free, but only if its namespace proves that it is the
-    container's."""
+    """A process that survives the removal of its container still uses the slice. It is killed, but only if its
+    namespace proves that it belongs to the container."""
     path = str(tmp_path / "pid")
     program = docker(
         start=LIVES.format(path=path),
@@ -150,7 +153,7 @@ def test_program_that_the_daemon_does_not_end(docker, tmp_path, monkeypatch, the
 
 
 def is_gone(pid: int) -> bool:
-    """Returns whether a process has exited; a zombie counts as exited, because it uses no memory."""
+    """Returns whether a process has exited. A zombie counts as exited, because it uses no memory any more."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8") as stream:
             return stream.read().rpartition(")")[2].split()[0] == "Z"
@@ -159,7 +162,7 @@ def is_gone(pid: int) -> bool:
 
 
 def children() -> str:
-    """Returns the command lines of our child processes with docker in them, zombies included."""
+    """Returns the command lines of this process's children that contain "docker", including zombies."""
     done = subprocess.run(
         ["ps", "--ppid", str(os.getpid()), "-o", "args="], capture_output=True, text=True, check=False
     )

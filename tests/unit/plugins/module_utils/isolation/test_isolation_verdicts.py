@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the verdicts of the isolation check: for each source of reports, a table of its reports."""
+"""Tests the verdicts of the isolation check (passed, detected, open, not-run, violated), by one table for each source:
+the probe (the program in the slice), nvidia-smi, polls of NVML on the host, mounts, and the node's watcher.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def verdicts(checks) -> dict:
 
 
 PROBE = [
-    # columns: label, exit status, output, timed out, expected verdicts
+    # columns: label, exit status of the probe, its output, whether it exceeded its time; expected verdicts by check
     (
         "all checks passed",
         0,
@@ -104,14 +106,17 @@ def test_verdicts_of_the_probe(about, rc, out, timed_out, wanted):
 
 
 def sharing(verdict, found, kernel, unit="percent") -> str:
-    """Returns the probe's report of a share; ``kernel``: ns that its kernel takes alone, None: not measured."""
+    """Returns a probe's report about its share of the compute time. ``kernel`` is the time in ns that its kernel takes
+    on an idle GPU (None: not measured)."""
     share = dict(CHECK, name="share", verdict=verdict, expected=33, found=found, unit=unit, detail=f"{found}!")
     measures = [{"name": "launch", "value": 7}] + ([] if kernel is None else [{"name": "kernel", "value": kernel}])
     return json.dumps({"devices": [DEVICE], "checks": [CHECK, share], "measures": measures})
 
 
 TOGETHER = [
-    # columns: label, our report, the neighbour's report, the verdict, each one's share in percent
+    # columns: label, report of our slice, report of the other slice; expected verdict, both shares in percent. A kernel
+    # time that was measured while the other slice was busy is too long, and so is the share, so the shorter of both
+    # times counts for both slices.
     ("both within their share", sharing("passed", 33, 500), sharing("passed", 31, 500), "passed", "33 and 31"),
     ("neighbour above its share", sharing("passed", 33, 500), sharing("violated", 66, 500), "violated", "33 and 66"),
     ("our slice above its share", sharing("violated", 66, 500), sharing("passed", 33, 500), "violated", "66 and 33"),
@@ -188,7 +193,8 @@ def test_verdict_of_nvidia_smi(rc, out, verdict):
 
 
 OUTSIDE = [
-    # columns: label, greatest polled bytes, bytes that the probe reports as filled, verdict
+    # columns: label, greatest memory in the polls (None: no poll), bytes that the probe says it filled; expected
+    # verdict
     ("the whole slice", LIMIT, LIMIT, "passed"),
     ("90 percent of the slice", LIMIT - LIMIT // 10, LIMIT, "passed"),
     ("89.5 percent of the slice", LIMIT * 895 // 1000, LIMIT, "not-run"),
@@ -268,7 +274,7 @@ def test_worst_of_several_verdicts(words, verdict):
 
 
 NAMESPACE_SAYS = [
-    # columns: a check of the probe, whether the detail adds that the libraries are the host's
+    # columns: check in the probe's report; whether its detail must say that the libraries are the host's
     (dict(CHECK, name="graphics", verdict="open", detail="libnvcuvid.so.1 can be loaded"), True),
     (dict(CHECK, name="graphics", verdict="passed"), False),
     (dict(CHECK, name="bypass-namespace", verdict="open"), False),
@@ -285,7 +291,8 @@ def test_graphics_in_a_namespace_names_the_libraries_of_the_host(one, told):
 
 WAY = dict(CHECK, name="bypass-namespace", verdict="open", detail="GPU-1: granted")
 WATCHED = [
-    # columns: label, seconds until the bypass was named, polls, the watcher's fault, verdict, words of the detail
+    # columns: label, seconds until the watcher named the bypass (None: never), polls while the bypass ran, fault of the
+    # watcher; expected verdict, words of the result
     ("bypass named", 3.21, 2, "", "detected", "3.2"),
     ("bypass named by a partly blind watcher", 3.21, 2, "GPU is lost", "detected", "3.2"),
     ("bypass not named in enough polls", None, 5, "", "violated", "not named in 5 polls"),

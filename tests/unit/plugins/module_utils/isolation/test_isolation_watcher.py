@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that the watcher must name a bypass while the bypass runs: successive responses of ``vgpuctl watch``, and the
-findings that count.
+"""Tests how the isolation check finds out whether the node's watcher names a bypass while it runs: by repeated calls of
+``vgpuctl watch``. Findings about other processes must not count.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def proc(tmp_path):
 
 
 class Asked:
-    """A simulated clock, and a sequence of responses of ``vgpuctl watch``."""
+    """A simulated clock and the successive responses of ``vgpuctl watch``. The last response is repeated."""
 
     def __init__(self, *answers) -> None:
         self.now, self.answers, self.count = 1000.0, list(answers), 0
@@ -37,8 +37,8 @@ def watching(looks=0, pids=(), allocation="a1", interval=2.0, fault="") -> dict:
 
 ONE, BOTH = {"bypass-b": "way-11"}, {"bypass-a": "way-10", "bypass-b": "way-11"}
 FOUND = [
-    # columns: label, the bypasses in the run of process 10, the response, the named bypasses, whether all bypasses are
-    # named
+    # columns: label, bypasses of the run by process name (the run's first process is 10), response of the watcher;
+    # expected named bypasses, whether all bypasses are named, so that the run can end
     ("process of the only bypass", ONE, watching(1, [11]), ["bypass-b"], True),
     ("processes of both bypasses", BOTH, watching(1, [10, 11]), ["bypass-a", "bypass-b"], True),
     ("process of one of two bypasses", BOTH, watching(1, [11]), ["bypass-b"], False),
@@ -56,7 +56,7 @@ def test_watcher_names_the_bypasses_of_its_process(proc, about, names, answer, n
     asked = Asked(watching(), answer)
     observation = asked.observe(proc, names)
     observation.poll(10)
-    assert asked.count == 1  # no second request right away
+    assert asked.count == 1  # the watcher is asked again only after half a second
     asked.now += 1.5
     if all_of_them:
         with pytest.raises(watcher.AllNamed):
@@ -70,8 +70,8 @@ def test_watcher_names_the_bypasses_of_its_process(proc, about, names, answer, n
 
 @pytest.mark.parametrize(("reason", "named"), [("foreign-mount", ["bypass-b"]), ("more-memory", [])])
 def test_bypass_counts_only_with_its_expected_reason(proc, reason, named):
-    """The watcher reports a neighbour's tampering with the shared ledger for both processes, so only the expected
-    reason counts."""
+    """For tampering with a ledger the watcher reports every process that uses this ledger. So such a bypass counts as
+    named only with the reason that is expected for it."""
     found = watching(1, [10, 11])
     found["findings"][0]["reason"] = reason
     asked = Asked(watching(), found)
@@ -85,7 +85,8 @@ def test_bypass_counts_only_with_its_expected_reason(proc, reason, named):
 
 
 BELOW = [
-    # columns: label, the parent of the process, whether its namespace is readable, whether it counts as the run's
+    # columns: label, parent of the process, whether the mount namespace of the process is readable; whether the process
+    # counts as part of the run
     ("own namespace, started by the run", 10, True, True),
     ("first thread has exited; the run started the process", 10, False, True),
     ("own namespace, started by a child of the run", 12, True, True),
@@ -129,7 +130,8 @@ def test_time_of_a_bypass_is_its_first_report(proc):
 
 
 def test_process_without_a_readable_namespace_does_not_count(proc, tmp_path):
-    """A process without a readable namespace does not count, even if the run's own process has exited."""
+    """If the namespace of a process cannot be read, the process does not count, even if the namespace of the run's own
+    process cannot be read either."""
     (tmp_path / "12").mkdir()
     (tmp_path / "12" / "comm").write_text("way-12\n")
     asked = Asked(watching(), watching(1, [12]))

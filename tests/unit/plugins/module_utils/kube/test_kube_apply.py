@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests server-side apply of desired objects with an API in memory."""
+"""Tests server-side apply of Kubernetes objects (check, apply, repeat, change, removal) with an API server in
+memory."""
 
 from __future__ import annotations
 

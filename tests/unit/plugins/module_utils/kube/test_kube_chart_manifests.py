@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the Kubernetes objects for nodes that no playbook prepares. tests/chart renders them with Helm; tests/e2e
-applies them to a cluster.
+"""Tests the Kubernetes objects for nodes that no playbook prepares: a DaemonSet whose init containers set up the node,
+and a second DaemonSet that removes everything. tests/chart renders the objects with Helm; tests/e2e applies them to a
+cluster.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def test_every_mount_has_its_volume_and_every_volume_a_mount(name):
 
 
 def test_node_keeps_no_configuration():
-    """/etc/vgpu is a volume of the pod; the host's /etc is visible below /host only, and read-only."""
+    """The configuration in /etc/vgpu is a volume of the pod, so nothing stays in /etc of the host. The host's own files
+    are visible only below /host, and read-only."""
     volumes = {one["name"]: one for one in pod()["volumes"]}
     paths = {one["hostPath"]["path"] for one in volumes.values() if "hostPath" in one}
     assert not [one for one in paths if one.startswith("/etc")]
@@ -70,8 +72,9 @@ def test_all_containers_have_one_image_and_no_gpu_of_a_runtime():
 
 
 def test_arbiter_has_few_rights():
-    """The arbiter reads tenant pages of every user and runs at a higher priority; mounts of new allocations must
-    reach it."""
+    """The arbiter (the program that shares out compute time on a node) needs only two capabilities: to read files of
+    containers of every user, in which they record their use of the GPU, and to run at a higher priority. Mounts that
+    appear later, for new allocations, must be visible in its container."""
     arbiter = containers(pod())[ours.ARBITER]
     assert arbiter["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["DAC_OVERRIDE", "SYS_NICE"]}
     assert "privileged" not in arbiter["securityContext"]
@@ -81,7 +84,8 @@ def test_arbiter_has_few_rights():
 
 
 def test_two_daemon_sets_never_select_the_same_node():
-    """Each DaemonSet excludes the nodes of the other, whatever node selector is configured."""
+    """The DaemonSet that installs and the one that removes must never run on the same node, whatever node selector is
+    configured."""
     spec = pod(carried=CARRIED._replace(node_selector={"zone": "a"}))
     assert spec["nodeSelector"] == {"zone": "a"}
     terms = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
@@ -97,7 +101,7 @@ def test_removal_purges_before_it_removes_the_library():
     assert purge["command"][-1] == "--purge" and "--kubeconfig=in-cluster" in purge["command"]
     assert {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}} in purge["env"]
     (run,) = [one for one in purge["volumeMounts"] if one["mountPath"] == "/run/vgpu"]
-    assert run["mountPropagation"] == "Bidirectional"  # the removal unmounts an allocation's mounts on the host too
+    assert run["mountPropagation"] == "Bidirectional"  # also unmounts on the host
     assert remove["command"][1:] == ["remove", "--host-root=/host", "--library-root=/usr/local/lib/vgpu"]
     assert [one.get("readOnly") for one in remove["volumeMounts"]] == [None]
     (rest,) = spec["containers"]
@@ -134,7 +138,8 @@ def test_pods_name_the_image_pull_secrets():
 
 
 def test_manifests_of_the_role_are_not_changed():
-    """Role and chart share one DaemonSet definition; the chart must change a copy."""
+    """The role and the chart use the same DaemonSet definition. The chart must change a copy, not the definition
+    itself."""
     before = json.dumps(plugin.manifests(DESIRED))
     ours.node_manifests(DESIRED, CARRIED)
     assert json.dumps(plugin.manifests(DESIRED)) == before

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests which nodes are ready for the scheduler, and the commands that load an image on each node."""
+"""Tests which nodes are ready for the scheduler of this collection, and the commands that load its image on a node,
+which depend on the container engine of the node's kubelet.
+"""
 
 from __future__ import annotations
 
@@ -75,14 +77,14 @@ def test_every_engine_has_commands():
         assert node_images.commands(engine, "r", ["r:1"])["images"]["r:1"]["find"]
 
 
-# columns: the cluster's nodes, the faults of host h, which is node n
+# columns: nodes of the cluster; expected faults. The inventory has one host h, which should be node n.
 @pytest.mark.parametrize(
     ("nodes", "words"),
     [
         ({"n": node(notes={"vgpu.fleet/gpus": "{}"})}, []),
         ({}, ["h: the cluster has no node n; join the host"]),
         ({"n": node()}, ["h: node n has no annotation vgpu.fleet/gpus"]),
-        # A removed device plugin leaves this empty annotation.
+        # A removed device plugin leaves the annotation behind with an empty value.
         ({"n": node(notes={"vgpu.fleet/gpus": ""})}, ["h: node n has no annotation vgpu.fleet/gpus"]),
     ],
 )
@@ -91,7 +93,7 @@ def test_node_without_a_device_plugin_is_a_fault(nodes, words):
     assert len(found) == len(words) and all(one.startswith(word) for one, word in zip(found, words))
 
 
-# columns: node n, which is host h (None: not in the cluster), words of the fault ("": the node can load the image)
+# columns: node n of host h (None: not in the cluster); expected words of the fault ("": the image can be loaded)
 @pytest.mark.parametrize(
     ("one", "words"),
     [

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the search for other device plugins in a cluster. Each row is a pod that may be a device plugin."""
+"""Tests the search in a cluster for device plugins of other projects that advertise the same resource as ours. They are
+removed only if the variable device_plugin_conflicting_plugins_remove names them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ def owner(kind, name, version):
 
 
 class Api(KubeClient):
-    """Device plugins. Disabling the plugin in the ClusterPolicy makes the operator delete its DaemonSet."""
+    """A cluster with pods of device plugins. If the plugin is disabled in NVIDIA's ClusterPolicy, the GPU operator
+    deletes its DaemonSet."""
 
     def __init__(self):
         super().__init__()
@@ -42,7 +45,8 @@ class Api(KubeClient):
 
 
 IMAGES = [
-    # columns: image, other fields of the container, the vendor's plugin, its resources
+    # columns: image of a pod, other fields of its container; expected name of the plugin (None: not a device plugin of
+    # NVIDIA GPUs), resources that it advertises
     ("nvcr.io/nvidia/k8s-device-plugin:v0.17.1", {}, "NVIDIA's plugin", ("nvidia.com/gpu",)),
     ("mirror.example/k8s-device-plugin@sha256:00", {}, "NVIDIA's plugin", ("nvidia.com/gpu",)),
     ("projecthami/hami:v2.6.0", {}, "HAMi's plugin", ("nvidia.com/gpu",)),
@@ -81,14 +85,14 @@ IMAGES = [
         "NVIDIA's plugin",
         ("nvidia.com/gpu",),
     ),
-    # other programs of the same image
+    # programs other than the device plugin in the same images
     ("nvcr.io/nvidia/k8s-device-plugin:v0.17.1", {"command": ["/usr/bin/gpu-feature-discovery"]}, None, ()),
     ("nvcr.io/nvidia/k8s-device-plugin:v0.17.1", {"command": ["config-manager"]}, None, ()),
     ("nvcr.io/nvidia/k8s-device-plugin:v0.17.1", {"args": ["mps-control-daemon"]}, None, ()),
     ("projecthami/hami:v2.6.0", {"command": ["scheduler", "--resource-name=nvidia.com/gpu"]}, None, ()),
     ("projecthami/hami:v2.6.0", {"command": ["vGPUmonitor"]}, None, ()),
     ("4pdosc/k8s-vdevice:latest", {"command": ["scheduler"]}, None, ()),
-    # not of NVIDIA's GPUs, or no plugin at all
+    # device plugins of other vendors, and images that are no device plugin
     ("rocm/k8s-device-plugin:latest", {}, None, ()),
     ("intel/intel-gpu-plugin:0.30", {}, None, ()),
     ("nvcr.io/nvidia/cuda:12.2", {}, None, ()),
@@ -107,7 +111,7 @@ def test_plugin_is_recognised_by_its_image(image, more, owner, resources):
 
 NVIDIA = "nvcr.io/nvidia/k8s-device-plugin:v0.17.1"
 KEEPERS = [
-    # columns: the controller of the pod, its title, whether it can be removed
+    # columns: controller of the pod; expected title in the message, whether the plugin can be removed through the API
     ({"keeper": "nvidia-ds"}, "DaemonSet kube-system/nvidia-ds", True),
     ({"keeper": "nvidia-ds", "policy": True}, "ClusterPolicy cluster-policy", True),
     ({}, "Pod kube-system/p-n1", True),
@@ -125,7 +129,7 @@ def test_conflicting_plugin_is_removed_only_with_consent(how, title, removable):
     remove, faults, _notes = conflicting_plugins.judge(found, OURS, [], False)
     assert (remove, len(faults)) == ([], 1)
     assert title in faults[0] and "device_plugin_conflicting_plugins_remove" in faults[0]
-    # Consent to remove another object, or one with a similar name, does not count.
+    # Consent that names another object, or only a similar name, must not remove anything.
     for consent in (["DaemonSet kube-system/other"], [title[:-1]], [title + "x"]):
         assert conflicting_plugins.judge(found, OURS, consent, False)[0] == []
         assert conflicting_plugins.judge(found, OURS, consent, False)[1] == faults
@@ -143,7 +147,7 @@ def test_conflicting_plugin_is_removed_only_with_consent(how, title, removable):
 
 
 JUDGED = [
-    # columns: our resources, whether to ignore conflicts, number of faults, number of notes
+    # columns: resources of our plugin, whether the variables ignore conflicts; expected number of faults, of notes
     (["nvidia.com/gpu"], False, 1, 0),
     (["nvidia.com/gpu"], True, 0, 1),
     (["example.com/gpu"], False, 0, 1),

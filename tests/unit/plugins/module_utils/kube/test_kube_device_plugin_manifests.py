@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the Kubernetes objects of the DaemonSet. tests/e2e applies them to a real API server."""
+"""Tests the Kubernetes objects by which the device plugin runs as a DaemonSet, and the removal of its traces from a
+node (labels, annotations, conditions, taint, resources). tests/e2e applies the objects to a real API server.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,13 @@ def pod(desired=DESIRED) -> dict:
 
 
 def mounts(desired=DESIRED) -> dict:
-    """Returns for each path in the container (path on the host, mount)."""
+    """Returns the mounts of the plugin's container: path in the container → (path on the host, mount)."""
     volumes = {one["name"]: one for one in pod(desired)["volumes"]}
     found = {}
     for mount in pod(desired)["containers"][0]["volumeMounts"]:
         volume = volumes.pop(mount["name"])
         found[mount["mountPath"]] = (volume.get("hostPath", {}).get("path"), mount)
-    assert volumes == {}  # each volume is mounted, once
+    assert volumes == {}  # every volume is mounted exactly once
     return found
 
 
@@ -39,7 +41,8 @@ def test_every_object_has_its_namespace_and_label():
     assert json.loads(json.dumps(manifests.manifests(DESIRED))) == manifests.manifests(DESIRED)
 
 
-# Paths that must be equal in the program, the kubelet, runtimes and other containers. columns: path, writable
+# These paths are passed to the kubelet, to container runtimes and to other containers, so they must be the same in the
+# plugin's pod and on the host. columns: path, whether the pod may write to it
 SAME_PATHS = [
     ("/dev", True),
     ("/var/lib/kubelet/device-plugins", True),
@@ -63,15 +66,16 @@ def test_mounts_that_differ():
     assert set(mounts()) == {path for path, _writable in SAME_PATHS} | {"/host", "/etc/vgpu/configs"}
     host, mount = mounts()["/host"]
     assert (host, mount["readOnly"]) == ("/", True)
-    # Only mounts below /run/vgpu propagate to the host: an allocation's tmpfs is mounted in the pod and used outside.
+    # The plugin mounts a tmpfs for each allocation below /run/vgpu. Other containers use it, so these mounts must
+    # appear on the host; no other mounts may.
     leaves = [path for path, (_host, one) in mounts().items() if one.get("mountPropagation")]
     assert leaves == ["/run/vgpu"]
-    # By default the runtime would create the termination log in the host's /dev.
+    # Without another path, the runtime creates the termination log as a file in the host's /dev.
     assert not pod()["containers"][0]["terminationMessagePath"].startswith("/dev")
 
 
 OPTIONS = [
-    # columns: desired settings, an expected argument or None, an expected mount or None
+    # columns: settings; expected argument of the plugin (None: not checked), expected mount (None: not checked)
     ({}, "--config=/etc/vgpu/node.yaml", None),
     ({"config_path": "/srv/vgpu/node.yaml"}, "--config=/srv/vgpu/node.yaml", "/srv/vgpu/configs"),
     ({"kubelet_dir": "/data/kubelet"}, "--kubelet-dir=/data/kubelet/device-plugins", "/data/kubelet/pod-resources"),
@@ -90,7 +94,7 @@ def test_arguments_and_mounts_follow_the_settings(more, argument, mount):
 
 
 METRICS = [
-    # columns: options, ports of the pod (none if the metrics listen on loopback only)
+    # columns: options of the plugin; expected ports of the pod ([] if the metrics listen on loopback only)
     ([], []),
     (["--metrics-listen=127.0.0.1:9410"], []),
     (["--metrics-listen=[::1]:9410"], []),
@@ -131,7 +135,7 @@ GPUS = "vgpu.fleet/gpus"
 READY = {"type": "Ready"}
 OURS = {"type": "VgpuConfiguration"}
 TRACES = [
-    # columns: annotations, conditions, the expected patches
+    # columns: annotations and conditions of the node; expected patches, as (subresource, body), that remove only ours
     ({}, [], []),
     ({"a.b/c": "1"}, [READY], []),
     ({GPUS: "[]", "a.b/c": "1"}, [READY], [("", {"metadata": {"annotations": {GPUS: None}}})]),
@@ -169,12 +173,13 @@ def test_plugin_tolerates_its_own_taint():
 
 OUR_LABELS, COUNT = "vgpu.fleet/labels", "nvidia.com/gpu.count"
 TRACES_OF_LABELS = [
-    # columns: labels, annotations, labels of the patch
+    # columns: labels and annotations of the node; expected labels in the patch. The plugin lists its labels in an
+    # annotation; a label that NFD also lists is left to NFD.
     ({COUNT: "2", "a": "b"}, {OUR_LABELS: "gpu.count"}, {COUNT: None}),
     ({COUNT: "2"}, {OUR_LABELS: "gpu.count", "nfd.node.kubernetes.io/feature-labels": "x,nvidia.com/gpu.count"}, None),
     ({}, {OUR_LABELS: "gpu.count,gpu.product"}, None),
     ({COUNT: "2"}, {OUR_LABELS: ""}, None),
-    # A label name with another prefix is recorded with its prefix.
+    # A label without the prefix nvidia.com/ is listed with its prefix.
     (
         {COUNT: "2", "vgpu.fleet/memory-enforcement": "library"},
         {OUR_LABELS: "gpu.count,vgpu.fleet/memory-enforcement"},
@@ -201,7 +206,8 @@ def test_trace_removes_our_annotations_and_conditions(annotations, conditions, p
 
 CAPACITY, GPUMEM, GPUCORES = "vgpu.fleet/capacity", "nvidia.com/gpumem", "nvidia.com/gpucores"
 TRACES_OF_RESOURCES = [
-    # columns: the annotation, capacity, allocatable, the resources that the patch removes from each (None: no patch)
+    # columns: the annotation that lists our resources (None: missing), capacity and allocatable of the node; expected
+    # resources that the patch removes from each (None: no patch)
     (None, {GPUMEM: "1"}, {GPUMEM: "1"}, None),
     (f"{GPUCORES},{GPUMEM}", {GPUMEM: "1", "cpu": "8"}, {GPUMEM: "1", GPUCORES: "1"}, ({GPUMEM}, {GPUMEM, GPUCORES})),
     (GPUMEM, {GPUMEM: "1"}, {}, ({GPUMEM}, set())),
@@ -212,7 +218,8 @@ TRACES_OF_RESOURCES = [
 
 @pytest.mark.parametrize(("named", "capacity", "allocatable", "gone"), TRACES_OF_RESOURCES)
 def test_resources_that_are_taken_back_of_a_node(named, capacity, allocatable, gone):
-    """One request sets the annotation and the resource, so every resource on the node is recorded as ours."""
+    """The plugin sets the annotation and the resources by one request, so the annotation names every resource of ours
+    on the node."""
     annotations = {} if named is None else {CAPACITY: named}
     status = {"capacity": capacity, "allocatable": allocatable}
     found = manifests.trace({"metadata": {"annotations": annotations}, "status": status})
@@ -241,7 +248,7 @@ def test_configurations_of_all_hosts_are_joined(by_host, out):
     assert manifests.union(by_host) == out
 
 
-# columns: the configuration files by host, words of the refusal
+# columns: configuration files by host; expected words of the refusal
 FAULTS = [
     ({"a": {"x.yaml": "1"}, "b": {"x.yaml": "2"}}, "x.yaml is not the same on a and b"),
     ({"a": {"x y.yaml": "1"}}, '"x y.yaml" cannot be a key'),

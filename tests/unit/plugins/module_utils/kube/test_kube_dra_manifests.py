@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the Kubernetes objects of a cluster for claims. tests/e2e_dra shows which requests an API server denies by the
-policies.
+"""Tests the Kubernetes objects of a cluster whose pods get GPUs by ResourceClaims (dynamic resource allocation): device
+classes, rights and admission policies. tests/e2e_dra shows which requests a real API server denies by the policies.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def test_class_has_an_extended_resource_only_on_request(name: str) -> None:
 
 
 def assigned(path: Path, name: str) -> object:
-    """Returns the value of a constant in a program's source."""
+    """Returns the value of a constant in the source file of a program, without importing the program."""
     tree = ast.parse(path.read_text())
     constants = {"POLICIES": ("disable", "default", "force")}
     for node in tree.body:
@@ -81,7 +81,8 @@ def test_every_parameter_is_bounded() -> None:
     )
     (rule,) = policy["spec"]["matchConstraints"]["resourceRules"]
     assert rule["resources"] == ["resourceclaims", "resourceclaimtemplates", "deviceclasses"]
-    # Claims of other API versions are checked too, after conversion to the named version.
+    # The policy names only version v1. With "Equivalent" the API server also applies it to other versions, after
+    # conversion.
     assert policy["spec"]["matchConstraints"]["matchPolicy"] == "Equivalent" and rule["apiVersions"] == ["v1"]
     assert policy["spec"]["failurePolicy"] == "Fail" and binding["spec"]["validationActions"] == ["Deny"]
 

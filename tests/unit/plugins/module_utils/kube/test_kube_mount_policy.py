@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the objects of the mount policy and their text. tests/e2e/test_mount_policy.py shows what a real API server
-denies, with the table that also tests the rule in Python.
+"""Tests the mount policy, an admission policy that denies pods whose own mounts would cover the files of the library.
+Here its objects and expressions are tested; tests/e2e/test_mount_policy.py shows what a real API server denies, by the
+table that also tests the same rule in Python.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ def test_binding_denies_and_selects_no_labels():
     policy, binding = made()
     assert binding["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
     assert policy["spec"]["failurePolicy"] == "Fail"
-    # The policy must not select by labels, because a pod's author chooses them.
+    # The policy must not select pods by labels, because the author of a pod chooses its labels and could avoid the
+    # policy.
     assert set(policy["spec"]["matchConstraints"]) == {"resourceRules"}
     assert [(one["operations"], one["resources"]) for one in policy["spec"]["matchConstraints"]["resourceRules"]] == [
         (["CREATE"], ["pods"]),
@@ -49,7 +51,8 @@ def test_rule_covers_every_container_kind_path_and_resource():
 
 
 def test_no_expression_is_longer_than_the_api_server_takes():
-    """The limits are 64 matchConditions and variables of 16 KiB each; brackets must match."""
+    """The API server accepts at most 64 matchConditions, and 16 KiB for each expression. The brackets of each
+    expression must match."""
     policy, _binding = made()
     spec = policy["spec"]
     for one in [*spec["matchConditions"], *spec["variables"], *spec["validations"]]:
@@ -72,7 +75,8 @@ def test_scheduler_refuses_by_the_names_of_its_configuration():
 
 
 NODES = [
-    # columns: resources in the policy, resources to add, resources in the policy afterwards
+    # columns: resources by node in the existing policy (None: no policy), resources by node in this run; expected
+    # resources by node afterwards
     (None, {"a": ["x"]}, {"a": ["x"]}),
     ({"a": ["x"]}, {"b": ["y", "x", "y"]}, {"a": ["x"], "b": ["x", "y"]}),
     ({"a": ["x"], "b": ["y"]}, {"a": ["z"]}, {"a": ["z"], "b": ["y"]}),
@@ -92,7 +96,7 @@ def test_nodes_of_other_runs_stay(known, given, expected):
 
 @pytest.mark.parametrize("name", ["", "nvidia.com/gpu"])
 def test_containers_with_claims_are_guarded_too(name):
-    """The check includes pods that request the extended resource of a DeviceClass and name no claim."""
+    """The policy of claims also covers pods that name no claim, but request the extended resource of a DeviceClass."""
     policy, _binding = mount_policy.of_claims(name)
     (condition,) = policy["spec"]["matchConditions"]
     asking = next(one["expression"] for one in policy["spec"]["variables"] if one["name"] == "asking")

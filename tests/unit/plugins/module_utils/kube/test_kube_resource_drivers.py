@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that other drivers of dynamic resource allocation in the cluster are named, in each version of the API."""
+"""Tests the notes about other drivers of dynamic resource allocation in a cluster, which may allocate the same GPUs as
+this collection. Every version of the API is tested.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ UUID = "GPU-0f3b1c2d-1111-2222-3333-444444444444"
 
 
 class Api(KubeClient):
-    """A server with one version of the API, or none; ``refused``: the resources that its user may not read."""
+    """An API server with one version of resource.k8s.io. ``refused`` names a resource that the user may not read."""
 
     def __init__(self, version, refused=""):
         super().__init__()
@@ -35,7 +37,7 @@ class Api(KubeClient):
         )
 
 
-# columns: the extended resource of a foreign DeviceClass (None: none), words of the note ("": no note)
+# columns: extended resource of another owner's DeviceClass (None: not set); expected words of the note ("": none)
 @pytest.mark.parametrize("version", ["v1", "v1beta2", "v1beta1"])
 @pytest.mark.parametrize(
     ("mapped", "words"),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests whether a Deployment counts as running, the reason if it does not, and the probe that shows whether the
-scheduler receives pods.
+"""Tests the wait for the scheduler's Deployment: when it counts as running, the reason if it does not, and the dry run
+of a pod that shows whether the webhook sends pods to the scheduler.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def pod(conditions=(), containers=(), **metadata):
 
 
 READY = {"type": "Ready", "status": "True"}
-# The condition of a pod that fits on no node.
+# the condition of a pod that fits on no node
 NO_NODE = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}
 PULLS = {
     "name": "c",
@@ -53,7 +53,7 @@ CRASH = {
 }
 
 
-# columns: a pod of the Deployment, its reasons for not being ready
+# columns: pod of the Deployment; expected reasons why it is not ready
 @pytest.mark.parametrize(
     ("one", "lines"),
     [
@@ -74,7 +74,8 @@ def test_reason_of_an_incomplete_rollout(one, lines):
 
 
 class Api:
-    """An API with prepared responses, the last one repeated; its clock advances with each wait."""
+    """An API server with prepared answers, of which the last is repeated. Its clock advances only while the code
+    waits."""
 
     def __init__(self, deployments=(), pods=(), trials=()):
         self.deployments, self.pods, self.trials, self.now = list(deployments), list(pods), list(trials), 0.0
@@ -96,18 +97,19 @@ class Api:
         return self.now
 
 
-# columns: successive answers about the Deployment and about its pods, the reasons at the end, seconds of waiting (at
-# most 20)
+# columns: successive answers about the Deployment, successive answers about its pods; expected reasons why it does not
+# run, seconds of waiting (at most 20)
 @pytest.mark.parametrize(
     ("deployments", "pods", "said", "waited"),
     [
         ([deployment()], [[]], [], 0),
         ([deployment(readyReplicas=0), deployment(readyReplicas=1), deployment()], [[pod()]], [], 2),
         ([deployment(readyReplicas=0)], [[pod([NO_NODE])]], ["pod p has no node: 0/3 nodes are available"], 20),
-        # A terminating former pod still schedules pods. A pod whose node is gone never terminates.
+        # A former pod that still terminates may schedule other pods, so the code waits for its end. If its node is
+        # gone, it never ends, so this wait has a limit and is no fault.
         ([deployment()], [[pod(deletionTimestamp="now")], [pod(deletionTimestamp="now")], []], [], 2),
         ([deployment()], [[pod(deletionTimestamp="now")]], [], 20),
-        # Waiting longer does not make the image available.
+        # No wait, because more time does not make the image available.
         ([deployment(readyReplicas=0)], [[pod([], [PULLS])]], ["pod p: container c (i:1) ImagePullBackOff no"], 0),
         (
             [deployment(replicas=0)],
@@ -127,14 +129,15 @@ def taken(name):
     return 201, {"spec": {"schedulerName": name}}
 
 
-# The API server's answers (status, message) to a dry run of a pod: the webhook cannot be called, the webhook refuses,
-# the user has no right.
+# Answers of the API server (status, message) to the dry run of a pod: CLOSED if it cannot call the webhook, QUOTA if
+# the webhook refuses the pod, RIGHTS if the user may not create pods.
 CLOSED = (500, 'Internal error occurred: failed calling webhook "pods.vgpu.fleet": x509')
 QUOTA = (403, 'admission webhook "pods.vgpu.fleet" denied the request: over')
 RIGHTS = (403, "pods is forbidden")
 
 
-# columns: the answers to the dry runs, words of the fault, words of the doubt (nothing was tested), seconds of waiting
+# columns: successive answers to the dry run; expected words of the fault, words of the doubt (the reason why nothing
+# was tested), seconds of waiting
 @pytest.mark.parametrize(
     ("trials", "fault", "doubt", "waited"),
     [

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the Kubernetes objects of the scheduler. tests/e2e_scheduler applies them to a real API server."""
+"""Tests the Kubernetes objects of the scheduler: a kube-scheduler with our extender, and webhooks that change and check
+pods. tests/e2e_scheduler applies them to a real API server.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,8 @@ def test_every_resource_of_every_dialect_is_in_both_configurations():
     assert set(scheduler_manifests.resource_names({})) == names
     managed = scheduler_manifests.extender({})["managedResources"]
     assert {one["name"] for one in managed} == names
-    # A node advertises only the GPU count, so the kube-scheduler must ignore the other resources.
+    # A node advertises only the number of GPUs. The kube-scheduler must ignore the other resources, because it would
+    # find them on no node.
     assert [one["name"] for one in managed if not one["ignoredByScheduler"]] == [config.gpu]
     asking = (*fractions.ASKING, burst.REQUEST)
     assert asking == scheduler_manifests.ASKING and scheduler_manifests.NOT_OF == fractions.KAI_SCHEDULER
@@ -81,12 +84,14 @@ def test_webhooks_fail_closed_only_with_match_conditions(conditions, closed, pol
             assert hook["failurePolicy"] == ("Ignore" if words_alone else policy)
             assert ("matchConditions" in hook) == conditions
             if hook["name"] == "resizes.vgpu.fleet":
-                # The webhook gets every pod whose resize request changed, and no other pod.
+                # This webhook must get the pods whose resize request changed, and no other pods.
                 assert hook["rules"][0]["operations"] == ["UPDATE"] and "objectSelector" not in hook
                 assert hook["matchConditions"][0]["expression"].count("vgpu.fleet/resize'") == 4
                 continue
             if "plans." in hook["name"]:
-                # No label may exempt a pod that is created with its own plan. A CREATE request has no oldObject.
+                # A pod that is created with a plan (the annotation with its allocated devices) could take devices of
+                # others, so no label may exempt it from this webhook. A CREATE request has no oldObject, so its
+                # condition must not use it.
                 assert "objectSelector" not in hook and "namespaceSelector" not in hook
                 created = hook["rules"][0]["operations"] == ["CREATE"]
                 assert not conditions or ("oldObject" in hook["matchConditions"][0]["expression"]) != created
@@ -130,7 +135,8 @@ def test_policy_of_plans_names_its_writers_and_every_write_operation():
     for name, users in zip(PLANS, (scheduler, both, scheduler, both), strict=True):
         assert by_name[name].startswith(f"request.userInfo.username in {users} ||"), name
     assert pod_resizes.RESIZE not in by_name
-    # A pod's promised memory is set when the pod is created, not by its Binding, and never changes.
+    # The promised memory of a pod may be set only when the pod itself is created, not by its Binding, and never
+    # changed.
     (fixed,) = [one for one in policy["spec"]["validations"] if f'"{burst.REQUEST}"' in one["expression"]]
     assert fixed["expression"].startswith('(oldObject == null && request.kind.kind == "Pod") || ')
     assert burst.REQUEST in policy["spec"]["matchConditions"][0]["expression"]
@@ -139,8 +145,8 @@ def test_policy_of_plans_names_its_writers_and_every_write_operation():
 
 
 def test_no_other_file_gives_an_account_rights():
-    """If this test finds a new account, add a test of its rights like test_rights.py (scheduler, device plugin) or
-    test_dra_rights.py (claims)."""
+    """Only these files give rights to service accounts. If this test finds another file, add a test of its rights like
+    test_rights.py (scheduler, device plugin) or test_dra_rights.py (claims)."""
     root = Path(scheduler_manifests.__file__).parents[3]
     files = [path for folder in ("plugins", "roles", "playbooks") for path in (root / folder).rglob("*.*")]
     kinds = ("ClusterRole", "RoleBinding")
@@ -151,9 +157,10 @@ def test_no_other_file_gives_an_account_rights():
 
 
 def test_rights_that_read_or_change_one_object_name_it():
-    """tests/unit/scheduler/test_rights.py shows that the program uses exactly these rights."""
+    """A rule that reads or changes single objects must name them. tests/unit/scheduler/test_rights.py shows that the
+    program needs exactly these rights."""
     for rule in [*made()["ClusterRole", "vgpu-scheduler"]["rules"], *made()["Role", "vgpu-scheduler"]["rules"]]:
-        # The program must not access Secrets and webhooks of other owners.
+        # Without names the program could read other owners' Secrets and change other owners' webhooks.
         if rule["resources"] != ["pods"] and {"update", "get"} & set(rule["verbs"]):
             assert rule["resourceNames"], rule
 
@@ -199,8 +206,8 @@ def test_metrics_are_served_only_to_configured_namespaces(names):
 
 
 def test_kube_scheduler_that_hangs_is_started_again():
-    """The kubelet probes at the pod's address. There kube-scheduler serves its health to every client, and nothing
-    else."""
+    """The kubelet restarts a kube-scheduler that hangs, by a probe at the address of the pod. At that address the
+    kube-scheduler serves nothing but its health to every client."""
     (_ours, kube) = made()["Deployment", "vgpu-scheduler"]["spec"]["template"]["spec"]["containers"]
     assert kube["livenessProbe"]["httpGet"] == {"scheme": "HTTPS", "port": 10259, "path": "/healthz"}
     assert "readinessProbe" not in kube, "the webhook in this pod must serve without the kube-scheduler"
@@ -241,7 +248,8 @@ def test_rolling_restart_keeps_both_replicas_available():
         assert container["securityContext"]["readOnlyRootFilesystem"]
 
 
-# columns: the namespace's label, the webhook paths for its pods without claims, and with claims
+# columns: label vgpu.fleet/allocation of the namespace (None: no label); expected paths of the webhook for its pods if
+# claims are off, and if claims are on
 NAMESPACES = [
     (None, ["/mutate"], ["/mutate"]),
     ("extender", ["/mutate"], ["/mutate"]),
@@ -251,7 +259,7 @@ NAMESPACES = [
 
 
 def selected(expressions, labels):
-    """Evaluates a selector like the API server; NotIn also matches objects without the label."""
+    """Returns whether a selector matches labels, as in the API server: NotIn also matches objects without the label."""
     holds = {
         "In": lambda one: labels.get(one["key"]) in one["values"],
         "NotIn": lambda one: labels.get(one["key"]) not in one["values"],

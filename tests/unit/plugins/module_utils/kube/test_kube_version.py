@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests how Kubernetes versions are parsed, and which versions are refused."""
+"""Tests how the version text of a kubelet is parsed, and that versions before 1.10 are refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Host
 from ansible_collections.vgpu.fleet.plugins.module_utils.kube import version as kube_version
 
 TEXTS = [
-    # columns: version text, (major, minor), refused
+    # columns: version text; expected (major, minor) (None: no version), whether the version is refused
     ("Kubernetes v1.34.2", (1, 34), False),
     ("Kubernetes v1.10.0\n", (1, 10), False),
     ("Kubernetes v1.9.11", (1, 9), True),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the installed versions of the library in a folder that replaces the node: check, apply, repeat, switch, an
-interrupted run, undo.
+"""Tests the installed versions of the library libvgpu.so, each in a folder of its own with a link "current" to one of
+them: check, first and repeated deployment, switch of the version, an interrupted run, and removal.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def test_deploy_is_repeatable_and_switches_versions(root, tmp_path):
     assert oct(os.stat(os.path.join(root, "1", "libvgpu.so")).st_mode & 0o777) == "0o755"
     library_store.deploy(root, "2", two)
     assert (content(root), content(root, "1")) == (b"two", b"one")
-    # A switch to an installed version needs no archive.
+    # Version 1 is still installed, so the switch does not read an archive.
     assert library_store.deploy(root, "1", "/nonexistent") == [f"switched {root}/current to 1"]
     assert content(root) == b"one"
 
@@ -108,12 +108,12 @@ def test_only_unused_versions_are_removed(root, tmp_path):
         assert library_store.collect(root, "3") == [f"removed {root}/1"]
         assert library_store.collect(root, "3") == []
         assert held[:] == b"2"
-    # Version 3 is kept on request, version 4 is current.
+    # Of the versions that no process uses, 3 stays because it was requested, and 4 because it is current.
     assert library_store.collect(root, "3") == [f"removed {root}/2"]
     assert sorted(os.listdir(root)) == ["3", "4", "current"]
 
 
-# columns: wrong fields of the archive's manifest.json, words of the refusal. Version 1 is deployed.
+# columns: wrong fields of the archive's manifest.json; expected words of the refusal. The test deploys version 1.
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
@@ -132,10 +132,10 @@ def test_a_wrong_archive_is_refused_and_leaves_nothing_visible(root, tmp_path, s
     assert versions.library(Host(), root)["versions"] == []
 
 
-# The version's folder before the run: missing, or closed to other users as an older version made it.
+# The version's folder before the run is missing, or has mode 0700, as an older version of this code created it.
 @pytest.mark.parametrize("found", ["nothing", "of an older version"])
 def test_every_user_of_a_container_may_look_into_a_version(root, tmp_path, found):
-    """Containers mount the folder, and their users may not be root."""
+    """A container mounts the folder, and its users may not be root, so every user must be able to read the folder."""
     archive = pack(tmp_path / "1.tgz", "1")
     folder = Path(root) / "1"
     before = os.umask(0o077)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that the processes that use a version of the library are found, in a simulated /proc and in real mounts."""
+"""Tests which installed versions of the library are in use, so that they must not be removed: by memory maps and mounts
+of processes and by the records of the device plugin. /proc is simulated, except for one test with a real mount.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.library import users as
 from doubles.host import write
 
 ROOT = "/usr/local/lib/vgpu"
-# A line of a process's memory map, and a line of its list of mounts.
+# a line of /proc/PID/maps, and a line of /proc/PID/mountinfo
 MAPS = "7f00-7f10 r-xp 00000000 {device} {inode}  {path}\n"
 MOUNT = "700 690 0:50 {place} {point} ro,relatime - overlay overlay rw\n"
 
@@ -42,7 +44,7 @@ def test_version_without_a_user_is_unused(host, tmp_path):
     assert library_users.used(host, ROOT, ["1", "2"]) == []
 
 
-# A container's maps show the path of the mount, without the version.
+# In a container, the maps show the path of the mount, which has no version in it. So the inode decides.
 def test_a_mapped_file_is_known_by_its_inode(host, tmp_path):
     where = device(tmp_path / "usr/local/lib/vgpu/1/libvgpu.so")
     process(tmp_path, 7, MAPS.format(path=f"{ROOT}/libvgpu.so", **where))
@@ -56,7 +58,8 @@ def test_a_mapped_file_is_known_by_its_path(host, tmp_path):
 
 @pytest.mark.parametrize("place", [f"{ROOT}/1", "/lib/vgpu/1", "/1", f"{ROOT}/1/libvgpu.so", "/1/libvgpu.so"])
 def test_mount_is_recognised_by_the_end_of_its_path(host, tmp_path, place):
-    """A container mounts the folder of a version; older releases mounted a single file."""
+    """Containers mount the folder of a version; older releases of this collection mounted only the file. The path in
+    mountinfo may be relative to the file system, so only its end is compared."""
     process(tmp_path, 7, mounts=MOUNT.format(place=place, point="/dev/vgpu/lib"))
     assert library_users.used(host, ROOT, ["1", "2"]) == ["1"]
 
@@ -68,7 +71,8 @@ def test_mount_of_another_file_does_not_count(host, tmp_path):
 
 @pytest.mark.parametrize("asked", [ROOT, "/srv/vgpu"])
 def test_a_root_behind_a_link_is_the_same_root(tmp_path, asked):
-    """The kernel reports the folder behind the link; the plugin's records have either path."""
+    """If the library root is a symbolic link, the kernel reports the folder that it leads to, while the records of the
+    device plugin may have either path. Both must be found."""
     for version in ("1", "2", "3"):
         write(tmp_path, f"/srv/vgpu/{version}/libvgpu.so", version)
     (tmp_path / "usr/local/lib").mkdir(parents=True)
@@ -78,7 +82,8 @@ def test_a_root_behind_a_link_is_the_same_root(tmp_path, asked):
     assert library_users.used(Host(str(tmp_path)), asked, ["1", "2", "3"]) == ["1", "2"]
 
 
-# columns: the plugin's records, the versions that the records use (all, if unreadable)
+# columns: text of the device plugin's records; expected versions in use. If the text is unreadable, every version may
+# be in use.
 RECORDS = [
     (json.dumps({"version": 1, "allocations": [{"id": "a", "library": f"{ROOT}/2"}]}), ["2"]),
     (json.dumps({"version": 1, "allocations": [{"id": "a", "library": ""}]}), []),

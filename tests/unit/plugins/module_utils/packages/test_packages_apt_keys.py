@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the keys of apt sources on a simulated apt: they are identified by their ids, removed with their sources, and
-restored.
+"""Tests the signing keys of stale apt sources on a simulated apt: they are recognised by their key ids, removed
+together with the sources, and restored by a rollback.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Apt:
     return apt_double.host(tmp_path, monkeypatch)
 
 
-# A key made for this test, with its id from gpg.
+# a key that was made for this test, and its id as gpg shows it
 KEY = base64.b64decode(
     "mDMEawKWWBYJKwYBBAHaRw8BAQdASzhd2hPC9OVqlydat0R1LXrlmlWhptse+8kW4S5Ne8W0EXN0YWxlQGV4YW1wbGUuY29tiJAEExYIADgWIQRKr4GSV6Be"
     "le6f47y7gN9W0RVoRwUCawKWWAIbAwULCQgHAgYVCgkICwIEFgIDAQIeAQIXgAAKCRC7gN9W0RVoR1eYAP0dWESowmyvyPWQnjav8bUPnPLZGu65Uz7CsFSU"
@@ -30,7 +30,7 @@ KEY = base64.b64decode(
 )
 KEY_ID = "BB80DF56D1156847"
 
-# The key after one byte of its body changed counts as another key.
+# If one byte of its body is changed, it is another key.
 OTHER = KEY[:20] + bytes([KEY[20] ^ 1]) + KEY[21:]
 ARMOUR = (
     b"-----BEGIN PGP PUBLIC KEY BLOCK-----\nComment: x\n\n"
@@ -46,8 +46,8 @@ def test_keys_are_known_by_their_ids(data: bytes, number: int) -> None:
     assert len(found) == number and found[:1] == [KEY_ID][:number]
 
 
-# columns: folder of the key file, its content, whether another source names it, whether the desired state names it,
-# whether it is removed
+# columns: folder of the key file, its content, whether a source of another owner names the file, whether our own source
+# names it; whether the file is removed
 STALE_KEYS = [
     ("trusted", KEY, False, False, True),
     ("trusted", ARMOUR, False, False, True),
@@ -104,7 +104,8 @@ def test_key_is_restored_for_a_source_that_still_needs_it(apt: Apt, tmp_path: Pa
 
 COPY = {**LOCAL, "trusted": False}
 
-# columns: name and text of a remaining source, our own source, whether the key for all sources is removed
+# columns: name and text of another source on the host, our own source; whether the key, which all sources without a key
+# of their own trust, is removed
 LEFT_OVER = [
     ("theirs.list", "deb https://copy.example.com/ /\n", LOCAL, False),
     ("theirs.sources", "Types: deb\nURIs: https://copy.example.com/\nSuites: ./\n", LOCAL, False),

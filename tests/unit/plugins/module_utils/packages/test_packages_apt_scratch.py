@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests queries of the real apt about sources that are not on the host yet, and the interpretation of apt's messages
-about unreadable sources.
+"""Tests how apt is asked about sources that are not on the host yet: real apt runs on a scratch folder with its own
+sources and package lists. Also tests which of apt's messages about unreadable sources stop a role.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CONTROL = "Package: vgpu-test-{name}\nVersion: {version}\nArchitecture: all\nMai
 
 
 def folder_of(root: Path, name: str, version: str) -> Path:
-    """Creates a flat repository with one package."""
+    """Creates a flat apt repository (a folder with an index) that contains one package."""
     root.mkdir(exist_ok=True)
     (root / f"{name}.deb").write_bytes(b"no package, but a file")
     control = CONTROL.format(name=name, version=version)
@@ -77,7 +77,7 @@ def test_package_folder_can_be_queried_before_its_source_is_written(scratch: Pat
     assert apt_text.parse_policy(apt(options, "policy", "vgpu-test-file"))["vgpu-test-file"]["candidate"] == "4.0"
 
 
-# columns: apt's messages, the needed addresses, whether the role must stop
+# columns: messages of apt, addresses of the sources that the role needs; whether the role must stop
 UNREAD = [
     ("Err:1 http://x.test/a ./ InRelease\nE: Failed to fetch http://x.test/a/./InRelease  404  Not Found", [], False),
     ("E: Failed to fetch http://x.test/a/./InRelease  404  Not Found", ["http://x.test/a"], True),
@@ -99,7 +99,7 @@ def test_only_an_unreadable_needed_source_stops_the_role(text: str, needed: list
     assert apt_text.is_fatal(text, needed) is fatal
 
 
-# columns: apt's output, whether a file that apt's lists name is missing in the archive
+# columns: output of apt; whether the package lists are outdated, because the archive no longer has a file in them
 OUTDATED = [
     ("E: Failed to fetch http://m.test/p.deb  404  Not Found [IP: 127.0.0.1 80]\nE: Unable to fetch some", True),
     ("Err:1 http://m.test bookworm/main amd64 p amd64 1.0\n  404  Not Found [IP: 127.0.0.1 80]", True),

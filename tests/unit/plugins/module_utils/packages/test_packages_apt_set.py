@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the installation of a set of packages on a simulated apt: the calls of apt, and the rollback, which must
-restore the host.
+"""Tests the installation of a set of packages with their source and holds on a simulated apt: which apt commands run,
+when an installation is refused, and that the rollback restores the host.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Apt:
     return apt_double.host(tmp_path, monkeypatch)
 
 
-# columns: the installer of the package that apt would remove, words of the refusal
+# columns: who installed the package that apt would remove; expected words of the refusal ("": apt may remove it)
 MAKES_WAY = [
     ("our record", ""),
     ("an administrator", "apt would remove containerd"),
@@ -32,7 +32,7 @@ MAKES_WAY = [
 def test_packages_of_the_set_may_be_replaced_by_its_new_packages(
     apt: Apt, tmp_path: Path, whose: str, words: str
 ) -> None:
-    """Example: the packages of one driver branch replace those of another branch with other names."""
+    """For example, the packages of one driver branch replace those of another branch, which have other names."""
     record = str(tmp_path / "record.json")
     if whose == "an administrator":
         apt.here["containerd"] = "1.0-1"
@@ -53,7 +53,8 @@ def test_packages_of_the_set_may_be_replaced_by_its_new_packages(
         assert (apt.here, apt.rests) == ({}, set()), "the replaced package left no settings"
 
 
-# columns: forbidden patterns, words of the refusal; docker.io depends on runc and containerd
+# columns: patterns of packages that must not be installed; expected words of the refusal. docker.io depends on runc and
+# containerd.
 COMPANIONS = [
     (["run*"], "runc would be installed for docker.io"),
     (["*", "!docker.io", "!runc"], "containerd would be installed for docker.io"),
@@ -76,7 +77,7 @@ def test_forbidden_dependency_stops_the_whole_installation(
         assert present(apt, **desired).changed
 
 
-# columns: the desired state, the calls of apt, whether a source file is written
+# columns: desired packages and source; expected apt commands, whether a source file is written
 DESIRED: list[tuple[dict[str, Any], list[str], bool]] = [
     ({"packages": ["docker.io"]}, ["install"], False),
     ({"packages": ["docker.io=1.0*"]}, ["install"], False),
@@ -117,7 +118,8 @@ def test_check_mode_names_every_package_to_install(apt: Apt) -> None:
 
 
 def test_installed_packages_are_reported_instead_of_the_simulated(apt: Apt) -> None:
-    """A folder repository has such lists if its archive was rebuilt after apt read them."""
+    """A simulated installation may name an older version than the one that is then installed, if the archive of a
+    folder repository was rebuilt in between. The report must name the installed versions."""
     apt.newer = "2.0-1"
     run = present(apt, packages=["nvidia-docker2"], source=LOCAL)
     assert run.transaction.install == {"nvidia-docker2": "2.0-1", "nvidia-container-toolkit": "2.0-1"}
@@ -135,7 +137,7 @@ def test_packages_installed_before_stay(apt: Apt, tmp_path: Path) -> None:
     assert apt.here == {"docker.io": "1.0-1"}
 
 
-# columns: the fault, the desired state, words of the message
+# columns: fault of apt, desired packages and source; expected words of the message
 FAULTS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"packages": ["nosuch"]}, "on Debian GNU/Linux 12 .*\n- nosuch: no repository"),
     ({}, {"packages": ["docker.io=9*"]}, "no version 9"),
@@ -157,8 +159,8 @@ def test_refusal_changes_nothing(apt: Apt, tmp_path: Path, fault: dict, desired:
     assert state(apt) == before
 
 
-# columns: age of the lists in seconds, whether the listed packages are gone from the archive, the packages, the calls
-# of apt
+# columns: age of apt's package lists in seconds, whether the archive no longer has the listed versions, desired
+# packages; expected apt commands
 LISTS: list[tuple[float, bool, list[str], list[str]]] = [
     (0.0, False, ["docker.io"], ["install"]),
     (86399.0, False, ["docker.io"], ["install"]),
@@ -166,7 +168,7 @@ LISTS: list[tuple[float, bool, list[str], list[str]]] = [
     (math.inf, False, ["docker.io"], ["update", "install"]),
     (0.0, True, ["docker.io"], ["install", "update", "install"]),
     (86401.0, True, ["docker.io"], ["update", "install"]),
-    # An empty package list installs nothing.
+    # no packages are desired, so apt is not called
     (math.inf, True, [], []),
 ]
 
@@ -199,7 +201,8 @@ def test_unreadable_unneeded_source_is_a_warning(apt: Apt, source: dict | None) 
     assert "example.com" in "".join(run.warnings)
 
 
-# columns: the fault, the desired state, words of an error, words of a warning; no row may predict an installation
+# columns: fault of apt, desired packages and source; expected words of an error, words of a warning. In no row may
+# check mode predict an installation.
 UNPREDICTED: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({}, {"packages": ["does-not-exist-580"]}, "does-not-exist-580: no repository", ""),
     ({}, {"packages": ["does-not-exist-580"], "source": LOCAL}, "does-not-exist-580: no repository", ""),
@@ -233,7 +236,7 @@ def test_check_mode_does_not_predict_a_missing_package(
     assert state(apt) == before and set(apt.calls) <= {"look"}
 
 
-# columns: the packages, the optional packages, the installed packages
+# columns: desired packages, optional packages; expected installed packages
 OPTIONAL: list[tuple[list[str], list[str], set[str]]] = [
     (["containerd"], ["nvidia-docker2"], {"containerd", "nvidia-docker2", "nvidia-container-toolkit"}),
     (["containerd"], ["nvidia-docker2=1.*"], {"containerd", "nvidia-docker2", "nvidia-container-toolkit"}),
@@ -316,7 +319,7 @@ def test_packages_are_held_and_released(apt: Apt, tmp_path: Path) -> None:
     assert predicted.plan[-2:] == ["hold docker.io", "hold runc"]
     assert apt.holds == {"docker.io", "runc"}
     assert not present(apt, **desired).changed
-    # A hold that an administrator released is set again.
+    # An administrator released this hold, so the next run sets it again.
     apt.holds.discard("runc")
     assert present(apt, **desired).plan == ["hold runc"]
     absent(apt, **desired)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the parsers of apt's and dpkg's output with recorded texts of Debian 12."""
+"""Tests the parsers for the output of apt and dpkg and for apt's source files, with texts recorded on Debian 12."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def entry(uri: str, suites: str, components: str, key: str = "") -> Source:
     return Source(("deb",), (uri,), tuple(suites.split()), tuple(components.split()), key)
 
 
-# columns: the host's entries, the desired components, the added entries
+# columns: source entries of the host, desired components (such as non-free); expected entries to add
 COMPONENTS = [
     (
         [entry("http://m/debian", "bookworm", "main", "/k")],
@@ -76,9 +76,9 @@ COMPONENTS = [
         [entry("http://m/debian", "bookworm", "non-free", "/k")],
     ),
     ([entry("http://m/debian", "bookworm", "main non-free")], "non-free", []),
-    # A separate entry enables the component already.
+    # The component is already enabled by an entry of its own.
     ([entry("http://m/debian", "bookworm", "main"), entry("http://m/debian/", "bookworm", "non-free")], "non-free", []),
-    # Each suite gets its missing components; the security mirror too.
+    # Every suite gets the components that it lacks, also the suite on the security mirror.
     (
         [entry("http://m/debian", "bookworm bookworm-updates", "main"), entry("http://s", "bookworm-security", "main")],
         "contrib non-free",
@@ -87,7 +87,7 @@ COMPONENTS = [
             entry("http://s", "bookworm-security", "contrib non-free"),
         ],
     ),
-    # Entries of third-party repositories are ignored.
+    # Repositories of third parties do not have the distribution's components.
     ([entry("http://other.test", "stable", "main"), entry("file:/opt/apt", "./", "")], "non-free", []),
     ([entry("http://cloud.test/apt", "cloud-sdk-bookworm", "main")], "non-free", []),
 ]
@@ -98,7 +98,7 @@ def test_missing_components(entries: list, wanted: str, added: list) -> None:
     assert apt_text.missing_components(entries, "bookworm", wanted.split()) == added
 
 
-# output of `apt-cache policy`
+# recorded output of `apt-cache policy`
 POLICY = """busybox:
   Installed: (none)
   Candidate: 1:1.35.0-4+deb12u1+b1
@@ -130,7 +130,7 @@ def test_output_of_apt_cache_policy_is_parsed() -> None:
     assert policy["runc"]["versions"] == ["1.2.0-1", "1.1.5+ds1-1+deb12u1"]
 
 
-# columns: package, words of the message
+# columns: package, with its version after "="; expected message (None: the package is available)
 AVAILABLE = [
     ("busybox", None),
     ("busybox=*", None),
@@ -147,7 +147,7 @@ def test_unavailable_packages_are_named(package: str, words: str | None) -> None
     assert apt_text.unavailable([package], apt_text.parse_policy(POLICY)) == ([words] if words else [])
 
 
-# columns: package, installed version, whether it satisfies the desired state
+# columns: desired package, installed version (None: not installed); whether this version is enough
 SATISFIED = [
     ("a", "1", True),
     ("a", None, False),
@@ -165,7 +165,7 @@ def test_installed_version_satisfies_the_desired_state(package: str, installed: 
     assert apt_text.satisfied(package, installed) is expected
 
 
-# output of `apt-get --simulate install`
+# recorded output of `apt-get --simulate install`
 SIMULATION = """Reading package lists...
 The following NEW packages will be installed:
   runc
@@ -186,7 +186,7 @@ def test_output_of_a_simulation_is_parsed() -> None:
     assert moved.lines()[0] == "install gcc-12-base 12.2.0-14"
 
 
-# columns: package, the argument of apt-get
+# columns: desired package; expected argument of apt-get
 RESOLVED = [
     ("busybox", "busybox"),
     ("busybox=*", "busybox"),
@@ -214,7 +214,8 @@ UTILS = {
     "candidate": "580.65.06-0ubuntu1",
     "versions": ["580.65.06-0ubuntu1", "535.261.03-0ubuntu2"],
 }
-# columns: packages, known versions of the leading package, the following package's pin
+# columns: packages, where "fm=@utils" means fm in the version of utils; known versions of utils; expected package fm
+# with its version
 FOLLOWERS = [
     (["utils", "fm=@utils"], UTILS, "fm=580.65.06-*"),
     (["utils=535.*", "fm=@utils"], UTILS, "fm=535.261.03-*"),
@@ -230,7 +231,7 @@ def test_follower_has_the_version_of_its_leader(packages, known, pin):
     assert apt_text.same_version(packages, {"utils": known} if known else {})[-1] == pin
 
 
-# apt's output when the disk is full
+# recorded output of apt if the disk is full
 FULL = """\
 Unpacking libcuda1:amd64 (535.309.01-0+deb12u1) ...
 dpkg: error processing archive /tmp/apt-dpkg-install-x/1-libcuda1.deb (--unpack):
@@ -246,7 +247,7 @@ def test_reason_of_dpkg_is_the_line_below_its_error():
     assert "Unpacking" not in said
 
 
-# apt's output for an address without a repository
+# recorded output of apt for an address without a repository
 NOT_FOUND = """\
 Ign:1 http://mirror.test/nowhere ./ InRelease
 Err:2 http://mirror.test/nowhere ./ Release

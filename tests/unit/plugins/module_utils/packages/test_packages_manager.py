@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the calls of package managers, and the records of their changes."""
+"""Tests how programs such as apt and dnf are called, and the record in which a role keeps its changes for the
+rollback."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.packages import manager as package_manager
 from ansible_collections.vgpu.fleet.plugins.module_utils.packages.manager import PackageError
 
-# Writes to both output streams, prints two variables and its input, and exits with 3.
+# A script that writes to both output streams, prints two variables and its input, and exits with status 3.
 TALK = 'echo out; echo fault >&2; printf "%s|" "$LC_ALL" "$MARK" "$(cat)"; exit 3'
 
 

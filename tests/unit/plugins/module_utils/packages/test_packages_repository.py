@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the common format of a repository: its translation for each package manager, and that all roles accept it."""
+"""Tests the common format in which the variables of all roles describe a package repository: its translation for apt
+and for RPM systems, and that every role and module accepts the same keys.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ BOTH = {"uris": ["http://m/deb"], "suites": ["/"], "baseurl": "http://m/rpm", "k
         ({"uris": []}, {"uris": []}, {}),
         ({"baseurl": "http://m", "gpgcheck": False}, {}, {"baseurl": "http://m", "gpgcheck": False}),
         ({"files": ["/a.deb"], "trusted": True}, {"files": ["/a.deb"], "trusted": True}, {}),
-        # The driver's table has the address of the key; the role copies the key itself.
+        # key_url and key_fingerprint are not passed on, because the role itself copies the key.
         ({"baseurl": "http://m", "key_url": "http://m/k", "key_fingerprint": "F"}, {}, {"baseurl": "http://m"}),
     ],
 )
@@ -38,7 +40,8 @@ def test_repository_is_translated_for_each_package_manager(
 
 
 def suboptions(path: str, *names: str) -> dict[str, Any]:
-    """Returns the documented keys of an option of a role's argument specification or of a module."""
+    """Returns the documented keys of an option, from the argument specification of a role or the DOCUMENTATION of a
+    module."""
     text = (ROOT / path).read_text()
     if path.endswith(".py"):
         text = text.partition('DOCUMENTATION = r"""')[2].partition('"""')[0]
@@ -62,7 +65,7 @@ def test_the_roles_have_the_same_keys(role: str) -> None:
         f"roles/{role}/meta/argument_specs.yml",
         *("argument_specs", "main", "options", f"{role}_repository", "options"),
     )
-    # The other two roles have a separate variable for package files.
+    # Only container_runtime has package files in the repository; the other roles have a variable of their own for them.
     if role == "container_runtime":
         spec.pop("files")
     first = suboptions(

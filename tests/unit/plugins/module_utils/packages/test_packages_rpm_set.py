@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the installation of a set of packages on an in-memory RPM host. tests/rpm uses real dnf and zypper."""
+"""Tests the installation of a set of packages with their repository and locks on a simulated RPM host, and the
+rollback. tests/rpm uses real dnf and zypper.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ REPOSITORY = {"a": ["1-1", "2-1"], "b": ["1-1"], "liba": ["1-1", "2-1"], rpm_set
 
 
 class Host:
-    """Packages and locks in memory, files below a folder. ``a`` requires ``liba``."""
+    """A simulated RPM host with packages and locks in memory and files in a folder. Package ``a`` requires ``liba`` of
+    the same version."""
 
     def __init__(self, folder: Path, manager: str = "dnf") -> None:
         self.folder, self.manager = folder, manager
@@ -55,7 +58,7 @@ class Host:
             raise RpmError(self.broken)
 
     def install(self, packages: dict[str, str], files: list[str], keep: list[str]) -> None:
-        # Refuses, as a package manager does, an installation that needs another version of liba.
+        # As in a real package manager, ``a`` cannot be installed if ``liba`` must keep another version.
         if "a" in packages and "liba" in keep and self.there.get("liba") != packages["a"]:
             raise RpmError(f"a {packages['a']} requires liba {packages['a']}")
         self.calls.append("install " + " ".join(f"{name}={version}" for name, version in sorted(packages.items())))
@@ -116,7 +119,7 @@ def test_set_is_installed_kept_and_removed(host: Host) -> None:
     assert first.installed["liba"] == "1-1", "the plan names the dependency"
     host.calls = []
     again = run(host, "a=1-1", source=SOURCE, hold=["a"])
-    # An installed key is not fetched again: a run without changes needs no network.
+    # The installed key is not fetched again, so that a run without changes needs no network.
     assert not again.changed and host.calls == []
     gone = run(host, state="absent")
     assert gone.changed and host.there == {"theirs": "9-1"} and host.locked == []
@@ -124,7 +127,7 @@ def test_set_is_installed_kept_and_removed(host: Host) -> None:
     assert not run(host, state="absent").changed
 
 
-# columns: optional packages, the packages installed with a
+# columns: optional packages; expected packages besides "theirs" after an installation of ``a``
 OPTIONAL = [
     (["b"], {"a", "liba", "b"}),
     (["b=1-*"], {"a", "liba", "b"}),
@@ -196,7 +199,8 @@ def test_own_locks_are_updated_and_locks_of_others_kept(host: Host) -> None:
 
 
 def test_package_left_out_of_a_lock_can_be_changed_by_its_role(host: Host) -> None:
-    """Both roles lock NVIDIA's packages; each role's lock would count as foreign to the other."""
+    """Two roles lock NVIDIA's packages. A package that the first role left out of its lock ("!*a") is free for the
+    second role; otherwise the lock of the first role would block it like a stranger's lock."""
     toolkit = str(host.folder.parent / "toolkit.json")
     run(host, "liba=1-1", record_at=toolkit)
     run(host, "theirs=9-1", hold=["the*", "lib*", "!*a"])
@@ -244,7 +248,7 @@ def test_dnf_reads_entries_without_a_version(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_full_disk_leaves_no_trace(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk is full when the key is written, after the repository's file."""
+    """The disk becomes full after the repository file was written, when the key is written."""
     real = rpm_set.package_manager.write_bytes
 
     def full(path: str, data: bytes, mode: int = 0o644) -> None:
@@ -292,7 +296,8 @@ def test_record_of_an_earlier_version_is_read(host: Host) -> None:
 
 
 def test_a_repository_of_an_earlier_version_goes_as_well(host: Host) -> None:
-    """An earlier version's file has our name and another text, and its record lists no files."""
+    """An earlier version wrote a repository file of the same name with another text, and its record does not list the
+    file. It must still be replaced and removed."""
     (host.folder / "ours.repo").write_text("[ours]\n")
     old = {"manager": host.manager, "packages": ["a"], "locks": []}
     (host.folder.parent / "record.json").write_text(json.dumps(old))
@@ -308,7 +313,7 @@ def test_a_repository_of_an_earlier_version_goes_as_well(host: Host) -> None:
 
 
 class Zypper(rpm_host.RpmHost):
-    """A zypper whose every command has the same exit status."""
+    """A zypper of which every command has the same exit status and output."""
 
     def __init__(self, code: int) -> None:
         super().__init__("zypper")
@@ -318,8 +323,7 @@ class Zypper(rpm_host.RpmHost):
         return self.code, '<solvable kind="package" name="a" edition="1-1" repository="r"/>', "said"
 
 
-# columns: zypper's exit status, then whether a search, an installation and a refresh of our repository count as
-# successful
+# columns: exit status of zypper; whether a search, an installation and a refresh of our repository count as successful
 ZYPPERS_ENDS = [
     (0, True, True, True),
     (102, True, True, True),
@@ -345,7 +349,7 @@ def test_exit_status_of_zypper_is_interpreted(code: int, search: bool, install: 
                 what()
 
 
-# Faults of a web server, and an invalid address.
+# errors while a web server sends the key, and an invalid address
 @pytest.mark.parametrize("fault", [http.client.IncompleteRead(b"-----BEG"), http.client.InvalidURL("a b"), OSError()])
 def test_key_that_cannot_be_downloaded_is_named(monkeypatch: pytest.MonkeyPatch, fault: Exception) -> None:
     def fails(*_about: Any, **_options: Any) -> None:

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the versions, pins, repository files and locks of RPM systems."""
+"""Tests the functions for texts of RPM systems: how versions are compared, which versions a pin allows, the repository
+files, and the locks of dnf and zypper.
+"""
 
 from __future__ import annotations
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.packages import pins, rpm_text
 
-# columns: lower version, higher version; cases of rpm's manual and its own tests
+# columns: lower version, higher version. The cases are from rpm's manual and its own tests.
 ORDERED = [
     ("1.0", "2.0"),
     ("1.9", "1.10"),
@@ -35,7 +37,7 @@ def test_versions_that_are_equal(one: str, other: str) -> None:
     assert rpm_text.compare(one, other) == 0
 
 
-# columns: version, pin, whether the version matches the pin
+# columns: version, pin (a version that may be incomplete); whether the version matches the pin
 PINS = [
     ("3:580.95.05-1.el9", "580.95.05", True),
     ("3:580.95.05-1.el9", "580.95.05-1.el9", True),
@@ -58,7 +60,7 @@ def test_package_that_follows_another_gets_its_version() -> None:
     known = {"a": ["1.1-1", "1.2-1"], "b": ["1.1-1", "1.2-1"]}
     assert rpm_text.follow(["a=*", "b=@a"], {}, known) == ["a=*", "b=1.2"]
     assert rpm_text.follow(["a=1.1*", "b=@a"], {}, known) == ["a=1.1*", "b=1.1"]
-    # An installed version that fits takes precedence over available versions.
+    # An installed version that matches is preferred to the available versions.
     assert rpm_text.follow(["a=*", "b=@a"], {"a": "1.1-1"}, known) == ["a=*", "b=1.1"]
     assert rpm_text.follow(["a=*", "b=@a"], {}, {}) == ["a=*", "b"]
 
@@ -96,7 +98,7 @@ def test_dependencies_of_the_same_version_change_with_the_package() -> None:
     assert rpm_text.companions({"main": "2:0.9-1"}, there, known) == {"part": "2:0.9-1"}
 
 
-# zypper's search result: an installed version, an available version, and a source package, which does not count.
+# Search result of zypper with an installed version, an available version and a source package. Only the second counts.
 SEARCH = """<?xml version='1.0'?>
 <stream>
 <search-result version="0.0"><solvable-list>
@@ -109,7 +111,7 @@ SEARCH = """<?xml version='1.0'?>
 
 def test_output_of_zypper_and_rpm_is_parsed() -> None:
     assert rpm_text.parse_zypper_search(SEARCH) == {"a": ["1.1-1"]}
-    # dnf 4 prints empty lines for the line ends that dnf 5 needs.
+    # The query ends each line for dnf 5; dnf 4 then prints empty lines in between.
     assert rpm_text.parse_versions("a 0:1-1\n\nb 3:1-1\n\n") == {"a": ["1-1"], "b": ["3:1-1"]}
     assert rpm_text.parse_versions("a 1-1\nwarning: some words here\na 2-1\na 1-1\nb 3:1-1\n") == {
         "a": ["1-1", "2-1"],
@@ -117,7 +119,7 @@ def test_output_of_zypper_and_rpm_is_parsed() -> None:
     }
 
 
-# os-release, package manager.
+# columns: text of /etc/os-release; expected package manager
 SYSTEMS = [
     ('ID="rocky"\nID_LIKE="rhel centos fedora"\n', "dnf"),
     ('ID="sles"\nID_LIKE="suse"\n', "zypper"),
@@ -141,9 +143,9 @@ def test_signatures_are_checked_only_if_the_repository_has_a_key() -> None:
     with_key = rpm_text.repository_file("vgpu-x", source, "/etc/pki/rpm-gpg/vgpu-x.asc")
     assert "gpgcheck=1\n" in with_key and "repo_gpgcheck=1\n" in with_key
     assert "gpgkey=file:///etc/pki/rpm-gpg/vgpu-x.asc\n" in with_key
-    # The text contains the address, so another address is a change.
+    # The text contains the key's address, so that another address counts as a change of the file.
     assert "https://m.example.com/k" in with_key
-    # A key given as text goes to its own file, also with an empty first line from a template.
+    # A key that is given as text is written to a file of its own. A template may put an empty line before it.
     armoured = rpm_text.repository_file("vgpu-x", {**source, "key": "\n-----BEGIN PGP"}, "/k.asc")
     assert "gpgkey=file:///k.asc\n" in armoured and "BEGIN" not in armoured
     without = rpm_text.repository_file("vgpu-x", {**source, "key": ""}, "")
@@ -169,7 +171,7 @@ def test_locks_are_read_by_their_package() -> None:
     assert pins.matching(["b"], ["!c"]) == []
 
 
-# columns: an entry written by an administrator, installed packages, the locked package
+# columns: lock entry as an administrator writes it, installed packages; expected package of the entry
 LOOSE = [
     ("nvidia-driver-cuda", ["nvidia", "nvidia-driver-cuda"], "nvidia-driver-cuda"),
     ("cuda-toolkit-12-4", ["cuda-toolkit-12-4"], "cuda-toolkit-12-4"),
@@ -177,7 +179,7 @@ LOOSE = [
     ("kernel-5.14.0", ["kernel"], "kernel"),
     ("kernel-5.14.0-1.el9.x86_64", ["kernel"], "kernel"),
     ("nvidia-driver.x86_64", ["nvidia-driver"], "nvidia-driver"),
-    # Packages that are not installed: version and release begin with a digit.
+    # The package of this entry is not installed, so the name ends where a part begins with a digit.
     ("nvidia-driver-cuda", [], "nvidia-driver-cuda"),
     ("nvidia-driver-580.95.05-1.el9", [], "nvidia-driver"),
     ("java-1.8.0-openjdk", [], "java-1.8.0-openjdk"),

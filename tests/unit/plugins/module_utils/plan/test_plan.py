@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the plan that follows from a host's state and the desired state. Each row changes one fact of a
-converged host.
+"""Tests the plan (the list of roles to run, with their changes) that follows from the state of a host and the
+variables. Each row changes one fact of a converged host, which needs no change.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ RECORD = "/var/lib/vgpu/baseline/nvidia_docker.json"
         ({RECORD: "line 1"}, {}, "warnings"),
         ({RECORD: "line 1"}, {"packages.nvidia-docker2": None}, "errors"),
         ({RECORD: ""}, {"packages.nvidia-docker2": None}, ""),
-        # The record of a role that is not in the play.
+        # the record of a role that does not run
         ({"/var/lib/vgpu/baseline/mig.json": "line 1"}, {}, ""),
     ],
 )
@@ -57,7 +57,7 @@ UNIT_FILE = ("files", "/etc/systemd/system/vgpu-device-plugin.service")
 ARBITER = ("units", "vgpu-arbiter.service")
 ARBITER_FILE = ("files", "/etc/systemd/system/vgpu-arbiter.service")
 
-# columns: the difference in the state, the role that must run, words of its changes or reason
+# columns: facts of the state that differ; expected role in the plan, words of its changes or its reason
 STATES = [
     ({"packages.nvidia-smi": None}, "nvidia_driver", "install nvidia-smi"),
     ({("files", "/run/vgpu-docker-daemon.pending"): {}}, "container_runtime", "interrupted"),
@@ -70,7 +70,8 @@ STATES = [
         "container_runtime",
         'change default-runtime from "runc" to "nvidia"',
     ),
-    # The run was killed between the write of daemon.json and the reload: the file is new, the daemon is not.
+    # A run was killed after it wrote daemon.json and before the reload, so the running daemon still has the old
+    # settings.
     ({"docker.info.DefaultRuntime": "runc"}, "container_runtime", "the running daemon has default-runtime"),
     ({"docker.info.Runtimes": {"runc": {"path": "runc"}}}, "container_runtime", "runtimes.nvidia"),
     ({"docker.info": None}, "container_runtime", "restart docker.service, which does not answer"),
@@ -82,11 +83,11 @@ STATES = [
     ({"vcuda.closed": ["0.1.0-new"]}, "vcuda", "let every user read"),
     ({ARBITER_FILE: None}, "vcuda", "write /etc/systemd/system/vgpu-arbiter.service"),
     ({(*ARBITER_FILE, "sha256"): "other"}, "vcuda", "change /etc/systemd/system/vgpu-arbiter.service"),
-    # The run was killed between switch and restart, or the version's folder was deployed again under the running
-    # arbiter.
+    # The arbiter (the program that shares out compute time) runs from an older file: a run was killed between the
+    # switch of the version and the restart, or the folder of the version was deployed again.
     ({(*ARBITER, "exe"): "/usr/local/lib/vgpu/0.1.0-old/vgpu-arbiter"}, "vcuda", "0.1.0-old/vgpu-arbiter"),
     ({(*ARBITER, "exe"): "/usr/local/lib/vgpu/0.1.0-new/vgpu-arbiter (deleted)"}, "vcuda", "restart vgpu-arbiter"),
-    # The library root is a link, and the running arbiter is not the program behind the link.
+    # The library root is a symbolic link now, so the running arbiter is not the program that the link leads to.
     ({"vcuda.real_root": "/srv/vgpu"}, "vcuda", "restart vgpu-arbiter"),
     ({(*UNIT, "old_driver"): True}, "device_plugin", "restart vgpu-device-plugin.service"),
     ({(*ARBITER, "stale"): True}, "vcuda", "reload systemd and restart vgpu-arbiter.service"),
@@ -108,7 +109,8 @@ STATES = [
     ),
     ({UNIT_FILE: None}, "device_plugin", "write /etc/systemd/system/vgpu-device-plugin.service"),
     ({(*UNIT_FILE, "sha256"): "other"}, "device_plugin", "change /etc/systemd/system/vgpu-device-plugin.service"),
-    # The run was killed between the write of a file and the restart: all files are new, the program is not.
+    # A run was killed after it wrote its files and before the restart: the files are new, but the running program is
+    # not.
     ({(*UNIT, "stale"): True}, "device_plugin", "reload systemd"),
     ({(*UNIT_FILE, "mtime"): 2000.0}, "device_plugin", "newer than the running program"),
     ({"plugin.status.version": "0.0.9"}, "device_plugin", "the running program is version 0.0.9"),
@@ -128,7 +130,7 @@ def test_one_difference_runs_one_role_and_verifies(state, role, words):
     assert found["errors"] == []
 
 
-# columns: the difference in the desired state, the roles that must run
+# columns: variables that differ; expected roles in the plan
 DESIRED = [
     ({"vgpu_split_count": 4}, ["device_plugin", "verify"]),
     ({"vgpu_memory_scaling": 2}, ["device_plugin", "verify"]),
@@ -136,7 +138,8 @@ DESIRED = [
     ({"vcuda_version": "0.2.0-x"}, ["vcuda", "verify", "collect"]),
     ({"nvidia_driver_version": "535.261.03-1"}, []),
     ({"nvidia_driver_version": "535.*"}, []),
-    # The running plugin uses the driver files of its start.
+    # After another driver is installed, the running device plugin still uses the old driver's files, so it must
+    # restart.
     ({"nvidia_driver_version": "550.1-1"}, ["nvidia_driver", "device_plugin", "verify"]),
     ({"nvidia_driver_packages": ["nvidia-smi=535.261.03-1"]}, []),
     ({"nvidia_driver_packages": ["nvidia-smi=550"]}, ["nvidia_driver", "device_plugin", "verify"]),
@@ -147,7 +150,7 @@ DESIRED = [
     ({"vgpu_sharing": "none", "vcuda_state": "absent"}, ["vcuda", "device_plugin"]),
     ({"vcuda_state": "absent"}, ["vcuda", "verify"]),
     ({"device_plugin_state": "absent"}, ["device_plugin"]),
-    ({"nvidia_docker_state": "absent"}, []),  # the group does not manage the device plugin
+    ({"nvidia_docker_state": "absent"}, []),  # the device plugin is not managed
     ({"device_plugin_state": None}, []),
 ]
 
@@ -157,14 +160,14 @@ def test_changed_variables_run_their_roles(variables, roles):
     assert made(variables)["roles"] == roles
 
 
-# columns: the difference in the desired state, the difference in the library's state, the changes of the step that
-# removes old versions
+# columns: variables that differ, facts about the library that differ; expected changes of the step "collect", which
+# removes old versions of the library
 OLD = "remove /usr/local/lib/vgpu/0.1.0-old"
 COLLECTED = [
     ({}, {}, []),  # a container uses the old version
     ({}, {"vcuda.unused": ["0.1.0-old"]}, [OLD]),
     ({}, {"vcuda.current": "0.1.0-old"}, [OLD + " unless a container uses it"]),
-    # The desired version is the old installed version, so that version must stay.
+    # The variables now select the old installed version, so the other version is removed.
     ({"vcuda_version": "0.1.0-old"}, {"vcuda.unused": ["0.1.0-old"]}, [OLD[:-3] + "new unless a container uses it"]),
     ({"vcuda_state": "absent"}, {"vcuda.unused": ["0.1.0-old"]}, []),
 ]
@@ -178,7 +181,7 @@ def test_old_library_versions_are_removed_last(variables, state, changes):
 
 
 UNPROVEN = [
-    {"proof": None},  # the last run was killed before the proof, or the proof failed
+    {"proof": None},  # the proof failed, or its run was killed
     {"proof": "of something else"},
     {"plugin.status.library": "0.0.9"},
     {"nvml.driver_version": "550.163.01"},
@@ -199,11 +202,11 @@ def test_absent_role_runs_if_it_has_a_record():
 
 
 DISTURBING = [
-    ({"nvidia_driver_version": "550.1-1"}, {}, True),  # the driver's files were replaced under the loaded driver
+    ({"nvidia_driver_version": "550.1-1"}, {}, True),  # a driver in use is replaced
     ({"nvidia_driver_version": "550.1-1"}, {"nvml.ok": False}, False),
     ({"vcuda_version": "0.2.0-x"}, {}, False),
     ({"vgpu_split_count": 4}, {}, False),
-    # A reload applies default-shm-size; only a restart applies log-driver.
+    # Settings of docker: a reload applies default-shm-size, but log-driver needs a restart, which stops containers.
     ({"__container_runtime_docker_settings": {"default-shm-size": "2G"}}, {"docker.info.ContainersRunning": 3}, False),
     ({"__container_runtime_docker_settings": {"log-driver": "local"}}, {"docker.info.ContainersRunning": 3}, True),
     ({"__container_runtime_docker_settings": {"log-driver": "local"}}, {"docker.info.ContainersRunning": 0}, False),
@@ -226,8 +229,8 @@ def test_plan_marks_changes_that_disturb_running_work(variables, state, disturbs
 
 NOUVEAU = {**SILENT, "driver.nouveau": True}
 
-# columns: the difference in the state, nvidia_driver_kernel_module, words of the error, words of the warning, whether
-# the role runs
+# columns: facts of the state that differ, nvidia_driver_kernel_module; expected words of the error, words of the
+# warning, whether the role nvidia_driver runs
 KERNEL_MODULES = [
     (NOUVEAU, "open", "nouveau uses the GPUs", "", False),
     (NOUVEAU, "none", "", "NVML does not answer: no driver", False),
@@ -236,7 +239,7 @@ KERNEL_MODULES = [
     ({**NOUVEAU, "packages.nvidia-smi": None}, "proprietary", "nouveau uses the GPUs", "", True),
     ({**SILENT, "driver.loaded_version": "535.1"}, "open", "", "NVML does not answer", False),
     ({**SILENT, "driver.loaded_version": "535.1", "driver.disk_version": "535.2"}, "open", "", "", True),
-    ({"driver.nouveau": True}, "open", "", "", False),  # NVML works, so NVIDIA's module has the GPUs
+    ({"driver.nouveau": True}, "open", "", "", False),  # NVML works, so nouveau has no GPU
 ]
 
 
@@ -250,7 +253,7 @@ def test_driver_role_runs_only_if_it_can_load_the_module(state, module, fault, n
         assert words in "".join(about)
 
 
-# columns: the difference in the state, words of the error
+# columns: facts of the state that differ; expected words of the error
 @pytest.mark.parametrize(
     ("state", "words"),
     [

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the plan of a host whose pods get GPUs by claims: the requirements, and the GPUs of claims in use."""
+"""Tests the plan of a host whose pods get GPUs by ResourceClaims (dynamic resource allocation): the requirements of the
+host, and the refusal to give up this allocation while claims are in use.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from plan_samples import VARIABLES, changed, made
 
 CLAIMS = {"vgpu_allocation": "dra", "device_plugin_kubeconfig": "/etc/kubernetes/kubelet.conf"}
 CONTAINERD = {"engine": "containerd", "endpoint": "unix:///run/containerd/containerd.sock", "cgroup_driver": "systemd"}
-# A node that meets all requirements of claims.
+# a node that meets all requirements of claims
 NODE = {"kubelet": (1, 36), "kubelet_engine": CONTAINERD, "containerd.config_text": "version = 3\n"}
 OLD_CONTAINERD = ("packages", "containerd.io")
 WITH_CLAIMS = node_config.dump(node_config.from_vars({"vgpu_split_count": 3, "vgpu_allocation": "dra"}))
@@ -21,12 +23,12 @@ def allocations(*kinds: tuple[str, str]) -> dict:
     return {("plugin", "status", "allocations"): found}
 
 
-# columns: the difference in the variables, the difference in the state, words of the error ("": none)
+# columns: variables that differ, facts of the node that differ; expected words of the error ("": none)
 REFUSED = [
     ({}, {}, ""),
     ({}, {"kubelet": (1, 33)}, "is Kubernetes 1.33; expected 1.34 or newer"),
     ({}, {"kubelet": None, "kubelet_engine": None}, "this host has no kubelet"),
-    # k3s contains its kubelet, whose version cannot be read.
+    # k3s has no kubelet program of its own, so the version of its kubelet is unknown and not checked.
     ({}, {"kubelet": None, "kubelet_engine": {"engine": "k3s"}}, ""),
     ({"device_plugin_kubeconfig": ""}, {}, "set device_plugin_kubeconfig"),
     ({"device_plugin_deploy": "daemonset"}, {}, "device_plugin_deploy is daemonset"),
@@ -47,7 +49,7 @@ def test_claims_name_an_unmet_requirement_of_the_host(variables, state, words):
     assert [words in one and "vgpu_allocation is dra" in one for one in found] == [True] * bool(words), found
 
 
-# columns: the difference in the state, words of the warning ("": none)
+# columns: facts of the node that differ; expected words of the warning ("": none)
 WARNED = [
     ({}, ""),
     ({"kubelet": (1, 35)}, "DRAConsumableCapacity"),
@@ -79,13 +81,14 @@ LEAVES = [
     ({}, {"node_config.text": WITH_CLAIMS}, True),
     ({"device_plugin_state": "absent"}, {"node_config.text": WITH_CLAIMS}, True),
     (CLAIMS, {"node_config.text": WITH_CLAIMS}, False),
-    ({}, {}, False),  # the node did not use claims before
+    ({}, {}, False),  # this node had no claims before
 ]
 
 
 @pytest.mark.parametrize(("variables", "state", "refused"), LEAVES)
 def test_claims_in_use_keep_the_allocation_of_the_node(variables, state, refused):
-    """Without the driver the kubelet cannot unprepare the claims, and their pods hang."""
+    """The kubelet needs the driver of claims to end a pod. Without it the claims stay prepared and their pods hang, so
+    the plan refuses the change."""
     found = made(variables, {**NODE, **LEFT, **state})["errors"]
     assert ["containers have claim default/a, claim default/b on this node" in one for one in found] == [True] * refused
 

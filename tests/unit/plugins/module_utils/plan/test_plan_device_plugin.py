@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the plan of the device plugin: other owners of its resource, the DaemonSet, an unavailable driver, containers
-that use slices.
+"""Tests the plan of the role device_plugin: conflicts with other device plugins, a DaemonSet instead of a service, a
+driver that does not work, and containers that lose their slices (parts of a GPU) by a change.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.config import node_conf
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.digest import sha256
 from plan_samples import CONVERGED, RUNNING, SILENT, UNIT, made
 
-# columns: the difference in the state, the difference in the desired state, whether the plan refuses the host for its
-# driver
+# columns: facts of the state that differ, variables that differ; whether the plan refuses to restart the device plugin,
+# because the driver does not work
 DRIVERLESS = [
     (SILENT, {"vgpu_split_count": 4}, True),
     ({**SILENT, (*UNIT, "active"): False}, {}, True),
-    (SILENT, {}, False),  # The device plugin has no changes.
+    (SILENT, {}, False),  # No restart is planned.
     ({**SILENT, "packages.nvidia-smi": None}, {"vgpu_split_count": 4}, False),  # The role of the driver runs before.
     (SILENT, {"vgpu_split_count": 4, "nvidia_driver_state": None}, True),
-    (SILENT, {"vgpu_split_count": 4, "vgpu_fail_on_init_error": False}, False),  # The plugin waits for the driver.
+    (SILENT, {"vgpu_split_count": 4, "vgpu_fail_on_init_error": False}, False),  # The plugin may wait for the driver.
     (SILENT, {"device_plugin_state": "absent"}, False),
     ({}, {"vgpu_split_count": 4}, False),
 ]
@@ -63,7 +63,7 @@ BY_POD = {
     ("units", "vgpu-device-plugin.service"): {"present": False},
 }
 
-# columns: the difference on a node of the DaemonSet, the resulting change
+# columns: facts that differ on a node of the DaemonSet; expected change ("": none)
 PODS = [
     ({}, ""),
     ({DAEMONSET_FILE: None}, "write /etc/vgpu/daemonset.json"),
@@ -103,7 +103,8 @@ def test_a_working_device_plugin_is_not_restarted_without_a_driver(state, variab
 
 
 def running(split, *held):
-    """Returns the status of a device plugin with K slices of each GPU, and the allocated slices."""
+    """Returns the status of a device plugin that splits each GPU into ``split`` slices. ``held`` lists who uses a
+    slice, as (kind of the allocation, slice)."""
     config = node_config.from_vars({"vgpu_split_count": split})
     allocations = [{"id": str(n), "kind": kind, "slice_ids": [one]} for n, (kind, one) in enumerate(held) if kind]
     used = {one for _kind, one in held}
@@ -114,10 +115,12 @@ def running(split, *held):
 
 
 POD_A, POD_B, LEASE = ("kubelet", "GPU-a::1"), ("kubelet", "GPU-b::0"), ("lease", "GPU-b::1")
-# Holders from vgpuctl run and vgpuctl exec, and a podman container started by CDI name, which has no allocation.
+# Containers that no drain moves: of vgpuctl run, of vgpuctl exec, and of podman with a CDI name, which has no
+# allocation.
 ENGINE, PROGRAM, BY_NAME = ("container", "GPU-a::1"), ("exec", "GPU-b::0"), ("", "GPU-b::1")
 
-# columns: the difference in the desired state, the holders of slices with K=3, words about the disturbed containers
+# columns: variables that differ, users of slices; expected words of the warning ("": nothing is disturbed). At present
+# each GPU has three slices.
 HOLDERS = [
     ({"vgpu_split_count": 4}, [POD_A, POD_B], "2 containers hold slices of the former size"),
     ({"vgpu_split_count": 4}, [LEASE], ""),
@@ -132,7 +135,7 @@ HOLDERS = [
     ({"vgpu_devices": [{"match": {"index": 0}, "split_count": 1}]}, [POD_A, POD_B], "1 containers"),
     ({"vgpu_sharing": "none"}, [POD_A, POD_B], "2 containers"),
     ({"vgpu_resource_names": {"count": "example.com/gpu"}}, [POD_A, POD_B], "2 containers"),
-    ({"vgpu_log_level": 3}, [POD_A, POD_B], ""),  # no slice changes
+    ({"vgpu_log_level": 3}, [POD_A, POD_B], ""),  # the slices stay as they are
     ({"device_plugin_version": "0.2.0"}, [POD_A], ""),
     ({"device_plugin_state": "absent"}, [POD_A, LEASE], "1 containers use slices; their allocations end"),
     ({"device_plugin_state": "absent"}, [LEASE], ""),
@@ -150,7 +153,7 @@ def test_containers_are_disturbed_by_another_slice_size(variables, held, words):
     assert words in "".join(found["warnings"])
 
 
-# columns: the holders of slices, the names of those that a drain of the node does not move
+# columns: users of slices; expected names of those that a drain of the node does not move
 OUTSIDE = [
     ([], []),
     ([POD_A, LEASE], []),
@@ -168,7 +171,7 @@ def test_containers_that_no_drain_moves_are_named(held, outside):
     ends = [one for one in found["warnings"] if "nvidia_driver: this step ends containers that no drain moves: " in one]
     assert len(ends) == bool(outside)
     assert all(one in ends[0] for one in outside)
-    assert made({}, state)["outside"] == outside  # the containers are listed, and no step ends them
+    assert made({}, state)["outside"] == outside  # no step ends these containers, so they are only listed
     assert "no drain" not in "".join(made({}, state)["warnings"])
 
 

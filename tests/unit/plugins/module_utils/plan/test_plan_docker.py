@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the plan of hosts with docker: restarts, faults of daemon.json, variants of docker."""
+"""Tests the plan of hosts with docker: restarts of docker that the variables do not allow, faults in daemon.json, and
+unusual installations of docker.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.digest import sha256
 from plan_samples import DAEMON_JSON, DOCKER, made
 
-LOCAL_LOGS = {"__container_runtime_docker_settings": {"log-driver": "local"}}  # only a restart applies it
+LOCAL_LOGS = {"__container_runtime_docker_settings": {"log-driver": "local"}}  # needs a restart of docker
 BUSY = {"docker.info.ContainersRunning": 3}
 LIVE = {
     **BUSY,
@@ -16,7 +18,7 @@ LIVE = {
 }
 PENDING = ("files", "/run/vgpu-docker-daemon.pending")
 
-# columns: the difference in the desired state, the difference in the state, container_runtime_restart, words of the
+# columns: variables that differ, facts of the state that differ, container_runtime_restart; expected words of the
 # error, words of the warning
 RESTARTS = [
     (
@@ -34,9 +36,9 @@ RESTARTS = [
     (LOCAL_LOGS, LIVE, "never", "container_runtime_restart is never", ""),
     (LOCAL_LOGS, {}, "if_idle", "", ""),
     (LOCAL_LOGS, {}, "never", "container_runtime_restart is never", ""),
-    # A stopped docker is started under any policy.
+    # Docker is stopped, so the policy "never" does not apply: nothing is interrupted.
     (LOCAL_LOGS, {(*DOCKER, "active"): False, "docker.info": None}, "never", "", ""),
-    # A reload is enough for this key.
+    # A reload applies this key, so no restart is planned.
     ({"__container_runtime_docker_settings": {"default-shm-size": "2G"}}, BUSY, "never", "", ""),
     ({}, {"docker.info": None}, "if_idle", "", "its containers are unknown"),
     ({}, {"docker.info": None}, "never", "a daemon that does not answer", ""),
@@ -54,7 +56,7 @@ def test_a_restart_that_is_not_allowed_is_refused_before_any_change(variables, s
         assert words in "".join(told)
 
 
-# The comma at the end of line 3 is missing.
+# invalid, because line 3 has no comma at its end
 BAD_DAEMON_JSON = """\
 {
   "default-runtime": "nvidia",
@@ -72,7 +74,7 @@ def test_a_broken_daemon_json_is_an_error_of_this_host_with_line_and_column():
     assert "line 4, column 3" in fault
 
 
-# columns: the variant of docker, its value in the state, words of the error, words of the warning
+# columns: unusual installation of docker, its value in the state; expected words of the error, words of the warning
 KINDS = [
     ("snap", True, "remove it with: snap remove docker", ""),
     ("podman", True, "package podman-docker", ""),
@@ -94,7 +96,7 @@ def test_a_docker_that_is_masked_is_an_error_of_this_host():
     assert found["roles"] == []
     assert "docker.service is masked" in found["errors"][0]
     assert "systemctl unmask docker.service" in found["errors"][0]
-    # Our changes can still be removed.
+    # The removal of our changes does not need a docker that can start.
     assert made({"container_runtime_state": "absent"}, {(*DOCKER, "masked"): True})["errors"] == []
 
 
@@ -104,7 +106,7 @@ def test_an_option_on_the_command_line_too_is_an_error_of_this_host():
     assert "command line" in found["errors"][0]
 
 
-# daemon.json with a value for the feature cdi.
+# daemon.json that sets the feature cdi
 ASKED = DAEMON_JSON.replace("{", '{"features": {"cdi": %s}, ', 1)
 KUBELET = [1, 34]
 
@@ -112,12 +114,12 @@ KUBELET = [1, 34]
 @pytest.mark.parametrize(
     ("version", "more", "said"),
     [
-        ("20.10.24+dfsg1", {}, False),  # this version does not support CDI
+        ("20.10.24+dfsg1", {}, False),  # has no CDI
         ("24.0.9", {}, False),
         ("25.0.0", {}, True),
         ("26.1.5+dfsg1", {}, True),
         ("28.1.1", {}, True),
-        ("28.2.0", {}, False),  # this version enables CDI by default
+        ("28.2.0", {}, False),  # enables CDI by default
         ("29.1.0", {}, False),
         ("", {}, False),
         ("26.1.5", {"docker.config_text": ASKED % "true"}, False),

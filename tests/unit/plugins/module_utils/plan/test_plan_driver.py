@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the plan of the driver on a Debian 12 host with a T4: changes, faults, and whether running work is
-disturbed.
+"""Tests the plan of the role nvidia_driver on a Debian 12 host with a T4: the changes, the refusals, and whether a
+change disturbs running work.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from plan_samples import changed, made
 NAMES = ["nvidia-smi", "libcuda1", "libnvidia-ml1", "nvidia-kernel-dkms"]
 HEADERS = ["linux-headers-6.1.0-37-amd64", "linux-headers-amd64", "nvidia-persistenced"]
 BLACKLIST = "/etc/modprobe.d/vgpu-nouveau.conf"
-# The state of the host when the plan has no changes of the driver.
+# a state in which the driver needs no change
 GOOD = {
     "os": {
         "id": "debian",
@@ -46,12 +46,12 @@ GOOD = {
 }
 SILENT = {"nvml.ok": False, "nvml.error": "no driver", "driver.loaded_version": None}
 
-# columns: the difference in the state, the difference in the desired state, changes, words of the fault,
+# columns: facts of the state that differ, variables nvidia_driver_* that differ; expected changes, words of the error,
 # whether running work is disturbed
 ROWS = [
     ({}, {}, [], "", False),
     ({"packages.libcuda1": None}, {}, ["install libcuda1"], "", False),
-    ({"packages.nvidia-smi": "535.1-1"}, {}, [], "", False),  # no pin: any version of the branch will do
+    ({"packages.nvidia-smi": "535.1-1"}, {}, [], "", False),  # no version is requested
     ({"held": []}, {}, [f"hold {name}" for name in sorted([*NAMES, "nvidia-persistenced"])], "", False),
     ({"held": []}, {"hold": False}, [], "", False),
     ({("files", BLACKLIST): None}, {}, [f"write {BLACKLIST}"], "", False),
@@ -71,7 +71,8 @@ ROWS = [
         False,
     ),
     ({("units", "nvidia-persistenced.service", "active"): False}, {"persistenced": False}, [], "", False),
-    # A new version: a reload if no process uses the old driver, else a reboot.
+    # A new version of the driver: its modules are reloaded if no process uses the old ones; otherwise the host must
+    # reboot.
     (
         {},
         {"version": "535.300.01-1"},
@@ -94,7 +95,7 @@ ROWS = [
         "nvidia_driver_reboot is never",
         True,
     ),
-    # The packages are installed; their module is not loaded.
+    # The packages are installed, but the kernel module is not loaded.
     (SILENT, {}, ["load the kernel modules"], "", False),
     (SILENT, {"kernel_module": "none"}, [], "", False),
     ({**SILENT, "driver.loaded_version": "535.1"}, {}, ["reload the kernel modules"], "", False),
@@ -106,7 +107,7 @@ ROWS = [
         "",
         True,
     ),
-    # With reboot "always" even a small change needs a reboot, so the node is drained.
+    # With reboot "always" even a small change leads to a reboot, so it disturbs running work and the node is drained.
     (
         {"held": NAMES},
         {"reboot": "always"},
@@ -123,7 +124,7 @@ ROWS = [
         "",
         True,
     ),
-    # Refused before the first installation.
+    # These hosts are refused before a package is installed.
     ({"pci_gpus": [{"address": "0000:01:00.0", "device": "0x2901"}]}, {}, [], "Blackwell", False),
     ({"driver.secure_boot": True}, {}, [], "Secure Boot is on", False),
     ({}, {"source": "present"}, [], "", False),
@@ -157,7 +158,8 @@ THERE = {
     ("files", TOKEN): {"sha256": sha256("token"), "mode": "0600", "mtime": 2.0},
     ("units", GRIDD): {"present": True, "enabled": True, "active": True, "started": 3.0},
 }
-# columns: the difference on a vGPU guest, the difference in the desired state, changes
+# columns: facts of the vGPU guest (a virtual machine with an NVIDIA vGPU) that differ, variables that differ; expected
+# changes
 GUESTS = [
     ({}, {}, []),
     ({("files", TOKEN): None}, {}, [f"write {TOKEN}"]),
@@ -184,7 +186,7 @@ def test_a_vgpu_guest(state, wanted, changes):
     assert (TOKEN in reads["files"]) is whole["vgpu_guest"]
 
 
-# columns: the reload in the role's record on the host, changes
+# columns: record of the role on the host, which lists the services that a reload stopped; expected changes
 RECORDS = [
     ({"stopped": ["nvidia-dcgm.service"]}, ["start nvidia-dcgm.service, which an interrupted run had stopped"]),
     ({"stopped": []}, []),
@@ -222,8 +224,8 @@ def test_a_fabric_manager_of_another_version_is_a_change():
     assert not [text for text in changes if text.startswith("change") and "nscq" in text]
 
 
-# columns: users of the running driver, policy, the last change, words of the fault. Ubuntu's package names contain
-# the branch.
+# columns: processes that use the driver, nvidia_driver_reboot; expected last change, words of the error. Ubuntu's
+# package names contain the branch, so another branch has other packages.
 BRANCHES = [
     ([], "never", "reload the kernel modules", ""),
     (["python3 (41)"], "if_required", "reboot, for driver 535.261.03 is loaded and in use by python3 (41)", ""),
@@ -252,7 +254,7 @@ def test_another_branch_disturbs_even_with_other_package_names(users, policy, la
     assert (same.disturbs, same.errors) == (False, []), "expected no disturbance if the branch stays"
 
 
-# columns: a change of the step, whether it installs another version of the driver
+# columns: a line of the plan; whether this change replaces the running driver by another version
 REPLACES = [
     ("change nvidia-smi from 535.1 to 535.2", True),
     ("change kmod-nvidia-open-dkms from 3:580.1-1 to 590.*", True),
@@ -268,13 +270,13 @@ def test_changes_that_replace_the_running_driver(change, told):
     assert plan_driver.replaces(change) is told
 
 
-# columns: packages missing next to a running, used driver of another branch, desired state, changes. No row is
-# refused.
+# columns: facts that differ: packages that are missing while a driver of another branch runs and is in use; variables
+# that differ; expected changes. No row disturbs running work.
 OF_ANOTHER_BRANCH = [
     ({("packages", "nvidia-persistenced"): None}, {}, ["install nvidia-persistenced"]),
-    ({("packages", HEADERS[0]): None}, {}, [f"install {HEADERS[0]}"]),  # after an upgrade of the kernel
+    ({("packages", HEADERS[0]): None}, {}, [f"install {HEADERS[0]}"]),  # the kernel was upgraded
     (
-        {"packages": {"our-driver": "1", "nvidia-utils-550": "550.90.07-1"}},  # a dependency of the named packages
+        {"packages": {"our-driver": "1", "nvidia-utils-550": "550.90.07-1"}},  # named packages may depend on others
         {"packages": ["our-driver", "nvtop"]},
         ["install nvtop"],
     ),
@@ -289,7 +291,8 @@ def test_missing_packages_next_to_another_branch_disturb_nothing(state, wanted, 
     assert (list(found.changes), found.errors, found.disturbs, found.warnings) == (changes, [], False, [])
 
 
-# columns: running driver, desired state, words of a warning. Debian 12 with NVIDIA's repository (newest branch: 580).
+# columns: version of the running driver, variables that differ; expected words of the warning. The host has NVIDIA's
+# repository, whose newest branch for Debian 12 is 580.
 UNNAMED = [
     ("590.44.01", {}, 'to keep 590.44.01, set nvidia_driver_branch: "590"'),
     ("575.57.08", {}, 'to keep 575.57.08, set nvidia_driver_branch: "575"'),
@@ -310,7 +313,7 @@ def test_warning_for_an_unset_branch_names_the_variable(runs, wanted, words):
     assert found.disturbs is (f"{wanted.get('branch', '580')}." not in runs)
 
 
-# columns: installed packages on Ubuntu, other differences in the state, words of a warning
+# columns: installed packages on Ubuntu, other facts that differ; expected words of the warning
 CUDA_REPOSITORY = {"nvidia-utils-580": "580.95.05-0ubuntu1", "libnvidia-compute-580": "580.95.05-0ubuntu1"}
 OF_OTHERS = [
     (
@@ -335,8 +338,8 @@ def test_warning_for_a_driver_of_others_names_the_variable_to_keep_it(packages, 
     assert words in " ".join(found.warnings) and bool(found.warnings) is bool(words)
 
 
-# Ubuntu with all packages of branch 535. columns: running driver, missing packages or files, desired kernel modules,
-# words of a warning
+# Ubuntu with all packages of branch 535. columns: version of the running driver, packages or files that are missing,
+# kind of kernel modules; expected words of the warning
 RETIRED = [
     ("535.261.03", {}, "auto", ""),
     ("580.178.04", {}, "auto", "branch 535 is requested and installed, but driver 580.178.04 runs"),

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests memory enforcement in the plan: one line, and an error if only the driver may enforce and the host cannot."""
+"""Tests what the plan says about memory enforcement (by the driver or by the library): one line, and an error if
+vgpu_memory_enforcement is "driver" but the host's driver cannot enforce limits.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.config import node_conf
 from ansible_collections.vgpu.fleet.plugins.module_utils.plan import desired, plan
 from plan_samples import CONVERGED, VARIABLES, changed
 
-# A converged host with driver branch 615.
+# A converged host whose driver has branch 615, the first that limits control groups.
 CAN = changed(
     CONVERGED,
     {
@@ -26,7 +28,7 @@ CAN = changed(
 )
 VOLTA = [{"address": "0000:01:00.0", "device": "0x1db1"}]
 NO_PLUGIN = {"plugin.status.memory_enforcement": "", "plugin.status.memory_enforcement_reason": ""}
-# The device plugin's status after the probe of the driver's limits failed.
+# the device plugin's status if the driver did not enforce its test limit
 FAILED = {
     "plugin.status.memory_enforcement": "library",
     "plugin.status.memory_enforcement_reason": "memory is enforced by the library alone: GPU-1: it does not hold",
@@ -34,7 +36,7 @@ FAILED = {
 }
 
 ROWS = [
-    # columns: the difference on the host, words of the line, whether the driver enforces
+    # columns: facts of the host that differ; expected words of the line, whether the driver enforces the limits
     ({}, "set and read back on this host (backend dmem)", True),
     (NO_PLUGIN, "the device plugin probes the driver's limits when it starts", False),
     (FAILED, "GPU-1: it does not hold", False),
@@ -86,7 +88,7 @@ def test_enforcement_follows_the_configured_branch():
     assert "driver branch 580 has no memory limits" in made["memory_enforcement"]
 
 
-# columns: variables that contradict enforcement by the driver, words of the error
+# columns: variables with which the driver cannot enforce limits; expected words of the error
 @pytest.mark.parametrize(
     ("variables", "said"),
     [

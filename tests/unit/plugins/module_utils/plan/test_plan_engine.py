@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the plan's step for containerd, CRI-O, k3s and RKE2."""
+"""Tests the plan of the role container_runtime for engines other than docker: containerd, CRI-O, k3s and RKE2."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ WANTED = {
     "restart": "if_idle",
     "systemd_cgroup": "auto",
 }
-# containerd's configuration without any runtime
+# containerd's configuration without a runtime
 PLAIN = "version = 2\n"
 SYSTEMD = containerd_text.Desired(systemd_cgroup=True)
 OURS = containerd_text.merge(PLAIN, SYSTEMD)[0]
-# containerd's configuration in the format of version 3, with an imported folder
+# containerd's configuration in format 3, which imports a folder, so our part can be a file of its own there
 THREE = 'version = 3\nimports = ["/etc/containerd/conf.d/*.toml"]\n'
 UP = {"present": True, "active": True, "started": 1000.0}
 
@@ -37,14 +37,14 @@ def state(text, unit=None, drop_in=None, package="1.6.20~ds1-1", **files):
     }
 
 
-# columns: the host, the difference in the desired state, words of the changes, words of the error
+# columns: state of the host, variables that differ; expected words of the changes, words of the error
 HOSTS = [
     (state(OURS), {}, "", ""),
     (state(PLAIN), {}, "set plugins", ""),
     (state(None), {}, "write /etc/containerd/config.toml", ""),
     (state(PLAIN), {"restart": "never"}, "", "container_runtime_restart is never"),
     (state(PLAIN, unit={}), {"restart": "never"}, "set plugins", ""),
-    # The run was killed between write and restart.
+    # A run was killed after it wrote the file and before the restart of containerd.
     (state(OURS, **{RECORD: {"mtime": 2000.0}}), {}, "restart containerd.service", ""),
     (state(OURS, unit={"present": True, "active": False}), {}, "start containerd.service", ""),
     (state(OURS), {"default_runtime": "runc"}, "", ""),

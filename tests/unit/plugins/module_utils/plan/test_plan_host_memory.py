@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests a memory scaling above 1 against the memory of a host with one or two T4 of 15360 MiB."""
+"""Tests the findings about a memory scaling above 1: slices may then have more memory than the GPU, and the rest must
+fit into the memory of the host. The GPUs are T4 of 15360 MiB.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,15 @@ T4 = [{"index": n, "uuid": f"GPU-{n}", "model": "Tesla T4", "memory_mib": 15360}
 S100 = {"vgpu_memory_scaling": 100, "vgpu_split_count": 7}
 ONE = [{"match": {"index": 1}, "memory_scaling": 4}]
 
-# columns: GPUs, variables, MiB of the host, expected (level, variable, words)
+# columns: GPUs, variables, memory of the host in MiB; expected finding as (level, variable, words), None: no finding
 CASES = [
     (T4[:1], {"vgpu_memory_scaling": 1}, 1024, None),
     (T4[:1], {"vgpu_memory_scaling": 2}, 15360, None),
     (T4[:1], {"vgpu_memory_scaling": 2}, 15359, ("warning", "vgpu_memory_scaling", "have 15360 MiB more than the")),
     (T4, {"vgpu_memory_scaling": 2}, 15360, ("warning", "vgpu_memory_scaling", "have 30720 MiB more than the")),
-    # One slice of 214 GiB, which a former version accepted.
+    # A former version accepted this slice of 214 GiB.
     (T4, S100, 65536, ("error", "vgpu_memory_scaling", "of GPU 0 has 219428 MiB; expected at most the 15360 MiB")),
-    # A slice as large as card and host together, and a slice 1 MiB larger.
+    # In the first row the slice is as large as GPU and host together; in the second row the host has 1 MiB less.
     (T4[:1], {"vgpu_memory_scaling": 10}, 15360, ("warning", "vgpu_memory_scaling", "have 138240 MiB more")),
     (T4[:1], {"vgpu_memory_scaling": 10}, 15359, ("error", "vgpu_memory_scaling", "the 15359 MiB of the host")),
     (T4, {"vgpu_devices": ONE}, 40000, ("warning", "vgpu_devices[0].memory_scaling", "have 46080 MiB more")),

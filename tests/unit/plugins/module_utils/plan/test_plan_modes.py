@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests MIG, MPS and time slice in the plan: changes, faults, and whether running work is disturbed."""
+"""Tests the plan of the sharing modes MIG and MPS and of the time slice (the time for which a process gets the GPU):
+changes, errors, and whether running work is disturbed.
+"""
 
 from __future__ import annotations
 
@@ -51,13 +53,13 @@ AS_WANTED = {
 FIRST = "mig.gpus"
 BUSY = [{**GPU, "processes": [{"pid": 7, "instance": 2}]}]
 
-# columns: the role's desired state, the difference in the state, changes, words of the fault,
-# whether running work is disturbed
+# columns: variables of the role that differ, facts of the state that differ; expected changes (None: MIG devices are
+# created), words of the error, whether running work is disturbed
 MIG = [
     ({}, {}, [], "", False),
     ({"geometry": {"1g.5gb": 2}}, {}, None, "", True),
     ({"geometry": {"1g.5gb": 2}}, {FIRST: BUSY}, [], "used by the processes 7", False),
-    ({"geometry": {"3g.20gb": 1, "1g.5gb": 1}}, {FIRST: BUSY}, None, "", True),  # MIG devices in use stay
+    ({"geometry": {"3g.20gb": 1, "1g.5gb": 1}}, {FIRST: BUSY}, None, "", True),  # the used MIG device stays
     ({"geometry": {"9g.80gb": 1}}, {}, [], "has no MIG profile 9g.80gb", False),
     ({"geometry": {}}, {}, [], "vgpu_mig_geometry is empty", False),
     ({}, {FIRST: [{**GPU, "mode": None}]}, [], "has no MIG", False),
@@ -90,14 +92,14 @@ def test_changes_of_mig(wanted, state, changes, fault, disturbs):
     assert part.disturbs is disturbs
 
 
-# The columns are the same as those of MIG.
+# columns as in MIG
 MPS = [
     ({}, {}, [], "", False),
     ({"replicas": 8}, {}, [f"change {mps.START_PATH}", f"restart {mps.UNIT}"], "", True),
     ({"replicas": 49}, {}, [], "at most 48 clients", False),
     ({}, {("units", mps.UNIT, "active"): False}, [f"start {mps.UNIT}"], "", False),
     ({}, {("units", mps.UNIT, "enabled"): False}, [f"enable {mps.UNIT}"], "", True),
-    # The run was killed between the write of the file and the restart.
+    # A run was killed after it wrote the file and before the restart, so the file is newer than the service.
     ({}, {("units", mps.UNIT, "started"): 0.5}, [f"restart {mps.UNIT}"], "", True),
     ({}, {("units", mps.UNIT, "stale"): True}, [f"restart {mps.UNIT}"], "", True),
     ({}, {("units", mps.UNIT, "started"): 1.5}, [], "", False),
@@ -142,7 +144,8 @@ def test_roles_read_only_their_inputs():
     assert options["mig"] is True
     assert {mig_unit.UNIT, mps.UNIT, time_slice.UNIT} <= set(options["units"])
     assert {mig_unit.GEOMETRY, mps.UNIT_PATH, time_slice.UNIT_PATH} <= set(options["files"])
-    # For a group without MIG, host_state reads only the record of the role mig, which a rollback needs.
+    # For a group without MIG only the record of the role is read, because it shows whether there is something to roll
+    # back.
     other = desired.reads(desired.collect({"mig_state": "absent", "__mig_record": "/r"}))
     assert other.get("mig") is None
     assert other["files"] == ["/r"]
@@ -156,13 +159,13 @@ IN_MIG = {
 EMPTY = {**CARD, "mig_enabled": True, "mig": []}
 TO_MIG = {"vgpu_sharing": "mig", "vgpu_mig_strategy": "mixed", "vgpu_mig_geometry": WANTED}
 RECORD = {"__mig_record": "/r"}
-# columns: variables, the current GPU, whether the role has a record to roll back, whether an error names the GPUs
+# columns: variables, GPU of the host, whether the role has a record of its changes; whether an error refuses the GPU
 BOTH_WAYS = [
     ({**TO_MIG, "mig_state": "present", "mig_geometry": WANTED}, CARD, False, False),
-    ({**TO_MIG, "mig_state": "present", "mig_geometry": WANTED}, EMPTY, False, False),  # an interrupted run
+    ({**TO_MIG, "mig_state": "present", "mig_geometry": WANTED}, EMPTY, False, False),  # as after an interrupted run
     ({**TO_MIG, "mig_state": "present", "mig_geometry": WANTED}, IN_MIG, False, False),
     ({**RECORD, "mig_state": "absent"}, IN_MIG, True, False),
-    ({**RECORD, "mig_state": "absent"}, IN_MIG, False, True),  # not the role's geometry
+    ({**RECORD, "mig_state": "absent"}, IN_MIG, False, True),  # MIG was set up by somebody else
     ({}, IN_MIG, False, True),
 ]
 

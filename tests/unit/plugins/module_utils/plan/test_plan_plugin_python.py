@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests which Python runs the device plugin: the table of systems, the configured interpreter, the refusals."""
+"""Tests which Python runs the device plugin on a host: by a table of systems or by the variable device_plugin_python,
+and the refusals if that Python is too old or missing.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ def host(name: str, version: str = "", like: str = "") -> dict[str, str]:
     return {"id": name, "version_id": version, "id_like": like, "name": f"{name} {version}".strip()}
 
 
-# columns: system, the plugin's Python, the packages that install it, the Python of a program that needs 3.8
+# columns: system; expected Python of the plugin (3.11 or newer), packages that install it, Python of a small program
+# that needs only 3.8
 SYSTEMS = [
     (host("debian", "12"), SYSTEM, ["python3-venv"], SYSTEM),
     (host("debian", "13"), SYSTEM, ["python3-venv"], SYSTEM),
@@ -43,7 +46,7 @@ def test_each_system_has_its_python(system, python, packages, small):
     assert (choice.python, choice.packages) == (python, packages)
     assert plugin_python.small_program(system) == small
     assert plugin_python.small_program(system, "/opt/python") == "/opt/python"
-    # The packages queried before the host's system is known include those needed afterwards.
+    # Packages must be queried before the system is known, so that query must include the packages of every system.
     assert set(packages) <= set(plugin_python.may_need("auto"))
     assert distribution.community(system) == (["universe"] if system["id"] == "ubuntu" else [])
 
@@ -77,15 +80,15 @@ def test_versions_of_the_table_meet_the_requirement_of_the_plugin():
 def test_configured_interpreter_is_selected(python, packages, chosen, names):
     choice = plugin_python.choose(host("ubuntu", "22.04"), python, packages)
     assert (choice.python, choice.packages) == (chosen, names)
-    # The table covers only its own Python.
+    # The version is known only for the Python in the table.
     assert choice.version == ("3.11" if chosen == "/usr/bin/python3.11" else "")
     assert plugin_python.may_need(packages) == (
         plugin_python.EVERY_PACKAGE if packages in ("auto", ["auto"]) else packages
     )
 
 
-# columns: the system, device_plugin_python, the interpreter's version (None: unknown, "": no such program), words of
-# the refusal ("": accepted)
+# columns: system, device_plugin_python, version of that interpreter (None: unknown, "": it does not exist); expected
+# words of the refusal ("": accepted)
 @pytest.mark.parametrize(
     ("system", "python", "version", "said"),
     [
@@ -131,9 +134,11 @@ EVERY = {SYSTEM: "3.10", OWN: "3.10", NEWER: "3.11"}
         ("auto", "/opt/venv/bin/python", LINKS, EVERY, SYSTEM),
         ("auto", SYSTEM, LINKS, EVERY, ""),
         ("auto", OWN, LINKS, EVERY, ""),
-        # The packages for /usr/bin/python3 add venv; the interpreter itself stays.
+        # The packages for /usr/bin/python3 only add venv, so a removal keeps the interpreter and the play can go on
+        # with it.
         (SYSTEM, SYSTEM, LINKS, EVERY, ""),
-        # The system's Python is too old for a module, or links to the removed interpreter.
+        # In these rows the system's Python is too old for the modules, or it is a link to the interpreter that is
+        # removed.
         ("auto", NEWER, {}, {SYSTEM: "3.6", "/usr/bin/python3.9": "3.9"}, "/usr/bin/python3.9"),
         ("auto", NEWER, {SYSTEM: NEWER}, {SYSTEM: "3.11", "/usr/bin/python3.8": "3.8"}, "/usr/bin/python3.8"),
         ("auto", NEWER, {}, {SYSTEM: "3.6", NEWER: "3.11"}, ""),
@@ -153,7 +158,7 @@ RECORD = "/var/lib/vgpu/baseline/device_plugin.json"
     [
         (JAMMY, {}, {"plugin.versions": []}, ["install python3.11", "install python3.11-venv"], ""),
         (JAMMY, {"device_plugin_packages": []}, {"plugin.versions": []}, [], ""),
-        # An installed version runs on any Python that it was installed with.
+        # The plugin is already installed, and it runs on the Python with which it was installed.
         (JAMMY, {}, {}, [], ""),
         (FOCAL, {}, {}, [], ""),
         (FOCAL, {}, {"plugin.versions": []}, [], "device_plugin_python"),
@@ -182,17 +187,17 @@ def test_absent_reverts_the_recorded_packages(there, expected):
 )
 def test_the_unit_of_mig_runs_on_a_python_that_is_new_enough(system, python, changes):
     wanted = {"state": "present", "geometry": WANTED, "boot": True, "python": python, "record": ""}
-    # The files on disk name /usr/bin/python3.
+    # The files on the disk name /usr/bin/python3, so another Python is one change.
     assert len(plan_modes.mig(wanted, {**AS_WANTED, "os": system}, {}).changes) == changes
     chosen = plugin_python.small_program(system, python)
     assert chosen in mig_unit.files(WANTED, chosen)[mig_unit.UNIT_PATH]
 
 
-# columns: the mode of the interpreter's file (None: no file), words of the fault ("": none)
+# columns: mode of the interpreter's file (None: no such file); expected words of the fault ("": none)
 @pytest.mark.parametrize(("mode", "words"), [(0o755, ""), (0o644, "is missing"), (None, "name a Python 3.8 or newer")])
 def test_missing_python_of_the_mig_unit_is_reported_before_the_boot(tmp_path, mode, words):
-    """On RHEL 8 and SLES 15 the program needs the plugin's Python, which a play without the role device_plugin does
-    not install."""
+    """On RHEL 8 and SLES 15 the boot program of MIG needs the Python of the device plugin. A play without the role
+    device_plugin does not install it, so the fault must be reported before the next boot."""
     python = plugin_python.small_program({"id": "rhel", "version_id": "8.10", "name": "RHEL 8.10"})
     assert python == "/usr/bin/python3.12"
     if mode is not None:
@@ -207,5 +212,5 @@ def test_missing_python_of_the_mig_unit_is_reported_before_the_boot(tmp_path, mo
 @pytest.mark.parametrize("minor", range(11, 15))
 def test_every_python_of_the_artefact_is_searched(minor):
     assert f"/usr/bin/python3.{minor}" in plugin_python.CANDIDATES
-    # The modules of a play run from 3.8 on.
+    # The modules of a play need only Python 3.8.
     assert "/usr/bin/python3.8" in plugin_python.CANDIDATES

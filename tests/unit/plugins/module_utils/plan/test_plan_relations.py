@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests relations between variables of roles: the driver's check receives every variable that it reads."""
+"""Tests the checks that relate several variables of a role. The check of the driver gets only listed variables, so each
+variable that it reads must be in that list.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ DEFAULTS = {f"nvidia_driver_{name}": value for name, value in choice.DEFAULTS.it
 
 
 def test_the_driver_gets_every_variable_that_its_check_reads() -> None:
-    """A variable missing here would fail every playbook with a KeyError."""
+    """A variable that is missing in the list would fail every playbook with a KeyError."""
     tree = ast.parse(inspect.getsource(choice.inputs))
     read = {
         node.slice.value

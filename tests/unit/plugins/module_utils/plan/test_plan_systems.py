@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the plan of hosts that do not run Debian: bare, with Docker's own engine, converged, and with a version to
-change.
+"""Tests the plan of hosts with Rocky and SLES: a bare host, one with Docker's own packages, a converged host, and one
+whose driver version changes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.plan import desired, pl
 from ansible_collections.vgpu.fleet.plugins.module_utils.plan import driver as plan_driver
 from plan_samples import BARE, CONVERGED, RUNNING, VARIABLES
 
-# Systems, as the facts of a host describe them.
+# operating systems, as the facts of a host describe them
 ROCKY = {
     "id": "rocky",
     "id_like": "rhel centos fedora",
@@ -26,7 +26,7 @@ ROCKY = {
 }
 SLES = {**ROCKY, "id": "sles", "id_like": "suse", "version_id": "15.6", "name": "SUSE Linux Enterprise Server 15 SP6"}
 CENTOS_7 = {**ROCKY, "id": "centos", "id_like": "rhel fedora", "version_id": "7", "name": "CentOS Linux 7 (Core)"}
-# No package variable is set, except those that select packages of the CUDA repository.
+# The packages follow from the system, because the only package variables here select from the CUDA repository.
 ROLES = {
     **VARIABLES,
     "nvidia_driver_packages": [],
@@ -37,7 +37,7 @@ ROLES = {
 }
 MIRROR = {"container_runtime_repository": {"baseurl": "https://mirror.example.com/docker-ce", "key": "/k.asc"}}
 DOCKER = {"docker.service": dict(RUNNING)}
-# Only the named packages; a real driver also has their dependencies.
+# Only the packages that the plan names; a real driver has their dependencies too.
 PACKAGES = {
     "rocky": {"nvidia-driver-cuda": "580.95.05-1.el9"},
     "sles": {"nvidia-compute-G06": "580.95.05-1", "nvidia-compute-utils-G06": "580.95.05-1"},
@@ -90,7 +90,8 @@ def as_wanted(system):
 
 @pytest.mark.parametrize("system", [ROCKY, SLES])
 def test_converged_host_has_an_empty_plan(system):
-    """rpm reports versions with a release, which no pin contains."""
+    """rpm reports each version with a release, which the requested version does not contain. Both must count as
+    equal."""
     made = planned(system, as_wanted(system))
     assert (made["steps"], made["errors"]) == ([], [])
 
@@ -104,7 +105,7 @@ def test_another_version_is_a_change_of_every_package(system):
     assert all("580.105.08" in change for change in changes)
 
 
-# columns: the group's branch, the packages changed from driver 580.95.05
+# columns: nvidia_driver_branch; expected packages that change. Driver 580.95.05 is installed.
 BRANCHES = [("580", []), ("570", ["nvidia-driver-cuda"])]
 
 
@@ -119,7 +120,8 @@ def test_another_branch_is_a_change_also_where_a_stream_holds_the_branches(relea
 
 
 def test_headers_beside_those_of_another_kernel_disturb_no_driver():
-    """rpm keeps several installed versions of these packages; the driver works and is in use."""
+    """New kernel headers are installed besides the old ones, because rpm keeps several versions of these packages. So
+    this change does not disturb the driver in use."""
     packages = dict.fromkeys(["nvidia-driver-cuda", "kmod-nvidia-open-dkms"], "3:580.95.05-1.el9")
     packages.update({"kernel-devel": "5.14.0-570.12.1.el9_6", "kernel-headers": "1", "nvidia-persistenced": "1"})
     variables = {**desired.INPUTS["nvidia_driver"], "state": "present", "source": "cuda", "kernel_module": "auto"}

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the planned changes of the toolkit's configuration, and the warnings about containers' GPU access."""
+"""Tests the planned changes of the NVIDIA container toolkit's configuration file, and the warnings about settings by
+which a container gets every GPU or none.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from plan_samples import CONVERGED, VARIABLES
 
 PATH = "/etc/nvidia-container-runtime/config.toml"
 KEYS = {"accept-nvidia-visible-devices-as-volume-mounts": True}
-# columns: the text, changes, words of the error
+# columns: text of the file (None: no file); expected changes, words of the error
 ROWS = [
     ("accept-nvidia-visible-devices-as-volume-mounts = true\n", [], ""),
     (
@@ -36,13 +38,13 @@ def test_the_plan_names_each_key(text, changes, fault):
 TOOLKIT = {"nvidia_docker_packages": ["nvidia-container-toolkit=*"], "container_runtime_packages": []}
 WHERE = "install nvidia-docker2 if a repository has it"
 COMES = "install nvidia-container-toolkit"
-# columns: nvidia_docker_package, the engine, whether the toolkit is installed, changes
+# columns: nvidia_docker_package, engine, whether the toolkit is installed; expected changes
 BROUGHT = [
     ("auto", "docker", False, [COMES, WHERE]),
     ("auto", "containerd", False, [COMES]),
     ("auto", "auto", False, [COMES, WHERE]),
     ("nvidia-container-toolkit", "docker", False, [COMES]),
-    # A package that no repository has must not be planned in every run.
+    # nvidia-docker2 is optional; if no repository has it, it must not appear in the plan of every run.
     ("auto", "docker", True, []),
 ]
 
@@ -59,10 +61,10 @@ def test_nvidia_docker2_is_installed_only_with_docker(package, engine, there, ch
 ENVIRONMENT = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 BOTH = {MOUNTS: True, ENVIRONMENT: False}
-# the file as NVIDIA ships it
+# the file as NVIDIA ships it: both keys are commented out and show their defaults
 SHIPPED = f"#{MOUNTS} = false\n#{ENVIRONMENT} = true\n[nvidia-container-cli]\nload-kmods = true\n"
 SAFE = f"{MOUNTS} = true\n{ENVIRONMENT} = false\n"
-# The warnings: (the variable to change, words of the warning).
+# Warnings as (variable to change, words of the warning).
 LEAK = (
     "nvidia_docker_config." + ENVIRONMENT,
     ("NVIDIA_VISIBLE_DEVICES gets every GPU, without a limit; set it to false"),
@@ -71,13 +73,13 @@ BY_HANDOVER = ("vgpu_handover", "without a limit; vgpu_handover: envvar needs th
 NO_ENVIRONMENT = ("nvidia_docker_config." + ENVIRONMENT, "expected true, found false in")
 NO_MOUNTS = ("nvidia_docker_config." + MOUNTS, "expected true, found unset, which means false, in")
 NO_GPU = ("nvidia_docker_config." + MOUNTS, "by CDI, pods start without their GPU; set it to true")
-# columns: nvidia_docker_config, the toolkit's file before the run, other variables, (variable, words) of each warning
+# columns: nvidia_docker_config, text of the toolkit's file (None: no file), other variables; expected warnings
 WARNED = [
     (BOTH, SHIPPED, {}, []),
     (BOTH, None, {}, []),
     (BOTH, f"{MOUNTS} = false\n{ENVIRONMENT} = true\n", {}, []),
     ({**BOTH, "supported-driver-capabilities": "compute,utility"}, SHIPPED, {}, []),
-    # The group's settings replace both keys.
+    # nvidia_docker_config replaces its whole default, so neither of the two keys is set.
     ({"supported-driver-capabilities": "compute,utility"}, SHIPPED, {}, [LEAK]),
     ({"supported-driver-capabilities": "compute,utility"}, SAFE, {}, []),
     ({}, SHIPPED, {}, [LEAK]),
@@ -89,7 +91,7 @@ WARNED = [
     ({ENVIRONMENT: "false"}, SHIPPED, {}, [(LEAK[0], 'expected false, found "false" in')]),
     ({ENVIRONMENT: False}, SHIPPED, {}, [NO_GPU]),
     ({**BOTH, MOUNTS: False}, SAFE, {}, [(NO_GPU[0], "expected true, found false in")]),
-    # CDI uses neither key.
+    # With CDI, the toolkit reads neither key.
     ({ENVIRONMENT: False}, SHIPPED, {"vgpu_handover": "cdi-cri"}, []),
     ({ENVIRONMENT: False}, SHIPPED, {"vgpu_handover": "cdi-annotations"}, []),
     ({}, SHIPPED, {"vgpu_handover": "cdi-cri"}, [LEAK]),
@@ -99,12 +101,12 @@ WARNED = [
     ({**BOTH, ENVIRONMENT: True}, SHIPPED, {"vgpu_handover": "envvar"}, [BY_HANDOVER]),
     ({}, SHIPPED, {"vgpu_handover": "envvar"}, [BY_HANDOVER]),
     (BOTH, SHIPPED, {"vgpu_handover": "envvar"}, [NO_ENVIRONMENT]),
-    # The group does not share by vcuda, or the toolkit is not ours.
+    # No warning, because the group does not share by vcuda, or the toolkit is not managed by its role.
     ({}, SHIPPED, {"vgpu_sharing": "time-slicing"}, []),
     ({}, SHIPPED, {"vgpu_sharing": "none"}, []),
     ({}, SHIPPED, {"nvidia_docker_state": "absent"}, []),
     ({}, SHIPPED, {"nvidia_docker_state": None}, []),
-    # The plan reports this error once, elsewhere.
+    # The plan reports an invalid file as an error elsewhere, so there is no second message.
     (BOTH, "x = \n[t\n", {}, []),
 ]
 
@@ -120,7 +122,7 @@ def test_toolkit_settings_that_expose_gpus_are_warnings(keys, text, variables, e
         assert PATH in finding.message
 
 
-# columns: nvidia_docker_config, sharing, whether the toolkit's file is read
+# columns: nvidia_docker_config, sharing mode; whether the plan needs the text of the toolkit's file
 READS = [({}, "vcuda", True), (KEYS, "vcuda", True), ({}, "none", False), (KEYS, "none", True)]
 
 

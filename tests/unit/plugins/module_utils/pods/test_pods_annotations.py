@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the annotations between scheduler and device plugin: writing, reading, and every invalid form."""
+"""Tests the annotations by which the scheduler and the device plugins exchange data: the plan of a pod (devices for
+each container, chosen by the scheduler) and the GPUs of a node. They are written, read back, and refused in every
+invalid form.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +81,8 @@ TOPOLOGIES = [
 
 @pytest.mark.parametrize(("found", "expected"), TOPOLOGIES)
 def test_topology_of_a_node(found, expected):
-    """An older plugin reports no topology. An older scheduler can still read the GPUs of a newer plugin."""
+    """An older device plugin reports no topology of its node, and an older scheduler must still read the GPUs that a
+    newer plugin reports."""
     document = json.loads(pod_annotations.write_gpus(GPUS))
     assert "topology" not in document
     text = json.dumps(document if found is None else dict(document, topology=found))
@@ -112,7 +116,7 @@ def changed(text, *path, to):
 
 
 P, G = pod_annotations.write_plan(PLAN), pod_annotations.write_gpus(GPUS)
-# columns: an invalid plan annotation, a pattern of the error
+# columns: invalid text of the plan; expected pattern of the error
 BAD_PLANS = [
     ("", "no JSON"),
     (P[:-5], "no JSON"),
@@ -130,10 +134,11 @@ BAD_PLANS = [
     (changed(P, "containers", 1, "gpus", 0, to=["GPU-a", True, 0]), "found"),
     (changed(P, "containers", 1, "gpus", 0, to=["GPU-a", 1, 101]), "found"),
     (changed(P, "containers", 1, "gpus", 0, to=[7, 1, 1]), "found"),
-    # Each entry alone is valid; the sum of a few such pods would overflow the ledger's numbers.
+    # Each entry alone is valid. The sum of a few such pods would overflow the numbers in the scheduler's ledger (its
+    # account of each GPU), so the entries of a pod are also limited together.
     (changed(P, "containers", 1, "gpus", to=[["GPU-z", pod_annotations.MAX_MIB, 0]] * 2), "together"),
 ]
-# columns: an invalid annotation of a node's GPUs, a pattern of the error
+# columns: invalid text of a node's GPUs; expected pattern of the error
 BAD_GPUS = [
     ("null", "expected a mapping"),
     (changed(G, "gpus", 0, "uuid", to=""), "uuid"),

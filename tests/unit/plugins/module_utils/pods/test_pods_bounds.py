@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests pods that are written to slow down their reader: each gives one short error sentence."""
+"""Tests pods that are so large that reading them would take long. Such a pod must be refused at once, with one short
+sentence.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ def typos(count, start=0):
     return {f"nvidia.com/gpum{n}": "5" for n in range(start, start + count)}
 
 
-# columns: a pod, the error sentence ("": the pod is accepted)
+# columns: pod; expected sentence of the refusal ("": the pod is accepted)
 PODS = [
     (pod([asking()] * 500), ""),
     (pod([asking()] * 501), "spec.containers: expected at most 500 of all kinds, found 501"),
@@ -57,7 +59,8 @@ def test_oversized_pod_is_refused_with_one_short_message(made, words):
 
 
 def test_refusal_of_many_faults_is_short():
-    """The scheduler repeats the refusal in its response for each node of the cluster."""
+    """A refusal of many faults must be short, because the scheduler repeats it in its response for each node of the
+    cluster."""
     wrong = pod([asking(**{GPU: "1", MEM: "0", f"nvidia.com/gpum{n}": "x" * 2000}) for n in range(300)])
     with pytest.raises(DialectError) as fault:
         read_pod(wrong)

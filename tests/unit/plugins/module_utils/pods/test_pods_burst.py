@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests promised memory below the limit: how a pod's annotation is parsed, and the words of each refusal."""
+"""Tests pods whose promised GPU memory is below their limit (burst): a container always gets the promised memory, and
+more, up to its limit, while that memory is promised to no other container. Tested are how the pod's annotation is read,
+and the words of each refusal.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,8 @@ def sizes(found):
 
 
 MAIN = {"main": {GPU: 1, MEM: 8000}}
-# columns: the annotation, the containers, (promised MiB, limit MiB) by container
+# columns: text of the annotation (None: not set), limits of the pod's containers; expected (promised MiB, limit MiB) by
+# container
 READ = [
     (None, MAIN, {"main": (8000, 8000)}),
     ("2000", MAIN, {"main": (2000, 8000)}),
@@ -39,7 +43,8 @@ READ = [
     ('{"main": 2000}', {**MAIN, "side": {GPU: 1, MEM: 500}}, {"main": (2000, 8000), "side": (500, 500)}),
     ("400", {**MAIN, "side": {GPU: 1, MEM: 500}}, {"main": (400, 8000), "side": (400, 500)}),
     ("400", {**MAIN, "plain": {}}, {"main": (400, 8000)}),
-    # The default size of a container without a size of its own.
+    # The first container names no memory, so its limit is the default of 5000 MiB. The second names it by Volcano's
+    # resource.
     ("400", {"main": {GPU: 1, "nvidia.com/gpucores": 20}}, {"main": (400, 5000)}),
     ("400", {"main": {"volcano.sh/vgpu-number": 1, VMEM: 1000}}, {"main": (400, 1000)}),
 ]
@@ -69,7 +74,7 @@ def test_request_is_in_mib_with_any_unit_of_the_resource():
     assert sizes(found) == {"main": (300, 512)}
 
 
-# columns: the annotation's text, the pod's containers, a pattern of the refusal
+# columns: text of the annotation, limits of the pod's containers; expected pattern of the refusal
 REFUSED = [
     ("0", MAIN, "from 1 to 16777216.* found 0"),
     ("-1", MAIN, "found -1"),
@@ -88,7 +93,7 @@ REFUSED = [
     ('{"main": 0}', MAIN, "found 0"),
     ('{"main": "1"}', MAIN, "expected whole MiB"),
     ('{"main": 1, "main": 2}', MAIN, "whole MiB without a unit"),
-    # Half of a UTF-16 surrogate pair, which no response of the scheduler could contain.
+    # Half of a UTF-16 surrogate pair. The scheduler could not encode it in a response, so it must be refused.
     ('{"\\ud800": 1}', MAIN, "surrogates not allowed"),
     ('{"main": "\\udfff"}', MAIN, "surrogates not allowed"),
     ('{"other": 1}', MAIN, "other: no container that asks for a GPU; expected main"),
@@ -97,7 +102,7 @@ REFUSED = [
     (json.dumps({f"c{n}": 1 for n in range(9000)}), MAIN, "at most 65536 letters"),
     (2000, MAIN, "expected text"),
     ("400", {**MAIN, "side": {GPU: 1, MEM: 300}}, "container side: 400 MiB are more than its limit of 300 MiB"),
-    # Requests of a fixed size: whole GPUs, parts of a card, equal slices, MIG, and pods without a GPU request.
+    # No limit in MiB: whole GPUs, parts of a GPU, equal slices, MIG, and a pod that requests no GPU.
     ("400", {"main": {GPU: 1}}, "requests by nvidia.com/gpu, which is no limit in MiB"),
     ("400", {"main": {GPU: 1, PERCENT: 50}}, "which is no limit in MiB"),
     ("400", {"main": {GPU + ".shared": 1}}, "which is no limit in MiB"),

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests how requests in each dialect are translated into claims, and the words of each refusal."""
+"""Tests how GPU requests become ResourceClaims (dynamic resource allocation). Pods may make requests in several
+dialects: the resource names and annotations of HAMi, NVIDIA, Alibaba, Tencent and others. A request that a claim cannot
+express is refused.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def read(made, config=None):
     return claim_requests.read_claims(read_pod(made, config), findings), [str(one) for one in findings]
 
 
-# columns: limits, labels, annotations, number of GPUs, capacity of each GPU
+# columns: limits, labels and annotations of the pod; expected number of GPUs in the claim, capacity of each GPU
 SAID = [
     ({MEM: 3000, CORES: 30}, {}, {}, 1, {"memory": "3000Mi", "cores": "30"}),
     ({GPU: 2, MEM: 3072, CORES: 100}, {}, {}, 2, {"memory": "3Gi", "cores": "100"}),
@@ -57,7 +60,7 @@ def test_request_of_each_dialect_becomes_a_claim(limits, labels, annotations, co
     assert shared == ([] if "cores" in amounts else [True])
 
 
-# columns: the annotations, the selector expressions of the request
+# columns: annotations of the pod; expected selector expressions (CEL) in the claim
 SELECTED = [
     ({"nvidia.com/use-gpuuuid": "GPU-B, gpu-a"}, [f'{UUID} in ["gpu-a", "gpu-b"]']),
     ({"nvidia.com/nouse-gpuuuid": "GPU-a"}, [f'!({UUID} in ["gpu-a"])']),
@@ -81,7 +84,7 @@ def test_gpus_by_uuid_and_model(annotations, expressions):
     assert claim_requests.read_annotation(claim_requests.write_claims(found)) == found._replace(warnings=())
 
 
-# columns: limits, annotations, words of the only finding
+# columns: limits and annotations of the pod; expected words of the only error
 REFUSED = [
     ({"nvidia.com/gpumem-percentage": 50}, {}, "50 % of the memory, and a claim supports only MiB"),
     ({ALI: 8}, {}, "8 GiB (as aliyun.com/gpu-mem counts)"),
@@ -115,7 +118,7 @@ def test_claims_of_one_pod_are_bounded():
     assert read(made)[1] == []
 
 
-# Annotation values that a tenant may write.
+# The annotation with the claims is written by our webhook. These are texts that a tenant may write into it instead.
 FORGED = [
     "",
     "{",
@@ -152,7 +155,8 @@ def test_annotation_not_written_by_admission_is_refused(text):
         claim_requests.read_annotation(text)
 
 
-# columns: the pod's label, the namespace's label, the chosen allocation, words of the refusal
+# columns: label of the pod (None: not set), label of its namespace; expected allocation (by claims or by the extender),
+# words of the refusal
 WAYS = [
     (None, "", "extender", ""),
     (None, "dra", "dra", ""),

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests which mounts of a pod are refused. tests/e2e applies the same table to a real API server."""
+"""Tests which mounts of a pod are refused, because they would cover the files of the library in a container. The table
+of pods is in a separate file; tests/e2e applies it to a real API server.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ def test_conflicts_of_a_pod(about, made, expected):
 
 
 def test_ephemeral_container_is_judged_like_the_others():
-    """The table has no row for these resources, because current API servers refuse them."""
+    """Current API servers refuse ephemeral containers with resources, so the table has no such row. Older servers do
+    not, so the rule must cover them."""
     made = pod(container("main"), ephemeralContainers=[container("debug", {GPU: "1"}, "/dev/vgpu/0")])
     assert [tuple(one) for one in mounts.conflicting_mounts(made["spec"], NAMES)] == [
         ("debug", "/dev/vgpu/0", "/dev/vgpu")

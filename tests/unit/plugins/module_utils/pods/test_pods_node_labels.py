@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the labels of nodes: our own, ACK's as aliases, and unknown values."""
+"""Tests the labels of nodes that set the scheduler's policies: our own labels, those of Alibaba's ACK with the same
+meaning, and unknown values.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ ACK_POLICY, ACK_SHARING = "ack.node.gpu.placement", "ack.node.gpu.schedule"
         ({ACK_SHARING: "default"}, ("", "exclusive")),
         ({ACK_SHARING: "topology"}, ("topology", "exclusive")),
         ({ACK_SHARING: "topology", ACK_POLICY: "spread"}, ("spread", "exclusive")),
-        # Our label takes precedence over ACK's alias, separately for each setting.
+        # If both are set, our label is used instead of ACK's label, for each setting separately.
         ({POLICY: "binpack", ACK_POLICY: "spread", ACK_SHARING: "cgpu"}, ("binpack", "shared")),
         ({SHARING: "any", ACK_SHARING: "default"}, ("", "")),
     ],
@@ -36,7 +38,7 @@ def test_labels_set_the_policies_of_a_node(labels, expected):
     assert findings == []
 
 
-# columns: the node's labels, the label that the warning names, words of the warning
+# columns: labels of the node; expected label in the warning, words of the warning
 @pytest.mark.parametrize(
     ("labels", "where", "words"),
     [

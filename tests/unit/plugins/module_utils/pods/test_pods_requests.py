@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests pods' requests in each dialect against tables calculated by hand from the projects' documentation."""
+"""Tests how GPU requests of pods are read in each dialect: the resource names, labels and annotations of one project
+(HAMi, NVIDIA, Alibaba, Tencent, Volcano). The expected sizes were calculated by hand from the documentation of these
+projects.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,8 @@ def pod(limits=None, labels=None, annotations=None, **more):
     }
 
 
-# columns: limits, labels, variables, dialect, GPUs, size of each share on a V100 of 16160 MiB (None: does not fit)
+# columns: limits and labels of the pod, variables of the scheduler; expected dialect, number of GPUs, size of each
+# share on a V100 of 16160 MiB (None: it does not fit)
 ASKED = [
     ({GPU: 1, MEM: 3000, CORES: 30}, {}, {}, "hami", 1, Size(3000, 30)),
     ({GPU: "2", MEM: "3k"}, {}, {}, "hami", 2, Size(3000, 0)),
@@ -45,14 +49,14 @@ ASKED = [
     ({GPU: 1}, {}, {}, "nvidia", 1, Size(16160, 100)),
     ({GPU: 2}, {}, {"plain": "slice"}, "4paradigm", 2, Size(8080, 50)),
     ({GPU + ".shared": 1}, {}, {}, "nvidia", 1, Size(8080, 50)),
-    # The documentation's example: 8 GiB over two GPUs, 4309 MiB each in nvidia-smi.
+    # The example of Alibaba's documentation: 8 GiB on two GPUs, of which nvidia-smi shows 4309 MiB each.
     ({ALI: 8}, {COUNT: "2"}, {}, "alibaba", 2, Size(4309, 0)),
     ({ALI: 8}, {COUNT: "2"}, {"gpu_mem_unit": "strict"}, "alibaba", 2, Size(4096, 0)),
     ({ALI: 15}, {}, {}, "alibaba", 1, Size(16160, 0)),
     ({ALI: 16}, {}, {}, "alibaba", 1, None),
     ({ALI: 4, ALI_CORE: 30}, {}, {}, "alibaba", 1, Size(4309, 30)),
     ({ALI: 8, GPU: 2}, {COUNT: "2"}, {}, "alibaba", 2, Size(4309, 0)),
-    # 30 units of 256 MiB.
+    # Tencent's unit is 256 MiB, so 30 units are 7680 MiB.
     ({CORE: 50, UNITS: 30}, {}, {}, "tencent", 1, Size(7680, 50)),
     ({CORE: 100}, {}, {}, "tencent", 1, Size(16160, 100)),
     ({CORE: 300}, {}, {}, "tencent", 3, Size(16160, 100)),
@@ -60,7 +64,7 @@ ASKED = [
     ({QCORE: 30, QMEM: 5}, {}, {}, "qgpu", 1, Size(5120, 30)),
     ({QMEM: 5}, {}, {}, "qgpu", 1, Size(5120, 0)),
     ({QCORE: 200}, {}, {}, "qgpu", 2, Size(16160, 100)),
-    # Tencent's own examples: qgpu-core 160 and 60, 121 and 31 over two cards.
+    # Tencent's own examples on two GPUs: core 160 gives 80 on each, core 121 gives 60 on each, rounded down.
     ({QCORE: 160, QMEM: 20}, {}, {}, "qgpu", 2, Size(10240, 80)),
     ({QCORE: 121, QMEM: 31}, {}, {}, "qgpu", 2, Size(15360, 60)),
     ({QCORE: 160, QMEM: 20, GPU: 2}, {}, {}, "qgpu", 2, Size(10240, 80)),
@@ -93,7 +97,7 @@ def test_relative_sizes_follow_the_card():
     assert requests.size_on(units, SMALL) is None, "a card under 1 GiB has no unit"
 
 
-# columns: limits, labels, the field in the message, words of the message
+# columns: limits and labels of the pod; expected field that the message names, words of the message
 LIMIT = 'spec.containers[0].resources.limits["{}"]'
 REFUSED = [
     ({GPU: -1}, {}, LIMIT.format(GPU), "from 0 to 128 GPUs, found -1"),
@@ -136,7 +140,7 @@ REFUSED = [
     ({QCORE: 250, QMEM: 2}, {}, LIMIT.format(QMEM), "2 GiB over 3 GPUs"),
     ({QCORE: 160, QMEM: 20, GPU: 1}, {}, LIMIT.format(GPU), "asks for 2 GPUs"),
     ({QMEM: 0}, {}, LIMIT.format(QMEM), "from 1 to"),
-    # Compute left unused by other pods: our plans cannot express it.
+    # Resources for the compute that other pods leave unused, which our scheduler does not support.
     ({QCORE + "-greedy": 30, QMEM: 5}, {}, LIMIT.format(QCORE + "-greedy"), "is no resource of GPU sharing"),
     ({VOLCANO: 1, VMEM: 100, VPERCENT: 10}, {}, LIMIT.format(VPERCENT), "together with volcano.sh/vgpu-memory"),
     ({VOLCANO: 0, VMEM: 100}, {}, LIMIT.format(VOLCANO), "from 1 to 128 GPUs"),
@@ -201,7 +205,7 @@ def test_sidecars_count_and_init_containers_have_ended():
     ]
 
 
-# columns: the pod, words of the refusal
+# columns: pod with several containers; expected words of the refusal
 @pytest.mark.parametrize(
     ("made", "words"),
     [
@@ -235,8 +239,8 @@ PREFERENCES = [
     ({"nvidia.com/nouse-gputype": "T4,a100"}, {"avoid_models": ("a100", "t4")}),
     ({"nvidia.com/numa-bind": "false", "nvidia.com/vgpu-mode": "hami-core"}, {}),
     ({"tke.cloud.tencent.com/app-class": "online"}, {}),
-    # HAMi 2.10: an empty card, GPUs of one NUMA node, and policy chains. Topology comes first at any position of a
-    # chain.
+    # Annotations of HAMi 2.10: a GPU without other pods ("mutex"), GPUs of one NUMA node, and chains of policies. In a
+    # chain, topology always comes first.
     ({"hami.io/gpu-scheduler-policy": "mutex"}, {"alone": True}),
     ({"nvidia.com/numa-bind": "True"}, {"one_numa": True}),
     ({"hami.io/gpu-scheduler-policy": "binpack,topology-aware"}, {"gpu_policy": "topology,binpack"}),

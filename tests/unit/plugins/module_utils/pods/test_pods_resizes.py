@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests resize requests: how they are parsed, the words of each refusal, and the size that counts until a resize is
-applied.
+"""Tests resize requests, by which the owner of a running pod asks for another size of its GPU share: how they are read,
+the words of each refusal, and which size the scheduler counts until the node has applied the new one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.pods.resizes import (
     write_request,
 )
 
-# columns: the text of the annotation vgpu.fleet/resize, the requested size by container
+# columns: text of the annotation vgpu.fleet/resize; expected requested size by container
 GOOD = [
     ('{"main": {"memory_mib": 8192, "cores": 30}}', {"main": Size(8192, 30)}),
     ('{"main": {"memory_mib": 1}}', {"main": Size(1, None)}),
@@ -48,7 +48,7 @@ def test_request_is_written_and_read_back(text, expected):
     assert read_request(write_request(found)) == expected
 
 
-# columns: an invalid text of the annotation, words of the refusal
+# columns: invalid text of the annotation; expected words of the refusal
 BAD = [
     ("", "is no JSON"),
     ("{", "is no JSON"),
@@ -119,7 +119,8 @@ def noted(**names):
 
 
 A, B = "GPU-a", "GPU-b"
-# columns: annotations, the devices of the container that count
+# columns: annotations of the pod (planned, given and former devices); expected devices that the scheduler counts, as
+# (GPU, MiB, percent of the compute)
 COUNTED = [
     (noted(plan=[(A, 1000, 10)]), [(A, 1000, 10)]),
     (noted(plan=[(A, 1000, 10)], given=[(A, 4000, 30)]), [(A, 4000, 30)]),
@@ -130,7 +131,7 @@ COUNTED = [
         noted(plan=[(A, 1, 1)], given=[(A, 500, 5), (B, 9, 9)], former=[(A, 900, 1), (B, 1, 90)]),
         [(A, 900, 5), (B, 9, 90)],
     ),
-    # In practice a resize stays on its GPU; here the former allocation on another GPU still counts.
+    # A resize normally stays on its GPU. If the former devices are on another GPU, they still count there.
     (noted(plan=[(A, 1, 1)], given=[(A, 5, 5)], former=[(B, 7, 7)]), [(A, 5, 5), (B, 7, 7)]),
 ]
 
@@ -169,7 +170,7 @@ def test_a_request_is_pending_until_it_is_granted():
         pending({RESIZE: "x"})
 
 
-# columns: the pod's annotations, the printed state of its resize (empty: no resize is pending)
+# columns: annotations of the pod; expected description of a resize that is not finished ([]: there is none)
 UNDER_WAY = [
     ({}, []),
     ({RESIZE: '{"main":{"cores":5}}', RESIZED: '{"main":{"cores":5}}'}, []),

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the search for other device plugins on a host. Sockets are real; processes and static pods are files."""
+"""Tests the search on a host for device plugins of other projects that advertise the same resource as ours. Their
+sockets are real; their processes and static pods are simulated by files.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ spec:
 
 @pytest.fixture
 def host(tmp_path, monkeypatch):
-    """Returns a host folder whose sockets have short paths, because a socket's path has at most 107 characters."""
+    """Returns the folder of a simulated host. The test runs in its socket folder and uses names without a path, because
+    a socket's path has at most 107 characters."""
     folder = tmp_path / "var/lib/kubelet/device-plugins"
     folder.mkdir(parents=True)
     monkeypatch.chdir(folder)
@@ -80,7 +83,7 @@ def test_conflicting_plugin_is_found_by_socket_process_and_manifest(host, serve)
 
 
 SAID = [
-    # columns: the socket, our resources, number of errors, number of warnings
+    # columns: name of the socket, resources of our plugin; expected number of errors, of warnings
     ("nvidia-gpu.sock", ["nvidia.com/gpu"], 1, 0),
     ("nvidia-gpu.sock", ["example.com/gpu"], 0, 1),
     ("nvidia-mig-1g.5gb.sock", ["nvidia.com/gpu"], 0, 1),

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the state of a host, read from a folder with its files."""
+"""Tests how the state of a host is read from its files, from which the plan follows: records of roles, versions of the
+library, status of the device plugin, and the proof of the last isolation check.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from doubles.host import host, write
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    # NVML reads the GPUs of this machine whatever the root is, so the test replaces it by no GPUs.
+    # NVML would read the GPUs of the machine on which the test runs, so the test replaces it.
     nothing = {"ok": False, "error": "none", "gpus": [], "lost": [], "driver_version": None}
     monkeypatch.setattr(nvml, "read", lambda: dict(nothing))
     return tmp_path
@@ -74,7 +76,8 @@ def test_the_memory_of_a_host(root):
 BASELINE = "/var/lib/vgpu/baseline"
 
 
-# columns: the content of a role's record (None: a directory in its place), words of the reason ("": readable)
+# columns: content of a role's record (None: the path is a folder); expected words of the reason why it is unreadable
+# ("": it is readable)
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -145,7 +148,7 @@ GPUS = [{"uuid": "GPU-a"}, {"uuid": "GPU-b"}]
 @pytest.mark.parametrize(
     ("status", "gpus", "driver", "same"),
     [
-        (STATUS, list(reversed(GPUS)), "535", True),  # the proof ignores the order of the GPUs
+        (STATUS, list(reversed(GPUS)), "535", True),  # the order of the GPUs does not matter
         ({**STATUS, "pid": 7}, GPUS, "535", True),
         ({**STATUS, "version": "2"}, GPUS, "535", False),
         ({**STATUS, "config_sha256": "d"}, GPUS, "535", False),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the rollback point of an upgrade on a host simulated in a folder, also if the upgrade was killed after its
-switch.
+"""Tests the rollback point, a record of the versions and configuration to which a failed upgrade of a host returns. It
+must also be right after an upgrade that was killed when the new versions were already active.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ GPUS = [{"uuid": "GPU-a"}]
 
 
 class Machine:
-    """A host with versions, configuration and proof set by the test."""
+    """A simulated host on which two versions are installed. The test sets the active version, the configuration and the
+    proof."""
 
     def __init__(self, root):
         self.root, self.host = root, Host(str(root), run=self.run)
@@ -97,12 +98,12 @@ def test_killed_upgrade_does_not_replace_the_rollback_point(machine):
     assert machine.persist() == (FIRST, True)
 
 
-# columns: the change after the killed upgrade, whether its rollback point still counts
+# columns: what happens after the killed upgrade; whether the next upgrade still uses the first rollback point
 AFTER = [
     (lambda machine: None, True),
-    # A later run finished the upgrade: the running versions are proven, so a later upgrade must return to these.
+    # A later run finished and proved the upgrade, so a later upgrade must return to the versions that run now.
     (lambda machine: machine.prove(), False),
-    # The former version is removed from the host, or damaged.
+    # The version to return to is damaged, or no longer on the host.
     (lambda machine: machine.write(f"{LIBRARY}/1/libvgpu.so", "damaged"), False),
     (lambda machine: (machine.root / PLUGIN.lstrip("/") / "1").rename(machine.root / "gone"), False),
     (lambda machine: machine.write(rollback.PATH, "torn {"), False),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests changes of keys in TOML texts. Python's tomllib checks every result; the tested code does not use it, because
-old nodes do not have it.
+"""Tests changes of single keys in TOML texts, which must keep all other lines and comments. Python's tomllib checks
+every result; the tested code does not use it, because it also runs on nodes whose Python is too old for it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.text.toml_text import T
 from hypothesis import given
 from hypothesis import strategies as st
 
-# tomllib exists from Python 3.11 on.
+# tomllib exists from Python 3.11 on
 tomllib = pytest.importorskip("tomllib")
 
-# the file as nvidia-ctk 1.17 writes it
+# the configuration file of the NVIDIA container toolkit, as nvidia-ctk 1.17 writes it
 TOOLKIT = """\
 #accept-nvidia-visible-devices-as-volume-mounts = false
 #accept-nvidia-visible-devices-envvar-when-unprivileged = true
@@ -44,7 +44,7 @@ annotation-prefixes = ["cdi.k8s.io/"]
 UNPRIVILEGED = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 VOLUMES = "accept-nvidia-visible-devices-as-volume-mounts"
 
-# columns: text, keys, the added lines, the removed lines, number of changes
+# columns: text, keys to set; expected added lines, removed lines, number of changes
 MERGES = [
     (TOOLKIT, {UNPRIVILEGED: False, VOLUMES: True}, {f"{UNPRIVILEGED} = false", f"{VOLUMES} = true"}, set(), 2),
     (TOOLKIT, {"disable-require": False}, set(), set(), 0),
@@ -83,7 +83,7 @@ def at(document: dict, key: str):
 
 
 def strip(document, keys):
-    """Returns the document without these keys, and without tables that are empty then."""
+    """Returns the document without these keys, and without tables that become empty."""
     result = {}
     for name, value in document.items():
         inner = [key.partition(".")[2] for key in keys if key.partition(".")[0] == name]
@@ -115,7 +115,7 @@ def test_new_key_follows_the_comment_with_its_default():
     assert lines[:2] == [f"#{VOLUMES} = false", f"{VOLUMES} = true"]
 
 
-# columns: a text that is invalid or cannot be edited, words of the refusal
+# columns: text that is invalid or cannot be changed by lines; expected words of the refusal
 REFUSED = [
     ("x = 1\nx = 2\n", "line 2: x is set twice"),
     ("[t]\n[t]\n", "line 2: the table .t. occurs twice"),
