@@ -16,7 +16,7 @@ from .fields import LayoutError, encoded, get_field, header_of, named, put_heade
 
 def pack_gpu_page(uuid: str, allocation: str = "") -> bytes:
     """Returns the GPU page of an allocation as it is before the arbiter has written it. With this page the tenant's
-    library limits the tenant to its share by itself.
+    library limits the tenant to its share without the arbiter.
     """
     return named(_gpu_page(uuid), fields.GPU_PAGE_FIELDS, allocation)
 

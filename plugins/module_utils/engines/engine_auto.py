@@ -14,7 +14,7 @@ from .engine_packages import DOCKER_UNIT, ENGINE_UNITS
 
 AUTO = "auto"
 KUBELET_UNIT = "kubelet.service"
-# From this version on a kubelet has no dockershim, so it cannot use docker by itself.
+# From this version on a kubelet has no dockershim, so it can use docker only through cri-dockerd.
 WITHOUT_DOCKERSHIM = (1, 24)
 # Priority of installed engines. Docker, k3s and RKE2 install their own containerd, so they precede containerd.
 ORDER = ("k3s", "rke2", "crio", "docker", "containerd")

@@ -17,9 +17,8 @@ OF_TENANTS = (REFUSES, CHILDREN, ROOT, MANAGED, ORPHAN)
 # The sum of the tenants' memory may fall short of the limit by this many bytes, because of the driver's allocation
 # granularity or a context that no longer fits.
 SLACK = 64 * MIB
-# An account must show at least the first percentage of an allocation. If it shows at most the second percentage, the
-# allocation counts as hidden.
-SHOWN_PERCENT, HIDDEN_PERCENT = 90, 10
+# An account must show at least this percentage of an allocation.
+SHOWN_PERCENT = 90
 NO_PERMISSION, OUT_OF_MEMORY = 4, 2
 CAP_SYS_ADMIN = 1 << 21
 

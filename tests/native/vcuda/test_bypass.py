@@ -125,7 +125,8 @@ WAYS_AT_ONCE = ["bypass-namespace", "bypass-symbol-table", "bypass-own-loader", 
 def test_open_bypasses_run_together_and_leave_no_memory(host: Host) -> None:
     """With --hold, each bypass process keeps a small allocation and is named after its check.
 
-    The watcher, which compares the driver's figures of each process with the charges, can then be checked against these processes.
+    The watcher, which compares the driver's figures of each process with the charges, can then be checked against these
+    processes.
     """
     names = ",".join(WAYS_AT_ONCE)
     command = [PROBE, "--json", "--together", "--checks", names, "--hold", "15000"]

@@ -107,8 +107,8 @@ def test_thread_that_never_returns_from_the_driver_blocks_no_other_thread(
     """A thread never returns from cuCtxCreate; other threads wait for this thread only once.
 
     The thread's context is charged if the container has learned the size of a context. Otherwise the watcher, the
-    node's service that compares the driver's figures with the charges, reports the process, because the context exceeds the tolerance of
-    watch/rule.py (64 MiB or 1/16).
+    node's service that compares the driver's figures with the charges, reports the process, because the context exceeds
+    the tolerance of watch/rule.py (64 MiB or 1/16).
     """
     if known:
         tooled.puppet().start().end()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists the objects of one kind at the API server, watches their changes, and passes both to a handler. It never ends
-by itself.
+"""Lists the objects of one kind at the API server, watches their changes, and passes both to a handler. It runs until
+it is stopped.
 
 Events can be lost (a broken stream, a version that is too old), so objects are listed again after each such loss. They
 are also listed every ``resync`` seconds, because an event could be lost without notice.

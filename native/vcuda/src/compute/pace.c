@@ -123,7 +123,7 @@ enum pace pace_decide(const struct pace_view *view, uint64_t cost, uint64_t *unt
     if (view->rate_ppm < PPM && view->balance <= 0) {
         uint64_t rate = view->rate_ppm ? view->rate_ppm : 1;
         uint64_t burst = BURST_WAIT_NS * rate / PPM < BURST_NS ? BURST_WAIT_NS * rate / PPM : BURST_NS;
-        /* A long kernel is a burst by itself, and a launch that has waited for BURST_WAIT_NS has waited long enough.
+        /* A single long kernel counts as a burst, and a launch that has waited for BURST_WAIT_NS has waited long enough.
          * Both start as soon as the balance is positive. */
         burst = cost < burst && view->waited < BURST_WAIT_NS ? burst : 0;
         /* Wait until the balance is above 0, rounded up to the next nanosecond, because with a balance of exactly 0 the

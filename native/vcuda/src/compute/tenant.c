@@ -5,7 +5,7 @@
  * folder as the ledger (the file with the memory charges). If several shares (allocations) name a card, the pages in
  * the folder of the first of these shares are used.
  *
- * A missing page, or one of an unknown version, is no error. Without a tenant page each process by itself keeps to the
+ * A missing page, or one of an unknown version, is no error. Without a tenant page each process alone keeps to the
  * container's share of GPU time. Without a gpu page, or while the arbiter does not update it, the container keeps to
  * its share.
  */

@@ -92,7 +92,7 @@ class ClaimShares:
                     f"request {record.request} of the claim had another share here, which a program still uses; end "
                     "the containers of the claim's former pod"
                 )
-            log.info("allocation %sends, because its claim has another allocation now", record.id)
+            log.info("allocation %s ends, because its claim has another allocation now", record.id)
             self._allocator.forget(record.id)
 
     def _is_of(self, record: Record, wanted: Wanted) -> bool:

@@ -325,7 +325,7 @@ class Resizer:
     @staticmethod
     def _refuse_bursting(record: Record, wanted: Mapping[str, Wanted]) -> None:
         """Raises Refused if new memory is requested on a GPU where the pod has burst memory, because its limit there
-        changes by itself.
+        changes automatically.
         """
         for uuid, size in wanted.items():
             bounds = sizing.bounds_of(record, uuid)

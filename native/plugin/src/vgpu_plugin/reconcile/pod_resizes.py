@@ -171,7 +171,7 @@ class PodResizes:
                 self._apply_part(entries.get(part.container, ""), part)
             except PluginError as fault:
                 faults.append(fault)
-        # Raise the most important error, which is one that does not pass by itself.
+        # Raise the most important error, which is one that stays until somebody acts.
         if faults:
             raise min(faults, key=lambda one: isinstance(one, NotNow))
         return plan
