@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Two commands do everything on a fresh Debian or Ubuntu machine with root: `make demo` and `make test`.
-# Each target installs what it needs; nothing but .build/ and native/build/ is written in the tree.
+# Each target installs the packages that it needs. In the tree only .build/ and native/build/ are written.
 # The text after a target's `##` is its line of `make help`.
 
 PYTHON  ?= /usr/bin/python3
 BUILD   := $(CURDIR)/.build
 VENV    := $(BUILD)/venv
 BIN     := $(VENV)/bin
-# ansible looks for collections by path; the checkout becomes one through a link.
+# Ansible finds collections by their path, so this path is a link to the checkout.
 COLLECTION := $(BUILD)/collections/ansible_collections/vgpu/fleet
 export PATH := $(BIN):$(PATH)
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
@@ -37,13 +37,14 @@ demo: apt-hosts collection ## three simulated GPU hosts, from bare to verified; 
 demo-down: ## remove everything that the demo made
 	@tools/demo.sh down
 
-# ARGS: more arguments of ansible-playbook, such as "-e rehearse_keep=true".
+# ARGS has more arguments for ansible-playbook, such as "-e rehearse_keep=true".
 rehearse: apt-hosts venv collection ## your inventory on simulated hosts: INVENTORY=inventories/yours (docs/rehearse.md)
 	@$(BIN)/ansible-playbook playbooks/rehearse.yml -i $(or $(INVENTORY),$(error name your inventory: make rehearse INVENTORY=PATH)) $(ARGS)
 
 # ---- gates (docs/gates.md)
 
-# GROUP: also the sweeps of this group: 0 to 4, turn (by the number of commits), all.
+# Sweeps are checks that take too long for every run, so they are divided into groups. GROUP names the group to run too:
+# a number, `turn` (the number of commits selects the group), or `all`.
 GROUP =
 test: apt-test venv collection ## every gate; GROUP=0 to 4: also the sweeps of that group
 	@$(GATES) --group "$(GROUP)"
@@ -51,7 +52,7 @@ test: apt-test venv collection ## every gate; GROUP=0 to 4: also the sweeps of t
 test-fast: apt-test venv collection ## what a person runs while working: all but sanity and the simulated hosts
 	@$(GATES) lint unit native integration
 
-# Hours. site.yml is killed at twenty random moments in place of five.
+# This takes hours. For example, site.yml is killed at twenty random moments instead of five.
 test-slow: apt-test venv collection ## every gate and every sweep, for hours
 	@VGPU_FAULTS=$(or $(VGPU_FAULTS),20) $(GATES) --group all
 
@@ -78,31 +79,31 @@ native-test: apt-test venv collection ## tests/native without its slow tests
 molecule-all: apt-test venv collection native ## every scenario, one after the other
 	@tools/molecule.sh
 
-# Hosts of Ubuntu 24.04 and 22.04 on a machine of Debian; their packages come from Ubuntu's archive.
+# Simulates hosts with Ubuntu 24.04 and 22.04 on a Debian machine. Their packages come from Ubuntu's archive.
 molecule-ubuntu: apt-test venv collection native ## site.yml and teardown on hosts of Ubuntu
 	@tools/molecule.sh ubuntu
 
-# Needs a way to the archives; red where one of them has dropped a name.
+# Needs network access to the archives. Fails if an archive no longer has one of the names.
 archives: apt-test venv collection ## every package name, key and repository of the tables, asked of the archives
 	@$(GATES) archives
 
-# A Debian root that has dnf and zypper (tests/rpm); needs root.
+# Runs in a Debian root folder that has dnf and zypper (tests/rpm). Needs root.
 packages-rpm: apt-test venv collection ## nvidia_driver and nvidia_docker on real dnf and zypper
 	@$(PYTEST) $(or $(RPM),tests/rpm)
 
-# Outside `make test`: a first run builds Kubernetes out of its Go modules.
+# Not part of `make test`, because the first run builds Kubernetes from its Go modules.
 e2e: apt-test venv collection native ## the device plugin under a real Kubernetes; the first run builds it
 	@tools/apt.sh $(APT_E2E)
 	@tools/venv.sh $(BUILD)/scheduler requirements/scheduler.txt $(PYTHON)
 	@$(BIN)/python tests/e2e/run.py $(PYTEST) $(or $(E2E),tests/e2e)
 
-# The real API server and kube-scheduler of tests/e2e; nodes are objects alone.
+# Runs the real API server and kube-scheduler of tests/e2e. The nodes are only objects in the API server.
 e2e-scheduler: apt-test venv collection native ## the scheduler's extender and webhook under a real Kubernetes
 	@tools/venv.sh $(BUILD)/scheduler requirements/scheduler.txt $(PYTHON)
 	@$(MAKE) --no-print-directory -C native/plugin proto
 	@$(BIN)/python tests/e2e/run.py $(PYTEST) $(or $(E2E),tests/e2e_scheduler)
 
-# Kubernetes 1.36, or another by VGPU_E2E_KUBERNETES; 1.34 with the gate of consumable capacity.
+# Runs Kubernetes 1.36, or the version in VGPU_E2E_KUBERNETES. For 1.34 the feature gate of consumable capacity is on.
 e2e-dra: apt-test venv collection native ## claims (Dynamic Resource Allocation) under a real Kubernetes 1.36
 	@tools/apt.sh $(APT_E2E)
 	@tools/venv.sh $(BUILD)/scheduler requirements/scheduler.txt $(PYTHON)
@@ -114,22 +115,22 @@ e2e-136: ## the device plugin under Kubernetes 1.36
 e2e-scheduler-136: ## the scheduler's extender and webhook under Kubernetes 1.36
 	@$(MAKE) --no-print-directory e2e-scheduler VGPU_E2E_KUBERNETES=1.36
 
-# Seconds of each fuzzer run in every test; here minutes.
+# Every test run starts each fuzzer for seconds. This target runs each for minutes.
 fuzz: apt-test venv collection ## the parsers of limits and ledger on any bytes, FUZZ_SECONDS=300 each
 	@$(PYTEST) -s tests/fuzz --seconds $(or $(FUZZ_SECONDS),300)
 
-# COUNT=0: all of them, about two hours. SEED= draws others.
+# COUNT=0 tries all changes, which takes about two hours. Another SEED selects other changes.
 mutants: apt-test venv collection native ## one change at a time in plan, slices, capacity and verdicts: which do unit tests miss?
 	@tools/venv.sh $(BUILD)/mutants/venv requirements/mutants.txt $(PYTHON)
 	@$(BUILD)/mutants/venv/bin/python tools/mutants.py --seed $(or $(SEED),1) --count $(or $(COUNT),400)
 
-# Gates are counts and ratios, times are reported.
+# Counts and ratios are checked against limits. Times are only reported.
 bench: ## the figures of libvgpu.so, as a table (tests/bench)
 bench-long: ## the same with the long sweeps of kills
 bench bench-long: apt-test venv collection native
 	@$(PYTEST) tests/bench --form $(if $(filter bench-long,$@),long,bench)
 
-# BENCH_HOSTS="--first 3,10,30" for the long form.
+# BENCH_HOSTS="--first 3,10,30" selects the long form.
 bench-hosts: apt-test venv collection native ## remote calls and seconds of site.yml by the number of hosts
 	@tests/hosts/payload.sh
 	@$(BIN)/python tests/bench/hosts.py $(BENCH_HOSTS)
@@ -140,20 +141,20 @@ gpu-check: ## measure libvgpu.so on this host's GPU; needs a C compiler and pyth
 
 # ---- pages and pins
 
-# An environment of its own, so that a pin of these tools never moves those of the tests.
+# Uses a Python environment of its own, so that the versions of these tools never change the versions for the tests.
 docs: apt-base ## pages of variables, modules and roles; HTML in .build/docs/html
 	@tools/venv.sh $(BUILD)/docs-env requirements/docs.txt $(PYTHON)
 	@$(BUILD)/docs-env/bin/python tools/variables.py
 	@$(BUILD)/docs-env/bin/python tools/alerts.py
 	@$(BUILD)/docs-env/bin/python tools/pages.py
 
-# PLATFORMS=3.11-x86_64 SCHEDULER=none: for such hosts alone, and without the wheels of the scheduler. More is more than
-# Galaxy takes.
+# PLATFORMS=3.11-x86_64 SCHEDULER=none builds it only for such hosts, and without the wheels of the scheduler. A larger
+# artefact exceeds the maximum size on Galaxy.
 artefact: apt-base venv ## the collection with its wheels and libraries, in .build/artefact; the same bytes each time
 	@tools/apt.sh gcc-aarch64-linux-gnu libc6-dev-arm64-cross
 	@$(BIN)/python tools/artefact.py --platforms "$(PLATFORMS)" --scheduler "$(SCHEDULER)"
 
-# docs/chart.md. REGISTRY=registry.example.com/gpu: what the names of the images begin with.
+# REGISTRY is the beginning of the images' names, such as registry.example.com/gpu. See docs/chart.md.
 REGISTRY = localhost
 chart: venv ## a Helm chart and Kustomize bases, in .build/chart; REGISTRY= before the images' names
 	@$(BIN)/python tools/chart --registry "$(REGISTRY)"
@@ -162,7 +163,7 @@ images: venv ## the images of device plugin and scheduler as files, in .build/im
 	@tools/apt.sh podman mmdebstrap
 	@$(BIN)/python tools/images.py --registry "$(REGISTRY)"
 
-# docs/awx.md builds an image of it.
+# docs/awx.md describes how to build an image from this context.
 execution-environment: apt-base ## the build context of an execution environment for AWX, in .build/ee/context
 	@tools/venv.sh $(BUILD)/docs-env requirements/docs.txt $(PYTHON)
 	@tools/execution_environment.sh
@@ -175,7 +176,7 @@ lock: apt-base ## resolve requirements/*.in again
 	        requirements/$$name.in -o requirements/$$name.txt; \
 	done
 
-# ---- what the others need
+# ---- targets that other targets need
 
 native: apt-base ## build the C parts into native/build
 	@$(MAKE) --no-print-directory -C native/gpusim

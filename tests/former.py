@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMIT = "bf48933"
-# name of the folder with this release's library
+# Name of the folder with this release's library.
 VERSION = f"0.1.0-{COMMIT}"
 NEEDED = ("native/plugin", "native/vcuda", "plugins/module_utils")
 NO_HISTORY = f"this checkout has no commit {COMMIT}: clone the repository with its full history"

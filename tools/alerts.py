@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the alerts from the table in this file into three files.
-
-``native/plugin/dashboards/vgpu-alerts.yml`` holds Prometheus' rules for ``rule_files``, ``vgpu-prometheusrule.yml`` the
-same rules as an object of the Prometheus operator, and docs/operations.md a list of the alerts.
+"""Writes the alerts from the table in this file into three files. ``native/plugin/dashboards/vgpu-alerts.yml`` gets
+Prometheus' rules for ``rule_files``. ``vgpu-prometheusrule.yml`` gets the same rules as an object of the Prometheus
+operator. docs/operations.md gets a list of the alerts.
 """
 
 from __future__ import annotations
@@ -38,7 +37,8 @@ CARD = "GPU {{ $labels.gpu }} of {{ $labels.instance }}"
 
 
 class Alert(NamedTuple):
-    """An alert. ``lasts``: how long the expression must be true, in Prometheus' notation; if empty, it fires at once.
+    """An alert. ``lasts``: how long the expression must be true, in Prometheus' notation; if empty, the alert fires at
+    once.
 
     An alert without a name is only listed in the docs, because its threshold depends on the operator's promises to
     tenants.

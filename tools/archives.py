@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check that the package archives still have every name, key and repository of the collection's tables. `make archives`
-runs this script.
+"""Check that the archives of distributions and of NVIDIA still have every package name, key and repository that the
+collection's tables name. `make archives` runs this script.
 
 apt resolves each set of packages on an empty system with its own sources and lists. This finds a name that no longer
 exists, and a driver branch that installs packages of another branch. The script uses the archives of this machine's
@@ -37,7 +37,7 @@ CODENAMES = {
     "debian": {"12": "bookworm", "13": "trixie"},
     "ubuntu": {"20.04": "focal", "22.04": "jammy", "24.04": "noble", "26.04": "resolute"},
 }
-# Placeholder kernel in a package's name; replaced by the newest kernel that the archive lists.
+# Placeholder for the kernel in a package's name. The script replaces it by the newest kernel that the archive lists.
 KERNEL = {release: f"{series}0-0-generic" for release, series in names.UBUNTU_KERNEL.items()}
 TIMEOUT = 15
 COMES_ALONG = "would also be installed"
@@ -52,11 +52,11 @@ class Question(NamedTuple):
     packages: list[str]
     refused: list[str]
     branch: int = 0
-    # True for the user space of a branch that may be retired. If it installs packages of another branch, the branch is
-    # retired and the role refuses it.
+    # True for the user space of a driver branch that may be retired. A branch is retired if its packages install those
+    # of another branch. The role refuses such a branch, so this is no fault.
     retires: bool = False
-    # True for signed modules. If the newest kernel has none, that is no fault: the role then builds modules by DKMS,
-    # which is another set.
+    # True for signed modules. It is no fault if the newest kernel has none, because the role then builds modules by
+    # DKMS, with another set of packages.
     signed: bool = False
 
 
@@ -114,7 +114,8 @@ class Archive:
             "Dir::State::status": folder / "status",
             "Dir::State::extended_states": folder / "extended_states",
             "Dir::Cache": folder / "cache",
-            # Container images disable both caches, and without them each call parses all lists again.
+            # Set apt's two caches. Container images disable them, and without them each call of apt parses all lists
+            # again.
             "Dir::Cache::pkgcache": folder / "cache" / "pkgcache.bin",
             "Dir::Cache::srcpkgcache": folder / "cache" / "srcpkgcache.bin",
             "Acquire::Languages": "none",
@@ -203,7 +204,9 @@ def lines_of(host: distribution.System, machine: tuple, keys: Path) -> list[str]
 
 
 def asked(host: distribution.System, machine: tuple, keys: Path, folder: Path) -> tuple[list[str], list[str], str]:
-    """Returns the titles of sets that resolve, the faults of other sets, and why the archive could not be read."""
+    """Returns three values: the titles of the sets that resolve, the faults of the other sets, and why the archive
+    could not be read (empty if it could).
+    """
     try:
         folder.mkdir()
         archive = Archive(folder, lines_of(host, machine, keys))
@@ -237,9 +240,8 @@ def fetch(address: str) -> bytes:
 
 
 def of_nvidia(name: str, key: repository_keys.Key, addresses: list[str]) -> tuple[list[str], str]:
-    """Returns the faults of one NVIDIA repository and its key, and why it could not be read.
-
-    The last of ``addresses`` is the key's URL.
+    """Returns two values: the faults of one NVIDIA repository and its key, and why it could not be read (empty if it
+    could). The last of ``addresses`` is the key's URL.
     """
     try:
         got = [fetch(address) for address in addresses]

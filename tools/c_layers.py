@@ -2,10 +2,10 @@
 """Check that the packages (source folders) of libvgpu.so call only lower packages, by the symbols of the object files
 that `make native` builds.
 
-No undefined symbol of an object may be defined in a higher package. The only exemption are the tables of src/events.c,
-declared in src/events.h: a lower package reports an event through a table, and events.c lists the functions that run.
-Files of one package may call each other. Two files that need each other form a loop; only the packages in LOOPS may
-have loops. The script prints every loop.
+No undefined symbol of an object may be defined in a higher package. The only exemption are the tables in src/events.c:
+a lower package reports an event through such a table, and events.c lists the functions of higher packages that then
+run. Files of one package may call each other. Two files that need each other form a loop; only the packages in LOOPS
+may have loops. The script prints every loop.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = ("limits", "driver", "account", "process", "context", "memory", "compute", "shown", "routes", "events")
-# Packages that may have loops. In routes, the table of replaced functions contains functions that search this table.
+# Packages that may have loops. In the package routes, the table of replaced functions contains functions that search
+# this table.
 LOOPS = ("account", "memory", "compute", "routes")
 
 

@@ -39,8 +39,8 @@ for need in kubernetes gcc make glibc-devel openssh-clients; do
         exit 1
     fi
 done
-# Uses a separate project, as AWX does. Every playbook must parse under its name in the collection, and the installed
-# roles and plugins must find a mistake in a variable before they connect to a host.
+# Tests the installed collection from a separate project, as AWX uses it. Every playbook must parse under its name in
+# the collection. The installed roles and plugins must find a mistake in a variable before they connect to a host.
 mkdir "$work/project"
 cd "$work/project"
 printf '[gpu_nodes]\ngpu-1\n' >hosts

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Table of the gates (checks of every commit) and the sweeps (longer checks): commands, lane, group and minutes of
-each.
+"""Table of the gates (checks that run on every commit) and the sweeps (longer checks). Each has commands, a lane, a
+group and its minutes.
 
 A lane is a list of gates that run one after the other; lanes run concurrently. Every run runs ``GATES`` in this order;
 within a lane the gates that fail most often come first. With ``--group turn`` a run also runs the sweeps of one group,

@@ -33,8 +33,8 @@ from cosmic_ray.mutating import mutate_code
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".build" / "mutants"
-# Only these replacements of one operator by another are made: the boundary or the opposite. ``|`` is mostly left out,
-# because it is usually part of an annotation.
+# An operator is replaced only by these operators: those that change a boundary, and the opposite. ``|`` is mostly left
+# out, because it is usually part of a type annotation.
 REPLACED = {
     "ReplaceBinaryOperator": [
         "Add_Sub",
@@ -79,7 +79,9 @@ class Mutant:
 
 
 def operators() -> Iterator[tuple[str, Any]]:
-    """Yields (name, operator) for cosmic-ray's operators without arguments; of replacements only those in REPLACED."""
+    """Yields (name, operator) for cosmic-ray's operators that need no arguments. Of those that replace an operator,
+    yields only the ones in REPLACED.
+    """
     for name in plugins.operator_names():
         kind = plugins.get_operator(name)
         group, _dash, pair = name.split("/")[-1].partition("_")

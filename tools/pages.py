@@ -2,8 +2,8 @@
 """Check the documentation of modules, plugins and roles, and build a page for each: ``make docs``.
 
 ``antsibull-docs`` checks a copy of the working tree, and Sphinx builds HTML with every warning as an error. Both run
-without a network: the table below resolves references to Ansible's own pages. The script plants two faults, which the
-checks must find, so a check that reads nothing cannot pass. The result is .build/docs/html/index.html.
+without a network: the table below resolves references to Ansible's own pages. The script also plants two faults, which
+the checks must find. So a check that by mistake reads nothing fails. The result is .build/docs/html/index.html.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ def run(*command: str | Path, cwd: Path = WORK) -> subprocess.CompletedProcess[s
 
 
 def copy_tree() -> None:
-    """Copies the working tree to a git repository in .build: antsibull-docs gets the collection's files from git."""
+    """Copies the working tree to a git repository in .build, because antsibull-docs gets the list of the collection's
+    files from git.
+    """
     shutil.rmtree(WORK, ignore_errors=True)
     WORK.mkdir(parents=True)
     for command in (
@@ -120,7 +122,8 @@ def build() -> str:
     shutil.rmtree(site, ignore_errors=True)
     rst.mkdir(parents=True, mode=0o755)
     done = run("antsibull-docs", "collection", "--use-current", "--squash-hierarchy", f"--dest-dir={rst}", "vgpu.fleet")
-    # For a page that it cannot make, antsibull-docs writes a page with an error message and still returns 0.
+    # Search the pages for errors. If antsibull-docs cannot make a page, it writes a page with an error message and
+    # still returns 0.
     said = done.stdout.strip()
     if done.returncode or said:
         return said or f"antsibull-docs: exit status {done.returncode}"

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import re
 
-# Task that shows a host's plan. The plans of one inventory's hosts hardly differ, so only the first plan is printed.
+# Name of the task that shows a host's plan. Only the first host's plan is printed, because the plans of one inventory's
+# hosts hardly differ.
 PLAN = "Show the plan"
 # Tasks whose messages are printed.
 SHOWN = (PLAN, "Show the report", "Show all tables")

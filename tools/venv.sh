@@ -6,7 +6,7 @@ set -eu
 dir=$1 lock=$2 python=$3
 stamp=$dir/.lock
 mkdir -p "$(dirname "$dir")"
-# The lock makes two processes of one test run that create the same environment wait for each other.
+# Takes a lock, because two processes of one test run may create the same environment at the same time.
 exec 9>"$dir.making"
 flock 9
 want=$("$python" -c 'import sys; print(sys.version)' | cat - "$lock" | sha256sum)

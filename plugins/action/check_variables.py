@@ -40,7 +40,9 @@ class ActionModule(ActionBase):
 
 
 def collect(check: Check, kins: list[Kin], findings: list[tuple[Kin, Finding]]) -> list[dict[str, Any]]:
-    """Returns the desired state of each kind of host; adds the faults of each kind to ``findings``."""
+    """Returns the desired state of each kind of host (hosts with equal variables are one kind); adds the faults of each
+    kind to ``findings``.
+    """
     desired = DesiredStates(check)
     states = []
     for kin in kins:

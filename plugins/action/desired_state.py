@@ -11,7 +11,7 @@ from ansible_collections.vgpu.fleet.plugins.plugin_utils.desired_states import D
 from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_check import Check
 from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_source import Sources
 
-# Set by tasks that stop every host before the first change.
+# Tasks set this variable if a fault must stop every host before the first change.
 BEFORE_CHANGES = "__preflight_before_changes"
 
 
@@ -34,9 +34,8 @@ class ActionModule(ActionBase):
 
 
 def heading(number: int, task_vars: dict[str, Any]) -> str:
-    """Returns the first line of the error.
-
-    The line says that no host was changed only for the role preflight, because other roles run after changes.
+    """Returns the first line of the error. Only in the role preflight the line says that no host was changed, because
+    all other roles run after the first changes.
     """
     what = "mistake" if number == 1 else "mistakes"
     unchanged = " No host was changed." if task_vars.get(BEFORE_CHANGES) else ""

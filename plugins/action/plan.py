@@ -58,7 +58,9 @@ class ActionModule(ActionBase):
 def planned(
     desired: dict[str, Any], state: dict[str, Any], groups: dict[str, str], said: Callable[[Finding], str]
 ) -> dict[str, Any]:
-    """Returns the result: a plan, ``faults`` that must stop all hosts, or a failure of this host alone."""
+    """Returns the task's result. It is a plan, a list ``faults`` that must stop all hosts, or a failure that stops only
+    this host.
+    """
     findings = [by_variable(finding) for finding in plan.check_gpus(desired, state)]
     findings += plan_toolkit.check(desired, state)
     findings += driver_key(desired, state)
@@ -79,15 +81,16 @@ def planned(
 
 
 def group_of(steps: list[dict[str, Any]], groups: dict[str, str]) -> dict[str, Any]:
-    """Returns the keys by which Ansible adds this host to a group, as ``group_by`` returns them, without a task."""
+    """Returns the result keys that make Ansible add this host to a group. They are those of the module ``group_by``, so
+    no separate task is needed.
+    """
     name = groups.get("changed" if steps else "unchanged")
     return {"add_group": name, "parent_groups": ["all"]} if name else {}
 
 
 def driver_key(desired: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
-    """Returns a finding if the host needs packages from the driver's repository and the controller has no valid key.
-
-    A key of which only the last digits of the fingerprint are known gives a warning.
+    """Returns a finding if the host needs packages from the driver's repository and the controller has no valid key for
+    it. If only the last digits of the key's fingerprint are known, the finding is a warning.
     """
     wanted = desired["roles"].get("nvidia_driver") or {}
     if wanted.get("state") != PRESENT or not nvidia_driver(wanted, state, desired).changes:

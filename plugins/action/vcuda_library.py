@@ -16,8 +16,8 @@ MODULE = "vgpu.fleet.vcuda_library"
 
 
 class ActionModule(ActionBase):
-    # False means that ansible-core makes no temporary folder on a host in advance, which would cost a remote call.
-    # run() makes the folder before it sends the archive.
+    # False: ansible-core makes no temporary folder on the host in advance, which would cost a remote call. run() makes
+    # the folder only if it sends the archive.
     TRANSFERS_FILES = False
 
     def run(self, tmp: Any = None, task_vars: Any = None) -> dict[str, Any]:

@@ -104,7 +104,7 @@ import sys
 from ansible.plugins.lookup import LookupBase
 from ansible_collections.vgpu.fleet.plugins.plugin_utils.controller import built, lacks, packer
 
-# The library includes these headers. A host may have a compiler without them, and then cannot compile the library.
+# Headers that the library includes. A host that has a compiler but lacks these headers cannot compile the library.
 HEADERS = "#include <dlfcn.h>\n#include <stdio.h>\n"
 
 
@@ -115,8 +115,8 @@ def compiles() -> bool:
 
 
 def library(version: str, folders: list[str]) -> list[str]:
-    """Returns a sentence about the programs that are missing to compile libvgpu.so; returns none if an archive of it
-    exists.
+    """Returns a sentence that names the programs that the controller lacks to compile libvgpu.so. Returns no sentence
+    if an archive of the library exists.
     """
     if not version or built(folders, f"vcuda-{glob.escape(version)}-*.tar.gz"):
         return []
@@ -133,8 +133,8 @@ def library(version: str, folders: list[str]) -> list[str]:
 
 
 def plugin(version: str, folders: list[str]) -> list[str]:
-    """Returns a sentence about what is missing to make the device plugin's archive; returns none if the archive or its
-    wheels exist.
+    """Returns a sentence that names what the controller lacks to make the device plugin's archive. Returns no sentence
+    if the archive or its wheels exist.
     """
     if not version or built(
         folders,
@@ -153,7 +153,9 @@ def plugin(version: str, folders: list[str]) -> list[str]:
 
 
 def scheduler(version: str, folders: list[str], cache: str, python: str, arch: str) -> list[str]:
-    """Returns a sentence about what is missing to make the scheduler's archive for an image with this Python."""
+    """Returns a sentence that names what the controller lacks to make the scheduler's archive for an image with this
+    Python.
+    """
     missing = lacks("vgpu-scheduler", version, python, arch, folders, cache) if version else ""
     if not missing:
         return []
@@ -164,7 +166,8 @@ def scheduler(version: str, folders: list[str], cache: str, python: str, arch: s
     ]
 
 
-# Maps the prefix of a role's variables to the program in the image and to the alternative to building that image.
+# Maps the prefix of a role's variables to the program that the role's image holds, and to what a user can do instead of
+# building that image.
 IMAGES = {
     "device_plugin": (
         "the device plugin",
@@ -175,8 +178,8 @@ IMAGES = {
 
 
 def image(version: str, there: bool, builder: str, base: str, role: str = "device_plugin") -> list[str]:
-    """Returns a sentence about the programs that are missing to build a role's image; returns none if ``there``, which
-    means that the image's file exists.
+    """Returns a sentence that names the programs that the controller lacks to build a role's image. ``there``: whether
+    the image's file exists; then no sentence is returned.
     """
     if not version or there:
         return []
@@ -215,7 +218,8 @@ def imports(name: str, python: str) -> bool:
         return importlib.util.find_spec(name) is not None
     if not python or shutil.which(python) is None:
         return True
-    # -I hides packages that pip installed for this user. Modules find these packages, so the script adds them again.
+    # The option -I hides packages that pip installed for this user. Ansible modules do find these packages, so the
+    # script adds their folder again.
     script = f"import site; site.addsitedir(site.getusersitepackages()); import {name}"
     return subprocess.run([python, "-I", "-c", script], capture_output=True, check=False).returncode == 0
 

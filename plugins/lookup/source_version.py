@@ -98,10 +98,10 @@ def digest(root: str, paths: list[str]) -> str:
 
 
 def settled(folder: str, key: str, compute: Callable[[], str]) -> str:
-    """Returns the version that all tasks of this run use: the first worker computes it, all others read its file.
-
-    Otherwise sources that are edited during a playbook run would have different versions in two tasks. ``folder`` is
-    the temporary folder that all processes of a run share; Ansible deletes it at the end of the run.
+    """Returns the version that all tasks of this run use. The first worker process computes it and writes it to a file,
+    and all others read that file. Otherwise two tasks could see different versions if a user edits the sources during
+    the run. ``folder`` is the temporary folder that all processes of a run share; Ansible deletes it at the end of the
+    run.
     """
     path = os.path.join(folder, "source_version-" + hashlib.sha256(key.encode()).hexdigest()[:16])
     if not os.path.exists(path):

@@ -42,8 +42,8 @@ from ansible.plugins.lookup import LookupBase
 
 class LookupModule(LookupBase):
     def run(self, terms, variables=None, **kwargs):
-        # Ansible forks a process for each task and host. The garbage collector of each fork would write to all present
-        # objects, and the kernel would copy each memory page with such an object.
+        # Ansible forks a process for each task and host. In each fork the garbage collector would write to all existing
+        # objects, so the kernel would copy the memory pages that hold them. Freezing the objects prevents that.
         gc.freeze()
         variables = variables or {}
         patterns = [one for term in terms for one in (term if isinstance(term, (list, tuple)) else [term])]

@@ -140,8 +140,8 @@ from ..module_utils.kube import (
     version as kube_version,
 )
 
-# Longest wait in seconds until the DaemonSet controller has observed a change. The controller recreates a pod that was
-# deleted earlier with the old template.
+# Longest wait in seconds until the DaemonSet controller has observed a change. A pod that is deleted before that would
+# be created again with the old template.
 SEEN = 60
 # Longest wait in seconds until a deleted pod is gone. Its program has ten seconds to stop and still serves requests.
 GONE = 60

@@ -139,7 +139,8 @@ def main() -> None:
         supports_check_mode=True,
     )
     if not module.params["name"]:
-        # With an empty name the API server would return the list of all nodes, and pods that run on no node.
+        # Refuse an empty name, because with it the API server would return the list of all nodes, and the pods that run
+        # on no node.
         module.fail_json(
             msg="name: expected the name of a node, found nothing; nothing was changed; "
             "set device_plugin_node_name of the host, or run the role preflight first, which asks the host"

@@ -139,8 +139,8 @@ from ..module_utils.kube import mount_policy, rollout, scheduler_manifests
 
 # First version whose API server keeps a webhook's matchConditions, which select GPU pods.
 MATCH_CONDITIONS = (1, 28, 0)
-# The range of versions that get the option of scheduler_manifests.kube_options: the first version with it, and the
-# first version that no longer gets it. The option is deprecated, and a kube-scheduler that has dropped it would not
+# Versions of the kube-scheduler that get the option of scheduler_manifests.kube_options: from the first of these
+# versions on, and before the second. The option is deprecated, and a kube-scheduler that no longer has it would not
 # start.
 WAKES = ((1, 24, 0), (1, 35, 0))
 

@@ -305,11 +305,11 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.isolation.leftovers imp
 from ansible_collections.vgpu.fleet.plugins.module_utils.isolation.runner import RunnerError
 
 NO_FREE_SLICE = 3
-# The greatest number of runs in one slice, each of which may last the full timeout: the probe, a run that fills the
-# slice, nvidia-smi twice, nvidia-ml-py, the bypasses that must be prevented, the open bypasses (one by one in a small
-# slice), the compute share next to a busy second slice, the import check. If the driver enforces the limit, there are
-# three more runs but at most one for all open bypasses. The lease must outlast all runs: otherwise a pod would get a
-# slice that a check is still filling.
+# The greatest number of program runs in one slice. Each run may last the full timeout, and the lease must outlast all
+# of them; otherwise a pod would get a slice that a check is still filling. The runs: the probe, a run that fills the
+# slice, nvidia-smi twice, nvidia-ml-py, the bypasses (ways past the library) that must be prevented, the bypasses that
+# may be open (one by one in a small slice), the compute share next to a busy second slice, and the import check. If the
+# driver enforces the limit, there are three more runs, but at most one for all open bypasses.
 MOST_RUNS = 8 + len(verdicts.MAY_BE_OPEN)
 
 

@@ -32,10 +32,9 @@ def packer() -> str:
 
 
 def lacks(name: str, version: str, python: str, arch: str, folders: list[str], cache: str) -> str:
-    """Returns what is missing to make the archive of one program.
-
-    Empty if the archive lies in ``cache``, or all its wheels lie in ``folders``. ``name``: the program's name in
-    wheelhouse.py; ``python``: such as 3.11; ``arch``: as uname -m prints it.
+    """Returns what this controller is missing to make the archive of one program. Empty if the archive is in ``cache``,
+    or if all wheels for it are in ``folders``. ``name``: the program's name in wheelhouse.py; ``python``: such as 3.11;
+    ``arch``: as uname -m prints it.
     """
     missing = packer()
     if not missing:

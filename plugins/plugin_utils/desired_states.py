@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes the desired states of many hosts at once, on the controller and without a remote call.
-
-A role's defaults refer to variables. Hosts with equal values of these variables share one evaluation of the defaults.
+"""Computes the desired states of many hosts at once, on the controller and without a remote call. Defaults of roles may
+refer to variables. For hosts with equal values of these variables, the defaults are evaluated only once.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_check import C
 
 
 def of_check(name: Any, task_vars: dict[str, Any]) -> dict[str, Any]:
-    """Returns the desired state that check_variables registered in the variable ``name`` for the task's host, or {}.
-
-    The task passes the variable's name, because Ansible would evaluate the whole value again for each host.
+    """Returns the desired state of the task's host, or {}. check_variables registered the states of all hosts in the
+    variable ``name``. The task passes only that name, because Ansible would evaluate the whole value again for each
+    host.
     """
     checked = task_vars.get(str(name or ""))
     host = task_vars.get("inventory_hostname", "")
@@ -32,9 +31,8 @@ def of_check(name: Any, task_vars: dict[str, Any]) -> dict[str, Any]:
 
 
 class DesiredStates:
-    """Collects the desired state of each kind of host.
-
-    A role takes part if the play uses it (``check.here`` has its state) or if the host sets its state.
+    """Collects the desired state of each kind of host (hosts with equal variables). A role is part of it if the play
+    uses the role (then ``check.here`` has its state) or if the host sets its state.
     """
 
     def __init__(self, check: Check) -> None:
@@ -63,7 +61,8 @@ class DesiredStates:
     def _values(self, names: list[str], kin: Kin, role: str, findings: list[Finding]) -> dict[str, Any]:
         """Returns the evaluated values of ``names``; leaves out names that are neither set nor have a default."""
         context = {**self.check.base, **kin.variables, "hostvars": self.check.hostvars}
-        # A default may name a file of its own role, but the current task belongs to another role.
+        # Set the role's path, because a default may name a file of its own role and the current task belongs to another
+        # role.
         context["role_path"] = os.path.join(role_tables.COLLECTION, "roles", role)
         raw = {name: context[name] for name in names if name in context}
         matters = closure(raw.values(), context) | set(raw)

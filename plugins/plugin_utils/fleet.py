@@ -23,7 +23,7 @@ TROUBLE = STATES[:5]
 MAY_BE_LEFT_OUT = 1 / 3
 # Number of earlier reports whose sums are kept for the charts: a year of weekly or two months of daily reports.
 HISTORY = 60
-# Keys of a node that are compared with the last report, in this order. Sentences use the same words.
+# Keys of a node that are compared with the last report, in this order, with the words for them in sentences.
 WATCHED = ("state", "driver", "library", "plugin", "gpus", "expected", "advertised")
 
 
@@ -65,7 +65,7 @@ def node(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
         "unheard": {str(source): str(why) for source, why in sorted((capacity.get("missing") or {}).items())},
         "kubernetes": _kubernetes(capacity.get("kubernetes")),
         "isolation": {"verdict": isolation.get("verdict"), "results": results} if results else None,
-        # Only the result of an earlier check has a time; the result of a check in this run has none.
+        # An isolation result has a time only if it comes from an earlier check and not from this run.
         "checked": _utc(isolation["time"]) if isolation.get("time") else None,
         "shares": _shares(results),
     }
@@ -97,14 +97,18 @@ def _state(
 
 
 def _in_words(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns an isolation result; a passed one becomes "partly" if more than a third of its checks did not run."""
+    """Returns an isolation result for the report. If a slice passed but more than MAY_BE_LEFT_OUT of its checks did not
+    run, its verdict becomes "partly".
+    """
     checks = with_passed(dict(result))["checks"]
     left_out = sum(one["verdict"] == NOT_RUN for one in checks) > MAY_BE_LEFT_OUT * len(checks)
     return dict(result, verdict=PARTLY) if left_out and result.get("verdict") == PASSED else dict(result)
 
 
 def _gpu(gpu: Mapping[str, Any], capacity: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns one GPU: the counts of its slices, and the numbers of its missing and its used slices."""
+    """Returns the report's data of one GPU: how many slices it has, and the numbers of the slices that are missing or
+    in use.
+    """
     ids = [one["id"] for one in capacity.get("expected") or [] if one["uuid"] == gpu["uuid"]]
     advertised = set(capacity.get("advertised") or [])
     keys = ("index", "uuid", "model", "memory_mib", "used_mib", "slices", "slice_mib", "sm_percent", "advertised")
@@ -112,7 +116,8 @@ def _gpu(gpu: Mapping[str, Any], capacity: Mapping[str, Any]) -> dict[str, Any]:
     made.update({key: gpu.get(key) for key in ("mode", "utilisation", "temperature")})
     made["xids"] = [dict(one) for one in gpu.get("xids") or []]
     made["sold_mib"] = int(gpu["slices"]) * int(gpu["slice_mib"])
-    # A leased slice is not advertised to the kubelet. It is listed under "taken" with its user, not under "missing".
+    # A slice that is leased to an isolation check or a program is not advertised to the kubelet. List it under "taken"
+    # with its user, and not under "missing".
     used = {one for use in capacity.get("usage") or [] for one in use.get("slices") or []}
     made["missing"] = [_number(one) for one in ids if one not in advertised | used]
     made["taken"] = [
@@ -190,7 +195,7 @@ def changes(nodes: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, An
             continue
         for key in WATCHED:
             was, now = _shown(old.get(key)), _shown(one[key])
-            # An unreachable node shows no versions, so only its changed state is reported.
+            # Report only the changed state of an unreachable node, because its versions are not known.
             if was != now and (key == "state" or (one["gpus"] and old.get("gpus"))):
                 found.append({"node": one["name"], "what": key, "before": was, "now": now})
     found += [
@@ -200,7 +205,7 @@ def changes(nodes: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, An
 
 
 def _shown(value: Any) -> str:
-    """Returns a compared value as text; for a list its length."""
+    """Returns a compared value as text. For a list this is its length."""
     return "" if value is None else str(len(value) if isinstance(value, (list, tuple)) else value)
 
 

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans a rehearsal: the simulated hosts that replace an inventory's hosts, their GPUs, and their variables.
-
-The replaced variables keep a rehearsal from reaching a real host, cluster or network. The functions do no I/O and are
-used on the controller only.
+"""Plans a rehearsal, a run of the playbooks on simulated hosts that replace the hosts of an inventory. The plan has
+their GPUs and variables. Some variables are replaced, so that a rehearsal reaches no real host, cluster or network. The
+functions do no I/O and are used on the controller only.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ VARIABLE = "rehearse_gpus"
 MOST_GPUS = 16
 # A host name that podman and the kernel accept.
 NAME = re.compile(r"^[A-Za-z0-9]([-A-Za-z0-9.]{0,61}[A-Za-z0-9])?\Z")
-# Prefixes of the variables that distinguish kinds of hosts in a rehearsal.
+# Prefixes of the variables by which hosts count as different in a rehearsal.
 TELLING = ("vgpu_", VARIABLE)
 CONNECTION = "containers.podman.podman"
 IMAGE = "vgpu-demo/base:latest"
@@ -38,7 +37,8 @@ def replaced(project: str, host: str, cache: str) -> dict[str, Any]:
         "ansible_user": "root",
         "ansible_become": False,
         "ansible_python_interpreter": "/usr/bin/python3",
-        # A container has no kernel of its own and no network, so packages come from a repository in its files.
+        # A simulated host is a container without an own kernel and without a network, so packages come from a
+        # repository in its files.
         "nvidia_driver_kernel_module": "none",
         "nvidia_driver_source": "distribution",
         "nvidia_driver_branch": "",
@@ -61,7 +61,8 @@ def replaced(project: str, host: str, cache: str) -> dict[str, Any]:
         "upgrade_kubeconfig": "",
         "vgpu_kubeconfig": "",
         "verify_isolation_image": IMAGE,
-        # The isolation check gets no time limit, so that it tries every bypass even on a busy controller.
+        # The isolation check gets no time limit, so that even on a busy controller it tries every bypass (a way past
+        # the library's limits).
         "verify_isolation_duration": 0,
     }
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a repository's key on the controller: shipped with the collection, from a file or folder, or from a URL."""
+"""Reads the signing key of a package repository on the controller. The key is shipped with the collection, or comes
+from a file, a folder or a URL.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def _of_file(path: str) -> str:
 
 
 def _of_address(address: str) -> str:
-    """Fetches the key once in a run: the process of each host finds the fetched file in the run's temporary folder."""
+    """Fetches the key only once in a run. Ansible has a process for each host; all others find the fetched file in the
+    run's temporary folder.
+    """
     digest = hashlib.sha256(address.encode()).hexdigest()
     kept = os.path.join(str(_folder()), f"vgpu-key-{digest}")
     if os.path.exists(kept):

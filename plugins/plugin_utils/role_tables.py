@@ -28,7 +28,7 @@ def options() -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for path in sorted(glob.glob(os.path.join(COLLECTION, "roles", "*", "meta", "argument_specs.yml"))):
         with open(path, encoding="utf-8") as text:
-            # Loader is a safe loader; linters cannot see that from its name.
+            # Loader is a safe loader, which linters cannot see from its name.
             entries = yaml.load(text, Loader=Loader)["argument_specs"]
         for entry in entries.values():
             found.update(entry.get("options") or {})
@@ -37,7 +37,7 @@ def options() -> dict[str, dict[str, Any]]:
 
 @functools.lru_cache(maxsize=None)
 def kinds() -> dict[str, Kind]:
-    """Returns the kind of every variable of every role."""
+    """Maps every variable of every role to its kind, which checks its values."""
     return {name: option_kinds.kind_of(name, option) for name, option in options().items()}
 
 

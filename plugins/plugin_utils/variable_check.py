@@ -2,8 +2,8 @@
 """Checks the variables of many hosts at once: names, types, choices, relations. It runs on the controller and makes no
 remote call.
 
-Hosts with equal variables are one kind and are checked once, so the cost is one comparison for each host and one check
-for each kind. A mistake is reported once, with its setter, its file and line, and the affected hosts.
+Hosts with equal variables are one kind and are checked only once. A mistake is reported once, with the group or host
+that sets the variable, with file and line, and with the affected hosts.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ NAMED_HOSTS = 3
 
 
 class Kin(NamedTuple):
-    """Describes a kind of hosts: hosts whose variables of this collection (``ours``) are equal.
-
-    ``variables``: all variables of the first host.
+    """Describes one kind of hosts. Their variables of this collection (``ours``) are equal. ``variables``: all
+    variables of the first of these hosts.
     """
 
     hosts: list[str]
@@ -81,7 +80,9 @@ class Check:
         return self.with_sources((kin, finding) for kin in kins for finding in self.findings(kin)) + self.disputes(kins)
 
     def disputes(self, kins: list[Kin]) -> list[Mistake]:
-        """Returns warnings on variables with different values in two groups, where only the groups' names decide."""
+        """Returns a warning for each variable that two groups of a host set to different values, if only the order of
+        the groups' names decides which value counts.
+        """
         found: dict[tuple[Finding, Source | None], list[str]] = {}
         for kin in kins:
             for host in kin.hosts:
@@ -149,9 +150,8 @@ class Check:
         return [*faults, *schema.unavailable(of_groups), *relations.faults(values.of_role)]
 
     def key(self, names: Iterable[str], variables: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-        """Returns a key that is equal for hosts with equal values of these variables.
-
-        With equal keys, templates that use only these variables have equal results.
+        """Returns a key that is equal for hosts with equal values of these variables. If two keys are equal, templates
+        that use only these variables give equal results.
         """
         names = set(names)
         if names & INDIRECT:
@@ -159,7 +159,9 @@ class Check:
         return tuple(sorted((name, self._text(variables[name])) for name in names if name in variables))
 
     def _shared(self) -> dict[str, Any]:
-        """Returns the variables that the play sets for all its hosts: neither inventory variables nor role defaults."""
+        """Returns the variables that the play itself sets for all its hosts. They are no variables of the inventory and
+        no defaults of roles.
+        """
         own = self.hostvars.raw_get(self.here["inventory_hostname"])
         found = {}
         for name, value in self.here.items():
@@ -193,7 +195,7 @@ class Values:
         """Stores the checked value of a variable in ``clean``, or its faults in ``findings``."""
         try:
             value = self.evaluate(raw)
-        except Exception as fault:  # a filter in a template may raise any exception
+        except Exception as fault:  # A filter in a template may raise any exception.
             if self._waits(raw, fault):
                 self.not_yet.append(name)
             else:
@@ -211,7 +213,7 @@ class Values:
         """Returns the value of a variable or of its default; None if it cannot be evaluated yet."""
         try:
             return self.evaluate(self.variables[name] if name in self.variables else self.check.base[name])
-        except Exception:  # a template may raise any exception; read() has reported faults of variables that are set
+        except Exception:  # A template may raise any exception. read() reports it if the variable is set.
             return None
 
     def evaluate(self, raw: Any) -> Any:
@@ -229,7 +231,7 @@ class Values:
         return self._templar
 
     def _waits(self, raw: Any, fault: Exception) -> bool:
-        """Returns True if the template failed because facts or results of earlier tasks are still missing."""
+        """Returns True if the template failed only because facts or results of earlier tasks do not exist yet."""
         if not isinstance(fault, AnsibleUndefinedVariable):
             return False
         known = self.known()

@@ -14,7 +14,7 @@ from ansible.utils.vars import load_extra_vars
 from ansible.vars.plugins import get_vars_from_inventory_sources, get_vars_from_path
 
 try:
-    # A private class of ansible-core, which may disappear. Without it the messages only omit file and line.
+    # A private class of ansible-core, which a later version may not have. Then the messages omit file and line.
     from ansible._internal._datatag._tags import Origin
 except ImportError:
     Origin = None
@@ -33,7 +33,9 @@ class Source(NamedTuple):
 
 
 class Dispute(NamedTuple):
-    """Describes a variable that two unrelated groups of a host set. ``value``: the unused value, set by ``other``."""
+    """Describes a variable that two unrelated groups of a host set. ``value``: the value that is not used; the group
+    ``other`` sets it.
+    """
 
     name: str
     source: Source
@@ -42,7 +44,9 @@ class Dispute(NamedTuple):
 
 
 class Sources:
-    """Finds variables in Ansible's order of precedence: groups from the outermost inwards, the host, the play, -e."""
+    """Finds the source of a variable by Ansible's order of precedence: groups from the outermost to the innermost, then
+    the host, the play, and -e.
+    """
 
     def __init__(self, inventory: Any, loader: Any, play: Any = None) -> None:
         self.inventory, self.loader = inventory, loader
@@ -63,10 +67,10 @@ class Sources:
         return Source("the play", place_of(value))
 
     def disputes(self, host_name: str, values: dict[str, Any]) -> Iterator[Dispute]:
-        """Yields variables with different values in a host's groups, where only the order of the groups' names decides.
-
-        ``values``: the active, untemplated values. A value of the host, of a child group or of a group with a higher
-        priority wins by intent and is not yielded.
+        """Yields each variable that two groups of a host set to different values, if only the order of the groups'
+        names decides which value counts. ``values``: the values in use, with templates not evaluated. If the host, a
+        child group or a group with a higher priority sets the variable, its value wins by intent, and nothing is
+        yielded.
         """
         host = self.inventory.get_host(host_name) if self.inventory is not None else None
         for name, groups in self._set_twice(host.get_groups() if host is not None else []).items():

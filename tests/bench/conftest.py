@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Provides a simulated host for measurements, runs the measuring programs, and prints the table of results at the end.
 
-A gate is a function that says whether a measured value is good enough. The library must pass it, and ``naive.c``, a
-naive interposer library measured in the same run, must fail it.
+A gate is a function that says whether a measured value is good enough. The library must pass each gate. The control
+must fail it: ``naive.c``, a naive interposer library that is measured in the same run.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class Bench(world.Host):  # type: ignore[misc,name-defined]
         super().write_limits(memory, devices=devices, **changes)
 
     def command(self, program: str, *arguments: object) -> tuple[list, dict]:
-        """Returns argument vector and environment, which does not preload the library: a measuring program gets the
-        library as an argument and preloads it into the processes that it measures."""
+        """Returns argument vector and environment. The environment does not preload the library, because a measuring
+        program gets the library as an argument and preloads it into the processes that it measures."""
         naive = self.folder / "naive.state"
         naive.unlink(missing_ok=True)
         env = self.env(preload=False, NAIVE_STATE=str(naive), NAIVE_LIMIT=str(self.limit), NAIVE_CONTEXT=str(CONTEXT))
@@ -153,8 +153,8 @@ def row():
     """Returns a function that enters a figure and asserts that the library passes its gate and the control fails it."""
 
     def enter(name: str, gate: str, holds: Callable, ours: object, measured: str, theirs: object, control: str) -> None:
-        """Applies the gate ``holds`` to the results of the library (``ours``) and of the control (``theirs``).
-        ``measured`` and ``control`` are these two results in words.
+        """Enters a row: applies the gate ``holds`` to the result of the library (``ours``) and of the control
+        (``theirs``). ``measured`` and ``control`` are these two results as text.
         """
         figure = figures.FIGURES[name]
         figure.gate, figure.measured, figure.control = gate, measured, control

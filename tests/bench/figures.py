@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of the table of measurements, and how much each form of a run measures: short, bench and long.
+"""Rows of the table of measurements, and the amount of measuring in each of three forms of a run: short, bench and
+long.
 
-A goal is the desired value, and a gate is a bound whose violation fails the test. Both are those of the project's plan.
-In the rows of the library the values of other projects are our measurements of HAMi-core, commit 8f3a89c, on a stub
+A goal is the desired value, and a gate is a bound whose violation fails the test. Both come from the project's plan. In
+the rows of the library the values of other projects are our measurements of HAMi-core, commit 8f3a89c, on a stub
 driver.
 """
 
@@ -32,8 +33,9 @@ class Figure:
     why: str = ""
 
 
-# Name of the row → measured quantity, goal, best value of other projects. "Over the bare call": minus the cost of the
-# same call without the library. "8 × 10" in the rows of the device plugin: 8 GPUs of 10 slices each.
+# Name of the row → measured quantity, goal, best value of other projects. "Over the bare call" means that the cost of
+# the same call without the library is subtracted. "8 × 10" in the rows of the device plugin means 8 GPUs of 10 slices
+# each.
 FIGURES = {
     "launch": Figure(
         "cuLaunchKernel over the bare call, without an SM limit",

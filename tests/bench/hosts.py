@@ -4,10 +4,10 @@
     python tests/bench/hosts.py                     first and second run on 3 hosts, then runs on 10 and 30 names
     python tests/bench/hosts.py --first 3,10,30     first and second runs on as many hosts; needs memory for thirty
 
-The hosts of a first run are systemd hosts (tests/hosts), one container each, bare. A run that changes nothing only
-reads, so several inventory names may share a host: 30 names on 3 hosts cost the controller as much as 30 hosts, and
-need less memory. Gates are the calls of the busiest host. Seconds and growth are only reported, because other programs
-run on the machine.
+The hosts of a first run are bare systemd hosts (tests/hosts), one container each. A run that changes nothing only
+reads, so several inventory names may share a host. 30 names on 3 hosts cost the controller as much as 30 hosts, and
+need less memory. The gate is the number of calls of the busiest host. Seconds and growth are only reported, because
+other programs run on the machine.
 """
 
 from __future__ import annotations
@@ -126,15 +126,15 @@ def hostctl(*arguments: str) -> None:
 
 
 def measure(first: list[int], again: list[int], folder: Path, rows: list[Row]) -> Row:
-    """Runs all measurements and adds a row for each. Returns the row of the negative control: a run that proves
-    isolation each time, so it must make more than two calls a host."""
+    """Runs all measurements and adds a row for each. Returns the row of the negative control: a run with a setting that
+    makes site.yml prove isolation each time, so it must make more than two calls a host."""
     for count in first:
         names = [f"gpu-t4-{number}" for number in range(1, count + 1)]
         pairs = [word for name in names for word in ("--host", name, "--profile", str(PROFILE))]
         hostctl("up", "--project", PROJECT, *pairs)
         try:
             containers = [simpodman.Host(PROJECT, name).container for name in names]
-            # An empty cache: the run must also build the library, whose cost a filled cache would hide.
+            # Use an empty cache, so that the run also builds the library. A filled cache would hide this cost.
             cold = ["-e", f"vcuda_cache={folder / f'cache-{count}'}"]
             own = inventory(folder, dict(zip(names, containers)))
             rows.append(run("first run", own, folder, *cold))
@@ -156,8 +156,8 @@ def keep(rows: list[Row]) -> None:
 
 
 def growth(rows: list[Row], first: bool) -> None:
-    """Print how seconds and calls grow from the fewest hosts to the most. There is no gate: on a busy machine a host
-    that starts slowly is called again.
+    """Print how seconds and calls grow from the fewest hosts to the most. There is no gate, because on a busy machine a
+    host that starts slowly needs more calls.
     """
     kind = sorted((row for row in rows if row.run.startswith("first") == first), key=lambda row: row.hosts)
     if len(kind) < 2:

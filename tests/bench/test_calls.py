@@ -45,7 +45,7 @@ def cost(bench: Bench, library: str, route: str, call: str, count: int, blocks: 
     return Cost(ours[0] - bare[0], ours[1] - bare[1], ours[3] - bare[3], ours[2], ours[4])
 
 
-ROUNDS = 3  # measurements alternate between bare and with the library, because other programs run on the machine
+ROUNDS = 3  # Measurements alternate between bare and with the library, because other programs run.
 
 # Call → number of calls in a measured block. For launches it is a quarter of the number of launches between two fences
 # (timing events by which the library measures GPU time), so that most blocks contain no fence.
@@ -53,7 +53,8 @@ BLOCK = {"launch": 16, "pair": 50, "info": 50}
 
 
 def times(bench: Bench, library: str, call: str, repeats: int, *how: object) -> float:
-    """Returns nanoseconds over the same call without the library: the median of rounds, each the median of blocks."""
+    """Returns by how many nanoseconds a call is slower than the same call without the library. The value is the median
+    of rounds, each of which is the median of blocks."""
     found = []
     for _unused in range(ROUNDS):
         bare, ours = (
@@ -73,7 +74,8 @@ def offset(name: str) -> str:
 
 
 def beside(bench: Bench, call: str, repeats: int, *functions: str) -> str:
-    """Returns a text: what a call costs more than the driver's own function in the same process (the median round)."""
+    """Returns as text what a call costs more than the driver's own function in the same process, from the median
+    round."""
     where = [offset(name) if name else "0" for name in functions]
     found = [
         bench.run("timing", call, BLOCK[call], repeats, "beside", *where, preload=LIBRARY)[0]
@@ -128,7 +130,7 @@ LIMITERS = {"launch": (0, 12), "launch-limited": (90, 60)}
 def test_cost_of_a_kernel_launch(bench: Bench, sizes: dict, row, name: str) -> None:
     percent, most = LIMITERS[name]
     bench.write_limits(sm_percent=percent, core_policy="force" if percent else "default")
-    for _unused in range(3):  # the engine only adds instructions: repeat until the minimum is within the gate
+    for _unused in range(3):  # The engine only adds instructions, so repeat until the minimum is within the gate.
         costs = [cost(bench, LIBRARY, route, "launch", sizes["calls"]) for route in ROUTES]
         worst = max(costs, key=lambda one: one.beside)
         if worst.beside <= most:
@@ -181,8 +183,8 @@ def test_cost_of_the_pair_does_not_grow_with_other_processes(bench: Bench, sizes
         bench.write_limits(16000 << 20, count_context=False)
         with bench.crowd(LIBRARY, others):
             found[others] = cost(bench, LIBRARY, "link", "pair", sizes["calls"])
-    # The cost of the negative control does not depend on other processes, but on the length of its list of blocks. So
-    # it gets as many blocks instead.
+    # The cost of the negative control does not depend on other processes but on the length of its list of blocks. So it
+    # gets as many blocks as the library's test has processes.
     for blocks in (0, counts[-1]):
         naive[blocks] = cost(bench, bench.naive, "link", "pair", sizes["calls"], blocks)
     row(

@@ -13,7 +13,7 @@ import pytest
 from conftest import LIBRARY, LIMIT, ROOT, Bench, world
 
 # A survivor that waits for a lock checks after 500 us of naps whether the lock's holder lives. A nap takes 20 us or
-# more, so these are at most 25 naps, even if a busy machine makes each nap longer.
+# more, so these are at most 25 naps. A busy machine makes each nap longer, but never adds naps.
 NAPS = 30
 
 
@@ -67,7 +67,8 @@ def test_random_kills(bench: Bench, sizes: dict, row, name: str) -> None:
 
 
 def test_count_of_naps_detects_a_late_takeover(bench: Bench, tmp_path: Path) -> None:
-    """Negative control of the naps: a library that checks only once a second whether a lock's holder lives."""
+    """Negative control of the count of naps, with a library that checks only once a second whether a lock's holder
+    lives."""
     native = ROOT / "native/vcuda"
     source = (native / "src/account/ledger_lock.c").read_text()
     assert source.count("#define PROBE_NS 500000ull") == 1
@@ -79,7 +80,7 @@ def test_count_of_naps_detects_a_late_takeover(bench: Bench, tmp_path: Path) -> 
     command += ["-shared", "-Wl,-Bsymbolic", "-Wl,-z,nodelete"]
     command += [f"-Wl,--version-script={native}/src/libvgpu.map", "-o", str(tmp_path / "libvgpu.so")]
     subprocess.run([*command, str(late), *map(str, objects)], check=True)
-    for seed in range(1, 21):  # repeat until a killed process held the lock, which is rare
+    for seed in range(1, 21):  # Repeat until a killed process held the lock, which is rare.
         found = kill(bench, str(tmp_path / "libvgpu.so"), "alone", 60, seed)
         assert (found.stalled, found.leaked, found.over) == (0, 0, 0)
         if found.holders:

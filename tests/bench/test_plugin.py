@@ -51,13 +51,14 @@ def served(node, bytecode):
             subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0755", "run", node.folder / "run"], check=True)
         (node.folder / "host.profile").write_text(PROFILE.format(gpus))
         Path(node.environment["GPUSIM_STATE"]).unlink(missing_ok=True)
-        # A new node: the plugin must not report the former node's GPUs as lost.
+        # This is a new node, so the plugin must not report the GPUs of the former node as lost.
         (node.folder / "state" / "offered.json").unlink(missing_ok=True)
         config = json.loads((node.folder / "node.yaml").read_text())
         config["sharing"]["vcuda"].update(splitCount=split, coresScaling="1")
         (node.folder / "node.yaml").write_text(json.dumps(config))
         node.options = list(options) or ["--cdi-dir", ""]
-        # Measured with bytecode, as installed: pip compiles it on a host, the first start compiles it here.
+        # The plugin is measured with compiled bytecode, as on a host, where pip compiles it. Here the first start
+        # compiles it.
         node.environment.pop("PYTHONDONTWRITEBYTECODE", None)
         node.environment["PYTHONPYCACHEPREFIX"] = str(bytecode)
         if not bytecode.exists():
@@ -93,7 +94,7 @@ def cpu_s(process: int) -> float:
 
 
 def wakes(process: int) -> int:
-    """Returns how often the process's threads went to sleep voluntarily; a busy machine changes this little."""
+    """Returns how often the process's threads went to sleep voluntarily. A busy machine changes this number little."""
     found = 0
     for task in Path(f"/proc/{process}/task").iterdir():
         lines = (task / "status").read_text().splitlines()
@@ -113,7 +114,7 @@ def slacks(process: int) -> set[str]:
     """Returns the timer slacks of the process's threads in nanoseconds."""
     found = set()
     for task in [one.name for one in Path(f"/proc/{process}/task").iterdir()]:
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # The thread has ended.
             found.add(Path(f"/proc/{task}/timerslack_ns").read_text().strip())
     return found
 
@@ -137,7 +138,8 @@ def test_start(served):
 def test_memory_and_idle(served, sizes):
     node = served(16, 100)
     process = node.process.pid
-    # The first housekeeping raises the timer slack of gRPC's threads, so that they wake together; measure after that.
+    # The plugin's first housekeeping raises the timer slack of gRPC's threads, so that they wake together. Measure
+    # after it.
     world.until(lambda: "500000000" in slacks(process), "gRPC's threads have the larger timer slack")
     resident = next(
         int(line.split()[1]) for line in Path(f"/proc/{process}/status").read_text().splitlines() if "VmRSS" in line
@@ -173,7 +175,7 @@ def test_allocate_over_an_empty_call(served, sizes):
     ids = list(node.kubelet.endpoints[RESOURCE].devices)
     calls = min(sizes["repeats"], len(ids))
     process = node.process.pid
-    median_ms(calls, lambda _n: stub.GetDevicePluginOptions(api.Empty()))  # warm-up of client and plugin
+    median_ms(calls, lambda _n: stub.GetDevicePluginOptions(api.Empty()))  # These calls warm up client and plugin.
     empty: list[float] = []
     over: list[float] = []
     spent: list[float] = []
@@ -185,7 +187,7 @@ def test_allocate_over_an_empty_call(served, sizes):
         spent.append((cpu_s(process) - between) * 1000 - (between - before) * 1000)
         over.append(full - empty[-1])
     made = [one for one in (node.folder / "run/allocations").iterdir() if not one.name.startswith("slice-")]
-    assert len(made) == calls  # each allocation has its files
+    assert len(made) == calls  # Each allocation has its own files.
     note(
         "plugin-allocate",
         f"{statistics.median(over):.2f} ms more than an empty call of {statistics.median(empty):.2f} ms; "
@@ -197,7 +199,7 @@ def of_slice(one: str) -> api.AllocateRequest:
     return api.AllocateRequest(container_requests=[api.ContainerAllocateRequest(devices_ids=[one])])
 
 
-# System calls on files, as an argument of strace. A question mark: some machines do not have the call.
+# System calls on files, as an argument of strace. strace ignores a call with a question mark on machines that lack it.
 FILE_CALLS = "%file,?write,?close,?ftruncate,?fchmod,?getdents64,?fstat,?fsync,?fdatasync,?ioctl,?lseek,?read,?pread64"
 
 
@@ -220,7 +222,7 @@ def test_system_calls_of_an_allocate(served, tmp_path):
     lines = [line.split(None, 1)[1] for line in log.read_text().splitlines() if "resumed>" not in line]
     # gRPC's threads wake each other by an eventfd.
     lines = [line for line in lines if not re.match(r'(read|write)\(\d+, "\\1(\\0){7}", 8\)', line)]
-    # The watcher and other checks run at the same time, on other files than an allocation's.
+    # The watcher and other checks run at the same time, but on other files than those of an allocation.
     records = [line for line in lines if "allocations.json" in line]
     assert len(records) == 10, "each of the ten allocations must be written to allocations.json once"
     # The number was 42 to 44 before each allocation got the folder `ro`, which a tenant cannot move.

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from conftest import Bench, world
 
-MOST = 150  # the gate in wake-ups a second; the library allows 100 on average, and short bursts
+MOST = 150  # The gate: wake-ups a second. The library allows 100 on average, and short bursts.
 
-# columns: kind of launch, microseconds that a kernel takes, share of compute time in percent
+# columns: kind of launch, duration of a kernel in microseconds, share of compute time in percent
 BUSY = [("kernel", 20, 50), ("kernel", 100, 50), ("kernel", 1000, 25), ("sync", 100, 50), ("two-streams", 100, 90)]
 
 
@@ -68,7 +68,7 @@ def counted(pid: int) -> tuple[float, int, float]:
 
 
 def cost(node: tuple, name: str, seconds: float, **env: str) -> list:
-    """Returns a pair for each busy program: wake-ups a second and percent of a processor."""
+    """Returns a pair for each busy program: wake-ups of the thread in a second, and its percent of a processor."""
     shares, one = node
     found = []
     for way, us, percent in BUSY:

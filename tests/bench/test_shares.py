@@ -102,9 +102,9 @@ def test_together(model, sizes: dict, row) -> None:
 
 
 def settled(result: dict, before: int, after: int) -> bool:
-    """Returns whether the share follows the change of the limit at second 6 within half a second. ``before`` and
-    ``after`` are the shares in percent."""
-    series = result["tenants"][0]["series"]  # one value a tenth of a second
+    """Returns whether the measured share follows the change of the limit, which is made at second 6, within half a
+    second. ``before`` and ``after`` are the shares in percent."""
+    series = result["tenants"][0]["series"]  # The series has one value for each tenth of a second.
     return abs(sum(series[65:75]) / 10 - after) <= 2.0 and abs(sum(series[50:60]) / 10 - before) <= 2.0
 
 
@@ -129,7 +129,7 @@ def test_live_change_of_a_share(model, row) -> None:
 def test_throughput(model, row) -> None:
     four = [f"share=25,kernels={us}" for us in (50, 100, 500, MIXED)]
     limited, free = model(*four), model(*(one + ",policy=disable" for one in four))
-    # The control: a limiter that runs one tenant alone for a quarter of the time.
+    # The control is a limiter that lets one tenant run alone for a quarter of the time.
     forced = model("share=25,policy=force,kernels=100")
     row(
         "throughput",
@@ -188,7 +188,8 @@ def split(node: tuple, policy: str, seconds: float, right: Callable[[list], bool
 
 
 def test_in_real_time(node: tuple, sizes: dict, row) -> None:
-    """The gate is the ratio of two tenants in the same seconds (70 to 30 is 2.33), because other programs also run."""
+    """The gate is the ratio of two tenants in the same seconds (70 to 30 is 2.33), because other programs on the
+    machine change both in the same way."""
     node[1].arbiter()
 
     def parted(pair: list) -> bool:
@@ -211,13 +212,14 @@ MIX, CONSTANT, PERCENT = "20..5000", "1000", 20  # durations of kernels in micro
 
 
 def test_mixed_kernels_in_real_time(node: tuple, sizes: dict, row) -> None:
-    """Runs without an arbiter. The gate is the ratio of mixed kernels to kernels of one length in the same run."""
+    """Runs without an arbiter. The gate compares kernels of mixed lengths with kernels of one length in the same
+    run."""
     shares, one = node
 
     def got(us: str, policy: str) -> float:
         container = shares.Container(one, f"{policy}-{us}", PERCENT, core_policy=policy)
         process = container.start(us=us)
-        time.sleep(3)  # until the library has learned that the kernel's duration varies
+        time.sleep(3)  # Until then the library has learned that the kernel's duration varies.
         limited = policy == "force"
         [found] = one.judged([process], lambda got: 15 <= got[0] <= 25 or not limited, 2 + sizes["seconds"])
         process.kill()

@@ -21,7 +21,7 @@ def started(bench: Bench, library: str) -> tuple[Cost, float, float]:
 
 
 def test_cost_of_a_program_start(bench: Bench, row) -> None:
-    # the container's first process measures the size of a context; later processes read it
+    # The container's first process measures the size of a context; later processes read it.
     bench.run("crowd", LIBRARY, 1, "start")
     ours, theirs = started(bench, LIBRARY), started(bench, bench.naive)
     row(
@@ -36,8 +36,8 @@ def test_cost_of_a_program_start(bench: Bench, row) -> None:
 
 
 def test_hundreds_start_at_once(bench: Bench, sizes: dict, row) -> None:
-    """A serial section would make processes sleep far longer than they run or are ready to run. A busy machine only
-    makes processes longer ready to run."""
+    """If processes had to start one after the other, they would sleep far longer than they run or are ready to run. A
+    busy machine only makes processes longer ready to run."""
     count = sizes["together"]
     bench.run("crowd", LIBRARY, 1, "start")
     found = {}

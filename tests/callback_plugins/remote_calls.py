@@ -2,8 +2,8 @@
 """Counts the remote calls of each host at the connection. Only tests use this plugin.
 
 The plugin wraps every connection plugin of a worker and logs each command, upload and download. All operations for one
-module (its folder, its files, the program, the cleanup) count as one call: with pipelining they are one round trip,
-without it five. Any other operation counts as one call. Fact gathering, delegated and asynchronous tasks use
+module (its folder, its files, the program, the cleanup) count as one call. With pipelining they are one round trip,
+without it five. Each other operation counts as one call. Fact gathering, delegated and asynchronous tasks use
 connections too; their calls count for the host of the task.
 
 ``VGPU_REMOTE_CALLS`` names the report: ``{host: number of calls}``. ``<report>.log`` next to it has one JSON line per

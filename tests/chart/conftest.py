@@ -22,7 +22,7 @@ def helm() -> str:
 
 @pytest.fixture(scope="session")
 def chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns the chart's folder, written again by the chart's generator."""
+    """Writes the chart by its generator and returns its folder."""
     out = tmp_path_factory.mktemp("chart")
     subprocess.run([sys.executable, str(ROOT / "tools/chart"), f"--out={out}"], check=True, stdout=subprocess.PIPE)
     return out / "vgpu-fleet"

@@ -42,7 +42,7 @@ class Machine:
         driver.mkdir(parents=True)
         for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
             (driver / name).symlink_to(SIMULATOR / name)
-        # A driver's package installs this name too, and taichi opens only this name.
+        # A driver's package also installs this name, and taichi opens only this name.
         (driver / "libcuda.so").symlink_to("libcuda.so.1")
         (folder / "host.profile").write_text(PROFILE)
         self.driver_env = {
@@ -114,7 +114,7 @@ class Filler:
         return figures
 
     def end(self) -> int:
-        """Waits for the end of fill.py and returns its exit status."""
+        """Waits until fill.py ends and returns its exit status."""
         assert self.process.stdin
         self.process.stdin.close()
         return self.process.wait(60)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that real Python clients of CUDA can allocate all memory of a slice (part of a GPU), no more, and can free it.
-The usage is read from the simulated driver's accounting."""
+"""Tests that real Python clients of CUDA can allocate all memory of a slice (part of a GPU) but no more, and can free
+it. The usage is read from the simulated driver's accounting."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from conftest import MIB, Filler, Machine
 LIMIT, PIECE = 1024 * MIB, 16 * MIB
 BINDINGS = ["cuMemAlloc", "cuMemAllocManaged", "cuMemAllocAsync", "cuMemCreate"]
 CORE = ["device", "pool", "pool for other processes", "VirtualMemoryResource"]
-# Freed memory that a client keeps until its process ends, also without the library: cuda-core 1.2.2 keeps a handle of
-# each allocation, taichi keeps 128 MiB in its pool.
+# Memory that a client does not return to the driver before its process ends, even without the library: cuda-core 1.2.2
+# keeps a handle of each allocation, taichi keeps 128 MiB in its pool.
 KEPT = {"VirtualMemoryResource": LIMIT, "ndarray": 128 * MIB}
 # Memory that a launch of taichi leaves in the driver's pool; the driver frees it when memory gets short.
 SPARE = {"taichi": 2 * MIB}

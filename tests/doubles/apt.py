@@ -35,15 +35,15 @@ class Apt:
         self.rests: set[str] = set()  # Packages that are removed but not purged.
         self.holds: set[str] = set()
         self.calls: list[str] = []
-        self.broken = False  # True: a run of dpkg was interrupted.
-        self.unreachable = ""  # Sources whose address contains this text cannot be fetched.
-        self.would_remove: list[str] = []  # Other packages that a change would also remove.
-        self.age = 0.0  # The age of the package lists in seconds.
-        self.newer = ""  # The version that an install gets, if the archive has a newer one than the lists name.
-        self.gone = False  # True: the archive no longer has the packages that the lists name.
-        self.elsewhere: str | None = None  # The sources to use instead of the host's sources; None: the host's.
-        self.private = ""  # The package lists of ``elsewhere``.
-        self.deletes: Path | None = None  # A file that a purge deletes.
+        self.broken = False  # broken: whether a run of dpkg was interrupted.
+        self.unreachable = ""  # unreachable: sources whose address contains this text cannot be read.
+        self.would_remove: list[str] = []  # would_remove: additional packages that a change would remove.
+        self.age = 0.0  # age: the age of the package lists in seconds.
+        self.newer = ""  # newer: the version that an install gets if the archive is newer than the package lists.
+        self.gone = False  # gone: whether the archive no longer has the listed packages.
+        self.elsewhere: str | None = None  # elsewhere: sources that replace the host's, if set.
+        self.private = ""  # private: the package lists of the sources ``elsewhere``.
+        self.deletes: Path | None = None  # deletes: a file that a purge deletes.
         (root / "debian.sources").write_text(DEBIAN)
         self.lists = self.texts()
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Creates scripts that replace the clients of docker, podman and containerd. Also defines run ids of isolation checks
-(runs that try to exceed limits on a node) that have ended, for tests that remove what such a check left.
+"""Creates scripts that replace the clients of docker, podman and containerd. Also defines run ids of isolation checks,
+which are runs that try to exceed limits on a node. These runs have ended; tests remove the files that such a run left.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import (
 )
 
 # A run id is <pid>.<start time of the process>.<digits of the boot id>. OURS is the id of this process; the other three
-# are ids of ended runs.
+# are ids of ended runs. BEFORE and FORMER have the pid of this process, so only the other parts of the id show that
+# their runs have ended.
 OURS = run_id.own()
-DEAD = f"{2**22 + 1}.7.{OURS.split('.')[2]}"  # Its pid is above the maximum pid of Linux.
-BEFORE = f"{os.getpid()}.{OURS.split('.')[1]}.000000000000"  # A run of an earlier boot with the pid of this process.
-FORMER = f"{os.getpid()}.1.{OURS.split('.')[2]}"  # A run of this boot, by an earlier process with the same pid.
+DEAD = f"{2**22 + 1}.7.{OURS.split('.')[2]}"  # DEAD has a pid above the maximum of Linux.
+BEFORE = f"{os.getpid()}.{OURS.split('.')[1]}.000000000000"  # BEFORE is a run of an earlier boot.
+FORMER = f"{os.getpid()}.1.{OURS.split('.')[2]}"  # FORMER is a run of an earlier process of this boot.
 
 
 def clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict]:

@@ -34,7 +34,7 @@ GPUS = [{"index": n, "uuid": f"GPU-{n}", "model": "Tesla T4", "memory_mib": 1536
 # Package names are set explicitly: modules would choose them per host, and no module runs here.
 VARIABLES: dict[str, Any] = {
     "ansible_connection": "table",
-    "table_group": "t4",  # "t4" is the default, because the controller is in this group too.
+    "table_group": "t4",  # The group of the controller. Other groups override this value.
     "ansible_python_interpreter": "/usr/bin/python3",
     "vgpu_sharing": "vcuda",
     "container_runtime_engine": "docker",

@@ -47,9 +47,9 @@ class Machine:
         self.fails: dict[str, Answer] = {}
         # The run is killed when the command ``killed_at`` starts; from then on ``dead`` is true and no command runs.
         self.killed_at, self.dead = "", False
-        self.units = {"nvidia-persistenced.service": [True, False, False]}  # Name → [present, enabled, active].
-        self.started: dict[str, float] = {}  # Unit → start time in seconds since 1970, like file times.
-        self.unread = False  # True: a unit file changed and systemd has not reloaded it.
+        self.units = {"nvidia-persistenced.service": [True, False, False]}  # units: unit → [present, enabled, active].
+        self.started: dict[str, float] = {}  # started: unit → start time in seconds since 1970, like file times.
+        self.unread = False  # unread: whether a unit file changed and systemd has not reloaded it.
         self.disk = "535.2"
         if gpu:
             for name, text in (("vendor", "0x10de"), ("class", "0x030200"), ("device", "0x1eb8")):

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hypothesis strategies that draw what a hostile container may write into its ledger (its file of memory counts) and
-tenant page (its file of compute counts), and the checks that the watcher, which judges these files on the node, must
-pass."""
+its tenant page (its file of compute counts). The watcher reads these files on the node; this module also has the checks
+that the watcher must pass.
+"""
 
 from __future__ import annotations
 
@@ -67,8 +68,8 @@ def forged(draw: st.DrawFn) -> bytes:
 
 
 LEDGERS = st.one_of(st.binary(max_size=4096), forged())
-# Draws successive contents of a ledger. Each query of the driver changes to the next content, because a tenant may
-# write while the watcher reads.
+# Draws successive contents of a ledger. The ledger gets its next content at each query of the driver, because a tenant
+# may write while the watcher reads.
 CHANGING = st.lists(LEDGERS, min_size=1, max_size=3)
 PAGES = st.one_of(st.binary(max_size=4096), st.binary(max_size=64).map(abi_files.pack_tenant_page([UUID]).__add__))
 HELD = st.sets(SLOTS, max_size=4)
@@ -84,8 +85,8 @@ def allowed(used: list[int]) -> int:
 
 
 class Attack:
-    """A node whose watcher terminates processes that bypass the library, with a container that writes arbitrary data
-    into its files and an honest container."""
+    """A node whose watcher terminates processes that bypass the library. Of its two containers one writes arbitrary
+    data into its files, and the other is honest."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()

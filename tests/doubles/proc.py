@@ -34,9 +34,10 @@ class Proc:
     ) -> None:
         """Adds a process. If ``task`` is set, adds that thread of the process instead.
 
-        ``mounts``: words such as "0:50=/ledger", one for each file mounted below /dev/vgpu: the device of its tmpfs and
-        its path there. ``inner``: the pid in the process's own namespace. ``groups``: the whole text of the file
-        cgroup; by default a text with ``group``.
+        ``mounts``: one word DEVICE=PATH for each file that is mounted below /dev/vgpu, such as "0:50=/ledger". DEVICE
+        is the device number of the file's tmpfs, and PATH is the file's path in this tmpfs. ``inner``: the pid in the
+        process's own namespace. ``group``: the process's control group. ``groups``: the whole text of /proc/PID/cgroup,
+        for processes that need more than the line with ``group``.
         """
         folder = self.root / str(number)
         if task:
@@ -61,7 +62,8 @@ class Proc:
 
 
 def of_slice(root: Path) -> str:
-    """Creates a fake /proc. Processes 10 and 11 use a slice, process 20 is on the host, process 30 does not exist."""
+    """Creates a fake /proc. Processes 10 and 11 use a slice (a part of a GPU). Process 20 runs on the host. No process
+    has the pid 30, so a test can use it as the pid of an ended process."""
     proc = Proc(root)
     for pid in (10, 11, 20):
         proc.add(pid, mnt=HOST_MNT if pid == 20 else "mnt:[9]", name=f"way-{pid}")

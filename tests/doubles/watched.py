@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node with one allocation, as the watcher (which compares the driver's data with the limits of containers) sees it.
-The driver and /proc are doubles that a test fills. Ledgers, in which containers count their memory, are real files, and
-real kernel locks mark the processes that are alive in a ledger.
+The driver and /proc are doubles that a test fills. Ledgers, in which containers count their memory, are real files. A
+real kernel lock on a slot of a ledger shows that the slot's process is alive.
 """
 
 from __future__ import annotations

@@ -65,7 +65,8 @@ def rendered(cluster, chart: Path, **values) -> str:
 
 
 def files() -> set[str]:
-    """Returns every file and folder below PLACES; /etc and /usr/local belong to the box."""
+    """Returns every file and folder below PLACES; /etc and /usr/local are copies in the box, the namespaces in which
+    these tests run."""
     return {str(one) for place in PLACES for one in [Path(place), *Path(place).rglob("*")] if os.path.lexists(one)}
 
 

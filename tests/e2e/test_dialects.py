@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests ``requested`` sizing (pods request the size of their part of a GPU) end to end on a real kubelet, for each
-dialect, which is the set of resource names of one GPU-sharing project. The project's webhook admits each pod, the
+"""Tests on a real kubelet pods that request the size of their part of a GPU (the sizing ``requested``). They do so in
+each dialect, which is the set of resource names of one GPU-sharing project. This project's webhook admits each pod, the
 kube-scheduler with the extender places it, the kubelet starts it with the device plugin, and the library limits it. The
 tests compare three sources: the bytes that the pod itself could allocate, the driver's memory usage, and the kubelet's
 list of devices.
@@ -105,7 +105,8 @@ def held_gpus(node: Any, name: str) -> list[str]:
 
 
 def planned_gpus(one: pods.Pod) -> list[str]:
-    """Returns the UUIDs of the pod's effective plan annotation."""
+    """Returns the UUIDs of the GPUs in the pod's effective plan: the scheduler's plan, corrected to the GPUs that the
+    kubelet chose."""
     plan = pod_annotations.read_annotations(one.object()["metadata"].get("annotations") or {})
     assert plan is not None
     return sorted({device.uuid for part in plan for device in part.devices})
@@ -134,7 +135,8 @@ def test_each_dialect_is_placed_started_and_limited_as_asked(machine, pod, name,
 
 
 def runs_in(node, one, sizes, percent):
-    """Asserts the sizes in the pod's output, the driver's accounting, limits file, kubelet's list and plan."""
+    """Asserts that the pod's output, the driver's accounting and the limits file show these sizes, and that the
+    kubelet's list and the plan show the same GPUs."""
     assert int(one.wait_log(r"^total (\d+)$").group(1)) == sizes[0] * MIB
     one.wait_log(r"^filled \d+$")
     (pid,) = one.pids()
@@ -172,14 +174,15 @@ def listed(cluster: Any) -> dict[str, tuple[str, str]]:
 
 
 def test_node_lists_the_names_that_pods_request(machine, fleet):
-    """From Kubernetes 1.36 on, pods fit only nodes that list all resource names of the pod.
+    """From Kubernetes 1.36 on, a DeviceClass that maps the GPU count's resource name changes the scheduler's check.
 
-    This holds as soon as any DeviceClass in the cluster maps the GPU count's resource name.
+    If the cluster has such a DeviceClass, a pod fits only nodes that list all of the pod's resource names.
     """
     cluster, _node = machine
     until(lambda: set(listed(cluster)) == set(NAMES), f"{NAMES} in the node's capacity")
     found = listed(cluster)
-    # Each slot lists the memory of a whole GPU, because a limit may exceed the pod's guaranteed size.
+    # A GPU has several slots for pods. Each slot counts with the memory of the whole GPU, because a pod's limit may
+    # exceed its guaranteed size.
     assert found[MEM] == (str(len(GPUS) * SLOTS * CARD_MIB),) * 2
     assert all(one == other and int(one) > 0 for one, other in found.values())
 
@@ -187,7 +190,7 @@ def test_node_lists_the_names_that_pods_request(machine, fleet):
 def test_4paradigm_counts_equal_slices(machine, fleet, pod):
     """A pod that requests only a count gets this number of equal slices if the scheduler is configured for it.
 
-    The negative control is the row ``nvidia`` above: by default, the same pod gets two whole GPUs.
+    As a negative control, the row ``nvidia`` above shows that the same pod gets two whole GPUs by default.
     """
     with fleet.configured({"plain": "slice"}):
         ones = [pod(f"slices-{n}", {GPU: 2}).wait_running() for n in range(2)]
@@ -268,7 +271,8 @@ def leased(node: Any, uuid: str) -> str:
 def test_given_annotation_names_the_gpu_that_the_kubelet_chose(machine, pod):
     """The pod's annotation names the GPU that the kubelet allocated, which differs from the planned GPU.
 
-    The test leases every slice of the planned GPU on the host; the scheduler does not know these leases.
+    To cause this, the test leases every slice of the planned GPU on the host. The kubelet cannot allocate leased
+    slices, and the scheduler does not know about them.
     """
     cluster, node = machine
     planned, other = (gpu["uuid"] for gpu in sorted(node.status()["gpus"], key=lambda gpu: gpu["index"]))
@@ -393,7 +397,8 @@ def ended(one: pods.Pod) -> str:
 
 
 def gone(one: pods.Pod) -> bool:
-    """Deletes the pod and returns whether it is gone. A call to a just started API server may fail; that is False."""
+    """Deletes the pod and returns whether it is gone. Returns False if the call fails, because the API server may have
+    only just started."""
     try:
         one.ask_to_end()
         return one.cluster.api.get_or_none(one.path) is None
@@ -402,9 +407,9 @@ def gone(one: pods.Pod) -> bool:
 
 
 def runs(cluster: Any, pod: Any, name: str) -> pods.Pod | None:
-    """Creates the pod, and again after a refusal by admission or by a kubelet without the plugin, as a controller does.
+    """Does one step of a controller: creates the pod if it does not exist, or deletes it if the kubelet refused it.
 
-    Returns the pod once it runs, else None.
+    Returns the pod if it runs, else None, and the caller tries again.
     """
     one = pods.Pod(cluster, name)
     try:

@@ -70,7 +70,8 @@ def node(machine: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def refusing(cluster: Any) -> Any:
-    """Creates the policy, for resource names of several dialects, and waits until the API server applies it."""
+    """Creates the policy for the resource names of several GPU-sharing projects, and waits until the API server applies
+    it."""
     if cluster.api.get_or_none(POLICY) is None:
         write_policy(cluster, [GPU, "nvidia.com/gpumem", "aliyun.com/gpu-mem"])
     until(lambda: refusal(cluster, of_table(OVER)), "enforcement of the policy by the API server")

@@ -30,7 +30,8 @@ FORGOTTEN_S = 240
 
 
 def use(cluster: Cluster, node: GpuNode, version: str, environment: dict[str, str]) -> None:
-    """Switches library, arbiter and device plugin to a release, as an upgrade does."""
+    """Switches the library, the arbiter (which balances compute time) and the device plugin to a release, as an upgrade
+    does."""
     node.stop()
     fresh = LIBRARIES / ".current.new"
     fresh.symlink_to(version)
@@ -76,7 +77,8 @@ def is_limited(node: GpuNode, one: Pod, start: int = 0) -> None:
 
 
 def named(node: GpuNode) -> list[str]:
-    """Waits for three polls of the watcher, asserts that it has no findings, and returns its pods with old mounts."""
+    """Waits for three polls of the watcher, which looks for containers that bypass their limits. Asserts that it has no
+    findings, and returns the pods that it lists with old mounts."""
     goal = node.vgpuctl("watch")["looks"] + 3
     found = until(lambda: (now := node.vgpuctl("watch"))["looks"] >= goal and now, "three polls of the watcher")
     assert (found["findings"], found["fault"]) == ([], "")

@@ -99,7 +99,8 @@ def refused(one: pods.Pod) -> str:
 
 
 def test_kubelet_first(cluster, node, work, replicas, pod):
-    """If the kubelet starts first, controllers replace their pods; single pods are reported and hold nothing."""
+    """If the kubelet starts first, controllers replace their pods. Pods without a controller are reported as refused
+    and use no slice."""
     ones, _held, boot = work
     (former,) = until(replicas, "pod of the ReplicaSet")
     former.wait_running()

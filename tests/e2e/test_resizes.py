@@ -85,7 +85,7 @@ def test_its_owner_makes_a_pod_larger_and_smaller(machine, fleet, pair):  # noqa
         assert limits_of(pid) == [(memory, cores)]
         until(lambda memory=memory: is_done(one, memory), "annotation that the resize is done")
     print(f"seconds from the annotation to the use of the memory: {', '.join(f'{each:.1f}' for each in times)}")
-    # The size exceeds what the neighbour leaves of the GPU by one MiB.
+    # The requested size is one MiB more than the neighbour leaves free on the GPU.
     ask(cluster, one, {"memory_mib": 11361})
     said(cluster, one, "GpuResizeWaits", "11361 MiB are asked for, 4000 of 15360 are held by others; at most 11360")
     assert limits_of(pid) == [(11360, 70)]
@@ -112,7 +112,7 @@ def test_its_owner_makes_a_pod_larger_and_smaller(machine, fleet, pair):  # noqa
 
 
 def leaders_view(fleet, node, one):  # noqa: F811
-    """Returns the MiB of the pod's whole node in the leader's metrics, as a list with one entry."""
+    """Returns the used MiB of the pod's node in the metrics of the leading scheduler, as a list with one entry."""
     leader = until(fleet.leader, "leader")
     name = one.object()["spec"]["nodeName"]
     held = fleet.metric(leader, "node_memory_held_bytes", node=name)

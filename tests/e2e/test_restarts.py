@@ -96,7 +96,8 @@ def test_crash_loop_during_a_restart_of_the_plugin(cluster, node, pod):
 
 
 def test_slices_of_deleted_pods_are_free_for_checks(node, pod):
-    """The kubelet's checkpoint names deleted pods until its next write; their slices can be leased all the same."""
+    """The kubelet's checkpoint still names deleted pods until the kubelet writes it again. The slices of such pods must
+    be free for leases nevertheless."""
     everything = [pod(f"gone-{n}", [WORKER]) for n in range(SPLIT)]
     for one in everything:
         one.wait_running()

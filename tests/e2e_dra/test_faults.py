@@ -103,7 +103,8 @@ def test_a_killed_api_server(cluster: Cluster, node: GpuNode, claim: Claim) -> N
 
 @pytest.fixture
 def without_shares(cluster: Cluster, node: GpuNode) -> Iterator[None]:
-    """Restarts the API server so that it drops the fields of shared devices, as 1.34 and 1.35 do by default."""
+    """Restarts the API server so that it drops the fields of shared devices, as Kubernetes 1.34 and 1.35 do by
+    default."""
     command = list(cluster.apiserver.command)
 
     def again(words: list[str]) -> None:

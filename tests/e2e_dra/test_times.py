@@ -137,8 +137,8 @@ class Bound(threading.Thread):
     def rate(self, count: int) -> float:
         """Waits for ``count`` bound pods and returns the pods bound per second, from the first bind to the last.
 
-        The interval covers all pods: the scheduler's client queues its requests, so many pods are bound together at the
-        end, and a part of the interval would give a wrong rate.
+        The scheduler's client queues its requests, so many pods are bound together at the end. The interval therefore
+        covers all pods; a part of it would give a wrong rate.
         """
         try:
             until(lambda: len(self.at) >= count or not self.is_alive(), f"{count} bound pods", 60, 0.05)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that the real kubelet's calls to a driver for claims match the recorded trace, with which tests/unit/plugin
-checks the kubelet double. The driver is the recorder of kubetrace, which shares no code with the project's driver; the
-latter runs next to it. ``VGPU_E2E_RECORD=1`` writes a new trace instead.
+"""Tests that the real kubelet's calls to a driver for ResourceClaims match the recorded trace, with which
+tests/unit/plugin checks the kubelet double. Here the driver is the recorder of kubetrace, which shares no code with the
+project's driver. The project's driver runs at the same time. ``VGPU_E2E_RECORD=1`` writes a new trace instead.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ WAIT = ["/bin/sh", "-c", "while :; do sleep 1; done"]
 CLASS = "traced"
 SLICE = f"{SLICES}/0-{scenario.DRIVER}"
 CDI = Path("/var/run/cdi")
-# The number exceeds the story's claims: a device is allocated again only after its former claim is deleted.
+# There are more devices than claims in the recorded steps, because a device is allocated again only after its former
+# claim is deleted.
 DEVICES = 32
 # The kubelet checks once a second for new and removed sockets.
 NOTICED_S = 10.0

@@ -234,7 +234,7 @@ class Fleet:
         return self.get(name)["spec"].get("nodeName") or ""
 
     def bound(self, name: str, limit_s: float = 60.0) -> tuple[str, list[pod_annotations.Part]]:
-        """Waits until the pod is bound and returns its node and plan."""
+        """Waits until the pod is bound; returns its node and its plan (the scheduler's choice of GPUs and sizes)."""
         until(lambda: self.node_of(name), f"node of pod {name}; its conditions and the log: {self.says(name)}", limit_s)
         pod = self.get(name)
         return pod["spec"]["nodeName"], list(

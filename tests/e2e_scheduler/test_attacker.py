@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attacks by a tenant with the role `edit` in one namespace on limits, other tenants and the scheduler.
+"""A tenant that has the role `edit` in one namespace attacks limits, other tenants and the scheduler.
 
 The tests use a real API server. Each row is a request and the text of its refusal. If the API server accepts a request,
-the test checks that it had no effect: by the pod's plan (the scheduler's choice of GPUs and sizes), by the ledger (the
-scheduler's count of used memory), and by a neighbour's pod that still gets all memory it requests.
+the test checks that the request had no effect. For this it reads the pod's plan (the scheduler's choice of GPUs and
+sizes) and the ledger (the scheduler's count of used memory), and a neighbour's pod must still get all memory that it
+requests.
 
 docs/threat-model.md lists each test function with its verdict. tests/native and vgpu-probe test attacks from inside a
 container; test_attacker_webhook.py tests attacks on the webhook's port.
@@ -50,7 +51,8 @@ JSON_PATCH, APPLY = "application/json-patch+json", "application/apply-patch+yaml
 
 
 def test_a_bound_pod_asks_for_no_more(fleet, tenant):
-    """The tenant tries the pod's spec, resize, an ephemeral container, and each kind of patch of an annotation."""
+    """The tenant tries to raise the limit of a bound pod: by the pod's spec, by a resize, by an ephemeral container,
+    and by each kind of patch of an annotation."""
     fleet.node("a", 1)
     fleet.pod("mine", {GPU: 1, MEM: 3000})
     fleet.bound("mine")
@@ -140,7 +142,7 @@ def test_a_label_that_keeps_a_pod_from_the_webhook_lifts_no_limit(fleet, tenant)
 
 @pytest.mark.parametrize(("name", "unit"), [("gpu-memory", ""), ("nvidia.com/container.main.gpu-memory.limit", "Mi")])
 def test_an_annotation_that_changes_after_admission_lifts_no_limit(fleet, tenant, name, unit):
-    """A size annotation may change until the bind; the value at the bind counts, for the quota too."""
+    """A size annotation may change until the bind. The value at the bind counts, also for the quota."""
     fleet.node("a", 1)
     quota = {"metadata": {"name": "own"}, "spec": {"hard": {f"limits.{MEM}": "4000"}}}
     fleet.api.create("/api/v1/namespaces/default/resourcequotas", quota)
@@ -177,7 +179,7 @@ def test_an_annotation_that_changes_after_admission_lifts_no_limit(fleet, tenant
 
 
 def test_no_forged_plan_fills_a_gpu(fleet, tenant, neighbour):
-    """A plan annotation that a tenant writes reserves no memory, also if the tenant chooses the node."""
+    """A plan annotation that a tenant writes reserves no memory, even if the tenant also chooses the node."""
     fleet.node("a", 1)
     plan, given = pod_annotations.PLAN, pod_annotations.GIVEN
     # The webhook or the policy refuses each request; pods with the label IGNORE bypass the webhook.
@@ -308,7 +310,7 @@ def test_a_priority_that_anybody_may_name_takes_a_neighbours_place(fleet, tenant
 
 
 def test_no_pod_with_a_slice_names_its_node(fleet, tenant, neighbour):
-    """A tenant cannot choose the node of a pod with GPUs, or the pod gets no plan there."""
+    """If a tenant chooses the node of a pod with GPUs, the request is refused, or the pod gets no plan on that node."""
     fleet.node("a", 1)
     target = {"apiVersion": "v1", "kind": "Node", "name": "a"}
     tenant.create(PODS, gpu_pod("waits", {GPU: 1, MEM: CARD + 1}))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sends invalid pods and requests to a real API server and to the scheduler's programs.
 
-Each is refused with its field and a reason, or the pod waits with a reason. Afterwards the same processes must still
-admit and place a valid pod.
+Each request is refused with a message that names the field and the reason, or the pod waits with a reason. Afterwards
+the same processes must still admit and place a valid pod.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 
 def held(fleet, node):
-    """Returns the MiB used on a node's GPUs, by the plans of the pods bound to the node."""
+    """Returns the MiB used on a node's GPUs, by the plans (choices of GPUs and sizes) of the pods bound to the node."""
     total = 0
     for pod in fleet.api.get(PODS)["items"]:
         if pod["spec"].get("nodeName") == node:

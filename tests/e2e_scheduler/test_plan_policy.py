@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests on a real API server that only the scheduler and the device plugins can write two annotations of a pod: its
-plan (the scheduler's choice of GPUs and sizes) and its given annotation (what the node really gave). The tests run with
-and without the webhook; without it, only the admission policy protects the annotations.
+"""Tests two annotations of a pod on a real API server: the plan (the scheduler's choice of GPUs and sizes) and the
+given annotation (what the node really gave). Only the scheduler and the device plugins may write them. The tests run
+with and without the webhook; without it, only the admission policy protects the annotations.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def annotated(made: dict) -> dict:
 
 @pytest.fixture
 def without(fleet):
-    """Stops all replicas: a webhook that fails open checks nothing then; only the policy protects annotations."""
+    """Stops all replicas of the scheduler. Its webhook then checks nothing, so only the policy protects the
+    annotations."""
     for one in fleet.replicas:
         one.stop()
     yield

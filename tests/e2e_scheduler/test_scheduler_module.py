@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the module kube_scheduler, which deploys the scheduler, as a process at a real API server: check mode, apply,
-repeat, remove.
+"""Tests the module kube_scheduler, which deploys the scheduler. The module runs as a process and calls a real API
+server, in check mode, to apply, again without changes, and to remove.
 """
 
 from __future__ import annotations

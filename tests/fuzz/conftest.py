@@ -18,7 +18,8 @@ sys.path.insert(0, str(ROOT / "plugins"))
 
 from module_utils.abi import files as abi_files  # noqa: E402
 
-sys.modules["layouts"] = abi_files  # short import name: these tests do not need Ansible's collection path
+# A short import name suffices, because these tests do not use Ansible's collection path.
+sys.modules["layouts"] = abi_files
 
 FLAGS = ["-O1", "-g", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-fno-sanitize-recover=all"]
 FLAGS += [f"-I{SOURCE}", f"-I{SOURCE.parent / 'include'}"]
@@ -31,7 +32,7 @@ LEDGER = (
     "account/shareable.c",
     "limits/log.c",
 )
-# program → files of the library that it tests
+# Program → files of the library that it tests.
 FUZZERS = {"limits": ("limits/limits_file.c",), "ledger": LEDGER, "environment": ("limits/env.c", "limits/log.c")}
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares two parsers of the same files: the library's in the container (C) and the node's (Python). They must return
-the same result for the same bytes, for any bytes."""
+"""Compares two parsers of the same files: the library's in the container (C) and the node's (Python). For any bytes
+both must return the same result."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def ledger_headers(draw: st.DrawFn) -> bytes:
 @settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=ledger_headers())
 def test_node_can_read_each_ledger_that_the_library_accepts(verdicts, data: bytes) -> None:
-    """The reverse is not tested: the library accepts only its own layout, the node reads later layouts too."""
+    """The reverse is not tested: the library accepts only its own layout, while the node also reads later layouts."""
     if verdicts(b"H", data) == ["yes"]:
         assert (
             layouts.parse_ledger(data)["devices"][:2]

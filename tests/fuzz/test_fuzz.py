@@ -39,7 +39,7 @@ def fuzz(program: Path, corpus: Path, seconds: int) -> subprocess.CompletedProce
         f"-artifact_prefix={corpus.parent}/",
         corpus,
     ]
-    # A ledger's lock that a tenant damaged can delay a process up to five seconds.
+    # If a tenant damaged the lock of a ledger, a process may wait up to five seconds for it.
     return subprocess.run([*command, "-timeout=20"], stderr=subprocess.PIPE, text=True, check=False)
 
 

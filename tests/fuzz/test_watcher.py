@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the watcher, the part of the device plugin that looks for containers above their limits, with arbitrary files
 of the tenant. The watcher reads the ledger (charged memory) and the tenant page (used time) while their bytes change.
-It must report and end a container above its limit, and no other. The test runs for seconds; `make fuzz` runs it for
-minutes; tests/unit has the same property with few examples.
+It must report and end a container above its limit, and no other. The test runs for seconds, and `make fuzz` runs it for
+minutes. tests/unit tests the same property with few examples.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def test_watcher_is_not_deceived(plugin_path: None, request: pytest.FixtureReque
     from vgpu_plugin.watch import watcher
 
     watcher.TRY_S = 0.0
-    watcher.log.setLevel(logging.ERROR)  # else the watcher would log a line for each finding
+    watcher.log.setLevel(logging.ERROR)  # Otherwise the watcher would log a line for each finding.
     deadline = time.monotonic() + request.config.getoption("--seconds")
     tried = over = 0
 

@@ -51,7 +51,7 @@ STAGES = {
     "graphs": (compute.graphs, 90),
     "device": (compute.device, 60),
 }
-LEAST = 10  # a stage starts only if at least so many seconds of the run's time are left
+LEAST = 10  # A stage starts only if at least this many seconds of the run's time are left.
 
 
 def work(name: str, options: argparse.Namespace, path: Path) -> int:
@@ -64,7 +64,7 @@ def work(name: str, options: argparse.Namespace, path: Path) -> int:
         found.end()
     except report.Skip as missing:
         found.note("left out: " + str(missing))
-        # Gates that were measured before the skip count.
+        # If gates were measured before the skip, they count, so the stage is not marked as skipped.
         found.end(skipped="" if found.data["gates"] else str(missing))
     except Exception as error:
         traceback.print_exc()

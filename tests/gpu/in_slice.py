@@ -4,8 +4,8 @@
     in_slice.py --memory-mib 12288 --sm 50 -- python3 tests/gpu/workloads/run.py --label slice --out results
     in_slice.py --memory-mib 6144 --oversold 10240 -- python3 …
 
-The slice has the files and the environment of a container, but no mounts: it measures what the library costs and
-limits, and it isolates nothing. A node that ``site.yml`` has prepared uses ``vgpuctl exec`` instead. The exit status is
+The slice has the files and the environment of a container, but no mounts. So it shows what the library costs and
+limits, but it isolates nothing. A node that ``site.yml`` has prepared uses ``vgpuctl exec`` instead. The exit status is
 that of the command, or 2 if there is no slice.
 """
 

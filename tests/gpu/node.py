@@ -4,9 +4,10 @@
     node.py --split 4 -- sh -c '$VGPUCTL status; $VGPUCTL exec -- nvidia-smi'
     node.py --isolation                           # the module vgpu_isolation; needs ansible-core
 
-Starts the device plugin, vgpu-arbiter and a test double of the kubelet from the checkout, runs the command with the
-path of vgpuctl in ``VGPUCTL``, and removes all of it. Needs root, ``make native`` and a Python with grpcio, protobuf,
-pyyaml and nvidia-ml-py. The exit status is that of the command, or 2 if the node does not start.
+Starts the device plugin, vgpu-arbiter and a test double of the kubelet from the checkout. Runs the command with the
+path of vgpuctl in ``VGPUCTL``. Afterwards removes everything that it started or wrote. Needs root, ``make native`` and
+a Python with grpcio, protobuf, pyyaml and nvidia-ml-py. The exit status is that of the command, or 2 if the node does
+not start.
 """
 
 from __future__ import annotations

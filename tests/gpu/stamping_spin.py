@@ -9,7 +9,7 @@ import os
 import struct
 import sys
 
-SHARE_AT = 128 + 56  # reads sm_percent of the limits file's first device
+SHARE_AT = 128 + 56  # Reads sm_percent of the limits file's first device.
 GAP = 1000
 TURN = 20_000_000
 

@@ -69,7 +69,8 @@ def test_gates_fail_without_the_library(check: Check, no_library: Path) -> None:
 
 
 def test_memory_is_measured_on_a_driver_that_lists_no_processes(tmp_path: Path) -> None:
-    """In some containers NVML lists no processes. Then the growth of the GPU's usage counts, and the report says so."""
+    """In some containers NVML lists no processes. Then gpu-check uses the growth of the GPU's usage instead, and its
+    report says so."""
     folder = tmp_path / "driver"
     folder.mkdir()
     for name in ("libcuda.so.1", "gpusimctl"):
@@ -84,8 +85,8 @@ def test_memory_is_measured_on_a_driver_that_lists_no_processes(tmp_path: Path) 
 
 
 LIMITS = {
-    # columns: case, line of the simulated driver's profile; expected exit status, status of the stage, part of the
-    # output
+    # columns: case, line of the simulated driver's profile; expected exit status, expected status of the stage,
+    # expected part of the output
     "misc": ("memacct = misc\n", 0, "passed", ""),
     "dmem": ("memacct = dmem\n", 0, "passed", ""),
     "the driver enforces nothing": ("memacct = none\n", 1, "failed", "a limit is set, read back and cleared"),
@@ -130,7 +131,7 @@ def test_stages_are_listed_by_name(check: Check) -> None:
 def test_endless_stage_is_stopped(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LD_LIBRARY_PATH", "GPUSIM_STATE", "GPUSIM_PROFILE"):
         monkeypatch.setenv(name, check.env[name])
-    for name in ("hand", "spin"):  # programs that never print anything
+    for name in ("hand", "spin"):  # Programs that never print anything.
         (check.folder / name).write_text("#!/bin/sh\nexec sleep 100\n")
         (check.folder / name).chmod(0o755)
     words = ["--folder", str(check.folder), "--library", str(ROOT / "native/build/libvgpu.so")]

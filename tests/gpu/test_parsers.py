@@ -52,7 +52,8 @@ def test_windows(intervals: list, shares: list) -> None:
 
 
 def test_two_tenants_in_time_slices_each_get_half() -> None:
-    """A kernel takes 100 alone and 200 with another tenant: both tenants' stamps cover all the time, each gets half."""
+    """A kernel takes 100 alone and 200 next to another tenant. The stamps of each tenant cover the whole time, but each
+    tenant gets half."""
     left = [(start, start + 200) for start in range(0, 2000, 200)]
     right = [(start + 7, start + 207) for start in range(0, 2000, 200)]
     for tenant in (left, right):

@@ -96,7 +96,7 @@ class Node:
 def node() -> Iterator[Node]:
     hostctl = str(ROOT / "tests/hosts/hostctl")
     run(str(ROOT / "tests/hosts/payload.sh"))
-    run(hostctl, "down", "--project", PROJECT)  # removes the host of an interrupted run
+    run(hostctl, "down", "--project", PROJECT)  # Removes the host of an interrupted run.
     run(hostctl, "up", "--project", PROJECT, "--host", HOST, "--profile", f"{ROOT}/tests/hosts/profiles/{HOST}.profile")
     try:
         yield Node()

@@ -22,7 +22,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "hosts"))
-sys.path.append(str(ROOT / "tests"))  # for the module former
+sys.path.append(str(ROOT / "tests"))  # For the module former.
 
 from simhosts import image  # noqa: E402
 from simhosts import podman as simpodman  # noqa: E402
@@ -34,7 +34,7 @@ GROUP = {
     "ansible_ssh_transfer_method": "piped",
     "ansible_host": simpodman.Host(PROJECT, HOST).container,
     "ansible_python_interpreter": "/usr/bin/python3",
-    # ``podman exec`` already runs as root, and these hosts have no sudo.
+    # ``podman exec`` already runs as root, and these hosts have no sudo, so Ansible must not change the user.
     "ansible_become": False,
     "nvidia_driver_kernel_module": "none",
     "nvidia_docker_repository": {"uris": ["file:/opt/vgpu-demo/apt"], "suites": ["./"], "trusted": True},
@@ -53,8 +53,8 @@ for source in ("/usr/sbin", "/usr/bin", "/sbin", "/bin"):
         if not spared.fullmatch(program.name) and not link.is_symlink() and not link.exists():
             link.symlink_to(program)
 """
-# A wrapper that runs this machine's podman in the mount namespace of the test process, not of process 1: process 1 may
-# have rights that a container does not have.
+# A wrapper that runs this machine's podman in the mount namespace of the test process. The namespace of process 1 is
+# not used, because process 1 may have rights that a container does not have.
 PODMAN = """#!/bin/sh
 exec /usr/bin/nsenter -t {pid} -m -- /usr/bin/env PATH=/usr/sbin:/usr/bin:/sbin:/bin CONTAINERS_CONF={conf} podman "$@"
 """
@@ -167,7 +167,7 @@ def root_of(release: str, *folders: Path) -> Iterator[str]:
     """Runs a container of this Debian release's image, with these folders mounted at the same paths; yields the
     container's name."""
     name = f"vgpu-{PROJECT}-controller"
-    simpodman.podman("rm", "--force", "--ignore", name)  # an interrupted run may have left this container
+    simpodman.podman("rm", "--force", "--ignore", name)  # An interrupted run may have left this container.
     mounts = [f"--volume={one}:{one}" for one in folders]
     # The container shares this machine's namespaces, so that it reaches the same simulated hosts.
     words = ["run", "--detach", f"--name={name}", "--privileged", "--pid=host", "--network=host", "--cgroupns=host"]

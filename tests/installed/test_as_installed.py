@@ -57,7 +57,7 @@ def test_bill_of_materials_lists_every_file_of_prebuilt(artefact: Path) -> None:
 
 
 def test_artefact_build_is_reproducible(artefact: Path, tmp_path: Path) -> None:
-    # The download cache is reused, so only the build is repeated.
+    # The download cache is reused, so that only the build is repeated.
     shutil.copytree(artefact.parent / "cache", tmp_path / "cache")
     assert artefact_in(tmp_path).read_bytes() == artefact.read_bytes()
 

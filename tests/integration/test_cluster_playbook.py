@@ -110,7 +110,7 @@ def arm(api):
 
 
 REFUSED = [
-    # columns: the case, variables of the group, function that changes the cluster before the run; expected text of the
+    # columns: the case; variables of the group; function that changes the cluster before the run; expected text of the
     # message
     ("no kubeconfig", {"vgpu_kubeconfig": ""}, None, "vgpu_kubeconfig is empty for a1; expected a kubeconfig file"),
     ("no such file", {"vgpu_kubeconfig": "/none/x"}, None, "/none/x: no such file here; set vgpu_kubeconfig"),

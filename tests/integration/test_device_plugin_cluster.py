@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests how the roles device_plugin and verify send requests to a cluster for several hosts together: one host sends
-each request, exactly for the hosts that reach the task, and no host continues after a failure. Most tests have no
-cluster, so the request fails and the error message names the host that sent it."""
+"""Tests how the roles device_plugin and verify send requests to a cluster. One host sends each request for several
+hosts: exactly for those that reach the task. If the request fails, none of these hosts may continue. Most tests have no
+cluster, so the request fails and the error message names the host that sent it.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ COMMON = {
     "device_plugin_version": "1",
 }
 CAME = [
-    # columns: hosts that reach the tasks, kubeconfig of each group; for each kubeconfig the hosts that are expected to
-    # stop (the first of them sends the request)
+    # columns: hosts that reach the tasks, kubeconfig of each group; expected hosts that stop, by kubeconfig. The first
+    # host of a kubeconfig sends the request.
     (["a1", "a2", "b1", "b2"], {"a": "/none/one", "b": "/none/one"}, {"/none/one": ["a1", "a2", "b1", "b2"]}),
     (["b1", "b2"], {"a": "/none/one", "b": "/none/one"}, {"/none/one": ["b1", "b2"]}),
     (["a2", "b1"], {"a": "/none/one", "b": "/none/two"}, {"/none/one": ["a2"], "/none/two": ["b1"]}),
@@ -110,7 +111,7 @@ NAMES = [
     # columns: variables of the host; expected name of its node
     ({}, OWN_NAME),
     ({"preflight_plan": {"state": {"node": "asked-before"}}}, "asked-before"),
-    # A task that `when` skipped registers this result.
+    # If `when` skips the preflight, Ansible registers this result for the skipped task.
     ({"preflight_plan": {"changed": False, "skipped": True}}, OWN_NAME),
     ({"device_plugin_node_name": "said"}, "said"),
 ]
@@ -158,7 +159,8 @@ def test_other_roles_use_the_same_node_name(place, role, variable, given):
 
 
 EXACT = [
-    # columns: the hosts of the play; whether the run is expected to know the resources of every host in the inventory
+    # columns: the hosts of the play; whether the role is expected to remove unknown configurations. It may do so only
+    # if the play has all hosts of the inventory, because the configurations of other hosts must stay.
     ("gpu_nodes", True),
     ("a", False),
 ]
@@ -180,8 +182,8 @@ def test_configurations_are_removed_only_by_a_run_of_all_hosts(place, hosts, exa
 POLICY = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/vgpu-device-plugin-mounts"
 OWN = {"count": "example.com/own"}
 SHARED = [
-    # columns: deployment, variables of group a, variables of group b; expected resources of each node in the policy
-    # (None means no policy)
+    # columns: deployment of the device plugin, variables of group a, variables of group b; expected resources of each
+    # node in the admission policy (None means no policy)
     ("systemd", {}, {"vgpu_resource_names": OWN}, {"a1": ["nvidia.com/gpu"], "b1": ["example.com/own"]}),
     ("daemonset", {}, {"vgpu_sharing": "none"}, {"a1": ["nvidia.com/gpu"]}),
     ("systemd", {"vgpu_configs": {"whole": {"sharing": "none"}}}, {"vgpu_sharing": "none"}, {"a1": ["nvidia.com/gpu"]}),
@@ -209,8 +211,8 @@ def test_policy_has_the_limited_resources_of_every_node(place, api, deploy, firs
         assert POLICY not in objects
         return
     assert json.loads(objects[POLICY]["metadata"]["annotations"]["vgpu.fleet/nodes"]) == expected
-    # The play removes host a1 alone from the policy, and then host b1.
-    steps[1]["vars"] = {"__device_plugin_limits": []}  # The tasks in absent.yml set the same value.
+    # One run removes host a1 from the admission policy, and the next run removes host b1.
+    steps[1]["vars"] = {"__device_plugin_limits": []}  # absent.yml sets the same empty list to remove a host.
     place.play([play], "--limit", "a1")
     left = {node: names for node, names in expected.items() if node != "a1"}
     found = objects.get(POLICY)
@@ -220,7 +222,7 @@ def test_policy_has_the_limited_resources_of_every_node(place, api, deploy, firs
 
 
 VERIFIED = [
-    # columns: number of hosts in a batch, hosts that reach the task
+    # columns: number of hosts in a batch; hosts that reach the task
     (2, ["a1", "a2", "b1", "b2"]),
     (4, ["a1", "a2", "b1", "b2"]),
     (4, ["a2", "b2"]),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that a dry run of docker's configuration warns of a missing nvidia-container-runtime only if the plan does not
-install it. Docker's configuration file is in a temporary folder."""
+"""Tests a dry run of docker's configuration on a host without nvidia-container-runtime. The role must warn only if the
+run's plan (the list of its steps) does not install this runtime. Docker's configuration file is in a temporary folder.
+"""
 
 from __future__ import annotations
 

@@ -79,7 +79,8 @@ def test_engine_restarts_only_for_a_changed_file(engine: Engine) -> None:
     assert (gone.code, engine.text(), engine.calls()) == (0, None, ["restart", "is-active"]), gone.output
 
 
-# columns: the file before the run (None means no file), the systemd state of an engine that fails with the new file
+# columns: the file before the run (None means no file); the state that systemd reports for an engine that fails with
+# the new file
 FAULTS = [
     (None, "failed\n"),
     (FORMER, "activating\n"),  # The engine starts and exits in a loop.

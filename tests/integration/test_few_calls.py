@@ -98,8 +98,8 @@ def test_an_archive_is_built_once_and_is_the_same_bytes(place: Workplace, tmp_pa
     assert tree(sources) == before, "expected unchanged sources after the builds"
 
 
-# columns: architectures of the prebuilt archives, needed architectures (empty means this machine's); whether the module
-# is expected to compile, architectures that are expected to have no archive
+# columns: architectures of the prebuilt archives; needed architectures (empty means this machine's); whether the module
+# is expected to compile; architectures that are expected to have no archive
 @pytest.mark.parametrize(
     ("there", "needed", "builds", "missing"),
     [

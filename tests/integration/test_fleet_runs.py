@@ -47,7 +47,7 @@ MOST_SKIPPED = 33
 NAMES = {f"gpu-000{number}" for number in range(1, 5)}
 
 
-# The first host also runs two tasks for all hosts.
+# The expected number of tasks per host. The first host runs two more, which work for all hosts.
 @pytest.mark.parametrize(("playbook", "tasks"), [("site.yml", 4), ("upgrade.yml", 2)])
 @pytest.mark.parametrize("options", [[], ["--check"]])
 def test_run_without_changes_runs_few_tasks_and_skips_none(

@@ -174,7 +174,8 @@ def test_host_without_a_name_drains_no_node(place: Workplace, cluster: Cluster, 
     assert (cluster.node["spec"], cluster.pods) == ({}, ["train"])
 
 
-# columns: the step of the plan, variables of the role; whether the node is expected to be drained
+# The plan is the list of steps that a run needs. columns: a step of the plan, variables of the role; whether the node
+# is expected to be drained
 STEPS = [
     ({"role": "nvidia_driver", "disturbs": True}, {}, True),
     ({"role": "nvidia_driver", "disturbs": False}, {}, False),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the role preflight, which checks a run before it changes anything: it finds mistakes in variables before any
-remote call, names the variable, the group and the host, and then plans the run.
+"""Tests the role preflight, which checks a run before it changes anything. Before any remote call the role must find
+mistakes in variables, and its message must name the variable, the group and the host. After these checks the role plans
+the run.
 """
 
 from __future__ import annotations

@@ -96,7 +96,8 @@ def place(tmp_path: Path) -> Place:
 
 
 def test_installed_collection_is_not_built_and_not_changed(place: Place) -> None:
-    """ansible-galaxy writes this file; a rehearsal's build output would be among the collection's files."""
+    """ansible-galaxy writes the file MANIFEST.json into an installed collection. A rehearsal is refused there, because
+    its build output would be among the collection's files."""
     (place.folder / "MANIFEST.json").write_text("{}")
     shutil.rmtree(place.folder / ".build")
     done = place.rehearse()
@@ -138,7 +139,8 @@ def test_whole_rehearsal_in_order(place: Place) -> None:
 
 
 def test_rehearsal_overrides_the_inventory_and_its_files(place: Place) -> None:
-    """Ansible itself reads the inventory, with the sources in the order of the child processes."""
+    """The test lets Ansible read the same inventory sources in the same order as the rehearsal's child processes do.
+    The variables of the rehearsal must override those of the user's inventory."""
     assert place.rehearse().returncode == 0
     line = place.calls()[4]
     sources = [word for word in line.split() if word.startswith("--inventory=")]
@@ -216,7 +218,8 @@ def test_incomplete_inventory_starts_nothing(place: Place, about: str, group: di
 
 
 def test_host_that_could_be_real_starts_nothing(place: Place) -> None:
-    """Ansible may read another inventory source after ours; this test's source overrides a host's address."""
+    """If Ansible reads another inventory source after the rehearsal's, this source may give a host its real address.
+    The rehearsal must then start nothing."""
     late = place.folder / "stubs" / "ansible-inventory"
     late.unlink()
     late.write_text(

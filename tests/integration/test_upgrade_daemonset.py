@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the rollback of playbooks/upgrade.yml in a cluster whose device plugin is a DaemonSet, after the isolation
-check failed with the new version. The role's own tasks run on this machine, with an API server in memory that stores
-applied objects."""
+"""Tests the rollback of playbooks/upgrade.yml in a cluster whose device plugin is a DaemonSet. The rollback follows a
+failure of the isolation check, which tries to exceed the limits, with the new version. The role's own tasks run on this
+machine, with an API server in memory that stores applied objects.
+"""
 
 from __future__ import annotations
 
@@ -107,8 +108,8 @@ def test_rollback_restores_the_former_image_and_options(place, cluster, tmp_path
     assert "changed=0 " in again.output, again.output
 
 
-# columns: version of the pod, path and text of the pod's configuration, whether the rollback point has named
-# configurations; whether the role is expected to accept this state as the end of the rollback
+# columns: version of the pod; path of the pod's configuration; text of the pod's configuration; whether the rollback
+# point has named configurations; whether the role is expected to accept this state as the end of the rollback
 SAYS = [
     pytest.param("1", BIG, "big\n", True, True, id="former version, former named configuration"),
     pytest.param("1", BIG, "unknown\n", False, True, id="former version, no recorded named configurations"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures for control groups of version 2: their mount point, and groups for a single test."""
+"""Fixtures for tests with control groups of version 2: the mount point, and groups that exist for one test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """Yields a writable mount point of control groups version 2; mounts them itself if the system has none."""
+    """Yields a writable mount point of control groups version 2. If the system has none, the fixture mounts one."""
     for line in Path("/proc/self/mounts").read_text().splitlines():
         if line.split()[2] == "cgroup2" and os.access(line.split()[1], os.W_OK):
             yield Path(line.split()[1])
@@ -26,7 +26,7 @@ def root(tmp_path_factory):
 
 @pytest.fixture
 def group(root):
-    """Yields a function that creates groups below a group for this test; removes all of them at the end."""
+    """Yields a function that creates groups below a group for this test. All are removed at the end."""
     top = root / f"gpusim-{os.getpid()}-{time.monotonic_ns()}"
 
     def make(name=""):
@@ -36,7 +36,7 @@ def group(root):
 
     make()
     yield make
-    # Remove also groups that a program under test created.
+    # The program under test may have created groups, so remove all groups that are found.
     for one, _folders, _files in os.walk(top, topdown=False):
         for _attempt in range(100):
             try:
@@ -47,5 +47,5 @@ def group(root):
 
 
 def enter(path: Path) -> list[str]:
-    """Returns the words to put before a command line, so that the command runs in this group."""
+    """Returns words to put before a command line, so that the command runs in this group."""
     return ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(path)]

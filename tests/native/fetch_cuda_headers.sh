@@ -1,6 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Fetches NVIDIA's cuda.h for tests that compare our declarations with it. A build needs no header of CUDA.
+# Fetches NVIDIA's cuda.h for tests that compare the project's declarations with it. A build needs no CUDA header.
+# Usage:
 #   fetch_cuda_headers.sh 12|13.0|13.5|newest
 # pip downloads the wheels that cuda_headers.txt pins, and the headers are unpacked into .build/cuda-headers/VERSION/. The
 # last line of output is this folder. Exit status 3 means that the headers are not available on this machine; stderr
@@ -34,7 +35,7 @@ else
     "$python" -m pip -q download --no-deps --only-binary :all: --require-hashes -r "$target.wheel/pinned.txt" \
         -d "$target.wheel" >&2 || unavailable "pip cannot get it"
 fi
-# A wheel is a zip file; the headers lie in a folder whose name depends on the version.
+# A wheel is a zip file. The path of its folder "include" depends on the version, so the folder is searched for.
 "$python" - "$target.wheel" "$target" <<'EOF'
 import pathlib, sys, zipfile
 wheels, folder = sorted(pathlib.Path(sys.argv[1]).glob("*.whl")), pathlib.Path(sys.argv[2])

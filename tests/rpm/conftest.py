@@ -239,7 +239,7 @@ def host(request: pytest.FixtureRequest, tmp_path: Path, base: Path) -> RpmHost:
 
 @contextlib.contextmanager
 def told(run: Run) -> Iterator[None]:
-    """Prints the whole output of a run if an assertion about it fails."""
+    """Prints the whole output of a run if a test's assertion about it fails."""
     try:
         yield
     except AssertionError:

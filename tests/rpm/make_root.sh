@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Makes the folder that tests/rpm works in: a Debian root with dnf, zypper and rpm, and below /srv the repositories that the
-# hosts get, of tiny packages that are built here. Usage: make_root.sh FOLDER
+# Makes the folder in which tests/rpm runs: a Debian root with dnf, zypper and rpm. Its /srv contains package
+# repositories for the test hosts, with tiny packages that this script builds. Usage: make_root.sh FOLDER
 set -eu
 
 root=$1
@@ -19,7 +19,7 @@ mmdebstrap --quiet --variant=minbase --include=python3,dnf,python3-dateutil,rpm,
         dpkg-deb -x dnf-plugins-core_*.deb "$1"/opt/dnf-plugins-core && rm dnf-plugins-core_*.deb' \
     bookworm "$part"
 
-# Debian's default is a database in the caller's home folder.
+# Debian's rpm by default keeps its database in the caller's home folder.
 mkdir -p "$part/etc/rpm" "$part/root/inside"
 echo '%_dbpath /var/lib/rpm' >"$part/etc/rpm/macros"
 cp "$here"/inside/* "$part/root/inside/"

@@ -15,7 +15,7 @@ OF_SLES = ["docker", "containerd"]
 def engine(host: RpmHost, *options: str, **variables: Any) -> Run:
     """Runs the role. The root has no systemd, so the role writes daemon.json and reloads no daemon."""
     tasks = [{"ansible.builtin.import_role": {"name": "vgpu.fleet.container_runtime"}}]
-    # Another role installs NVIDIA's runtime; an existing program replaces it here.
+    # Another role installs NVIDIA's runtime. Here an existing program takes its place.
     given = {"container_runtime_runtimes": {"nvidia": {"path": "/usr/bin/true"}}, **variables}
     return host.play(tasks, *options, **given)
 

@@ -90,7 +90,8 @@ def test_driver_is_installed_locked_and_removed_completely(host: RpmHost, mirror
 
 
 def test_system_upgrade_upgrades_an_unlocked_driver(host: RpmHost, mirror: str) -> None:
-    """Shows that in the test above only the lock keeps the version."""
+    """Negative control: without the lock an upgrade of the system upgrades the driver, so in the test above only the
+    lock keeps the version."""
     run = driver(host, mirror, nvidia_driver_hold=False)
     assert run.code == 0, run.output
     assert LOCKER not in host.versions()
@@ -117,7 +118,7 @@ def test_role_upgrades_and_downgrades_a_locked_driver(host: RpmHost, mirror: str
 # next run without the fault must succeed.
 DRIVER_FAULTS = {
     "version": ({"nvidia_driver_version": "580.1.1"}, ["no version 580.1.1", MIDDLE]),
-    # "404" is not expected: zypper reports missing metadata instead.
+    # "404" is not expected, because zypper reports missing metadata instead.
     "mirror": (
         {"nvidia_driver_repository": {"baseurl": "{mirror}/nowhere", "key": ""}},
         ["vgpu-nvidia-driver", "/nowhere"],

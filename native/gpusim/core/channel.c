@@ -7,7 +7,8 @@
 
 #include <string.h>
 
-/* Interval at which waiting threads check for dead processes, because the queues of dead processes must stop. */
+/* Interval at which waiting threads check for dead processes. The queue of a dead process must stop, because others may
+ * wait for its items. */
 #define REAP_NS 10000000ull
 #define LONGEST_SLEEP_NS 100000000ull
 

@@ -84,7 +84,7 @@ static void virtual_sleep(struct sim_state *state, uint64_t when)
             break;
         if (sim_futex_wait(&state->clock_seq, seen, RECHECK_NS) == ETIMEDOUT) {
             sim_lock();
-            sim_reap(); /* a dead process must not stop virtual time */
+            sim_reap(); /* A dead process must not stop virtual time. */
             sim_unlock();
         }
     }

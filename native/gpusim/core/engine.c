@@ -67,7 +67,7 @@ static void take_sample(struct sim_gpu *gpu, uint64_t time, int channel)
     gpu->sample_next = time + SIM_SAMPLE_NS;
 }
 
-/* Advances an idle GPU: writes as many empty samples as the ring can show and skips the rest. */
+/* Advances an idle GPU: writes empty utilization samples, at most as many as the ring can show, and skips the rest. */
 static void pass_idle(struct sim_gpu *gpu, uint64_t now)
 {
     if (now > gpu->sample_next + (SIM_SAMPLES + 1) * SIM_SAMPLE_NS) {
@@ -139,7 +139,7 @@ static int choose(int index, uint64_t now, struct sim_runset *set)
         gpu->holder = other;
         return other;
     }
-    if (has_work) /* This channel is the only one with work, so it gets a new slice without a switch. */
+    if (has_work) /* If no other channel has work, this channel gets a new time slice without a switch. */
         gpu->slice_end = now + sim_slice_ns(index);
     return has_work ? holder : -1;
 }
@@ -215,12 +215,13 @@ void sim_advance(int index, uint64_t now)
             if (contexts > 1 && gpu->slice_end < until)
                 until = gpu->slice_end;
             until = run(gpu, channel, &set, time, until);
-            if (until > gpu->slice_end) /* There is only one channel with work, so one step may take several slices. */
+            if (until > gpu->slice_end) /* If only one channel has work, one step may take several time slices. */
                 gpu->slice_end += (until - gpu->slice_end + sim_slice_ns(index) - 1) / sim_slice_ns(index) *
                                   sim_slice_ns(index);
         } else {
             /* Only copies are left, or items that wait for the host or another GPU. The end of such a wait is unknown,
-             * so steps are short; they grow with the time to simulate, or a long gap would take too many steps. */
+             * so a step is short. The longer the time to simulate, the longer the steps, because a long gap would take
+             * too many short ones. */
             uint64_t step = (now - time) / 64 > SIM_POLL_NS ? (now - time) / 64 : SIM_POLL_NS;
             if (time + step < until)
                 until = time + step;

@@ -34,7 +34,7 @@ void sim_gpu_recover(int gpu)
 
 void sim_event_wait(uint32_t seen, unsigned timeout_ms)
 {
-    /* This waits in real time on purpose, because virtual time does not stop for a monitor that waits for a fault. */
+    /* Waits in real time, because a monitor that waits for a fault would keep virtual time from moving. */
     if (atomic_load(&sim_self.state->event_seq) == seen)
         sim_futex_wait(&sim_self.state->event_seq, seen, (uint64_t)timeout_ms * 1000000u);
 }

@@ -175,7 +175,7 @@ uint64_t sim_group_used(const struct sim_limit *limit)
         if (proc->role != SIM_ROLE_NONE && all > outside && charges(limit, proc->groups))
             bytes += all - outside;
     }
-    for (unsigned i = 0; i < SIM_SHARED; i++) /* Add the blocks whose exporting process has ended. */
+    for (unsigned i = 0; i < SIM_SHARED; i++) /* Add exported blocks whose exporting process has ended. */
         if (state->shared[i].used && !state->shared[i].serial && state->shared[i].gpu == (int)limit->gpu &&
             charges(limit, state->shared[i].groups))
             bytes += state->shared[i].bytes;

@@ -47,7 +47,7 @@ struct sim_config {
 };
 
 enum sim_status sim_profile_read(const char *path, struct sim_config *config);
-/* Writes the configuration into the state and leaves data of processes unchanged. */
+/* Writes the profile's configuration into the state. Data of processes stay unchanged. */
 void sim_profile_apply(const struct sim_config *config, struct sim_state *state);
 
 /* Defined in process.c: */
@@ -67,7 +67,7 @@ void sim_futex_wake(const _Atomic uint32_t *word, int count);
 
 /* Defined in groups.c: */
 
-/* Reads files, so the caller must not hold the lock. */
+/* Stores in `groups` the control groups of this process. Reads files, so the caller must not hold the lock. */
 void sim_groups_of_self(uint64_t groups[SIM_DEPTH]);
 /* Sets the limit that a new group inherits. The caller must hold the lock. */
 void sim_group_joined(int slot);

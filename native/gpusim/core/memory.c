@@ -2,7 +2,7 @@
 /*
  * Accounts the physical memory of the simulated GPUs. Each process has three authoritative counters for a GPU: bytes of
  * allocations, contexts and modules. sim_gpu.used caches the sum over all processes. A process can die after it changed
- * a counter and before it changed the sum, so the sum is then computed again.
+ * a counter and before it changed the sum, so the sum is computed again after each death.
  */
 #include "internal.h"
 
@@ -131,8 +131,8 @@ void sim_uncharge(int index, enum sim_kind kind, uint64_t bytes)
     if (bytes > *held)
         bytes = *held; /* A counter that wraps below zero would make the GPU appear full. */
     *held -= bytes;
-    /* It is unknown whether a group was charged for the freed bytes. Bytes for which no group was charged count as
-     * freed first. */
+    /* Nobody recorded which of the process's bytes were charged to a group. So bytes that were charged to no group are
+     * assumed to be freed first. */
     uint64_t *outside = kind == SIM_MANAGED ? &use->managed : &use->uncounted;
     *outside -= bytes < *outside ? bytes : *outside;
     gpu->used -= bytes;

@@ -3,10 +3,10 @@
  * MIG profiles of each model, as `nvidia-smi mig -lgip` and `-lgipp` list them: names, ids, counts, memory, engines,
  * placements.
  *
- * A row is one profile. The seven profiles of these models share ids, NVML profile numbers and placements (memory
- * slices 0 to 7), and differ in size only, so a macro writes them. nvml_profile is a value of
- * NVML_GPU_INSTANCE_PROFILE_*: 0 is 1_SLICE, 1 is 2_SLICE, 2 is 3_SLICE, 3 is 4_SLICE, 4 is 7_SLICE, 7 is 1_SLICE_REV1
- * (+me), 9 is 1_SLICE_REV2 (double memory).
+ * A row is one profile. Each of these models has seven profiles. Their ids, NVML profile numbers and placements (memory
+ * slices 0 to 7) are the same on all models and only the sizes differ, so a macro writes them. nvml_profile is a value
+ * of NVML_GPU_INSTANCE_PROFILE_*: 0 is 1_SLICE, 1 is 2_SLICE, 2 is 3_SLICE, 3 is 4_SLICE, 4 is 7_SLICE, 7 is
+ * 1_SLICE_REV1 (+me), 9 is 1_SLICE_REV2 (double memory).
  */
 #include "models_mig.h"
 

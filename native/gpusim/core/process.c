@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Registers processes on the simulated host. A process has a slot, its record in the shared state, as long as it has an
- * OFD lock (of an open file description) on one byte of the state file. The kernel drops the lock when the process
- * ends, so no written value decides whether a process is alive.
+ * OFD lock (of an open file description) on one byte of the state file. The kernel drops this lock when the process
+ * ends, so a process is alive if its lock is held; no stored flag is needed.
  *
  * A second, classic POSIX lock on another byte gives the process's pid: F_GETLK returns the holder's pid in the
  * caller's namespace (an OFD lock has no pid), so host and container each see their own numbers. This lock cannot show
@@ -51,8 +51,8 @@ pid_t sim_proc_pid(int slot)
     struct flock probe = byte_lock(F_WRLCK, PID_BYTES, slot);
     if (fcntl(sim_self.fd, F_GETLK, &probe) < 0)
         return proc->pid;
-    /* A process does not see its own POSIX locks here, so a slot without a visible lock may belong to the other
-     * simulated library of this process. */
+    /* F_GETLK does not report the caller's own POSIX locks. So a slot that seems unlocked may be held by this same
+     * process through the other simulated library (CUDA or NVML). */
     if (probe.l_type == F_UNLCK)
         return proc->pid == getpid() ? proc->pid : 0;
     return probe.l_pid > 0 ? probe.l_pid : 0;
@@ -109,8 +109,9 @@ static bool take_slot(int slot, enum sim_role role)
     if (state->memacct != SIM_MEMACCT_NONE)
         sim_groups_of_self(groups);
     fcntl(sim_self.fd, F_SETLK, &pid);
-    /* From here the slot belongs to this process. The generation is raised first: if the slot's last user died while it
-     * held the host's lock, waiters now see that the lock's owner is dead. */
+    /* From here the slot belongs to this process. The generation (how often the slot was taken) is raised first: if the
+     * slot's last user died while it held the host's lock, waiters see the changed generation and take the lock
+     * over. */
     proc->generation++;
     sim_self.role = role;
     sim_self.word = sim_lock_word(slot, proc->generation);

@@ -6,9 +6,10 @@
 
 #include "sim.h"
 
-/* No context has run on the GPU yet, so the switch to the first context costs no time. */
+/* Value of the holder before any context ran. The switch to the first context then costs no time. */
 #define SIM_HOLDER_NONE (-1)
-/* The context that ran last was destroyed. The switch to the next context still costs time. */
+/* Value of the holder after the context that ran last was destroyed. The switch to the next context still costs
+ * time. */
 #define SIM_HOLDER_GONE (-2)
 /* Number of queued items, from the oldest, among which the engine looks for kernels that can run concurrently. */
 #define SIM_SCAN_WINDOW 128

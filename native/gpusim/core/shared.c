@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory that has a shareable handle. A handle is a file descriptor, as on hardware. The memory lives as long as any
- * process has such a descriptor (or one is in transit in a socket) or has imported the memory, even after the
- * exporting process has ended. Both references are kernel-held locks on bytes of one file: a descriptor's lock belongs
- * to its open file description; an importer's lock lives as long as its mapping of the file.
+ * Memory that has a shareable handle. A handle is a file descriptor, as on hardware. The memory lives as long as a
+ * process has such a descriptor or has imported the memory, even after the exporting process has ended. A descriptor in
+ * transit in a socket keeps it too. Both kinds of reference are locks that the kernel keeps on bytes of one file. A
+ * descriptor's lock belongs to its open file description. An importer's lock lives as long as its mapping of the file.
  *
- * Memory that the exporting process has released counts in sim_gpu.used and in no process.
+ * Memory that the exporting process has released still counts as used on the GPU (sim_gpu.used), but no process is
+ * charged for it.
  */
 #include "internal.h"
 
@@ -94,7 +95,7 @@ int sim_shared_handle(int index)
     return fd;
 }
 
-/* True if `handle` is a handle of block `index`. Every open file description but the lock's owner sees the lock, so a
+/* True if `handle` is a handle of block `index`. A description does not see its own lock, but all others see it. So a
  * byte that is locked for fd and free for `handle` is locked by `handle`. */
 static bool stands_for(int handle, int fd, int index)
 {

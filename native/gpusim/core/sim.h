@@ -40,15 +40,15 @@
 #define SIM_LOG 65536
 /* Stored Xid and ECC events of the host. */
 #define SIM_EVENTS 256
-/* Stored totals of ended processes. */
+/* Stored totals of ended processes, for the reports and NVML's accounting. */
 #define SIM_PAST 512
 /* Maximum number of memory blocks with a shareable handle on the host. */
 #define SIM_SHARED 256
 /* Maximum number of control groups' memory limits on the host. */
 #define SIM_LIMITS 256
-/* Stored pairs of a control group and its parent, as seen by the processes that set limits. */
+/* Stored links from a control group to its parent, as far as processes that set limits could see them. */
 #define SIM_LINKS 512
-/* Control groups from a process's own group up to the root. */
+/* Maximum number of control groups from a process's own group up to the root. */
 #define SIM_DEPTH 16
 /* Maximum number of GPU instances of one GPU. */
 #define SIM_MAX_GI 8
@@ -157,9 +157,9 @@ struct sim_mig_gi {
     struct sim_mig_ci ci[SIM_MAX_CI];
 };
 
-/* One sample of the driver's ring: utilization over the period before `time`, and the ONE process whose context ran
- * on the GPU at `time`. slot is -1 if no context ran. pid is the process id in that process's own namespace: use
- * sim_proc_pid() on the slot while serial still matches. */
+/* One sample of the driver's ring of utilization samples. It has the utilization over the period before `time`, and the
+ * ONE process whose context ran on the GPU at `time`. slot is -1 if no context ran. pid is the process id in that
+ * process's own namespace: use sim_proc_pid() on the slot while serial still matches. */
 struct sim_sample {
     /* Time in sim_now() nanoseconds. */
     uint64_t time;

@@ -141,8 +141,8 @@ static enum sim_status initialise(struct sim_state *state)
     return SIM_OK;
 }
 
-/* True if the file was written by this build. An empty magic also fits: it means that a process died while it created
- * the file, and the caller then creates the file again. */
+/* True if this build wrote the file. True also for an empty magic: a process died while it created the file, so the
+ * caller creates the file again. */
 static bool version_fits(int fd, off_t size)
 {
     struct {

@@ -363,7 +363,8 @@ bool arena_free(struct arena *a, uintptr_t address, unsigned kinds, struct block
         describe(object, base, out);
         if (a->chunks[chunk].state == LARGE) {
             if (object->kind == BLOCK_MANAGED)
-                /* The program may write host memory without a driver call, so the block counts as written. */
+                /* The program may write a block in host memory without a driver call, so the block counts as
+                 * written. */
                 a->chunks[chunk].dirty = 1;
             give_run(a, chunk);
         } else {
@@ -398,8 +399,8 @@ void arena_touch(struct arena *a, uintptr_t address)
 
 void arena_each(struct arena *a, void *owner, void (*visit)(const struct block *))
 {
-    /* The lock is released between blocks, so that visit may free; no block is added, because the owner is being
-     * destroyed. */
+    /* The lock is released between blocks, so that visit may free a block. Nobody adds a block meanwhile, because the
+     * owner is being destroyed. */
     uint32_t i = 0;
     while (i < a->count) {
         struct block block = {.base = 0};

@@ -39,9 +39,9 @@ struct CUmipmappedArray_st {
 static size_t format_size(int format)
 {
     switch (format) {
-    case 0x01: case 0x08: return 1;              /* Formats: integers with 8 bits; */
-    case 0x02: case 0x09: case 0x10: return 2;   /* integers with 16 bits and half; */
-    case 0x03: case 0x0a: case 0x20: return 4;   /* integers with 32 bits and float */
+    case 0x01: case 0x08: return 1;              /* Integers of 8 bits. */
+    case 0x02: case 0x09: case 0x10: return 2;   /* Integers of 16 bits, and half. */
+    case 0x03: case 0x0a: case 0x20: return 4;   /* Integers of 32 bits, and float. */
     default: return 0;
     }
 }
@@ -190,7 +190,8 @@ EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D
     ENTER_CONTEXT(context);
     REQUIRE(out && d, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(!(d->flags & (SPARSE | DEFERRED_MAPPING)), CUDA_ERROR_NOT_SUPPORTED);
-    /* A number of levels out of range is no error: it is clamped to 1 and to the maximum for the sizes. */
+    /* A number of levels outside the valid range is no error: it is raised to 1, or lowered to the largest number that
+     * the sizes allow. */
     levels = levels < 1 ? 1 : levels > MAX_LEVELS ? MAX_LEVELS : levels;
     CUmipmappedArray mipmap = calloc(1, sizeof *mipmap);
     REQUIRE(mipmap, CUDA_ERROR_OUT_OF_MEMORY);

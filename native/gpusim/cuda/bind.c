@@ -10,7 +10,7 @@
 #define MULTICAST_MAGIC 0x4d434153u
 
 struct binding {
-    /* Array or multicast object that the memory is bound to. */
+    /* Array or multicast object to which the memory is bound. */
     const void *to;
     /* Position of the binding in that object. A position has at most one binding. */
     uint64_t place;
@@ -54,7 +54,7 @@ static CUresult bind(const void *to, uint64_t place, struct physical *physical)
         vmm_let_go(physical);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    unbind(to, place, 1); /* This removes an older binding at this position. */
+    unbind(to, place, 1); /* A new binding replaces an older one at the same position. */
     pthread_mutex_lock(&mutex);
     *binding = (struct binding){.to = to, .place = place, .physical = physical, .next = bindings};
     bindings = binding;
@@ -69,7 +69,7 @@ void bindings_end(const void *to)
 
 /* ---- sparse arrays ---------------------------------------------------------------------------------------------------- */
 
-/* CUarrayMapInfo. Level, layer and offset identify a tile. */
+/* The layout of CUDA's CUarrayMapInfo. Level, layer and offset identify a tile. */
 struct map_info {
     int resource_type;
     void *resource;

@@ -88,7 +88,7 @@ CUresult callback_add(CUstream stream, CUhostFn function, CUstreamCallback old_s
     pthread_mutex_lock(&queue.mutex);
     bool good = start();
     pthread_mutex_unlock(&queue.mutex);
-    /* Submit without the mutex: a full queue may wait for the helper thread, which needs the mutex. */
+    /* Submit without the mutex: if the queue is full, the submit waits for the helper thread, which needs the mutex. */
     CUresult result = good ? stream_submit(stream, &work, &callback->seq) : CUDA_ERROR_OPERATING_SYSTEM;
     if (result != CUDA_SUCCESS) {
         free(callback);

@@ -9,7 +9,7 @@
 
 enum capture_mode { MODE_GLOBAL = 0, MODE_THREAD_LOCAL = 1, MODE_RELAXED = 2 };
 
-/* Returns the node that an event recorded now refers to, and the capture's id (never 0, never reused). */
+/* Returns the node to which an event recorded now refers, and the capture's id (never 0, never reused). */
 CUresult capture_event(CUstream stream, CUgraphNode *node, uint64_t *id);
 CUresult capture_wait(CUstream stream, uint64_t from, CUgraphNode node);
 /* Called for a query of an event of that capture, or a wait for it. Returns CAPTURED_EVENT; a hostile driver also
@@ -17,7 +17,8 @@ CUresult capture_wait(CUstream stream, uint64_t from, CUgraphNode node);
 CUresult capture_asked(uint64_t id);
 /* Called after a wrong use of the stream. On a hostile driver it invalidates the stream's capture, if there is one. */
 void capture_spoil(CUstream stream);
-/* Begins a capture. into: NULL, or a graph whose nodes get the captured operations (same number, kinds and order). */
+/* Begins a capture. `into` is NULL for a new graph. Otherwise it is a graph whose nodes get the captured operations,
+ * which must have the same number, kinds and order. */
 CUresult capture_begin(CUstream handle, int mode, CUgraph into);
 CUresult capture_end(CUstream handle, CUgraph *out);
 /* Called by functions that a capture may forbid (allocations, event queries, …). Returns an error and invalidates the

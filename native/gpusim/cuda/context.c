@@ -37,7 +37,7 @@ CUresult context_check(CUcontext context)
     if (!atomic_load_explicit(&context->alive, memory_order_acquire))
         return context->primary ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_CONTEXT_IS_DESTROYED;
     const struct sim_gpu *gpu = &sim_state()->gpus[context->gpu];
-    /* The error is sticky: the context stays lost when the GPU recovers. */
+    /* The error is sticky: the context stays lost even after the GPU recovers. */
     if (__builtin_expect(gpu->lost, 0))
         atomic_store(&context->broken, CUDA_ERROR_UNKNOWN);
     else if (__builtin_expect(gpu->ecc_double[1] != context->ecc_seen, 0))
@@ -320,7 +320,7 @@ CUresult context_create(CUcontext *out, unsigned flags, CUdevice device, unsigne
     REQUIRE(context, CUDA_ERROR_OUT_OF_MEMORY);
     CUresult result = context_start(context);
     if (result != CUDA_SUCCESS)
-        return result; /* The unused record stays in the list of contexts; such failures are rare. */
+        return result; /* The unused record stays in the list; such failures are rare. */
     thread.stack[thread.depth++] = context;
     *out = context;
     tool_call(GPUSIM_CONTEXT_CREATED, context);
@@ -385,7 +385,8 @@ EXPORT CUresult cuCtxDetach(CUcontext context)
 
 /* ---- the stack of a thread ------------------------------------------------------------------------------------------ */
 
-/* Makes a context current. Fails if a green context is current in another thread. */
+/* Makes a context current in this thread. Fails for a green context (a part of a GPU's SMs) that is current in another
+ * thread. */
 static bool enter(CUcontext context)
 {
     unsigned nobody = 0;

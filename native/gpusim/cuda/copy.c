@@ -73,7 +73,7 @@ static CUresult resolve(int type, const void *host, CUdeviceptr device, CUarray 
         struct block block;
         int on;
         bool known = range_valid((uintptr_t)out->base, span);
-        /* A unified address may be plain host memory; a device address may not. */
+        /* A unified address may be ordinary host memory. A device address must be memory that the driver knows. */
         REQUIRE(known || type == CU_MEMORYTYPE_UNIFIED, CUDA_ERROR_INVALID_VALUE);
         if (type == CU_MEMORYTYPE_UNIFIED)
             out->device = memory_find((uintptr_t)out->base, &block, &on) ||

@@ -94,7 +94,7 @@ struct device {
     uint64_t graph_used, graph_used_high, graph_reserved, graph_reserved_high;
 };
 
-#define DRIVER_ENDED 2 /* The teardown has begun, and every call aborts the process (hostile.c). */
+#define DRIVER_ENDED 2 /* The teardown has begun; every call aborts the process (hostile.c). */
 
 struct driver {
     _Atomic int ready; /* 0 before cuInit, 1 after it, DRIVER_ENDED once the teardown has begun. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The type of CUDA events, for event.c and ipc_event.c. A record of an event is an item in the queue of a context. */
+/* The type of CUDA events, for event.c and ipc_event.c. cuEventRecord makes a record of the event: an item in the queue
+ * of a context. */
 #ifndef GPUSIM_EVENT_H
 #define GPUSIM_EVENT_H
 

@@ -28,8 +28,8 @@ struct buffer {
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct buffer *buffers;
 
-/* Calls of these functions inside the driver must not be intercepted by a preloaded library; the linker binds them to
- * the driver's own definitions. */
+/* The driver's own calls of these functions must not be intercepted by a preloaded library, so the linker binds them to
+ * the driver's definitions. */
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *os_handle, int type);
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle);
 CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t bytes, size_t alignment, CUdeviceptr wanted,

@@ -17,7 +17,7 @@ struct CUgraphNode_st {
     size_t dependency_count;
     /* For a node of a clone: the original node. */
     CUgraphNode origin;
-    /* Next node in order of creation. A dependency comes first unless its edge was added later. */
+    /* Next node in order of creation. A node comes after its dependencies, except for edges that were added later. */
     CUgraphNode next;
     /* Used by graph_order() for sorting. */
     unsigned mark;
@@ -46,7 +46,7 @@ CUresult graph_memory_new(int device, uint64_t bytes, CUdeviceptr *out);
 CUresult graph_memory_commit(CUdeviceptr pointer);
 /* Called when an allocation node runs. */
 CUresult graph_memory_use(CUdeviceptr pointer);
-/* Called when a free node runs and by cuMemFree. Marks the memory as free; returns false if pointer is no graph
+/* Called when a free node runs and by cuMemFree. Marks the memory as free. Returns false if pointer is not in graph
  * memory. */
 bool graph_memory_unuse(CUdeviceptr pointer);
 /* Adds a reference of a node. */

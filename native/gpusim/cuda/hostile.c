@@ -109,7 +109,8 @@ void driver_late(const char *function)
     abort();
 }
 
-/* Allows a forked child to allocate for the process that opened the driver; on hardware a raw ioctl could do that. */
+/* Lets a forked child allocate in the name of the process that opened the driver. On hardware a raw ioctl could do
+ * that. */
 CUresult driver_forked(void)
 {
     if (!sim_state()->forked_children || sim_attach(SIM_ROLE_CUDA) != SIM_OK)

@@ -2,10 +2,10 @@
 /*
  * Shares memory between processes by the old IPC handles, and by handles of physical memory that are exported as
  * descriptors. Both name the exporting process's memory file by pid and descriptor number, so they work between
- * processes that see each other's /proc. The exporting process is charged. Memory opened by an old handle survives its
- * free by the exporting process: the importing process has a lock on the block's first byte in the memory file. Unlike
- * on hardware, this memory does not survive the end of the exporting process. Memory that was exported as a descriptor
- * does survive it; ../core/shared.c tracks that memory.
+ * processes that see each other's /proc. The exporting process is charged. If it frees memory that another process
+ * opened by an old handle, the memory stays, because the importing process has a lock on the block's first byte in the
+ * memory file. Unlike on hardware, this memory ends with the exporting process. Memory that was exported as a
+ * descriptor does not; ../core/shared.c tracks it.
  */
 #include "vmm.h"
 

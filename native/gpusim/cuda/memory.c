@@ -19,7 +19,7 @@ struct arena *memory_arena(CUdeviceptr pointer, int *device)
             *device = i;
             return driver.devices[i].arena;
         }
-    *device = -1; /* The arena of 32-bit addresses serves all devices; only a block's owner tells the device. */
+    *device = -1; /* The arena of 32-bit addresses serves all devices; the block's owner tells the device. */
     return arena_contains(driver.low, pointer) ? driver.low : NULL;
 }
 
@@ -92,7 +92,7 @@ void memory_migrate(CUdeviceptr pointer, bool to_host)
     if (!to_host && sim_charge(gpu, SIM_MANAGED, block.bytes) != SIM_OK)
         return;
     bool moved = arena_place(arena, pointer, to_host, &block);
-    if (to_host == moved) /* The block has left the GPU, or another thread has moved it to the GPU first. */
+    if (to_host == moved) /* Either the block has left the GPU, or another thread has already moved it to the GPU. */
         sim_uncharge(gpu, SIM_MANAGED, block.bytes);
 }
 

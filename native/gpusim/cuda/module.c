@@ -24,8 +24,8 @@ struct CUmod_st {
     struct image image;
     CUfunction functions;
     struct global *globals;
-    /* charged: bytes charged for the loaded module. due: bytes of code that, with lazy loading, are charged when the
-     * first function of the module is used. */
+    /* charged: bytes charged for the loaded module. due: bytes of code that are charged later, when the first function
+     * of the module is used (lazy loading). */
     uint64_t charged, due;
     /* Time that the lazy load takes. */
     uint64_t due_ns;
@@ -118,7 +118,7 @@ static CUresult load_late(CUmodule module)
     return result;
 }
 
-/* Loads the module's code. The module's context is locked. */
+/* Loads the module's code. The caller must hold the lock of the module's context. */
 static CUresult load_code(CUmodule module)
 {
     if (!module->due)

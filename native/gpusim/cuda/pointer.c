@@ -30,7 +30,7 @@ struct facts {
     int device;
     uintptr_t base;
     size_t bytes;
-    struct block block; /* The kind is 0 if the address is in no block of an arena. */
+    struct block block; /* The kind is 0 if no block of an arena contains the address. */
     CUcontext context;
 };
 

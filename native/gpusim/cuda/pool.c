@@ -335,7 +335,8 @@ EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
     struct device *d = &driver.devices[pool->device];
     if (d->current_pool == pool)
         d->current_pool = d->default_pool;
-    /* Allocated blocks stay valid, so the pool's record stays too. Their memory is released when they are freed. */
+    /* Blocks of a destroyed pool stay valid, so the pool's record stays too. Their memory is released when the program
+     * frees them. */
     pthread_mutex_lock(&pool->mutex);
     pool->magic = 0;
     pool->threshold = 0;

@@ -26,8 +26,9 @@ struct gpusim_private {
     int (*set_current)(void *context);
     /* Subscribes the process's only tool; NULL unsubscribes. Returns NOT_SUPPORTED without `hostile = callbacks`. */
     int (*subscribe)(gpusim_callback callback, void *data);
-    /* Allocates as by an ioctl of the kernel driver, for the process that opened the driver. A forked child may call
-     * it, which the driver API refuses. Returns 1 if the calling process now has these bytes until it ends. */
+    /* Allocates in the name of the process that opened the driver, as an ioctl of the kernel driver would. A forked
+     * child may call it, although the driver API refuses a forked child. Returns 1 if the calling process now has these
+     * bytes until it ends. */
     int (*raw_take)(int device, size_t bytes);
 };
 

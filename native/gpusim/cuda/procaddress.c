@@ -36,8 +36,8 @@ static CUresult lookup(const char *name, void **out, int version, uint64_t flags
         if (row->version <= version)
             /* The rows are sorted by version, so the last match is the newest. */
             *(row->per_thread ? &per_thread : &legacy) = row;
-    /* A name without any per-thread form uses the legacy form. If the per-thread form came with a later version than
-     * the requested one, no function is returned. */
+    /* A name without any per-thread form uses the legacy form. If the name has a per-thread form, but only since a
+     * later version than the requested one, no function is returned. */
     const struct proc_address *best = flags == FLAG_PER_THREAD && has_per_thread ? per_thread : legacy;
     if (best) {
         *out = best->symbol;

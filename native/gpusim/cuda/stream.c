@@ -107,7 +107,8 @@ CUresult stream_wait(CUstream stream)
     CUcontext context = stream->context;
     uint64_t last = atomic_load(&stream->last);
     if (stream == &context->legacy) {
-        /* The legacy stream waits for all blocking streams, so a mark in it is done when they are done. */
+        /* The legacy stream waits for all blocking streams, so an item in the legacy stream is done only after their
+         * work. */
         struct sim_work mark = {.kind = SIM_WORK_MARK};
         if (atomic_load(&context->last) <= atomic_load(&context->waited)) {
             pools_trim_if_due(context->device);
@@ -200,7 +201,7 @@ static CUresult destroy(CUstream stream)
         *link = stream->next;
     stream->magic = 0;
     pthread_mutex_unlock(&context->mutex);
-    free(stream); /* Queued work continues, because the engine identifies the stream by its number. */
+    free(stream); /* Queued work continues: the engine knows the stream by its number. */
     return CUDA_SUCCESS;
 }
 
@@ -223,7 +224,7 @@ static CUresult synchronize(CUstream handle)
         result = capture_check(stream);
     if (result != CUDA_SUCCESS)
         return result;
-    context = stream->context; /* Read now, because the stream may be destroyed during the wait. */
+    context = stream->context; /* Read the fields now, because the stream may be destroyed during the wait. */
     bool held = context_lock(context);
     result = stream_wait(stream);
     context_unlock(context, held);

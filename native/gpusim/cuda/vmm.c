@@ -339,7 +339,8 @@ EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle
     return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* ---- for the other files ---------------------------------------------------------------------------------------------- */
+/* ---- functions for other files
+ * ---------------------------------------------------------------------------------------------- */
 
 bool vmm_find(CUdeviceptr pointer, CUdeviceptr *base, size_t *bytes, int *device)
 {

@@ -34,8 +34,8 @@ struct physical {
 /* Creates a handle for another process's memory; takes ownership of fd and hold. */
 CUresult vmm_import(int device, int fd, const struct sim_shared *shared, void *hold, CUmemGenericAllocationHandle *out);
 
-/* The first two add a reference of a tile or a multicast object, found by handle or by address; they return NULL if it
- * is unknown. The third removes the reference. */
+/* The first two find memory by handle or by address, and add the reference of a tile or a multicast object. They return
+ * NULL for unknown memory. The third removes the reference. */
 struct physical *vmm_take(CUmemGenericAllocationHandle handle);
 struct physical *vmm_take_at(CUdeviceptr pointer);
 void vmm_let_go(struct physical *physical);

@@ -26,7 +26,8 @@ static CUresult cig_end(CUstream stream)
     return result;
 }
 
-/* The driver asks this callback about each changed parameter; the simulation accepts all changes without a call. */
+/* A real driver asks this callback about each changed parameter. The simulation never calls it and accepts all
+ * changes. */
 typedef CUresult (*recapture_callback)(void *, CUgraphNode, const void *, const void *, int);
 
 static CUresult recapture_begin(CUstream stream, int mode, CUgraph graph)

@@ -38,7 +38,8 @@ NVML_API nvmlReturn_t nvmlDeviceSetAccountingMode(nvmlDevice_t device, unsigned 
 
 NVML_GETTER(nvmlDeviceGetAccountingBufferSize, unsigned, open_accounting(device, &target), true, BUFFER_SIZE)
 
-/* Record of a living or ended process. An ended one is used only if no living process has its pid. */
+/* Record of a living or ended process. A pid may be used again, so a living process with this pid comes before an ended
+ * one. */
 struct record {
     struct sim_usage use;
     unsigned pid;

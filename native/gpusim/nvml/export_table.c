@@ -34,7 +34,7 @@ static const unsigned char table_id[16] = {0xc4, 0xfe, 0x3e, 0x6c, 0xc9, 0x8f, 0
                                            0xa3, 0x27, 0xee, 0x69, 0x6e, 0x12, 0xf7, 0xc4};
 
 /* size is the size of the table in that branch's real library in bytes. For 580 it is unknown, so that branch gets all
- * slots. complete is true if the slots without a star were measured too. */
+ * slots. complete is true if all slots were measured on that branch, not only those marked *. */
 static const struct branch {
     const char *prefix;
     unsigned size;

@@ -71,7 +71,8 @@ static nvmlReturn_t ecc_field(const struct nvml_target *target, unsigned field, 
     return result;
 }
 
-/* Scope 0 is the GPU; scope 1 is a module of GPU and processor, which these boards are not. */
+/* Scope 0 is the GPU alone. Scope 1 is a module that combines GPU and processor; the simulated boards are no such
+ * modules. */
 static nvmlReturn_t power_field(const struct nvml_target *target, unsigned field, unsigned scope,
                                 unsigned long long *value)
 {

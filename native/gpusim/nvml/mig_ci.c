@@ -15,7 +15,7 @@ static const struct {
 #define PROFILES (sizeof profiles / sizeof profiles[0])
 
 /* True if a GPU instance of `whole` slices can have compute instances of `slices` slices. Every size up to `whole` is
- * possible, except 3 slices of 4. */
+ * possible, with one exception: 3 slices of a GPU instance of 4. */
 static bool allowed(unsigned whole, unsigned slices)
 {
     return slices <= whole && !(whole == 4 && slices == 3);
@@ -29,9 +29,9 @@ static unsigned slices_of(unsigned number)
     return 0;
 }
 
-/* Returns the number of SMs of a compute instance. One that takes only some slices has the SMs of these slices. One
- * that takes the whole GPU instance has all its SMs, which can be more (H100: a 3g instance has 60, but a slice has
- * 16). */
+/* Returns the number of SMs of a compute instance. If it takes only some slices of its GPU instance, it has the SMs of
+ * these slices. If it takes the whole GPU instance, it has all SMs of that instance, which can be more: on an H100 a 3g
+ * instance has 60, but a slice has 16. */
 static unsigned sm_count(const struct sim_gpu *gpu, const struct sim_mig_profile *profile, unsigned slices)
 {
     unsigned per_slice = gpu->arch >= SIM_HOPPER ? 16 : 14;

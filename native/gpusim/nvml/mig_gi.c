@@ -190,7 +190,7 @@ static unsigned instances_of(const struct sim_gpu *gpu, unsigned profile_id)
     return count;
 }
 
-/* Returns the highest free start, which keeps the low starts free for the large profiles. */
+/* Returns the highest free start, so that the low starts stay free for the large profiles. */
 static const struct sim_mig_placement *free_placement(const struct sim_mig_profile *profile, unsigned taken)
 {
     for (unsigned i = profile->placement_count; i-- > 0;)
@@ -210,7 +210,8 @@ static unsigned capacity_left(const struct sim_gpu *gpu, const struct sim_mig_pr
     return left;
 }
 
-/* If MIG is off, returns a count of 0, because nvidia-smi of 550 then lists 0/7 instead of an error. */
+/* If MIG is off, returns success and a count of 0, because nvidia-smi of branch 550 then prints 0/7 rather than an
+ * error. */
 NVML_API nvmlReturn_t nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice_t device, unsigned profile_id,
                                                                 unsigned *count)
 {

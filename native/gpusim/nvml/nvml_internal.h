@@ -33,7 +33,7 @@ struct nvml_compute_instance {
 };
 
 enum nvml_accepts {
-    NVML_WHOLE_GPU,     /* The entry point returns NOT_SUPPORTED for a MIG device. */
+    NVML_WHOLE_GPU,     /* Flag of an entry point that returns NOT_SUPPORTED for a MIG device. */
     NVML_ANY_DEVICE,
     /* This flag marks an entry point that also works on a GPU that has fallen off the bus, because the driver
      * remembers the value. */

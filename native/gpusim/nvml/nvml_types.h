@@ -220,7 +220,7 @@ typedef struct {
 
 typedef struct {
     unsigned version;
-    /* 0 is the GPU. The field has one byte, and nvidia-smi does not clear the padding after it. */
+    /* scopeId: 0 means the GPU. The field is one byte wide, because nvidia-smi does not clear the padding after it. */
     unsigned char powerScope;
     unsigned powerValueMw;
 } nvmlPowerValue_v2_t;

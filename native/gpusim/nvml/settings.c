@@ -103,7 +103,7 @@ NVML_API nvmlReturn_t nvmlDeviceSetPowerManagementLimit_v2(nvmlDevice_t device, 
     return nvmlDeviceSetPowerManagementLimit(device, value->powerValueMw);
 }
 
-/* Reports both APIs as restricted. Only Kepler and Maxwell boards have auto boost. */
+/* Reports both APIs as restricted to root. Only Kepler and Maxwell boards have auto boost. */
 NVML_API nvmlReturn_t nvmlDeviceGetAPIRestriction(nvmlDevice_t device, unsigned api, unsigned *restricted)
 {
     struct nvml_target target;

@@ -128,8 +128,8 @@ NVML_API nvmlReturn_t nvmlInit(void)
     return nvmlInitWithFlags(0);
 }
 
-/* The process stays registered in the shared state, because sim_detach() would also remove the registration for threads
- * that are inside a call now. */
+/* The process stays registered in the shared state. sim_detach() would remove the registration of other threads that
+ * are inside a call now. */
 NVML_API nvmlReturn_t nvmlShutdown(void)
 {
     nvmlReturn_t result = NVML_ERROR_UNINITIALIZED;

@@ -7,7 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Fields in the header's order, without a version. Limits are in bytes. */
+/* The fields have the order of NVML's header. The structure has no version word. Limits are in bytes. */
 typedef struct {
     const char *nameSpace;
     unsigned long long softLimit, hardLimit;

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the container image of the device plugin or the scheduler, and a file of it to load without a registry.
+"""Makes the container image of the device plugin or of the scheduler, and saves it to a file from which nodes can load
+it without a registry.
 
     python3 tools/image.py --archive .build/wheelhouse/vgpu-plugin-….pyz --tag localhost/vgpu-device-plugin:V \
         --out vgpu-device-plugin-V.tar [--engine podman|docker] [--base IMAGE] [--library vcuda-….tar.gz] [--oci FILE]
@@ -78,8 +79,8 @@ def make(archive: Path, tag: str, out: Path, engine: str, base: str, extras: Ext
     if about["name"] not in CONTAINERFILES:
         raise ImageError(f"{archive}: expected an archive of {' or '.join(CONTAINERFILES)}, found {about['name']}")
     recipe = CONTAINERFILES[about["name"]]
-    # The inputs are recorded, because the path of the file was chosen by a person and may contain the image of another
-    # version or tag.
+    # A file next to the image records its inputs. The path of the image was chosen by a person, so an existing file
+    # there may be the image of another version or tag.
     note = out.with_name(out.name + ".of")
     parts = {"archive": digest(archive), "recipe": digest(recipe), "tag": tag, "base": base}
     if extras.library is not None:
@@ -103,8 +104,8 @@ def make(archive: Path, tag: str, out: Path, engine: str, base: str, extras: Ext
         if extras.library is not None:
             shutil.copy2(extras.library, Path(scratch) / "library")
         options = ["--build-arg", f"BASE={base}", "--build-arg", f"VERSION={about['version']}", "--network", "none"]
-        # The layers are not kept: podman would store an image of each step for the next build, but that has another
-        # archive and cannot use them.
+        # podman would store a layer for each step, for use by the next build. The next build has another archive and
+        # cannot use them, so they are not kept.
         options += ["--layers=false"] if Path(engine).name.startswith("podman") else []
         former = image_id(engine, tag)
         call(
@@ -124,7 +125,9 @@ def make(archive: Path, tag: str, out: Path, engine: str, base: str, extras: Ext
 
 
 def save(engine: str, tag: str, out: Path, *options: str) -> None:
-    """Writes the image to a file. The file appears complete, because it is renamed at the end."""
+    """Writes the image to a file. The file is written under another name and renamed at the end, so it is never
+    incomplete.
+    """
     part = out.with_name(out.name + ".part")
     part.unlink(missing_ok=True)
     call("writing the image's file", [engine, "save", *options, "-o", str(part), tag])
@@ -134,7 +137,7 @@ def save(engine: str, tag: str, out: Path, *options: str) -> None:
 
 def digest(file: Path) -> str:
     found = hashlib.sha256()
-    with file.open("rb") as stream:  # in blocks, because an image is large
+    with file.open("rb") as stream:  # The file is read in blocks, because an image is large.
         for block in iter(lambda: stream.read(1 << 20), b""):
             found.update(block)
     return found.hexdigest()

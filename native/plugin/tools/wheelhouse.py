@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes one file that installs the node programs on a host without network: <name>-<version>-cp311-x86_64.pyz.
+"""Makes one file that installs our Python programs on a host without network: <name>-<version>-cp311-x86_64.pyz.
 
     python3 tools/wheelhouse.py --out .build/wheelhouse --python 3.11 --arch x86_64 [--version V] [--double|--scheduler]
                                 [--wheels FOLDER]...
     python3 tools/wheelhouse.py --collect FOLDER --python 3.11 --arch x86_64 [--version V] [--scheduler]
     python3 vgpu-plugin-….pyz --root /opt/vgpu/plugin     (on the host)
 
-The file is a zip that Python runs: installer.py, the wheels, and their versions with hashes. Third-party wheels are
-downloaded by the hashes in requirements/plugin.txt, for the scheduler in scheduler.txt; our wheels are built here.
-Equal sources give equal bytes. An existing file is not built again. Folders of wheels are searched first: if they
-contain all wheels, neither pip nor a network is needed. `make artefact` makes such folders with --collect, a separate
-one for each program, because our wheel has the same name in all of them.
+The file is a zip that Python runs. It contains installer.py, the wheels, and their versions with hashes. Our wheels are
+built here. Third-party wheels are downloaded by the hashes in requirements/plugin.txt, or in scheduler.txt for the
+scheduler. Equal sources give equal bytes, and an existing file is not built again. The folders given by --wheels are
+searched first: if they contain all wheels, neither pip nor a network is needed. `make artefact` makes such folders with
+--collect. It makes a separate one for each program, because our wheel has the same name in all of them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def main() -> int:
     )
     parser.add_argument("--collect", type=Path, help="copy the wheels into this folder, and build no archive")
     given = parser.parse_args()
-    # A role passes an empty word if there is no folder; it becomes the path "." and is ignored.
+    # If no folder is configured, the role passes an empty word, which becomes the path "." here and is ignored.
     wheels = [one for one in given.wheels if str(one) != "."]
     wanted = Wanted(given.name or "vgpu-plugin", given.version or own_version(), given.python, given.arch)
     try:
@@ -302,7 +302,8 @@ def build_python(out: Path) -> str:
 def locked_blocks(path: Path) -> Iterator[tuple[str, str]]:
     """Yields (name, lines) of each requirement in a file of requirements with hashes."""
     for found in re.finditer(r"^([A-Za-z0-9._-]+)==.*(?:\n[ \t]+--hash=.*)+", path.read_text(), re.MULTILINE):
-        # The comments after a requirement are left out, so the backslash at the end of its last line must go too.
+        # The comments after a requirement are left out, so the backslash at the end of the line before them must be
+        # removed.
         yield found.group(1).lower(), found.group(0).rstrip("\\ ")
 
 

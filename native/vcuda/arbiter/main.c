@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * vgpu-arbiter: gives the tenants (containers) that share a GPU their turns to use it. For every allocation, which is
- * what one container was given, it writes a gpu page: a file that says when the container may use the GPU. The arbiter
- * stores no state of its own, so after a kill and restart it continues from the pages. While it does not run, each
- * tenant limits its own use to its share.
+ * vgpu-arbiter: gives the tenants (containers) that share a GPU their turns to use it. An allocation is the part of one
+ * or more GPUs that one container was given. For every GPU of an allocation the arbiter writes a gpu page: a file that
+ * says when the container may use this GPU. The arbiter stores no state of its own, so after a kill and restart it
+ * continues from the pages. While it does not run, each tenant limits its own use to its share.
  *
  * vgpu-arbiter [--run DIR] [--json-status] [--help]
  */
@@ -41,7 +41,7 @@ static uint64_t monotonic(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* Adds watches for new folders. inotify returns the existing watch for a folder that is watched already. */
+/* Adds watches for new folders. For a folder that is already watched, inotify returns the existing watch. */
 static void watch(int descriptor, const struct node *node)
 {
     char path[700];
@@ -95,7 +95,8 @@ static int run(struct node *node, const char *folder)
     sigemptyset(&stops);
     sigaddset(&stops, SIGTERM);
     sigaddset(&stops, SIGINT);
-    /* Signals are delivered only during the wait, so no signal is lost between the test and the wait. */
+    /* Signals are delivered only during the wait. So a signal that arrives between the test and the wait is not
+     * lost. */
     sigprocmask(SIG_BLOCK, &stops, &before);
     struct sigaction action = {.sa_handler = end};
     sigaction(SIGTERM, &action, NULL);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The scheduler of one GPU: decides which tenant (container) has the turn to use it. Terms: a tenant's share is its
- * part of the GPU's time. Its credit is the device time that it may still claim, and negative credit is debt. A gate is
- * the permission to run, which the tenant reads from its gpu page.
+ * The scheduler of one GPU: decides which tenant (container) has the turn to use it. The tenant that has the turn is
+ * the holder. A tenant's share is its part of the GPU's time. Its credit is the device time that it may still claim,
+ * and negative credit is debt. A gate is the permission to run, which the tenant reads from its gpu page, a file that
+ * the arbiter writes. A burst is the device time that a tenant needs at once before it pauses.
  */
 #include "schedule.h"
 
@@ -25,12 +26,13 @@
 #define IDLE_NS (300 * US)
 /* During a turn its tenant's page is read at this interval. */
 #define LOOK_NS (250 * US)
-/* A tenant whose work is overdue updates its page within this time; otherwise it counts as killed. */
+/* If a tenant's work takes longer than predicted, the tenant updates its page within this time. Otherwise it counts as
+ * killed. */
 #define LATE_NS (400 * US)
 #define DRAIN_NS VGPU_ARBITER_DRAIN_NS
-/* Work that a tenant of low priority may queue while a tenant of high priority shares the GPU. */
+/* Maximum predicted work that a tenant of low priority may queue while a tenant of high priority shares the GPU. */
 #define LOW_OUTSTANDING_US 1000u
-/* Largest credit of a tenant, as the elapsed time in which its share brings that credit. */
+/* Largest credit of a tenant, given as elapsed time: the time in which the tenant's share adds up to that credit. */
 #define CREDIT_NS (250 * (int64_t)MS)
 /* Largest debt of device time of a tenant. If a kernel takes longer, the rest is not charged. */
 #define DEBT_NS (2000 * (int64_t)MS)
@@ -46,12 +48,12 @@
 #define SPARSE_REST_NS (4 * MS)
 /* A sparse tenant cuts the current turn short only after this time, and only if its credit covers its burst. */
 #define SPARSE_NS (1 * MS)
-/* Work that other tenants may queue while a sparse tenant is active. */
+/* Maximum predicted work that other tenants may queue while a sparse tenant is active. */
 #define SPARSE_OUTSTANDING_US 1000u
 /* The turn of a sparse tenant ends early if the tenant has had no work on the GPU for this time. */
 #define SPARSE_IDLE_NS (200 * US)
-/* A waiting tenant cuts the turn short if its lag exceeds the lag of the turn's tenant by this much. The lag is how far
- * a tenant is behind its share. */
+/* Lag is how far a tenant is behind its share. A waiting tenant cuts the turn short if its lag exceeds the holder's lag
+ * by this much. */
 #define PREEMPT_NS (30 * (int64_t)MS)
 
 bool schedule_unlimited(const struct schedule_input *tenant, unsigned busy_others, bool all_high, bool unknown_others)
@@ -85,8 +87,8 @@ static uint64_t past(uint64_t when, uint64_t now)
     return when <= now ? when : when - now < WAITING_NS ? now : 0;
 }
 
-/* Updates the credit of an idle or lone tenant, which saves up no credit. Its debt decreases at the rate of its share,
- * so that a pause is never cheaper than waiting for a turn. */
+/* Updates the credit of a tenant that is idle, or the only active one. Such a tenant saves up no credit. Its debt
+ * decreases at the rate of its share, so that a pause is never cheaper than waiting for a turn. */
 static void rest(struct schedule_tenant *tenant, uint64_t passed)
 {
     int64_t credit = tenant->credit + (int64_t)((double)passed * tenant->in.share_ppm / PPM);
@@ -146,8 +148,8 @@ static double claim_of(const struct schedule_tenant *tenant, const struct sum *s
     return (double)tenant->credit - rate(tenant, sum) * sum->credits;
 }
 
-/* Returns the tenant's lag: the elapsed time in which its share brings its credit. A larger lag means that the tenant
- * is further behind its share. */
+/* Returns the tenant's lag: the elapsed time in which its share adds up to its credit. A larger lag means that the
+ * tenant is further behind its share. */
 static double lag(const struct schedule_tenant *tenant, const struct sum *sum)
 {
     return (double)tenant->credit / rate(tenant, sum);
@@ -220,8 +222,8 @@ static bool bursts(const struct schedule_tenant *tenant)
     return tenant->gave_up >= 3 && tenant->burst >= SPARSE_LEAST_NS;
 }
 
-/* Returns true if the tenant needs less than a turn and its credit covers its burst. If it goes first, the other
- * tenants lose the time between two turns, but no share. */
+/* Returns true if the tenant needs less than a turn and its credit covers its burst. If it goes first, one more change
+ * of turns costs the other tenants a little time, but their shares stay the same. */
 static bool sparse(const struct schedule_tenant *tenant, const struct sum *sum, uint64_t now)
 {
     return bursts(tenant) && now - tenant->served >= SPARSE_REST_NS && claim_of(tenant, sum) >= (double)tenant->burst;
@@ -245,7 +247,7 @@ static int choose(const struct schedule *schedule, const struct sum *sum, uint64
         const struct schedule_tenant *tenant = &schedule->tenant[i];
         if (!tenant->present || !waiting(tenant))
             continue;
-        /* Shares that do not fill the GPU are limits: a tenant must first save up for a turn. */
+        /* If the shares do not fill the GPU, they are limits: a tenant must first save up credit for a turn. */
         if (!fills(sum) && tenant->credit < (int64_t)(rate(tenant, sum) * 15 * MS) && !sparse(tenant, sum, now) &&
             !overdue(tenant, sum, now, HELD_NS))
             continue;
@@ -343,8 +345,8 @@ static bool preempted(const struct schedule *schedule, const struct sum *sum, ui
            lag(other, sum) > lag(holder, sum) - so_far + (double)PREEMPT_NS + (double)CYCLE_NS;
 }
 
-/* Returns the maximum work in microseconds that the holder may queue; 0: no maximum. The maximum is needed because a
- * tenant that goes first must wait for the queued work. */
+/* Returns the maximum work in microseconds that the holder may queue; 0 means no maximum. With the maximum, a tenant
+ * that should go first does not wait long for the queued work. */
 static uint32_t outstanding(const struct schedule *schedule, const struct sum *sum, int holder)
 {
     uint32_t most = 0;
@@ -389,8 +391,8 @@ static uint64_t begin_turn(struct schedule *schedule, const struct sum *sum, int
 static uint64_t drain(struct schedule *schedule, uint64_t now, uint64_t *late)
 {
     uint64_t latest = 0;
-    /* If there was a holder, wait for its work only: the work of a tenant that did not finish in time is not waited for
-     * twice. */
+    /* If there was a holder, wait only for its work. Another tenant's overdue work was already waited for at the end of
+     * that tenant's own turn. */
     for (int i = 0; i < SCHEDULE_TENANTS; i++)
         if (schedule->tenant[i].present && (schedule->holder < 0 || schedule->holder == i) &&
             schedule->tenant[i].in.busy_until_ns > latest)
@@ -424,7 +426,7 @@ static uint64_t take_turns(struct schedule *schedule, const struct sum *sum, uin
         schedule->holder = (int)schedule->alone - 1;
         schedule->turn_start = now;
         schedule->drain_until = now + DRAIN_NS;
-        for (int i = 0; i < SCHEDULE_TENANTS; i++) /* work from the time without contention is not charged */
+        for (int i = 0; i < SCHEDULE_TENANTS; i++) /* Work from the time without contention is not charged. */
             schedule->tenant[i].late = false;
         if (schedule->holder >= 0)
             schedule->tenant[schedule->holder].used_at = schedule->tenant[schedule->holder].in.used_ns;
@@ -432,11 +434,11 @@ static uint64_t take_turns(struct schedule *schedule, const struct sum *sum, uin
     settle_late(schedule, sum);
     if (schedule->state == SCHEDULE_TURN) {
         struct schedule_tenant *holder = &schedule->tenant[schedule->holder];
-        /* A waiting holder has no more work that fits into its turn. */
+        /* If the holder waits, its next work does not fit into its turn, so the turn is over. */
         bool over = now >= schedule->turn_end || holder->in.waiting_ns > schedule->turn_start + 100 * US;
         if (over && holder->present && choose(schedule, sum, now) < 0 && fills(sum) &&
             !given_up(holder, schedule, now)) {
-            charge(schedule, sum, now, 0); /* no other tenant waits, so the turn continues without a gap */
+            charge(schedule, sum, now, 0); /* No other tenant waits, so the turn continues. */
             schedule->turn_end = holder->out.turn_end_ns = now + TURN_MIN_NS;
             over = false;
         }
@@ -473,7 +475,7 @@ uint64_t schedule_step(struct schedule *schedule, uint64_t now)
         for (int i = 0; i < SCHEDULE_TENANTS; i++)
             if (schedule->tenant[i].present && schedule->tenant[i].active)
                 add_credit(&schedule->tenant[i], (double)passed * rate(&schedule->tenant[i], &sum), &sum);
-    for (int i = 0; i < SCHEDULE_TENANTS; i++) /* a tenant without a share limit always runs */
+    for (int i = 0; i < SCHEDULE_TENANTS; i++) /* A tenant without a share limit always runs. */
         if (schedule->tenant[i].present && schedule->tenant[i].in.unlimited)
             schedule->tenant[i].out.rate_ppm = PPM;
     if (sum.active <= 1 || (sum.all_high && sum.present > 1))

@@ -4,11 +4,11 @@
  * files (pages) of the tenants: the caller passes the time and the pages' values. So the same object code runs in
  * vgpu-arbiter and in the model of the tests.
  *
- * Without contention (at most one tenant wants the GPU, or all tenants have high priority) the gate of that tenant, or
- * of all tenants, is open: it may run at any time. Otherwise tenants take turns. One tenant holds the turn, and its
- * work is finished before the next turn begins, so that the elapsed time can be charged to the holder. The next turn
- * goes to the tenant that is furthest behind its share. A tenant of high priority goes first until it has used up its
- * share.
+ * A gate is a tenant's permission to run. If only one tenant wants the GPU, its gate is open, so it may run at any
+ * time. If all tenants have high priority, all gates are open. Otherwise tenants take turns. One tenant holds the turn,
+ * and its work is finished before the next turn begins, so that the elapsed time can be charged to the holder. The next
+ * turn goes to the tenant that is furthest behind its share. A tenant of high priority goes first until it has used up
+ * its share.
  */
 #ifndef VGPU_SCHEDULE_H
 #define VGPU_SCHEDULE_H

@@ -88,9 +88,9 @@ static int resting(const struct gpu *gpu)
     return best;
 }
 
-/* Adds the time since the arbiter's last pass to open_ns if the tenant could use the whole GPU all that time. The
- * watcher, which looks for tenants that exceed their shares, reads open_ns, because a tenant that ran alone may exceed
- * its share. A long gap means that the arbiter did not run; such a gap is not counted. */
+/* If the tenant could use the whole GPU since the arbiter's last pass, adds this time to open_ns. The watcher, which
+ * looks for tenants that exceed their shares, reads open_ns: during this time a tenant may exceed its share. A long gap
+ * means that the arbiter did not run; such a gap is not counted. */
 static void count_open(struct vgpu_gpu_page *page, uint64_t now)
 {
     uint64_t passed = now - page->heartbeat_ns;
@@ -101,7 +101,7 @@ static void count_open(struct vgpu_gpu_page *page, uint64_t now)
 static void write_output(struct vgpu_gpu_page *page, const struct schedule_output *out, uint64_t now)
 {
     count_open(page, now);
-    /* An arbiter of an earlier version stored the number of neighbours here. */
+    /* An arbiter of an earlier version stored the number of neighbours here, so clear it. */
     __atomic_store_n(&page->unused[0], 0, __ATOMIC_RELAXED);
     __atomic_store_n(&page->unused[1], 0, __ATOMIC_RELAXED);
     if (page->gate == out->gate && page->flags == out->flags && page->rate_ppm == out->rate_ppm &&
@@ -110,7 +110,7 @@ static void write_output(struct vgpu_gpu_page *page, const struct schedule_outpu
         __atomic_store_n(&page->heartbeat_ns, now, __ATOMIC_RELEASE);
         return;
     }
-    /* An odd sequence at this point means that an earlier arbiter died while it wrote the page. */
+    /* The sequence is already odd if an earlier arbiter died while it wrote the page. */
     uint32_t sequence = page->sequence | 1;
     __atomic_store_n(&page->sequence, sequence, __ATOMIC_RELAXED);
     __atomic_thread_fence(__ATOMIC_RELEASE);

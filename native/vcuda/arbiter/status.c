@@ -35,8 +35,8 @@ int status_print(struct node *node)
         for (uint32_t d = 0; d < allocation->limits.device_count; d++) {
             const struct vgpu_gpu_page *page = allocation->device[d].page;
             const struct vgpu_tenant_device *said = &own.devices[d];
-            /* Read the clock after the page. Otherwise a page that is written in between would seem to come from the
-             * future. */
+            /* Read the clock after the page. Otherwise a page that is written between the two reads would seem to come
+             * from the future. */
             uint64_t heartbeat = page ? __atomic_load_n(&page->heartbeat_ns, __ATOMIC_ACQUIRE) : 0;
             clock_gettime(CLOCK_MONOTONIC, &time);
             uint64_t now = (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;

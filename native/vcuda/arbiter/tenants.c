@@ -18,8 +18,8 @@
 
 #include "limits/limits_file.h"
 
-/* The device plugin makes a folder first and its files a moment later, so missing files in a younger folder are no
- * error. */
+/* The device plugin makes an allocation's folder first and its files a moment later. So while the folder is younger
+ * than this, missing files are no error. */
 #define YOUNG_NS (900 * MS)
 
 static void complain(const struct node *node, struct allocation *allocation, const char *what, const char *why)
@@ -31,7 +31,7 @@ static void complain(const struct node *node, struct allocation *allocation, con
     allocation->complained = true;
 }
 
-/* Uses the system call: on new systems libc's fstat would require a new version of glibc. */
+/* Uses the system call, because on new systems libc's fstat would require a new version of glibc. */
 static bool regular(int descriptor, size_t size, ino_t *inode)
 {
     struct stat status;

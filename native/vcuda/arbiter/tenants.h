@@ -64,7 +64,8 @@ unsigned tenants_count(const struct node *node);
 /* Defined in seats.c: */
 
 /* Gives a seat in the GPU's schedule to a tenant without a seat. If all seats are taken, an active tenant gets the seat
- * of an idle tenant; an idle tenant needs no seat, and the function returns true. Returns false if there is no seat. */
+ * of an idle tenant. An idle tenant needs no seat, so the function then returns true without a change. Returns false if
+ * an active tenant gets no seat. */
 bool seat_take(struct node *node, struct allocation *allocation, int device, uint64_t now);
 void seat_leave(struct node *node, struct allocation *allocation, int device);
 /* Reads one GPU's tenants, decides, and writes the pages. Returns the time of the next pass. */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Records, as JSON, the memory limit that the driver enforces for an allocation (what one container was given). The
- * record is the file driver-limit in the allocation's folder, or <id>.driver-limit if it has no folder. The device
- * plugin compares the record with the driver's state at each poll. The driver's limit belongs to one control group, so
- * a second container may not use an allocation while the group of the first container is alive.
+ * record is the file driver-limit in the allocation's folder, or <id>.driver-limit if the allocation has no folder. At
+ * each poll the device plugin compares the record with the driver's state. The driver's limit belongs to one control
+ * group. So a second container may not use the allocation while the first container's group contains a process.
  */
 #include "hook.h"
 #include "json.h"

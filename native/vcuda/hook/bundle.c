@@ -44,8 +44,8 @@ static bool add(struct grant *grant, const char *id)
     return true;
 }
 
-/* Adds the allocation of one mount's source. Its name is the first path component below the folder of allocations. If
- * that component is a record's file, its suffix is removed. */
+/* Adds the allocation to which the source of one mount belongs. The allocation's name is the first path component below
+ * the folder of allocations. If that component is the file of a record, its suffix is removed. */
 static bool take(struct grant *grant, const char *folder, const char *source)
 {
     char path[PATH_MAX], id[256];

@@ -59,7 +59,8 @@ bool grant_read(const struct options *options, struct grant *grant)
         const char *id = grant->ids[i];
         struct limits_file file = {0};
         struct vgpu_limits limits;
-        /* An allocation that the library does not limit has no folder. */
+        /* An allocation that the library does not limit has no folder. Its limits are in a single file next to the
+         * folders. */
         snprintf(path, sizeof path, "%s/%s/limits", options->allocations, id);
         if (!limits_map(path, &file, reason, sizeof reason) && file.missing) {
             snprintf(path, sizeof path, "%s/%s.limits", options->allocations, id);

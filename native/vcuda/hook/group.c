@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Finds the container's control group of version 2, which is the line 0:: in the process's cgroup file. The driver
- * charges memory by a controller, dmem or misc. That controller must be enabled in every parent group. runc enables all
- * controllers, crun does not.
+ * charges memory by a controller, dmem or misc, which must be enabled in every parent group. runc enables all
+ * controllers, but crun does not, so the hook enables this one.
  */
 #include "hook.h"
 
@@ -70,7 +70,7 @@ static bool turn_on_down(const char *root, struct group *group, const char *cont
            fail("the controller %s is not on in %s", controller, group->path);
 }
 
-/* Uses the system call: on new systems libc's stat would make the hook require GLIBC_2.33. */
+/* Uses the system call, because on new systems libc's stat would make the hook require GLIBC_2.33. */
 static bool inode_of(const char *path, unsigned long long *inode)
 {
     struct stat status;

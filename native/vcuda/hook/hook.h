@@ -30,7 +30,7 @@ struct container {
 
 struct gpu {
     char uuid[VGPU_UUID_SIZE];
-    /* The limit in bytes, summed over all allocations of the container; UNLIMITED: no limit. */
+    /* The limit in bytes, summed over all allocations of the container. UNLIMITED means no limit. */
     uint64_t hard;
 };
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Layout of the four kinds of files that a container with a part of a GPU (a tenant) receives. Read-only: the limits,
- * and the gpu pages, which say when the tenant may use a GPU. Read-write: the ledger, which records the memory charged
- * to each process, and the tenant page, which records the container's use of device time.
+ * Layout of the four kinds of files that a container with a part of a GPU (a tenant) receives. Two kinds are read-only:
+ * the limits, and the gpu pages, which say when the tenant may use a GPU. Two can be written: the ledger, which records
+ * the memory charged to each process, and the tenant page, which records the container's use of device time.
  *
  * This header is the only C definition. plugins/module_utils/abi/fields.py has the same layout for Python, and
  * tests/native/vcuda/test_layouts.py checks that the two are equal. All numbers are little endian. Each file begins
@@ -118,8 +118,8 @@ struct vgpu_limits {
  * process ends in any way. A slot whose byte is not locked is dead: its figures do not count, and the next writer
  * clears them. pid is informative only.
  *
- * `used` and `context` of the live slots are authoritative. `total` in the header is derived from them. It is changed
- * only by the holder of `lock`. A process that takes the lock over from a dead holder first computes the total again.
+ * `used` and `context` of the live slots are authoritative. `total` in the header is derived from them. Only the holder
+ * of `lock` changes `total`. A process that takes the lock over from a dead holder first computes the total again.
  */
 #define VGPU_LEDGER_ALIVE_BASE 0x40000000u
 #define VGPU_LEDGER_INIT_BYTE 0x50000000u    /* This byte is locked while an empty file is initialised. */
@@ -169,8 +169,9 @@ struct vgpu_ledger {
     /* shareable_unmarked: not 0 if a process of this container created a shareable handle that does not carry the
      * library's mark. */
     uint64_t shareable_unmarked;
-    /* beyond_bytes: set if the driver enforces a limit itself. The number of bytes for which, at the last query, the
-     * ledger had room but the driver's limit had not. They are shown as used, but charged to no process. */
+    /* beyond_bytes: used only if the driver enforces a limit itself. It is the part of the ledger's free bytes that the
+     * driver's limit did not allow at the last query. NVML shows these bytes as used, but no process is charged for
+     * them. */
     uint64_t beyond_bytes[VGPU_MAX_DEVICES];
 };
 

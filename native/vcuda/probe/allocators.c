@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Tests a slice's memory limit with every function that allocates memory. Each way to allocate fills the slice in its
- * own process. The result is the granted memory plus the memory that was not free at the start, or NVML's figure for
- * that process if that figure is higher. Inside a slice NVML shows the library's figure; only an observer outside sees
- * the driver's figure (see --hold in main.c).
+ * own process. The result is the larger of two figures: the granted memory plus the memory that was not free at the
+ * start, and NVML's figure for that process. Inside a slice NVML shows the library's figure; only an observer outside
+ * sees the driver's figure (see --hold in main.c).
  *
  * No way may get more than the limit. Each way must also reach the limit, except for less than one of its pieces: a way
  * that is charged too much, or refused while there is room, fails.
@@ -54,8 +54,7 @@ static struct {
 } call;
 static CUdevice device;
 static CUmemoryPool pool;
-/* Error of the last refused piece. NOT_FOUND means that this driver does not have the functions that this way to
- * allocate needs. */
+/* Error of the last refused piece. NOT_FOUND means that this driver lacks functions that the way needs. */
 static CUresult refusal;
 
 static uint64_t got(CUresult status, uint64_t bytes)
@@ -228,7 +227,7 @@ static void fill_by(const struct fill *fill, const struct way *way)
     if (nvml_figures(fill->uuid, &figures) && figures.total - figures.used > left)
         /* Free bytes of the slice, because cuMemGetInfo shows at most the card's free bytes. */
         left = figures.total - figures.used;
-    /* Only a refusal for lack of memory is judged. If there was no room even for one piece, such a refusal proves
+    /* Only a refusal for lack of memory counts. If there was no room even for one piece, such a refusal proves
      * nothing. */
     if (granted == 0 && (refusal != CUDA_ERROR_OUT_OF_MEMORY || at_first < smallest)) {
         result_set(result, PASSED, fill->limit, 0, "bytes", "no %s", way->name);

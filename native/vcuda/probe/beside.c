@@ -2,11 +2,11 @@
 /*
  * Tests memory shared between two containers. Two probes in two slices of a GPU connect by a socket in a common folder,
  * as two pods do with a volume. The first probe allocates memory of each kind that can be exported, fills its slice and
- * exports the memory. The second has filled its own slice, imports the memory and keeps it. Then the first frees
- * everything and allocates again.
+ * exports the memory. The second has filled its own slice. It imports the memory and keeps it, so it uses more than its
+ * limit. Then the first frees everything and allocates again.
  *
- * So the second probe uses more than its limit. While it keeps the old memory on the card, each byte that the first
- * probe gets again exceeds the sum of both limits and is charged to neither container.
+ * The old memory is then still on the card. So each byte that the first probe gets again exceeds the sum of both limits
+ * and is charged to neither container.
  */
 #include "bypass.h"
 #include "loader.h"
@@ -114,8 +114,8 @@ static int socket_with_patience(void)
     return made;
 }
 
-/* The other container may run as another user, so the socket is created open to all. Its mode is not changed later
- * by path: other containers can write to that folder and may have replaced the file. */
+/* The other container may run as another user, so the socket is created with access for all. A later chmod would be
+ * unsafe, because other containers can write to that folder and may have replaced the file. */
 static int wait_for_the_other(void)
 {
     struct sockaddr_un address;
@@ -213,7 +213,7 @@ static void make(const struct fill *fill, const struct cuda *cuda, struct own *o
         (made[BY_POOL] = TRY(pool_alloc, &own->of_pool, offer->piece, own->pool, NULL)) == CUDA_SUCCESS &&
         (made[BY_POOL] = TRY(wait)) == CUDA_SUCCESS)
         made[BY_POOL] = TRY(pool_export, &own->descriptors[1], own->pool, type, 0);
-    /* The result is ignored: without the pointer the importing probe still tries the pool. */
+    /* The result is ignored: if the export of the pointer fails, the importing probe still tries the pool. */
     if (made[BY_POOL] == CUDA_SUCCESS)
         TRY(pointer_export, &offer->pointer, own->of_pool);
     if ((made[BY_IPC] = cuda->mem_alloc(&own->exported, offer->piece)) == CUDA_SUCCESS)
@@ -236,8 +236,7 @@ static void let_go(const struct cuda *cuda, const struct own *own)
     TRY(wait);
 }
 
-/* Creates a context and looks up the functions. If that fails, returns NULL, and the check's result contains the
- * reason. */
+/* Creates a context and looks up the functions. On failure returns NULL and stores the reason in the check's result. */
 static const struct cuda *begin(const struct fill *fill, size_t *free_bytes)
 {
     char reason[200] = "";
@@ -294,8 +293,8 @@ static void lend(const struct fill *fill)
 
 /* --- the importing probe ------------------------------------------------------------------------------------- */
 
-/* Imports the received memory and closes the descriptors. The import keeps the memory, and an exporting process that
- * searches for open descriptors finds none. */
+/* Imports the received memory and closes the descriptors. The import alone keeps the memory. So the exporting process,
+ * which may search for open descriptors of its memory, finds none. */
 static void take(const struct fill *fill, const struct offer *offer, const int descriptors[2], struct taken *taken)
 {
     const struct access both = {{CU_MEM_LOCATION_TYPE_DEVICE, fill->device}, 3};
@@ -396,7 +395,7 @@ static void import(const struct fill *fill)
     judge(fill, &offer, &taken, rest.again);
 }
 
-/* Runs the test on the first GPU of the slice only, because the other probe may use another order. */
+/* Runs the test on the first GPU of the slice only, because the two probes may list their GPUs in different orders. */
 static void with_the_other(const struct slice *slice, struct board *board, void (*part)(const struct fill *fill))
 {
     static struct report report;

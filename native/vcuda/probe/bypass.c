@@ -21,7 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define ROOM (32 * MIB) /* Free bytes that the process that fills the slice leaves. BEYOND is more than this. */
+#define ROOM (32 * MIB) /* Free bytes that the process that fills the slice leaves; less than BEYOND. */
 #define HOLD_MOST_MS 20000
 /* Seconds of the attempt's time that are reserved to restore files after a program had to be killed. */
 #define TIDY_S 5
@@ -44,8 +44,8 @@ enum attempt ask_beyond(const struct cuda *cuda, CUdevice device)
 {
     CUcontext context;
     CUdeviceptr pointer;
-    /* In a full slice any refusal proves the limit, because a library that fails closed need not give a reason. In an
-     * empty slice there is room, so a refusal may come from a full card and proves nothing. */
+    /* In a full slice any refusal proves that the limit is enforced, whatever the error code. In an empty slice there
+     * is room, so the refusal may come from a full card and proves nothing. */
     if (cuda->ctx_create(&context, 0, device) != CUDA_SUCCESS || cuda->mem_alloc(&pointer, BEYOND) != CUDA_SUCCESS)
         return slice_is_empty ? UNABLE : REFUSED;
     if (slice_is_empty && ledger_own_bytes() >= (int64_t)BEYOND)
@@ -66,7 +66,7 @@ enum attempt ask_honestly(const struct fill *fill)
     char reason[200];
     const struct cuda *cuda = cuda_open(reason, sizeof reason);
     if (!cuda)
-        return cuda_handle() ? REFUSED : UNABLE; /* Without the driver's library nothing was tried. */
+        return cuda_handle() ? REFUSED : UNABLE; /* Without the driver's library the bypass could not be tried. */
     return ask_beyond(cuda, fill->device);
 }
 
@@ -90,8 +90,8 @@ static bool is_ours(const char *variable)
     return false;
 }
 
-/* Runs the program that the first argument names. libvgpu's environment variables are removed and those of `added` are
- * added. Both lists end with NULL. */
+/* Runs the program that the first argument names, without libvgpu's environment variables and with those of `added`.
+ * Both lists end with NULL. */
 static enum attempt run_program(const char *const arguments[], const char *const added[])
 {
     const char *environment[VARIABLES + 1];
@@ -188,7 +188,7 @@ const char *scratch_file(const char *name)
 }
 
 /* Drops the capabilities from the bounding set, because otherwise a setuid program would get them back. A failure is
- * ignored: it means that this process does not have them. */
+ * ignored, because it means that this process does not have these capabilities. */
 void become_the_tenant(void)
 {
     prctl(PR_CAPBSET_DROP, CAP_SYS_ADMIN, 0, 0, 0);

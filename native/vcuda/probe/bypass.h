@@ -31,7 +31,8 @@ int asked_as_program(const char *device, const char *name);
  * attempt is a bypass only if the memory is charged to no process, which ask_beyond checks. */
 extern bool slice_is_empty;
 /* Waits, for less than ATTEMPT_S, so that the node's watcher can see the granted memory. The watcher compares the
- * memory that the driver shows for each process with the container's ledger. */
+ * memory that the driver shows for each process with the ledger, the container's file of the memory charged to each
+ * process. */
 void hold_what_was_got(void);
 /* Drops the capabilities that a tenant of the threat model does not have. */
 void become_the_tenant(void);

@@ -109,7 +109,8 @@ enum attempt spoil_the_ledger(const struct fill *fill)
     return attempt;
 }
 
-/* Renames the ledger so that the next program finds none. A mounted file can be neither renamed nor removed. */
+/* Renames the ledger, so that the next program finds no ledger. A mounted file can be neither renamed nor removed, so
+ * the bypass fails if the ledger is a mount. */
 enum attempt remove_the_ledger(const struct fill *fill)
 {
     char aside[128];
@@ -150,7 +151,7 @@ static char *ledger_mapped(int file)
 #define PIECE (256 * MIB)
 
 /* Writes `figure` into this process's slot and into the ledger's last slot, which it marks as alive. A figure of 0
- * undoes both. */
+ * undoes both changes. */
 static void boast(int file, char *ledger, uint64_t figure)
 {
     struct vgpu_ledger_slot *slots = (struct vgpu_ledger_slot *)(ledger + VGPU_LEDGER_SLOT_OFFSET);
@@ -203,7 +204,7 @@ enum attempt boast_in_the_ledger(const struct fill *fill)
     return got == wanted ? GRANTED : UNABLE;
 }
 
-/* Sets all charges to zero but keeps the ledger valid, as a tenant could do who knows the ledger's layout. */
+/* Sets all charges to zero but keeps the ledger valid. A tenant that knows the ledger's layout could do this. */
 void lie_in_the_ledger(const struct fill *fill)
 {
     (void)fill;
@@ -224,7 +225,8 @@ void lie_in_the_ledger(const struct fill *fill)
     }
 }
 
-/* Closes all descriptors that the program did not open itself, as some programs do. Its memory must stay charged. */
+/* Closes all descriptors that the program did not open itself, as some programs do. The program's memory must stay
+ * charged. */
 void close_descriptors(const struct fill *fill)
 {
     (void)fill;

@@ -75,7 +75,7 @@ static void above(const char *path, char folder[PLACE])
 
 /* --- renamed folders -------------------------------------------------------------------------------- */
 
-/* Uses the system call: on new systems libc's stat would make the probe require GLIBC_2.33. */
+/* Uses the system call, because on new systems libc's stat would make the probe require GLIBC_2.33. */
 static bool device_of(const char *path, dev_t *device)
 {
     struct stat found;
@@ -194,8 +194,8 @@ static bool write_once(const char *path, const char *text)
 
 /*
  * Enters a new user namespace with all capabilities and a new mount namespace. Returns false if the kernel refuses. The
- * user keeps its id in the namespace. Root without CAP_SETFCAP has no mapping there: it can create no file, but can
- * mount.
+ * user keeps its id in the namespace. Root without CAP_SETFCAP gets no id mapping there, so it can mount but cannot
+ * create files.
  */
 static bool own_mounts(void)
 {

@@ -195,7 +195,7 @@ static void take_and_ask(const struct fill *fill, const struct kept *way, int ch
     else if (beyond)
         result_set(result, VIOLATED, 0, asked, "bytes", "%s: %s %s: with the slice taken, %llu bytes more were granted", fill->uuid,
                    way->what, how, (unsigned long long)asked);
-    else if (total > fill->limit) /* A full card refuses every request, which proves nothing about the library. */
+    else if (total > fill->limit) /* A full card refuses every request, so this proves nothing. */
         result_set(result, VIOLATED, fill->limit, total, "bytes", "%s: nothing is limited at all", fill->uuid);
     else
         result_set(result, PASSED, 0, 0, "bytes", "%s: %s stayed charged when %s%s%s%s", fill->uuid, way->what,
@@ -224,7 +224,7 @@ static void measure(const struct fill *fill)
     pid_t taker = maker < 0 ? -1 : fork();
     if (taker == 0) {
         take_and_ask(fill, current, ends[1]);
-        atomic_store(&board->go, 2); /* This makes the other process end, whatever the result is. */
+        atomic_store(&board->go, 2); /* Makes the other process end, whatever the result is. */
         _exit(0);
     }
     close(ends[1]);

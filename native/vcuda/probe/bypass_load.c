@@ -174,8 +174,9 @@ static int go_on(void *fill)
 }
 
 /*
- * Runs without the first thread: a watcher that reads the process's own folder in /proc sees an ended process. The new
- * thread uses all resources of the first, also its variables, which is safe because no other thread runs.
+ * Continues in a new thread and ends the first one. A watcher that reads only the process's own folder in /proc then
+ * sees an ended process. The new thread shares all resources of the first, including its thread-local variables, which
+ * is safe because no other thread runs.
  */
 enum attempt without_leader(const struct fill *fill)
 {
@@ -205,7 +206,7 @@ static bool file_at(unsigned long address, char *path, size_t room)
 }
 
 /* Changes a copy of the loader so that it looks for its preload list under another name, and so does not load libvgpu.
- * A program with its own loader, or a static program, does not load libvgpu either. */
+ * Static programs and programs with a loader of their own run without libvgpu in the same way. */
 static bool forget_the_preload(const char *loader)
 {
     static const char list[] = VGPU_PATH_PRELOAD;

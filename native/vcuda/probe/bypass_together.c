@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tries concurrently all bypasses that cannot be prevented, so that the node's watcher must name each of them. The
- * watcher compares the memory that the driver shows for each process with the process's slot in the container's ledger.
- * It finds a process without a slot, or with more memory than its slot records, in an empty slice too, so the slice is
- * not filled first and other containers on a full card lose less memory.
+ * Tries concurrently all bypasses that cannot be prevented. The node's watcher must then name the process of each of
+ * them. The watcher compares the memory that the driver shows for each process with the process's slot in the ledger,
+ * the container's file of charged memory. It finds a process without a slot, or with more memory than its slot records,
+ * even in an empty slice. So the slice is not filled first, and other containers on the card lose less memory.
  */
 #include "bypass.h"
 
@@ -39,8 +39,8 @@ bool may_be_open(const char *name)
     return way && way->if_granted == OPEN;
 }
 
-/* Allocates memory as an ordinary program does, and then calls the bypass's holder function. Allocates more than any
- * watcher tolerates, also a watcher that does not count contexts. */
+/* Allocates memory as an ordinary program does, and then calls the bypass's holder function, which falsifies the
+ * ledger. Allocates more than any watcher tolerates, even a watcher that does not count contexts. */
 static enum attempt hold_and(const struct way *way, const struct fill *fill)
 {
     char reason[200];

@@ -47,8 +47,8 @@ uint64_t take_all(const struct fill *fill, const struct cuda *cuda, uint64_t fir
         for (int times = 0; times < 128 && cuda->mem_alloc(&pointer, piece) == CUDA_SUCCESS; times++)
             granted += piece;
     }
-    /* If one byte is refused while the slice has free bytes, the card was full. NVML shows the slice's free bytes,
-     * cuMemGetInfo at most the card's. */
+    /* If one byte is refused while the slice has free bytes, the card was full. The slice's free bytes come from NVML,
+     * because cuMemGetInfo shows at most the card's free bytes. */
     struct nvml_figures figures;
     bool unfilled = nvml_figures(fill->uuid, &figures) && figures.used < figures.total;
     if (unfilled || (cuda->mem_info(&left, &total) == CUDA_SUCCESS && left > 0))
@@ -117,9 +117,9 @@ static bool meet(struct board *board, int *meeting)
 }
 
 /*
- * In each round all processes request memory that only one of them can get. Then each allocates and frees without
- * waiting for the others: if the accounts were changed without a lock, they would lose updates, and later grants would
- * no longer match the limit.
+ * In each round all processes request memory that only one of them can get. Then each process allocates and frees
+ * without waiting for the others. If the library changed its accounts without a lock, it would lose updates, and later
+ * grants would no longer match the limit.
  */
 static void rounds(const struct fill *fill, const struct cuda *cuda)
 {

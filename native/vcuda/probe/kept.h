@@ -25,7 +25,7 @@ struct piece {
     bool written;
 };
 
-#define NO_FUNCTION (-1) /* This is no error code of a driver. */
+#define NO_FUNCTION (-1) /* A value that is no error code of a driver. */
 
 struct kept {
     const char *what;

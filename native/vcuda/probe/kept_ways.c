@@ -101,7 +101,7 @@ static CUresult release(struct piece *piece)
     return call.release(piece->handle);
 }
 
-/* The descriptor keeps the memory. The memory is imported only so that the test can write a mark into it. */
+/* The descriptor keeps the memory. The test also imports the memory, only to write a word into it. */
 static CUresult import(struct piece *piece, const struct note *note)
 {
     CUdeviceptr pointer = 0;

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The program vgpu-probe: reads the options, runs the chosen checks of a slice's limits, and prints the results. A
+ * slice is the container's part of a GPU. */
 #include "bypass.h"
 
 #include <signal.h>

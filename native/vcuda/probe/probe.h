@@ -127,8 +127,8 @@ struct fill {
     const char *uuid;
     uint64_t limit;
 };
-/* Calls `measure` for each device of the slice until a device fails. Repeats with a lower limit if the card is
- * smaller. */
+/* Calls `measure` for each device of the slice until a device fails. If the card has less memory than the slice,
+ * repeats the check with a lower limit. */
 void on_every_device(const struct slice *slice, struct board *board, void (*measure)(const struct fill *fill));
 bool contexts_count(const struct fill *fill);
 /* Allocates all that is granted, down to one byte, beginning with pieces of `first` bytes. Returns the number of

@@ -2,10 +2,10 @@
 /*
  * Measures the share of the GPU's time that a busy program in this slice really gets, in windows of a second.
  *
- * An arithmetic kernel is timed with the GPU's own events and then launched as fast as the driver accepts it. The share
- * is the time that the kernels that ended in a window take alone, divided by the length of the window. The policy is
- * tightened to `force` for this process, because a lone tenant may otherwise use the whole GPU. Other containers can
- * only reduce the share, so only a larger share is a fault.
+ * An arithmetic kernel is first timed alone with the GPU's own events and then launched as fast as the driver accepts
+ * it. The share in a window is the number of kernels that ended in it, times the duration of one kernel alone, divided
+ * by the length of the window. The probe sets the compute policy `force` for its process, because otherwise a tenant
+ * that is alone may use the whole GPU. Other containers can only reduce the share, so only a larger share is a fault.
  */
 #include "probe.h"
 
@@ -142,8 +142,8 @@ static CUresult prepare(struct spin *spin)
     spin->rounds = SPIN_ROUNDS;
     for (int tries = 1; status == CUDA_SUCCESS; tries++) {
         status = time_one(spin);
-        /* The last attempt keeps its number of rounds: next to a busy container no attempt may come near the wanted
-         * time. */
+        /* The last attempt keeps its number of rounds. If another container keeps the GPU busy, no attempt may come
+         * near the wanted time. */
         if (tries == TRIES || spin->us <= 0 || (spin->us > WANTED_US / 2 && spin->us < WANTED_US * 2))
             break;
         float rounds = (float)spin->rounds * WANTED_US / spin->us;

@@ -30,7 +30,7 @@ typedef nvmlReturn_t (*samples_of)(nvmlDevice_t device, nvmlProcessUtilizationSa
 struct seen {
     unsigned lists, processes, stranger; /* stranger: the pid of a foreign process, 0 if there is none. */
     const char *where;
-    uint64_t bytes; /* Bytes in use that are charged to no process of this container. */
+    uint64_t bytes; /* Bytes in use on the GPU that are charged to no process of this container. */
 };
 
 /* Returns whether a process belongs to the container, by any of its pids in nested namespaces: the ledger has the
@@ -178,7 +178,7 @@ static bool can_be_loaded(const char *name)
         }
         _exit(dlopen(name, RTLD_LAZY | RTLD_LOCAL) ? 0 : 1);
     }
-    /* A process killed by a signal did find the library. */
+    /* If loading the library killed the process by a signal, the library was found. */
     return child > 0 && waitpid(child, &status, 0) == child && !(WIFEXITED(status) && WEXITSTATUS(status) != 0);
 }
 

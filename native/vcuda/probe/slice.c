@@ -239,7 +239,7 @@ int64_t ledger_all_bytes(void)
 bool ledger_has(uint32_t pid)
 {
     struct vgpu_ledger_slot slot;
-    /* One ledger is enough, because each process has a slot in every ledger. */
+    /* One ledger suffices for this test, because each process has a slot in every ledger. */
     int descriptor = ledger_open(slice_ledger());
     bool found = false;
     for (uint32_t index = 0; descriptor >= 0 && !found && slot_next(descriptor, &index, true, &slot);)
@@ -254,7 +254,7 @@ bool ledger_in_use(void)
     const struct timespec nap = {.tv_nsec = 10000000};
     int descriptor = open(slice_ledger(), O_RDONLY | O_CLOEXEC);
     bool used = descriptor >= 0;
-    /* The kernel may still be removing a process of the last check. */
+    /* Try again, because the kernel may still be removing a process of the last check. */
     for (int tries = 0; used && tries < 100; tries++) {
         struct flock lock = {.l_type = F_WRLCK, .l_start = (off_t)VGPU_LEDGER_ALIVE_BASE, .l_len = VGPU_LEDGER_SLOTS};
         used = fcntl(descriptor, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;

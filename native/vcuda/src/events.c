@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The tables of functions that are called when a lower package (folder of the sources) reports an event, in the
- * required order. */
+/* The tables of functions for each event. An event is a report of a lower package (folder of the sources); the
+ * functions of its table are then called in the order of the table. */
 #include "events.h"
 
 #include "account/account.h"
@@ -9,8 +9,8 @@
 #include "memory/memory.h"
 
 const struct events vgpu_events = {
-    /* Pools come first, because graphs and handles that are open in other processes may use memory that a pool
-     * releases. Also, pools_settle clears the flag vgpu_pools_dirty, which ipc_settle and vmm_settle may set again. */
+    /* Pools come first, because memory that a pool releases may be in use by graphs or by handles that other processes
+     * have open. Also, pools_settle clears the flag vgpu_pools_dirty, which ipc_settle and vmm_settle may set again. */
     .reclaim = {pools_settle, graph_memory_settle, ipc_settle, vmm_settle},
     .charge_moved = {unaccounted_settle},
     .context_changed = {limiter_forget_thread},

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Events, by which a lower package (folder of the sources) calls functions of higher packages without including their
- * headers. For each event there is a table of the functions that are called. events.c defines the tables, each in its
+ * Events. Through an event a lower package (folder of the sources) calls functions of higher packages without including
+ * their headers. Each event has a table of the functions that are called. events.c defines these tables, each in its
  * required order. The tables are constants, so nothing is registered at run time. An allocation that fits and a launch
  * that need not wait cause no event.
  */
@@ -19,11 +19,12 @@ struct device;
 struct leaving;
 
 extern const struct events {
-    /* An allocation does not fit, or the account is read together with NVML's figures: memory that is no longer used is
-     * uncharged. With `trim`, memory that the driver keeps for later allocations is released too. */
+    /* An allocation does not fit, or the account (what this process is charged) is read together with NVML's figures.
+     * The functions uncharge memory that is no longer used. With `trim` they also release memory that the driver keeps
+     * for later allocations. */
     void (*reclaim[8])(bool trim);
-    /* The last thread in flight on a device (between a charge and the driver's return) has finished, and the charge has
-     * changed by a step since the last comparison with NVML. */
+    /* A thread is in flight between a charge and the driver's return. The last thread in flight on a device has
+     * finished, and the charge has changed much since the last comparison with NVML. */
     void (*charge_moved[4])(int device);
     /* The thread's current context has changed, or may have changed. */
     void (*context_changed[4])(void);
@@ -36,8 +37,8 @@ extern const struct events {
     /* This process is a forked child: it has none of its parent's device memory, and may have inherited locks that
      * no thread will release. */
     void (*reset[24])(void);
-    /* A thread meets a current context that it has not used before. Returns an error if the context may not allocate.
-     * *known false: the context could not be checked now. */
+    /* A thread has a current context that it has not used before. Returns an error if the context may not allocate.
+     * *known is set to false if the context could not be checked now. */
     CUresult (*context_met)(const struct device *device, CUcontext context, CUdevice ordinal, bool *known);
 } vgpu_events;
 

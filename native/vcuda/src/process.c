@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Starts the library in a process: at the first hook, and again in a forked child.
+ * Starts the library in a process: at the first hook (replacement of a driver function), and again in a forked child.
  *
- * A child has none of its parent's device memory and no mapping of the ledger (the file of the charges). It may have
- * inherited locks that another thread of the parent held, so everything is reset there. A handler detects fork(). A
- * child of a raw clone() is detected by a page that the kernel clears in a child.
+ * A child has none of its parent's device memory and no mapping of the ledger (the file in which the charges are
+ * recorded). It may have inherited locks that another thread of the parent held. So all state of the library is reset
+ * in a child. A handler detects fork(). A child of a raw clone() is detected by a page that the kernel clears in a
+ * child.
  */
 #include "process.h"
 
@@ -33,8 +34,8 @@ static void reset(void)
 
 static void before_fork(void)
 {
-    /* Lock the joining of the ledger, so that no child inherits the descriptor through which the parent takes its
-     * slot. */
+    /* Take the lock for joining the ledger. Otherwise a child could inherit the descriptor through which its parent is
+     * claiming a slot in the ledger. */
     ledger_hold();
 }
 
@@ -89,8 +90,8 @@ static enum control enter(bool driver)
     bool ready = driver ? driver_ready() : nvml_ready();
     enum control control = limits_control();
     struct cached_limits *cached = atomic_load_explicit(&vgpu_cached_limits, memory_order_acquire);
-    /* In a container with several shares every call reaches this line; `known` then shows that the limits have not
-     * changed, so they need not be checked again. */
+    /* In a container with several shares (allocations of GPUs) every call reaches this line. `known` is true if the
+     * limits have not changed, so that they need not be checked again. */
     bool known = cached && atomic_load_explicit(&here->limits, memory_order_acquire) == cached;
     bool over = ready && !known && control == CONTROL_ON && limits_oom_killer() && oom_check();
     /* From now on the hooks use the fast path in vgpu_enter() until the limits change. */

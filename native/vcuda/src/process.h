@@ -9,8 +9,8 @@
 #pragma GCC visibility push(hidden)
 
 /*
- * The state of this process only: whether the library was started and, once the driver was found, the limits that
- * apply. The state is in a page that the kernel clears in a forked child, so that the child starts the library again.
+ * The state of this process: whether the library was started, and the limits that apply once the driver was found. The
+ * state is in a page that the kernel clears in a forked child, so that the library is started again in the child.
  */
 struct process_state {
     _Atomic bool started;
@@ -18,8 +18,8 @@ struct process_state {
 };
 extern _Atomic(struct process_state *) vgpu_process; /* This pointer is never NULL. */
 enum control vgpu_enter_again(void);
-/* Returns the cached limits while the limits file is unchanged. NULL: the caller must call vgpu_enter(), which reads
- * the file again if needed. */
+/* Returns the cached limits if the limits file is unchanged. Otherwise returns NULL, and the caller must call
+ * vgpu_enter(), which reads the file again if needed. */
 static inline struct cached_limits *vgpu_limits_now(void)
 {
     struct process_state *process = atomic_load_explicit(&vgpu_process, memory_order_acquire);

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Defines the offset and the range of each field of the files that a container shares with its node.
 
-The limits file holds the container's GPU limits, the ledger the GPU memory that its processes use, a GPU page which
-tenant (container with a share of the GPU) may run now, and the tenant page what the container reports about its use.
+The limits file holds the container's GPU limits. The ledger holds the GPU memory that its processes use. A GPU page
+says which tenant (container with a share of the GPU) may run now. The tenant page holds what the container reports
+about its use.
 
 native/vcuda/include/vgpu_abi.h declares the same layout in C and documents every field; a test compiles that header and
 compares the two. files.py and pages.py read and write the fields. This file does no I/O.
@@ -46,8 +47,8 @@ TENANT_LANES = 16
 
 Fields = Mapping[str, Tuple[int, str]]
 
-# Maps each field to its offset and struct format. Offsets are spelled out so that the test can compare them with
-# offsetof().
+# Each table maps a field to its offset and its struct format. The offsets are written as numbers, so that the test can
+# compare them with offsetof().
 LIMITS_FIELDS: Fields = {
     "magic": (0, "8s"),
     "version": (8, "I"),
@@ -207,14 +208,16 @@ def put_uuids(buffer: bytearray, start: int, uuids: Sequence[str]) -> None:
 
 
 def named(page: bytes, fields: Fields, allocation: str) -> bytes:
-    """Returns a page after writing the id of its allocation into it."""
+    """Writes the id of the page's allocation into the page, and returns the page."""
     out = bytearray(page)
     put_field(out, 0, fields, "allocation", encoded(allocation, ALLOCATION_SIZE, "allocation"))
     return bytes(out)
 
 
 def get_field(data: bytes, base: int, limit: int, fields: Fields, name: str) -> Any:
-    """Returns the field's value, or 0 if the writer's header or entry is too short to have the field."""
+    """Returns the field's value. Returns 0 if the header or entry is too short to have the field, because an older
+    version wrote it.
+    """
     offset, fmt = fields[name]
     if offset + struct.calcsize("<" + fmt) > limit:
         return b"" if fmt.endswith("s") else 0

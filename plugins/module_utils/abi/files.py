@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packs and parses two files that a container shares with the node: the limits file (its GPU limits) and the ledger
-(the GPU memory that its processes use). Re-exports the functions for the GPU page and the tenant page.
-
-fields.py defines the offsets of the fields, pages.py the two pages, and native/vcuda/include/vgpu_abi.h the same layout
-in C. ledger_locks.py finds the living processes of a ledger. The functions that take a path read or change files in
-place; the others do no I/O.
+(the GPU memory that its processes use, one slot for each process). fields.py defines the offsets of the fields.
+native/vcuda/include/vgpu_abi.h declares the same layout in C. pages.py does the same for two other shared files. The
+functions that take a path read or change files in place; the others do no I/O.
 """
 
 from __future__ import annotations
@@ -188,7 +186,9 @@ def pack_ledger(uuids: Sequence[str], allocation: str = "") -> bytes:
 
 
 def ledger_head(uuids: Sequence[str], allocation: str = "") -> bytes:
-    """Returns the bytes before the slots of an empty ledger. The rest is zero and need not be written to a new file."""
+    """Returns the bytes of an empty ledger that precede its slots. The slots are zero, so they need not be written to a
+    new file.
+    """
     return named(_empty_ledger(tuple(uuids)), fields.LEDGER_FIELDS, allocation)
 
 
@@ -204,17 +204,16 @@ def _empty_ledger(uuids: Sequence[str]) -> bytes:
 
 
 def open_shared(path: str, access: int = os.O_RDONLY) -> int:
-    """Returns a descriptor of a file that a container can open too.
-
-    Raises BlockingIOError if a process of the container holds a lease on the file: a plain open would then wait for 45
-    seconds (fcntl(2), F_SETLEASE).
+    """Opens a file that a container can also open; returns the descriptor. If a process of the container holds a lease
+    on the file (fcntl(2), F_SETLEASE), a plain open would wait for 45 seconds. This function raises BlockingIOError
+    instead.
     """
     return os.open(path, access | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def parse_ledger(data: bytes) -> dict[str, Any]:
-    """Returns the devices, the used slots and their sums. read_ledger also removes the slots of dead processes, which
-    only the kernel knows.
+    """Returns the devices, the used slots and their sums. It includes slots of dead processes; read_ledger removes
+    these, because only the kernel knows which processes are alive.
 
     Returns ``{"devices": [uuid], "allocation", "slots": [{"slot", "pid", "pid_namespace", "used": [..], "context":
     [..], "exported": [..]}], "totals": [{"uuid", "used", "context"}]}`` with bytes in the order of the devices; what is
@@ -224,7 +223,7 @@ def parse_ledger(data: bytes) -> dict[str, Any]:
     devices, allocation, slots, offset, stride = _ledger_head(data, len(data))
     count = len(devices)
     found = []
-    # Most slots were never used; the watcher reads every ledger every two seconds.
+    # Skip unused slots early: most slots were never used, and the device plugin reads every ledger every two seconds.
     empty = bytes(stride if slots else 0)
     for slot in range(slots):
         base = offset + slot * stride
@@ -243,9 +242,9 @@ def parse_ledger(data: bytes) -> dict[str, Any]:
 
 
 def is_ledger_of(path: str, uuids: Sequence[str], allocation: str) -> bool:
-    """Returns whether a file is the ledger of these devices and this allocation. Reads only the head, at a hundredth of
-    the cost of the slots. A ledger of this version must also have its slots at this version's offsets. Slots beyond
-    LEDGER_FILE_SIZE are invalid: a tenant can enlarge its file, and no reader reads that part.
+    """Returns whether a file is the ledger of these devices and this allocation. It reads only the head, which costs a
+    hundredth of reading the slots. If the ledger has this program's version, its slots must also lie at this version's
+    offsets. Slots beyond LEDGER_FILE_SIZE are invalid: a tenant can enlarge its file, and no reader reads that part.
 
     Raises OSError, and LayoutError for what parse_ledger refuses.
     """
@@ -291,9 +290,10 @@ def _totals(devices: Sequence[str], slots: Sequence[Mapping[str, Any]]) -> list[
 
 
 def read_ledger(path: str) -> dict[str, Any]:
-    """Returns parse_ledger of a file without the slots of dead processes. ``exported``: bytes for each device that dead
-    processes had exported; they stay charged, and count in ``totals``, as long as another process holds any exported
-    memory. Slots from ``slot_high`` on count as not exported, because the library does not read them.
+    """Returns parse_ledger of a file without the slots of dead processes. Adds the key ``exported``: for each device,
+    the bytes that dead processes had exported to other processes. These bytes count in ``totals`` as long as another
+    process holds any exported memory. Slots from ``slot_high`` on count as not exported, because the library does not
+    read them.
     """
     fd = open_shared(path)
     try:
@@ -320,9 +320,9 @@ def read_ledger(path: str) -> dict[str, Any]:
 
 
 def ledger_in_use(path: str) -> bool:
-    """Returns whether a process holds a slot of the ledger. Asks the kernel, because a tenant can write the file.
-
-    A ledger that cannot be opened counts as unused, except if a process of the container holds a lease on it.
+    """Returns whether a process holds a slot of the ledger. The kernel's locks decide, because a tenant can write any
+    content into the file. A ledger that cannot be opened counts as unused, unless a process of the container holds a
+    lease on it.
     """
     try:
         fd = open_shared(path)

@@ -18,7 +18,7 @@ F_OFD_GETLK = 36
 
 
 def is_locked(fd: int, first: int, count: int) -> bool:
-    """Returns whether any descriptor other than this one has a lock on any of these bytes."""
+    """Returns whether a lock that was taken through another descriptor than ``fd`` covers any of these bytes."""
     # F_WRLCK also works on a read-only descriptor, because GETLK only queries.
     probe = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, first, count, 0)
     answer = fcntl.fcntl(fd, F_OFD_GETLK, probe)
@@ -26,9 +26,8 @@ def is_locked(fd: int, first: int, count: int) -> bool:
 
 
 def slot_is_alive(fd: int, slot: int) -> bool:
-    """Returns whether a process holds this slot of the open ledger.
-
-    The kernel answers; the result is valid in every pid namespace.
+    """Returns whether a process holds this slot of the open ledger. The kernel's list of locks decides, so the result
+    is valid in every pid namespace.
     """
     return is_locked(fd, LEDGER_ALIVE_BASE + slot, 1)
 

@@ -15,13 +15,13 @@ from .fields import LayoutError, encoded, get_field, header_of, named, put_heade
 
 
 def pack_gpu_page(uuid: str, allocation: str = "") -> bytes:
-    """Returns the GPU page of an allocation as it is before the arbiter has written it. With this page the tenant's
-    library limits the tenant to its share without the arbiter.
+    """Returns a new GPU page of an allocation, which the arbiter has not written yet. As long as the arbiter does not
+    write it, the tenant's library itself limits the tenant to its share.
     """
     return named(_gpu_page(uuid), fields.GPU_PAGE_FIELDS, allocation)
 
 
-# The cached pages have no allocation id, because a node then packs the same few pages repeatedly.
+# The cached pages hold no allocation id. So a node packs only a few different pages, and the cache holds them.
 @functools.lru_cache(maxsize=32)
 def _gpu_page(uuid: str) -> bytes:
     out = bytearray(fields.GPU_PAGE_FILE_SIZE)

@@ -48,7 +48,8 @@ def observe(
     base_path = config_path
     kubelet_socket = host.path(os.path.join(kubelet_dir, os.path.basename(SOCKET)))
     plugin = running_plugin.status(host)
-    # A node label may have chosen a named configuration; the configuration that the program reports counts.
+    # A node label may have chosen a named configuration instead of node.yaml, so use the configuration that the running
+    # program reports.
     if named_configs.active_name(config_path, plugin):
         config_path = str((plugin or {})["config_path"])
     return {
@@ -74,8 +75,8 @@ def observe(
 
 
 def refusal(path: str) -> str:
-    """Returns why no program accepts connections on a socket; empty if a program accepts them. The socket's file alone
-    proves nothing: a killed program leaves it behind.
+    """Returns why no program accepts connections on a socket, empty if a program does. The existence of the socket's
+    file proves nothing, because a killed program leaves the file behind.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.settimeout(5.0)
@@ -182,7 +183,8 @@ def _compare_running(seen: dict[str, Any], answer: dict[str, Any], config: dict[
     drift = answer["drift"]
     if seen["nvml"]["ok"]:
         drift += capacity_running.ledgers(usages, answer["gpus"])
-    # With the option legacyPreferred the kubelet knows a slice under another id, and only the plugin knows that id.
+    # With the option legacyPreferred the kubelet knows a slice under another id than the plugin. Only the plugin knows
+    # which ids belong together.
     if answer["kubelet"] and not (slices.vcuda_of(config or {}) or {}).get("legacyPreferred"):
         drift += capacity_running.allocations(
             status, capacity_running.held(seen["checkpoint_text"], answer["resources"])
@@ -199,7 +201,9 @@ def _differ(drift: list[dict[str, str]], what: str, where: str, expected: Any, f
 
 
 def _not_installed(seen: dict[str, Any]) -> dict[str, str]:
-    """Returns the single difference of a host without vgpu.fleet; it covers all differences that follow from it."""
+    """Returns one difference, "not installed", for a host without vgpu.fleet, because all its other differences follow
+    from that.
+    """
     found = f"no {seen['config_path']}, no unit of the device plugin, no answer of vgpuctl status"
     return capacity_running.entry(
         "vgpu.fleet", "on this host", "installed", f"not installed ({found})", "run site.yml for this host"
@@ -230,7 +234,8 @@ def _expect(config: dict[str, Any], seen: dict[str, Any], answer: dict[str, Any]
     answer["expected"] = [piece._asdict() for piece in pieces]
     answer["resources"] = sharing.resources_of(pieces, config)
     if node_config.by_claims(config):
-        # Here pods get GPUs by claims, so the kubelet knows no GPU resource: compare the devices for claims instead.
+        # On this host pods get GPUs by claims (Dynamic Resource Allocation), so the kubelet knows no GPU resource.
+        # Compare the devices of the claims instead.
         answer.update(
             resource=capacity_running.CLAIM_DRIVER,
             resources=[],
@@ -251,8 +256,8 @@ def _expect(config: dict[str, Any], seen: dict[str, Any], answer: dict[str, Any]
 
 
 def _until_free(pieces: list[sharing.Piece], seen: dict[str, Any], answer: dict[str, Any]) -> list[sharing.Piece]:
-    """Returns the expected slices. A GPU with used slices of a former split keeps that split until they are free, so
-    for this GPU the slices of the former split are expected.
+    """Returns the expected slices. If slices of a GPU's former split are still in use, the GPU keeps that split until
+    they are free. Then the slices of the former split are expected.
     """
     status = seen["plugin"] or {}
     for uuid in status.get("waiting") or []:
@@ -309,7 +314,9 @@ def _compare_plugin(seen: dict[str, Any], answer: dict[str, Any], config: dict[s
 
 
 def _unhealthy(status: dict[str, Any], answer: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Returns the readable GPUs with a fault, by UUID. Each gives one difference, whatever the number of its slices."""
+    """Returns, by UUID, the GPUs that NVML can read and that have a fault. Each such GPU gives one difference, whatever
+    the number of its slices.
+    """
     readable = {gpu["uuid"] for gpu in answer["gpus"]}
     found = {str(gpu["uuid"]): gpu for gpu in status.get("gpus") or [] if not gpu.get("healthy", True)}
     return {uuid: gpu for uuid, gpu in found.items() if uuid in readable}
@@ -364,7 +371,7 @@ def _compare_kubelet(seen: dict[str, Any], answer: dict[str, Any]) -> None:
             _differ(answer["drift"], "kubelet", name, "registered", "not in the checkpoint", remedy)
         answer["advertised"] = advertised
         if answer["claims"] is not None:
-            # Not compared with the API server here: kube_capacity_info does that.
+            # This module does not compare with the API server; kube_capacity_info does.
             answer["advertised"] = [] if deaf else _healthy(status)
             return _count(answer, leased)
         expected = [piece["id"] for piece in answer["expected"]]
@@ -372,7 +379,7 @@ def _compare_kubelet(seen: dict[str, Any], answer: dict[str, Any]) -> None:
         unoffered = {piece["id"] for piece in answer["expected"] if piece["uuid"] in unhealthy}
         missing = sorted(set(expected) - set(advertised) - set(leased) - unoffered)
         foreign = sorted(one for one in set(advertised) - set(expected) if one.partition("::")[0] not in _lost(answer))
-        # Report one difference for one cause: with an unregistered plugin all slices are missing.
+        # If the plugin is not registered, all slices are missing. Report this as one difference.
         if expected and missing and not deaf:
             remedy = "systemctl restart vgpu-device-plugin; if the difference stays, check slice health above"
             found = f"{len(set(advertised) & set(expected))} of {len(expected)}; missing {_some(missing)}"

@@ -2,7 +2,7 @@
 """Compares the nodes' resources in Kubernetes with the resources that the nodes themselves advertise. It works on
 objects as the API returns them and does no I/O.
 
-The kubelet reports changes to the API server once in its own period, ten seconds by default; the caller must wait for
+The kubelet reports changes to the API server only periodically, by default every ten seconds. The caller must wait for
 that report before the comparison.
 """
 
@@ -17,8 +17,8 @@ READY = "Ready"
 
 
 def asked(pod: dict[str, Any], resource: str) -> int:
-    """Returns the whole units of an extended resource that a pod uses: the sum of its containers, or its largest init
-    container and the sidecars that were started before it.
+    """Returns how many units of an extended resource a pod uses. This is the greater of two numbers: the sum of its
+    containers, and the most that an init container uses together with the sidecars started before it.
     """
     spec = pod.get("spec") or {}
     running = sum(_limit(one, resource) for one in spec.get("containers") or [])
@@ -70,8 +70,9 @@ def _whole(value: Any) -> int | None:
 
 
 def compare(name: str, seen: dict[str, Any], offered: dict[str, Any]) -> list[dict[str, str]]:
-    """Returns the differences of one node. ``offered``: ``{resources: {name: count}, withheld: count}`` by the node's
-    own report; ``withheld``: expected slices that the node does not advertise now, for example unhealthy ones.
+    """Returns the differences of one node. ``offered``: the node's own report, ``{resources: {name: count}, withheld:
+    count}``. ``withheld`` counts the expected slices that the node does not advertise now, for example unhealthy
+    slices.
     """
     if not seen["found"]:
         remedy = "give the name that kubectl get nodes lists (device_plugin_node_name), or join the host to the cluster"

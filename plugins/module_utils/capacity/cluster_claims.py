@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares the ResourceSlices of nodes whose pods get GPUs by claims with the devices that the nodes should have, and
-finds the pods that use the devices. It works on objects as the API returns them and does no I/O.
+"""Compares nodes' ResourceSlices with the devices that the nodes should have, and finds the pods that use these
+devices. It is for nodes whose pods get GPUs by claims (Dynamic Resource Allocation). It works on objects as the API
+returns them and does no I/O.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from ..pods import quantity
 from .running import CLAIM_DRIVER, MIB, entry
 
 LOOK = "see: vgpuctl status, journalctl -u vgpu-device-plugin"
-# Columns: name in a device's capacity; key of the expected value; factor from the expected value to the device's unit.
+# Columns: name in a device's capacity; key of the expected value; factor that converts the expected value to the unit
+# of the device's capacity.
 CAPACITIES = (("memory", "memory_mib", MIB), ("slots", "slots", 1))
 
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares the running containers of a host with their records, and node.yaml with the group's variables. Sources are
-the ledgers (files in which each container's library records its GPU memory), NVML, the kubelet's checkpoint, the
-watcher (which finds processes that bypass their limits) and the library of each container. Also returns a card's
-present figures. No I/O.
+"""Compares the running containers of a host with their records, and node.yaml with the group's variables. The records
+are the ledgers (files in which each container's library records its GPU memory) and the kubelet's checkpoint. They are
+compared with NVML's figures. Findings of the watcher, which looks for processes that bypass their limits, are reported
+as well. No I/O.
 
-A difference is ``{what, where, expected, found, remedy}``. A note has the same keys and is no fault: it disappears when
-the pod that it names ends.
+A difference is ``{what, where, expected, found, remedy}``. A note has the same keys but is not a fault, because it
+disappears when the pod that it names ends.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any, Mapping
 MIB = 1 << 20
 # The driver name of claims (Dynamic Resource Allocation).
 CLAIM_DRIVER = "gpu.vgpu.fleet"
-# The ledgers' charges may exceed the driver's figure by this tolerance: LEAST_MIB, or the charges divided by PART if
-# that is more. The watcher has the same tolerance in the other direction.
+# Tolerance by which the sum of the ledgers may exceed the driver's figure: LEAST_MIB, or the sum divided by PART if
+# that is more. The watcher allows the driver's figure to exceed the ledgers by as much.
 LEAST_MIB, PART = 64, 16
 ABSENT = "not set"
-# Keys of node.yaml that no vgpu_ variable sets and that are therefore not compared: the folder of the library, which
-# the role vcuda chooses.
+# Keys of node.yaml that are not compared, because no vgpu_ variable sets them: the role vcuda chooses the folder of the
+# library.
 NOT_OF_THE_GROUP = ("sharing.vcuda.libraryRoot",)
 
 
@@ -37,7 +37,7 @@ def wanted(wanted_text: str | None, text: str | None, path: str) -> list[dict[st
     try:
         ours, theirs = _flat(json.loads(wanted_text)), _flat(json.loads(text))
     except ValueError:
-        return []  # No difference is needed here, because another finding reports the unreadable file.
+        return []  # Report no difference here, because another finding reports the unreadable file.
     keys = [
         key
         for key in sorted({*ours, *theirs})
@@ -73,10 +73,9 @@ def names(usages: list[dict[str, Any]]) -> dict[str, str]:
 
 def uses(usages: list[dict[str, Any]], slices: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns a row for each limited container and GPU: ``by`` (the user), ``uuid``, ``slices``, ``limit_mib``,
-    ``used_mib`` and ``processes``. Further rows are for other slices in use, such as whole GPUs; their last three
-    values are None, because nothing is known about their memory.
-
-    ``slices``: the slices as ``vgpuctl slices`` lists them, with the holder's name.
+    ``used_mib`` and ``processes``. Other slices in use, such as whole GPUs, have rows in which the last three values
+    are None, because their memory is not known. The argument ``slices`` lists the slices with their holders, as
+    ``vgpuctl slices`` does.
     """
     held = {str(one["id"]): str(one.get("held_by") or "") for one in slices if one.get("in_use")}
     out: list[dict[str, Any]] = []
@@ -90,7 +89,7 @@ def uses(usages: list[dict[str, Any]], slices: list[dict[str, Any]]) -> list[dic
                 "uuid": one.get("uuid"),
                 "slices": ids,
                 "limit_mib": int(one.get("memory_limit") or 0) >> 20,
-                # The container's own figure, or the driver's figure if that is greater.
+                # Report the greater of two figures: the container's own and the driver's.
                 "used_mib": max(int(one.get(key) or 0) for key in ("memory_used", "memory_driver")) >> 20,
                 "processes": int(one.get("processes") or 0),
             }
@@ -102,8 +101,8 @@ def uses(usages: list[dict[str, Any]], slices: list[dict[str, Any]]) -> list[dic
 
 
 def ledgers(usages: list[dict[str, Any]], gpus: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """Returns a difference for each GPU for which the ledgers charge more memory than the driver reports in use,
-    because a ledger is then stale.
+    """Returns a difference for each GPU whose ledgers together record more memory than the driver reports in use. In
+    this case a ledger is stale.
 
     ``gpus``: rows of vgpu_capacity_info. Skips oversold GPUs, because part of their slices may be in host memory.
     """
@@ -179,8 +178,8 @@ def older_libraries(status: dict[str, Any], who: dict[str, str]) -> list[dict[st
     ]
 
 
-# Maps the reason of a watcher's finding to the expected state and the remedy. Findings with any other reason concern
-# memory and use MEMORY.
+# Maps the reason of a watcher's finding to the expected state and the remedy. A finding with any other reason is about
+# memory and uses MEMORY.
 EXPECTED = {
     "more-time": ("at most its share of the GPU's time", "check that container; its processes are not ended"),
     "foreign-mount": ("the node's own files at their paths", "check the mounts of that container"),
@@ -207,7 +206,7 @@ def watched(answer: dict[str, Any] | None) -> list[dict[str, str]]:
 
 
 def old_mounts(answer: dict[str, Any] | None) -> list[dict[str, str]]:
-    """Returns a note for each container that has the mounts of a former version."""
+    """Returns a note for each container that still has the mounts of a former version of the collection."""
     remedy = "the old mounts stay until the pod or container ends; upgrade.yml replaces a node's pods in batches"
     return [
         entry("mounts", _where(one), "the folders below /dev/vgpu", "single files of a former version", remedy)

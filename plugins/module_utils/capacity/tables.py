@@ -9,11 +9,12 @@ import time
 from typing import Any, Sequence
 
 PASSED, OPEN, DETECTED, VIOLATED, NOT_RUN = "passed", "open", "detected", "violated", "not-run"
-# Verdicts and their words in the order of the report: violations first.
+# Verdicts of checks and their words in the report, in the order of the report: violations first.
 COUNTED = ((VIOLATED, "VIOLATED"), (PASSED, "passed"), (DETECTED, "detected"), (OPEN, "open"))
 # Maximum number of characters of a table cell.
 WIDEST = 44
-# The probe's texts begin with the GPU's UUID. The report omits it, because the line of the slice names the GPU.
+# The texts of the isolation check's test program begin with the GPU's UUID. The report omits it, because the line of
+# the slice names the GPU.
 OF_GPU = re.compile(r"^GPU-[0-9a-f-]{36}: ")
 GPU_HEADINGS = ("GPU", "model", "memory MiB", "slices", "MiB each", "SM % each", "advertised", "expected")
 CHECK_HEADINGS = ("check", "verdict", "expected", "found")
@@ -39,8 +40,8 @@ def _cell(value: Any) -> str:
 
 
 def advertised(capacity: dict[str, Any]) -> int:
-    """Returns how many slices the host advertises: the sum over the GPUs' rows, leased slices included, plus the slices
-    advertised beyond the expected number.
+    """Returns how many slices the host advertises. This is the sum over the GPUs' rows, which includes slices that a
+    check uses, plus the advertised slices that are not expected.
     """
     ours = {one["id"] for one in capacity.get("expected") or []}
     foreign = set(capacity.get("advertised") or []) - ours
@@ -85,7 +86,9 @@ def _gpu_table(gpus: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _slice_report(result: dict[str, Any], whole: bool) -> list[str]:
-    """Describes a slice; empty if the host's summary already counts its checks and nothing else is to report."""
+    """Describes a slice in lines. Returns nothing if the slice has only checks that the host's summary already
+    counts.
+    """
     where = result.get("slice") or result.get("uuid") or "any GPU"
     every = result["checks"]
     shown = every if whole else [one for one in every if one["verdict"] not in (PASSED, DETECTED, NOT_RUN)]
@@ -97,7 +100,7 @@ def _slice_report(result: dict[str, Any], whole: bool) -> list[str]:
 
 
 def with_passed(result: dict[str, Any]) -> dict[str, Any]:
-    """Returns a result that has rows for the passed checks again, which isolation_brief reduced to names."""
+    """Reverts isolation_brief: returns a result in which the passed checks are rows again instead of names."""
     checks = result.get("checks") or []
     names = {one["name"] for one in checks}
     passed = [name for name in str(result.get("passed") or "").split(", ") if name and name not in names]
@@ -169,8 +172,8 @@ def measured(check: dict[str, Any], key: str) -> str:
 def isolation_brief(isolation: dict[str, Any]) -> dict[str, Any]:
     """Shortens a host's isolation result for the fleet's report; at a thousand nodes no other part is as large.
 
-    Passed checks are names in one string, ``passed``; the others and the measured share stay whole in ``checks``. An
-    isolation check that did not run (no ``results``) leaves an empty mapping.
+    The names of the passed checks become one string, ``passed``. All other checks and the measured share stay in
+    ``checks``. If the isolation check did not run (no ``results``), the result is an empty mapping.
     """
     results = []
     for result in isolation.get("results") or []:
@@ -183,17 +186,16 @@ def isolation_brief(isolation: dict[str, Any]) -> dict[str, Any]:
 
 
 def isolation_faults(isolation: dict[str, Any]) -> list[str]:
-    """Returns why isolation is not proven, empty if every slice passed. No slice at all is a fault too.
-
-    The module's verdict says whether a slice passed; if it did not, the checks say why.
+    """Returns why isolation is not proven, empty if every slice passed. A host without any slice is a fault. The
+    module's verdict says whether a slice passed, and its checks say why it did not.
     """
     faults = []
     for result in isolation.get("results") or []:
         if result["verdict"] == PASSED:
             continue
         where = result.get("slice") or result.get("uuid") or "any GPU"
-        # If the slice is violated, checks that did not run are only counted. Otherwise these checks are the reason, so
-        # each is listed.
+        # If a check of the slice found a violation, only count the checks that did not run. If none did, the checks
+        # that did not run are the reason, so list each.
         silent = [one for one in result.get("checks") or [] if one["verdict"] == "not-run"]
         silent = silent if result["verdict"] == "violated" else []
         for one in result.get("checks") or []:

@@ -38,8 +38,8 @@ def errors(findings: Sequence[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.level == "error"]
 
 
-# Maps a name that people expect to the variable with that effect. A table is needed, because the spelling of these
-# names is nearer to other variables.
+# Maps names that users may try to the variable that has this effect. A table is needed, because in spelling these names
+# are nearer to other variables.
 EXPECTED_NAMES = dict.fromkeys(
     ("vgpu_slice", "vgpu_slices", "vgpu_slice_count", "vgpu_slices_per_gpu", "vgpu_replicas"), "vgpu_split_count"
 )
@@ -59,16 +59,15 @@ def unknown(what: str, name: str, path: str, valid: Sequence[str]) -> Finding:
 
 
 def show(value: Any) -> str:
-    """Returns a value as a message shows it: strings quoted, long values shortened."""
+    """Returns a value in the form for messages: strings in quotes, long values shortened."""
     text = f'"{value}"' if isinstance(value, str) else str(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
 def decimal_text(value: Any) -> str | None:
-    """Returns the decimal as its author wrote it, or None if the value is no decimal.
-
-    YAML parses a decimal to a binary float. The float's shortest repr is the text that was read, while arithmetic on
-    the float itself gives 28 for 100 * 0.29.
+    """Returns the decimal as its author wrote it, or None if the value is no decimal. YAML parses a decimal to a binary
+    float, and arithmetic on that float gives 28 for 100 * 0.29. The float's shortest repr equals the text that YAML
+    read.
     """
     if isinstance(value, bool):
         return None
@@ -113,7 +112,7 @@ class Int(Kind):
 
 
 class Scaling(Kind):
-    """Reads a decimal above 0 and returns its text, because its exact digits count."""
+    """Reads a decimal above 0. Returns its text instead of a float, because the exact digits count."""
 
     expected = 'a decimal above 0, such as 1.5 or "0.29"'
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares a node's configuration with the desired one: node.yaml, the named configurations next to it, and which of
-them is active.
+"""Compares a node's configuration with the desired one. A node has node.yaml and may have named configurations next to
+it; a label of the Kubernetes node chooses the active one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 from ..host.digest import sha256
 from . import node_config, sharing, slices
 
-# Kinds of allocations that run a user's work; the remaining kind, "lease", belongs to an isolation check.
+# Kinds of allocations that run a user's work. The only other kind, "lease", belongs to an isolation check.
 CLAIM = "claim"
 OUTSIDE = ("container", "exec")
 HOLDERS = ("kubelet", CLAIM, *OUTSIDE)
@@ -31,8 +31,8 @@ def held(state: dict[str, Any]) -> list[list[str]]:
 
 
 def outside(state: dict[str, Any]) -> list[str]:
-    """Returns the names of the containers that the drain of a Kubernetes node does not move: containers of docker and
-    podman, and programs of ``vgpuctl exec``.
+    """Returns the names of the containers of docker and podman and the programs of ``vgpuctl exec``, because a drain of
+    the Kubernetes node does not move them.
     """
     status = state["plugin"]["status"] or {}
     allocations = status.get("allocations") or []
@@ -51,14 +51,14 @@ def claims(state: dict[str, Any]) -> list[str]:
 
 
 def active_name(path: str, status: dict[str, Any] | None) -> str:
-    """Returns the name of the running program's active configuration; empty if that is node.yaml itself."""
+    """Returns the name of the configuration that the running device plugin uses; empty if that is node.yaml itself."""
     loaded = (status or {}).get("config_path") or path
     folder = node_config.configs_folder(path) + "/"
     return loaded[len(folder) : -len(node_config.CONFIG_SUFFIX)] if loaded.startswith(folder) else ""
 
 
 def is_behind(path: str, state: dict[str, Any]) -> bool:
-    """Returns whether the text that the running program loaded differs from the file that it names."""
+    """Returns whether the configuration file has changed since the running device plugin loaded it."""
     status = state["plugin"]["status"] or {}
     name = active_name(path, status)
     found = state["node_config"]
@@ -109,7 +109,9 @@ def reshaped(path: str, desired: dict[str, Any], state: dict[str, Any]) -> int:
 
 
 def node_yaml_changes(path: str, wanted: dict[str, Any], text: str | None) -> list[str]:
-    """Returns the changes of node.yaml, key by key. An unreadable file is rewritten, because the collection owns it."""
+    """Returns the changes of node.yaml, key by key. An unreadable node.yaml is written again, because the collection
+    owns it.
+    """
     if text == node_config.dump(wanted):
         return []
     if text is None:

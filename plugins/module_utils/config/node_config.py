@@ -38,8 +38,8 @@ RESOURCE_NAME = "nvidia.com/gpu"
 # Maps a value of vgpu_sharing to its section of NVIDIA's file.
 REPLICATED = {"time-slicing": "timeSlicing", "mps": "mps"}
 MPS_ROOT = "/run/nvidia/mps"
-# Variables that are written to node.yaml only if they differ from their default, so that files of former versions stay
-# equal.
+# Variables that are written to node.yaml only if they differ from their default. So files that a former version wrote
+# stay unchanged.
 NEWER = ("vgpu_memory_enforcement", "vgpu_allocation")
 
 ABSOLUTE = Text("an absolute path", r"^/")
@@ -55,7 +55,8 @@ VCUDA = Record(
         "libraryRoot": ABSOLUTE,
         "resourceName": schema.RESOURCE,
         "priorityResource": schema.RESOURCE,
-        # Resource names other than HAMi's by which pods request parts: the node lists them in its capacity.
+        # Names of resources by which pods request parts of GPUs, without HAMi's names. The node lists them in its
+        # capacity.
         "resourceNames": Record(
             {"memory": schema.RESOURCE, "memoryPercentage": schema.RESOURCE, "cores": schema.RESOURCE}
         ),
@@ -135,8 +136,9 @@ FILE = Record(
                         "passDeviceSpecs": Bool(),
                         "deviceListStrategy": Either(STRATEGY, ListOf(STRATEGY)),
                         "deviceIDStrategy": Choice("uuid", "index"),
-                        # Folder of the library's files, which include the hook that sets the driver's limits. Set if
-                        # the driver must enforce limits in a sharing mode without the library.
+                        # Key with the folder of the library's files, which include the hook that sets the driver's
+                        # limits. The key is set if the driver must enforce limits in a sharing mode that does not use
+                        # the library.
                         "libraryRoot": ABSOLUTE,
                         "memoryEnforcement": schema.VARIABLES["vgpu_memory_enforcement"].kind,
                         "cdiAnnotationPrefix": Text(),
@@ -186,7 +188,7 @@ def from_vars(variables: dict[str, Any], library_root: str = LIBRARY_ROOT) -> di
     for name, variable in schema.VARIABLES.items():
         place = variable.node[:1] if variable.node[:1] == ("flags",) else variable.node[:2]
         if name in NEWER and clean[name] == variable.default:
-            continue  # Omit a default value, so that the file stays as a former version wrote it.
+            continue  # Omit a default value, so that the file equals that of a former version.
         if clean[name] is not None and (place == ("flags",) or (shared and place == schema.VCUDA)):
             _set(config, variable.node, clean[name])
     if not shared and clean["vgpu_memory_enforcement"] == "driver":
@@ -195,8 +197,8 @@ def from_vars(variables: dict[str, Any], library_root: str = LIBRARY_ROOT) -> di
         vcuda = config["sharing"]["vcuda"]
         vcuda["libraryRoot"] = library_root
         vcuda["resourceName"] = clean["vgpu_resource_names"].get("count", RESOURCE_NAME)
-        # The scheduler reads all names except the count's. The node needs them too: it reads a pod's priority and lists
-        # the other resources in its capacity.
+        # The scheduler reads all these names except that of the GPU count. The node needs them because it reads a pod's
+        # priority and lists the other resources in its capacity.
         if clean["vgpu_slice_sizing"] == "requested":
             vcuda.update(_names(clean["vgpu_resource_names"]))
         vcuda["devices"] = [_exception(item) for item in clean["vgpu_devices"]]
@@ -234,8 +236,8 @@ def config_file(config_path: str, name: str) -> str:
 
 
 def _replicated(clean: dict[str, Any]) -> dict[str, Any]:
-    """Returns the section of NVIDIA's file for time-slicing or mps. Exceptions come first, because
-    the first match wins.
+    """Returns the section of NVIDIA's file for time-slicing or mps. The entries for exceptions come before the general
+    entry, because the first match wins.
     """
     findings: list[Finding] = []
     entries: list[dict[str, Any]] = []
@@ -277,7 +279,7 @@ def _replicas_of_mig(clean: dict[str, Any]) -> dict[str, Any]:
 
 def _section(clean: dict[str, Any], entries: list[dict[str, Any]]) -> dict[str, Any]:
     section = {"renameByDefault": clean["vgpu_rename_by_default"], "resources": entries}
-    # For MPS, false is left out, so that the default of NVIDIA's plugin applies there, which is true.
+    # For MPS, leave out a value of false. Then the default of NVIDIA's plugin applies, which is true for MPS.
     if clean["vgpu_fail_requests_greater_than_one"] or clean["vgpu_sharing"] != "mps":
         section["failRequestsGreaterThanOne"] = clean["vgpu_fail_requests_greater_than_one"]
     return section
@@ -288,8 +290,8 @@ def read(config: Any, findings: list[Finding]) -> Any:
     clean = FILE.read(config, "", findings)
     sharing = clean.get("sharing") if isinstance(clean, dict) else None
     if isinstance(sharing, dict) and len(sharing) > 1:
-        # Sections that share all remaining GPUs: vcuda, and every other section without device names. At most one may
-        # exist.
+        # Sections that apply to all remaining GPUs: vcuda, and every other section that names no devices. At most one
+        # may exist.
         greedy = [key for key in sorted(sharing) if key == "vcuda" or not _names_devices(sharing[key])]
         if len(greedy) > 1:
             both = " and ".join("sharing." + key for key in greedy)
@@ -322,7 +324,7 @@ def validate(config: Any) -> list[Finding]:
 def load(text: str, origin: str = PATH) -> dict[str, Any]:
     """Parses the text of a configuration file. Raises ConfigError with the file, the key and the expected value."""
     try:
-        config = json.loads(text, parse_float=str)  # keeps the exact digits of a scaling
+        config = json.loads(text, parse_float=str)  # Keeps the exact digits of a scaling.
     except RecursionError:
         raise ConfigError(origin, [error("text", "nested too deeply to be a configuration")]) from None
     except ValueError as fault:
@@ -333,8 +335,8 @@ def load(text: str, origin: str = PATH) -> dict[str, Any]:
 def check(config: Any, origin: str = PATH) -> tuple[dict[str, Any], list[Finding]]:
     """Returns the clean form of a parsed configuration, with warnings. Raises ConfigError with every error.
 
-    The check is strict, except for a file with ``compat: nvidia-v1``. Such a file is read as NVIDIA's plugin reads it,
-    and every place where the strict check would refuse or differ gives a warning.
+    The check is strict, except for a file with ``compat: nvidia-v1``. Such a file is read as NVIDIA's plugin reads it.
+    It gives a warning at every place that the strict check would refuse or read differently.
     """
     findings: list[Finding] = []
     if isinstance(config, dict) and config.get("compat") == NVIDIA_V1:
@@ -350,8 +352,8 @@ def check(config: Any, origin: str = PATH) -> tuple[dict[str, Any], list[Finding
 
 
 def _as_nvidia(clean: dict[str, Any], findings: list[Finding]) -> dict[str, Any]:
-    """Returns NVIDIA's reading of a file that NVIDIA's plugin accepts: mps before timeSlicing, and no selection or
-    renaming of resources.
+    """Returns what NVIDIA's plugin would read from a file that it accepts: it prefers mps to timeSlicing, and ignores
+    selected devices and renamed resources.
     """
     sharing = clean.get("sharing") or {}
     if "mps" in sharing and "timeSlicing" in sharing:

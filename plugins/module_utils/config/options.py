@@ -15,12 +15,12 @@ from .kinds import Mapping as MappingKind
 from .kinds import Text as ExactText
 
 MOST = 2**31 - 1
-# Spellings of true and of false that Ansible's filter bool and its argument check both accept.
+# Spellings of true and false that are accepted by both Ansible's filter bool and its check of arguments.
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 class Anything(Kind):
-    """Accepts any value, because only the program that uses the value can judge it."""
+    """Accepts any value, because only the program that uses the value knows which values are valid."""
 
     def read(self, value: Any, path: str, findings: list[Finding]) -> Any:
         return value
@@ -56,7 +56,7 @@ def path(empty: bool, on_host: bool) -> Kind:
     return Text(expected + (" or an empty text" if empty else ""), rf"^({shape}{'|' if empty else ''})\Z")
 
 
-# Options of type path whose file is on the controller or below a home folder, so these paths may be relative.
+# Options of type path that may be relative, because the file is on the controller or below a home folder.
 ON_CONTROLLER = (
     "device_plugin_cache",
     "report_dir",
@@ -74,7 +74,7 @@ RANGES = {
 }
 AUTO_OR_FLAG = Either(Choice("auto"), Flag())
 CHECKSUM = Text("64 hexadecimal digits or an empty text", r"^([0-9a-fA-F]{64})?\Z")
-# Kind of the variable upgrade_serial of upgrade.yml, which becomes Ansible's keyword serial.
+# Kind of the variable upgrade_serial of upgrade.yml, whose value is passed to Ansible's keyword serial.
 SERIAL = Text('a number of hosts or a share such as "25%"', r"^[1-9][0-9]*%?\Z")
 # Kinds of variables that argument_specs.yml cannot describe exactly.
 TIGHTER: dict[str, Kind] = {
@@ -128,11 +128,12 @@ def native(value: Any) -> Any:
     for plain in (bool, int, float, str):
         if isinstance(value, plain):
             return plain(value)
-    # A vaulted text or a date becomes a string, because a role gets its text.
+    # Convert a vaulted text or a date to a string, because roles receive it as text.
     return None if value is None else str(value)
 
 
-# Prefixes that only variables of the collection have. The names of the other roles are plain words.
+# Prefixes that only variables of this collection have. Prefixes of its other roles are not listed, because they are
+# common words.
 OWN_PREFIXES = (
     "vgpu_",
     "vcuda_",
@@ -142,7 +143,7 @@ OWN_PREFIXES = (
     "device_plugin_",
     "time_slicing_",
 )
-# Names of earlier versions, and the names that replaced them.
+# Maps variables of earlier versions to the variables that replaced them.
 RENAMED = {
     "container_runtime_environment": "vgpu_package_environment",
     "device_plugin_rivals": "device_plugin_conflicting_plugins",
@@ -183,7 +184,8 @@ INTERNAL = (
     "vcuda_arbiter_unit_text",
     "vcuda_build_cache",
 )
-# Prefixes that are not checked: they differ by one letter from vcuda_ and vgpu_, but inventories of GPU hosts use them.
+# Prefixes that are not checked. They differ by one letter from vcuda_ and vgpu_, but inventories of GPU hosts use them
+# for other products.
 OTHERS_PREFIXES = ("cuda_", "gpu_")
 
 
@@ -201,7 +203,7 @@ class Names:
                 self._shorter.setdefault(form, []).append(name)
 
     def looks_ours(self, name: str) -> bool:
-        """Returns whether this is a name of the collection, or a mistyped one."""
+        """Returns whether this is the name of a variable of the collection, or a mistyped form of such a name."""
         return name in self.valid or self.fault(name) is not None
 
     def fault(self, name: str) -> Finding | None:

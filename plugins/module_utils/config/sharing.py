@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes what a node advertises under a configuration: every replica (piece) of every GPU, with its resource, in each
-sharing mode.
-
-The device plugin, which advertises the pieces, and the modules, which expect them, share this definition. A GPU is
-``{index, uuid, model, memory_mib, mig_enabled, mig: [{index, uuid, profile, memory_mib}]}``; the configuration is
-node.yaml as ``node_config`` reads it. If several entries for one resource match a device, the first entry wins.
+"""Computes the devices that a node advertises under a configuration: every replica of every GPU with its resource name,
+in each sharing mode. The device plugin advertises these replicas, and the modules compare them with the node's state. A
+GPU is ``{index, uuid, model, memory_mib, mig_enabled, mig: [{index, uuid, profile, memory_mib}]}``; the configuration
+is node.yaml as ``node_config`` reads it. If several entries for one resource match a device, the first entry wins.
 """
 
 from __future__ import annotations
@@ -27,9 +25,9 @@ LONGEST_NAME = 63
 
 
 class Piece(NamedTuple):
-    """Describes one replica. ``id``: the id that the kubelet allocates; ``device``: UUID of the GPU or MIG device, for
-    the runtime; ``uuid``: UUID of the GPU. Without a limit ``memory_mib`` is the device's memory and ``sm_percent`` is
-    100.
+    """Describes one replica. ``id``: the device id that the kubelet allocates; ``device``: UUID of the GPU or MIG
+    device that the container gets; ``uuid``: UUID of the GPU. Without a limit ``memory_mib`` is the device's memory and
+    ``sm_percent`` is 100.
     """
 
     id: str
@@ -58,8 +56,8 @@ def normal_name(name: str) -> str:
 
 
 def pieces_for(gpus: Sequence[dict[str, Any]], config: dict[str, Any]) -> tuple[list[Piece], list[Finding]]:
-    """Returns every replica in the order of the GPUs, and the findings about the configuration on these GPUs. After an
-    error the result holds the replicas that could be made.
+    """Returns every replica in the order of the GPUs, and the findings about the configuration on these GPUs. If a
+    finding is an error, only the replicas that could be made are returned.
     """
     findings: list[Finding] = list(slices.findings_for([gpu for gpu in gpus if not _taken_by_mig(gpu, config)], config))
     devices = _devices(gpus, config, findings)
@@ -87,7 +85,7 @@ def _limited(device: Device, share: slices.Share, config: dict[str, Any]) -> lis
     try:
         memory, sm_percent = slices.size_of(device.gpu, share)
     except slices.SliceError:
-        return []  # findings_for has already reported this fault.
+        return []  # No finding here, because findings_for has already reported this fault.
     numbers = range(share.split_count)
     return [_piece(device, f"{device.uuid}::{n}", memory, sm_percent, resource, VCUDA) for n in numbers]
 
@@ -246,13 +244,15 @@ def section_of(mode: str, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def refuses_several(mode: str, config: dict[str, Any]) -> bool:
-    """Returns failRequestsGreaterThanOne; if unset, false for time-slicing and true for MPS, as in NVIDIA's plugin."""
+    """Returns the value of failRequestsGreaterThanOne (whether a container may not request two replicas). If it is not
+    set, the default is that of NVIDIA's plugin: false for time-slicing and true for MPS.
+    """
     said = section_of(mode, config).get("failRequestsGreaterThanOne")
     return mode == MPS if said is None else bool(said)
 
 
 def resources_of(pieces: Sequence[Piece], config: dict[str, Any]) -> list[str]:
-    """Returns every resource of the node in order; a node without replicas still has its plain resource."""
+    """Returns every resource name of the node in order. A node without replicas still has its plain resource."""
     return list(dict.fromkeys(piece.resource for piece in pieces)) or [plain_resource(config)]
 
 

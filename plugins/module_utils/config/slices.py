@@ -18,15 +18,15 @@ from .kinds import Finding, decimal_text, error, warning
 
 MIB = 1 << 20
 
-# Each model with its greatest advised K. Documents on GPU sharing advise against splitting such a card further.
+# Maps a GPU model to the greatest split count K that documents on GPU sharing advise for it.
 ADVISED_SPLIT = (("GTX 1080 Ti", 5), ("RTX 2080 Ti", 5), ("T4", 7), ("A100", 15))
 
 # Suffixes that name a different model. For example, a GTX 1080 Ti is no GTX 1080.
 MODEL_SUFFIXES = ("ti", "super")
 
 
-# Memory that no scheduler allocates on a GPU whose claims have individual sizes: RESERVE_MIB, at most the memory
-# divided by RESERVE_PART. The isolation check uses this memory.
+# If claims (Dynamic Resource Allocation) choose their own sizes, this much memory of each GPU is never allocated, so
+# that the isolation check can use it: RESERVE_MIB, at most the memory divided by RESERVE_PART.
 RESERVE_MIB, RESERVE_PART = 1024, 16
 
 
@@ -35,7 +35,9 @@ class SliceError(ValueError):
 
 
 class Share(NamedTuple):
-    """Holds how one GPU is split, after exceptions; ``exception`` is the index of the matching exception."""
+    """Holds how one GPU is split, after exceptions were applied; ``exception`` is the index of the exception that
+    matched.
+    """
 
     split_count: int
     memory_scaling: str
@@ -79,9 +81,8 @@ def vcuda_of(config: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def share_of(gpu: dict[str, Any], config: dict[str, Any]) -> Share | None:
-    """Returns how a GPU is split. The first exception that matches wins, key by key over the node's values.
-
-    None if the node does not share by vcuda. Cores scaling defaults to the K of the same GPU, which means no limit.
+    """Returns how a GPU is split, None if the node does not share by vcuda. Each key of the first matching exception
+    overrides the node's value. Cores scaling defaults to the K of the same GPU, which means no limit.
     """
     vcuda = vcuda_of(config)
     if vcuda is None:
@@ -129,8 +130,9 @@ def size_of(gpu: dict[str, Any], share: Share) -> tuple[int, int]:
 
 
 def findings_for(gpus: Sequence[dict[str, Any]], config: dict[str, Any]) -> list[Finding]:
-    """Returns findings of a valid configuration on a host's GPUs. Errors: a slice of 0, an exception that matches no
-    GPU. Warnings: more slices than advised, an exception that never takes effect because an earlier one wins.
+    """Returns the findings that a valid configuration gives on a host's GPUs. A slice of 0 and an exception that
+    matches no GPU are errors. More slices than advised, and an exception that an earlier exception always overrides,
+    are warnings.
     """
     findings: list[Finding] = []
     vcuda = vcuda_of(config)

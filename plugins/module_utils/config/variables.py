@@ -31,7 +31,8 @@ from .kinds import (
 PREFIX = "vgpu_"
 # The number of slots (processes) of a ledger, the file in which a container's processes record their GPU memory.
 MAX_SPLIT = 1024
-# Default K (vgpu_split_count) with vgpu_slice_sizing: requested, where K only bounds how many containers share a GPU.
+# Default of K (vgpu_split_count) if vgpu_slice_sizing is "requested". In this case K only bounds how many containers
+# share a GPU.
 REQUESTED_SPLIT = 10
 
 RESOURCE = Text(
@@ -42,7 +43,7 @@ UUID = Text("a GPU UUID such as GPU-5d1b…", r"^GPU-[0-9A-Za-z-]+\Z")
 MODEL = Text('a model such as T4 or "A100-80GB"', r"[A-Za-z0-9]")
 MATCH = Record({"index": Int(0, 255), "uuid": UUID, "model": MODEL}, at_least_one=True)
 
-# Settings that an exception in vgpu_devices may change: the per-GPU variables without prefix.
+# Settings that an exception in vgpu_devices may change. They are the per-GPU variables without the prefix vgpu_.
 PER_GPU: dict[str, Kind] = {
     "split_count": Int(1, MAX_SPLIT),
     "memory_scaling": Scaling(),
@@ -214,7 +215,7 @@ VARIABLES: dict[str, Variable] = {
         ListOf(Text()), [], (), "names that resemble vgpu_ variables but belong to other products: not checked"
     ),
 }
-# Variables of the run or of the whole cluster, which a named configuration therefore cannot set.
+# Variables that a named configuration cannot set, because they belong to the run or to the whole cluster.
 NOT_NAMED = (
     "vgpu_configs",
     "vgpu_verify",
@@ -226,12 +227,12 @@ NOT_NAMED = (
     "vgpu_package_environment",
     "vgpu_other_names",
 )
-# Variables that no screen or log may show, because a proxy address may hold a password.
+# Variables whose values must not appear on a screen or in a log, because a proxy address may hold a password.
 NOT_SHOWN = ("vgpu_package_environment",)
 
 
 class NamedConfig(Kind):
-    """Reads one entry of vgpu_configs: the variables of this table without their prefix."""
+    """Reads one entry of vgpu_configs, a mapping of variables of this table without their prefix vgpu_."""
 
     expected = "a mapping of variables without the prefix vgpu_"
 
@@ -245,13 +246,14 @@ class NamedConfig(Kind):
 
 VARIABLES["vgpu_configs"] = VARIABLES["vgpu_configs"]._replace(kind=Mapping(CONFIG_NAME, NamedConfig()))
 
-# CLAIMS: value of vgpu_allocation for claims. WAYS_OF_CLAIMS: the values of vgpu_handover that are possible with
-# claims.
+# CLAIMS: the value of vgpu_allocation with which pods get GPUs by claims (Dynamic Resource Allocation). WAYS_OF_CLAIMS:
+# the values of vgpu_handover that are possible with claims.
 CLAIMS, WAYS_OF_CLAIMS = "dra", ("auto", "cdi-cri")
-# Settings that a node label cannot choose: they need changes on the host that a running plugin does not make.
+# Settings that a node label cannot choose, because they need changes on the host, which a running device plugin does
+# not make.
 ONLY_FOR_THE_HOST = ("mig_geometry", "mig_replicas", "time_slice", "allocation")
-# Maps the vgpu_sharing of a host to the values that its named configurations may use, because these values need nothing
-# more on the node.
+# Maps a host's value of vgpu_sharing to the values that its named configurations may use. These values need nothing
+# that the host's own value has not already set up.
 BY_LABEL = {
     "vcuda": ("vcuda", "time-slicing", "none"),
     "time-slicing": ("time-slicing", "none"),
@@ -309,7 +311,7 @@ def unknown_variable(name: str) -> Finding:
 
 
 def unavailable(clean: dict[str, Any]) -> list[Finding]:
-    """Returns findings for valid variables that cannot be combined or that have no effect."""
+    """Returns findings for variables that are valid one by one, but cannot be combined or have no effect."""
     findings = _claims(clean) if clean["vgpu_allocation"] == CLAIMS else []
     for name in sorted(clean["vgpu_configs"]):
         findings += _named_faults(clean, name)
@@ -349,7 +351,7 @@ def unavailable(clean: dict[str, Any]) -> list[Finding]:
 
 
 def _claims(clean: dict[str, Any]) -> list[Finding]:
-    """Returns findings for settings that claims do not support, whatever the host."""
+    """Returns findings for settings that claims support on no host."""
     name, found = "vgpu_allocation", []
     if clean["vgpu_sharing"] == "mps":
         message = "dra does not support MPS; set device-plugin, or choose another vgpu_sharing"
@@ -364,7 +366,7 @@ def _claims(clean: dict[str, Any]) -> list[Finding]:
 
 
 def _driver_limits(clean: dict[str, Any]) -> list[Finding]:
-    """Returns findings for settings with which the driver cannot enforce limits, whatever the host."""
+    """Returns findings for settings with which the driver can enforce limits on no host."""
     name, sharing = "vgpu_memory_enforcement", clean["vgpu_sharing"]
     if sharing in ("mig", "none"):
         cause = "the memory of a MIG device is separate" if sharing == "mig" else "whole GPUs have no limit"
@@ -409,7 +411,7 @@ def _named_faults(clean: dict[str, Any], name: str) -> list[Finding]:
 
 
 def oversold(clean: dict[str, Any]) -> list[Finding]:
-    """Returns the warning about memory scaling above 1: one warning, however many exceptions."""
+    """Returns one warning about memory scaling above 1, even if several exceptions set it."""
     if clean["vgpu_sharing"] != "vcuda":
         return []
     scaled = [path for path, _split, memory, _cores in _shares(clean) if Fraction(memory) > 1]
@@ -430,10 +432,9 @@ def _shares(clean: dict[str, Any]) -> list[tuple[str, int, str, str | None]]:
 
 
 def variable_of(node_path: str) -> str | None:
-    """Returns the variable, with the position inside it, from which a path of node.yaml was made; None if the
-    path was made from no variable.
-
-    ``sharing.vcuda.devices[0].splitCount`` was made from ``vgpu_devices[0].split_count``.
+    """Returns the variable from which a path of node.yaml was made, with the position inside the variable; None if
+    there is no such variable. For example, ``sharing.vcuda.devices[0].splitCount`` gives
+    ``vgpu_devices[0].split_count``.
     """
     for name, variable in VARIABLES.items():
         path = ".".join(variable.node)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides which driver a host gets, with which packages and files, from facts alone and before any installation.
-
-This file does no I/O: ``choose`` gets the state that ``host_state`` read, and the role's variables. If a combination
-cannot work, ``choose`` returns a refusal that names the host's part, the found state and the remedy.
+"""Decides, before any installation, which NVIDIA driver a host gets, with which packages and files. This file does no
+I/O: ``choose`` gets the state that ``host_state`` read, and the role's variables. If a combination cannot work,
+``choose`` returns a refusal, a sentence with the cause, the found state and the remedy.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from . import support as driver_support
 from .facts import NOUVEAU_FILE
 
 SOURCES = ("distribution", "cuda", "mirror", "file", "present")
-# nova replaces nouveau in new kernels and binds the GPUs in the same way, so this file blocks both.
+# This file keeps the kernel's own GPU drivers from binding the GPUs: nouveau, and nova, which replaces it in new
+# kernels.
 NOUVEAU_TEXT = """\
 # Managed by vgpu.fleet: the GPUs belong to NVIDIA's driver.
 blacklist nouveau
@@ -41,7 +41,7 @@ StopWhenUnneeded=no
 ExecStart=
 ExecStart=/usr/bin/nvidia-persistenced --user nvidia-persistenced --persistence-mode --verbose
 """
-# Files that a service reads only at its start.
+# Files that their service reads only at its start, so a change needs a restart.
 REREADS = {"nvidia-gridd.service": [GRIDD_FILE, TOKEN_FILE], "nvidia-persistenced.service": [PERSISTENCE_FILE]}
 FEATURE_TYPES = {"unlicensed": 0, "vgpu": 1, "vws": 2, "vcs": 4}
 
@@ -54,7 +54,8 @@ MEMACCT = {"off": 0, "misc": 1, "dmem": 2, "auto": 3}
 MEMACCT_BRANCH = 615
 # Modules to load, in this order; the kernel loads NVIDIA's other modules as their dependencies.
 MODULES = ["nvidia", "nvidia_uvm", "nvidia_modeset"]
-# The units, files and packages that any decision can need. All are read, because the host's needs are not known yet.
+# The units, files and packages that a decision may depend on. All are read in advance, because it is not known yet
+# which of them count on this host.
 FILES = [NOUVEAU_FILE, UNSUPPORTED_FILE, MEMACCT_FILE, GRIDD_FILE, TOKEN_FILE, PERSISTENCE_FILE]
 UNITS = ["nvidia-persistenced.service", "nvidia-fabricmanager.service", "nvidia-gridd.service"]
 PACKAGE_PATTERNS = ["*nvidia*", "libcuda1", "linux-*", "kernel-devel*", "kernel-*-devel", "kernel-headers", "nvlsm"]
@@ -170,7 +171,9 @@ def inputs(wanted: dict[str, Any]) -> list[str]:
 
 
 def _present(state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
-    """Handles a driver from elsewhere (an image, a driver container): only checks that it is present and new enough."""
+    """Handles a driver that the collection does not install, because an image or a driver container brings it. Only
+    checks that the driver is present and new enough.
+    """
     loaded = state["driver"].get("loaded_version") or state.get("nvml", {}).get("driver_version")
     if loaded is None and wanted["kernel_module"] != "none":
         found = "nvidia_driver_source is present and no driver is loaded; start the driver, or choose another source"
@@ -258,7 +261,9 @@ def _install(host: System, state: dict[str, Any], wanted: dict[str, Any]) -> Cho
 
 
 def _pinned(wanted: dict[str, Any]) -> list[str]:
-    """Returns the packages that the user named, each at the common version unless its entry has its own version."""
+    """Returns the packages that the user named. An entry without a version gets the version that the user set for all
+    packages.
+    """
     version = str(wanted["version"])
     return [name if "=" in name or not version else f"{name}={version}" for name in wanted["packages"]]
 
@@ -304,7 +309,7 @@ def _branch(
 
 
 def _in_the_way(host: System, driver: dict[str, Any]) -> list[str]:
-    """Finds another installation method of the driver that must not be mixed with the chosen one."""
+    """Finds a driver that was installed by another method, which must not be mixed with the chosen method."""
     said = []
     if driver.get("container"):
         said.append(
@@ -320,7 +325,7 @@ def _in_the_way(host: System, driver: dict[str, Any]) -> list[str]:
 
 
 def _sources(host: System, wanted: dict[str, Any], kind: str, branch: int | None) -> list[str]:
-    """Returns a refusal for each combination of system, source and kernel modules that has no packages."""
+    """Returns a refusal if no packages exist for this combination of system, source and kernel modules."""
     if wanted["packages"]:
         return []
     source, said = wanted["source"], []
@@ -341,7 +346,9 @@ def _sources(host: System, wanted: dict[str, Any], kind: str, branch: int | None
 
 
 def _prebuilt(host: System, wanted: dict[str, Any]) -> bool:
-    """Returns whether the distribution ships built and signed modules. Otherwise DKMS builds them on the host."""
+    """Returns whether the distribution ships kernel modules that are already built and signed. Otherwise DKMS builds
+    them on the host.
+    """
     if host.family != "ubuntu" or wanted["source"] != "distribution" or not host.kernel:
         return False
     return wanted["prebuilt"] in ("auto", True)
@@ -374,8 +381,8 @@ def _signed(
 
 
 def _secure_boot(host: System, driver: dict[str, Any], kind: str, prebuilt: bool) -> list[str]:
-    """Returns a refusal if Secure Boot would refuse the modules: the kernel then loads only modules whose signer it
-    knows. This check finds the fault before the installation.
+    """Returns a refusal if the kernel would not load the modules because of Secure Boot, which admits only modules
+    whose signer is trusted. So the fault is found before the installation.
     """
     if kind == "none" or not driver.get("secure_boot") or prebuilt:
         return []
@@ -413,7 +420,8 @@ def _fabric_manager(
     if branch is None:
         return [], [f"{why}; set nvidia_driver_branch, for its package is named by the branch"]
     version = str(wanted["version"])
-    # Pin to a package whose version is the driver's version: the version of a SLES kmp package also names the kernel.
+    # Pin the fabric manager to a package that has the driver's version. A kmp package of SLES does not, because its
+    # version also names the kernel.
     user = next((name.partition("=")[0] for name in names if "-kmp-" not in name), "")
     return driver_packages.fabric_manager(
         host, wanted["source"], branch, user, version if "*" not in version else ""
@@ -437,7 +445,7 @@ def _host_files(host: System, wanted: dict[str, Any], kind: str) -> tuple[dict[s
             arguments = ["rd.driver.blacklist=nouveau", "modprobe.blacklist=nouveau"]
     if host.family == "sles" and kind != "none":
         files[UNSUPPORTED_FILE] = "allow_unsupported_modules 1\n"
-    # Packages that the user named may start the persistence daemon in another way.
+    # No drop-in in this case, because packages that the user named may start the persistence daemon in another way.
     if host.family == "ubuntu" and kind != "none" and wanted["persistenced"] and not wanted["packages"]:
         files[PERSISTENCE_FILE] = PERSISTENCE_TEXT
     if wanted["vgpu_guest"]:
@@ -446,8 +454,8 @@ def _host_files(host: System, wanted: dict[str, Any], kind: str) -> tuple[dict[s
 
 
 def memacct_conf(mode: str, registry: str) -> str:
-    """Returns the kernel module's option line, with the keys that the loaded driver already has: of two such lines only
-    the last counts.
+    """Returns the option line of the kernel module. It repeats the keys that the loaded driver already has, because of
+    two such lines only the last counts.
     """
     kept = [one for one in registry.split(";") if one and not one.startswith("RmMemacctMode=")]
     words = ";".join([*kept, f"RmMemacctMode={MEMACCT[mode]}"])
@@ -474,7 +482,7 @@ def _repository(host: System, wanted: dict[str, Any]) -> dict[str, Any]:
 def _components(host: System, wanted: dict[str, Any]) -> list[str]:
     if wanted["source"] != "distribution":
         return []
-    # Ubuntu keeps branches that NVIDIA no longer supports in multiverse.
+    # Ubuntu keeps branches that NVIDIA no longer supports in its component multiverse.
     ubuntu = ["restricted", "multiverse"]
     return {"debian": ["contrib", "non-free", "non-free-firmware"], "ubuntu": ubuntu}.get(host.family, [])
 

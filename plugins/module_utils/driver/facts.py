@@ -11,7 +11,7 @@ from ..host.host import NVIDIA_VENDOR, Host
 from . import support as driver_support
 
 SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
-# Paths of the keys with which the module build tools sign: dkms, and Ubuntu's tool.
+# Paths of the keys with which tools sign the modules that they build: dkms, and Ubuntu's tool.
 SIGNING_KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
 DRIVER_CONTAINER = "/run/nvidia/driver"
 RUNFILE = "/usr/bin/nvidia-uninstall"
@@ -20,7 +20,7 @@ SMI = ("/usr/bin/nvidia-smi", "/usr/local/bin/nvidia-smi", "/opt/bin/nvidia-smi"
 # The file that blocks nouveau; the initramfs must have a copy.
 NOUVEAU_FILE = "/etc/modprobe.d/vgpu-nouveau.conf"
 CONTROLLERS = ("dmem", "misc")
-# Modules in the order in which they must be unloaded: each module uses modules after it.
+# The driver's modules in the order in which they must be unloaded, because each module uses modules that follow it.
 MODULES = ("nvidia_drm", "nvidia_modeset", "nvidia_peermem", "nvidia_fs", "gdrdrv", "nvidia_uvm", "nvidia")
 # Services that use the driver in addition to users' programs. A reload of the modules stops these services and starts
 # them again, so they are no reason for a reboot. One of them, a systemd path unit, loads a new module as soon as it
@@ -60,13 +60,14 @@ def read(host: Host) -> dict[str, Any]:
         "initramfs_old": initramfs_old(host, NOUVEAU_FILE),
         "nvlink5": nvlink5(host),
         "signed_modules": signed_modules(host),
-        # Facts that show whether the driver can limit memory: whether only version 2 of control groups is mounted;
-        # which of dmem and misc the kernel has and does not disable (None if unknown); the driver's setting
-        # RmMemacctMode.
+        # Facts that show whether the driver can limit memory. cgroup2: only version 2 of control groups is mounted.
+        # controllers: which of dmem and misc the kernel has and does not disable, None if unknown. registry holds the
+        # driver's setting RmMemacctMode.
         "cgroup2": controllers is not None,
         "controllers": None if controllers is None else [one for one in CONTROLLERS if one in controllers.split()],
         "registry": registry(host),
-        # The link belongs to the kernel's package, its target to the headers' package.
+        # The link exists even without the headers, because it belongs to the kernel's package. Its target belongs to
+        # the package of the headers.
         "headers": bool(host.names(f"/lib/modules/{host.os_release()['kernel']}/build")),
     }
 
@@ -89,14 +90,14 @@ def loaded_modules(host: Host) -> dict[str, tuple[int, list[str]]]:
 
 
 def busy(modules: dict[str, tuple[int, list[str]]]) -> bool:
-    """Returns whether a process uses one of the modules, because the module then has more references than modules that
-    use it.
+    """Returns whether a process uses one of the modules. A module that a process uses has more references than other
+    modules that use it.
     """
     return any(count > len(by) for count, by in modules.values())
 
 
 def users(host: Host, modules: dict[str, tuple[int, list[str]]], besides: Sequence[str] = ()) -> list[str]:
-    """Returns the processes that use the driver, as ``name (pid)``. If the kernel shows a use but no process,
+    """Returns the processes that use the driver, as ``name (pid)``. If the modules are in use but no process is found,
     returns one entry that says so. ``besides``: names of units whose processes do not count.
     """
     if not busy(modules):
@@ -156,11 +157,9 @@ def signing_key(host: Host) -> str | None:
 
 
 def signed_modules(host: Host) -> list[str] | None:
-    """Returns the driver flavours of Ubuntu's archive with a module for the running kernel, such as
-    ``580-server-open``.
-
-    None on other systems, and if the package lists name no such module for any kernel: the host has not read the lists
-    yet.
+    """Returns the driver flavours (such as ``580-server-open``) for which Ubuntu's archive has a module for the running
+    kernel. Returns None on other systems, and if the package lists name no such module for any kernel, because then the
+    host has not read the lists yet.
     """
     system = host.os_release()
     if system["id"] != "ubuntu":

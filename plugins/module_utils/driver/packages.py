@@ -15,10 +15,10 @@ from . import repository_keys
 from .support import OPEN_FIRST, PREBUILT
 
 CUDA = "https://developer.download.nvidia.com/compute/cuda/repos"
-# Maps each Debian release to its branches, and each branch to the part of the package names that identifies it.
+# Maps each Debian release to its driver branches. A branch is mapped to the part by which its package names differ.
 DEBIAN = {"12": {535: "", 470: "tesla-470-"}, "13": {550: "", 535: "tesla-535-"}}
-# Ubuntu's -server branches in its archive on 2026-11-23. Branches whose packages are empty and install a later branch
-# are left out.
+# The -server branches in the archive of each Ubuntu release on 2026-11-23. A branch is left out if its packages are
+# empty and only install a later branch.
 UBUNTU_SERVER = {
     "20.04": (418, 450, 470, 525, 535, 550, 565, 570),
     "22.04": (418, 450, 470, 525, 535, 550, 565, 570, 575, 580, 590, 595, 615),
@@ -27,9 +27,10 @@ UBUNTU_SERVER = {
 }
 # Kernel series of each release. A kernel of another series is a hardware-enablement kernel with other package names.
 UBUNTU_KERNEL = {"20.04": "5.4.", "22.04": "5.15.", "24.04": "6.8.", "26.04": "7.0."}
-# From this branch on, packages in NVIDIA's repository for Ubuntu have no branch in their names, and the set differs.
+# From this branch on, packages in NVIDIA's repository for Ubuntu have no branch in their names, and a driver consists
+# of other packages.
 CUDA_UBUNTU_UNVERSIONED = 590
-# For each release that appeared late, the first branch in NVIDIA's repository for that release.
+# Maps a release that appeared late to the first branch in NVIDIA's repository for this release.
 CUDA_FIRST = {"ubuntu2604": 595}
 # Sources whose package names do not contain the branch.
 REPOSITORIES = ("cuda", "mirror", "file")
@@ -76,7 +77,8 @@ def _debian(host: System, source: str, branch: int | None, kind: str, prebuilt: 
     if kind == "none":
         return user, []
     arch = DEBIAN_ARCHITECTURES.get(host.arch, host.arch)
-    # The headers of the running kernel, and the package that follows kernel updates: dkms only recommends both.
+    # Name two packages that dkms only recommends: the headers of the running kernel, and the package that installs the
+    # headers of later kernels.
     cloud = "cloud-" if "-cloud-" in host.kernel else ""
     headers = [f"linux-headers-{host.kernel}"] if host.kernel else []
     return [*user, module[kind]], [*headers, f"linux-headers-{cloud}{arch}", "nvidia-persistenced"]
@@ -99,8 +101,8 @@ def _ubuntu(host: System, source: str, branch: int | None, kind: str, prebuilt: 
 
 
 def _ubuntu_unversioned(host: System, kind: str) -> tuple[list[str], list[str]]:
-    """Returns the packages without a branch in their names: libnvidia-compute includes the tools; the persistence
-    daemon is a separate package.
+    """Returns the packages of a driver whose package names contain no branch. libnvidia-compute includes the tools; the
+    persistence daemon is a separate package.
     """
     user = ["libnvidia-compute"]
     if kind == "none":
@@ -116,10 +118,9 @@ def ubuntu_flavour(branch: int | None, kind: str) -> str:
 
 
 def other_branches(host: System, source: str, branch: int | None) -> list[str]:
-    """Returns the patterns of packages that must not be installed with a branch.
-
-    In Ubuntu the packages of a retired branch can install packages of a later branch, under the retired branch's
-    version.
+    """Returns patterns of the packages that must not be installed with this branch. They are needed because in Ubuntu
+    the packages of a retired branch can install those of a later branch, although their own version names the retired
+    branch.
     """
     if host.family != "ubuntu" or source != "distribution" or branch is None:
         return []
@@ -160,7 +161,7 @@ def _el_headers(host: System) -> list[str]:
     version = kernel[: -len(host.arch) - 1] if kernel.endswith("." + host.arch) else kernel
     flavour = "uek" if "uek" in version else flavour
     name = f"kernel-{flavour}-devel" if flavour else "kernel-devel"
-    # A kernel that is not the distribution's own has a package of another name.
+    # A kernel that does not come from the distribution has a headers package with another name.
     return [f"{name}={version}" if re.search(r"\.el\d", version) else name]
 
 
@@ -188,10 +189,9 @@ def module_stream(host: System, branch: int | None, kind: str) -> str:
 
 
 def fabric_manager(host: System, source: str, branch: int, user_space: str, version: str) -> list[str]:
-    """Returns the fabric manager and its library at exactly the driver's version. ``user_space``: a package that has
-    that version.
-
-    Ubuntu's archive, and NVIDIA's repository for apt before branch 580, put the branch into both names.
+    """Returns the packages of the fabric manager and its library, pinned to exactly the driver's version.
+    ``user_space``: a package that has that version. In Ubuntu's archive, and before branch 580 in NVIDIA's repository
+    for apt, both package names contain the branch.
     """
     by_branch = source == "distribution" or branch < 580
     suffix = f"-{branch}" if by_branch and host.manager == "apt" else ""
@@ -213,14 +213,15 @@ def cuda_repository(host: System) -> dict[str, Any]:
 def hold_patterns(host: System, names: list[str], kernel: bool) -> list[str]:
     """Returns the packages to hold: exact names for apt and zypper, patterns that include dependencies for dnf.
 
-    ``kernel``: also hold the kernel for which modules were built; without it, the modules follow the kernel and are not
-    held. The patterns exclude the container toolkit, which has its own versions and is managed by another role.
+    ``kernel``: whether to hold also the kernel for which modules were built; if false, the modules follow the kernel
+    and are not held. The patterns exclude the container toolkit, because it has its own versions and another role
+    manages it.
     """
     if host.manager == "apt":
         held = {name.partition("=")[0] for name in names if not name.startswith("linux-headers-")}
         prebuilt = {name for name in held if name.startswith(PREBUILT)}
         if not kernel:
-            # If the modules were held, a newer kernel would boot without its module, so without GPUs.
+            # Do not hold the modules, because a newer kernel would then boot without a module, and so without GPUs.
             return sorted(held - prebuilt)
         return sorted(held | {f"linux-{part}{_ubuntu_kernel(host)}" for part in ("", "image-", "headers-") if prebuilt})
     if host.manager == "dnf":

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names the key that signs NVIDIA's repository for each release, and finds whether the collection has the key. No I/O.
 
-NVIDIA signs the repository of each newer release with a separate key. The table holds a full fingerprint only if a
-second source has the same; the collection ships a key only if its text came from a public source and has that
-fingerprint.
+NVIDIA signs the repository of each newer release with a separate key. The table holds a full fingerprint only if two
+sources agree on it. The collection ships a key only if its text came from a public source and has the fingerprint of
+the table.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Key(NamedTuple):
 
 CUDATOOLS_DEB = Key("3bf863cc.pub", "EB693B3035CD5710E231E123A4B469963BF863CC")
 CUDATOOLS_RPM = Key("D42D0685.pub", "610C7B14E068A878070DA4E99CD0A493D42D0685")
-# Keys are the CUDA repository's names of the releases.
+# Maps a release, by its name in the CUDA repository, to its key.
 CUDA = {
     "debian12": CUDATOOLS_DEB,
     "debian13": Key("8793F200.pub", "02182E60104FCDC26EAE1B8597A5D4CB8793F200"),
@@ -44,8 +44,8 @@ SHIPPED = {
 
 
 def is_known(fingerprint: str) -> bool:
-    """Returns whether the full fingerprint is known. Eight digits do not suffice: a key with the
-    same eight can be forged.
+    """Returns whether the full fingerprint is known. Its last eight digits do not suffice, because a key with the same
+    eight digits can be forged.
     """
     return len(fingerprint) == 40
 

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets up and reverts what a driver needs on a host in addition to its packages.
-
-It manages modprobe files, initramfs, kernel arguments, kernel modules and services. Each step follows from the host's
-state, so the next run finishes an interrupted run.
+"""Sets up what a driver needs on a host in addition to its packages, and reverts it: modprobe files, initramfs, kernel
+arguments, kernel modules and services. Each step is derived from the host's state, so the next run completes an
+interrupted run.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from . import facts as driver_facts
 # Folders of modprobe files, which are also in the initramfs, and of systemd units.
 MODPROBE, UNITS = "/etc/modprobe.d/", "/etc/systemd/system/"
 CDI_REFRESH = "nvidia-cdi-refresh.service"
-# Key of the record under which it lists the services that a reload has stopped and not started again yet.
+# Key of the record with the services that were stopped for a reload of the modules and are not started again yet.
 STOPPED = "stopped"
 
 
@@ -38,7 +37,7 @@ class Desired(NamedTuple):
 
 
 def newer(paths: Sequence[str], files: dict[str, Any], started: float | None) -> list[str]:
-    """Returns the files that changed after ``started``; ``files`` as host_state has them."""
+    """Returns those of ``files`` (in the form of host_state) that changed after the time ``started``."""
     if not started:
         return []
     return [path for path in paths if files.get(path) and files[path]["mtime"] > started]
@@ -117,9 +116,9 @@ class Setup:
         return any(path.startswith(folder) for path in self.files)
 
     def _read_units(self, paths: Iterable[str]) -> list[str]:
-        """Reloads systemd if it has not read one of these drop-ins; returns the drop-ins' units.
-
-        Reloads only then: a reload of systemd removes the GPUs from containers that got them in NVIDIA's legacy mode.
+        """Reloads systemd if it has not read one of these drop-ins yet; returns the units of the drop-ins. It never
+        reloads without need, because a reload of systemd removes the GPUs from containers that got them in NVIDIA's
+        legacy mode.
         """
         drop_ins = {path: os.path.basename(os.path.dirname(path))[:-2] for path in paths if path.startswith(UNITS)}
         found = self.host.units(sorted(set(drop_ins.values())))
@@ -153,7 +152,9 @@ class Setup:
         return ["grubby", "--update-kernel=ALL", f"--{option}={' '.join(words)}"]
 
     def _modules(self, facts: dict[str, Any]) -> None:
-        """Loads the module on disk, or reloads it if no process uses the old one."""
+        """Loads the driver's modules from disk. If older modules are loaded, replaces them unless a process
+        uses them.
+        """
         if not self.desired.modules or not (self.host.pci_gpus() or facts["loaded_version"]):
             return
         if facts["nouveau"]:
@@ -181,15 +182,16 @@ class Setup:
         try:
             self._swap(loaded)
         except SetupError:
-            # Report the failure itself, not services that cannot start because of it; the next run starts the rest.
+            # Report this failure, and not the services that cannot start because of it. The next run starts these
+            # services.
             if stopped and self.host.run(["systemctl", "start", *stopped]).rc == 0:
                 self._forget(STOPPED)
             raise
         if stopped:
             self._start_again(stopped)
         if not self.reboot and self.host.units([CDI_REFRESH])[CDI_REFRESH]["enabled"]:
-            # This service does its work and ends. Run it again, because the files that it wrote name libraries of the
-            # former driver.
+            # This service does its work once and ends. Run it again, because the files that it wrote name libraries of
+            # the former driver.
             answer = self.host.run(["systemctl", "restart", CDI_REFRESH])
             if answer.rc != 0:
                 self.warnings.append(
@@ -212,8 +214,8 @@ class Setup:
         for name in there:
             if self.host.run(["rmmod", name]).rc != 0:
                 self.reboot = f"the kernel cannot unload the module {name} of driver {loaded}"
-                # Load the modules again. This fails if the module that stayed has another version than the files on
-                # disk.
+                # Unloading failed, so load the unloaded modules again. Even that fails if a module that stayed loaded
+                # has another version than the files on disk.
                 for one in [*self.desired.modules, *others]:
                     self.host.run(["modprobe", one])
                 return
@@ -231,8 +233,8 @@ class Setup:
         if not self.reboot:
             self._run("starting the services that use the driver", argv)
         elif self.host.run(argv).rc != 0:
-            # Not an error: the services' programs are new and the loaded module is old, so they start only after the
-            # reboot that this host needs.
+            # This is no error: the programs of these services are newer than the loaded module, so they start only
+            # after the reboot that this host needs.
             self.warnings.append(
                 f"{', '.join(stopped)} did not start again; they need the driver that the next reboot loads"
             )
@@ -275,7 +277,7 @@ class Setup:
                 self._reread(name, unit)
 
     def _reread(self, name: str, unit: dict[str, Any]) -> None:
-        """Restarts a service whose files changed after its start, if the service reads them only then."""
+        """Restarts each service that reads its files only at its start, if a file changed after that start."""
         paths = list(self.desired.rereads.get(name, ()))
         late = [path for path in paths if path in self.files]
         late = late or newer(paths, {path: self.host.file(path) for path in paths}, unit["started"])
@@ -309,7 +311,9 @@ class Setup:
             ) from None
 
     def _remember(self, key: str, more: Any) -> None:
-        """Adds to the record before the described change. A file's first recorded state is kept."""
+        """Adds an entry to the record; call it before the change that the entry describes. The first recorded state of
+        a file is kept.
+        """
         if not self.desired.record:
             return
         record = self._record()

@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 from typing import Any, Iterable, NamedTuple, Sequence
 
-# The first driver of the GPUs and interfaces that this product relies on.
+# The oldest driver that supports the GPUs and interfaces that this product needs.
 OLDEST_DRIVER = (384, 81)
 # Branches that NVIDIA maintains for data centres or that a supported distribution carries, oldest first.
 BRANCHES = (390, 418, 450, 470, 510, 515, 525, 535, 550, 560, 565, 570, 575, 580, 590, 595, 610, 615)
-# The default branch: the newest that still supports Maxwell, Pascal and Volta.
+# The default branch, which is the newest that still supports Maxwell, Pascal and Volta.
 DEFAULT_BRANCH = 580
 # First branch with open kernel modules, for data-centre GPUs only.
 OPEN_FIRST = 515
@@ -22,7 +22,7 @@ OPEN_FIRST = 515
 OPEN_RECOMMENDED = 560
 # First branch without proprietary modules.
 OPEN_ONLY = 620
-# Packages of modules that Ubuntu built and signed for one kernel.
+# Names of packages with modules that Ubuntu built and signed for one kernel.
 PREBUILT = "linux-modules-nvidia-"
 
 
@@ -51,7 +51,7 @@ HOPPER = Generation("Hopper", 525, 0, EITHER)
 GRACE_HOPPER = Generation("Grace Hopper", 535, 0, OPEN)
 BLACKWELL = Generation("Blackwell", 570, 0, OPEN)
 
-# First and last PCI device id of each chip family; the first row that holds an id wins.
+# First and last PCI device id of each chip family. The first row whose range contains an id applies.
 RANGES: tuple[tuple[int, int, Generation], ...] = (
     (0x06C0, 0x06DF, FERMI),
     (0x0DC0, 0x0DFF, FERMI),
@@ -92,7 +92,9 @@ def device_id(text: str) -> int | None:
 
 
 def generation(device: int | None) -> Generation | None:
-    """Returns the generation of a GPU, None if no row has it: the GPU may be newer than this table."""
+    """Returns the generation of a GPU. Returns None if no row has its id, because the GPU may be newer than this
+    table.
+    """
     for low, high, found in RANGES:
         if device is not None and low <= device <= high:
             return found._replace(first=FIRST_BRANCH.get(device, found.first))
@@ -106,12 +108,14 @@ def branch_of(version: str) -> int | None:
 
 
 def upstream(version: str) -> str:
-    """Returns NVIDIA's version in a package's: ``535.261.03`` of ``1:535.261.03-1~deb12u1``."""
+    """Returns NVIDIA's driver version within the version of a package: ``535.261.03`` of ``1:535.261.03-1~deb12u1``."""
     return re.sub(r"^\d+:", "", version).partition("-")[0]
 
 
 def too_old(version: str) -> bool:
-    """Returns whether an exact version is before the oldest driver; a branch without a minor counts as its newest."""
+    """Returns whether a version is older than OLDEST_DRIVER. A branch alone, such as 535, counts as its newest
+    version.
+    """
     parts = [int(part) for part in re.findall(r"\d+", upstream(version))[:2]]
     if not parts:
         return False
@@ -168,7 +172,7 @@ def modules_for(branch: int | None, found: Sequence[tuple[str, Generation]]) -> 
 
 
 def wrong_modules(kind: str, branch: int | None, found: Sequence[tuple[str, Generation]]) -> list[str]:
-    """Returns why a kind of kernel modules cannot be used, a sentence for each reason."""
+    """Returns a sentence for each reason why a kind of kernel modules cannot be used."""
     said = []
     for address, one in found:
         if kind not in one.modules:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configures containerd with the desired runtime and restarts containerd, or restores the former file.
 
-``prepare`` reads, merges and checks the candidate by ``containerd config dump``. It changes nothing, so check mode
-stops after it. ``carry_out`` writes, restarts and verifies, and restores the former file if containerd does not start.
-Pods survive a restart, because their shims are separate processes.
+``prepare`` reads the file, merges the desired keys into a new text and checks that text by ``containerd config dump``.
+It changes nothing, so check mode stops after it. ``carry_out`` writes the file and restarts containerd. If containerd
+does not start, it restores the former file. Pods survive a restart, because their shims are separate processes.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ class Applier:
         self.decide()
 
     def validate(self, main: str, daemon: tuple[int, ...], check_mode: bool) -> None:
-        """Asks the containerd program how it reads the candidate. Without the program there is nothing to check."""
+        """Asks the containerd program how it reads the new text. If the program is not installed, there is nothing to
+        check.
+        """
         if not daemon:
             self.warnings.append(f"no program {self.options.program} on this host, so the file was not validated")
             return
@@ -118,8 +120,8 @@ class Applier:
         return tuple(int(one) for one in found.groups()) if found else ()
 
     def decide(self) -> None:
-        """Decides whether containerd must be restarted: a containerd that started before the file
-        changed never read it.
+        """Decides whether containerd must be restarted. It must if it started before the file changed, because it reads
+        the file only at its start.
         """
         if not self.options.apply:
             return
@@ -137,15 +139,15 @@ class Applier:
             self.applied = "restart"
 
     def older(self, started: float | None) -> bool:
-        # The record is written together with the file. Its time is compared, not the file's: others may edit the file
-        # later, and such an edit is not ours to activate.
+        # The record is written together with the file. Compare the time of the record, because other users may edit the
+        # file later, and their edits must not cause a restart.
         record = self.options.record
         if not record or not os.path.exists(record):
             return False
         if self.options.absent:
-            # The record is removed last. If it still exists, a run was killed after it wrote the file and before the
-            # restart, and the running containerd still starts every container by NVIDIA's program, which may be removed
-            # next.
+            # A removal deletes the record last. So if the record still exists, a run was killed between writing the
+            # file and the restart. The running containerd still starts every container by NVIDIA's program, which a
+            # later step may remove.
             return True
         return bool(started) and os.stat(record).st_mtime > float(started or 0)
 
@@ -202,7 +204,9 @@ class Applier:
             os.unlink(self.options.record)
 
     def restart(self) -> str:
-        """Starts containerd with the file on disk; returns an empty text if it is up and stays up."""
+        """Restarts containerd, so that it reads the file on disk. Returns an empty text if containerd starts and stays
+        up, else the fault.
+        """
         unit = self.options.service + ".service"
         run(["systemctl", "reset-failed", unit])
         code, said = run(["systemctl", "restart", unit], self.options.timeout)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sets NVIDIA's runtime in the text of a containerd configuration, of versions 1, 2 and 3. No I/O.
 
-containerd 1.6 and 1.7 merge drop-in files by plugin: a drop-in file for the CRI plugin replaces the plugin's whole
-section, with cgroup driver, sandbox image and CNI folders. So for these versions the keys go into the main file. From
-2.0 on containerd merges tables: if the main file imports a folder, a separate file there holds only our keys, in the
-main file's version.
+In containerd 1.6 and 1.7 a drop-in file for the CRI plugin replaces the plugin's whole section, with cgroup driver,
+sandbox image and CNI folders. So for these versions our keys are written into the main file. From 2.0 on containerd
+merges single keys. So if the main file imports a folder, a separate file in that folder holds our keys, in the format
+version of the main file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ..text import toml_text
 
-# The table that holds the CRI plugin's keys, by version of the file.
+# Maps the version of the file's format to the table with the CRI plugin's keys.
 SECTIONS = {
     1: "plugins.cri",
     2: 'plugins."io.containerd.grpc.v1.cri"',
@@ -37,17 +37,17 @@ class Desired(NamedTuple):
     name: str = "nvidia"
     path: str = "/usr/bin/nvidia-container-runtime"
     default: bool = True
-    # None means the same value as the file has for runc.
+    # None: use the value that the file has for runc.
     systemd_cgroup: bool | None = None
 
 
 def _get(text: str, key: str) -> str | None:
-    """Returns the value of a key in the file's notation, also from a template."""
+    """Returns the value of a key in the file's notation. The text may be a Go template."""
     return toml_text.get(hide_template(text)[0], key)
 
 
 def version_of(text: str) -> int:
-    """Returns the version that a file names; a file without a version has version 1."""
+    """Returns the format version that a file names. A file without a version has version 1."""
     written = _get(text, "version")
     if written is None:
         return 1
@@ -79,8 +79,8 @@ def systemd_cgroup(given: Any, kubelet: Any, text: str | None) -> bool | None:
     """Returns whether the runtime uses systemd's cgroup driver; None means the value that the file has for runc.
     ``given``: auto, true or false; ``kubelet``: ``kubelet_engine`` of host_state.
 
-    auto means the running kubelet's driver. Without a running kubelet and without a value for runc in the file, it
-    means systemd, the default of kubeadm.
+    auto means the driver of the running kubelet. If no kubelet runs and the file has no value for runc, auto means
+    systemd, the default of kubeadm.
     """
     if str(given).lower() != "auto":
         return str(given).lower() in ("true", "yes", "on", "1")
@@ -97,7 +97,7 @@ def _runc_cgroup(text: str, version: int | None = None) -> bool | None:
 
 
 def problems(text: str, daemon: tuple[int, ...]) -> list[str]:
-    """Returns why containerd of this version would not do what the file says."""
+    """Returns the reasons why this version of containerd would not apply the file as desired."""
     version, shown, found = version_of(text), ".".join(map(str, daemon)), []
     if daemon and version == 3 and daemon < (2,):
         found.append(
@@ -152,7 +152,7 @@ def place(path: str, text: str) -> str:
 
 
 def merge(text: str, desired: Desired) -> tuple[str, list[str]]:
-    """Returns the main file's text with our keys, and the changes. Every other byte stays."""
+    """Returns the main file's text with our keys, and the changes. All other bytes stay unchanged."""
     hidden, lines = hide_template(text)
     if any('template "base"' in line for line in lines.values()):
         raise ConfigError(
@@ -191,8 +191,8 @@ def show_template(text: str, lines: dict[str, str]) -> str:
 def undo(text: str, former: str | None, ours: str, desired: Desired) -> str | None:
     """Returns the text without our changes. ``former``: the text before our change, ``ours``: the text that we wrote.
 
-    If the file has not changed since, the result is exactly ``former``. Else only our keys are removed, and a key that
-    had another value before gets that value back.
+    If nobody has changed the file since, the result is exactly ``former``. Else only our keys are removed, and each key
+    that had another value before gets that value again.
     """
     if text == ours:
         return former
@@ -222,8 +222,8 @@ def without_empty_table(text: str, table: str) -> str:
 
 
 def missing(dump: str, desired: Desired) -> list[str]:
-    """Returns the parts of the desired state that ``containerd config dump`` does not show, in any
-    version of its output.
+    """Returns the parts of the desired state that are missing in the output of ``containerd config dump``, whatever the
+    format version of the output.
     """
     found: dict[tuple[str, ...], Any] = {key: entry.value for key, entry in toml_text.scan(dump).entries.items()}
 
@@ -246,7 +246,7 @@ def missing(dump: str, desired: Desired) -> list[str]:
 
 
 def crio(desired: Desired) -> str:
-    """Returns a drop-in file of CRI-O, which merges by table."""
+    """Returns the text of a drop-in file of CRI-O. CRI-O merges it with its other files table by table."""
     head = "# Written by the role vgpu.fleet.container_runtime; changes are overwritten.\n"
     default = f'[crio.runtime]\ndefault_runtime = "{desired.name}"\n\n' if desired.default else ""
     return (
@@ -257,6 +257,8 @@ def crio(desired: Desired) -> str:
 
 
 def rancher(desired: Desired) -> str:
-    """Returns a drop-in file of k3s or RKE2. Both find NVIDIA's program at their start and name its runtime nvidia."""
+    """Returns the text of a drop-in file of k3s or RKE2. At their start, both find NVIDIA's program themselves and name
+    its runtime nvidia.
+    """
     head = "# Written by the role vgpu.fleet.container_runtime; changes are overwritten.\n"
     return head + (f"default-runtime: {desired.name}\n" if desired.default else "")

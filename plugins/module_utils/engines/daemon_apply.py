@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configures docker by daemon.json and reloads or restarts the daemon, or restores the former file.
 
-``prepare`` reads, compares, checks and decides; it changes nothing, so check mode stops after it. ``carry_out`` writes,
-signals and verifies, and restores everything if the daemon does not apply the file. All access to the host goes through
-DockerHost.
+``prepare`` compares the file with the desired keys, checks the new text, and decides between reload and restart. It
+changes nothing, so check mode stops after it. ``carry_out`` writes the file and makes the daemon apply it. If the
+daemon does not, it restores the former state. All access to the host goes through DockerHost.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Applier:
         self.containers: list[str] = []
         self.warnings: list[str] = []
         self.restored = False
-        # Whether the daemon was restarted with the new file. Only then does restoring the former file need another
-        # restart.
+        # True if the daemon was restarted with the new file. Only in this case a rollback to the former file needs
+        # another restart.
         self.restarted = False
         self.record_before: bytes | None = None
 
@@ -77,13 +77,15 @@ class Applier:
             self.decide(document, argv)
 
     def check(self, document: dict[str, Any], argv: list[str]) -> None:
-        """Refuses a file with which the daemon would not start. A removal of the collection's keys is never refused."""
+        """Raises an error if the daemon would not start with the new file. A removal of the collection's keys is never
+        refused.
+        """
         if self.options.absent:
             return
         found = daemon_check.problems(document, argv)
         missing = [one for one in daemon_check.problems(document, argv, self.is_program) if one not in found]
         if self.options.check_mode:
-            # In check mode the earlier tasks installed nothing, so a missing program is only a warning.
+            # In check mode earlier tasks have not installed their packages, so a missing program is only a warning.
             self.warnings.extend(missing)
         else:
             found += missing
@@ -205,7 +207,8 @@ class Applier:
         if self.applied == "reload":
             try:
                 self.host.reload()
-                # A reload of a faulty file exits 0 and keeps the old values, so check the daemon's reported values.
+                # If the file is faulty, the reload command exits 0 and the daemon keeps its old values. So check the
+                # values that the daemon reports.
                 self.host.wait(shown, min(self.options.timeout, 15.0))
                 return
             except DockerHostError:

@@ -32,7 +32,9 @@ TYPES: dict[str, Any] = {
 def problems(
     document: dict[str, Any], argv: Sequence[str] = (), is_program: Callable[[str], bool] = lambda path: True
 ) -> list[str]:
-    """Returns every reason why dockerd would fail with this document or run something else than it says."""
+    """Returns every reason why dockerd would fail with this document, or would run something else than the document
+    says.
+    """
     found = [
         f'"{key}" must be {expected}, found {show(document[key])}'
         for key, (kind, expected) in TYPES.items()
@@ -103,7 +105,7 @@ def conflicts(document: dict[str, Any], argv: Sequence[str]) -> list[str]:
     """Returns the options given both as a flag and in the file: dockerd then does not start, even
     if the values are equal.
     """
-    # dockerd merges flags and file only for runtimes.
+    # Runtimes are no conflict, because dockerd merges those of the flags with those of the file.
     both = [key for key in flag_values(argv) if key in document and key != "runtimes"]
     return [
         f'"{key}" is in the file and on dockerd\'s command line too; dockerd refuses that even with equal values: '

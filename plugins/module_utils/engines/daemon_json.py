@@ -2,9 +2,9 @@
 """Reads and merges Docker's daemon.json key by key. Finds whether a change needs a reload or a restart, and which keys
 the running daemon has not applied.
 
-The functions work on text and data and do no I/O. The module docker_daemon applies them to a host, and the plan
-predicts changes with them. The text is changed by json_text, so foreign keys keep their bytes. daemon_record.py reverts
-changes.
+The functions work on text and data and do no I/O. The module docker_daemon applies their results to a host, and the
+plan predicts changes with them. json_text.py changes the text, so all other keys keep their bytes. daemon_record.py
+reverts changes.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ..text.json_text import JsonTextError, Path, same
 
 BOM = "\ufeff"
 
-# Keys that dockerd reloads on SIGHUP. All others are read at start only. A key that is removed from the file
-# keeps its old value through a reload, so a removal needs a restart whatever the key.
+# Keys that dockerd reloads on SIGHUP. All others are read at start only. After the removal of a key a reload keeps its
+# old value, so the removal of any key needs a restart.
 RELOADABLE = frozenset(
     (
         "authorization-plugins",
@@ -47,9 +47,9 @@ BUILTIN_RUNTIMES = frozenset(
     ("runc", "io.containerd.runc.v1", "io.containerd.runc.v2", "io.containerd.runtime.v1.linux")
 )
 
-# This file exists from before daemon.json is written until the daemon has applied it. So after a kill the next run also
-# finishes changes that the daemon does not report (default-shm-size). It is in /run, because a reboot applies
-# daemon.json anyway.
+# This marker file is created before daemon.json is written, and is removed when the daemon has applied daemon.json. It
+# shows the next run an interrupted change even if the daemon does not report the key (such as default-shm-size). It is
+# in /run, because a reboot applies daemon.json anyway.
 PENDING = "/run/vgpu-docker-daemon.pending"
 
 _MISSING = object()
@@ -69,7 +69,7 @@ class Change(NamedTuple):
     """
 
     path: Path
-    action: str  # One of add, change and remove.
+    action: str  # The kind of the change: add, change or remove.
     before: Any
     after: Any
     apply: str
@@ -201,7 +201,8 @@ def compare(before: dict[str, Any], after: dict[str, Any], path: Path = ()) -> l
         if old is _MISSING:
             changes.append(Change(here, "add", None, new, how_to_apply(here, new)))
         elif new is _MISSING:
-            # dockerd reloads the whole map; only a removed top-level key keeps its old value.
+            # A removal inside a map needs no restart, because dockerd reloads the whole map. Only a removed top-level
+            # key keeps its old value.
             apply = "restart" if not path else how_to_apply(here, old)
             changes.append(Change(here, "remove", old, None, apply))
         elif isinstance(old, dict) and isinstance(new, dict):
@@ -225,7 +226,8 @@ def needs_restart(changes: Iterable[Any]) -> list[str]:
 
 
 def unapplied(info: dict[str, Any], document: dict[str, Any], argv: Sequence[str] = ()) -> list[Unapplied]:
-    """Returns the keys of the file's document that the running daemon has not applied, by the JSON of ``docker info``.
+    """Returns the keys in the file whose value differs from the running daemon's, according to the JSON of ``docker
+    info``.
 
     Only keys that docker info reports can be checked; it does not report default-shm-size, for example. This finds a
     play that was killed between the write and the reload.
@@ -251,7 +253,7 @@ def unapplied(info: dict[str, Any], document: dict[str, Any], argv: Sequence[str
         ("live-restore", info.get("LiveRestoreEnabled"), False),
     ):
         wanted = document.get(key, default)
-        # A key that the file lacks gives no difference if a flag on the command line sets it.
+        # A key that is missing in the file is no difference if a flag on the command line sets it.
         if shown is not None and wanted != shown and (key in document or key not in flags):
             found.append(Unapplied(key, wanted, shown, "reload" if key in document else "restart"))
     return found

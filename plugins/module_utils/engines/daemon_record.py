@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records the changes of daemon.json, and reverts them by the record.
+"""Records the changes that the collection makes in daemon.json, and reverts them.
 
-If the file was not edited since, the removal restores the former bytes (or no file). If it was, each of our keys that
-still has our value gets its former value back, and the edits stay.
+If nobody edited the file since, a removal restores the former bytes, or deletes the file if there was none. If the file
+was edited, each of our keys that still has our value gets its former value again, and the edits stay.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def digest(text: str | None) -> str:
 
 
 def leaves(path: Path, value: Any) -> Iterable[tuple[Path, Any]]:
-    """Returns the parts of a JSON value that are no objects, at any depth; an empty object counts as one part."""
+    """Returns the values at any depth of a JSON value that are not objects. An empty object counts as such a value."""
     if isinstance(value, dict) and value:
         for key, item in value.items():
             yield from leaves((*path, key), item)
@@ -36,7 +36,8 @@ def update(
 ) -> dict[str, Any]:
     """Returns the record for the change from ``text`` to ``new_text``. It keeps the first state of an earlier record.
 
-    The caller writes the record before the file: after a kill in between, the file is unchanged and nothing is lost.
+    The caller writes the record before the file. So if the run is killed in between, the file is unchanged and no
+    former value is lost.
     """
     fresh = record is None
     known: dict[str, Any] = record or {"version": VERSION, "before": text, "exact": True, "members": []}
@@ -60,7 +61,9 @@ def update(
 
 
 def undo(text: str | None, record: dict[str, Any]) -> tuple[str | None, list[Change]]:
-    """Returns the text without our changes, and the reverted changes; None if there was no file before."""
+    """Returns the text without our changes, and the reverted changes. A text of None means that there was no file
+    before.
+    """
     before = record["before"]
     document = parse(text)
     if record["exact"] and digest(text) == record["written"]:
@@ -96,8 +99,8 @@ def drop(body: str, path: Path) -> str:
 
 
 def take_out(text: str | None, settings: dict[str, Any]) -> tuple[str | None, list[Change]]:
-    """Returns the text without the members of ``settings`` that have the given value. Used for a
-    removal without a record.
+    """Returns the text without the members of ``settings``, as far as they still have the value given there. Used for a
+    removal if there is no record.
     """
     mark, body = split(text)
     for path, value in leaves((), settings):

@@ -2,8 +2,8 @@
 """Controls docker on this host through one small interface: its unit, its command line, its API, reload and restart.
 
 Queries go directly to the engine's socket (docker_api): Debian 13 has the docker command in a separate package, and
-some versions of the command exit 0 while the daemon is down. Only ``restart`` starts a stopped daemon. The socket unit
-would start the daemon on the first connection, so the socket is queried only while the service is active.
+some versions of the command exit 0 while the daemon is down. Only ``restart`` may start a stopped daemon. A connection
+to the socket would start it through systemd's socket unit, so the socket is queried only while the service is active.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class DockerHost:
         return dict(line.partition("=")[::2] for line in text.splitlines() if "=" in line) if code == 0 else {}
 
     def facts(self) -> dict[str, bool]:
-        """Returns the service's state in the plan's words: present, masked, enabled, active, failed."""
+        """Returns the service's state by the names that the plan uses: present, masked, enabled, active, failed."""
         return hardware.unit_facts(self.unit())
 
     def active(self) -> bool:
@@ -64,7 +64,9 @@ class DockerHost:
         self.systemctl("enable")
 
     def argv(self) -> list[str]:
-        """Returns the live daemon's command line, in which the unit's variables are expanded."""
+        """Returns the command line of the running daemon process, in which systemd has expanded the unit's
+        variables.
+        """
         pid = self.unit().get("MainPID", "0")
         try:
             with open(f"/proc/{int(pid)}/cmdline", "rb") as stream:
@@ -77,7 +79,9 @@ class DockerHost:
         return docker_api.info(self.address, timeout) if self.active() else None
 
     def containers(self, answers: bool = True) -> list[str]:
-        """Returns the names of the running containers; if the daemon does not answer, the ids from its shims."""
+        """Returns the names of the running containers. If the daemon does not answer, returns the ids that its shim
+        processes show.
+        """
         named = docker_api.containers(self.address) if answers else None
         return shims(self.proc) if named is None else named
 
@@ -85,8 +89,8 @@ class DockerHost:
         return shutil.which(path, path=os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/usr/bin") is not None
 
     def validate(self, path: str, argv: list[str]) -> str | None:
-        """Returns the error of ``dockerd --validate`` for a file; None if there is no error or no
-        such option (20.10).
+        """Returns the error of ``dockerd --validate`` for a file. Returns None if there is no error, or if dockerd
+        lacks the option (20.10).
         """
         program = shutil.which("dockerd", path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
         if program is None:
@@ -105,7 +109,8 @@ class DockerHost:
         self.systemctl("reload")
 
     def restart(self) -> None:
-        # systemd refuses to start a unit that failed a few times in a minute until its failure counter is cleared.
+        # Clear the unit's failure counter. Otherwise systemd does not start a unit that failed several times within a
+        # minute.
         run(["systemctl", "reset-failed", self.service + ".service"])
         self.systemctl("restart")
 
@@ -141,8 +146,8 @@ class DockerHost:
 
 def shims(proc: str = "/proc") -> list[str]:
     """Returns the first twelve digits of each docker container's id, from the shim processes, which run independently
-    of the daemon. Docker's containerd namespace is moby; before containerd 1.3 the id is in the path of the work
-    folder.
+    of the daemon. Their command line names docker's containerd namespace, moby. Before containerd 1.3 the id is in the
+    path of the work folder.
     """
     found = []
     for pid in filter(str.isdigit, os.listdir(proc)):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds kinds of docker that /etc/docker/daemon.json does not configure: a snap, a user's rootless daemon, podman under
-the command name docker. On such a host a role that writes daemon.json would report success without any effect.
+the command name docker. On such a host the role would write daemon.json and report success, without any effect.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ def find(host: Host) -> dict[str, Any]:
         for user in host.names("/home")
         if host.file(f"/home/{user}/.config/systemd/user/docker.service") is not None
     }
-    # One daemon may appear twice: its running socket has the user's number, its unit the user's name.
+    # The same daemon may be found twice: the path of its socket has the user's number, and the path of its unit has the
+    # user's name.
     numbers = _uids(host)
     return {
         "snap": any(host.names(folder) for folder in SNAP_FOLDERS),

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resolves ``container_runtime_engine: auto`` on a host, and names the collection's file that an engine reads. No I/O.
+"""Chooses the container engine of a host if ``container_runtime_engine`` is auto. Also returns the file of the
+collection that an engine reads. No I/O.
 
-If a kubelet runs, its configured engine is used. Else the installed engines decide: a host that will join a cluster
-later must not get docker in addition to its containerd.
+If a kubelet runs, its configured engine is chosen. Else an installed engine is chosen, because a host that will join a
+cluster later must not get docker in addition to its containerd.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ DROP_INS = {
     "k3s": "/etc/rancher/k3s/config.yaml.d/99-vgpu.yaml",
     "rke2": "/etc/rancher/rke2/config.yaml.d/99-vgpu.yaml",
 }
-# Variables of container_runtime that name the record of an engine's state before its configuration.
+# Variables of the role container_runtime with the path of the record in which the role saved an engine's former
+# settings.
 RECORDS = {"docker": "docker_record", "containerd": "containerd_record"}
 
 
 class Engine(NamedTuple):
-    """Names the chosen engine. ``reason``: why an engine was chosen that the host does not have; empty if the host has
-    it.
+    """Names the chosen engine. ``reason``: why this engine is chosen although it is not installed; empty if it is
+    installed.
     """
 
     name: str
@@ -40,20 +42,22 @@ class Engine(NamedTuple):
 
 
 def units(engine: str) -> list[str]:
-    """Returns the units whose state ``resolve`` and the plan need."""
+    """Returns the systemd units whose state must be read before ``resolve`` can choose the engine."""
     if engine != AUTO:
         return ENGINE_UNITS.get(engine, [DOCKER_UNIT])
     return [DOCKER_UNIT, KUBELET_UNIT, *(unit for several in ENGINE_UNITS.values() for unit in several)]
 
 
 def files(engine: str) -> list[str]:
-    """Returns the collection's files that the engine, or any engine that ``auto`` may mean, reads."""
+    """Returns the paths of the collection's files for this engine; if it is ``auto``, for every engine that may be
+    chosen.
+    """
     return [path for name, path in DROP_INS.items() if engine in (AUTO, name)]
 
 
 def resolve(wanted: dict[str, Any], state: dict[str, Any]) -> Engine:
-    """Returns the engine for a host. ``state``: ``units`` (at least those of ``units()``), ``files``, ``kubelet`` and
-    ``kubelet_engine`` of host_state.
+    """Returns the engine for a host. ``state``: a result of host_state with the keys ``units`` (the state of the units
+    that ``units()`` returns), ``files``, ``kubelet`` and ``kubelet_engine``.
     """
     if wanted["engine"] != AUTO:
         return Engine(wanted["engine"])
@@ -78,8 +82,8 @@ def resolve(wanted: dict[str, Any], state: dict[str, Any]) -> Engine:
 
 
 def configured(wanted: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    """Returns the engines with changes by the collection. ``found``: state of each file by path,
-    None if it is missing.
+    """Returns the engines that the collection has configured. ``found``: maps each path to the file's state, None if
+    the file is missing.
     """
     engine = wanted["engine"]
     if engine != AUTO:
@@ -89,7 +93,7 @@ def configured(wanted: dict[str, Any], found: dict[str, Any]) -> list[str]:
 
 
 def drop_in(engine: str, wanted: dict[str, Any]) -> tuple[str, str]:
-    """Returns path and text of our file for an engine; empty for an engine without such a file."""
+    """Returns path and text of the collection's file for an engine; both are empty if the engine has no such file."""
     program = str((wanted["runtimes"].get("nvidia") or {}).get("path") or containerd_text.Desired().path)
     desired = containerd_text.Desired(path=program, default=wanted["default_runtime"] == "nvidia")
     text = containerd_text.crio(desired) if engine == "crio" else containerd_text.rancher(desired)
@@ -97,8 +101,8 @@ def drop_in(engine: str, wanted: dict[str, Any]) -> tuple[str, str]:
 
 
 def _begun(wanted: dict[str, Any], found: dict[str, Any]) -> bool:
-    """Returns whether a killed run had installed docker's containerd but not docker. The record of packages shows this,
-    because it is written before the installation.
+    """Returns whether a run was killed after it had installed the containerd that docker needs, and before docker. The
+    record of packages shows this, because it is written before the installation.
     """
     return found.get(wanted["packages_record"]) is not None and found.get(wanted["containerd_record"]) is None
 

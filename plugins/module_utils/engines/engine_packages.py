@@ -29,7 +29,7 @@ ENGINE_UNITS = {
     "k3s": ["k3s.service", "k3s-agent.service"],
     "rke2": ["rke2-server.service", "rke2-agent.service"],
 }
-# The variables of the role container_runtime that a choice reads, with their defaults.
+# The variables of the role container_runtime that ``choose`` reads, with their defaults.
 DEFAULTS: dict[str, Any] = {
     "packages": [],
     "repository": {},
@@ -45,7 +45,7 @@ DEFAULTS: dict[str, Any] = {
     "packages_record": "",
     "docker_record": "",
 }
-# Families whose engine packages also fit releases that the driver's tables do not list.
+# Families of distributions. Their engine packages fit every release, even one that the driver's tables do not list.
 APT_LIKE = {"debian", "ubuntu"}
 
 
@@ -62,8 +62,8 @@ class Choice(NamedTuple):
 
 
 def names(wanted: dict[str, Any]) -> list[str]:
-    """Returns all packages whose versions ``choose`` must know: the desired ones, or every package
-    that may be chosen.
+    """Returns all packages whose versions ``choose`` must know. These are the packages that the user named, else every
+    package that may be chosen.
     """
     if wanted["packages"]:
         return [str(package) for package in wanted["packages"]]
@@ -105,7 +105,8 @@ def choose(state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
     by_system = REPOSITORY if wanted["repository"] else DISTRIBUTION.get(family_of(state["os"]), {})
     brings = by_system.get(engine, [])
     there = bool((state["units"].get(UNITS[engine]) or {}).get("present"))
-    # The record is written before the installation, so it shows an interrupted installation that must be finished.
+    # The record is written before the installation. So if it exists, an installation may have been interrupted and must
+    # be completed.
     ours = state["files"].get(wanted["packages_record"] or "") is not None
     has = {name for name in names(wanted) if state["packages"].get(name)}
     if there and not has & set(brings) and (has or not ours):

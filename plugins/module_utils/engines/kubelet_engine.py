@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the engine that starts the containers of this host's pods, from its kubelet's configuration.
 
-If a role configures NVIDIA's runtime in another engine, it reports success and no pod gets a GPU. Installing docker as
-a second engine also changes the firewall rules of the pods.
+This matters because a role that configures NVIDIA's runtime in another engine reports success, but no pod gets a GPU.
+And docker as a second engine changes the firewall rules of the pods.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any, Sequence
 from ..host.host import Host
 
 FLAG = "--container-runtime-endpoint"
-# The line with a key in the kubelet's configuration file, which is YAML or JSON.
+# Matches the line that sets a key in the kubelet's configuration file, which is YAML or JSON.
 VALUE = r"""(?:^|[{,])\s*["']?%s["']?\s*:[ \t]*["']?([^\s"'#,}]+)"""
 IN_CONFIG = re.compile(VALUE % "containerRuntimeEndpoint", re.MULTILINE)
 CGROUP_FLAG = "--cgroup-driver"
 CGROUP_IN_CONFIG = re.compile(VALUE % "cgroupDriver", re.MULTILINE)
-# From this version on there is no dockershim, and a kubelet without a configured endpoint uses containerd.
+# From this version on the kubelet has no dockershim. If no endpoint is configured, it uses containerd.
 WITHOUT_DOCKERSHIM = (1, 24)
 CONTAINERD = "unix:///run/containerd/containerd.sock"
 # Maps each program that contains a kubelet and its own containerd to its engine.
@@ -37,7 +37,8 @@ def read(host: Host, version: Sequence[int] | None) -> dict[str, str] | None:
     network = host.link("/proc/1/ns/net")
     for pid in host.names("/proc"):
         comm = (host.text(f"/proc/{pid}/comm") or "").strip() if pid.isdigit() else ""
-        # A kubelet with a network namespace of its own belongs to another node, such as kind's.
+        # Skip a kubelet with a separate network namespace, because it belongs to another node, for example to a node of
+        # kind.
         if (comm == "kubelet" or comm in RANCHER) and host.link(f"/proc/{pid}/ns/net") == network:
             running[comm] = pid
     rancher = sorted({RANCHER[comm] for comm in running if comm in RANCHER})
@@ -46,13 +47,15 @@ def read(host: Host, version: Sequence[int] | None) -> dict[str, str] | None:
     argv = host.argv(int(running["kubelet"]))
     endpoint, driver = _setting(host, argv, FLAG, IN_CONFIG), _setting(host, argv, CGROUP_FLAG, CGROUP_IN_CONFIG)
     if not endpoint:
-        # A kubelet before that version uses dockershim if no endpoint is configured.
+        # An older kubelet uses dockershim, and so docker, if no endpoint is configured.
         endpoint = "dockershim" if version and tuple(version[:2]) < WITHOUT_DOCKERSHIM else CONTAINERD
     return {"engine": engine_of(endpoint, rancher), "endpoint": endpoint, "cgroup_driver": driver}
 
 
 def _setting(host: Host, argv: Sequence[str], flag: str, in_config: re.Pattern[str]) -> str:
-    """Returns the value of a flag, or of the configuration with its drop-ins, the last of which counts; else empty."""
+    """Returns the value of a setting. A flag overrides the configuration file and its drop-ins, of which the last
+    counts. Empty if nothing sets it.
+    """
     given, path, folder = _option(argv, flag), _option(argv, "--config"), _option(argv, "--config-dir")
     if given:
         return given

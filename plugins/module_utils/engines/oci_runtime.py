@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the engine and the runtime that start a host's containers. runc enables every controller of control groups for
-a container; crun enables some, but neither dmem nor misc.
+"""Finds the engine and the runtime that start a host's containers. The runtime matters because the driver can limit a
+container's GPU memory only by the controllers dmem or misc of control groups. runc enables every controller for a
+container; crun enables neither of these two.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ def read(
         name = next((found for found in (_last(text, "runtime") for text in texts) if found), "")
         name = name or _first(host, CRUN, RUNC)
     elif engine:
-        # No file is read for k3s and rke2, because both include their own runc and write their containerd file again at
-        # each start.
+        # Read no file for k3s and rke2. Both include their own runc, and write their containerd file again at each
+        # start.
         name = _containerd(containerd) if engine == "containerd" and containerd else RUNC
     else:
         name = ""

@@ -46,7 +46,7 @@ class TomlFile:
         for key, values in kept.get("keys", {}).items():
             now = None if text is None else toml_text.get(text, key)
             if text is None or now != values["ours"] or now == values["before"]:
-                continue  # Leave the key as it is if the file is gone or another user changed the key since.
+                continue  # Do not restore the key if the file is gone or if another user has changed the key since.
             first = values["before"]
             text = toml_text.remove(text, key) if first is None else toml_text.put(text, key, first)
             self.plan.append(f"remove {key}" if first is None else f"change {key} back to {first}")

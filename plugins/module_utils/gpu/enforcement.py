@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decides what enforces the memory limit of a slice: the driver by the container's control group, or the library.
 
-A slice is a container's share of a GPU; the library is libvgpu.so, which intercepts CUDA in the container. Plan and
-device plugin share this rule. Users see the first reason that prevents enforcement by the driver. No I/O.
+A slice is a container's share of a GPU; the library is libvgpu.so, which intercepts CUDA in the container. The plan and
+the device plugin share this rule. They show users the first reason why the driver cannot enforce the limit. No I/O.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple, Sequence
 
 AUTO, DRIVER, LIBRARY = "auto", "driver", "library"
-# The verdict if nothing limits memory, for example because the library is not used in this sharing mode.
+# The reason that is reported if nothing limits memory, for example because this sharing mode does not use the library.
 NONE = "none"
 CHOICES = (AUTO, DRIVER, LIBRARY)
 FIRST_BRANCH = 615
@@ -27,11 +27,12 @@ class Facts(NamedTuple):
     gpu/memory_limits.py: the controller (dmem or misc) that limits memory, or an empty text and the reason why none
     does; None if no probe ran.
 
-    ``branch``: the driver's branch, 0 if unknown. ``modules``: ``proprietary``, else empty. ``cards``: GPUs older than
-    Turing. ``mig``: UUIDs of GPUs in MIG mode. ``memacct_mode``: the driver's RmMemacctMode, empty if not set.
-    ``handover``: empty if containers get their GPUs by CDI, else the reason why not. ``cgroup2``: whether version 2 of
-    control groups is mounted at their root. ``controllers``: dmem and misc, as far as the kernel has them; None if
-    unknown. ``engine``, ``runtime``: the container engine and the OCI runtime that it calls; empty if unknown.
+    ``branch``: the driver's branch, 0 if unknown. ``modules``: ``proprietary`` if the driver has proprietary kernel
+    modules, else empty. ``cards``: GPUs older than Turing. ``mig``: UUIDs of GPUs in MIG mode. ``memacct_mode``: the
+    driver's RmMemacctMode, empty if not set. ``handover``: empty if containers get their GPUs by CDI, else the reason
+    why not. ``cgroup2``: whether version 2 of control groups is mounted at their root. ``controllers``: dmem and misc,
+    as far as the kernel has them; None if unknown. ``engine``, ``runtime``: the container engine and the OCI runtime
+    that it calls; empty if unknown.
     """
 
     branch: int
@@ -80,7 +81,7 @@ class Verdict(NamedTuple):
 
 
 def obstacle(facts: Facts, sharing: str = "vcuda", count_context: bool = True) -> str:
-    """Returns the first cause for which the driver cannot enforce limits; empty if none is known."""
+    """Returns the first reason why the driver cannot enforce limits; empty if none is known."""
     if sharing not in LIMITED:
         return f"sharing {sharing} gives no memory limits to containers"
     if not count_context:
@@ -108,13 +109,15 @@ def obstacle(facts: Facts, sharing: str = "vcuda", count_context: bool = True) -
 
 
 def decide(requested: str, facts: Facts, sharing: str = "vcuda", count_context: bool = True) -> Verdict:
-    """Decides what is active from the known facts; the result of the probe decides last."""
+    """Decides what enforces the limit. Known facts count first; if they prevent nothing, the result of the probe
+    decides.
+    """
     other = LIBRARY if sharing == "vcuda" else NONE
     if requested == LIBRARY:
         return Verdict(other, "vgpu_memory_enforcement is library")
     if requested == AUTO and sharing in ("time-slicing", "mps"):
-        # The library limits no memory in this mode. So the driver does not either unless the user requests it, because
-        # a new limit would break programs that run today.
+        # In this sharing mode the library limits no memory. The driver limits it only if the user requests that,
+        # because a new limit would break programs that run today.
         return Verdict(other, f"{sharing} has the driver's limits only where vgpu_memory_enforcement is driver")
     why = obstacle(facts, sharing, count_context)
     if not why and facts.probed is None:
@@ -127,8 +130,8 @@ def decide(requested: str, facts: Facts, sharing: str = "vcuda", count_context: 
 
 
 def handover_of(strategies: Sequence[str]) -> str:
-    """Returns why this method of device injection keeps the hook that sets the driver's limits from running; empty if
-    the hook runs.
+    """Returns why the hook that sets the driver's limits does not run with this method of device injection; empty if it
+    runs.
     """
     if any(one in ("cdi-cri", "cdi-annotations") for one in strategies):
         return ""

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds lost GPUs: the driver counts them and cannot read them, or they were advertised and are gone. No I/O."""
+"""Finds lost GPUs. A GPU is lost if the driver counts it but cannot read it, or if the device plugin advertised it and
+the driver no longer has it. No I/O.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sets and reads memory limits of control groups that the driver itself enforces (branch 615 and newer), and probes
-whether a host supports such limits. NVML has one call that sets the limits and one that reads them; neither call's
-structure has a version field. Figures are bytes; a group is named by the absolute path of its folder.
-
-A return value proves nothing: a set may report success without an effect, and a get on a group without a limit returns
-NOT_SUPPORTED. Only setting a limit on a new group and reading it back shows whether a host supports limits.
+whether a host supports such limits. NVML has one call that sets the limits and one that reads them. Figures are bytes;
+a group is named by the absolute path of its folder. The return values prove nothing: setting a limit may report success
+without an effect, and reading a group without a limit returns NOT_SUPPORTED. So the probe sets a limit on a new group
+and reads it back.
 """
 
 from __future__ import annotations
@@ -76,8 +75,8 @@ class _Statfs(ctypes.Structure):
 
 
 def is_cgroup2(folder: str) -> bool:
-    """Returns whether version 2 of control groups is mounted at this path. At the root of a host with both versions it
-    is not.
+    """Returns whether version 2 of control groups is mounted at this path. On a host with both versions it is mounted
+    below the root, so the result for the root is False.
     """
     found = _Statfs()
     done = ctypes.CDLL(None).statfs(os.fsencode(folder), ctypes.byref(found))
@@ -85,8 +84,8 @@ def is_cgroup2(folder: str) -> bool:
 
 
 def backend(cgroup_root: str = CGROUP_ROOT) -> str:
-    """Returns the controller that accounts the memory: dmem if the kernel lists NVIDIA's regions,
-    else misc, which shows no use.
+    """Returns the controller that accounts GPU memory. This is dmem if the kernel lists NVIDIA's regions there. Else it
+    is misc, which does not show how much memory is used.
     """
     try:
         with open(os.path.join(cgroup_root, "dmem.capacity"), encoding="ascii", errors="replace") as stream:
@@ -102,7 +101,8 @@ def probe(
 ) -> tuple[str, str]:
     """Tests whether this host's driver enforces limits on all of these GPUs; returns (backend, "") or ("", why not).
 
-    Makes a scratch group, sets 64 MiB, reads back, clears, reads back, and removes the group. Needs root.
+    Creates a test group, sets a limit of 64 MiB and reads it back, clears the limit and reads again, and removes the
+    group. Needs root.
     """
     group = os.path.join(cgroup_root, f"{name}-{os.getpid()}")
     try:
@@ -119,8 +119,8 @@ def probe(
 
 
 def _turned_on(group: str, cgroup_root: str) -> str:
-    """Enables the controller in the scratch group if the kernel has the controller. Returns why that failed, else an
-    empty text.
+    """Enables the controller in the test group if the kernel has the controller. Returns why that failed, else an empty
+    text.
     """
     controller = backend(cgroup_root)
     if controller not in _words(os.path.join(cgroup_root, "cgroup.controllers")) or controller in _words(

@@ -68,8 +68,8 @@ def _carry_out(nvml: Mig, gpu: dict[str, Any], steps: Steps, geometry: dict[str,
     except NvmlError as fault:
         if fault.code != INSUFFICIENT_RESOURCES or any(one["instance"] is not None for one in gpu["processes"]):
             raise
-        # The kept instances block the placement of a new one. As no process uses them, destroy all and create all, the
-        # largest first.
+        # The instances that were to stay block the placement of a new instance. No process uses them, so destroy all
+        # instances and create all again, the largest first.
         _clear(nvml, index)
         fresh = mig_plan.plan({**nvml.gpu(index), "processes": []}, geometry)
         for name in fresh.create:

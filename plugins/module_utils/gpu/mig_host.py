@@ -49,8 +49,8 @@ class MigHost:
             self.plan += self.unit.plan
 
     def without_python(self, python: str) -> list[str]:
-        """Returns a warning if the unit's Python is missing, a fault that would otherwise show only
-        at the next boot.
+        """Returns a warning if the Python that the unit runs is missing. Without the warning this fault would appear
+        only at the next boot.
         """
         if os.access(self.path(python), os.X_OK):
             return []
@@ -60,7 +60,9 @@ class MigHost:
         ]
 
     def absent(self, session: Callable[[], Mig]) -> None:
-        """Removes the geometry. Without a record the collection configured nothing, and the GPUs stay as they are."""
+        """Removes the geometry. If there is no record, the collection configured nothing, so the GPUs stay as
+        they are.
+        """
         raw = read_bytes(self.path(self.record)) if self.record else None
         if raw is not None:
             try:

@@ -15,7 +15,8 @@ from .nvml import CtypesReader, NvmlError
 
 NOT_SUPPORTED, INVALID_ARGUMENT, NOT_FOUND, FUNCTION_NOT_FOUND, IN_USE = 3, 2, 6, 13, 19
 INSUFFICIENT_SIZE, INSUFFICIENT_RESOURCES = 7, 23
-# NVML numbers its kinds of profiles from 0; for an unknown kind it returns INVALID_ARGUMENT.
+# NVML numbers its profiles from 0 and returns INVALID_ARGUMENT for a number that it does not know. The numbers below
+# this bound are tried.
 PROFILES = 16
 # Maximum instances of one profile on a GPU.
 MOST = 8
@@ -183,13 +184,13 @@ class Mig(CtypesReader):
         ]
 
     def set_mode(self, index: int, on: bool) -> None:
-        """Switches MIG and checks that the mode is active. If it is not, for example because it waits for a GPU reset,
-        withdraws the pending mode and raises NvmlError.
+        """Switches MIG mode on or off and checks that the new mode is active. If it is not, for example because the GPU
+        needs a reset first, restores the former pending mode and raises NvmlError.
         """
         handle, activation = self.handle(index), ctypes.c_uint()
         self._call("nvmlDeviceSetMigMode", handle, ctypes.c_uint(int(on)), ctypes.byref(activation))
         if self.modes(handle)[0] is not on:
-            # Withdraw the pending mode, which would take effect at the next boot.
+            # Restore the former pending mode, because otherwise the new mode would take effect at the next boot.
             with contextlib.suppress(NvmlError):
                 self._call("nvmlDeviceSetMigMode", handle, ctypes.c_uint(int(not on)), ctypes.byref(activation))
             raise NvmlError(activation.value or IN_USE, f"nvmlDeviceSetMigMode of GPU {index}")

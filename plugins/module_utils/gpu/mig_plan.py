@@ -3,8 +3,8 @@
 I/O.
 
 A geometry maps profile to count, such as ``{"1g.10gb": 3, "3g.40gb": 1}``. Instances that the geometry needs stay; only
-surplus instances are destroyed. Missing instances are created largest first: NVML places each where it fits, and a
-small instance could block the placement of a large one.
+surplus instances are destroyed. Missing instances are created largest first, because NVML places each where it fits,
+and a small instance could block a large one.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ def _memory(gpu: dict[str, Any], profile: str) -> int:
 
 
 def fits(name: str, profiles: dict[str, Any], geometry: dict[str, int]) -> list[str]:
-    """Returns errors for a geometry that exceeds the GPU's counts by NVML. NVML does the placement."""
+    """Returns errors for a geometry that has more instances of a profile than NVML allows on this GPU. Whether the
+    instances fit together is not checked, because NVML places them.
+    """
     if not profiles:
         return []  # The NVML of some drivers lists no profiles before MIG is on.
     said = []
@@ -81,8 +83,8 @@ def fits(name: str, profiles: dict[str, Any], geometry: dict[str, int]) -> list[
 
 
 def busy(name: str, gpu: dict[str, Any], steps: Steps) -> list[str]:
-    """Returns an error if the steps would disturb processes: any process on the GPU if its mode changes, else a process
-    in a destroyed instance or in no known instance.
+    """Returns an error if the steps would disturb processes. If the MIG mode changes, these are all processes on the
+    GPU. Else they are the processes in an instance that is destroyed, or in no known instance.
     """
     whole = steps.mode is not None
     held = [one for one in gpu["processes"] if whole or one["instance"] is None or one["instance"] in steps.destroy]
@@ -116,8 +118,8 @@ def describe(gpu: dict[str, Any], steps: Steps) -> list[str]:
 
 
 def targets(gpus: Sequence[dict[str, Any]], geometry: dict[str, int]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Returns the GPUs that a geometry applies to, and warnings. On a host with both kinds, GPUs
-    without MIG stay whole.
+    """Returns the GPUs that a geometry applies to, and warnings. On a host with some GPUs that have no MIG, those GPUs
+    stay whole.
     """
     able = [gpu for gpu in gpus if gpu["mode"] is not None]
     if not able and geometry:

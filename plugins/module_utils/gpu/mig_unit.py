@@ -2,7 +2,8 @@
 """Makes the files that restore a MIG geometry at boot: the geometry, a program made of this collection's source files,
 and a systemd unit.
 
-MIG instances never survive a reset of the GPU, and on Hopper and later the mode does not either.
+They are needed because MIG instances do not survive a reset of the GPU. On Hopper and later the MIG mode does not
+survive it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ except (mig_apply.MigError, nvml.NvmlError, OSError, ValueError, KeyError) as fa
     sys.exit("vgpu-mig: {}: {}".format(sys.argv[1], fault))
 """
 
-# Python runs this text in the folder of the program. -I: Python imports only its own library.
+# Text that Python runs in the folder of the program. With the option -I Python imports only its own library.
 START = """\
 # Managed by vgpu.fleet.
 import runpy
@@ -74,7 +75,9 @@ WantedBy=multi-user.target
 
 
 def files(geometry: dict[str, int], python: str = "/usr/bin/python3") -> dict[str, str]:
-    """Returns the text of every file, by path. The program is the source text of modules of the core."""
+    """Returns the text of every file, by path. The program consists of the source text of modules of this
+    collection.
+    """
     package = f"{FOLDER}/vgpu_mig"
     found = {f"{package}/{path}.py": source(path.replace("/", ".")) for path in SOURCES}
     found[f"{package}/__init__.py"] = "# Managed by vgpu.fleet.\n"
@@ -92,7 +95,7 @@ def folders() -> list[str]:
 
 
 def source(name: str) -> str:
-    """Returns the source text of a module of the core, also if Ansible packed it into a zip file."""
+    """Returns the source text of a module of module_utils, even if Ansible packed it into a zip file."""
     full = f"{__name__.rpartition('.gpu.')[0]}.{name}"
     spec = find_spec(full)
     text = spec.loader.get_source(full) if spec and spec.loader else None  # type: ignore[attr-defined]

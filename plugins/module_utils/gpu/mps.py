@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the service of NVIDIA's MPS control daemon: limits for each client, and how many clients a GPU takes. No I/O.
+"""Makes the files of a service that runs NVIDIA's MPS control daemon. Also computes the limits of each client, and how
+many clients a GPU takes. No I/O.
 
 Names and paths are those that NVIDIA's device plugin expects below its ``mpsRoot``. A memory limit of MPS applies to
 each process, not to each container. MPS isolates the memory of clients but not their faults: a fatal fault of one
@@ -87,7 +88,8 @@ def files(
         "[Service]",
         "Type=simple",
         f"Environment=CUDA_MPS_PIPE_DIRECTORY={pipe} CUDA_MPS_LOG_DIRECTORY={log}",
-        # Name GPUs by UUID, because the daemon counts indexes among the GPUs that it sees, not among the host's.
+        # Name GPUs by UUID, because the daemon numbers only the GPUs that it sees, so its indexes may differ from the
+        # host's.
         f"Environment=CUDA_VISIBLE_DEVICES={uuids}",
         f"ExecStartPre=/bin/mkdir -p {pipe} {log} {root}/shm",
         # Containers of MPS clients share this folder as their /dev/shm, with the options of a container's own /dev/shm.

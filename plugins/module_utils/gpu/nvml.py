@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads GPUs from NVML through ctypes: nodes have the standard library alone, and no module may need a pip install.
-
-The device plugin, which has its own packages, reads through nvidia-ml-py (``vgpu_plugin/node/gpus.py``).
+"""Reads GPUs from NVML through ctypes, because Ansible modules on a node may use only Python's standard library. The
+device plugin, which has its own packages, reads through nvidia-ml-py (``vgpu_plugin/node/gpus.py``).
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class _Attributes(ctypes.Structure):
 
 
 class CtypesReader:
-    """Calls the few functions of NVML that the collection needs, directly in the library."""
+    """Calls the few functions of NVML that the collection needs directly in NVML's library."""
 
     def __init__(self, library: str = LIBRARY) -> None:
         try:
@@ -139,7 +138,9 @@ class CtypesReader:
         return current.value
 
     def mig_devices(self, handle: Any) -> list[tuple[str, str, int, int, int]]:
-        """Returns for each MIG device: UUID, name, slices of its GPU instance, its own slices, memory in MiB."""
+        """Returns for each MIG device: UUID, name, number of slices of its GPU instance, number of its own slices,
+        memory in MiB.
+        """
         most, found = ctypes.c_uint(), []
         self._call("nvmlDeviceGetMaxMigDeviceCount", handle, ctypes.byref(most))
         for place in range(most.value):
@@ -220,8 +221,8 @@ def mig_devices(source: Any, handle: Any, card_bytes: int) -> list[dict[str, Any
 
 
 def mig_profile(name: str, gpu_slices: int, compute_slices: int, memory_mib: int, card_bytes: int) -> str:
-    """Returns the profile of a MIG device: the last word of its name if the driver writes it there, else by NVIDIA's
-    rule, which counts memory in eighths of the card, in whole GiB.
+    """Returns the profile of a MIG device. If the driver wrote the profile into the device's name, it is the last word
+    there. Else it is computed by NVIDIA's rule, which counts memory in eighths of the card and rounds it to whole GiB.
     """
     said = re.search(r" MIG (\S+)$", name)
     if said:

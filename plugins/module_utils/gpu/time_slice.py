@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the unit that sets the driver's time slice between processes on a GPU at every boot. No I/O.
 
-The loaded driver holds the policy and loses it when it is unloaded. So a unit sets the policy, and stopping the unit
-restores the default. NVML has no public call for the policy; nvidia-smi can set it.
+The driver forgets the time slice when it is unloaded. So a unit sets the time slice, and stopping the unit restores the
+default. The unit calls nvidia-smi, because NVML has no public call for this.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes two digests: of a text, and of the state of a host that a proof of isolation (a passed isolation check)
-covers.
-"""
+"""Computes two digests: that of a text, and that of a host's state for which an isolation check has passed."""
 
 from __future__ import annotations
 
@@ -17,8 +15,9 @@ def sha256(text: str) -> str:
 def fingerprint(
     status: dict[str, Any] | None, gpus: Sequence[dict[str, Any]], driver_version: str | None
 ) -> str | None:
-    """Returns a digest of the state that a proof of isolation covers: the library, the plugin, its configuration, the
-    driver and the GPUs. Returns None if no device plugin runs, because there is nothing to prove.
+    """Returns a digest of the state on which isolation depends: the library, the plugin, its configuration, the driver
+    and the GPUs. If the digest changes, isolation must be checked again. Returns None if no device plugin runs, because
+    then there is nothing to check.
     """
     if not status:
         return None

@@ -11,8 +11,8 @@ EL_LIKE = {"rhel", "rocky", "almalinux", "centos", "ol"}
 
 
 class System(NamedTuple):
-    """Describes a host's system. ``family``: debian, ubuntu, el or sles; ``release``: in the spelling of ``DEBIAN`` and
-    ``UBUNTU``, the major version for el and sles; ``headers``: whether the running kernel's headers are installed.
+    """Describes a host's system. ``family``: debian, ubuntu, el or sles. ``release``: as in ``DEBIAN`` and ``UBUNTU``;
+    for el and sles it is the major version. ``headers``: whether the running kernel's headers are installed.
     """
 
     family: str

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a file, and replaces a file in a single step, so that a killed run leaves either the old or the new bytes."""
+"""Reads files and replaces them. A file is replaced in a single step, so that after a kill it holds either the old or
+the new bytes.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,7 @@ def write_bytes(path: str, data: bytes, mode: int = 0o644) -> None:
     """Replaces the file in one step. An existing file keeps its owner and mode; ``mode`` applies to a new file."""
     folder = os.path.dirname(path)
     os.makedirs(folder, mode=0o755, exist_ok=True)
-    # The name of the temporary file is fixed, so that the next writer of this file replaces a temporary file that a
-    # killed run left.
+    # The temporary file has a fixed name. So if a killed run left one, the next writer of this file replaces it.
     fresh = os.path.join(folder, f".{os.path.basename(path)}.vgpu-new")
     with contextlib.suppress(FileNotFoundError):
         os.unlink(fresh)

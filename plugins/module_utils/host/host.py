@@ -40,8 +40,8 @@ UNIT_ABSENT: dict[str, Any] = {
     "exe": "",
     "old_driver": False,
 }
-# Libraries of the driver. A running program keeps the library files that it started with, so after an upgrade it may
-# still use the former driver's files.
+# Libraries of the driver. A running program continues to use the library files that it has loaded, so after an upgrade
+# it may still use the former driver's files.
 DRIVER_LIBRARIES = ("/libnvidia-ml.so", "/libcuda.so")
 
 Runner = Callable[[Sequence[str]], Answer]
@@ -133,8 +133,8 @@ class Host:
         }
 
     def node_name(self) -> str:
-        """Returns the name by which a kubelet registers the host unless configured otherwise: the kernel's whole host
-        name, with its domain if it has one, in lower case. Empty if the kernel has no host name.
+        """Returns the name by which a kubelet registers the host by default. This is the kernel's whole host name in
+        lower case, with its domain if it has one; empty if the kernel has no host name.
         """
         return (self.text("/proc/sys/kernel/hostname") or "").strip().lower()
 
@@ -161,9 +161,8 @@ class Host:
         return {"loaded_version": version.group(1) if version else None, "nouveau": "nouveau" in modules}
 
     def packages(self, names: Sequence[str]) -> dict[str, str | None]:
-        """Returns the installed version of each package, None if it is not fully installed.
-
-        A name with ``*`` is a pattern that selects every matching installed package.
+        """Maps each package to its installed version, or to None if it is not fully installed. A name with ``*`` is a
+        pattern; it adds every installed package that matches.
         """
         if not names:
             return {}
@@ -190,7 +189,9 @@ class Host:
         return (self.link(f"/proc/{pid}/exe") or "") if pid else ""
 
     def old_driver(self, pid: int) -> bool:
-        """Returns whether a process has loaded a driver library whose file was since replaced or removed."""
+        """Returns whether a process uses a driver library whose file on disk was replaced or removed after the process
+        loaded it.
+        """
         lines = (self.text(f"/proc/{pid}/maps") or "").splitlines() if pid else []
         return any(line.endswith(" (deleted)") and any(one in line for one in DRIVER_LIBRARIES) for line in lines)
 
@@ -201,8 +202,8 @@ class Host:
             return found
         properties = "Id,LoadState,ActiveState,UnitFileState,NeedDaemonReload,MainPID,ExecMainStartTimestampMonotonic"
         answer = self.run(["systemctl", "show", "--no-pager", "-p", properties, *names])
-        # systemctl prints the blocks in the order of the arguments. The field Id cannot be the key, because for an
-        # alias it has the unit's real name.
+        # systemctl prints one block for each unit, in the order of the arguments. Assign the blocks by this order,
+        # because the field Id of an alias has the unit's real name.
         for name, block in zip(names, answer.out.strip().split("\n\n")):
             fields = dict(line.partition("=")[::2] for line in block.splitlines())
             facts = unit_facts(fields)
@@ -212,7 +213,8 @@ class Host:
             found[name] = {
                 **facts,
                 "stale": fields.get("NeedDaemonReload") == "yes",
-                # Wall-clock time of the start, compared with the modification times of the files that the unit read.
+                # Wall-clock time of the unit's start. It is compared with the modification times of the files that the
+                # unit reads at its start.
                 "started": time.time() - (time.monotonic() - started / 1e6) if started else None,
                 "argv": self.argv(int(fields.get("MainPID") or 0)),
                 "exe": self.exe(int(fields.get("MainPID") or 0)),
@@ -221,12 +223,12 @@ class Host:
         return found
 
 
-# States that systemd reports for a unit that starts at boot, or that another unit starts and that cannot be enabled.
+# States in which a unit counts as enabled: it starts at boot, or it cannot be enabled because another unit starts it.
 AT_BOOT = ("enabled", "static", "alias", "indirect", "generated", "transient")
 
 
 def unit_facts(fields: dict[str, str]) -> dict[str, bool]:
-    """Returns a unit's state from the fields of ``systemctl show``, for the plan and the module docker_daemon."""
+    """Returns a unit's state from the fields that ``systemctl show`` prints."""
     load = fields.get("LoadState") or "not-found"
     return {
         "present": load != "not-found",
@@ -238,9 +240,8 @@ def unit_facts(fields: dict[str, str]) -> dict[str, bool]:
 
 
 def dpkg_versions(status: str, names: Sequence[str]) -> dict[str, str | None]:
-    """Returns the versions from the text of dpkg's status file; only the state "installed" counts.
-
-    A package that dpkg left half configured must be installed again, so it is reported as absent.
+    """Returns the versions of installed packages from the text of dpkg's status file. A package that dpkg left half
+    configured must be installed again, so it counts as absent.
     """
     installed: dict[str, str] = {}
     for block in status.split("\n\n"):

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a program in a mount namespace of its own, which shows a container's files at chosen paths.
-
-The mount points below /dev are exactly those of a container, so that a check finds out whether a program can move a
-folder there. /dev is a fresh tmpfs, as runtimes make it.
-
-Used on hosts without a container runtime. Nothing is written on the host: a missing mount point is made on a tmpfs that
-covers its folder in the new namespace alone, and the folder's other entries are bound into that tmpfs.
+"""Runs a program as in a container, on hosts without a container runtime. The program gets its own mount namespace, in
+which files are bind-mounted at chosen paths. /dev is a new tmpfs with exactly the mount points of a container, so that
+a check can test whether a program can move a folder there. Nothing is written on the host. If a mount point is missing,
+its folder is covered by a tmpfs in the new namespace, and the other entries of the folder are bind-mounted into that
+tmpfs.
 """
 
 from __future__ import annotations
@@ -22,12 +20,12 @@ CLONE_NEWNS = 0x00020000
 MS_RDONLY, MS_NOSUID, MS_NODEV = 0x1, 0x2, 0x4
 MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 0x20, 0x1000, 0x4000, 0x40000
 
-# Device nodes that every container has. The nodes of the slice's GPUs are added.
+# Device nodes that every container has. The device nodes of the program's GPUs are added.
 DEVICE_NODES = ("null", "zero", "full", "random", "urandom", "tty")
 DEVICE_FOLDERS = ("shm", "pts", "mqueue")
 GPU_CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 
-# Seconds between two polls of a running program. They are short, because the program may free its memory after
+# Seconds between two polls of a running program. The interval is short, because the program may free its memory after
 # milliseconds.
 LOOK_S = 0.001
 
@@ -56,7 +54,9 @@ def _libc() -> Any:
 
 
 class Namespace:
-    """Prepares the mount namespace of the calling process. Used in a child process, between fork and exec."""
+    """Makes the mounts in the mount namespace of the calling process, which is a child process between fork
+    and exec.
+    """
 
     def __init__(self) -> None:
         self._libc = _libc()
@@ -75,15 +75,17 @@ class Namespace:
             raise NamespaceError(f"cannot mount {source} on {target}: {os.strerror(number)}")
 
     def _bind(self, descriptor: int, target: str, flags: int = 0) -> None:
-        """Binds the file of a descriptor. The file stays reachable when another mount has covered its path."""
+        """Bind-mounts the file of a descriptor. It uses the descriptor, because another mount may already cover the
+        file's path.
+        """
         self._mount(f"/proc/self/fd/{descriptor}", target, None, MS_BIND | flags)
 
     def tmpfs(self, folder: str, mode: int = 0o755) -> None:
         self._mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, f"mode={mode:o}")
 
     def _open_up(self, folder: str) -> None:
-        """Makes it possible to create new names in a folder without a change of the host: mounts a tmpfs over the
-        folder and binds all its entries into the tmpfs.
+        """Makes it possible to create files in a folder without a change of the host. It mounts a tmpfs over the folder
+        and bind-mounts all entries of the folder into the tmpfs.
         """
         entries = []
         for name in sorted(os.listdir(folder)):
@@ -118,9 +120,8 @@ class Namespace:
     _own_devices: frozenset[int] = frozenset()
 
     def lay_out(self, mounts: Sequence[Mount], device_paths: Sequence[str]) -> None:
-        """Makes all mounts, and a /dev that has only the named device nodes.
-
-        Opens all sources first, before a mount covers them.
+        """Makes all mounts, and a /dev that has only the named device nodes. Opens all source files before the first
+        mount, because a mount may cover them.
         """
         host_devices = _mounted_devices()
         sources = []

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the run id: the part of a name that tells which run of the isolation check made the object.
-
-The id separates the leftovers of a killed run from what a running check uses. It holds the pid, the start time of that
-process, and the boot: the kernel soon reuses a pid, above all after a reboot.
+"""Makes run ids. A run of the isolation check puts its id into the name of each object that it creates. So the
+leftovers of a killed run can be distinguished from the objects of a check that still runs. The id holds the pid, the
+start time of that process, and the boot, because the kernel reuses pids, above all after a reboot.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import time
 MARK = re.compile(r"(\d+)\.(\d+)\.([0-9a-f]+)")
 # Digits of the boot's random id in a run id: containerd accepts names of at most 76 characters.
 BOOT_DIGITS = 12
-# Run ids of former versions: a pid alone; still older versions had no run id.
+# Matches run ids of former versions, which were only a pid. Still older versions had no run id.
 FORMER = re.compile(r"\d*")
 # Seconds after which an object without a run id is stale, because no run took that long.
 LONGEST_S = 3600.0
@@ -32,9 +31,8 @@ def own(proc: str = "/proc") -> str:
 
 def has_ended(mark: str, proc: str = "/proc", made: float | None = None) -> bool:
     """Returns whether the run with this id has ended, so that its objects may be removed. A text that is no run id
-    gives False.
-
-    ``made``: when the object was made, in seconds since 1970; needed for the ids of former versions.
+    gives False. ``made``: when the object was created, in seconds since 1970; it is needed only for the ids of former
+    versions.
     """
     if FORMER.fullmatch(mark):
         return _has_former_ended(mark, proc, made)
@@ -52,7 +50,7 @@ def _has_former_ended(pid: str, proc: str, made: float | None) -> bool:
     if not start:
         return True
     booted = _booted(proc)
-    # A process that began after the object was made did not make it: the process only reuses the pid.
+    # If the process with this pid began after the object was created, it did not create the object, but reuses the pid.
     began = booted + int(start) / os.sysconf("SC_CLK_TCK")
     return made is not None and booted > 0.0 and began > made + SET_S
 

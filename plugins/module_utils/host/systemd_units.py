@@ -29,8 +29,8 @@ class UnitFiles:
         return os.path.join(self.root, path.lstrip("/"))
 
     def install(self, wanted: dict[str, str], start: bool) -> None:
-        """Writes the files that differ, enables the unit, and (``start``) ensures that the unit runs with the files on
-        disk.
+        """Writes the files that differ and enables the unit. With ``start`` it also ensures that the unit runs with the
+        files on disk.
         """
         changed = []
         for path, text in sorted(wanted.items()):
@@ -67,7 +67,7 @@ class UnitFiles:
             return
         answer = self.run(["systemctl", "disable", "--now", self.unit])
         if answer.rc != 0 and self._is("active"):
-            # Stop here and keep the unit file: without the unit nothing could stop the service any more, and the GPUs
+            # Stopping failed, so keep the unit file. Without it nothing could stop the service any more, and the GPUs
             # would keep its settings.
             raise UnitError(f"systemctl disable --now {self.unit} failed with {answer.rc}: {answer.err.strip()}")
         for path in there:
@@ -78,8 +78,8 @@ class UnitFiles:
         self.must("daemon-reload")
 
     def _left_over(self, wanted: dict[str, str]) -> tuple[bool, bool]:
-        """Returns the state that a killed run left: (unit not yet read by systemd, service older than a file of its
-        own).
+        """Finds what a killed run left undone. Returns two values: whether systemd has not read the unit file yet, and
+        whether the service started before one of its files was written.
         """
         what = "NeedDaemonReload,ExecMainStartTimestampMonotonic"
         answer = self.run(["systemctl", "show", "-p", what, self.unit])
@@ -90,10 +90,9 @@ class UnitFiles:
         return fields.get("NeedDaemonReload") == "yes", bool(started) and newest > began
 
     def try_restart(self, units: Sequence[str]) -> list[str]:
-        """Restarts the running units and returns the faults. A unit that is absent or does not run stays as it is.
-
-        Exception: a oneshot unit, such as NVIDIA's unit for CDI files, ends after its work, so it is started again if
-        it is enabled.
+        """Restarts the running units and returns the faults. A unit that is absent or does not run stays as it is. An
+        enabled oneshot unit, such as NVIDIA's unit for CDI files, is an exception: it has ended after its work, so it
+        is started again.
         """
         faults = []
         for unit in units:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks one leased slice (share of a GPU) by all available means: the probe (vgpu-probe, which tries to exceed the
-limits) and nvidia-smi inside the slice, and, outside, the host's NVML and the node's watcher, which finds processes
-that bypass the library.
+"""Checks the isolation of one slice (share of a GPU), which the device plugin leases to the check. Inside the slice the
+check runs nvidia-smi and the probe, a program that tries to exceed the limits. Outside, it reads the host's NVML and
+the findings of the node's watcher, which looks for processes that bypass the library.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from .runner import ASK_S, SHELL, START_S, RunnerError
 LIBRARY, OLD_LIBRARY = "/dev/vgpu/lib", "/usr/local/lib/vgpu/libvgpu.so"
 # The probe is mounted separately in the slice, so that it also exists where the library is not mounted.
 PROBE = "/dev/vgpu-probe"
-# Milliseconds for which the probe keeps a slice filled, so that a poll sees the fill even on a busy host with seconds
-# between two polls.
+# Milliseconds for which the probe keeps the slice's memory filled. They are enough for one poll of NVML even on a busy
+# host, where seconds pass between two polls.
 HOLD_MS = 3000
-# MiB of slice memory that each bypass (attempt to get memory past the library) needs if several run at once: a context
-# on a large card, and the bypass's allocation.
+# A bypass is an attempt of the probe to get memory past the library. If several bypasses run at once, each needs this
+# many MiB of the slice: for a context on a large card, and for its allocation.
 ROOM_MIB = 512
 # Seconds for which a slice's compute share is measured while another slice is busy.
 BESIDE_S = 5.0
-# Seconds that the programs of two slices need to wait for each other, fill the slices, exchange a handle and judge the
-# result.
+# Seconds that the programs in two slices need for the import check, in which one program exports memory and the other
+# tries to import it.
 MEET_S = 2.0
-# A program that ends at once, because the checks of its container run before it, while the container's shell waits for
-# the start signal.
+# A program that ends at once. It is used if a check needs only a container that waits for its start signal, and no
+# program in it.
 IDLE = [SHELL, "-c", ":"]
-# Milliseconds for which a bypass that the driver did not refuse keeps its memory, so that the sum of the control group
-# can be read.
+# Milliseconds for which a bypass keeps memory that the driver did not refuse, so that the memory sum of its control
+# group can be read.
 SUM_MS = 2000
-# Seconds that the lease of the second slice needs in addition to the program's time-out: a slow engine creates, starts,
-# ends and removes each container, and the first container waits for the second.
+# Seconds by which the lease of the second slice exceeds the program's time-out. A slow engine needs them to create,
+# start, end and remove both containers, because the first container waits for the second.
 ENGINE_S = isolation_pair.WAIT_S + START_S + 4 * ASK_S
 NO_LIMIT_PERCENT = 100
-MOST_TTL_S = 3600  # the longest lease that the plugin grants
+MOST_TTL_S = 3600  # The longest lease that the plugin grants.
 QUERY = ["--query-gpu=uuid,memory.total", "--format=csv,noheader,nounits"]
 
 
@@ -91,7 +91,7 @@ class SliceCheck:
         self.slice = next(one for one in status["slices"] if one["id"] == lease["ids"][0])
         gpu = next(one for one in status["gpus"] if one["uuid"] == self.slice["uuid"])
         others = [one for one in status["slices"] if one["uuid"] == gpu["uuid"] and one["id"] not in lease["ids"]]
-        # The plugin's report on what enforces memory.
+        # What enforces memory limits, as the plugin reports it.
         self._claimed = str(status.get("memory_enforcement") or "")
         self._has_neighbours = any(one["in_use"] for one in others)
         of_gpu = [one.get("memory_mib", 0) for one in status["slices"] if one["uuid"] == gpu["uuid"]]
@@ -99,7 +99,8 @@ class SliceCheck:
         self._minors = [gpu["minor"]]
         self._expected = verdicts.Expected(self.slice["uuid"], self.slice["memory_mib"])
         every = [Mount(one["container_path"], one["host_path"], one["read_only"]) for one in lease["mounts"]]
-        # A mount of /dev/null only names a GPU to the NVIDIA runtime; the process does not see that file.
+        # Leave out mounts of /dev/null. Their paths only name a GPU to NVIDIA's runtime, and the process does not see
+        # them.
         self._promised = [one for one in every if one.host_path != "/dev/null"]
         self._words = [one for one in every if one.host_path == "/dev/null"]
         paths = [one.container_path for one in self._promised]
@@ -114,15 +115,15 @@ class SliceCheck:
         # The driver's limit for the container's control group at the container's first start.
         self._limit = driver_verdicts.DriverLimit(fault="the host did not read the limit")
         self.smi_table = ""
-        # Bypasses that did not run, or not long enough for the watcher, because ``duration`` had passed.
+        # Bypasses that did not run, or ran too briefly for the watcher, because the time ``duration`` had passed.
         self.left_out: list[str] = []
 
     def _choose_runner(self) -> Any:
         return self._engines.runner(self._as_leased())
 
     def _as_leased(self, *more: Mount) -> Lease:
-        """Returns the slice as the runner needs it, with the mounts of the device plugin's reply. ``more``: additional
-        mounts.
+        """Returns the slice in the form that the runner needs, with the mounts from the device plugin's reply.
+        ``more``: additional mounts.
         """
         lease, probe = self._lease, self._probe_mount()
         environment = {name: str(value) for name, value in self._params["environment"].items()}
@@ -145,7 +146,7 @@ class SliceCheck:
         return Mount(PROBE, os.path.join(folder, os.path.basename(PROBE)), True)
 
     def run(self) -> list[dict[str, Any]]:
-        """Runs all checks and returns their results. Only the bypasses stop when ``duration`` has passed."""
+        """Runs all checks and returns their results. When ``duration`` has passed, only the bypasses stop."""
         asked = [name for name in self._params["checks"] if name not in verdicts.OWN]
         ways = [name for name in asked if name.startswith(verdicts.BYPASS)]
         wanted = [name for name in asked if name not in ways] or (["totals"] if ways else list(verdicts.PROBE_CHECKS))
@@ -158,13 +159,13 @@ class SliceCheck:
             checks.append(self._import_beside())
         if self._by_driver and (not named or driver_verdicts.BESIDE in named):
             checks.append(self._driver_beside())
-        if verdicts.BESIDE in named:  # needs a second slice, so only on request
+        if verdicts.BESIDE in named:  # This check needs a second slice, so it runs only on request.
             checks.append(self._share_beside())
         return [one for one in checks if not named or one["name"] in [*named, "probe"]]
 
     def _left_s(self) -> float:
-        """Returns the seconds that one program may run: the remaining ``duration`` without the time that its container
-        takes to start and end, at most ``timeout``. Without a ``duration`` returns ``timeout``.
+        """Returns the seconds for which one program may run, at most ``timeout``. This is the remaining ``duration``
+        less the time that the program's container takes to start and end. Without a ``duration`` it is ``timeout``.
         """
         duration, timeout = self._params["duration"], float(self._params["timeout"])
         left = self._begun + duration - time.monotonic() - self.runner.overhead_s
@@ -208,7 +209,9 @@ class SliceCheck:
         return observer.group_of(pid, self._params.get("cgroup_root") or memory_limits.CGROUP_ROOT)
 
     def _tenants(self, reader: Any) -> DriverChecks:
-        """Returns the checks of the limits that the driver enforces on this slice's GPU. Raises NvmlError."""
+        """Returns an object that checks the limits that the driver enforces on this slice's GPU. Its test processes are
+        called tenants. Raises NvmlError.
+        """
         full = self._oversold and self._has_neighbours
         crowded = (
             ("the slices of the GPU are oversold and others are in use, so this slice is not filled") if full else ""
@@ -240,14 +243,16 @@ class SliceCheck:
                 wanted = [one for one in driver_verdicts.OF_TENANTS if not named or one in named]
                 checks = [verdicts.check(one, verdicts.NOT_RUN, "", "", detail=str(fault)) for one in wanted]
         if seen[0].hard is None:
-            # A missing limit cannot be tested. A user who requested one of these checks by name must see that it did
-            # not run.
+            # If the driver has no limit, its limit cannot be tested. But a user who requested one of these checks by
+            # name must see that it did not run.
             checks = [driver_verdicts.of_driver(self._claimed, seen[0], self._expected, one) for one in named]
             checks = [one for one in checks if one["name"] in driver_verdicts.OF_TENANTS]
         return [driver_verdicts.of_restart(self._claimed, self._limit, seen[0], self._expected), *checks]
 
     def _driver_beside(self) -> dict[str, Any]:
-        """Tests the limit and account of another slice while a process without libvgpu.so fills this slice."""
+        """Fills this slice by a process without libvgpu.so, and tests whether the driver's limit and memory account of
+        another slice stay unchanged.
+        """
         timeout = float(self._params["timeout"])
         found: list[dict[str, Any]] = []
 
@@ -265,8 +270,8 @@ class SliceCheck:
         return self._beside(driver_verdicts.BESIDE, MEET_S + 2 * self.runner.overhead_s, work)
 
     def _fill_until_seen(self, watch: Any, filled: int, look: Any, deadline: float) -> list[dict[str, Any]]:
-        """Fills the slice with memory again for HOLD_MS if no poll saw a fill, because a fill, or a whole run of few
-        checks, may start and end between two polls. Returns the violated checks of the second fill.
+        """If no poll saw the slice filled, fills its memory again for HOLD_MS. This is needed because a fill may start
+        and end between two polls. Returns the violated checks of the second fill.
         """
         blind = not filled or watch.fault or watch.untold
         if blind or verdicts.seen(watch.most_bytes, filled) or time.monotonic() > deadline:
@@ -278,13 +283,14 @@ class SliceCheck:
         return [one for one in checks if one["verdict"] == verdicts.VIOLATED]
 
     def _try_bypasses(self, ways: list[str]) -> list[dict[str, Any]]:
-        """Runs the bypasses. A bypass that must be prevented runs while another process fills the slice, because it
-        must get no memory then. A bypass that cannot be prevented gets its memory, so it runs in an empty slice and
-        uses no other container's memory. The exception, PAST_THE_SLICE, runs alone and only if no other slice of the
-        GPU is in use.
+        """Runs the bypasses. A bypass that must be prevented runs while another process fills the slice, because then
+        it must get no memory. A bypass that cannot be prevented gets its memory. So it runs in an empty slice, where
+        this memory is not another container's. The exception, PAST_THE_SLICE, runs alone and only if no other slice of
+        the GPU is in use.
         """
         if self._by_driver:
-            # In a full slice the driver refuses every bypass, so no bypass uses another container's memory.
+            # The driver enforces the limit, so in a full slice it refuses every bypass, and none can use another
+            # container's memory.
             checks = self._by_sum(self._try(ways))
             self.left_out += [one["name"] for one in checks if one["left_out"]]
             return checks
@@ -300,8 +306,8 @@ class SliceCheck:
         return checks
 
     def _by_sum(self, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Repeats the bypasses that the driver did not refuse, holds each for SUM_MS, and judges the sum of the control
-        group's memory.
+        """Repeats the bypasses that the driver did not refuse. Each keeps its memory for SUM_MS, while the memory sum
+        of the control group is read and judged.
         """
         opened = [one["name"] for one in found if one["verdict"] == verdicts.OPEN]
         if not opened:
@@ -341,7 +347,9 @@ class SliceCheck:
         return [one for one in checks if one["name"] in ways or one["name"] == "probe"]
 
     def _show(self, ways: list[str]) -> list[dict[str, Any]]:
-        """Runs all bypasses that may be open at once, until the node's watcher has named each."""
+        """Runs these bypasses, which user space cannot prevent, all at once, until the node's watcher has named each of
+        them.
+        """
         left = self._left_s()
         if not ways or left < 1.0:
             return [verdicts.left_out(name, self._params["duration"]) for name in ways]
@@ -367,14 +375,14 @@ class SliceCheck:
         return out
 
     def _judge(self, one: dict[str, Any], observation: watcher.Observation, cut: str) -> dict[str, Any]:
-        """Judges one bypass by the watcher's polls. ``cut``: the reason if the bypass ran for less time than the
-        watcher needs; polls during a slow start of the container do not count.
+        """Judges whether the watcher named one bypass. ``cut``: why the bypass ran for less time than the watcher
+        needs, empty if it ran long enough. Polls during a slow start of the container do not count.
         """
         if one["name"] in observation.named:
             seconds, text = observation.named[one["name"]]
             return verdicts.of_watcher(one, seconds, observation.polls, observation.needed, "", text)
         if one["verdict"] != verdicts.OPEN:
-            return one  # Skip the watcher, because the bypass allocated nothing that a poll could see.
+            return one  # Do not judge the watcher, because the bypass allocated nothing that a poll could see.
         return verdicts.of_watcher(one, None, observation.polls, observation.needed, observation.fault or cut)
 
     def _ask_watcher(self) -> dict[str, Any] | None:
@@ -389,7 +397,7 @@ class SliceCheck:
         """
         percent = self.slice["sm_percent"]
         if not 0 < percent < NO_LIMIT_PERCENT:
-            # The probe's check ``share`` reports the same, because without a share there is no limit to enforce.
+            # Without a compute share there is no limit to test. The probe's check ``share`` reports the same.
             return verdicts.check(verdicts.BESIDE, verdicts.PASSED, 0, 0, "shares", "no share is set")
 
         def measure(other: SliceCheck) -> dict[str, Any]:
@@ -416,8 +424,8 @@ class SliceCheck:
         return self._beside(verdicts.IMPORT, MEET_S + self.runner.overhead_s, meet)
 
     def _beside(self, name: str, least_s: float, work: Callable[[SliceCheck], dict[str, Any]]) -> dict[str, Any]:
-        """Leases another free slice of this GPU and returns the result of ``work`` with that slice. ``least_s``:
-        seconds of ``duration`` that must remain.
+        """Leases another free slice of this GPU, calls ``work`` with it and returns the result. If less than
+        ``least_s`` seconds of ``duration`` remain, the check is left out.
         """
         if self._left_s() < least_s:
             self.left_out.append(name)

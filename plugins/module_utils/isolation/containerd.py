@@ -25,7 +25,7 @@ EMPTY_FOLDERS = (
     f"/run/containerd/io.containerd.runtime.v2.task/{NAMESPACE}",
     f"/var/lib/containerd/io.containerd.runtime.v2.task/{NAMESPACE}",
 )
-# Number of words in a line of ctr's list of tasks: name, pid, state.
+# Number of words in each line of ctr's list of tasks: name, pid, state.
 TASK_WORDS = 3
 
 
@@ -40,8 +40,8 @@ class ContainerdRunner(EngineRunner):
     def __init__(self, ctr: str, root: str, runtime: str, mounts: Sequence[Mount], environment: dict[str, str]) -> None:
         self._ctr = [ctr, "--namespace", NAMESPACE]
         self._root = root
-        # Docker also allows new privileges: a setuid program gets its owner's rights. Without new privileges the bypass
-        # that uses a setuid program would show nothing.
+        # Allow new privileges, as docker does, so that a setuid program gets its owner's rights. Otherwise the probe's
+        # attempt to bypass the library by a setuid program would prove nothing.
         self._options = ["--rm", "--rootfs", "--allow-new-privs", "--runc-binary", runtime, "--label", f"{LABEL}=1"]
         for name, value in sorted(dict({"PATH": PATH, "HOME": "/"}, **environment).items()):
             self._options += ["--env", f"{name}={value}"]
@@ -82,7 +82,9 @@ class ContainerdRunner(EngineRunner):
         self._tell("tasks", "kill", "--signal", "SIGKILL", container)
 
     def _remove(self, container: str) -> None:
-        """Removes the container. An exited container no longer exists, because it was run with --rm."""
+        """Removes the container if containerd still lists it. Usually it does not, because an ended container was
+        removed by --rm.
+        """
         try:
             known = self._say("containers", "list", "--quiet").stdout.split()
         except RunnerError:
@@ -94,8 +96,8 @@ class ContainerdRunner(EngineRunner):
 
 def remove_traces(ctr: str, over: str = "") -> bool:
     """Removes the containers of this run and of killed runs, and the namespace NAMESPACE if no run uses it. ``over``:
-    the id of a run that is known to have ended. Returns whether containerd listed its containers; other faults are not
-    reported.
+    the id of a run that is known to have ended. Returns False if containerd did not list its containers; other faults
+    are not reported.
     """
     ask = [ctr, "--namespace", NAMESPACE]
     try:
@@ -112,5 +114,5 @@ def remove_traces(ctr: str, over: str = "") -> bool:
     finally:
         for pattern in EMPTY_FOLDERS:
             for folder in glob.glob(pattern):
-                with contextlib.suppress(OSError):  # Another process still uses the namespace.
+                with contextlib.suppress(OSError):  # Another process may still use the namespace.
                     os.rmdir(folder)

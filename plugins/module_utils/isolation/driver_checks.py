@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the limits that the driver itself enforces for a container's control group, with tenants (here: test processes)
-that run without libvgpu.so.
-
-A tenant is raw_client.py, a process of the host that enters the container's control group while the container waits.
-The driver limits the group, so it limits the tenant like a statically linked program of the container.
+"""Tests the limits that the driver itself enforces for a container's control group. The test processes are called
+tenants here; each runs raw_client.py on the host, without libvgpu.so. A tenant enters the container's control group
+while the container waits. The driver limits the group, so it limits the tenant like a statically linked program of the
+container.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from .verdicts import MIB
 CHILD = "vgpu-check"
 # Bytes of one test allocation.
 PIECE = 64 * MIB
-# A tenant allocates at most this many bytes beyond the limit, because the memory beyond the limit belongs to other
+# A tenant tries to allocate at most this many bytes beyond the limit, because memory beyond the limit belongs to other
 # slices.
 BEYOND = 64 * MIB
-# Seconds to wait for one reply of a tenant: a context on a sleeping card takes long.
+# Seconds to wait for one reply of a tenant. They are many, because a context on a sleeping card takes long.
 ANSWER_S = 60.0
 # Seconds to wait until a tenant's processes are gone and its control group can be removed.
 GONE_S = 5.0
-# Variables that would load the library, or hide the GPU.
+# Environment variables that a tenant must not have, because they would load the library or hide the GPU.
 OURS = ("LD_PRELOAD", "LD_BIND_NOW", "CUDA_", "NVIDIA_VISIBLE", "VGPU_", "GPU_CORE_", "ACTIVE_")
 
 
@@ -97,7 +96,7 @@ class Tenant:
         return answer
 
     def granted(self, word: str, **more: Any) -> bool:
-        """Returns False if the driver refused the request because memory is short."""
+        """Sends a request that may be refused. Returns False if the driver refused it because memory is short."""
         answer = self.ask(word, **more)
         if answer["code"] not in (0, driver_verdicts.OUT_OF_MEMORY):
             raise TenantError(f"a tenant without our library: {answer.get('call', word)} answers {answer['code']}")
@@ -109,7 +108,7 @@ class Tenant:
         return f"a tenant without our library ended: {said or self._process.returncode}"
 
     def end(self) -> None:
-        """Kills the tenant and its child, which is in the same session and holds its GPU memory until it is gone."""
+        """Kills the tenant and its child, which is in the same session and would keep its GPU memory."""
         deadline = time.monotonic() + GONE_S
         with contextlib.suppress(ProcessLookupError, PermissionError):
             while time.monotonic() < deadline:
@@ -120,7 +119,7 @@ class Tenant:
 
 
 def source() -> str:
-    """Returns the program's text, from wherever this module was loaded."""
+    """Returns the text of raw_client.py, even if this module was loaded from a zip file."""
     loader: Any = raw_client.__loader__
     return str(loader.get_source(raw_client.__name__))
 
@@ -165,8 +164,8 @@ def _remove(group: str) -> None:
 
 
 class DriverChecks:
-    """Runs the checks of one waiting container, given its control group. ``crowded``: the reason if the memory
-    must not be filled, else empty.
+    """Runs the checks in the control group of one waiting container. ``crowded``: why the memory must not be filled,
+    empty if it may be.
     """
 
     def __init__(self, account: Account, uuid: str, claimed: str, crowded: str = "") -> None:
@@ -189,7 +188,7 @@ class DriverChecks:
         return [step() for name, step in steps if wanted(name)]
 
     def refuses(self, group: str, hard: int, name: str = driver_verdicts.REFUSES, full: Any = None) -> dict[str, Any]:
-        """One tenant allocates until the driver refuses. ``full``: called while the tenant holds that memory."""
+        """Lets one tenant allocate until the driver refuses. Calls ``full`` while the tenant holds that memory."""
         return driver_verdicts.of_sum(name, self._claimed, hard, self._fill(group, [group], hard, full))
 
     def children(self, group: str, hard: int) -> dict[str, Any]:
@@ -251,7 +250,7 @@ class DriverChecks:
                 one.must("managed", size=PIECE)
                 found = found._replace(group=self._account.used(group) - before, card=self._account.card()[1] - on_card)
         except NvmlError:
-            found = found._replace(ordinary=0)  # In this case the driver has no account of the group.
+            found = found._replace(ordinary=0)  # With this enforcement the driver has no account of the group.
         except TenantError as fault:
             found = found._replace(fault=str(fault))
         return driver_verdicts.of_managed(self._claimed, found)
@@ -271,7 +270,9 @@ class DriverChecks:
         return driver_verdicts.of_orphan(self._claimed, code, call, found)
 
     def beside(self, group: str, hard: int, neighbour: str) -> dict[str, Any]:
-        """Fills this group while a tenant in the group ``neighbour`` has a context and memory; returns the check."""
+        """Fills this group while a tenant in the group ``neighbour`` has a context and memory. Checks that the
+        neighbour's limit and account do not change.
+        """
         seen: dict[str, tuple[int, int, int]] = {}
 
         def look(when: str) -> None:

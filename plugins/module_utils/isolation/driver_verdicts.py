@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judges the driver's enforcement for a container's control group from observations of the host and of a tenant, a test
-process in the group that runs without libvgpu.so. This file does no I/O. A claimed enforcement (``driver-dmem``,
-``driver-misc``) that the driver does not provide is a violation. Figures are bytes.
+"""Judges whether the driver enforces the memory limit of a container's control group. The observations come from the
+host and from tenants, which here are test processes in the group without libvgpu.so. If the device plugin claims an
+enforcement (``driver-dmem``, ``driver-misc``) that the driver does not provide, that is a violation. Figures are bytes.
+No I/O.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from .verdicts import MIB, NOT_RUN, OPEN, PASSED, VIOLATED, Expected, check
 
 LIMIT, REFUSES, CHILDREN, RESTART = "driver-limit", "driver-refuses", "driver-limit-children", "driver-limit-restart"
 ROOT, MANAGED, ORPHAN, BESIDE = "driver-limit-root", "managed-raw", "dead-creator", "driver-limit-beside"
-# Checks that a tenant without libvgpu.so makes while the container waits.
+# Checks that use a tenant without libvgpu.so while the container waits.
 OF_TENANTS = (REFUSES, CHILDREN, ROOT, MANAGED, ORPHAN)
-# The sum of the tenants' memory may fall short of the limit by this many bytes, because of the driver's allocation
-# granularity or a context that no longer fits.
+# The driver may refuse memory when this many bytes of the limit are still free, because of its allocation granularity
+# or because a context no longer fits.
 SLACK = 64 * MIB
 # An account must show at least this percentage of an allocation.
 SHOWN_PERCENT = 90
@@ -25,8 +26,8 @@ CAP_SYS_ADMIN = 1 << 21
 
 class DriverLimit(NamedTuple):
     """Describes the driver's limit of a control group, seen from the host. ``hard``: None if there is no limit,
-    ``fault`` gives the reason. ``own``: whether the limit is this group's, not that of a group above; ``card``: memory
-    of the GPU; ``inode``: inode of the group's folder. In both, 0 means unknown.
+    ``fault`` gives the reason. ``own``: whether the limit was set on this group and not on a group above it. ``card``:
+    memory of the GPU, 0 if unknown. ``inode``: inode of the group's folder, 0 if unknown.
     """
 
     group: str = ""
@@ -51,9 +52,9 @@ class Sum(NamedTuple):
 
 
 class Deltas(NamedTuple):
-    """Holds the growth of used memory after an allocation of ``size``. ``group``, ``card``: growth by the driver's
-    account of the group and of the card; ``ordinary``: the group's growth after ordinary memory of the same size;
-    ``fault``: why nothing was measured.
+    """Holds the growth of used memory after an allocation of ``size``. ``group`` and ``card``: the growth of the
+    group's and of the card's used memory by the driver's account. ``ordinary``: the group's growth after an ordinary
+    allocation of the same size. ``fault``: why nothing was measured.
     """
 
     size: int
@@ -65,7 +66,7 @@ class Deltas(NamedTuple):
 
 def of_driver(claimed: str, seen: DriverLimit, expected: Expected, name: str = LIMIT) -> dict[str, Any]:
     """Judges the driver's limit of the container's own control group. ``claimed``: the enforcement that the device
-    plugin reports. A claimed limit that the driver does not have is a violation, even if the library enforces its
+    plugin reports. If the driver does not have a claimed limit, that is a violation, even if the library enforces the
     limit.
     """
     wanted = f"soft 0, hard {expected.memory_mib * MIB}"
@@ -85,10 +86,10 @@ def of_restart(claimed: str, first: DriverLimit, again: DriverLimit, expected: E
 
 
 def of_bypass(one: dict[str, Any], claimed: str, hard: int | None = None, most: int | None = None) -> dict[str, Any]:
-    """Judges a bypass that the driver should refuse. ``most``: the greatest sum of the control group while the bypass
-    ran, by the driver's account and its list of processes; ``hard``: the limit. Granted memory is a violation only if
-    it was not counted or if the sum exceeds the limit: an oversold slice, part of which is in host memory, leaves room
-    on the card.
+    """Judges a bypass that the driver should refuse. ``most``: the greatest memory sum of the control group while the
+    bypass ran, by the driver's account and its list of processes. ``hard``: the limit. Granted memory is a violation
+    only if the driver did not count it or the sum exceeds the limit, because an oversold slice is partly in host memory
+    and leaves room on the card.
     """
     if one["verdict"] != OPEN:
         return one
@@ -103,7 +104,9 @@ def of_bypass(one: dict[str, Any], claimed: str, hard: int | None = None, most: 
 
 
 def of_sum(name: str, claimed: str, hard: int, found: Sum) -> dict[str, Any]:
-    """Judges the sum that tenants without libvgpu.so allocated together against the hard limit of their group."""
+    """Judges whether the memory that tenants without libvgpu.so allocated together stays within the hard limit of their
+    group.
+    """
     wanted, most = f"at most {hard}", max(found.taken, found.used)
     report = f"{claimed}: {found.taken} bytes were granted, the driver counts {found.used}"
     if most > hard:
@@ -135,8 +138,8 @@ def of_root(claimed: str, code: int, call: str, capabilities: int) -> dict[str, 
 
 
 def of_managed(claimed: str, found: Deltas) -> dict[str, Any]:
-    """Judges whether managed memory on the card is charged to the group. Driver 615 charges it to no group; the result
-    is then open and reported.
+    """Judges whether managed memory on the card is charged to the group. Driver 615 charges it to no group, which gives
+    the verdict open and no violation.
     """
     wanted = f"{found.size} charged to the group"
     if found.fault:
@@ -154,7 +157,9 @@ def of_managed(claimed: str, found: Deltas) -> dict[str, Any]:
 
 
 def of_orphan(claimed: str, code: int, call: str, found: Deltas) -> dict[str, Any]:
-    """Judges the accounting of memory of an ended process whose descriptor its child still has open."""
+    """Judges whether memory of an ended process is still charged while a child of it has the process's driver
+    descriptor open.
+    """
     wanted = f"{found.size} charged to the group, or refused"
     if found.fault:
         return check(ORPHAN, NOT_RUN, wanted, "", "bytes", found.fault)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses the host's engine that runs the isolation check in a real container, and the container's root file system.
+"""Chooses the container engine of the host that runs the isolation check, and makes the container's root file system.
 
 If no image is named, the root is made of the host's own files (image.py): an image for docker or podman, a folder for
 containerd. The name of the image or folder holds the id of the run that made it (host/run_id.py). The run removes it at
@@ -37,7 +37,9 @@ CDI_KIND = "vgpu.fleet/gpu"
 
 
 class Lease(NamedTuple):
-    """Describes a leased slice. ``words``: mounts of /dev/null; their paths name a GPU to NVIDIA's runtime."""
+    """Describes a slice (share of a GPU) that the device plugin leases to the check. ``words``: mounts of /dev/null,
+    whose paths name a GPU to NVIDIA's runtime.
+    """
 
     uuid: str
     minors: Sequence[int]
@@ -54,10 +56,10 @@ class Engines:
 
     def __init__(self, params: Mapping[str, Any]) -> None:
         self._params = params
-        self._made: dict[str, str] = {}  # maps engine to image or folder
+        self._made: dict[str, str] = {}  # Maps an engine to its image or folder.
         self._begun: set[str] = set()
-        self._silent: dict[str, str] = {}  # maps client to the message about its missing reply
-        # For the report: the image of the containers, and why no engine of higher priority was used.
+        self._silent: dict[str, str] = {}  # Maps a client to the message that it did not reply.
+        # These two are for the report: the image of the containers, and why no engine of higher priority was used.
         self.image = ""
         self.reasons: list[str] = []
 
@@ -80,8 +82,8 @@ class Engines:
         raise RunnerError(f"runtime: {wanted} is requested, and {'; '.join(self.reasons)}")
 
     def heed(self, fault: Exception) -> None:
-        """Excludes an engine that hung once from the rest of this run, because each slice would wait for its time-out
-        again.
+        """If this fault shows that an engine hangs, excludes the engine from the rest of this run, because each slice
+        would wait for the time-out again.
         """
         if isinstance(fault, EngineHangs):
             self._silent.setdefault(fault.program, str(fault))
@@ -113,7 +115,8 @@ class Engines:
         root = image if named else self._own(engine, client, lease.probe)
         self.image = image if named else OWN_FILES
         if engine == CONTAINERD:
-            # NVIDIA's runtime reads this variable; the device plugin's reply is meant for the kubelet and may lack it.
+            # Add this variable, because NVIDIA's runtime reads it and the device plugin's reply, which is meant for the
+            # kubelet, may lack it.
             asked = dict({"NVIDIA_VISIBLE_DEVICES": lease.uuid}, **lease.environment)
             if asked["NVIDIA_VISIBLE_DEVICES"] == "void":
                 asked["NVIDIA_VISIBLE_DEVICES"] = lease.uuid
@@ -124,8 +127,8 @@ class Engines:
         return maker(client, root, [*lease.mounts, *words], lease.environment, lease.devices, devices)
 
     def _begin(self, engine: str, client: str) -> None:
-        """Cleans up an engine once for all slices of a run, also if the user named an image, because a leftover
-        container may still hold GPU memory.
+        """Removes the leftovers of killed runs at an engine, once for all slices of a run. It does so even if the user
+        named an image, because a leftover container may still hold GPU memory.
         """
         if engine in self._begun:
             return
@@ -149,8 +152,8 @@ class Engines:
         return self._made[engine]
 
     def close(self) -> None:
-        """Removes what the run created. Leftovers of an engine that hangs or refuses stay recorded
-        for a later clean-up.
+        """Removes what the run created. If an engine hangs or refuses, the records of its objects stay for a later
+        clean-up.
         """
         for engine in self._begun:
             client = self._params[CLIENTS[engine]]

@@ -17,12 +17,12 @@ import tarfile
 from typing import Iterable
 
 SHELL = "/bin/sh"
-# Libraries that NVIDIA's libraries and programs are linked with; before glibc 2.34 each is a library of its own.
+# Parts of glibc that NVIDIA's libraries and programs are linked with. Before glibc 2.34 each was a separate library.
 GLIBC = ("libc.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libm.so.6", "libgcc_s.so.1")
 # Links as on hosts whose /bin is /usr/bin. The loader needs them to find the files that the runtime mounts.
 MERGED = ("bin", "sbin", "lib", "lib64")
 FOLDERS = {"etc": 0o755, "dev": 0o755, "proc": 0o755, "run": 0o755, "sys": 0o755, "tmp": 0o1777, "var/tmp": 0o1777}
-# NVIDIA's container library checks for this file to choose the folder of the architecture.
+# If this file exists, NVIDIA's container library uses Debian's folder names with the architecture.
 MARKS = ("/etc/debian_version",)
 TEXTS = {"etc/passwd": "root:x:0:0:root:/:/bin/sh\n", "etc/group": "root:x:0:\n"}
 LOOK_S = 20.0
@@ -58,10 +58,13 @@ def needed_by(program: str) -> list[str]:
 
 
 def paths_of(programs: Iterable[str]) -> list[str]:
-    """Returns the programs' libraries and all of glibc that NVIDIA's files need, sorted."""
+    """Returns the paths of the libraries that these programs need and of the parts of glibc that NVIDIA's files need,
+    sorted.
+    """
     found = {path for program in programs for path in needed_by(program)}
     folders = {os.path.dirname(one) for one in found if os.path.basename(one) == GLIBC[0]}
-    # Add the loader: programs name it by its path, but a second library namespace (dlmopen) searches for it by name.
+    # Add the loader under its name. Programs find it by its path, but a second library namespace (dlmopen) searches for
+    # it by name.
     loaders = {os.path.basename(one) for one in found if os.path.basename(one).startswith("ld-")}
     found |= {os.path.join(folder, name) for folder in folders for name in (*GLIBC, *loaders)}
     return sorted(one for one in found if os.path.isfile(one))

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds, by their run id, the objects that killed isolation checks left at the engines of a host, and removes them.
-
-A run writes a record before docker or podman creates something. An engine without a record is not queried: the first
-query makes podman create its storage. Former versions wrote no record; only ``clean_up`` and ``left_behind`` search for
-their leftovers, and only at an engine that is in use (IN_USE).
+"""Finds and removes the containers and images that killed isolation checks left at the engines of a host. Their names
+contain the id of the run. Before docker or podman creates something, a run writes a record file. An engine without such
+a record is not queried, because the first query makes podman create its storage. Former versions wrote no record. Only
+``clean_up`` and ``left_behind`` search for their leftovers, and only at an engine that is in use (IN_USE).
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from . import containerd as isolation_containerd
 from .runner import LABEL, RunnerError, ask_engine
 
 DOCKER, PODMAN, CONTAINERD = "docker", "podman", "containerd"
-# Engines in the order of preference: engines that a kubelet may use come first. Podman is for hosts without a kubelet.
+# Engines in the order of preference. Podman is the last, because a kubelet cannot use it.
 ENGINES = (DOCKER, CONTAINERD, PODMAN)
 CLIENTS = {DOCKER: "docker", PODMAN: "podman", CONTAINERD: "ctr"}
 REPOSITORY = "localhost/vgpu-isolation"
-# Roots of containerd's containers; not below /run, which may forbid programs.
+# Folder with the root file systems of containerd's containers. It is not below /run, which may be mounted noexec.
 ROOTS = "/var/lib/vgpu/isolation-"
-# Prefix of the record of an engine and a run. The record exists from before docker or podman creates something until
-# all of it is removed. For containerd the run's folder serves as the record.
+# Prefix of the record of an engine and a run. A record is written before docker or podman creates something, and
+# deleted when all of that is removed. For containerd the run's folder serves as the record.
 RECORDS = "/var/lib/vgpu/check-"
-# Files that show an engine in use, so that a query changes nothing: docker's daemon runs, podman's storage has an
-# image.
+# Files that show that an engine is in use: docker's daemon runs, or podman's storage has an image. A query of such an
+# engine changes nothing.
 IN_USE = {DOCKER: "/var/run/docker.pid", PODMAN: "/var/lib/containers/storage/*-images/images.json"}
 # Docker and podman write a container's creation time in this format; podman adds fractions of a second.
 CREATED = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)? ([+-]\d{4})")
@@ -91,7 +90,7 @@ def _left(engine: str, client: str, former: bool) -> Leftover:
     RunnerError if a record shows that the engine has leftovers and the engine does not list them.
     """
     if engine == CONTAINERD:
-        # Every container that a run made in containerd has a folder, so it is enough to list the folders.
+        # For containerd it is enough to list the folders, because every container of a run has one.
         return Leftover([], [one for one in sorted(glob.glob(f"{ROOTS}?*")) if _has_root_ended(one)], [])
     records = _records(engine)
     ask = bool(records) or (former and bool(glob.glob(IN_USE[engine])))
@@ -108,7 +107,7 @@ def _left(engine: str, client: str, former: bool) -> Leftover:
 def _has_root_ended(path: str) -> bool:
     try:
         made = os.lstat(path).st_ctime
-    except FileNotFoundError:  # The run that made the folder has ended and removed it meanwhile.
+    except FileNotFoundError:  # Skip this folder: its run has ended and removed it meanwhile.
         return False
     return run_id.has_ended(path[len(ROOTS) :], made=made)
 
@@ -163,7 +162,7 @@ def clean_up_engine(engine: str, client: str, former: bool = False) -> tuple[lis
 
 
 def left_behind(params: Mapping[str, Any]) -> list[str]:
-    """Returns the names that ``clean_up`` would remove, as far as the engines list them."""
+    """Returns the names of the objects that ``clean_up`` would remove, as far as the engines list them."""
     names: list[str] = []
     for engine in ENGINES:
         try:

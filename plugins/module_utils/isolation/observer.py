@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads, from the host, the GPU memory of a slice's processes by the driver's accounting, and their mounts.
-
-Nothing here asks the processes themselves.
+"""Reads the GPU memory and the mounts of the processes in a slice (share of a GPU). The data comes from the host's
+driver and kernel, never from the processes themselves.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ class _Process(ctypes.Structure):
 
 
 class ProcessReader(CtypesReader):
-    """Adds the process list to the calls of the NVML reader."""
+    """Extends the NVML reader by the list of a GPU's processes."""
 
     def processes(self, handle: Any) -> dict[int, int | None]:
-        """Maps each pid to its bytes; None for a process whose memory the platform does not report."""
+        """Maps the pid of each process to its GPU memory in bytes; None if the platform does not report the memory."""
         capacity = 64
         while True:
             count = ctypes.c_uint(capacity)
@@ -47,7 +46,7 @@ class ProcessReader(CtypesReader):
 
 
 class MemoryWatch:
-    """Records, by NVML, the most memory that the processes of one mount namespace used on one GPU at any poll."""
+    """Polls NVML and records the greatest memory sum that the processes of one mount namespace used on one GPU."""
 
     def __init__(self, reader: Any, uuid: str, proc: str = "/proc") -> None:
         self.reader = self._reader = reader
@@ -113,8 +112,8 @@ def group_of(pid: int, cgroup_root: str, proc: str = "/proc") -> str:
 
 
 def driver_limit(reader: Any, uuid: str, group: str) -> DriverLimit:
-    """Returns the driver's limit of a control group. With misc, a group without a limit shows the limit of the nearest
-    group above it. So a limit equal to the parent group's limit counts as the parent's.
+    """Returns the driver's limit of a control group. With the controller misc, a group without a limit shows the limit
+    of the nearest group above it. So a limit that equals the parent group's limit counts as the parent's.
     """
     try:
         reader.start()

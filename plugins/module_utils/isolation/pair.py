@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs programs in two slices (shares of a GPU) at once and creates a folder that both slices see. No program begins
-before both slices are prepared. Two runs of the same program begin AHEAD_S seconds apart, because each first measures
+"""Runs programs in two slices (shares of a GPU) at once and creates a folder that both slices see. No program starts
+before both slices are prepared. Two runs of the same program start AHEAD_S seconds apart, because each first measures
 how long a GPU kernel takes undisturbed.
 """
 
@@ -37,7 +37,7 @@ def meeting(run_folder: str) -> Iterator[Mount]:
     path = os.path.join(run_folder, FOLDER + run_id.own())
     try:
         os.mkdir(path, 0o700)
-        os.chmod(path, 0o777)  # The containers may run as other users.
+        os.chmod(path, 0o777)  # Give all users access, because the containers may run as other users.
     except OSError as fault:
         raise RunnerError(f"cannot create a folder that two slices share: {path}: {fault.strerror}") from None
     try:
@@ -63,12 +63,12 @@ def clean_up(run_folder: str) -> list[str]:
 def run_both(
     ours: Any, theirs: Any, argv: Sequence[str], timeout: float, their_argv: Sequence[str] = ()
 ) -> tuple[Outcome, Outcome]:
-    """Runs a program in both slices and returns both outcomes. Both run ``argv`` if ``their_argv`` is empty; else the
-    two programs wait for each other themselves. If one slice cannot be prepared, no program starts, and
-    the fault is raised, a RunnerError or another. A slice that already works is waited for.
+    """Runs a program in both slices and returns both outcomes. If ``their_argv`` is empty, both run ``argv``, AHEAD_S
+    seconds apart. Else the two programs differ and wait for each other themselves. If one slice cannot be prepared, no
+    program starts and the fault is raised. If one slice fails later, the function waits for the other slice first.
 
-    A thread prepares ``theirs``. ``ours`` is prepared when ``theirs`` waits for its start: a runner may fork, and a
-    fork while the thread works may copy a held lock that is never released in the child.
+    A thread prepares ``theirs``. ``ours`` is prepared only when ``theirs`` waits for its start. The reason is that a
+    runner may fork: a fork while the thread works may copy a locked lock, which nothing releases in the child.
     """
     laid_out, go, given_up = threading.Event(), threading.Event(), threading.Event()
     found: list[Outcome] = []
@@ -83,7 +83,7 @@ def run_both(
         try:
             found.append(theirs.run(their_argv or argv, timeout, wait))
         except Exception as fault:
-            faults.append(fault)  # The thread only stores this exception; the caller's thread raises it.
+            faults.append(fault)  # Store the exception. The caller's thread raises it.
         finally:
             laid_out.set()
 

@@ -17,7 +17,7 @@ from typing import Any
 
 CUDA, NVML = "libcuda.so.1", "libnvidia-ml.so.1"
 OUT_OF_MEMORY = 2
-# Bytes of the driver's allocation granularity; a smaller request uses this much memory too.
+# Bytes of the driver's allocation granularity. Even a smaller request uses this much memory.
 LEAST = 2 << 20
 GLOBAL = 1  # CU_MEM_ATTACH_GLOBAL
 CAPABILITY_VERSION = 0x20080522
@@ -68,8 +68,8 @@ class Client:
         return {"code": code}
 
     def fill(self, most: int) -> dict[str, Any]:
-        """Allocates until the driver refuses LEAST bytes or ``most`` bytes are allocated, to leave the neighbours'
-        memory alone. Returned ``refused``: whether the last call failed because memory is short.
+        """Allocates until the driver refuses LEAST bytes. Stops at ``most`` bytes, so that it does not use the memory
+        of neighbours. The key ``refused`` of the result: whether the last call failed because memory is short.
         """
         taken, piece, code = 0, most, 0
         while piece >= LEAST and taken < most:
@@ -82,7 +82,7 @@ class Client:
         return {"code": 0, "taken": taken, "refused": code == OUT_OF_MEMORY, "last": code}
 
     def managed(self, size: int) -> dict[str, Any]:
-        """Allocates managed memory and touches it on the card with a kernel of the driver's own."""
+        """Allocates managed memory and writes to it on the card with a kernel that the driver contains."""
         block = ctypes.c_uint64()
         self._must("cuMemAllocManaged", ctypes.byref(block), ctypes.c_size_t(size), GLOBAL)
         self.blocks.append(block)
@@ -100,7 +100,7 @@ class Client:
 
     @staticmethod
     def orphan() -> dict[str, Any]:
-        """Forks and ends the parent process. The child continues with the driver state that the parent opened."""
+        """Forks and ends the parent process. The child continues and keeps the driver state that the parent opened."""
         creator = os.getpid()
         if os.fork():
             os._exit(0)
@@ -111,7 +111,9 @@ class Client:
         return {"code": 0} if gone else {"code": -1, "call": "the process that opened the driver did not end"}
 
     def become(self, pid: int) -> dict[str, Any]:
-        """Enters the user namespace and takes the capabilities of another process, as far as it has fewer."""
+        """Enters the user namespace of another process, and reduces the own capabilities to those of the other
+        process.
+        """
         libc = ctypes.CDLL(None, use_errno=True)
         there = f"/proc/{pid}/ns/user"
         with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as stream:
@@ -125,7 +127,7 @@ class Client:
         sets = (ctypes.c_uint32 * 6)()
         for half in range(2):
             bits = has >> 32 * half & 0xFFFFFFFF
-            sets[3 * half], sets[3 * half + 1] = bits, bits  # effective and permitted, none inheritable
+            sets[3 * half], sets[3 * half + 1] = bits, bits  # Effective and permitted; no inheritable ones.
         if libc.capset(header, sets) != 0:
             return {"code": -1, "call": f"capset: {os.strerror(ctypes.get_errno())}"}
         return {"code": 0, "capabilities": has}

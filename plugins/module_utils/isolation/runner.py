@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs programs in a leased slice (share of a GPU) by docker, by podman or in a mount namespace, with only the mounts,
-devices and variables of the Allocate reply.
-
-engines.py chooses the engine and the container's image. containerd.py runs programs by containerd.
+"""Runs programs in a leased slice (share of a GPU) with docker, with podman or in a mount namespace. A program gets
+only the mounts, devices and variables with which the device plugin answers an Allocate call. engines.py chooses the
+engine and the container's image; containerd.py runs programs with containerd.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from .observer import namespace_of
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 LABEL = "vgpu.isolation"
-# Seconds to wait for one reply of an engine, which may come late or never.
+# Seconds to wait for one reply of an engine. An engine without a reply in this time counts as hanging.
 ASK_S = 60.0
 # Seconds to wait until a started container has a pid.
 START_S = 60.0
@@ -59,7 +58,7 @@ class NamespaceRunner:
     """Runs programs in a mount namespace of the host, without a container runtime."""
 
     name = "namespace"
-    # Seconds that a run takes before its program begins and after it has ended, measured at the last run.
+    # Seconds that the last run took in addition to its program: before the program began and after it had ended.
     overhead_s = 0.0
 
     def __init__(self, mounts: Sequence[Mount], minors: Sequence[int], environment: dict[str, str]) -> None:
@@ -99,14 +98,16 @@ class EngineRunner:
         raise NotImplementedError
 
     def _pid_now(self, container: str) -> int:
-        """Returns the host's pid of the container's first process, 0 before there is such a process."""
+        """Returns the host's pid of the container's first process, 0 if it does not exist yet."""
         raise NotImplementedError
 
     def _kill(self, container: str) -> None:
         raise NotImplementedError
 
     def _remove(self, container: str) -> None:
-        """Removes the container, whether it runs or not. Reports no faults, because the container may be gone."""
+        """Removes the container, whether it runs or not. Reports no fault, because the container may already
+        be gone.
+        """
         raise NotImplementedError
 
     def run(
@@ -169,8 +170,8 @@ class EngineRunner:
     def _wait(
         self, container: str, attached: Any, pid: int, timeout: float, while_running: Callable[[int], None]
     ) -> bool:
-        """Waits until the client ends; returns whether it exceeded its time. Abandons a client that
-        outlives its container.
+        """Waits until the engine's client program ends; returns whether it exceeded its time. Raises RunnerError if the
+        client still runs after its container was killed.
         """
         deadline = time.monotonic() + timeout
         timed_out = False
@@ -187,9 +188,9 @@ class EngineRunner:
         return timed_out
 
     def _end(self) -> None:
-        """Kills the container's first process, and thereby all its processes, if a hanging engine did not. The slice is
-        released after this, and a pod must not get a slice that is still full. The mount namespace identifies the
-        process, because its pid may have been reused.
+        """If a hanging engine did not end the container, kills the container's first process, and thereby all its
+        processes. This must happen before the slice is released, because a pod must not get a slice whose memory is
+        still in use. The mount namespace identifies the process, because its pid may have been reused.
         """
         (pid, inside), self._first = self._first, (0, "")
         if not inside or inside == namespace_of(os.getpid()) or namespace_of(pid) != inside:
@@ -214,7 +215,9 @@ class EngineRunner:
 
 
 class DockerRunner(EngineRunner):
-    """Runs a container of a local image and never pulls. The GPU comes by docker's runtime ``nvidia``, or by CDI."""
+    """Runs a container of a local image; never pulls an image. The container gets its GPU by docker's runtime
+    ``nvidia``, or by CDI.
+    """
 
     name = "docker"
     # The runtime that injects the GPU, used if the daemon knows it.
@@ -252,7 +255,9 @@ class DockerRunner(EngineRunner):
         return done.stdout.strip()
 
     def _tell(self, *arguments: str) -> None:
-        """Makes a call that may fail: the container may be gone already, and another call reports a hanging daemon."""
+        """Makes a call and ignores its failure, because the container may already be gone, and because another call
+        reports a hanging daemon.
+        """
         try:
             ask_engine(self._docker, *arguments)
         except RunnerError:
@@ -294,8 +299,8 @@ class PodmanRunner(DockerRunner):
         cdi_devices: Sequence[str] = (),
     ) -> None:
         super().__init__(docker, image, mounts, environment, devices, cdi_devices)
-        # Switch off SELinux labels for the container: its root, the probe and the library are the host's files, which
-        # do not have the label of container files.
+        # Switch off SELinux labels for the container. Its root, the test program and the library are files of the host,
+        # which do not have the label of container files.
         self._options += ["--security-opt", "label=disable"]
 
     def _remove(self, container: str) -> None:
@@ -320,7 +325,7 @@ def ask_engine(program: str, *arguments: str, given: bytes | None = None) -> Any
 
 
 def _command(name: str, arguments: Sequence[str]) -> str:
-    """Returns the client and its command for a message, without the options before and after the command."""
+    """Returns the client and its command, without options, for use in a message."""
     words = list(arguments)
     while words and words[0].startswith("-"):
         words = words[2:]

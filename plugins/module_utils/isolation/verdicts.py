@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judges the isolation of a slice (share of a GPU) by three sources: the probe inside, nvidia-smi inside, and the host
-outside. No I/O.
+"""Judges the isolation of a slice (share of a GPU) by three sources: the probe (a program in the slice that tries to
+exceed the limits), nvidia-smi in the slice, and measurements of the host. No I/O.
 
 A check is ``{name, verdict, expected, found, unit, detail, left_out}``; the verdict is passed, violated, not-run, open
-or detected. ``left_out``: the check did not run because the slice's time was over.
-Open: the probe got past the library in a way that user space cannot prevent (docs/threat-model.md); the report shows
-this bypass, but the slice does not fail. Detected: the node's watcher, which looks for such processes, named the bypass
-while it ran. A bypass that the watcher could see and did not name is violated.
+or detected. ``left_out``: the check did not run because the time for the slice was over. Open: the probe bypassed the
+library in a way that user space cannot prevent (docs/threat-model.md); the report shows this bypass, but the slice does
+not fail. Detected: the node's watcher, which looks for bypasses, named this one while it ran. If the watcher could see
+a bypass and did not name it, the verdict is violated.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any, NamedTuple, Sequence
 PASSED, VIOLATED, NOT_RUN, OPEN, DETECTED = "passed", "violated", "not-run", "open", "detected"
 # The probe's verdicts.
 VERDICTS = (PASSED, VIOLATED, NOT_RUN, OPEN)
-# The word for "passed" of a probe before 0.1.0. A node has that probe until its upgrade, and after a rollback.
+# Probes before version 0.1.0 used this word for "passed". A node has such a probe until its upgrade, and again after a
+# rollback.
 FORMER = "held"
 MIB = 1 << 20
 # The driver may give a slice this many bytes more than its limit, for a moment or by rounding: it grows a memory pool
@@ -41,7 +42,8 @@ PROBE_CHECKS = (
     "graphics",
     "share",
 )
-# The bypasses that the probe must report. Some may be open, so the host does not compare their memory with the limit.
+# The bypasses that the probe must report. The host does not compare their memory with the limit, because some of them
+# cannot be prevented.
 PROBE_BYPASSES = (
     "bypass-path",
     "bypass-copy",
@@ -72,13 +74,14 @@ PROBE_BYPASSES = (
     "bypass-ledger-lie",
     "bypass-ledger-boast",
 )
-# The probe's check of a slice's compute share, the same check in two slices at once, and the unit of both checks.
+# Names of the probe's check of a slice's compute share, and of the same check in two slices at once; the unit of both
+# checks.
 SHARE, BESIDE, PERCENT = "share", "share-beside", "percent"
 # IMPORT: the check whether a slice can import memory of a second slice. EXPORT: the probe's check in the second slice.
 IMPORT, EXPORT = "import-beside", "export-beside"
 # Percent of the GPU's time by which a measured share may exceed its limit, as in the probe.
 SHARE_TOLERANCE = 5
-# Checks of the driver's own enforcement, made by driver_checks.py.
+# Checks of the limits that the driver itself enforces; driver_checks.py makes them.
 DRIVER_CHECKS = (
     "driver-limit",
     "driver-refuses",
@@ -103,9 +106,11 @@ OWN = (
 )
 # Checks of the probe that fill all memory of the slice.
 FILLS = ("limit-exact", "four-processes")
-# A poll must have seen this percentage of the memory that the probe filled.
+# A poll of the host's NVML must have seen this percentage of the memory that the probe filled; else the polls prove
+# nothing.
 SEEN_PERCENT = 90
-# Checks whose requirements a host may not meet. Then they do not run, and the verdict does not depend on them.
+# Checks whose requirements some hosts do not meet. On such a host they do not run, and the slice's verdict ignores
+# them.
 OPTIONAL = (
     *("private-context", "device-nodes", "outside-memory", "nvidia-smi", "nvidia-ml-py", BESIDE, IMPORT),
     *(one for one in DRIVER_CHECKS if one not in ("driver-limit", "driver-limit-restart")),
@@ -131,7 +136,7 @@ MAY_BE_OPEN = tuple(
 PAST_THE_SLICE = BYPASS + "ledger-boast"
 # The only finding of the watcher that proves this bypass, because other findings of its process may have another cause.
 NAMED_FOR = {BYPASS + "covered": "foreign-mount"}
-# This check is open too, but allocates nothing: the probe reports which libraries can be loaded, and the watcher has
+# This check may be open but allocates nothing: the probe only reports which libraries can be loaded. So the watcher has
 # nothing to name.
 GRAPHICS = "graphics"
 
@@ -152,8 +157,8 @@ class Expected(NamedTuple):
 def check(
     name: str, verdict: str, expected: Any, found: Any, unit: str = "", detail: str = "", late: bool = False
 ) -> dict[str, Any]:
-    """Returns a check with its figures as text, so that every check has the same types. ``late``: the slice's time was
-    over before the check.
+    """Returns a check with its figures as text, so that every check has the same types. ``late``: whether the time for
+    the slice was over before the check could run.
     """
     return {
         "name": name,
@@ -171,8 +176,8 @@ def equal(name: str, expected: Any, found: Any, unit: str = "", detail: str = ""
 
 
 def of_mounts(missing: list[str] | None, expected: Sequence[str]) -> dict[str, Any]:
-    """Judges whether the process sees every file of the Allocate reply. ``missing``: None if the
-    process had ended.
+    """Judges whether the process sees every file that the device plugin's Allocate reply mounts. ``missing``: paths
+    that it does not see; None if the process had ended.
     """
     if missing is None:
         return check(
@@ -201,7 +206,7 @@ def of_device_nodes(found: Sequence[str] | None, gpus: int) -> dict[str, Any]:
 def of_probe(
     rc: int, out: str, err: str, timed_out: bool, expected: Expected, wanted: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Returns the probe's own checks, and compares its figures with the configuration."""
+    """Returns the checks that the probe reports. Also compares the probe's figures with the configuration."""
     try:
         report = json.loads(out)
         devices, own = list(report["devices"]), [dict(one) for one in report["checks"]]
@@ -279,15 +284,16 @@ def filled(checks: Sequence[dict[str, Any]]) -> int:
 
 
 def seen(most_bytes: int | None, filled_bytes: int) -> bool:
-    """Returns whether a poll from outside saw the fill. Otherwise the polls prove nothing about the limit, because the
-    slice was hardly filled when they ran.
+    """Returns whether a poll of the host saw the slice filled. If none did, the polls prove nothing about the limit,
+    because the slice was hardly filled when they ran.
     """
     return most_bytes is not None and 0 < SEEN_PERCENT * filled_bytes <= 100 * most_bytes
 
 
 def of_outside(most_bytes: int | None, polls: int, fault: str, expected: Expected, filled_bytes: int) -> dict[str, Any]:
-    """Compares the memory of the slice's processes, by the driver, with the limit and ``DRIVER_STEP``. More is a
-    violation, whatever the probe reports. Less passes only if a poll saw the fill that the probe reports.
+    """Compares the memory that the driver reports for the slice's processes with the limit plus ``DRIVER_STEP``. More
+    than that is a violation, whatever the probe reports. Less passes only if a poll saw the slice filled as the probe
+    reports.
     """
     limit = expected.memory_mib * MIB + DRIVER_STEP
     wanted = f"at most {limit} ({expected.memory_mib} MiB, and {DRIVER_STEP // MIB} MiB because the driver rounds)"
@@ -320,7 +326,9 @@ def of_watcher(
 
 
 def left_out(name: str, duration: int) -> dict[str, Any]:
-    """Returns a check that did not run because the slice's time was over. It does not pass, and the report shows it."""
+    """Returns a check that did not run because the time for the slice was over. It does not pass, and the report shows
+    it.
+    """
     detail = f"left out: the {duration} s of this slice had passed"
     return check(name, NOT_RUN, "a result", "none", detail=detail, late=True)
 
@@ -338,11 +346,10 @@ def kernel_ns(out: str) -> int:
 
 def of_beside(ours: str, theirs: str) -> dict[str, Any]:
     """Judges the compute shares that two slices of a GPU got at once, from the report of the probe's ``share`` in each
-    slice: no slice may get more than its own share. A share that a probe did not report does not pass.
-
-    A probe counts kernels and measures the duration of one kernel. If the other slice was busy at that moment, the
-    measured duration and thus the share are too large. So the shorter of both durations counts for both slices: they
-    use one GPU.
+    slice: no slice may get more than its own share. If a probe did not report a share, the check does not pass. A probe
+    computes its share from the number of its kernels and the measured duration of one kernel. If the other slice was
+    busy during that measurement, the duration is too long and the share too large. So the shorter of the two durations
+    is used for both slices, which run on the same GPU.
     """
     took = [kernel_ns(one) for one in (ours, theirs)]
     verdicts, expected, got, said = [], [], [], []
@@ -386,13 +393,17 @@ def of_import(ours: str, theirs: str, said: str) -> dict[str, Any]:
 
 
 def neighbours_in_use(name: str) -> dict[str, Any]:
-    """Returns a bypass that did not run: it uses memory beyond its slice, which other slices in use need."""
+    """Returns the check of a bypass that did not run, because it uses memory beyond its slice and other slices of the
+    GPU are in use.
+    """
     detail = "other slices of the GPU are in use, and this takes memory beyond its own slice"
     return check(name, NOT_RUN, "a result", "none", detail=detail)
 
 
 def open_way(name: str) -> dict[str, Any]:
-    """Returns an open bypass: it got memory, and its run was ended before the probe reported."""
+    """Returns the check of an open bypass whose run was ended before the probe reported it. The bypass had got
+    memory.
+    """
     return check(name, OPEN, "0", "", "bytes")
 
 
@@ -414,8 +425,8 @@ def optional(name: str) -> bool:
 
 
 def overall(checks: Sequence[dict[str, Any]]) -> str:
-    """Returns one verdict for a slice: violated beats not-run, which beats passed. Open and detected do not count. A
-    slice without a check is not-run.
+    """Returns one verdict for a slice: violated if one check is violated, else not-run if one did not run, else passed.
+    Open and detected checks are ignored. A slice without a check is not-run.
     """
     verdicts = [
         one["verdict"]
@@ -428,7 +439,9 @@ def overall(checks: Sequence[dict[str, Any]]) -> str:
 
 
 def worst(verdicts: Sequence[str]) -> str:
-    """Returns one verdict for a host: violated beats not-run, which beats passed; not-run if there is no verdict."""
+    """Returns one verdict for a host from those of its slices: violated if one is violated, else not-run if one is
+    not-run, else passed. Without any slice it is not-run.
+    """
     if VIOLATED in verdicts:
         return VIOLATED
     return NOT_RUN if NOT_RUN in verdicts or not verdicts else PASSED

@@ -2,8 +2,8 @@
 """Checks whether the node's watcher names a bypass while the bypass runs. The watcher is the part of the device plugin
 that finds processes which use a GPU past their limits; this file polls its findings while the probe tries bypasses.
 
-A finding counts if it names the leased allocation and one of its processes, or a parent of that process, is in the
-mount namespace of this run. So findings of an earlier run prove nothing.
+A finding counts if it names the leased allocation, and one of its processes or a parent of that process is in the mount
+namespace of this run. So findings of an earlier run do not count.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from typing import Any, Callable, Mapping
 
 from .observer import namespace_of, parent_of
 
-# Seconds between two polls; each starts vgpuctl.
+# Seconds between two polls of the findings. They are not shorter, because each poll starts vgpuctl.
 ASK_S = 0.5
-# Polls that the watcher gets in addition to the polls that it needs. If it made fewer polls, a bypass that it missed is
-# no violation.
+# The bypass runs for this many polls of the watcher more than the watcher needs. If the watcher made fewer polls than
+# it needs, a bypass that it missed is no violation.
 MORE_LOOKS = 3
 # Seconds for which a bypass runs at least.
 LEAST_HOLD_S = 8.0
-# Number of processes to inspect, from a bypass upwards. A bypass may have its own mount namespace, or an ended first
-# thread that shows none; then one of its parents, at the latest the probe, shows to which run the bypass belongs.
+# Number of processes to inspect, from the process of a bypass up through its parents. The process itself may not show
+# to which run it belongs, because it has its own mount namespace, or because its first thread has ended. Then one of
+# its parents shows it, at the latest the probe.
 MOST_PARENTS = 8
 
 # Maximum length of a process's name in the kernel.
@@ -33,10 +34,10 @@ class AllNamed(Exception):
 
 
 class Observation:
-    """Observes one run of the probe. ``ask`` returns the report of ``vgpuctl watch``, None if the call fails.
-    Three attributes are maps by bypass. ``names``: the name of its process. ``reasons``: the reason that the finding
-    must have; without an entry any finding counts. ``named``: the seconds from the start until the watcher named it,
-    and the finding's text.
+    """Observes one run of the probe. ``ask`` returns the report of ``vgpuctl watch``, None if the call fails. Three
+    mappings have bypasses as keys. ``names``: the name of the bypass's process. ``reasons``: the reason that the
+    finding must have; without an entry any finding counts. ``named``: the seconds from the start until the watcher
+    named the bypass, and the finding's text.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Observation:
 
     @property
     def absent(self) -> str:
-        """Returns why no watcher can name anything; empty if a watcher polls."""
+        """Returns why the watcher cannot name a bypass; empty if a watcher polls."""
         if self._first is None:
             return "this device plugin has no watcher"
         if not self._first["interval_s"]:

@@ -3,8 +3,8 @@
 
 The caller passes an API object. It has ``get(path)`` (None if there is no such object), ``apply(path, body, dry_run)``
 and ``delete(path, version)``, and returns mappings as the API server sends them. If a desired object has a
-``resourceVersion``, the API server refuses to write or remove an object that has changed since. Server-side apply does
-not change fields of other owners, such as the certificates that the scheduler writes into its webhooks.
+``resourceVersion``, the API server refuses to write or remove an object with a newer version. Server-side apply does
+not change fields that other programs own, such as the certificates that the scheduler writes into its webhooks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Sequence
 
 # Fields that the server manages; a difference in these fields is no change.
 KEPT = ("managedFields", "resourceVersion", "generation", "creationTimestamp", "uid", "selfLink")
-# Plurals of kinds that end in y.
+# Maps kinds that end in y to their plural. All other plurals are built by rule.
 PLURALS = {
     "NetworkPolicy": "networkpolicies",
     "ClusterPolicy": "clusterpolicies",
@@ -56,7 +56,7 @@ def shown(one: dict[str, Any] | None) -> dict[str, Any] | None:
     out.pop("status", None)
     for name in KEPT:
         out.get("metadata", {}).pop(name, None)
-    # The server counts in this annotation how often the Deployment was rolled out.
+    # Remove this annotation, in which the server counts how often the Deployment was rolled out.
     annotations = out.get("metadata", {}).get("annotations") or {}
     annotations.pop("deployment.kubernetes.io/revision", None)
     if not annotations:
@@ -90,7 +90,7 @@ def apply(api: Any, objects: Sequence[dict[str, Any]], check: bool = False) -> l
 
 
 def remove(api: Any, objects: Sequence[dict[str, Any]], check: bool = False) -> list[Change]:
-    """Deletes those of these objects that exist, the last first. Touches nothing else."""
+    """Deletes these objects as far as they exist, the last first. Changes no other object."""
     changes = []
     for one in reversed(objects):
         path = path_of(one)

@@ -14,24 +14,25 @@ from typing import Any, Mapping, NamedTuple, Sequence
 from . import device_plugin_manifests as plugin
 from . import mount_policy, scheduler_manifests
 
-# Value of the node label that makes the second DaemonSet remove all files of the collection from the node.
+# Value of the node's label that makes the second DaemonSet remove all files of the collection from that node.
 ABSENT = "absent"
 REMOVAL = plugin.NAME + "-removal"
 VARIABLES, VARIABLES_FILE = "vgpu-variables", "variables.json"
-# Annotation of each pod: the digest of the variables, so that changed variables replace the pods.
+# Annotation of each pod with the digest of the variables. If a variable changes, Kubernetes therefore replaces the
+# pods.
 DIGEST = "vgpu.fleet/variables"
 SETUP, ARBITER = "vgpu-node-setup", "vgpu-arbiter"
 SETUP_PROGRAM = "/opt/vgpu/plugin/current/bin/vgpu-node-setup"
 # Path of the library's archive in the image.
 ARCHIVES = "/opt/vgpu/library"
-# Capabilities of the arbiter: to open the shared memory pages of every user, and to raise its CPU priority.
+# Capabilities of the arbiter. It must open the shared memory pages of every user, and raise its own CPU priority.
 ARBITER_RIGHTS = ("DAC_OVERRIDE", "SYS_NICE")
 
 
 class Carried(NamedTuple):
     """Describes the settings of the DaemonSet. ``variables``: the text of a JSON object with ``vgpu_*`` variables, from
-    which the pod makes node.yaml. ``digest``: digest of that text, empty to compute it. ``limited``: resources whose
-    pods must not mount over our files.
+    which the pod makes node.yaml. ``digest``: digest of that text, empty to compute it. ``limited``: names of
+    resources; a pod that requests one of these must not mount over our files.
     """
 
     variables: str
@@ -100,7 +101,8 @@ def _carrying(desired: plugin.Desired, carried: Carried, daemon_set: dict[str, A
     spec = template["spec"]
     folder = desired.config_path.rpartition("/")[0]
     (program,) = spec["containers"]
-    # The plugin's DaemonSet has folders of the host and of a ConfigMap here; this pod makes its own configuration.
+    # Leave out these volumes of the plugin's DaemonSet, folders of the host and of a ConfigMap, because this pod makes
+    # its own configuration.
     spec["volumes"] = [one for one in spec["volumes"] if one["name"] not in ("etc", "configs")]
     spec["volumes"] += [
         {"name": "etc", "emptyDir": {"medium": "Memory", "sizeLimit": "8Mi"}},
@@ -134,8 +136,8 @@ def _setup(desired: plugin.Desired, folder: str) -> dict[str, Any]:
             f"--variables=/etc/{VARIABLES}/{VARIABLES_FILE}",
             f"--config={desired.config_path}",
         ],
-        # The program inspects every process of the node for library versions in use, which needs privileges. A version
-        # that it cannot see would be removed.
+        # The program needs privileges, because it inspects every process of the node for library versions in use. If it
+        # could not see a process, it would remove that process's version.
         "securityContext": {"privileged": True},
         "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "256Mi"}},
         "volumeMounts": [
@@ -155,7 +157,7 @@ def _arbiter(desired: plugin.Desired) -> dict[str, Any]:
     program = f"{desired.library_root}/current/vgpu-arbiter"
     return {
         **_container(desired, ARBITER),
-        # This setting is the same as in the arbiter's systemd unit on a host.
+        # The arbiter's systemd unit on a host has the same setting.
         "command": ["nice", "-n", "-10", program, "--run", "/run/vgpu"],
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -164,7 +166,7 @@ def _arbiter(desired: plugin.Desired) -> dict[str, Any]:
         },
         "resources": {"requests": {"cpu": "10m", "memory": "8Mi"}, "limits": {"memory": "64Mi"}},
         "volumeMounts": [
-            # Allocations are mounts that come and go on the host, so the container must see later mounts too.
+            # Each allocation is a mount on the host. The container must also see mounts that are made after its start.
             {"name": "run", "mountPath": "/run/vgpu", "mountPropagation": "HostToContainer"},
             {"name": "library", "mountPath": desired.library_root, "readOnly": True},
         ],
@@ -176,7 +178,7 @@ def _container(desired: plugin.Desired, name: str) -> dict[str, Any]:
         "name": name,
         "image": desired.image,
         "imagePullPolicy": desired.pull_policy,
-        # The default path is in /dev, and the plugin's container has the host's /dev.
+        # Set this path, because the default is in /dev, and the container has the host's /dev.
         "terminationMessagePath": "/termination-log",
         "terminationMessagePolicy": "FallbackToLogsOnError",
         # NVIDIA's runtime must not add devices or libraries to this container.
@@ -192,7 +194,7 @@ def _removing(desired: plugin.Desired, carried: Carried, daemon_set: dict[str, A
     labels = {"app.kubernetes.io/name": REMOVAL}
     made["metadata"].update(name=REMOVAL, labels=labels)
     made["spec"]["selector"] = {"matchLabels": labels}
-    # All pods may be replaced at once, because no workload depends on them.
+    # An update may replace all pods at once, because no workload depends on them.
     made["spec"]["updateStrategy"] = {"type": plugin.ROLLING, "rollingUpdate": {"maxUnavailable": "100%"}}
     made["spec"]["template"]["metadata"] = {"labels": labels}
     spec = made["spec"]["template"]["spec"]

@@ -22,17 +22,18 @@ except ImportError:
 
 # Seconds to wait for one reply of the API server.
 ANSWER = 30
-# Objects of a list in one reply, so that a large cluster needs several short replies.
+# Maximum number of a list's objects in one reply. The list of a large cluster comes in several short replies.
 PAGE = 500
-# Statuses for an object that the user may not read or write, or whose namespace is missing. Other refusals of a dry run
-# predict nothing about the write: a foreign webhook may not support dry runs.
+# HTTP statuses if the user may not read or write an object, or if its namespace is missing. Any other refusal of a dry
+# run does not predict that the write fails, because a webhook of another product may not support dry runs.
 REFUSALS = (401, 403, 404)
 MANAGER = "vgpu.fleet"
 
 
 class Api:
-    """Calls the API server by path. All versions of the library have the dynamic client's ``request``. The client's
-    discovery of kinds is disabled: it calls the API server twice and caches the replies in a file of /tmp.
+    """Calls the API server by path. It uses the dynamic client's method ``request``, which all versions of the library
+    have. The client's discovery of kinds is disabled, because it calls the API server twice and caches the replies in a
+    file in /tmp.
     """
 
     def __init__(self, kubeconfig: str, context: str | None) -> None:
@@ -92,7 +93,8 @@ class Api:
     def refusal(self, path: str, body: dict) -> str:
         """Returns the server's message if this user may not read or apply an object; empty if the user may.
 
-        Makes a dry run and changes nothing. The server also checks that a role grants only rights that this user has.
+        Makes a dry run and changes nothing. For a role the server also checks that it grants only rights that this user
+        has.
         """
         try:
             self.get(path)
@@ -131,7 +133,9 @@ def message_of(fault: Any) -> str:
 
 
 def answer(module: AnsibleModule, run: Callable[[Any, Any], dict], fail: Callable[[str], None] | None = None) -> None:
-    """Ends the module with the result of ``run(module, api)``, or calls ``fail`` with a sentence about the failure."""
+    """Ends the Ansible module with the result of ``run(module, api)``; on a failure calls ``fail`` with a sentence
+    about it.
+    """
     if MISSING:
         module.fail_json(msg=missing_required_lib("kubernetes"), exception=MISSING)
     params = module.params

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks whether a cluster's nodes are ready for the scheduler: known by name, set up by site.yml, with an engine and
-an architecture for which its images can be loaded. It works on Node objects and does no I/O.
+"""Checks whether a cluster's nodes are ready for the scheduler. A node must be known by name and be set up by site.yml.
+It must have an engine and an architecture for which the scheduler's images can be loaded. It works on Node objects and
+does no I/O.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds other device plugins of the same GPUs through the API server, with the owner that restarts each, and removes
-those that the user named.
-
-All I/O goes through an API object with ``get(path)``, ``delete(path)`` and ``apply(path, body, dry_run)``. A host shows
-only the plugin's socket and process (state/conflicting_on_host.py). Only the cluster shows the owner that would start
-the plugin again after a removal.
+"""Finds device plugins of other products for the same GPUs, and removes those that the user named. It searches through
+the API server, because only the cluster shows a plugin's owner (such as a DaemonSet), which would start the plugin
+again. On a host, state/conflicting_on_host.py finds the plugin's socket and process. All I/O goes through an API object
+with ``get(path)``, ``delete(path)`` and ``apply(path, body, dry_run)``.
 """
 
 from __future__ import annotations
@@ -27,9 +25,9 @@ OWNERS = (
     (re.compile(r"4pdosc/k8s-(?:device-plugin|vdevice)"), "4paradigm's plugin", ("nvidia.com/gpu",)),
     (re.compile(r"(?:^|/)k8s-device-plugin(?:[:@]|\Z)"), "NVIDIA's plugin", ("nvidia.com/gpu",)),
 )
-# Images with a similar name that hold plugins for devices of other vendors.
+# Images whose names also match, but which hold plugins for devices of other vendors.
 FOREIGN = re.compile(r"(?:^|/)(?:rocm|amd|intel|mellanox|xilinx)(?:/|-)")
-# Programs in the same images that are no device plugins: NVIDIA's discovery and its helpers, HAMi's scheduler and
+# Programs in matching images that are no device plugins: NVIDIA's discovery and its helpers, HAMi's scheduler and
 # monitor.
 NO_PLUGIN = ("gpu-feature-discovery", "config-manager", "mps-control-daemon", "scheduler", "vGPUmonitor")
 RESOURCE_OPTION = re.compile(r"\A--resource-name[= ](\S+)\Z")
@@ -60,7 +58,7 @@ class ConflictError(Exception):
 
 
 def find(api: Any, nodes: Iterable[str]) -> list[ConflictingPlugin]:
-    """Returns the owners of other projects' plugins on these nodes, each once."""
+    """Returns the owners of other products' device plugins on these nodes, each once."""
     found: dict[str, ConflictingPlugin] = {}
     for node in nodes:
         selector = quote(f"spec.nodeName={node}", safe="")
@@ -79,7 +77,7 @@ def find(api: Any, nodes: Iterable[str]) -> list[ConflictingPlugin]:
 
 
 def _whose(pod: dict[str, Any]) -> tuple[str, tuple] | None:
-    """Returns the vendor and resources of a pod's plugin; None if the pod is no device plugin."""
+    """Returns the vendor and the resources of the device plugin that a pod runs; None if it runs none."""
     if (pod["metadata"].get("labels") or {}).get("app.kubernetes.io/name") == OURS:
         return None
     for container in pod["spec"].get("containers") or []:
@@ -102,7 +100,7 @@ def _program(container: dict[str, Any]) -> str:
 
 
 def _said(container: dict[str, Any]) -> tuple:
-    """Returns the resource name that a container's options or environment set."""
+    """Returns the resource name that the plugin's command-line options or environment variables set."""
     words = _words(container)
     for number, word in enumerate(words):
         match = RESOURCE_OPTION.match(word if "=" in word else " ".join(words[number : number + 2]))
@@ -115,7 +113,9 @@ def _said(container: dict[str, Any]) -> tuple:
 
 
 def _keeper(api: Any, pod: dict[str, Any], node: str) -> tuple[str, str, str]:
-    """Returns (title, path, remedy) of the topmost owner that would start a pod again."""
+    """Follows a pod's owners to the topmost one, which would start the pod again; returns its title, path and
+    remedy.
+    """
     meta = pod["metadata"]
     name = f"{meta['namespace']}/{meta['name']}"
     if MIRROR in (meta.get("annotations") or {}):

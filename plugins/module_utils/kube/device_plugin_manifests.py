@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the Kubernetes objects of the device plugin as a DaemonSet, as plain data: rights, configurations, pods.
 
-One pod runs on each node with our label. The kubelet, the runtime and containers use the host's paths, so the pod
-mounts these folders under the host's names. The rest of the host is mounted read-only below /host.
+One pod runs on each node with our label. The pod mounts some of the host's folders under the same paths as on the host,
+because the kubelet, the runtime and containers use these paths. The rest of the host is mounted read-only below /host.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ NAME = "vgpu-device-plugin"
 CONFIGS = "vgpu-configs"
 NODE_LABEL = "vgpu.fleet/device-plugin"
 LABEL_VALUE = "daemonset"
-# Annotation of each pod: the digest of its template.
+# Annotation of each pod with the digest of its template.
 TEMPLATE = "vgpu.fleet/template"
-# The update strategy: either Kubernetes replaces the pods of an old template, or the user who applied the new template
-# replaces them node by node.
+# Update strategies of the DaemonSet. Either Kubernetes replaces the pods of an old template, or the user who applied
+# the new template replaces them node by node.
 ROLLING, ON_DELETE = "RollingUpdate", "OnDelete"
 # Annotations, conditions and taint that the program writes on its node or reads there.
 ANNOTATIONS, CONDITIONS = ("vgpu.fleet/gpus", "vgpu.fleet/drained-gpus"), ("VgpuConfiguration", "VgpuGpusHealthy")
@@ -35,7 +35,8 @@ LISTEN = "--metrics-listen"
 LOOPBACK = ("127.0.0.1", "[::1]", "localhost")
 PROGRAM = "/opt/vgpu/plugin/current/bin/vgpu-device-plugin"
 RBAC = "rbac.authorization.k8s.io"
-# First version whose API server reports, for a service account's token, the node on which the token's pod runs.
+# First Kubernetes version in which a policy can see, from a service account's token, on which node the token's pod
+# runs.
 KNOWS_NODES = (1, 30, 0)
 NODE_OF_TOKEN = "authentication.kubernetes.io/node-name"
 # Characters that the kubelet accepts in a key of a ConfigMap, and therefore in a file name.
@@ -114,7 +115,7 @@ def trace(found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     if ours:
         out.append(("", {"metadata": {"annotations": dict.fromkeys(ours)}}))
     if LABELS in annotations:
-        # Leave labels that node-feature-discovery has taken over since, because they belong to it now.
+        # Do not remove labels that node-feature-discovery sets now.
         theirs = ",".join(str(text) for name, text in annotations.items() if name.endswith("feature-labels")).split(",")
         named = [name for name in str(annotations[LABELS]).split(",") if name]
         names = {name if "/" in name else LABELS_PREFIX + name for name in named} - set(theirs)
@@ -122,8 +123,8 @@ def trace(found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         out.append(("", {"metadata": dict({"labels": gone} if gone else {}, annotations={LABELS: None})}))
     status = found.get("status") or {}
     if CAPACITY in annotations:
-        # One patch removes the resources and the annotation, so that the node never has a resource of ours that the
-        # annotation does not record.
+        # Remove the resources and the annotation in one patch, so that the node never has a resource of ours that the
+        # annotation does not list.
         listed = set(str(annotations[CAPACITY]).split(","))
         parts = {key: sorted(listed & set(status.get(key) or {})) for key in ("capacity", "allocatable")}
         taken = {key: dict.fromkeys(part) for key, part in parts.items() if part}
@@ -176,7 +177,9 @@ def _rights(desired: Desired) -> list[dict[str, Any]]:
 
 
 def _restriction(desired: Desired) -> list[dict[str, Any]]:
-    """Returns a policy that refuses one pod's writes to other nodes and their pods. RBAC cannot express this."""
+    """Returns a policy by which a pod of the DaemonSet may write only its own node and the pods there. RBAC cannot
+    express this.
+    """
     api = "admissionregistration.k8s.io/v1"
     user = f"system:serviceaccount:{desired.namespace}:{NAME}"
     mine = f"request.userInfo.extra['{NODE_OF_TOKEN}'][0]"
@@ -218,7 +221,9 @@ def arguments(desired: Desired) -> list[str]:
 
 
 def metrics_port(options: Sequence[str]) -> int | None:
-    """Returns the port at which other hosts can read the metrics, by the last such option; None if none is open."""
+    """Returns the port at which other hosts can read the metrics; None if no port is open to them. If the option is
+    given several times, the last counts.
+    """
     listens = [one.partition("=")[2] for one in options if one.startswith(LISTEN + "=")]
     address, _colon, port = (listens[-1] if listens else "").rpartition(":")
     return int(port) if port.isdigit() and address not in LOOPBACK else None
@@ -233,8 +238,7 @@ def _volumes(desired: Desired) -> list[tuple[str, dict[str, Any], dict[str, Any]
     folder = desired.config_path.rpartition("/")[0] or "/"
     out = [
         ("host", {"hostPath": {"path": "/", "type": "Directory"}}, {"mountPath": HOST, "readOnly": True}),
-        # The folder of the GPUs' device nodes. The whole folder is mounted, because a driver that is loaded later
-        # creates the nodes.
+        # Mount the whole folder with the GPUs' device nodes, because a driver that is loaded later creates them.
         host("dev", "/dev", "Directory"),
         host("device-plugins", desired.kubelet_dir + "/device-plugins", "Directory"),
         host("pod-resources", desired.kubelet_dir + "/pod-resources"),
@@ -267,7 +271,7 @@ def _daemon_set(desired: Desired) -> dict[str, Any]:
         "name": NAME,
         "image": desired.image,
         "imagePullPolicy": desired.pull_policy,
-        # The default path is in /dev, and the runtime would create that file in the host's /dev.
+        # Set this path, because the default is in /dev, and the runtime would create that file in the host's /dev.
         "terminationMessagePath": "/termination-log",
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "command": [PROGRAM, *arguments(desired)],
@@ -281,7 +285,7 @@ def _daemon_set(desired: Desired) -> dict[str, Any]:
     spec: dict[str, Any] = {
         "serviceAccountName": NAME,
         "priorityClassName": "system-node-critical",
-        # The pod sees the host's pids, because the driver reports processes by them.
+        # The pod sees the host's pids, because the driver reports processes by these pids.
         "hostPID": True,
         # The pod uses the host's network, which reaches the API server before the network plugin runs.
         "hostNetwork": True,
@@ -291,7 +295,7 @@ def _daemon_set(desired: Desired) -> dict[str, Any]:
         "tolerations": [
             {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
             {"key": "CriticalAddonsOnly", "operator": "Exists"},
-            # The program's own taint keeps tenants' pods away from the node and must not keep this pod away.
+            # The program's own taint keeps users' pods away from the node, but must not keep this pod away.
             {"key": TAINT, "operator": "Exists", "effect": "NoSchedule"},
             *desired.tolerations,
         ],
@@ -302,8 +306,8 @@ def _daemon_set(desired: Desired) -> dict[str, Any]:
     if port is not None:
         # The pod uses the network of its host. A PodMonitor selects the port by this name.
         container["ports"] = [{"name": "metrics", "containerPort": port, "protocol": "TCP"}]
-    # No surge, because two pods must never run on one node: the program locks its state, so a second pod would end at
-    # once.
+    # maxSurge is 0, because two pods must never run on one node: the program locks its state, so a second pod would end
+    # at once.
     strategy: dict[str, Any] = {"type": ROLLING, "rollingUpdate": {"maxUnavailable": "10%"}}
     digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode("utf-8")).hexdigest()[:16]
     return {
@@ -319,7 +323,9 @@ def _daemon_set(desired: Desired) -> dict[str, Any]:
 
 
 def node_of(pod: Mapping[str, Any]) -> str:
-    """Returns the node of a DaemonSet's pod, also of a pod that waits for room there and is not bound yet."""
+    """Returns the node of a DaemonSet's pod, even if the pod is not bound yet because it waits for free resources
+    there.
+    """
     affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
     terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or []
     meant = [
@@ -333,7 +339,7 @@ def node_of(pod: Mapping[str, Any]) -> str:
 
 
 def stale(pods: Sequence[Mapping[str, Any]], desired: Desired, nodes: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns the DaemonSet's pods on these nodes that were made from another template and are not ending yet."""
+    """Returns the DaemonSet's pods on these nodes that were created from another template and do not end yet."""
     template = _daemon_set(desired)["spec"]["template"]["metadata"]["annotations"][TEMPLATE]
     return [
         dict(pod)

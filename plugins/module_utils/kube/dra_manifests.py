@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds a cluster's objects for claims (Dynamic Resource Allocation, Kubernetes 1.36): device classes, the policy that
-refuses parameters that our driver would refuse, the policy that refuses mounts over our files, and the driver's rights
-if it runs as a DaemonSet. As a service of the node the driver needs no rights here: the kubelet's credentials may read
-the claims of the node's pods and write the slices of the node.
+"""Builds a cluster's objects for claims (Dynamic Resource Allocation, Kubernetes 1.36): the device classes, and two
+policies. One policy refuses parameters that our driver would refuse, the other refuses mounts over our files. If the
+driver runs as a DaemonSet, there are also its rights. A driver that runs as a service of the node uses the kubelet's
+credentials, which may read the claims of the node's pods and write the ResourceSlices of the node.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def manifests(desired: Desired) -> list[dict[str, Any]]:
 
 
 def classes(extended_resource: str = "") -> list[dict[str, Any]]:
-    """Returns the device classes. The class of shares gets an extended resource only if the user sets one: of two
-    classes with the same extended resource Kubernetes uses the younger, so another driver's class could lose its
+    """Returns the device classes. The class of shares gets an extended resource only if the user sets one. If two
+    classes have the same extended resource, Kubernetes uses the younger class, so another driver's class could lose its
     resource.
     """
     shares = _device_class(CLASS, "gpu")
@@ -71,7 +71,8 @@ def _device_class(name: str, kind: str) -> dict[str, Any]:
 
 def parameters_policy() -> list[dict[str, Any]]:
     """Returns the policy that refuses invalid parameters. Without it the API server accepts any parameters, and the pod
-    waits until the driver reports the fault. The API server converts other versions of these objects to v1.
+    waits until the driver reports the fault. The policy names only v1 of these objects, because the API server converts
+    other versions to v1.
     """
     resources = ["resourceclaims", "resourceclaimtemplates", "deviceclasses"]
     spec = {
@@ -107,7 +108,8 @@ def parameters_policy() -> list[dict[str, Any]]:
     return _policy(PARAMETERS_POLICY, spec)
 
 
-# A CEL expression for the configurations of the object, which may be a claim template, a claim or a device class.
+# A CEL expression that returns the configurations of the object. The object may be a claim template, a claim or a
+# device class.
 _CONFIG = (
     "has(object.spec.spec) ? (has(object.spec.spec.devices.config) ? object.spec.spec.devices.config : []) : "
     "has(object.spec.devices) ? (has(object.spec.devices.config) ? object.spec.devices.config : []) : "
@@ -198,5 +200,5 @@ def _meta(name: str) -> dict[str, Any]:
 
 
 def _text(text: str) -> str:
-    """Returns a string of CEL; JSON has the same notation."""
+    """Returns a string in CEL's notation, which is that of JSON."""
     return json.dumps(text)

@@ -7,8 +7,8 @@ import time
 from typing import Any, Callable
 from urllib.parse import quote
 
-# Annotation of a node that the collection cordoned. If a cordoned node lacks this annotation, another user cordoned it,
-# so it stays cordoned.
+# Annotation of a node that the collection cordoned. A cordoned node without this annotation was cordoned by another
+# user, so it stays cordoned.
 MARK = "vgpu.fleet/cordoned-for"
 MIRROR = "kubernetes.io/config.mirror"
 FINISHED = ("Succeeded", "Failed")
@@ -60,7 +60,7 @@ def pods_of(api: Any, name: str) -> list[dict[str, Any]]:
 
 
 def evict(api: Any, pod: dict[str, Any]) -> int:
-    """Evicts a pod. Returns an HTTP status: 201, GONE, or FORBIDDEN_NOW by a disruption budget."""
+    """Evicts a pod. Returns an HTTP status: 201, GONE, or FORBIDDEN_NOW if a disruption budget forbids it now."""
     meta = {"name": pod["metadata"]["name"], "namespace": pod["metadata"]["namespace"]}
     path = "/api/v1/namespaces/{namespace}/pods/{name}/eviction".format(**meta)
     return api.post(path, {"metadata": meta}, (GONE, FORBIDDEN_NOW))
@@ -68,7 +68,7 @@ def evict(api: Any, pod: dict[str, Any]) -> int:
 
 def asks_for(pod: dict[str, Any], prefix: str) -> bool:
     """Returns whether a container of the pod requests a resource whose name begins with ``prefix``, or the pod has a
-    claim. The pod's text does not show whose devices a claim is for.
+    claim. Every claim counts, because the pod's spec does not show which driver's devices it is for.
     """
     spec = pod.get("spec") or {}
     if spec.get("resourceClaims"):
@@ -86,8 +86,8 @@ def to_evict(pods: list[dict[str, Any]], only: str, force: bool, lose_data: bool
     """Returns the pods that a drain evicts. ``only``: prefix of resource names, empty for every pod.
 
     Pods of DaemonSets, static pods and finished pods stay, because a drain cannot move them. Raises DrainError, before
-    any change, for pods that would be lost: pods without a controller (unless ``force``), or with data in an emptyDir
-    (unless ``lose_data``).
+    any change, if a pod or its data would be lost: a pod without a controller (unless ``force`` is set), or with data
+    in an emptyDir (unless ``lose_data`` is set).
     """
     chosen, faults = [], []
     for pod in pods:
@@ -121,7 +121,7 @@ def drain(
 ) -> list[str]:
     """Evicts the pods and waits until they are gone. Returns their names. Raises DrainError after ``timeout`` seconds.
 
-    Pods are identified by uid: a StatefulSet's new pod of the same name is another pod.
+    Pods are identified by uid, because a StatefulSet creates a new pod of the same name.
     """
     waiting = {pod["metadata"]["uid"]: pod for pod in pods}
     asked: set[str] = set()

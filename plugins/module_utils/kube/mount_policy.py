@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the ValidatingAdmissionPolicy that refuses pods whose mounts conflict with our files: the rule of
-pods/mounts.py in CEL. The API server evaluates the policy itself, so the rule always applies.
-
-Each owner writes a policy of its own name: OF_SCHEDULER covers the resource names of the scheduler's configuration,
-OF_DEVICE_PLUGIN the resources of the nodes of the role device_plugin (an annotation records them), and OF_CLAIMS the
-containers with claims. Two policies with the same rule do no harm.
+"""Makes the ValidatingAdmissionPolicy that refuses pods whose mounts conflict with our files. It is the rule of
+pods/mounts.py in CEL. The API server evaluates the policy itself, so the rule always applies. There are up to three
+policies. OF_SCHEDULER covers the resource names of the scheduler's configuration. OF_DEVICE_PLUGIN covers the resources
+of the nodes of the role device_plugin, which an annotation records. OF_CLAIMS covers containers with claims. Policies
+may overlap without harm.
 """
 
 from __future__ import annotations
@@ -30,8 +29,9 @@ def manifests(
     name: str, resources: Sequence[str], annotations: Mapping[str, str] | None = None, claims: bool = False
 ) -> list[dict[str, Any]]:
     """Returns the policy and its binding in the order of their application; they are removed in reverse order.
-    ``resources``: names by which a container requests a slice. ``claims``: the policy also covers every container with
-    a claim, because a pod's text does not show whose devices a claim is for.
+    ``resources``: names by which a container requests a slice. ``claims``: whether the policy also covers every
+    container with a claim. It must cover all claims, because a pod's spec does not show which driver's devices a claim
+    is for.
     """
     meta: dict[str, Any] = {"name": name, "labels": {"app.kubernetes.io/name": name}}
     asks = _asks(resources, claims)
@@ -71,8 +71,8 @@ def manifests(
 
 
 def of_claims(extended_resource: str = "") -> list[dict[str, Any]]:
-    """Returns the policy for containers with claims. Such a container reads mount points of more shares than it has, so
-    a volume mounted there would count as a share.
+    """Returns the policy for containers with claims. In such a container the library looks for shares at more mount
+    points than the container has shares, so a volume that is mounted there would count as a share.
     """
     return manifests(OF_CLAIMS, [extended_resource] if extended_resource else [], claims=True)
 
@@ -84,8 +84,9 @@ def of_nodes(nodes: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
 
 
 def ground() -> dict[str, Any]:
-    """Returns a device plugin's policy that refuses nothing and names no node. A run creates it first. Later writes
-    then name its resourceVersion, so that the API server refuses one of two simultaneous writers.
+    """Returns a device plugin's policy that refuses nothing and names no node. A run creates it before it writes the
+    nodes. Each later write names the policy's resourceVersion, so of two simultaneous writers the API server refuses
+    one.
     """
     policy = of_nodes({})[0]
     spec = {"matchConstraints": policy["spec"]["matchConstraints"], "validations": [{"expression": "true"}]}
@@ -113,7 +114,7 @@ def _rule(operation: str, resource: str) -> dict[str, Any]:
 
 
 def _text(text: str) -> str:
-    """Returns a string of CEL; JSON has the same notation."""
+    """Returns a string in CEL's notation, which is that of JSON."""
     return json.dumps(text)
 
 
@@ -122,7 +123,7 @@ def _texts(texts: Sequence[str]) -> str:
 
 
 def _asks(resources: Sequence[str], claims: bool) -> str:
-    """Returns CEL: whether the container c names one of the resources, or a claim."""
+    """Returns a CEL expression: whether the container c names one of the resources, or a claim."""
     names = _texts(resources)
     within = " || ".join(
         f"(has(c.resources.{kind}) && c.resources.{kind}.exists(r, r in {names}))" for kind in ("limits", "requests")
@@ -132,8 +133,8 @@ def _asks(resources: Sequence[str], claims: bool) -> str:
 
 
 def _containers(kind: str) -> str:
-    """Returns CEL: the pod's containers of a kind. Every pod has ``containers``; the lists of other kinds may be
-    absent.
+    """Returns a CEL expression: the pod's containers of a kind. Every pod has ``containers``; the lists of other kinds
+    may be absent.
     """
     if kind == "containers":
         return "object.spec.containers"
@@ -150,7 +151,7 @@ def _all_containers() -> str:
 
 
 def _paths() -> str:
-    """Returns CEL: every path of the container c that becomes a mount point or a device."""
+    """Returns a CEL expression: every path of the container c that becomes a mount point or a device."""
     lists = [
         f"(has(c.{kind}) ? c.{kind}.map(m, m.{field}) : [])"
         for kind, field in (("volumeMounts", "mountPath"), ("volumeDevices", "devicePath"))
@@ -160,9 +161,9 @@ def _paths() -> str:
 
 
 def _conflicts() -> str:
-    """Returns CEL: for each container that requests GPUs, a text with one sentence for each path that conflicts with a
-    guarded path. ``[place].exists`` splits a path once instead of once for each guarded path, because the API server
-    limits the cost of an expression.
+    """Returns a CEL expression: for each container that requests GPUs, a text with one sentence for each path that
+    conflicts with a guarded path. The construct ``[place].exists`` splits a path once, and not once for each guarded
+    path, because the API server limits the cost of an expression.
     """
     place = "'/' + p.split('/').filter(s, s != '' && s != '.').map(s, s + '/').join()"
 

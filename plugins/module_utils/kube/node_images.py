@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Returns the commands that find, load and remove images on a node, for the engine that its kubelet reports. No I/O.
 
-Only the kubelet reports its engine. A host may have docker and containerd, and the kubelet does not find an image in
-the wrong engine.
+A host may have both docker and containerd, and the kubelet finds only images in its own engine. So the engine is taken
+from the kubelet's report.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def engine_of(node: dict[str, Any]) -> str:
 
 def commands(engine: str, repository: str, images: Sequence[str]) -> dict[str, Any]:
     """Returns command lines for the node. ``all`` prints every image of ``repository``, one a line. The caller appends
-    a file to ``load`` and an image to ``remove``. ``images`` maps each image to ``find`` (prints nothing if the image
-    is missing) and ``pin`` (empty if the engine cannot pin images).
+    a file name to ``load`` and an image name to ``remove``. ``images`` maps each image to two commands: ``find`` prints
+    nothing if the image is missing; ``pin`` is empty if the engine cannot pin images.
     """
     if engine in LOADERS:
         program = LOADERS[engine]

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the ValidatingAdmissionPolicy that protects the annotations of scheduler and device plugin (promised and
-allocated GPUs of a pod): no other user may write, change or remove them, by any resource or subresource.
-
-The API server evaluates the policy itself, so the protection never pauses. API servers before 1.30 use the webhook
-instead, which admits changes while no replica answers.
+"""Makes the ValidatingAdmissionPolicy that protects the annotations with the promised and allocated GPUs of a pod. Only
+the scheduler and the device plugin may write, change or remove them, by any resource or subresource. The API server
+evaluates the policy itself, so the protection never pauses. On API servers before 1.30 the scheduler's webhook protects
+the annotations instead, but not while no replica of it answers.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ NODE = "system:node:"
 def manifests(writers: Mapping[str, Sequence[str]], fixed: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Returns the policy and its binding in the order of their application; they are removed in reverse order.
     ``writers`` maps each annotation to the users that may write it. Nodes may write all annotations, because a device
-    plugin may use the kubelet's credentials. ``fixed``: annotations that the creator of a pod may set and no user may
-    change later.
+    plugin may use the kubelet's credentials. ``fixed``: annotations that the creator of a pod may set, and that no user
+    may change later.
     """
     meta: dict[str, Any] = {"name": NAME, "labels": {"app.kubernetes.io/name": NAME}}
     names, kept = sorted(writers), sorted(fixed)
@@ -39,7 +38,7 @@ def manifests(writers: Mapping[str, Sequence[str]], fixed: Sequence[str] = ()) -
                 for operation, resources in RULES
             ]
         },
-        # Most pods have none of these annotations; the API server then skips the other expressions.
+        # If a pod has none of these annotations, as most pods, the API server skips the other expressions.
         "matchConditions": [
             {"name": "annotated", "expression": has},
             {"name": "not-a-node", "expression": f"!request.userInfo.username.startsWith({_text(NODE)})"},
@@ -54,7 +53,8 @@ def manifests(writers: Mapping[str, Sequence[str]], fixed: Sequence[str] = ()) -
         ]
         + [
             {
-                # The check of the kind excludes a Binding, whose creation also adds annotations to the pod.
+                # Only the creator of a Pod may set these annotations. So check the kind, because the creation of a
+                # Binding also adds annotations to the pod.
                 "expression": f'(oldObject == null && request.kind.kind == "Pod") || {_same(name)}',
                 "message": f'metadata.annotations["{name}"] stays as it was admitted; create the pod again',
             }
@@ -82,7 +82,7 @@ _BOTH = ("object", "oldObject")
 
 
 def _text(text: str) -> str:
-    """Returns a string of CEL; JSON has the same notation."""
+    """Returns a string in CEL's notation, which is that of JSON."""
     return json.dumps(text)
 
 
@@ -92,7 +92,9 @@ def _has(one: str, name: str) -> str:
 
 
 def _value(one: str, name: str) -> str:
-    """Returns CEL: the annotation's value in a list, so that an empty annotation differs from a missing one."""
+    """Returns a CEL expression: a list with the annotation's value, or an empty list if it is missing. So an empty
+    annotation differs from a missing one.
+    """
     return f"({_has(one, name)} ? [{one}.metadata.annotations[{_text(name)}]] : [])"
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds other drivers of dynamic resource allocation (DRA): DeviceClasses that map a resource of ours, and
-ResourceSlices that offer NVIDIA GPUs of our nodes. All I/O goes through an API object with ``get(path, refusals)``.
+"""Finds traces of other drivers of dynamic resource allocation (DRA): DeviceClasses that map one of our resource names,
+and ResourceSlices that offer the NVIDIA GPUs of our nodes. All I/O goes through an API object with ``get(path,
+refusals)``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ OUR_DRIVER, OUR_CLASS = "gpu.vgpu.fleet", "vgpu"
 
 
 def notes(api: Any, nodes: Iterable[str], resources: Sequence[str]) -> list[str]:
-    """Returns notes for a person, a sentence each; none if the server has no such API."""
+    """Returns notes for a person, one sentence each. Returns no notes if the server has no such API."""
     for version in VERSIONS:
         classes = api.get(f"{GROUP}/{version}/deviceclasses", REFUSALS)
         if classes is None:
@@ -63,7 +64,7 @@ def _slice_notes(api: Any, version: str, nodes: Iterable[str]) -> list[str]:
 
 
 def _of_nvidia(spec: dict[str, Any]) -> bool:
-    """Returns whether a slice has an NVIDIA GPU; v1beta1 has the attributes one level lower."""
+    """Returns whether a ResourceSlice has an NVIDIA GPU. In v1beta1 a device's attributes are one level lower."""
     if spec["driver"] in DRIVERS:
         return bool(spec.get("devices"))
     for device in spec.get("devices") or []:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks whether a Deployment runs as applied, and why not; and whether pods are assigned to the scheduler.
+"""Checks whether a Deployment runs as applied, and finds the reasons if it does not. Also checks whether pods are
+assigned to our scheduler.
 
 The caller passes an API object with ``get(path)`` (which returns None if there is no such object), ``list(path,
 **query)`` and ``trial(path, body)``.
@@ -10,7 +11,7 @@ from __future__ import annotations
 import time
 from typing import Any, Callable
 
-# The kubelet's reasons for an image that it cannot get; waiting longer does not help.
+# Reasons that the kubelet gives if it cannot get an image. Waiting longer does not help.
 NO_IMAGE = ("ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 PAUSE_S = 1.0
 
@@ -67,7 +68,7 @@ def wait(
     while True:
         done = is_done(api.get(path))
         pods = api.list(pods_path, labelSelector=selector)
-        # A pod whose node is gone never ends; that is no failure.
+        # Ignore former pods after the time limit, because a pod whose node is gone never ends.
         if done and (clock() >= deadline or not any(one["metadata"].get("deletionTimestamp") for one in pods)):
             return []
         said = reasons(pods)
@@ -86,9 +87,9 @@ def admission(
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[str, str]:
     """Tests by a dry run whether a pod that requests ``resource`` is assigned to ``scheduler``. Returns (fault, doubt),
-    both empty if it is. A doubt is a refusal by the user's rights or by another rule of the cluster, so nothing was
-    tested. Repeats the test for up to ``seconds``: the API server learns a webhook's certificate and addresses some
-    seconds after its pods are ready.
+    both empty if it is. A doubt is the reason why nothing was tested: the user's rights or another rule of the cluster
+    refused the pod. Repeats the test for up to ``seconds``: the API server learns a webhook's certificate and addresses
+    some seconds after its pods are ready.
     """
     deadline = clock() + seconds
     limits = {"limits": {resource: "1"}}

@@ -22,20 +22,23 @@ WEBHOOK_PORT, METRICS_PORT = 8443, 9411
 # Port at which a kube-scheduler serves its health to all, and its metrics to users that may read them.
 KUBE_PORT = 10259
 IGNORE_LABELS = ("vgpu.fleet/webhook", "hami.io/webhook")
-# Annotation of each pod: the digest of the configuration.
+# Annotation of each pod of the scheduler with the digest of the configuration.
 DIGEST = "vgpu.fleet/config"
 PLAN, GIVEN = "vgpu.fleet/plan", "vgpu.fleet/given"
-# Annotations of a resize: the request of the pod's owner, the granted request, and the former plan (the pod's GPUs
-# before the resize). The greater size of the former and the new plan counts until the node has applied the new plan.
+# Annotations of a resize, which changes the GPU size of a running pod: the request of the pod's owner, the granted
+# request, and the former plan (the pod's GPUs before the resize). Until the node has applied the new plan, the greater
+# of the two sizes counts.
 RESIZE, RESIZED, FORMER = "vgpu.fleet/resize", "vgpu.fleet/resized", "vgpu.fleet/former"
-# The memory that a pod is promised below its limit; fixed at the pod's admission.
+# Annotation with the memory that a pod is promised, which may be less than its limit. It cannot change after the pod's
+# admission.
 MEMORY_REQUEST = "vgpu.fleet/memory-request"
 # Annotations that only the collection's programs may write.
 ANNOTATIONS = (PLAN, GIVEN, RESIZED, FORMER)
-# Prefixes of resource names that request GPUs. With prefixes the webhook also sees and refuses mistyped names.
+# Prefixes of resource names that request GPUs. The webhook matches prefixes, so that it also gets and refuses pods with
+# mistyped names.
 PREFIXES = ("nvidia.com/", "aliyun.com/gpu", "tencent.com/vcuda")
-# ASKING: annotations that request GPUs. NOT_OF: the scheduler (KAI) whose pods are excluded, because it reads these
-# annotations itself.
+# ASKING: annotations that request GPUs. NOT_OF: the name of the KAI scheduler. Its pods are excluded, because KAI reads
+# these annotations itself.
 ASKING, NOT_OF = ("gpu-memory", "gpu-fraction", MEMORY_REQUEST), "kai-scheduler"
 ASKING_PREFIX = "nvidia.com/container."
 # Label of a namespace that chooses whether its pods get claims for their requests.
@@ -47,8 +50,9 @@ _BOTH = ("object", "oldObject")
 
 class Desired(NamedTuple):
     """Describes the desired scheduler. ``config``: its configuration file (vgpu_scheduler.settings).
-    ``match_conditions``: the API server is 1.28 or newer; in older servers the webhook receives every pod and therefore
-    fails open. ``webhook_url``: URL of the webhook if the API server does not reach it by its Service.
+    ``match_conditions``: whether the API server is 1.28 or newer. An older server sends every pod to the webhook, so
+    there the webhook fails open. ``webhook_url``: URL of the webhook if the API server does not reach it by its
+    Service.
     """
 
     image: str
@@ -66,12 +70,12 @@ class Desired(NamedTuple):
     # Names of the only nodes that may run the scheduler, such as the nodes on which its images were loaded; if empty,
     # all nodes may.
     nodes: Sequence[str] = ()
-    # Users other than nodes that may write the allocated GPUs of a pod, such as the account of the device plugin's
-    # DaemonSet.
+    # Users that, in addition to nodes, may write the allocated GPUs of a pod, such as the account of the device
+    # plugin's DaemonSet.
     may_give: Sequence[str] = ()
     # Whether the kube-scheduler knows the option that kube_options returns.
     wakes: bool = True
-    # Whether the API server has ValidatingAdmissionPolicy; without it the webhook does the same checks.
+    # Whether the API server has ValidatingAdmissionPolicy. If it does not, the webhook does the same checks.
     policies: bool = True
     # Names of namespaces whose pods may read the metrics. If there are none, no port of the pod serves metrics.
     metrics_namespaces: Sequence[str] = ()
@@ -105,8 +109,8 @@ def resource_names(config: dict[str, Any]) -> list[str]:
 
 
 def extender(config: dict[str, Any], address: str = EXTENDER) -> dict[str, Any]:
-    """Returns the entry under ``extenders`` of the kube-scheduler's configuration. Nodes advertise only the GPU count.
-    The kube-scheduler would find the other resources on no node, so it must ignore them.
+    """Returns the entry under ``extenders`` of the kube-scheduler's configuration. Nodes advertise only the GPU count
+    and no other resource of a GPU request. So the entry makes the kube-scheduler ignore those other resources.
     """
     count, *others = resource_names(config)
     managed = [{"name": count, "ignoredByScheduler": False}]
@@ -117,7 +121,8 @@ def extender(config: dict[str, Any], address: str = EXTENDER) -> dict[str, Any]:
         "prioritizeVerb": "prioritize",
         "bindVerb": "bind",
         "preemptVerb": "preempt",
-        # This weight is more than the sum of the scores that the kube-scheduler's own plugins give for CPU and memory.
+        # With this weight the extender's score exceeds the sum of the scores that the kube-scheduler's own plugins give
+        # for CPU and memory.
         "weight": 10,
         "nodeCacheCapable": True,
         "httpTimeout": "10s",
@@ -221,8 +226,8 @@ def _rights(desired: Desired) -> list[dict[str, Any]]:
         _rule("core", "pods", "get list watch"),
         _rule("core", "nodes resourcequotas", "list watch"),
         _rule("node.k8s.io", "runtimeclasses", "list watch"),
-        # pods/status suffices to restore a lost plan's annotation and to write a preemption. The right to patch pods
-        # could give any pod another image.
+        # The right to patch pods/status suffices to restore the annotation of a lost plan and to write a preemption.
+        # The right to patch pods is not granted, because with it any pod could get another image.
         _rule("core", "pods/status", "patch"),
         _rule("core", "pods/binding", "create"),
         # The extender evicts pods of lower priority if GPU memory is short. It does not delete them, because that would
@@ -235,12 +240,12 @@ def _rights(desired: Desired) -> list[dict[str, Any]]:
         # Claims are created in the namespaces of pods, which are not known before; see vgpu_scheduler.pod_claims.
         cluster_rules.append(_rule("resource.k8s.io", "resourceclaims", "get create"))
     rules = [
-        # This rule names no object, because a create request cannot be limited by name.
+        # This rule is not limited to the names of objects, because Kubernetes cannot limit create requests by name.
         _rule("core", "secrets", "create"),
         _rule("core", "secrets", "get update", (NAME + "-tls",)),
         _rule("coordination.k8s.io", "leases", "create"),
-        # The leases of the kube-schedulers and of vgpu-scheduler. A replica that receives a call requests the lease of
-        # vgpu-scheduler.
+        # The leases of the kube-schedulers and of vgpu-scheduler. A replica of vgpu-scheduler takes the lease when a
+        # kube-scheduler calls it.
         _rule("coordination.k8s.io", "leases", "get update", LEASES),
         _rule("coordination.k8s.io", "leases", "patch", LEASES[1:]),
     ]
@@ -279,7 +284,7 @@ def _rights(desired: Desired) -> list[dict[str, Any]]:
 
 def _config_map(desired: Desired) -> dict[str, Any]:
     data = {
-        # These files may hold JSON, because JSON is valid YAML.
+        # The files of this ConfigMap contain JSON, which is valid YAML.
         "kube-scheduler.yaml": json.dumps(scheduler_configuration(desired), indent=1, sort_keys=True),
         "config.yaml": json.dumps(desired.config, indent=1, sort_keys=True),
     }
@@ -420,8 +425,9 @@ def _budget(desired: Desired) -> dict[str, Any]:
 
 
 def _network_policy(desired: Desired) -> dict[str, Any]:
-    """Allows calls of the webhook from anywhere, because no pod selector can name the API server; allows reads of the
-    metrics only from pods of the namespaces. Effective only if the cluster's network supports policies.
+    """Returns a policy that allows calls of the webhook from anywhere, because no pod selector can match the API
+    server. The metrics may be read only by pods of these namespaces. The policy works only if the cluster's network
+    supports policies.
     """
     names = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": sorted(desired.metrics_namespaces)}
     readers = {
@@ -442,10 +448,11 @@ def _network_policy(desired: Desired) -> dict[str, Any]:
 
 
 def gpu_condition(config: dict[str, Any]) -> str:
-    """Returns CEL: whether a container of the pod names a resource of GPU sharing, or an annotation requests GPUs."""
+    """Returns a CEL expression: whether a container of the pod names a resource of GPU sharing, or an annotation
+    requests GPUs.
+    """
     said = config.get("resourceNames") or {}
-    # The expression names configured resources even if a prefix covers them, because a chart fills in these names
-    # later.
+    # Name each configured resource, even if a prefix covers it, because the Helm chart fills in these names later.
     chosen = {*said.values(), *([said["count"] + ".shared"] if "count" in said else [])}
     names = [name for name in resource_names(config) if name in chosen or not name.startswith(PREFIXES)]
     words = [f"k.startsWith('{prefix}')" for prefix in PREFIXES] + [f"k == '{name}'" for name in names]
@@ -464,15 +471,16 @@ def gpu_condition(config: dict[str, Any]) -> str:
 
 
 def _resize_condition() -> str:
-    """Returns CEL: whether a request for another size is new or changed."""
+    """Returns a CEL expression: whether the pod's annotation with a request for another size is new or changed."""
     name = f"'{RESIZE}'"
     now, before = (f"(has({one}.metadata.annotations) && {name} in {one}.metadata.annotations)" for one in _BOTH)
     return f"{now} && !({before} && object.metadata.annotations[{name}] == oldObject.metadata.annotations[{name}])"
 
 
 def webhooks(desired: Desired) -> list[dict[str, Any]]:
-    """Returns the webhook configurations. With ``match_conditions`` the API server sends only pods that request GPUs,
-    and their creation fails closed if ``fail_closed`` is set; without, it sends every pod, and the webhooks fail open.
+    """Returns the webhook configurations. With ``match_conditions`` the API server sends only pods that request GPUs.
+    If ``fail_closed`` is also set, such pods are refused while no replica answers. Without ``match_conditions`` the
+    server sends every pod, so the webhooks fail open.
     """
     closed = desired.fail_closed and desired.match_conditions
     exempt = [{"key": label, "operator": "NotIn", "values": ["ignore"]} for label in IGNORE_LABELS]
@@ -506,7 +514,8 @@ def webhooks(desired: Desired) -> list[dict[str, Any]]:
 
     mutating = [hook("pods.vgpu.fleet", "/mutate", "CREATE", asks, closed)]
     if desired.config.get("claims"):
-        # An admission review does not hold the namespace's labels, so the URL path carries the label's value.
+        # An admission review does not contain the labels of the namespace. So there is one webhook for each value of
+        # the label, with the value in its URL path.
         is_claims = {"key": ALLOCATION, "operator": "In", "values": [CLAIMS]}
         others = [
             {"key": ALLOCATION, "operator": "Exists"},
@@ -523,21 +532,23 @@ def webhooks(desired: Desired) -> list[dict[str, Any]]:
         one["reinvocationPolicy"] = "IfNeeded"
     validating = [hook("pods.vgpu.fleet", "/validate", "CREATE", asks, closed)]
     if desired.match_conditions:
-        # This webhook only gives an early message. Without it the replica that binds still refuses an unreadable
-        # request.
+        # This webhook only gives an early message. If it is not called, an unreadable request is still refused when the
+        # pod is bound.
         resize = hook("resizes.vgpu.fleet", "/validate", "UPDATE", _resize_condition(), False)
         del resize["namespaceSelector"], resize["objectSelector"]
         validating.append(resize)
-    # If the API server has policies, a policy checks changes of plans instead, even while no replica answers.
+    # If the API server has ValidatingAdmissionPolicy, a policy checks changes of plans, even while no replica answers.
+    # Else these two webhooks do.
     if not desired.policies:
         plans = [
             hook("new-plans.vgpu.fleet", "/validate", "CREATE", planned("object"), closed),
-            # This webhook fails open, so that an update of a pod need not wait: a plan that changes while no replica
-            # answers is written again.
+            # This webhook fails open, so that no update of a pod is blocked while no replica answers. A plan that a
+            # user changes in that time is written again later.
             hook("plans.vgpu.fleet", "/validate", "UPDATE", planned("oldObject", "object"), False),
         ]
         for one in plans:
-            # A user who may set labels must not be able to write plans, because ledger and device plugins trust them.
+            # No label may exclude a pod from this webhook. Otherwise a user who may set labels could write plans, which
+            # the scheduler and the device plugins trust.
             del one["namespaceSelector"], one["objectSelector"]
         plans[1]["rules"][0]["resources"] = ["pods", "pods/status"]
         validating += plans

@@ -35,7 +35,7 @@ def of_text(text: str) -> tuple[int, int] | None:
 
 
 def refusal(numbers: Sequence[int] | None, who: str) -> str:
-    """Returns why this version is refused; empty if it is accepted or unknown."""
+    """Returns why this version cannot run the device plugin; empty if it can or is unknown."""
     if numbers is None or tuple(numbers[:2]) >= OLDEST:
         return ""
     found, oldest = (".".join(str(number) for number in one) for one in (numbers, OLDEST))

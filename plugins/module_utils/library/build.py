@@ -19,7 +19,8 @@ from typing import Sequence
 
 FILES = ("libvgpu.so", "vgpu-probe", "vgpu-arbiter", "vgpu-limit-hook")
 MANIFEST = "manifest.json"
-# An error shows the last lines of the compiler's output, where the compiler's message is.
+# Number of lines of the compiler's output in an error. They are the last lines, because these contain the compiler's
+# message.
 LAST_LINES = 20
 
 
@@ -48,7 +49,8 @@ def build(
     whole.
 
     ``sources``: the folder with the library's Makefile; it is copied and stays unchanged. The Makefile writes its
-    results to ``../build``. ``cross``: architecture and compiler for another architecture than this machine's.
+    results to ``../build``. ``cross``: architecture and compiler, if the archive is for another architecture than this
+    machine's.
     """
     cache = os.path.dirname(archive)
     os.makedirs(cache, mode=0o755, exist_ok=True)

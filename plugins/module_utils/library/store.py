@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installs the versions of the vGPU library on a node: each in its own folder, switched by one rename, never
-overwritten.
-
-Running containers have the files of their version mounted. Writing into such a file would change code under a running
-process; a new folder and a rename leave the old inodes to the containers that use them.
+"""Installs versions of the vGPU library (libvgpu.so) on a node. Each version gets its own folder and is never
+overwritten, because running containers have its files mounted and writing into them would change code under a running
+process. A link named ``current`` points to the version for new containers and is switched by one rename.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ def deploy(root: str, version: str, archive: str, checksum: str | None = None) -
         os.rename(unpacked, folder)
         _sync(root)
         done.append(f"deployed {folder}")
-    # Do not depend on the umask of the process that made the file.
+    # Set the mode, so that it does not depend on the umask of the process that made the file.
     if not versions.is_open(Host(), folder):
         os.chmod(folder, 0o755)
         done.append(f"let every user read {folder}")
@@ -115,8 +113,8 @@ def _unpack(root: str, version: str, archive: str, checksum: str | None) -> str:
     folder = os.path.join(root, f".{version}.new")
     os.mkdir(folder, 0o755)
     try:
-        # Open the file once for digest and unpacking, because another process may replace the file under this name
-        # meanwhile.
+        # Open the file only once, for both digest and unpacking, because another process may replace the file in
+        # between.
         with open(archive, "rb") as stream, tarfile.open(fileobj=_checked(stream, archive, checksum)) as bundle:
             for member in bundle:
                 name = os.path.basename(member.name)

@@ -2,10 +2,10 @@
 """Finds which versions of the vGPU library (libvgpu.so) are in use on a node: mapped, mounted, or promised to a
 container.
 
-A version may be removed only if none of three cases applies. Mapped: a process maps its files (a running container, or
-the arbiter, the service that divides GPU time). Mounted: a mount namespace has it (a container whose processes have not
-loaded it yet). Promised: the device plugin's records name it; the kubelet restarts an ended container with the mounts
-of the plugin's first reply, so the version's folder must still exist.
+A version may be removed only if none of three cases applies. Mapped: a process has mapped its files, such as a process
+of a container, or the arbiter (the service that divides GPU time). Mounted: its files are mounted in a mount namespace,
+even if no process of that container has loaded them yet. Promised: the device plugin's records name it. The kubelet
+restarts an ended container with the mounts of the plugin's first reply, so the version's folder must still exist.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def used(host: Host, root: str, versions: Sequence[str]) -> list[str]:
 
     If the device plugin's records exist and cannot be read, every version counts as in use.
     """
-    # If the root is reached through a link, the kernel reports files by the target folder of the link.
+    # Resolve links of the root, because the kernel reports files by their real path.
     roots = sorted({root.rstrip("/"), host.real(root)})
     promised = _promised(host, roots)
     if promised is None:

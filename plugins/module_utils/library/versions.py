@@ -23,11 +23,11 @@ def library(host: Host, root: str) -> dict[str, Any]:
     current = version_of(host.link(os.path.join(root, "current")))
     return {
         "current": current,
-        # If the root is reached through a link, the kernel reports programs by this resolved path.
+        # The root with its links resolved, because the kernel reports programs by their real path.
         "real_root": host.real(root),
         "versions": versions,
         "whole": [version for version in versions if is_whole(host, os.path.join(root, version))],
-        # Version folders that some users of a container cannot read.
+        # Versions whose folder is not readable by all users of a container.
         "closed": [version for version in versions if not is_open(host, os.path.join(root, version))],
         "unused": unused(host, root, [current or ""]),
     }
@@ -46,7 +46,7 @@ def is_open(host: Host, folder: str) -> bool:
     """Returns whether a version's folder is readable by all: containers mount it, and their users need not be root."""
     try:
         return os.stat(host.path(folder)).st_mode & 0o777 == 0o755
-    except OSError:  # Another process removed the folder meanwhile.
+    except OSError:  # Another process has removed the folder meanwhile.
         return True
 
 
@@ -65,7 +65,9 @@ def is_whole(host: Host, folder: str) -> bool:
 
 
 def folders(host: Host, root: str) -> list[str]:
-    """Returns the version folders below a root. Names that begin with a dot are unfinished work of a killed run."""
+    """Returns the version folders below a root. Ignores names that begin with a dot, which are unfinished work of a
+    killed run.
+    """
     return [
         name
         for name in host.names(root)

@@ -31,7 +31,7 @@ class AptError(package_manager.PackageError):
 class AptHost:
     def __init__(self, lock_timeout: int = 300) -> None:
         self.lock_timeout = lock_timeout
-        # Options by which apt reads other sources and lists than the host's.
+        # Options that make apt read other sources and lists than the host's.
         self.elsewhere: list[str] = []
 
     def run(self, *arguments: str) -> tuple[int, str]:
@@ -80,7 +80,7 @@ class AptHost:
         )
 
     def leftovers(self, names: Sequence[str]) -> list[str]:
-        """Returns the removed packages of which dpkg still has configuration files."""
+        """Returns the packages that are removed, but whose configuration files dpkg still has."""
         # dpkg fails if one package is unknown to it, but still reports the other packages.
         text = self.run("dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\\n", *names)[1] if names else ""
         return [name for name in names if f"{name} config-files" in text.splitlines()]
@@ -90,7 +90,7 @@ class AptHost:
         return self.must(f"reading the package file {path}", "dpkg-deb", "--field", path)
 
     def wait_for_lock(self) -> None:
-        """Waits until no other process changes packages: a process that a killed play started may still run."""
+        """Waits until no other process changes packages. Such a process may come from a killed play."""
         end = time.monotonic() + self.lock_timeout
         with open(LOCK, "a", encoding="ascii") as stream:
             while True:
@@ -129,14 +129,13 @@ class AptHost:
 
     def lists_age(self) -> float:
         """Returns the seconds since apt read the package lists; infinity if it never did."""
-        # Use the time of this folder, because apt writes to it even if no list has changed.
+        # Use the modification time of this folder, because apt changes it even if no list has changed.
         times = [os.stat(path).st_mtime for path in (f"{apt_scratch.LISTS}/partial",) if os.path.isdir(path)]
         return max(0.0, time.time() - max(times)) if times else math.inf
 
     def update(self, needed: Sequence[str] = ()) -> str:
-        """Reads the package lists. Returns the faults of sources that are not needed; empty if there are no faults.
-
-        ``needed``: addresses of sources that must be read. Raises AptError if a needed source cannot be read.
+        """Reads the package lists. ``needed``: addresses of sources that must be readable. Raises AptError if one of
+        them cannot be read. Returns the faults of all other sources, empty if there are none.
         """
         # Without this option apt silently uses old lists if a source cannot be fetched, and reports no fault.
         strict = ["-o", "APT::Update::Error-Mode=any"]
@@ -169,7 +168,9 @@ class AptHost:
         self.must(f"the {verb} of {', '.join(names)}", "apt-mark", verb, *names)
 
     def change(self, verb: str, packages: Sequence[str], simulate: bool, held: bool = False) -> str:
-        """Runs one transaction; ``verb`` is install or purge. ``held``: packages that are held may change too."""
+        """Runs one transaction; ``verb`` is install or purge. ``held``: whether the transaction may also change
+        packages that are held.
+        """
         words = ["apt-get", "-q", "-y", *self.options(), "--no-install-recommends", "--no-auto-remove"]
         words += ["-o", "Dpkg::Options::=--force-confdef", "-o", "Dpkg::Options::=--force-confold"]
         if simulate:
@@ -195,7 +196,8 @@ def faults_of(text: str) -> str:
     lines = text.splitlines()
     for place, line in enumerate(lines):
         if line.endswith("unmet dependencies:"):
-            # Return the lines that follow, because they name the conflicting versions and the line with E: does not.
+            # Return the following lines, because they name the conflicting versions. The line that begins with E: does
+            # not.
             return "\n".join(lines[place : place + 12])
     faults = []
     for place, line in enumerate(lines):

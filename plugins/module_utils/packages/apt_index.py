@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a repository of package files on a host, for hosts that reach no mirror.
-
-apt then resolves dependencies, pins versions and records packages as it does with any other repository.
+"""Makes an apt repository of package files that lie on a host, for hosts that reach no mirror. So apt can resolve
+dependencies and pin versions as with any other repository.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ PUBLIC_KEY = 6
 
 
 def key_ids(data: bytes) -> list[str]:
-    """Returns the long ids of the primary keys in a key file, as ``fingerprints`` does."""
+    """Returns the long ids of the primary keys in a key file, which are the ends of their fingerprints."""
     return [fingerprint[-16:] for fingerprint in fingerprints(data)]
 
 
@@ -33,7 +33,9 @@ def fingerprints(data: bytes) -> list[str]:
 
 
 def _plain(data: bytes) -> bytes:
-    """Returns the bytes inside the armour of every block, without headers and checksums; other data unchanged."""
+    """Returns the binary content of an armoured key file, all blocks together. Returns a file without armour
+    unchanged.
+    """
     blocks = re.findall(rb"-----BEGIN PGP PUBLIC KEY BLOCK-----\r?\n(.*?)-----END", data, re.DOTALL)
     if not blocks:
         return data

@@ -19,8 +19,9 @@ LISTS = "/var/lib/apt/lists"
 def lay_out(folder: str, sources: Mapping[str, str], changed: Mapping[str, str | None], main: str) -> list[str]:
     """Writes sources and lists below ``folder`` and returns the options by which apt reads them there.
 
-    ``sources`` maps path to text of the host's source files. ``changed`` maps path to text of the files that would be
-    written, keys and indexes included, or to None for files that would be removed. ``main``: the path of sources.list.
+    ``sources``: maps the path of each source file of the host to its text. ``changed``: maps the path of each file that
+    would be written (sources, keys, indexes) to its text, or to None if it would be removed. ``main``: the path of
+    sources.list.
     """
     # apt fetches as a separate user, who must be able to read the folder.
     os.chmod(folder, 0o755)
@@ -36,8 +37,8 @@ def lay_out(folder: str, sources: Mapping[str, str], changed: Mapping[str, str |
             written[folder + path] = text
             continue
         for other in others:
-            # Move these paths into the folder: a source names its key by a path, and an index of package files by its
-            # folder relative to the root.
+            # Replace the paths of changed files by their paths in the folder. A source contains the path of its key,
+            # and for package files the folder of their index, relative to the root.
             inside = os.path.dirname(other) if other.startswith(apt_index.FOLDER) else other
             text = text.replace(inside.lstrip("/"), (folder + inside).lstrip("/"))
         name = "sources.list" if path == main else os.path.join("sources.list.d", os.path.basename(path))
@@ -53,7 +54,7 @@ def lay_out(folder: str, sources: Mapping[str, str], changed: Mapping[str, str |
         "Dir::State::lists": lists,
         "Dir::Etc::SourceList": os.path.join(folder, "sources.list"),
         "Dir::Etc::SourceParts": parts,
-        # Set both caches, because container images switch them off and then every call of apt would read all lists
+        # Set apt's two caches. Container images switch them off, and then every call of apt would parse all lists
         # again.
         "Dir::Cache::pkgcache": os.path.join(folder, "pkgcache.bin"),
         "Dir::Cache::srcpkgcache": os.path.join(folder, "srcpkgcache.bin"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installs a set of packages with its source (repository) on a host, and removes both without a trace."""
+"""Installs the packages of a role, with the apt source (repository) that has them, and removes both without a trace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .apt_host import KEYRINGS, SOURCES, TRUSTED, AptError, AptHost
 from .apt_text import Source, Transaction
 from .pins import matching, split_pin
 
-# Lines of the plan for changes of packages begin with one of these words.
+# Words with which a line of the plan begins if it is about a change of a package.
 CHANGES = ("install ", "change ", "remove ")
 
 
@@ -31,9 +31,9 @@ class Desired(NamedTuple):
     keep_files: Sequence[str] = ()
     hold: Sequence[str] = ()
     record: str | None = None
-    # Packages that are also installed, if a repository has them.
+    # Packages that are installed in addition, if a repository has them.
     optional: Sequence[str] = ()
-    # Seconds after which package lists are read again before something is installed.
+    # If the package lists are older than this many seconds, they are read again before an installation.
     cache_valid_time: int = 86400
 
 
@@ -113,7 +113,9 @@ class PackageSet:
             self.install_known()
 
     def predict(self, missing: Sequence[str]) -> None:
-        """Queries the archive with package lists that the host does not keep, so that check mode changes nothing."""
+        """Predicts the installation in check mode. The package lists are read into a temporary folder, so that the host
+        stays unchanged.
+        """
         names = ", ".join(split_pin(one)[0] for one in missing)
         try:
             self.unread = self.host.update(self.addresses())
@@ -146,8 +148,8 @@ class PackageSet:
             self.warnings.append(f"some package lists cannot be read, and apt uses older ones:\n{self.unread}")
 
     def addresses(self) -> list[str]:
-        """Returns the addresses of the sources that must be readable: those of this set's source, or all sources if a
-        key or an index is removed.
+        """Returns the addresses of the sources that must be readable. These are the addresses of this set's source; if
+        a key or an index is removed, those of all sources.
         """
         if any(text is None and not path.endswith((".list", ".sources")) for path, text in self.files_after.items()):
             return ["://", "file:", "cdrom:", "copy:"]
@@ -184,14 +186,15 @@ class PackageSet:
         self.remember({"packages": sorted(self.transaction.install)})
         with self.kept_files():
             self.host.change("install", missing, simulate=False, held=self.own_holds != [])
-        # Read the installed versions: a repository in a folder may have changed after apt read its lists.
+        # Read the versions that are now installed, because a repository in a folder may have changed after apt read its
+        # lists.
         came = self.host.policy(sorted(self.transaction.install)) if self.transaction.install else {}
         versions = {name: installed(came, name) or version for name, version in self.transaction.install.items()}
         self.transaction = self.transaction._replace(install=versions)
 
     @property
     def own_holds(self) -> list[str]:
-        """Returns the packages that the collection itself holds and may therefore change."""
+        """Returns the held packages that the collection itself put on hold, so that it may change them."""
         return list(self.load_record().get("holds", []))
 
     def simulate(self, verb: str, packages: Sequence[str]) -> None:
@@ -221,7 +224,8 @@ class PackageSet:
             self.host.mark("hold", todo)
 
     def refuse_removals(self) -> None:
-        # The new packages may replace packages that this set installed earlier, such as another branch of a driver.
+        # apt may remove packages that this set installed earlier, because the new packages may replace them, such as
+        # those of another driver branch.
         ours = self.load_record().get("packages", [])
         foreign = [name for name in self.transaction.remove if name not in self.desired.may_remove and name not in ours]
         if foreign:
@@ -248,8 +252,8 @@ class PackageSet:
             for path, text in files.items()
             if path != ours and any(mark in text for mark in self.desired.stale_sources)
         ]
-        # Remove keys first, so that after a kill in between the next run finds the remaining keys by the source files
-        # that name them.
+        # Remove the keys before the source files that name them. So after a kill in between the next run still finds
+        # the remaining keys.
         wanted: dict[str, str | None] = dict.fromkeys([*self.stale_keys(files, stale), *stale])
         if self.desired.source is not None:
             source, more = self.own_source(self.desired.source)
@@ -263,11 +267,10 @@ class PackageSet:
         return wanted
 
     def stale_keys(self, files: dict[str, str], stale: Sequence[str]) -> list[str]:
-        """Returns the key files to remove: they hold only stale keys, and apt trusts them for every source or a stale
-        source names them.
-
-        A key file that another source or our own source names stays. The key files for every source stay too if a
-        remaining source may be signed with them: a flat source that names no key, such as NVIDIA's or a site's copy.
+        """Returns the key files to remove. Such a file holds only stale keys, and either a stale source names it, or
+        apt trusts it for every source. A key file that a remaining source names stays. The key files for every source
+        also stay if a remaining source may need them: a flat source that names no key, such as NVIDIA's or a site's
+        copy of it.
         """
         if not self.desired.stale_keys:
             return []
@@ -341,7 +344,7 @@ class PackageSet:
             names = [split_pin(one)[0] for one in self.desired.packages]
         policy = self.host.policy(names) if names else {}
         there = [name for name in names if policy.get(name, {}).get("installed") is not None]
-        # If one package of this set replaced another one, the replaced package is already removed, but its
+        # Also purge packages of this set that other packages of this set have replaced: they are removed, but their
         # configuration files remain.
         there += self.host.leftovers([name for name in record.get("packages", []) if name not in there])
         if there:
@@ -389,7 +392,7 @@ class PackageSet:
         return package_manager.read_record(self.desired.record)
 
     def remember(self, more: dict[str, Any]) -> None:
-        """Adds to the record before the described change: a kill in between loses nothing."""
+        """Adds an entry to the record, before the change that it describes. So a kill in between loses nothing."""
         if not self.desired.record:
             return
         record = self.load_record()
@@ -415,7 +418,7 @@ class PackageSet:
 
 
 def flat(suites: Sequence[str]) -> bool:
-    """Returns whether a source is a folder of packages, without a suite of a distribution."""
+    """Returns whether a source is flat, a folder of packages without the suites of a distribution."""
     return any(suite.endswith("/") for suite in suites)
 
 

@@ -86,9 +86,11 @@ def parse_one_line(text: str) -> list[Source]:
 
 
 def missing_components(sources: Iterable[Source], codename: str, wanted: Sequence[str]) -> list[Source]:
-    """Returns the entries that add the components to the mirrors of the host's own distribution.
+    """Returns sources that add the ``wanted`` components (such as contrib) which the host's own sources of its
+    distribution do not list.
 
-    The entries use the host's URI and key: apt refuses all sources if one URI has two values of Signed-By.
+    They have the URI and the key of the host's own sources, because apt refuses all sources if one URI has two values
+    of Signed-By.
     """
     mirrors: dict[tuple[str, str], list[Any]] = {}
     for source in sources:
@@ -120,13 +122,13 @@ def source_file(sources: Iterable[Source]) -> str:
 _UNREADABLE = re.compile(
     r"^E: (Failed to fetch |The repository '|Repository '|Release file for |Some index files failed to download)"
 )
-# apt's messages about a file that the lists name and the archive no longer has: the lists are outdated.
+# apt's messages if the archive no longer has a file that the package lists name, because the lists are outdated.
 _GONE = re.compile(r"^E: Failed to fetch .* 404\b|^  ?404  Not Found|^E: Unable to fetch some archives", re.MULTILINE)
 
 
 def is_fatal(text: str, needed: Sequence[str]) -> bool:
-    """Returns whether ``apt-get update`` reported a fault that is not only an unreadable source outside ``needed``
-    (addresses of needed sources).
+    """Returns whether a failure of ``apt-get update`` must stop the run. ``needed``: addresses of the sources that must
+    be readable. Any other source may be unreadable; every other error is fatal.
     """
     bases = [address.partition("$")[0].rstrip("/") for address in needed]
     for line in text.splitlines():
@@ -203,7 +205,7 @@ def satisfied(package: str, installed: str | None) -> bool:
 
 
 def unavailable(packages: Iterable[str], policy: dict[str, dict[str, Any]]) -> list[str]:
-    """Returns the packages of which apt knows no fitting version, each with the known versions."""
+    """Returns a sentence for each package of which apt knows no version that fits the pin, with the known versions."""
     found = []
     for package in packages:
         name, pin = split_pin(package)
@@ -218,10 +220,10 @@ def unavailable(packages: Iterable[str], policy: dict[str, dict[str, Any]]) -> l
 
 
 def same_version(packages: Sequence[str], policy: dict[str, dict[str, Any]]) -> list[str]:
-    """Returns the packages with every ``name=@other`` replaced by a pin on the upstream version that ``other`` will
-    have.
+    """Resolves each entry ``name=@other``, which means: the same upstream version as the package ``other``. Returns the
+    packages with each such entry replaced by a pin on the version that ``other`` will have.
 
-    If the version of ``other`` is unknown, the package gets no pin; the missing ``other`` is reported anyway.
+    If apt knows no version of ``other``, the entry becomes ``name`` without a pin.
     """
     pins = dict(split_pin(one) for one in packages)
     found = []
@@ -250,12 +252,13 @@ def resolve(package: str, policy: dict[str, dict[str, Any]]) -> str:
 
 
 def preferences(packages: Iterable[str]) -> str:
-    """Returns apt preferences by which the dependencies of pinned packages are installed in the same version.
+    """Returns the text of apt preferences that also pin the dependencies of pinned packages to the same version.
 
-    Packages of one source depend on each other by exact version, and apt's resolver tries only candidates. So a pin on
-    the named packages alone cannot be satisfied while the candidates of their dependencies are newer.
+    The packages of one source package depend on each other by exact version, and apt tries only the candidate version
+    of a dependency. So without these preferences a pin fails as soon as the candidates of the dependencies are newer.
     """
     versions = dict.fromkeys(package.partition("=")[2] for package in packages)
-    # "Package: *" cannot be combined with a version; a regular expression that matches every name can.
+    # apt does not allow "Package: *" together with a version, but it allows a regular expression that matches every
+    # name.
     stanzas = [f"Package: /./\nPin: version {version}\nPin-Priority: 1001\n" for version in versions if version]
     return "\n".join(stanzas)

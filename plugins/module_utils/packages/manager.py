@@ -25,8 +25,8 @@ class Done(NamedTuple):
 
 
 def run(*arguments: str, environment: Mapping[str, str], together: bool = False) -> Done:
-    """Runs a program without a terminal and with English messages. ``together``: stderr is merged into the output in
-    the order of the writes. Raises FileNotFoundError if there is no such program.
+    """Runs a program without a terminal and with English messages. ``together``: whether stderr is merged into the
+    output, in the order in which the program wrote. Raises FileNotFoundError if there is no such program.
     """
     done = subprocess.run(
         arguments,
@@ -42,7 +42,9 @@ def run(*arguments: str, environment: Mapping[str, str], together: bool = False)
 
 
 def read_text(path: str | None) -> str | None:
-    """Returns the text of a file, None if it is missing; every byte survives ``write_texts``."""
+    """Returns the text of a file, None if it is missing. ``write_texts`` writes the same bytes again, even if they are
+    no valid UTF-8.
+    """
     data = read_bytes(path) if path else None
     return None if data is None else data.decode("utf-8", "surrogateescape")
 

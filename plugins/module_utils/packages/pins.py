@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parses entries of package lists (``name`` or ``name=version``; the version may end in ``*``) and patterns of names.
-No I/O.
+"""Parses the entries of package lists and patterns of names. An entry is ``name`` or ``name=version``; the version may
+end in ``*``. No I/O.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def version_of(package: str, default: str = "") -> str:
 
 
 def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
-    """Returns the names that match a pattern and match no pattern with a ``!`` before it."""
+    """Returns the names that match a pattern. A pattern that begins with ``!`` excludes the names that it matches."""
     given = list(patterns)
     without = [one[1:] for one in given if one.startswith("!")]
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Splits one description of a repository into the options for apt and the options for dnf and zypper. No I/O."""
+"""Converts the description of a repository, a variable of a role, to the option of the module for apt or of the module
+for dnf and zypper. No I/O.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs rpm with dnf or zypper on this host. Tests replace this object by another one.
-
-The object calls the programs rpm, dnf and zypper. dnf's Python library works only with the system's own Python, which
-on RHEL 8 is older than Ansible needs.
+"""Runs the programs rpm, dnf and zypper on this host. Tests replace this object by another one. dnf's Python library is
+not used, because it works only with the system's own Python, which on RHEL 8 is too old for Ansible.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ VERSIONLOCK_CONF = "/etc/dnf/plugins/versionlock.conf"
 VERSIONLOCK_LIST = "/etc/dnf/plugins/versionlock.list"
 ZYPPER_LOCKS = "/etc/zypp/locks"
 REPOSITORIES = {"dnf": "/etc/yum.repos.d", "zypper": "/etc/zypp/repos.d"}
-# zypper's exit statuses without a failure: success, updates are available, or a reboot or restart is advised.
+# zypper's exit statuses that are no failure. They mean success, available updates, or an advised reboot or restart.
 ZYPPER_FINE = (0, 100, 101, 102, 103)
 ZYPPER_NOTHING_FOUND = 104
 # zypper's exit status if it skipped an unreadable repository and the request succeeded.
@@ -52,7 +50,8 @@ class RpmHost:
 
     def must(self, what: str, *arguments: str) -> str:
         code, out, fault = self.run(*arguments)
-        # ZYPPER_LEFT_OUT (a repository was skipped) is an error of a refresh, because it names one repository only.
+        # For a refresh the status ZYPPER_LEFT_OUT (a repository was skipped) is an error, because the call names only
+        # one repository.
         fine = ZYPPER_FINE if "refresh" in arguments else (*ZYPPER_FINE, ZYPPER_LEFT_OUT)
         if code != 0 and not (arguments[0] == "zypper" and code in fine):
             said = rpm_text.faults_of(out + "\n" + fault)
@@ -60,7 +59,9 @@ class RpmHost:
         return out
 
     def installed(self) -> dict[str, str]:
-        """Returns every installed package; of a package with several versions, such as a kernel, the newest."""
+        """Returns every installed package with its version. If several versions of a package are installed, such as of
+        a kernel, returns the newest.
+        """
         text = self.must("asking rpm for the packages", "rpm", "-qa", "--qf", QUERY)
         return {name: rpm_text.newest(found) for name, found in rpm_text.parse_versions(text).items()}
 
@@ -94,7 +95,7 @@ class RpmHost:
         return rpm_text.parse_zypper_search(out)
 
     def of_files(self, paths: Sequence[str]) -> dict[str, str]:
-        """Maps the name to the version of package files."""
+        """Maps the name of the package in each of these files to its version."""
         text = self.must("reading the package files", "rpm", "-qp", "--nosignature", "--qf", QUERY, *paths)
         return {name: found[0] for name, found in rpm_text.parse_versions(text).items()}
 
@@ -124,7 +125,9 @@ class RpmHost:
             raise RpmError(f"the key {address} cannot be fetched: {fault}") from None
 
     def quiet(self) -> list[str]:
-        """Returns the options that disable the versionlock plugin: our locks must not stop our own transactions."""
+        """Returns the options that disable the versionlock plugin, because our locks must not prevent our own
+        transactions.
+        """
         return ["-y", "-q", "--disableplugin=versionlock"]
 
     def refresh(self, name: str = "") -> None:
@@ -149,8 +152,8 @@ class RpmHost:
     def install(self, packages: dict[str, str], files: Sequence[str], keep: Sequence[str] = ()) -> None:
         """Installs exactly these versions in one transaction, newer or older, without recommended packages.
 
-        ``keep``: packages that must not change their version; needed for dnf, whose versionlock plugin is off because
-        it would also lock our own packages. zypper respects its locks itself.
+        ``keep``: packages that must not change their version. Only dnf needs this list, because its versionlock plugin
+        is off, which would also lock our own packages. zypper respects its locks.
         """
         what = "installing " + ", ".join(f"{name} {version}" for name, version in sorted(packages.items()))
         if self.manager == "dnf":

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installs a set of packages with its repository on an RPM system, and removes both without a trace.
-
-It works like ``apt_set``: it makes one transaction, writes a record before each change, and restores the former state
-after a failure.
+"""Installs the packages of a role on an RPM system, with the repository that has them, and removes both without a
+trace. It makes one transaction, writes a record before each change, and restores the former state after a failure.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ class Desired(NamedTuple):
     stale_sources: Sequence[str] = ()
     hold: Sequence[str] = ()
     record: str | None = None
-    # Packages that are also installed, if a repository has them.
+    # Packages that are installed in addition, if a repository has them.
     optional: Sequence[str] = ()
 
 
@@ -136,7 +134,7 @@ class PackageSet:
     def change(self, packages: dict[str, str], files: Sequence[str]) -> None:
         """Installs these versions. Refuses to change a package that another user locked."""
         ours = matching(self.host.locks(), self.load_record().get("locks", []))
-        # Use matching(), because a lock of another user may be a pattern of names.
+        # Compare by matching(), because a lock of another user may be a pattern of names.
         keep = sorted({*matching(self.before, set(self.host.locks()) - set(ours))} - {*ours})
         foreign = [name for name in keep if name in packages]
         if foreign:
@@ -148,8 +146,8 @@ class PackageSet:
         self.predict(packages)
         if self.check_mode:
             return
-        # The dependencies that get installed are known only afterwards. Record the packages before the transaction, so
-        # that after a kill in between the next run finds the dependencies.
+        # Which dependencies were installed is known only after the transaction. Record all installed packages before
+        # it, so that even after a kill the next run can find the new dependencies.
         self.remember({"packages": sorted(set(packages) - set(self.before)), "unsettled": sorted(self.before)})
         blocking = sorted(set(ours) & set(packages)) if self.host.manager == "zypper" else []
         if blocking:
@@ -195,7 +193,9 @@ class PackageSet:
             raise RpmError(f"these package files are not on the host: {', '.join(missing)}")
 
     def put_files(self) -> None:
-        """Writes and removes repository files, and reads the index. The caller reverts a failure by ``take_back``."""
+        """Writes and removes repository files, and reads the repository's index. If this fails, the caller reverts it
+        by ``take_back``.
+        """
         files = self.host.repository_files()
         ours, key_path = f"{REPOSITORIES[self.host.manager]}/{self.desired.name}.repo", ""
         wanted: dict[str, str | None] = {
@@ -228,7 +228,9 @@ class PackageSet:
             self.note_keys()
 
     def key_text(self, same: bool, key_path: str) -> str:
-        """Returns the key; fetches a key with an address again only if the repository changed."""
+        """Returns the text of the repository's key. A key that has an address is fetched again only if the repository
+        changed.
+        """
         key = str((self.desired.source or {})["key"]).strip()
         there = self.host.read(key_path)
         if key.startswith("-----BEGIN"):
@@ -261,8 +263,8 @@ class PackageSet:
         self.host.module("enable", f"{module}:{stream}")
 
     def take_back(self) -> bool:
-        """Reverts files, keys and the module stream. Returns False without a change if packages were installed or
-        removed: then the next run continues.
+        """Reverts files, keys and the module stream. If packages were already installed or removed, changes nothing and
+        returns False; then the next run continues.
         """
         if _without_keys(self.host.installed()) != _without_keys(self.before):
             return False
@@ -318,7 +320,7 @@ class PackageSet:
         files = dict(record.get("files", {f"{REPOSITORIES[self.host.manager]}/{self.desired.name}.repo": None}))
         for path, text in files.items():
             now_text = self.host.read(path)
-            # A file that another program has rewritten since stays.
+            # Keep a file that another program has changed since.
             if now_text != text and (text is None or now_text is None):
                 self.files_before[path], self.files_after[path] = now_text, text
                 self.plan.append(f"{'remove' if text is None else 'restore'} {path}")
@@ -329,7 +331,9 @@ class PackageSet:
         return package_manager.read_record(self.desired.record)
 
     def remember(self, more: dict[str, Any]) -> None:
-        """Adds to the record before the described change. The first recorded state of a file or stream is kept."""
+        """Adds an entry to the record, before the change that it describes. The first recorded state of a file or
+        stream is kept.
+        """
         if not self.desired.record:
             return
         record = self.load_record()

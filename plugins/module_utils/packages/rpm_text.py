@@ -25,7 +25,7 @@ def evr(text: str) -> tuple[int, str, str]:
 
 
 def compare(one: str, other: str) -> int:
-    """Compares two versions in rpm's order: returns a number below, at or above 0."""
+    """Compares two versions in rpm's order. Returns a negative number, 0 or a positive number."""
     first, second = evr(one), evr(other)
     if first[0] != second[0]:
         return -1 if first[0] < second[0] else 1
@@ -45,7 +45,7 @@ def _parts(one: str, other: str) -> int:
         if ranks[0] != ranks[1]:
             return -1 if ranks[0] < ranks[1] else 1
         if first.isdigit():
-            # Compare the lengths, then the digits, because this orders numbers of any size by value.
+            # Compare first the lengths and then the digits, which orders numbers of any size by value.
             first, second = first.lstrip("0"), second.lstrip("0")
             if len(first) != len(second):
                 return -1 if len(first) < len(second) else 1
@@ -70,10 +70,8 @@ def newest(versions: Iterable[str]) -> str:
 
 
 def fits(version: str, pin: str) -> bool:
-    """Returns whether a version matches a pin. The pin may be the whole version, or omit its epoch, its release, or the
-    kernel in its release.
-
-    SUSE's kernel modules carry the kernel's version in their own, ``580.95.05_k6.4.0_150600.21-1``.
+    """Returns whether a version matches a pin. The pin may be the whole version, or omit the epoch, the release, or the
+    kernel's version. SUSE's kernel modules have the kernel's version in their own: ``580.95.05_k6.4.0_150600.21-1``.
     """
     if not pin:
         return True
@@ -108,7 +106,9 @@ def parse_zypper_search(text: str) -> dict[str, list[str]]:
 
 
 def follow(packages: Sequence[str], there: dict[str, str], known: dict[str, list[str]]) -> list[str]:
-    """Returns the packages with every ``name=@other`` replaced by a pin on ``other``'s present or future version."""
+    """Resolves each entry ``name=@other``, which means: the same version as the package ``other``. Returns the packages
+    with each such entry replaced by a pin on the version that ``other`` has or will have.
+    """
     pins = dict(split_pin(one) for one in packages)
     found = []
     for package in packages:
@@ -138,7 +138,9 @@ _HEADERS = re.compile(r"kernel-(\w+-)?devel\Z")
 
 
 def unavailable(packages: Iterable[str], known: dict[str, list[str]]) -> list[str]:
-    """Returns the packages of which no repository has a fitting version, each with the available versions."""
+    """Returns a sentence for each package of which no repository has a version that fits the pin, with the available
+    versions.
+    """
     found = []
     for package in packages:
         name, pin = split_pin(package)
@@ -161,10 +163,9 @@ def resolve(packages: Iterable[str], known: dict[str, list[str]]) -> dict[str, s
 
 
 def companions(changes: dict[str, str], there: dict[str, str], known: dict[str, list[str]]) -> dict[str, str]:
-    """Returns the installed packages of ``known`` that must change with a changed package, because both have the same
-    version now.
-
-    They were installed as its dependencies. zypper downgrades only named packages, and would refuse the transaction.
+    """Returns those installed packages of ``known`` that must change together with a changed package: its dependencies,
+    which have the same version now. They must be named, because zypper downgrades only named packages and would refuse
+    the transaction.
     """
     found = {}
     for name, versions in known.items():
@@ -219,7 +220,9 @@ def lock_line(name: str, version: str) -> str:
 
 
 def is_loose(line: str) -> bool:
-    """Returns whether an entry of the versionlock list has no epoch: then the end of the package name is ambiguous."""
+    """Returns whether an entry of the versionlock list has no epoch. In such an entry the end of the package name is
+    ambiguous.
+    """
     text = _lock(line)
     return bool(text) and not _WHOLE.match(text)
 
@@ -227,8 +230,8 @@ def is_loose(line: str) -> bool:
 def lock_name(line: str, there: Container[str] = ()) -> str:
     """Returns the package name in an entry of the versionlock list; empty for comments, exclusions and empty lines.
 
-    Hand-written entries may lack version or release, and names contain dashes and digits. So the longest possible name
-    that is installed (``there``) counts. The name may be a pattern.
+    Hand-written entries may lack version or release, and package names contain dashes and digits, so the end of the
+    name is ambiguous. Returns the longest possible name that is installed (``there``). The name may be a pattern.
     """
     text = _lock(line)
     whole = _WHOLE.match(text)

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks whether a host meets the needs of Kubernetes' claims (vgpu_allocation: dra), as far as the host shows them,
-and writes the plan's line on claims. No I/O.
-
-A host does not show which fields of a ResourceSlice the API server stores. The device plugin tests that by a dry run,
-and publishes nothing if the server drops fields.
+"""Checks whether pods on a host can get GPUs by claims (vgpu_allocation: dra, Dynamic Resource Allocation), and writes
+the line on claims for the plan. Only the host's own state is checked. Whether the API server stores all fields of a
+ResourceSlice, the device plugin tests later by a dry run; it publishes nothing if the server drops fields. No I/O.
 """
 
 from __future__ import annotations
@@ -14,7 +12,8 @@ from typing import Any
 from ..config import named_configs, node_config
 from .enforcement import CONTAINERD_PACKAGES, handover, numbers
 
-# OLDEST: first Kubernetes version with v1 of claims. BY_DEFAULT: first version with shares of a device on by default.
+# OLDEST: first Kubernetes version with v1 of claims. BY_DEFAULT: first version in which claims on shares of a device
+# are enabled by default.
 OLDEST, BY_DEFAULT = (1, 34), (1, 36)
 GATE = "DRAConsumableCapacity"
 # The first containerd that passes CDI devices to containers by default.
@@ -27,7 +26,7 @@ DOCKER = (
 
 
 def line(desired: dict[str, Any]) -> str:
-    """Returns the plan's line on claims; empty if pods get GPUs by the device plugin, the usual case."""
+    """Returns the plan's line on claims; empty in the usual case, in which pods get GPUs by the device plugin."""
     if not node_config.by_claims(desired["node_config"]):
         return ""
     return "pods get GPUs by claims (Dynamic Resource Allocation) of class vgpu; no device plugin is registered"
@@ -106,8 +105,8 @@ def warnings(desired: dict[str, Any], state: dict[str, Any]) -> list[str]:
 
 
 def _containerd(state: dict[str, Any]) -> str:
-    """Returns why the containerd of this host's kubelet passes no CDI devices to containers; empty if it does, or if
-    that is unknown.
+    """Returns why the containerd of this host's kubelet passes no CDI devices to containers. Empty if it does, or if it
+    is unknown whether it does.
     """
     if (state.get("kubelet_engine") or {}).get("engine") != "containerd":
         return ""

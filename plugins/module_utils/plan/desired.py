@@ -17,7 +17,7 @@ from ..gpu import mig_unit, mps, time_slice
 from ..packages.pins import name_of
 from . import plugin_python
 
-# The order in which roles run; each role depends on the roles before it.
+# The roles in the order in which they run. Each role depends on the roles before it.
 ROLES = ("nvidia_driver", "nvidia_docker", "container_runtime", "vcuda", "mig", "mps", "time_slicing", "device_plugin")
 
 # The variables of each role that the plan reads, without the role's prefix, with their defaults.
@@ -88,8 +88,8 @@ def collect(variables: dict[str, Any]) -> dict[str, Any]:
         if variables.get(role + "_state") is None:
             continue
         # Sharing modes other than vcuda need no library; an installed library stays for the containers that use it.
-        # vgpu_memory_enforcement: driver needs the role all the same, because the library's files include the hook that
-        # sets the driver's limits.
+        # Exception: if vgpu_memory_enforcement is driver, the role is needed, because the library's files include the
+        # hook that sets the driver's limits.
         unused = settings["vgpu_sharing"] != "vcuda" and settings["vgpu_memory_enforcement"] != "driver"
         if role == "vcuda" and unused and variables["vcuda_state"] == "present":
             continue
@@ -107,8 +107,8 @@ def collect(variables: dict[str, Any]) -> dict[str, Any]:
 
 
 def reads(desired: dict[str, Any]) -> dict[str, Any]:
-    """Returns the options of host_state: which parts of the host must be read for the comparison
-    with this desired state.
+    """Returns the options for the module host_state. They name the parts of the host that must be read for the
+    comparison with this desired state.
     """
     roles = desired["roles"]
     # Read the versions of all packages that the device plugin's Python may need, because its choice depends on them.
@@ -164,8 +164,8 @@ def reads(desired: dict[str, Any]) -> dict[str, Any]:
 
 
 def records(part: dict[str, Any]) -> list[str]:
-    """Returns the paths of a role's records for undoing its work. A record exists as long as there
-    is something to undo.
+    """Returns the paths of the records by which a role can revert its changes. A record exists as long as there is
+    something to revert.
     """
     names = ("record", "setup_record", "packages_record", "docker_record", "config_record", "containerd_record")
     return [part[name] for name in names if part.get(name)]

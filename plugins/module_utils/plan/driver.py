@@ -15,9 +15,9 @@ from ..driver.support import branch_of
 from ..host.digest import sha256
 from .part import NOTHING, PRESENT, Part, packages, undone
 
-# Packages that accompany a driver of any branch and replace no driver.
+# Packages that fit a driver of any branch, so a change of them replaces no driver.
 BESIDE = re.compile(r"(install|change) (linux-headers-|kernel-|nvidia-persistenced\b)")
-# Packages that hold the driver's user space, under the names of any repository.
+# Names of the packages with the driver's user space, in all repositories.
 USER_SPACE = re.compile(
     r"(nvidia-utils-\d|libnvidia-compute-\d|nvidia-driver-cuda\Z|nvidia-(tesla-\d+-)?smi\Z|nvidia-compute-G)"
 )
@@ -74,8 +74,8 @@ def nvidia_driver(wanted: dict[str, Any], state: dict[str, Any], desired: dict[s
 
 
 def _without_smi(state: dict[str, Any]) -> list[str]:
-    """Returns a warning if nvidia-smi is missing although its package is installed. The package database does not show
-    that a program was deleted.
+    """Returns a warning if nvidia-smi is missing although its package is installed. A comparison of packages does not
+    find this, because the package database does not show that a file was deleted.
     """
     there = sorted(name for name, version in state["packages"].items() if version and WITH_SMI.match(name))
     if not there or state["driver"].get("smi", True):
@@ -86,15 +86,15 @@ def _without_smi(state: dict[str, Any]) -> list[str]:
 
 
 def replaces(change: str) -> bool:
-    """Returns whether a change replaces the version of one of the driver's own packages. ``change``: a line of the
-    step; lines about files name a path instead.
+    """Returns whether a change replaces the version of one of the driver's own packages. ``change``: a line of the plan
+    about a package or a file.
     """
     foreign = change.startswith(("change /", "change the mode ")) or BESIDE.match(change) is not None
     return change.startswith("change ") and not foreign
 
 
 def _other_branch(choice: Choice, state: dict[str, Any]) -> bool:
-    """Returns whether a driver of another branch runs, whose packages may have other names and are replaced."""
+    """Returns whether a driver of another branch runs. Its packages may have other names, and are replaced."""
     runs = state["driver"].get("loaded_version") or state["nvml"].get("driver_version") or ""
     branch = branch_of(runs)
     return choice.branch is not None and branch is not None and branch != choice.branch
@@ -108,7 +108,7 @@ def _named(wanted: dict[str, Any]) -> bool:
 def _takes_over(changes: list[str], choice: Choice, wanted: dict[str, Any], state: dict[str, Any]) -> bool:
     """Returns whether an installation replaces a running driver of another branch, under other package names."""
     if wanted.get("packages") and not wanted.get("branch"):
-        # The branch of packages that the user named is unknown, so only changed versions count (``replaces``).
+        # If the user named the packages, their branch is unknown. Then only changed versions count; see ``replaces``.
         return False
     return _other_branch(choice, state) and any(not BESIDE.match(text) for text in changes)
 
@@ -119,7 +119,7 @@ def _of_others(changes: list[str], choice: Choice, wanted: dict[str, Any], state
     if not state["nvml"]["ok"] or not changes or state["files"].get(wanted.get("record") or ""):
         return []
     if wanted.get("packages"):
-        # Give no warning here: the packages that the user named may have installed the others.
+        # Give no warning if the user named the packages, because these may have installed the others as dependencies.
         return []
     there = sorted(name for name, version in state["packages"].items() if version and USER_SPACE.match(name))
     others = [name for name in there if name not in ours]
@@ -139,14 +139,14 @@ def _host_files(choice: Choice, state: dict[str, Any]) -> list[str]:
             changes.append(f"write {path}")
         elif found["sha256"] != sha256(text):
             changes.append(f"change {path}")
-    # Not listed if a file of modprobe.d changes, because that change rebuilds the initramfs anyway.
+    # Do not list the initramfs if a file of modprobe.d changes, because that change rebuilds it anyway.
     if state["driver"].get("initramfs_old") and not any(driver_setup.MODPROBE in text for text in changes):
         changes.append("rebuild the initramfs, which is older than the file that blocks nouveau")
     return changes
 
 
 def _token(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
-    """Compares the licence token of a vGPU guest on the host with the desired token, by the digests alone."""
+    """Compares the licence token of a vGPU guest with the desired token. Only their digests are compared."""
     if not (wanted.get("vgpu_guest") and wanted.get("vgpu_token_sha256")):
         return []
     found = state["files"].get(driver_choice.TOKEN_FILE)
@@ -183,12 +183,12 @@ def _services(choice: Choice, state: dict[str, Any]) -> list[str]:
 
 
 def _cut_off(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
-    """Returns changes for services that a killed run stopped for a reload of the modules and did not start again."""
+    """Returns changes that start services again. A killed run had stopped them for a reload of the kernel modules."""
     text = (state.get("texts") or {}).get(wanted.get("setup_record") or "")
     try:
         stopped = json.loads(text or "{}").get(STOPPED) or []
     except (ValueError, AttributeError):
-        # The role's module reports an unreadable record; the plan ignores it.
+        # Ignore an unreadable record here, because the role's module reports it.
         return []
     return [f"start {name}, which an interrupted run had stopped" for name in stopped]
 
@@ -196,7 +196,9 @@ def _cut_off(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
 def _kernel_side(
     choice: Choice, wanted: dict[str, Any], state: dict[str, Any], replaced: bool
 ) -> tuple[list[str], str]:
-    """Returns the changes of the kernel's modules, and why they need a reboot, empty if they need none."""
+    """Returns two values: the changes of the kernel modules, and the reason why these need a reboot (empty if they need
+    none).
+    """
     driver = state["driver"]
     if choice.kernel_module == "none" or wanted.get("source") == "present":
         return [], ""
@@ -218,7 +220,7 @@ def _kernel_side(
 
 
 def _reboot_faults(reboot: str, wanted: dict[str, Any]) -> list[str]:
-    """Returns an error if a reboot is needed and not allowed: the host stops before its first change."""
+    """Returns an error if a reboot is needed but not allowed. The error stops the host before its first change."""
     if not reboot or wanted.get("reboot", "never") != "never":
         return []
     way_out = "set it to if_required on a host that may be rebooted"

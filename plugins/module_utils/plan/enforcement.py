@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides what will enforce memory limits on a host (the driver or the library), and why. It gives the plan's line on
-this, and the error if the host cannot do what is requested.
-
-gpu/enforcement.py has the rule. Facts that only a probe shows come from the running device plugin, which sets a limit
-and reads it back at each start.
+"""Predicts what will enforce memory limits on a host, the driver or the library, and why. The plan shows the result. If
+the user requests enforcement by the driver and the host cannot do that, the result is an error. The rule is in
+gpu/enforcement.py. One fact comes from the running device plugin: at each start it sets a limit by the driver and reads
+it back.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ NOT_YET = "the device plugin probes the driver's limits when it starts"
 
 
 def verdict(desired: dict[str, Any], state: dict[str, Any]) -> Verdict | None:
-    """Returns the verdict, None if no device plugin is to run."""
+    """Returns what will enforce the limits and why; None if no device plugin is to run."""
     if (desired["roles"].get("device_plugin") or {}).get("state") != PRESENT:
         return None
     requested = desired["node_config"].get("flags", {}).get("plugin", {}).get("memoryEnforcement", rule.AUTO)
@@ -37,7 +36,9 @@ def verdict(desired: dict[str, Any], state: dict[str, Any]) -> Verdict | None:
 
 
 def faults(desired: dict[str, Any], found: Verdict | None) -> list[str]:
-    """Returns errors that stop the run, if only the driver may enforce limits and is known to be unable."""
+    """Returns errors that stop the run. There is one if the user allows only the driver to enforce limits and it is
+    known that the driver cannot.
+    """
     requested = desired["node_config"].get("flags", {}).get("plugin", {}).get("memoryEnforcement", rule.AUTO)
     if found is None or requested != DRIVER or found.by_driver or found.why.startswith(NOT_YET):
         return []
@@ -82,8 +83,8 @@ def _memacct_mode(registry: str) -> str:
 
 
 def handover(state: dict[str, Any]) -> str:
-    """Returns why the engine that starts containers here cannot run the hook that sets the driver's limits; empty if it
-    can, or if that is unknown.
+    """Returns why the engine that starts containers on this host cannot run the hook that sets the driver's limits.
+    Empty if it can, or if it is unknown whether it can.
     """
     packages = state.get("packages") or {}
     if state.get("kubelet_engine"):

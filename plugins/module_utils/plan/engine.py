@@ -21,8 +21,8 @@ from ..host.digest import sha256
 from ..text import toml_text
 from .part import NOTHING, PRESENT, Part, packages, undone
 
-# FIRST_WITH_CDI: the first docker with CDI devices, which a feature must switch on. FIRST_BY_ITSELF: the first docker
-# with this feature on by default.
+# FIRST_WITH_CDI: the first docker with CDI devices, if its CDI feature is switched on. FIRST_BY_ITSELF: the first
+# docker in which this feature is on by default.
 FIRST_WITH_CDI, FIRST_BY_ITSELF = (25, 0), (28, 2)
 
 
@@ -108,8 +108,8 @@ def _by_device(document: dict[str, Any], state: dict[str, Any], desired: dict[st
 
 
 def _docker_restart(part: Part, wanted: dict[str, Any], state: dict[str, Any], keys: list[str]) -> Part:
-    """Returns the part with the effect of a needed restart of docker on its containers, or an error if the role may not
-    restart docker.
+    """Returns the role's part of the plan, extended by what a needed restart of docker does to its containers. If the
+    role may not restart docker, the part gets an error.
     """
     info = state["docker"]["info"]
     pending = state["files"].get(daemon_json.PENDING) or {}
@@ -144,7 +144,9 @@ def _docker_restart(part: Part, wanted: dict[str, Any], state: dict[str, Any], k
 
 
 def absent(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
-    """Returns the removal of the collection's drop-in files; ``undone`` returns the changes that the records list."""
+    """Returns the changes that remove the collection's drop-in files. Changes that the records list are returned by
+    ``undone``.
+    """
     return [f"remove {path}" for path in engine_auto.files(wanted["engine"]) if state["files"].get(path) is not None]
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares the memory scaling of GPUs with the host's memory, which holds data that does not fit on a card. No I/O."""
+"""Checks whether the host's memory is large enough for the memory scaling of its GPUs. With a scaling above 1 the
+host's memory holds the data that does not fit on a card. No I/O.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from ..config.kinds import Finding, error, warning
 
 
 def findings(gpus: Sequence[dict[str, Any]], config: dict[str, Any], host_mib: int) -> list[Finding]:
-    """Returns an error for each slice that can never be filled; else one warning if all slices together cannot.
+    """Returns an error for each slice that can never be filled. If there is none, returns one warning if the slices
+    cannot all be full at the same time.
 
     ``host_mib``: all memory of the host, 0 if unknown.
     """

@@ -30,7 +30,7 @@ def mig(wanted: dict[str, Any], state: dict[str, Any], desired: dict[str, Any]) 
     elif state["nvml"]["ok"]:
         return NOTHING._replace(errors=[f"MIG cannot be read: {found['error']}"])
     else:
-        # Without a driver the GPUs are unknown, so only the next plan compares their geometry.
+        # As long as there is no driver, the GPUs are unknown. Only the next plan compares their geometry.
         changes = [f"set the GPUs to {mig_plan.show(wanted['geometry'])}"]
     geometry_differs = bool(changes)
     if wanted["boot"]:
@@ -45,7 +45,9 @@ def mig(wanted: dict[str, Any], state: dict[str, Any], desired: dict[str, Any]) 
 
 
 def gpus_after_mig(desired: dict[str, Any], state: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the GPUs as they will be after the role mig has run: the plan is checked against these GPUs."""
+    """Returns the GPUs as they will be after the role mig has run, because the desired state is checked against these
+    GPUs.
+    """
     part = desired["roles"].get("mig")
     if part is None:
         return list(state["gpus"])
@@ -118,6 +120,8 @@ def _differing(files: dict[str, str], state: dict[str, Any]) -> list[str]:
 
 
 def _left_over(files: dict[str, str], state: dict[str, Any], unit: dict[str, Any]) -> bool:
-    """Returns whether a run was killed between writing its files and the restart: the service is older than a file."""
+    """Returns whether the service started before one of its files was written. Then a run was killed between writing
+    the files and the restart.
+    """
     newest = max(float((state["files"].get(path) or {}).get("mtime") or 0.0) for path in files)
     return bool(unit.get("stale")) or (bool(unit.get("started")) and newest > float(unit["started"]))

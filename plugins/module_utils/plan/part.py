@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Defines one role's part of the plan (its changes on a host), and compares desired and installed packages. No I/O."""
+"""Defines a part of the plan: the changes that one role will make on a host. Also compares desired and installed
+packages. No I/O.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ def packages(wanted: Sequence[str], version: str, state: dict[str, Any]) -> list
         name, pin = name_of(package), version_of(package, version)
         found = state["packages"].get(name)
         if pin.startswith("@"):
-            # The pin is the version of another package, the leader: a change of the leader changes this package too.
+            # The pin means: the version of another package, the leader. So a change of the leader also changes this
+            # package.
             leader = state["packages"].get(pin[1:])
             pin = upstream(leader) + "*" if leader and (not found or upstream(found) != upstream(leader)) else ""
         if found is None:
@@ -46,12 +49,14 @@ def packages(wanted: Sequence[str], version: str, state: dict[str, Any]) -> list
 
 
 def _matches_pattern(found: str, pin: str) -> bool:
-    """Returns whether a version matches an apt pin that ends in * and is therefore a prefix."""
+    """Returns whether a version matches a pin of apt that ends in ``*``. The text before the ``*`` is a prefix of the
+    version.
+    """
     return pin.endswith("*") and found.startswith(pin[:-1])
 
 
 def undone(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
-    """Returns the changes that remain to revert for a role with state absent, by its records."""
+    """Returns what a role with state absent must still revert on the host, according to its records."""
     return [
         f"revert the changes recorded in {path}" for path in records(wanted) if state["files"].get(path) is not None
     ]

@@ -2,9 +2,9 @@
 """Makes the plan: the ordered steps from a host's state to its desired state, each with its reason. The functions do no
 I/O.
 
-A step is derived only from the host's state, never from the memory of a run: after a play was killed at any point, the
-next plan finds the remaining steps. So if a unit started before its file changed, or a daemon has not applied its file,
-the plan has a step for that too.
+A step is derived only from the host's state, never from what an earlier run remembers. So after a play was killed at
+any point, the next plan finds the remaining steps. For example, a unit that started before its file changed gets a step
+that restarts it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CONFINED = (
 )
 # Roles that interrupt running work on the GPUs.
 OF_THE_CARD = ("nvidia_driver", "mig", "mps")
-# Names of steps that are no roles: the check of isolation, and the clean-up after it.
+# Names of the two steps that are no roles: the check of isolation, and the removal of old library versions after it.
 VERIFY, COLLECT = "verify", "collect"
 
 
@@ -61,8 +61,8 @@ def make_plan(desired: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
         if wanted is None:
             continue
         part = PARTS[role](wanted, state, desired)
-        # An unreadable record is an error if the role changes something: the role reads its record and would fail in
-        # the middle of the run.
+        # An unreadable record is an error if the role changes something, because the role would fail in the middle of
+        # the run when it reads its record.
         (faults if part.changes else warnings).extend(f"{role}: {text}" for text in _spoiled(wanted, state))
         warnings += [f"{role}: {text}" for text in part.warnings]
         faults += [f"{role}: {text}" for text in part.errors]
@@ -101,14 +101,14 @@ def _spoiled(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
 
 
 def _lost(state: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the GPUs that the host has lost. A driver that does not answer is a separate fault."""
+    """Returns the GPUs that the host has lost. Returns none if the driver does not answer, which is another fault."""
     if not state["nvml"]["ok"]:
         return []
     return lost_gpus.find(state["gpus"], state["nvml"]["lost"], state["plugin"]["status"])
 
 
 def refusals(desired: dict[str, Any], state: dict[str, Any]) -> list[str]:
-    """Returns why nothing at all can be done on this host."""
+    """Returns the reasons why no role can run on this host."""
     found: list[str] = []
     host = state["os"]
     if not desired["roles"]:
@@ -130,8 +130,8 @@ def _after_driver(
     wanted = desired["roles"].get("device_plugin") or {}
     changes = {step["role"]: step["changes"] for step in steps}
     driver = changes.get("nvidia_driver", [])
-    # If the change disturbs running work, an installation counts too, because packages of another branch may have other
-    # names.
+    # If the change disturbs running work, a new package also counts as a replacement, because packages of another
+    # branch may have other names.
     replaced = any(map(replaces, driver))
     disturbed = any(step["role"] == "nvidia_driver" and step["disturbs"] for step in steps)
     replaced = replaced or (disturbed and any(change.startswith("install ") for change in driver))
@@ -150,8 +150,8 @@ def _after_driver(
 
 
 def _without_driver(desired: dict[str, Any], state: dict[str, Any], roles: Sequence[str]) -> list[str]:
-    """Returns an error if the plan would restart the device plugin while NVML does not answer and no step repairs it:
-    the plugin would not start again.
+    """Returns an error if the plan would restart the device plugin although NVML does not answer and no step repairs
+    it. The plugin would not start again.
     """
     wanted = desired["roles"].get("device_plugin") or {}
     waits = not desired["node_config"]["flags"]["failOnInitError"]
@@ -167,9 +167,8 @@ def _without_driver(desired: dict[str, Any], state: dict[str, Any], roles: Seque
 
 
 def why_prove(desired: dict[str, Any], state: dict[str, Any], changes: bool) -> str:
-    """Returns why isolation is checked at the end, empty if it is not checked.
-
-    A run that was killed or failed before the proof leaves a host in the desired state without a proof.
+    """Returns why isolation is checked at the end of the run, empty if it is not checked. Even a host in the desired
+    state may need the check, because an earlier run may have failed or been killed before its check.
     """
     plugin = desired["roles"].get("device_plugin") or {}
     if desired["verify"] == "never" or desired["sharing"] != "vcuda" or plugin.get("state") != PRESENT:
@@ -259,8 +258,8 @@ def vcuda(wanted: dict[str, Any], state: dict[str, Any], desired: dict[str, Any]
 
 
 def _arbiter_running(wanted: dict[str, Any], unit: dict[str, Any], on_disk: Any, real_root: str) -> Part:
-    """Checks whether the running arbiter was started from the files on disk. During a restart each tenant keeps its own
-    compute share.
+    """Checks whether the running arbiter (the service that divides a GPU's time between containers) was started from
+    the files on disk. A restart is harmless: until the arbiter is back, each container keeps its own compute share.
     """
     name = wanted["arbiter_unit"]
     program = "{}/{}/vgpu-arbiter".format(real_root, wanted["version"])
@@ -302,8 +301,8 @@ def device_plugin(wanted: dict[str, Any], state: dict[str, Any], desired: dict[s
     resources = named_configs.resources(desired)
     conflicts, others = conflicting_on_host.findings(found.get("conflicting_plugins") or [], resources)
     if wanted["conflicting_plugins"] == "ignore" or wanted["conflicting_plugins_remove"]:
-        # This is no error here, because the role removes the plugins that the user named through the cluster's API and
-        # fails if others remain.
+        # Conflicting device plugins are no error here. The role removes those that the user named, through the
+        # cluster's API, and fails if others remain.
         conflicts, others = [], [*conflicts, *others]
     kubelet = kube_version.refusal(state.get("kubelet"), "the kubelet of this host")
     by_pod = wanted["deploy"] == DAEMONSET
@@ -355,7 +354,9 @@ def _python(wanted: dict[str, Any], state: dict[str, Any]) -> plugin_python.Choi
 
 
 def _plugin_running(wanted: dict[str, Any], unit: dict[str, Any], state: dict[str, Any], on_disk: Any) -> Part:
-    """Checks whether the running program uses the files on disk; called when all files are in the desired state."""
+    """Checks whether the running device plugin was started with the files on disk. Called only if all files are in the
+    desired state.
+    """
     name, status = wanted["unit"], state["plugin"]["status"]
     if wanted["deploy"] == DAEMONSET:
         name = "the pod of the DaemonSet"

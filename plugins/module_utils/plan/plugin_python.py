@@ -14,8 +14,8 @@ from ..host import distribution
 AUTO = "auto"
 OLDEST = (3, 11)
 SYSTEM_PYTHON = "/usr/bin/python3"
-# The oldest Python that may run the modules of a play, and the paths of Pythons that may: the system's own, then the
-# newest first.
+# The oldest Python that can run Ansible's modules, and the paths at which such Pythons are searched: first the system's
+# own, then the newest first.
 OLDEST_OF_MODULES = (3, 8)
 CANDIDATES = [SYSTEM_PYTHON, *(f"/usr/bin/python3.{minor}" for minor in range(14, 7, -1))]
 
@@ -34,7 +34,7 @@ class Row(NamedTuple):
     python: str
     packages: tuple[str, ...]
     version: str
-    # Version of the distribution's SYSTEM_PYTHON, which also runs small programs that have no dependencies.
+    # Version of the distribution's SYSTEM_PYTHON. This Python also runs our small programs, which have no dependencies.
     system: str
 
 
@@ -52,16 +52,16 @@ TABLE = {
     ("el", "10"): Row(SYSTEM_PYTHON, ("python3",), "3.12", "3.12"),
     ("sles", "15"): Row("/usr/bin/python3.11", ("python311",), "3.11", "3.6"),
 }
-# Rows for systems that are not in the table: derivatives of Debian and Ubuntu have python3-venv; others need no
-# package.
+# Rows for systems that are not in the table above. Derivatives of Debian and Ubuntu have the package python3-venv;
+# others need no package.
 LIKE_DEBIAN = Row(SYSTEM_PYTHON, ("python3-venv",), "", "")
 OTHERS = Row(SYSTEM_PYTHON, (), "", "")
 EVERY_PACKAGE = sorted({package for row in (*TABLE.values(), LIKE_DEBIAN) for package in row.packages})
 
 
 def choose(host: dict[str, Any], python: str = AUTO, packages: str | Sequence[str] = AUTO) -> Choice:
-    """Returns the Python for the device plugin. ``host``: the ``os`` of host_state. A named Python needs no packages,
-    unless packages are named too.
+    """Returns the Python for the device plugin. ``host``: the ``os`` of host_state. If the user names a Python, no
+    packages are installed, unless the user also names packages.
     """
     row = _row(host)
     own = python in (AUTO, row.python)
@@ -74,7 +74,9 @@ def choose(host: dict[str, Any], python: str = AUTO, packages: str | Sequence[st
 
 
 def small_program(host: dict[str, Any], python: str = AUTO) -> str:
-    """Returns the Python for a program of ours that only needs Python 3.8: the system's own if it is new enough."""
+    """Returns the Python for those of our programs that need only Python 3.8. It is the system's own if that is new
+    enough.
+    """
     if python != AUTO:
         return python
     row = _row(host)
@@ -97,11 +99,10 @@ def missing(choice: Choice, found: dict[str, Any]) -> list[str]:
 
 def to_go_on_with(choice: Choice, running: str, real: Mapping[str, str], versions: Mapping[str, str]) -> str:
     """Returns another Python for the remaining tasks of a play, if removing the packages deletes the Python that runs
-    the play's modules. Empty if that Python is not deleted, or if no other Python exists.
-
-    ``running``: the Python that runs the play's modules here. ``real``: maps each path to its real path. ``versions``:
-    the version that each candidate reports. Without a setting ansible-core uses a host's newest Python, so possibly the
-    device plugin's.
+    the play's modules. This can happen because ansible-core by default uses a host's newest Python, which may be the
+    device plugin's. Empty if that Python is not deleted, or if no other Python exists. ``running``: the Python that
+    runs the play's modules here. ``real``: maps each path to its real path. ``versions``: the version that each
+    candidate reports.
     """
     gone = real.get(choice.python, choice.python)
     if choice.python in ("", SYSTEM_PYTHON) or real.get(running, running) != gone:
@@ -113,7 +114,7 @@ def to_go_on_with(choice: Choice, running: str, real: Mapping[str, str], version
 def refusal(host: dict[str, Any], choice: Choice, version: str | None = None) -> str:
     """Returns why this Python cannot be used, empty if it can or if no fault is known yet.
 
-    ``version``: the version that the program reports, None if unknown, empty if there is no such program.
+    ``version``: the version that this Python reports, None if unknown, empty if this Python does not exist.
     """
     way_out = "install such a Python and name it in device_plugin_python"
     need = "the device plugin needs Python {}.{} or newer".format(*OLDEST)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds faults between the variables of roles, independently of the host. Such a fault exists if the value of one
-variable needs another variable that is not set. No I/O.
+"""Finds role variables that are missing because of the value of another variable. The check does not depend on a host's
+state. No I/O.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ DRIVER = ("source", "version", "branch", "repository", "files", "memacct", "vgpu
 
 class Needs(NamedTuple):
     """Describes a requirement: if the variable ``name`` has one of ``values``, the variable ``needed`` must not be
-    empty. If ``values`` is None, any value that is not empty counts. ``way_out``: the remedy.
+    empty. If ``values`` is None, the requirement applies to any value that is not empty. ``way_out``: the remedy.
     """
 
     name: str
@@ -68,7 +68,7 @@ def _driver(value: Callable[[str], Any]) -> list[Finding]:
         return []
     found = []
     for sentence in driver_choice.inputs(wanted):
-        # Each sentence begins with the name of its variable.
+        # Each sentence begins with the name of a variable. Split the name off, because a finding holds it separately.
         name = re.split(r"[: ]", sentence, maxsplit=1)[0]
         found.append(error(name, sentence[len(name) :].lstrip(": ")))
     return found

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans the changes of the role nvidia_docker (the container toolkit) on a host, and checks which containers get GPUs
-by the toolkit's options. No I/O.
+"""Plans the changes of the role nvidia_docker (NVIDIA's container toolkit) on a host. Also warns if the toolkit's
+options let containers get GPUs past the device plugin. No I/O.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def _merged(wanted: dict[str, Any], state: dict[str, Any]) -> tuple[str, list[st
 def check(desired: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
     """Returns warnings for the toolkit's options on a host whose cards are shared in slices.
 
-    These are no errors: a host may have containers that get whole cards by their environment on purpose.
+    These are no errors, because a host may have containers that are meant to get whole cards by an environment
+    variable.
     """
     wanted = desired["roles"].get("nvidia_docker") or {}
     if desired["sharing"] != "vcuda" or wanted.get("state") != PRESENT:
@@ -60,7 +61,7 @@ def check(desired: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
         text = _merged(wanted, state)[0]
         found = {key: toml_text.get(text, key) for key in UNSET}
     except toml_text.TomlError:
-        return []  # Give no warning, because the plan reports this fault as an error.
+        return []  # Give no warning in this case, because the plan reports it as an error.
     in_force = {key: value or UNSET[key] for key, value in found.items()}
     path = wanted["config_path"]
     shown = {key: f"{value or f'unset, which means {UNSET[key]},'} in {path}" for key, value in found.items()}

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads and writes the annotations by which device plugin and scheduler exchange the state of GPUs.
 
-``vgpu.fleet/gpus`` on a node: the device plugin writes the GPUs of which pods may request parts, and, if known, the
-policy of the kubelet's topology manager.
-``vgpu.fleet/plan`` on a pod: the scheduler writes the planned GPUs in the same request that binds the pod, so a pod has
-a plan exactly when it has a node.
-``vgpu.fleet/given`` on a pod: the allocated GPUs, which override the plan. The device plugin writes them if the kubelet
-chose other GPUs than planned, and the scheduler writes them when it grants another size (resizes.py).
-These three are JSON with a version; memory is in MiB, cores in percent.
+``vgpu.fleet/gpus`` on a node: the device plugin lists the GPUs that pods may share, and, if known, the policy of the
+kubelet's topology manager. ``vgpu.fleet/plan`` on a pod: the scheduler writes the planned GPUs in the same request that
+binds the pod, so a pod has a plan exactly when it has a node. ``vgpu.fleet/given`` on a pod: the allocated GPUs, which
+override the plan. The device plugin writes them if the kubelet chose other GPUs than planned, and the scheduler writes
+them when it grants another size (resizes.py). These three are JSON with a version; memory is in MiB, cores in percent.
 ``vgpu.fleet/drained-gpus`` on a node: an administrator lists the UUIDs of GPUs that get no more pods, with commas.
 """
 
@@ -20,7 +18,7 @@ GPUS, PLAN, GIVEN = "vgpu.fleet/gpus", "vgpu.fleet/plan", "vgpu.fleet/given"
 DRAINED = "vgpu.fleet/drained-gpus"
 VERSION = 1
 INIT, SIDECAR, APP = "init", "sidecar", "app"
-# The kubelet's topologyManagerPolicy and topologyManagerScope, as far as a plan depends on them.
+# Values of the kubelet's topologyManagerPolicy and topologyManagerScope on which a plan depends.
 SINGLE_NUMA_NODE = "single-numa-node"
 POLICIES = ("none", "best-effort", "restricted", SINGLE_NUMA_NODE)
 CONTAINER, POD = "container", "pod"
@@ -35,8 +33,8 @@ class PlanError(ValueError):
 class NodeGpu(NamedTuple):
     """Describes a GPU of a node. ``memory_mib``: memory of the card; ``capacity_mib``: memory that all its pods
     together may get; ``slots``: how many containers may share the GPU; ``slice_mib``, ``slice_cores``: the equal slice,
-    in MiB and percent. ``links``: (UUID, score) of better linked GPUs, a higher score is nearer; ``numa``: NUMA node,
-    -1 if unknown.
+    in MiB and percent. ``links``: (UUID, score) of each GPU with a fast link to this one, where a higher score means
+    nearer. ``numa``: NUMA node, -1 if unknown.
     """
 
     uuid: str
@@ -82,7 +80,7 @@ class Part(NamedTuple):
 
 
 class Use(NamedTuple):
-    """Holds the highest use of one GPU by a pod."""
+    """Holds the most that a pod uses of one GPU at any time."""
 
     memory_mib: int
     cores: int
@@ -93,8 +91,8 @@ Plan = Sequence[Part]
 
 
 def use_of(plan: Plan) -> dict[str, Use]:
-    """Returns a pod's highest use of each GPU by UUID. Init containers run one after the other, together with the
-    sidecars that started before them; then the other containers run. The moment with the highest use counts.
+    """Maps the UUID of each GPU to the most that a pod uses of it at any time. Init containers run one after the other,
+    together with the sidecars that started before them. Afterwards the other containers run together with the sidecars.
     """
     running: dict[str, Use] = {}
     sidecars: dict[str, Use] = {}
@@ -114,7 +112,7 @@ def use_of(plan: Plan) -> dict[str, Use]:
 
 
 def limit_of(plan: Plan) -> dict[str, int]:
-    """Returns the MiB of each GPU that a pod may use at most, including memory that it was not promised."""
+    """Returns the MiB that a pod may use at most on each GPU, including memory that is not promised to it."""
     most = [
         part._replace(devices=tuple(one._replace(memory_mib=one.memory_mib + one.burst_mib) for one in part.devices))
         for part in plan
@@ -132,8 +130,8 @@ def write_plan(plan: Plan) -> str:
         {"name": part.container, "kind": part.kind, "gpus": [list(one[:3]) for one in part.devices]} for part in plan
     ]
     for one, part in zip(containers, plan):
-        # The burst memory has a separate key, so that a program that does not know this key uses the promised memory
-        # alone.
+        # The burst memory has a separate key. So an older program, which does not know this key, uses only the promised
+        # memory.
         if any(device.burst_mib for device in part.devices):
             one["burst"] = [device.burst_mib for device in part.devices]
     return json.dumps({"version": VERSION, "containers": containers}, separators=(",", ":"))
@@ -236,8 +234,8 @@ def read_gpus(text: str) -> tuple[NodeGpu, ...]:
 
 
 def read_topology(text: str) -> Topology:
-    """Returns the kubelet's topology settings from a text that ``read_gpus`` accepts. Older plugins write none; an
-    unknown policy of a later plugin counts as none.
+    """Returns the kubelet's topology settings from a text that ``read_gpus`` accepts. Older device plugins write no
+    settings. An unknown policy, written by a later plugin, counts as no setting.
     """
     found = json.loads(text).get("topology")
     found = found if isinstance(found, dict) else {}

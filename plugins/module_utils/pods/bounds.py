@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bounds how much of a pod is read. The author of a pod chooses the length of its text, and one program reads the pods
-of all authors: a pod of 1 MB with only mistyped names would block that program for seconds and get an error of
-megabytes.
-
-The bounds are far above the size of usable pods. Kubernetes bounds annotations to the same size.
+"""Limits the size of the pods that a program reads. One program reads the pods of all users. Without limits, a pod of 1
+MB with only mistyped names would block it for seconds and get an error message of megabytes. The limits are far above
+the size of usable pods. That for annotations equals the limit of Kubernetes.
 """
 
 from __future__ import annotations
@@ -13,25 +11,25 @@ from typing import Any, Sequence
 
 from ..config.kinds import Finding, error
 
-# Maximum numbers in one pod: of containers of all kinds, of resource names of all containers, and of mounts of all
-# containers.
+# Maximum numbers in one pod: containers of all kinds, resource names of all containers, and mounts of all containers.
 MOST_CONTAINERS, MOST_RESOURCES, MOST_MOUNTS = 500, 1000, 5000
-# Maximum letters: of a resource name by the API server's rules (253 before the slash and 63 after it), and of all
-# annotations.
+# Maximum lengths in characters: of a resource name, by the API server's rules (253 before the slash and 63 after it),
+# and of all annotations together.
 LONGEST_NAME, LONGEST_ANNOTATIONS = 317, 256 * 1024
-# Maximum letters of one annotation in JSON: far above what 500 containers need.
+# Maximum length of one annotation in JSON, in characters. This is far above what 500 containers need.
 LONGEST_JSON = 64 * 1024
-# Maximum findings of one refusal, and the maximum letters of each.
+# Maximum number of findings in one refusal, and the maximum length of each in characters.
 MOST_FINDINGS, LONGEST_FINDING = 10, 1000
 KINDS = ("initContainers", "containers", "ephemeralContainers")
 
 
 def excess(pod: dict[str, Any]) -> list[Finding]:
-    """Returns one finding if the pod is larger than the bounds, else none. Looks once at each entry up to the first
-    bound exceeded.
+    """Returns one finding if the pod exceeds a limit, else none. Reads each entry once, and stops at the first limit
+    that is exceeded.
     """
     spec = _mapping(pod.get("spec"))
-    # A mapping or a text in place of a list counts too, because a reader iterates over it as well.
+    # Count the entries even if there is a mapping or a text in place of a list, because a reader iterates over these as
+    # well.
     kinds = [one for one in (spec.get(kind) for kind in KINDS) if isinstance(one, (list, dict, str))]
     count = sum(len(one) for one in kinds)
     if count > MOST_CONTAINERS:
@@ -62,7 +60,7 @@ def read_json(text: Any) -> Any:
         raise ValueError(f"expected text of at most {LONGEST_JSON} letters")
     try:
         found = json.loads(text, object_pairs_hook=_once)
-        # Reject a lone UTF-16 surrogate: JSON may escape it, but no reply, event or log can encode it.
+        # Reject a lone UTF-16 surrogate. JSON can contain it as an escape, but no reply, event or log can encode it.
         json.dumps(found, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("nested too deeply") from None
@@ -77,8 +75,8 @@ def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def sentence(findings: Sequence[Finding]) -> str:
-    """Returns the first findings as one text, and the number of further findings. The text is short, because the
-    scheduler's reply repeats it for each node of a cluster.
+    """Returns one text with the first findings and the number of further findings. It is short, because the scheduler's
+    reply repeats it for each node of a cluster.
     """
     text = "; ".join(str(one)[:LONGEST_FINDING] for one in findings[:MOST_FINDINGS])
     return text + (f"; and {len(findings) - MOST_FINDINGS} more" if len(findings) > MOST_FINDINGS else "")

@@ -2,9 +2,9 @@
 """Reads the memory that a pod is promised below its limit, from the pod's annotation ``vgpu.fleet/memory-request``.
 
 The value is MiB of each GPU: one whole number for each container that asks for GPU memory, or JSON by container,
-``{"main": 2048}``. A container without an entry is promised its limit. The limit stays the container's request in MiB
-(for example ``nvidia.com/gpumem``). Placement and quota count the promised memory. Up to its limit, a container may
-also use free memory of its card that is promised to no container. No I/O.
+``{"main": 2048}``. A container without an entry is promised its limit. The limit is the container's request in MiB (for
+example ``nvidia.com/gpumem``). The scheduler and quotas count only the promised memory. Up to its limit, a container
+may also use free memory of its card that is promised to no container. No I/O.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ EXAMPLE = '2048, or by container {"main": 2048}'
 
 def with_request(asks: Sequence[Ask], annotations: dict[str, Any], findings: list[Finding]) -> list[Ask]:
     """Returns the asks (each an ``Ask``, the GPU request of one container) with the promised ``memory``, and with
-    ``burst_mib``: how far the limit is above that memory. Adds faults to ``findings`` with the annotation's name; the
-    asks then stay unchanged.
+    ``burst_mib``: how far the limit is above that memory. Faults are added to ``findings`` with the annotation's name;
+    after a fault the asks are returned unchanged.
     """
     if REQUEST not in annotations:
         return list(asks)

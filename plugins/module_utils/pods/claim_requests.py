@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Translates a pod's GPU request in any dialect (the resource names and annotations of one GPU-sharing project) into
-claims of Kubernetes (Dynamic Resource Allocation), as far as claims can express the request.
-
-Amounts of a claim are absolute: MiB and percent of compute on each of ``count`` different GPUs. A request that claims
-cannot express is an error and never ignored: a pod must not wrongly rely on having its GPU alone. No I/O.
+"""Translates a pod's GPU request into Kubernetes claims (Dynamic Resource Allocation). The request may be in any
+dialect (the resource names and annotations of one GPU-sharing project). A claim requests MiB and percent of compute on
+each of ``count`` different GPUs. A request that claims cannot express is an error and is never ignored. For example, a
+pod must not wrongly rely on having its GPU alone. No I/O.
 """
 
 from __future__ import annotations
@@ -19,14 +18,16 @@ from .requests import PodAsk, needs
 from .resources import MIB, Ask, annotation
 
 DRIVER, CLASS, REQUEST = "gpu.vgpu.fleet", "vgpu", "gpu"
-# Label of a pod or of its namespace, and the label's values; the pod's label overrides its namespace's.
+# Label that chooses whether a pod gets its GPUs by claims or by the scheduler's extender, and the two values. A pod's
+# label overrides that of its namespace.
 ALLOCATION, CLAIMS, EXTENDER = "vgpu.fleet/allocation", "dra", "extender"
 NEXT = f"request it in another way, or label the pod {ALLOCATION}: {EXTENDER}"
-# The webhook adds these to a pod: the label that selects the pod, and the annotation with the requests of its claims.
+# The webhook adds two things to a pod: a label, by which such pods are selected, and the annotation with the requests
+# of its claims.
 LABEL, WANTED = "vgpu.fleet/claims", "wanted"
 ANNOTATION = "vgpu.fleet/claims"
-# Maximum claims of one pod, and maximum bytes of a CEL expression. Kubernetes allows 10 KiB for an expression; the rest
-# is a margin.
+# Maximum number of claims of one pod, and maximum bytes of a CEL expression. Kubernetes allows 10 KiB for an
+# expression; this is less, to leave a margin.
 MOST_CLAIMS, LONGEST_EXPRESSION = 16, 8 * 1024
 MOST_SELECTORS, MOST = 4, 1 << 40
 
@@ -52,7 +53,9 @@ class Claims(NamedTuple):
 
 
 def way_of(labels: Mapping[str, Any], of_namespace: str, findings: list[Finding]) -> str:
-    """Returns CLAIMS or EXTENDER. ``of_namespace``: the value of the namespace's label, empty for none."""
+    """Returns how a pod gets its GPUs, CLAIMS or EXTENDER. ``of_namespace``: the value of the namespace's label, empty
+    if it has none.
+    """
     own = labels.get(ALLOCATION)
     if own not in (None, CLAIMS, EXTENDER):
         text = f"expected {CLAIMS} or {EXTENDER}, found {show(own)}"
@@ -85,8 +88,8 @@ def write_claims(claims: Claims) -> str:
 
 
 def read_annotation(text: str) -> Claims:
-    """Parses the annotation; the result has ``shares`` by the claim's name. A tenant who writes the annotation gets
-    only what a pod may request by dialects: shares of our device class, and no other field of a claim. Raises
+    """Parses the annotation; the result has ``shares`` by the claim's name. If a user writes this annotation, the pod
+    gets no more than it could request by a dialect: shares of our device class, and no other field of a claim. Raises
     ValueError with the expected and the found values.
     """
     try:
@@ -120,8 +123,8 @@ def _selector(value: Any) -> str:
 def object_name(review: str, container: str) -> str:
     """Returns the name of a container's ResourceClaim.
 
-    ``review``: the uid of the admission review. The uid stays the same if the API server asks another replica. No user
-    knows it before the review, so no user can create a claim with this name first.
+    ``review``: the uid of the admission review. The uid stays the same if the API server calls another replica of the
+    webhook. No user knows it before the review, so no user can create a claim with this name in advance.
     """
     return f"vgpu-{hashlib.sha256(f'{review} {container}'.encode()).hexdigest()[:16]}"
 

@@ -20,13 +20,13 @@ from .resources import MAX_GPUS, MAX_MIB, MIB, PERCENT, Fraction, Memory, annota
 
 GPU_MEMORY, GPU_FRACTION = "gpu-memory", "gpu-fraction"
 NUM_DEVICES, CONTAINER_NAME = "gpu-fraction-num-devices", "gpu-fraction-container-name"
-# Annotations that request GPUs; the other annotations only give details of the request.
+# Annotations that request GPUs. KAI's other annotations only give details of the request.
 ASKING = (GPU_MEMORY, GPU_FRACTION)
 NAMES = (*ASKING, NUM_DEVICES, CONTAINER_NAME)
 # This prefix is followed by the container's name, which has no dot, and by one of these suffixes.
 OF_CONTAINER = "nvidia.com/container."
 LIMIT, REQUEST = "gpu-memory.limit", "gpu-memory.request"
-# KAI's scheduler writes these annotations itself: which GPUs the container has, and how they are shared.
+# Annotations that KAI's scheduler writes itself. They say which GPUs the container has, and how they are shared.
 NOT_READ = ("gpus.devices", "gpu-compute.mode")
 KAI_SCHEDULER = "kai-scheduler"
 BYTES_OF_MIB = 1 << 20
@@ -75,7 +75,7 @@ def _of_containers(annotations: dict[str, Any], spec: dict[str, Any], findings: 
 
 
 def _mib(annotations: dict[str, Any], name: str, findings: list[Finding]) -> int:
-    """Returns the MiB of a quantity in bytes. A value that is no whole number of MiB gives 0 and a finding."""
+    """Returns the MiB of a quantity in bytes. If the value is no whole number of MiB, returns 0 and adds a finding."""
     value = annotations[name]
     number = exact(value)
     mib = number / BYTES_OF_MIB if number is not None else None
@@ -123,7 +123,9 @@ def _number(annotations: dict[str, Any], name: str, high: int, unit: str, findin
 
 
 def _container(annotations: dict[str, Any], spec: dict[str, Any], findings: list[Finding]) -> str:
-    """Returns the container that the annotation names, else the first container of the pod."""
+    """Returns the name of the container that the annotations are for: the container that an annotation names, else the
+    pod's first container.
+    """
     names = _names(spec)
     if CONTAINER_NAME not in annotations:
         return names[0] if names else ""

@@ -2,10 +2,10 @@
 """Finds the mounts of a pod that conflict with the files that its container gets with a slice.
 
 A mount at or below one of our paths hides our file. A mount above our paths holds our mount points, so another
-container that shares the volume can rename them. That other container needs no rule: it reaches our mount points only
-through a volume that the container with the slice mounts there too, and this mount is a conflict. A symbolic link in an
-image can lead a mount to our paths under another name; no rule over a pod's text sees that, so the watcher checks
-independently.
+container that shares the volume can rename them. The other container itself needs no rule, because the container with
+the slice must mount the shared volume there, and this mount is already a conflict. A symbolic link in an image can lead
+a mount to our paths under another name. A rule that reads only the pod's spec cannot see that, so the device plugin's
+watcher checks the actual mounts on the node.
 
 kube/mount_policy.py has the same rule in CEL; one table tests both (tests/doubles/mount_cases.py).
 """
@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from typing import Any, Iterable, NamedTuple, Sequence
 
-# Paths where the library, limits and preload file of an allocation are mounted. Allocations made before /dev/vgpu
-# existed use the last three paths; a kubelet mounts them again when it restarts such a container.
+# Paths at which the library, the limits and the preload file of an allocation are mounted. The last three are those of
+# former versions, which did not use /dev/vgpu. The kubelet mounts them again when it restarts a container of that time.
 GUARDED = ("/dev/vgpu", "/etc/ld.so.preload", "/etc/vgpu", "/run/vgpu", "/usr/local/lib/vgpu")
 KINDS = ("initContainers", "containers", "ephemeralContainers")
 ADVICE = 'where vgpu.fleet mounts its own files; mount it elsewhere, by a path without ".."'
@@ -49,7 +49,7 @@ def conflicting_mounts(spec: dict[str, Any], resources: Iterable[str]) -> list[C
 
 
 def container_conflicts(container: dict[str, Any]) -> list[Conflict]:
-    """Returns the conflicts of one container, whatever resources it requests."""
+    """Returns the conflicts of one container. The resources that it requests do not matter."""
     name = str(container.get("name") or "")
     found = []
     for path in _paths(container):
@@ -76,9 +76,8 @@ def guarded_by(path: str) -> str:
 
 
 def _paths(container: dict[str, Any]) -> list[str]:
-    """Returns every path that a pod's text makes a mount point or a device.
-
-    The kubelet mounts a file for the termination message as well.
+    """Returns every path at which the kubelet mounts something or creates a device for a container, by the pod's spec.
+    One of them is the file for the termination message.
     """
     paths = [one.get("mountPath") for one in _list(container.get("volumeMounts"))]
     paths += [one.get("devicePath") for one in _list(container.get("volumeDevices"))]

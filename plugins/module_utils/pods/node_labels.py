@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the node labels that choose which pods get the node's GPUs and in which order GPUs are filled, if pods set
-nothing.
-
-Labels of vgpu.fleet override the labels of Alibaba's ACK, which are read as aliases. ACK's sharing modes (``cgpu``,
-``core_mem``, ``share``, ``mps``) all mean ``shared``: vgpu.fleet enforces limits with each of them.
+"""Reads two settings from a node's labels: which pods may use the node's GPUs, and in which order GPUs are filled if a
+pod does not choose. Labels of Alibaba's ACK are read as aliases; labels of vgpu.fleet override them. ACK's sharing
+modes (``cgpu``, ``core_mem``, ``share``, ``mps``) all mean ``shared``: vgpu.fleet enforces limits with each of them.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a pod's preferences for its GPUs from annotations: policies for nodes and GPUs, and GPUs by UUID and model.
 
-HAMi's annotations are understood; the annotations of vgpu.fleet override them. An unsupported preference is an error
-and never ignored: a pod must not wrongly rely on being pinned.
+HAMi's annotations are read as well; the annotations of vgpu.fleet override them. An unsupported preference is an error
+and is never ignored, because a pod must not wrongly rely on it.
 
-A policy for GPUs may be a chain with commas, as HAMi 2.10 has it. ``binpack``, ``spread`` and ``numa`` are compared in
-the order in which they are written; ``topology`` comes before them and ``mutex`` before all, wherever they stand.
+A policy for GPUs may list several words, separated by commas, as in HAMi 2.10. ``mutex`` always counts first and
+``topology`` second. ``binpack``, ``spread`` and ``numa`` count in the order in which they are written.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ SAME = {"topology-aware": TOPOLOGY}
 USE_UUID, AVOID_UUID = "nvidia.com/use-gpuuuid", "nvidia.com/nouse-gpuuuid"
 USE_MODEL, AVOID_MODEL = "nvidia.com/use-gputype", "nvidia.com/nouse-gputype"
 NUMA_BIND = "nvidia.com/numa-bind"
-# Maps each annotation of HAMi and qGPU that this scheduler does not support to its harmless values, which request
-# nothing.
+# Annotations of HAMi and qGPU that this scheduler does not support. Each is mapped to the values that are accepted,
+# because they request nothing.
 NOT_DONE = {"nvidia.com/vgpu-mode": ("hami-core",), "tke.cloud.tencent.com/app-class": ("online",)}
 
 
 class Preferences(NamedTuple):
-    """Holds a pod's preferences. An empty policy means the default of the node or the scheduler; ``gpu_policy``: a
-    chain with commas. Models are lower-case parts of a model name. ``alone``: the pod uses only GPUs that no other pod
-    uses when it is placed. ``one_numa``: the GPUs of a container belong to one NUMA node.
+    """Holds a pod's preferences. An empty policy means the default of the node or the scheduler. ``gpu_policy``: one or
+    several words, separated by commas. Models are parts of a model name in lower case. ``alone``: the pod uses only
+    GPUs that no other pod uses when it is placed. ``one_numa``: the GPUs of a container belong to one NUMA node.
     """
 
     node_policy: str = ""
@@ -47,7 +47,7 @@ class Preferences(NamedTuple):
         return bool(self.use_uuids or self.avoid_uuids or self.use_models or self.avoid_models)
 
     def takes(self, uuid: str, model: str) -> bool:
-        """Returns whether the pod may use a GPU; a GPU to avoid is refused even if it is also allowed."""
+        """Returns whether the pod may use a GPU. If a pod both names and excludes a GPU, it is excluded."""
         name, text = uuid.lower(), model.lower()
         if name in self.avoid_uuids or any(part in text for part in self.avoid_models):
             return False

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads Kubernetes quantities exactly, as whole numbers: "8", "3k", "2Ki", "1e3", 2500 and also "2500000m".
 
-The API server accepts only whole numbers for extended resources. Here too, any other number is an error and never
-rounded. The grammar is that of apimachinery's resource.Quantity.
+Any other number is an error and is never rounded, because the API server accepts only whole numbers for extended
+resources. The grammar is that of apimachinery's resource.Quantity.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a pod's request for GPUs into one form. The request may be in the dialect (resource names and annotations) of
-any supported scheduler.
-
-``read_pod`` reads a pod as the API server sends it and returns an ``Ask`` for each container that requests GPUs, or
-raises ``DialectError`` with one finding for each fault; a finding's path is the field of the pod. An Ask does not
-depend on a node: ``size_on`` computes its size on one card.
+"""Reads a pod's request for GPUs. The request may be in the dialect (resource names and annotations) of any supported
+scheduler. ``read_pod`` reads a pod as the API server sends it. It returns an ``Ask`` (a request in one common form) for
+each container that requests GPUs. If a request is invalid, it raises ``DialectError`` with one finding for each fault.
+``size_on`` computes the size of an Ask on a card.
 
 Dialects: ``hami`` (nvidia.com/gpumem and kin), ``alibaba`` (aliyun.com/gpu-mem), ``tencent`` (tencent.com/vcuda-core),
 ``qgpu`` (tke.cloud.tencent.com/qgpu-memory), ``volcano`` (volcano.sh/vgpu-number), ``kai`` (annotation gpu-fraction),
@@ -25,8 +23,8 @@ from .resources import CARD, MIB, PERCENT, SLICE, UNITS, Ask, Config, Memory
 
 __all__ = ("Ask", "Card", "Config", "DialectError", "Memory", "PodAsk", "Preferences", "Size", "read_pod", "size_on")
 
-# Variables by which NVIDIA's toolkit sets limits of the driver, from version 1.20 on. Image and pod may set them, so
-# they do not count as a request.
+# Variables by which NVIDIA's toolkit sets limits of the driver, from version 1.20 on. They do not count as a request,
+# because an image or a pod may set them.
 VARIABLES = ("NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST")
 FAMILY = {"hami": "nvidia", "nvidia": "nvidia", "4paradigm": "nvidia"}
 
@@ -52,8 +50,8 @@ class Card(NamedTuple):
 
 
 class Size(NamedTuple):
-    """Describes a container's part of one GPU. Cores of 0 mean the compute that other containers leave; 100 means the
-    GPU exclusively.
+    """Describes a container's part of one GPU. ``cores`` of 0 mean no limit: the container gets the compute that others
+    leave. 100 means the whole GPU exclusively.
     """
 
     memory_mib: int
@@ -122,8 +120,9 @@ def read_pod(pod: dict[str, Any], config: Config | None = None) -> PodAsk:
 def size_on(ask: Ask, card: Card) -> Size | None:
     """Returns the size that a request has on each of its GPUs on such a card; None if it does not fit the card.
 
-    With ``gpu_mem_unit`` ``ack``, a unit of ``aliyun.com/gpu-mem`` is the card's memory divided by its whole GiB: 4
-    units of a card of 16160 MiB are floor(4 * 16160 / 15) = 4309 MiB. A card under 1 GiB fits no such request.
+    If ``gpu_mem_unit`` is ``ack``, one unit of ``aliyun.com/gpu-mem`` is the card's memory divided by its size in whole
+    GiB. For example, a card of 16160 MiB has 15 units, so 4 units are floor(4 * 16160 / 15) = 4309 MiB. A card under 1
+    GiB fits no such request.
     """
     kind, amount = ask.memory
     cores = ask.cores
@@ -144,8 +143,8 @@ def size_on(ask: Ask, card: Card) -> Size | None:
 
 
 def limit_of(slice_cores: int) -> int:
-    """Converts the cores of an equal slice to the cores of a Size: a slice of 100 % gives 0, no limit, because it does
-    not own the GPU exclusively.
+    """Converts the percentage of an equal slice to the cores of a Size. A slice of 100 % gives 0 (no limit), because it
+    does not own the GPU exclusively.
     """
     return 0 if slice_cores >= 100 else slice_cores
 
@@ -175,7 +174,9 @@ def asked(ask: PodAsk) -> list[str]:
 
 
 def admission_findings(pod: dict[str, Any], ask: PodAsk) -> list[Finding]:
-    """Returns further findings for a pod that requests GPUs: settings that bypass the scheduler or the library."""
+    """Returns findings for other settings of a pod that requests GPUs, by which it would bypass the scheduler or the
+    library.
+    """
     findings: list[Finding] = []
     if not ask.wants_gpus:
         return findings
@@ -221,8 +222,8 @@ def _one_dialect(asks: list[Ask], findings: list[Finding]) -> None:
 
 
 def _gpu_count_of_one_container(asks: list[Ask], labels: dict[str, Any], findings: list[Finding]) -> None:
-    """Adds an error if the pod's label with the GPU count above 1 could apply to several containers, and a warning if
-    it applies to none.
+    """Checks the pod's label with the GPU count. Adds an error if the count is above 1 and could apply to several
+    containers, and a warning if it applies to none.
     """
     mine = [ask for ask in asks if ask.dialect == "alibaba"]
     label = pod_resources.GPU_COUNT_LABEL
@@ -239,7 +240,7 @@ def _gpu_count_of_one_container(asks: list[Ask], labels: dict[str, Any], finding
 
 
 def _names_gpus(findings: Sequence[Finding]) -> bool:
-    """Returns whether a fault concerns GPUs. Only annotations that request GPUs make a pod a GPU pod."""
+    """Returns whether a fault is about a request for GPUs. Faults in other annotations do not make a pod a GPU pod."""
     asking = [pod_resources.annotation(name) for name in (*NAMES, burst.REQUEST)]
     asking.append(pod_resources.annotation(OF_CONTAINER).rstrip('"]'))
     paths = [finding.path for finding in errors(findings)]

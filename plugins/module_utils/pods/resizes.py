@@ -2,10 +2,10 @@
 """Reads and applies requests to change the GPU size of a running pod, by annotations of the pod.
 
 The pod's owner writes the request ``vgpu.fleet/resize``: JSON, ``{container: {memory_mib, cores}}``, for each of the
-container's GPUs; an omitted value stays unchanged. The leading scheduler judges the request and grants it in one write:
-``vgpu.fleet/given`` is the new plan, ``vgpu.fleet/resized`` the granted request, ``vgpu.fleet/former`` the plan before.
-While ``former`` exists, the greater size of both plans counts. The device plugin removes ``former`` when the limits on
-the node match ``given``. So a larger size counts at once, and a smaller size when it is enforced. No I/O.
+container's GPUs; an omitted value stays unchanged. If the leading scheduler grants the request, it writes three
+annotations at once: ``vgpu.fleet/given`` (the new plan, the GPUs with their sizes), ``vgpu.fleet/resized`` (the granted
+request) and ``vgpu.fleet/former`` (the plan before). The device plugin removes ``former`` when the limits on the node
+match ``given``. Until then the greater of the two sizes counts. No I/O.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def write_request(request: Request) -> str:
 
 
 def pending(annotations: Mapping[str, str]) -> dict[str, Size] | None:
-    """Returns the request that the owner made and that was not granted yet. Raises PlanError."""
+    """Returns the owner's request if it is not granted yet, else None. Raises PlanError."""
     if RESIZE not in annotations:
         return None
     try:
@@ -117,7 +117,9 @@ def greater(plan: Plan, other: Plan) -> tuple[Part, ...]:
 
 
 def counted(annotations: Mapping[str, str]) -> tuple[Part, ...] | None:
-    """Returns the plan by which a pod is counted, from its annotations; None if it has no plan. Raises PlanError."""
+    """Returns the plan with the sizes that count for a pod, from its annotations; None if it has no plan. Raises
+    PlanError.
+    """
     plan = read_annotations(annotations)
     if plan is None or FORMER not in annotations:
         return plan
@@ -128,7 +130,7 @@ def counted(annotations: Mapping[str, str]) -> tuple[Part, ...] | None:
 
 
 def under_way(annotations: Mapping[str, str]) -> list[str]:
-    """Describes, for people, which parts of a resize are not done yet."""
+    """Describes in words which parts of a resize are not done yet."""
     out = []
     try:
         wanted = pending(annotations)

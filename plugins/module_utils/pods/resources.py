@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the GPU resources of one container by the rules of each dialect (the resource names of one GPU-sharing
-project).
+"""Reads the GPU resources of one container. Pods may use the resource names of several GPU-sharing projects; the names
+and rules of one project are a dialect.
 
-Values come from limits, else from requests, as in all GPU schedulers. Units by dialect:
-HAMi and Volcano: MiB and percent of a card, per GPU.
-Alibaba: GiB in total over the GPUs that the pod's label counts.
-Tencent's gpu-manager: hundredths of a GPU, and units of 256 MiB.
-Tencent's qGPU: percent and GiB, in total over the GPUs.
+A resource's value is taken from the container's limits, else from its requests. Units by dialect: HAMi and Volcano: MiB
+and percent of a card, per GPU. Alibaba: total GiB, divided over as many GPUs as a label of the pod says. Tencent's
+gpu-manager: hundredths of a GPU, and units of 256 MiB. Tencent's qGPU: total percent and total GiB, divided over the
+GPUs.
 """
 
 from __future__ import annotations
@@ -36,14 +35,16 @@ OF_OTHERS = (
     *(VOLCANO, VOLCANO_MEMORY, VOLCANO_PERCENTAGE, VOLCANO_CORES),
 )
 
-# Resources of NVIDIA's own device plugin. If our GPU count has another name, these names are valid, not typos.
+# Resources of NVIDIA's own device plugin. If the configuration gives our GPU count another name, NVIDIA's plugin may
+# serve these names, so they are not reported as typos.
 OF_NVIDIA = ("nvidia.com/gpu", "nvidia.com/gpu.shared")
 
-# Kinds of Memory, with the unit of ``amount``: MIB in MiB, PERCENT in percent of a card, UNITS in ACK's units (a card's
-# memory divided by its whole GiB). CARD (the whole card) and SLICE (an equal slice) have no amount.
+# Kinds of Memory, with the unit of ``amount``: MIB in MiB, PERCENT in percent of a card, UNITS in units of Alibaba's
+# ACK, where one unit is the card's memory divided by its size in whole GiB. CARD (the whole card) and SLICE (an equal
+# slice) have no amount.
 MIB, PERCENT, UNITS, CARD, SLICE = "mib", "percent", "units", "card", "slice"
 MAX_GPUS = 128
-MAX_MIB = 1 << 24  # 16 TiB: above any card, and sums cannot overflow
+MAX_MIB = 1 << 24  # 16 TiB: more than any card has, and sums cannot overflow.
 
 
 class Memory(NamedTuple):
@@ -54,10 +55,10 @@ class Memory(NamedTuple):
 
 
 class Config(NamedTuple):
-    """Holds the names of resources and their defaults. ``plain``: the meaning of the resource ``gpu`` alone: ``whole``
-    (whole GPUs, as with NVIDIA and HAMi), ``slice`` (equal slices, as with 4paradigm) or ``default``
-    (``default_memory_mib``). A ``default_memory_mib`` of 0 means the whole card. A ``default_count`` of 0 means that a
-    request without a count is refused.
+    """Holds the names of resources and their defaults. ``plain``: what a pod gets that requests only the resource
+    ``gpu``: ``whole`` (whole GPUs, as with NVIDIA and HAMi), ``slice`` (equal slices, as with 4paradigm) or ``default``
+    (``default_memory_mib`` of each GPU). A ``default_memory_mib`` of 0 means the whole card. A ``default_count`` of 0
+    means that a request without a count is refused.
     """
 
     gpu: str = "nvidia.com/gpu"
@@ -83,8 +84,8 @@ class Ask(NamedTuple):
 
     ``init``: the container ends before the app containers start; ``sidecar``: it starts with the init containers and
     stays. ``field``, ``where``: the resource and its path, for messages. ``compute``: whether compute is limited, or
-    shared with the other tenants. ``alone``, ``one_numa``: see Preferences. ``burst_mib``: how far the limit is above
-    ``memory``, the promised memory.
+    shared with the other containers. ``alone``, ``one_numa``: see Preferences. ``burst_mib``: how far the limit is
+    above ``memory``, the promised memory.
     """
 
     container: str
@@ -107,8 +108,8 @@ class Ask(NamedTuple):
 
 
 class Fraction(NamedTuple):
-    """Describes one container's request by annotations: ``memory`` on each of ``gpus`` GPUs. The container gets the
-    compute that others leave.
+    """Describes the request that annotations make for one container: ``memory`` on each of ``gpus`` GPUs. It has no
+    compute limit: the container gets the compute that other containers leave.
     """
 
     container: str
@@ -241,7 +242,9 @@ def _ask(values: _Values, name: str, count: int, memory: Memory, cores: int, dia
 
 
 def _plain(values: _Values, name: str, config: Config) -> Ask | None:
-    """Reads a request with the count alone. 0 requests no GPU, as with every resource of Kubernetes."""
+    """Reads a request that names only a number of GPUs. A number of 0 requests no GPU, as with every resource of
+    Kubernetes.
+    """
     count = values.number(config.gpu, 0, MAX_GPUS, "GPUs")
     if not count:
         return None
@@ -345,8 +348,9 @@ def _tencent(values: _Values, name: str, config: Config) -> Ask | None:
 
 
 def _qgpu(values: _Values, name: str, config: Config) -> Ask | None:
-    """Reads a request of qGPU. Under 100 percent, it means a part of one GPU; whole hundreds mean whole GPUs. For other
-    values above 100 it means as few GPUs as suffice, with cores and memory divided evenly and rounded down, as in TKE.
+    """Reads a request of qGPU. Under 100 percent it means a part of one GPU, and multiples of 100 mean whole GPUs.
+    Other values above 100 are divided evenly over as few GPUs as suffice: each gets an equal part of cores and memory,
+    rounded down, as in TKE.
     """
     percent = values.number(QGPU_CORE, 1, 100 * MAX_GPUS, "%")
     gib = values.number(QGPU_MEMORY, 1, MAX_MIB // 1024, "GiB")
@@ -389,8 +393,8 @@ def _volcano(values: _Values, name: str, config: Config, named: list[str]) -> As
 
 
 def _agree(values: _Values, config: Config, count: int, field: str) -> None:
-    """Adds a fault if the resource ``gpu`` next to another dialect's names differs from their count. The webhook adds
-    that resource, so an equal count is valid.
+    """Adds a fault if a request in another dialect also has the resource ``gpu`` with a different number of GPUs. An
+    equal number is valid, because our webhook adds that resource.
     """
     if not values.named(config.gpu):
         return

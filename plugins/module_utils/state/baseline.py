@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the records of former settings, from which the roles revert their changes.
-
-An unreadable record is reported, because its role could not revert anything.
+"""Checks the records of former settings, from which the roles revert their changes. An unreadable record is reported,
+because its role could not revert anything.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ FOLDER = "/var/lib/vgpu/baseline"
 
 
 def read(host: Host) -> dict[str, str]:
-    """Maps the path of each existing record to a sentence if it cannot be read, else to an empty text."""
+    """Maps the path of each existing record to an empty text, or to a sentence that says why it cannot be read."""
     paths = [os.path.join(FOLDER, name) for name in host.names(FOLDER) if name.endswith(".json")]
     found = {path: fault(host.path(path)) for path in paths if not os.path.basename(path).startswith(".")}
     return {path: sentence(path, why) if why else "" for path, why in found.items()}

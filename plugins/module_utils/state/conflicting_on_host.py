@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds other programs that advertise a host's GPUs to the kubelet, by their sockets, and names them by process and
-static pod.
-
-The kubelet keeps one plugin for a resource, the last that registered. Two plugins of one resource replace each other at
-every restart, and a pod can get a whole card although it was promised a slice.
+"""Finds other device plugins that advertise a host's GPUs to the kubelet. It finds them by their sockets, and reports
+their processes and static pods. They conflict because the kubelet keeps only the plugin that registered a resource
+last. So two plugins replace each other at every restart, and a pod can get a whole card although it was promised a
+slice.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ MANIFESTS = "/etc/kubernetes/manifests"
 # NVIDIA's plugin and its forks: one socket for each resource nvidia.com/<name>.
 NVIDIA_SOCKET = re.compile(r"^nvidia-(.+)\.sock\Z")
 NVIDIA = "nvidia.com/"
-# Maps the sockets of plugins with other resource names to the plugin's name.
+# Plugins that use other resource names: maps the name of the socket to the name of the plugin.
 OTHERS = {"aliyungpushare.sock": "gpushare", "vcore.sock": "gpu-manager", "vmemory.sock": "gpu-manager"}
-# The names appear in /proc/<pid>/comm, which holds at most 15 characters.
+# Names of the plugins' processes, as in /proc/<pid>/comm, which holds at most 15 characters.
 PROGRAMS = ("nvidia-device-plugin", "gpushare-device-plugin", "gpu-manager", "volcano-vgpu-device-plugin")
 IMAGE = re.compile(r"^\s*(?:-\s*)?image:\s*[\"']?(\S*(?:device-plugin|gpu-manager|gpushare|hami|vgpu)[^\s\"']*)", re.M)
 
 
 def find(host: Host, kubelet_dir: str = KUBELET_DIR) -> list[dict[str, Any]]:
     """Returns ``[{"socket", "resource", "owner"}]`` of the plugins that answer on their sockets. ``resource``: None if
-    the plugin uses other names than nvidia.com's. Only reads.
+    the plugin's resource names do not begin with nvidia.com. Changes nothing.
     """
     found = []
     for name in host.names(kubelet_dir):

@@ -29,7 +29,9 @@ def read(
     containerd_config: str = "/etc/containerd/config.toml",
     mig: bool = False,
 ) -> dict[str, Any]:
-    """Returns the state of a host. Only reads. A part that is absent is None or empty, never a failure."""
+    """Returns the state of a host and changes nothing. A part that the host does not have is None or empty, and never a
+    failure.
+    """
     found, kube = nvml.read(), kube_version.of_host(host)
     docker_info = docker_api.info(host.path(docker_api.SOCKET))
     kubelet, in_containerd = kubelet_engine.read(host, kube), containerd(host, containerd_config)
@@ -72,7 +74,9 @@ def read(
 
 
 def running(host: Host, info: dict[str, Any] | None) -> list[str]:
-    """Returns the names of docker's running containers. Queries docker only if ``info`` counts any."""
+    """Returns the names of docker's running containers. Queries docker only if its ``info`` reports running
+    containers.
+    """
     return docker_api.containers(host.path(docker_api.SOCKET)) or [] if (info or {}).get("ContainersRunning") else []
 
 

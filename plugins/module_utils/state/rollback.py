@@ -2,8 +2,8 @@
 """Saves and reads the rollback point of an upgrade: the state before the upgrade's first change, kept until isolation
 is proven.
 
-The host stores it, not the play: a play can be killed after it switched to the new version, and the next play would
-otherwise take that unproven version for the former one.
+It is stored on the host, because a play can be killed after it switched to the new version. Without it, the next play
+would take that unproven version for the former one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def persist(
     check_mode: bool = False,
     daemonset: str = "",
 ) -> tuple[dict[str, Any], bool]:
-    """Returns the rollback point, and whether an interrupted upgrade had saved it."""
+    """Saves the running state as the rollback point, unless an interrupted upgrade has already saved one. Returns the
+    rollback point, and whether an earlier run had saved it.
+    """
     found = kept(host)
     if found is not None and _there(host, found, library_root, plugin_root) and not proven(host):
         return found, True
@@ -50,7 +52,9 @@ def persist(
 
 
 def named(host: Host, node_config: str) -> dict[str, str]:
-    """Maps the paths of the named configurations next to node.yaml to their texts. An upgrade writes such paths too."""
+    """Maps the paths of the named configurations next to node.yaml to their texts, because an upgrade may change
+    them.
+    """
     folder = configs.configs_folder(node_config)
     shown = [name for name in host.names(folder) if not name.startswith(".")]
     paths = [f"{folder}/{name}" for name in shown if name.endswith(configs.CONFIG_SUFFIX)]
@@ -76,13 +80,14 @@ def kept(host: Host) -> dict[str, Any] | None:
     keys = ("library", "plugin", "node_config", "units")
     if not isinstance(found, dict) or not all(key in found for key in keys):
         return None
-    # A record of an older version has no configs and no daemonset; a rollback then leaves these files unchanged.
+    # A record of an older version has no configs and no daemonset. A rollback to it leaves the files of these two
+    # unchanged.
     return {**found, "configs": found.get("configs"), "daemonset": found.get("daemonset") or {}}
 
 
 def proven(host: Host) -> bool:
-    """Returns whether isolation was proven for the running state. If so, the running state is the rollback point, and
-    an older record is stale.
+    """Returns whether isolation was proven for the running state. If it was, a new upgrade must save the running state,
+    and an older record is outdated.
     """
     gpus = nvml.read()
     runs = digest.fingerprint(running_plugin.status(host), gpus["gpus"], gpus["driver_version"])
@@ -90,7 +95,7 @@ def proven(host: Host) -> bool:
 
 
 def _there(host: Host, point: dict[str, Any], library_root: str, plugin_root: str) -> bool:
-    """Returns whether the versions of the record are still on the host."""
+    """Returns whether the versions that the record names are still on the host."""
     library, plugin = point["library"], point["plugin"]
     whole = library is None or versions.is_whole(host, os.path.join(library_root, library))
     return whole and (plugin is None or plugin in versions.folders(host, plugin_root))

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads what the running device plugin of a host reports, and for which state of the host isolation was last proven."""
+"""Reads what a host's running device plugin reports. Also reads for which state of the host isolation was last proven,
+by an isolation check that passed.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ def status(host: Host) -> dict[str, Any] | None:
 
 
 def usage(host: Host) -> list[dict[str, Any]]:
-    """Returns limits and use of each limited container, GPU by GPU; empty if no device plugin answers."""
+    """Returns the limits and the use of each limited container on each GPU; empty if no device plugin answers."""
     usages = (_ask(host, "top", "--once", "--json") or {}).get("usages")
     return usages if isinstance(usages, list) else []
 
@@ -30,7 +32,9 @@ def slices(host: Host) -> list[dict[str, Any]]:
 
 
 def watch(host: Host) -> dict[str, Any] | None:
-    """Returns the report of the device plugin's watcher, None if no plugin answers or the plugin has no watcher."""
+    """Returns the report of the device plugin's watcher, which finds processes that use a GPU past their limits. None
+    if no plugin answers or the plugin has no watcher.
+    """
     return _ask(host, "watch", "--json")
 
 
@@ -48,7 +52,7 @@ def _ask(host: Host, *arguments: str) -> dict[str, Any] | None:
 
 
 def proof(host: Host) -> str | None:
-    """Returns the fingerprint of the state for which isolation was last proven, None if it never was."""
+    """Returns the fingerprint (a digest) of the state for which isolation was last proven, None if it never was."""
     return str(_kept(host).get("fingerprint") or "") or None
 
 

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads JSON text with positions and changes single members in place.
-
-All other bytes of a hand-edited configuration file stay: order, indentation, number literals, escapes. Serialising the
-whole file again would turn 1e400 into Infinity and show an operator a diff of the whole file. This file is independent
-of docker; daemon_json.py has the rules of daemon.json.
+"""Changes single members in a JSON text. All other bytes of a hand-edited configuration file stay: order, indentation,
+number literals, escapes. If the whole file were serialised again, 1e400 would become Infinity, and the diff would show
+the whole file. This file is independent of docker; daemon_json.py has the rules of daemon.json.
 """
 
 from __future__ import annotations
@@ -61,7 +59,9 @@ class Node:
 
 
 class Reader:
-    """Parses the text by recursive descent: json.loads reports neither a value's position nor a duplicate key."""
+    """Parses the text by recursive descent. json.loads is not used, because it reports neither a value's position nor a
+    duplicate key.
+    """
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -157,7 +157,9 @@ class Reader:
 
 
 def whole_number(digits: str) -> Any:
-    """Returns the int; a literal too long for Python's conversion limit stays a text, which equals no number."""
+    """Returns the literal as an int. A literal that is too long for Python's conversion limit is returned as text,
+    which equals no number.
+    """
     try:
         return int(digits)
     except ValueError:
@@ -179,7 +181,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def kind_of(value: Any) -> Any:
-    # Values from Ansible are subclasses of str, int and dict.
+    # Compare by isinstance, because values from Ansible are subclasses of str, int and dict.
     for kind in (bool, int, float, str, dict):
         if isinstance(value, kind):
             return kind
@@ -199,13 +201,13 @@ class Style:
         try:
             text = json.dumps(value, indent=None if one_line else self.indent, ensure_ascii=False)
             text.encode("utf-8")
-        except UnicodeEncodeError:  # A lone surrogate can only be written as an escape.
+        except UnicodeEncodeError:  # Keep the escapes, because a lone surrogate cannot be written in any other way.
             text = json.dumps(value, indent=None if one_line else self.indent)
         return text.replace("\n", self.newline + base)
 
 
 def line_indent(text: str, position: int) -> str:
-    """Returns the white space at the beginning of the position's line."""
+    """Returns the white space at the beginning of the line that contains this position."""
     start = text.rfind("\n", 0, position) + 1
     match = re.compile(r"[ \t]*").match(text, start, position)
     return match.group() if match else ""

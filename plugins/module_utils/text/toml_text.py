@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sets keys in the text of a TOML file and leaves every other byte as it is. No I/O.
 
-Python before 3.11 has no TOML parser, and a parser would lose comments and order. This file reads TOML line by line:
-tables, keys, and the last line of values that span several lines. It refuses text that it cannot read.
+Python's own TOML parser is not used, because Python before 3.11 has none and because it would lose comments and order.
+This file reads TOML line by line: tables, keys, and where a value of several lines ends. It refuses text that it cannot
+read.
 """
 
 from __future__ import annotations
@@ -180,7 +181,9 @@ def _refuse_inline(found: Scan, path: tuple[str, ...]) -> None:
 
 
 def _place(lines: list[str], found: Scan, table: tuple[str, ...], name: str) -> int:
-    """Returns the line for a new key: below the comment that shows its default, else at the end of its table."""
+    """Returns the number of the line at which a new key is inserted: below the comment that shows its default, else at
+    the end of its table.
+    """
     header, end = found.tables[table]
     after = min([place for place, _end in found.tables.values() if place > header], default=len(lines))
     after = min([n for n, line in enumerate(lines) if n > header and line.lstrip().startswith("[")] + [after])
@@ -193,8 +196,8 @@ def _place(lines: list[str], found: Scan, table: tuple[str, ...], name: str) -> 
 
 
 def _top(lines: list[str], after: int) -> int:
-    """Returns the line for a key in a file without a key before its first table: below the comment
-    at the file's head.
+    """Returns the number of the line at which a new top-level key is inserted if the file has none yet: below the
+    comment at the file's head.
     """
     place = 0
     while place < after and lines[place].startswith("#"):

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Starts PROCESSES processes that use CUDA, each with LIBRARY preloaded ("": none). Half of them use device 1, because
- * one device cannot hold all contexts.
+ * Starts PROCESSES processes that use CUDA, each with LIBRARY preloaded (an empty LIBRARY means none). Half of them use
+ * device 1, because one device cannot hold all contexts.
  *
  * crowd LIBRARY PROCESSES stay      each process has a context and an allocation; a few start at a time. Prints "ready"
  *                                   when all are ready, and ends them when its standard input ends.

@@ -42,7 +42,7 @@ enum order { RUN, HOLD, TAKE, GIVE };
 struct worker {
     /* Number of allocations and frees that have returned. */
     _Atomic uint64_t done;
-    /* Order from the parent process. */
+    /* Order that the parent process gives. */
     _Atomic uint32_t order;
     /* The last order that the worker has carried out. */
     _Atomic uint32_t state;
@@ -139,7 +139,7 @@ static uint64_t on_card(nvmlDevice_t device)
     return sum;
 }
 
-/* Returns the µs for which a process was ready to run and had no processor. */
+/* Returns the µs for which a process was ready to run but had no processor. */
 static uint64_t unscheduled(pid_t pid)
 {
     char path[64];
@@ -168,7 +168,7 @@ static uint64_t naps(pid_t pid)
     return count;
 }
 
-static const struct vgpu_ledger *ledger; /* NULL without a ledger (the naive library) */
+static const struct vgpu_ledger *ledger; /* NULL if there is no ledger (the naive library) */
 static int ledger_file = -1;
 
 static void ledger_open(void)
@@ -271,7 +271,7 @@ static bool trial(char **argv, int descriptor, nvmlDevice_t device, pid_t pids[W
         pids[victim] = start(argv, descriptor, victim, piece);
         usleep((useconds_t)chance(12000));
     } else {
-        /* wait until the worker has started to work */
+        /* Wait until the new worker has started to work. */
         goes_on(victim, started, now(), unscheduled(pids[victim]), pids[victim], &stalled);
         usleep((useconds_t)chance(2000));
     }
@@ -290,7 +290,7 @@ static bool trial(char **argv, int descriptor, nvmlDevice_t device, pid_t pids[W
     if (word) {
         result->holders++;
         while (__atomic_load_n(&ledger->lock, __ATOMIC_ACQUIRE) == word && now() - began < 30 * (uint64_t)PATIENCE_US)
-            usleep(now() - began < SLOW_US ? 5 : 500); /* a survivor without a processor must get one */
+            usleep(now() - began < SLOW_US ? 5 : 500); /* The survivor may still have to wait for a processor. */
         for (unsigned i = 0; i < WORKERS; i++) {
             uint32_t took = i == victim ? 0 : (uint32_t)(naps(pids[i]) - napped[i]);
             result->naps = took > result->naps ? took : result->naps;

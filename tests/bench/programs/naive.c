@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The negative control of the benchmarks: a naive interposer library that limits GPU memory. Every gate (bound on a
- * measurement) must fail on it, which shows that the gates detect a bad library.
+ * measurement) must reject it, which shows that the gates detect a bad library.
  *
  * It checks the limit before it takes the lock. Its lock names no holder, and stays locked when the holder dies. It
  * stores only a total, so the memory of a killed process stays charged. Its blocks are in a list. It reads its pid and
@@ -74,7 +74,7 @@ static void join(void)
     if (map == MAP_FAILED)
         abort();
     shared = map;
-    flock(file, LOCK_UN); /* Without this the mapping would keep the file open and so also its lock. */
+    flock(file, LOCK_UN); /* Without this the mapping would keep the file open, and so keep its lock. */
     close(file);
 }
 

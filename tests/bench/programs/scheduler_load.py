@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures the scheduler's extender in this process: NODES PODS_PER_NODE CALLS [KINDS]; prints one JSON object.
 
-A call is the kube-scheduler's filter and prioritize request for one pod, with all nodes named, from the bytes of the
-request to the bytes of the response. After each call the pod is entered in the ledger, the extender's record of the
-pods on each node, so no two calls see the same ledger. Times are processor time of this thread, because other programs
-run on the machine; wall times are reported too.
+A call is a pair of requests of the kube-scheduler for one pod, filter and prioritize, which name all nodes. Its time is
+measured from the bytes of the request to the bytes of the response. After each call the pod is entered in the ledger,
+the extender's record of the pods on each node, so no two calls see the same ledger. Times are processor time of this
+thread, because other programs run on the machine; wall times are reported too.
 
-KINDS is the number of different requests, such as those of the pods of KINDS jobs; by default each pod's differs.
+KINDS is the number of different pod requests: pods of one job have equal requests. By default each pod's request
+differs.
 
 The negative control is a naive extender: at each call it sums up the pods of each node and checks GPUs one by one.
 """

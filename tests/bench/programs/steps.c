@@ -6,9 +6,9 @@
  * steps LIBRARY ROUTE start 1 0             counts those of cuInit and the creation of a context
  * steps LIBRARY exec PROGRAM                counts those of a whole program, from its first instruction to its end
  *
- * Single-steps a program with LIBRARY preloaded ("": none). The columns of a line are
- *   all instructions  instructions outside the driver  locked instructions in LIBRARY  system calls
- *   calls from LIBRARY into the driver
+ * Single-steps a program with LIBRARY preloaded (an empty LIBRARY means none). The columns of a line are all
+ *   instructions  instructions outside the driver  locked instructions in LIBRARY  system calls calls from LIBRARY into
+ *   the driver
  * A step takes thousands of times as long as the instruction. The library would see pauses of the program, so its reads
  * of the time stamp counter return one tick for each instruction.
  *
@@ -124,7 +124,7 @@ static bool is_counter(pid_t pid, const unsigned char *code, struct user_regs_st
     return true;
 }
 
-/* Steps until the program stops for another reason. Returns 0 at a SIGSTOP, 1 if the program ended. */
+/* Single-steps until the program stops for another reason. Returns 0 at a SIGSTOP, 1 if the program ended. */
 static int walk(pid_t pid, const struct code *code, struct counts *counts, int *status)
 {
     struct user_regs_struct registers;

@@ -7,21 +7,21 @@
  * timing CALL COUNT REPEATS OFFSET   replaces the driver's function at OFFSET of libcuda.so.1 by an empty function
  * timing CALL COUNT REPEATS beside OFFSET OFFSET
  *     alternates in one process between 20 blocks of calls through the library and 20 blocks of calls of the driver's
- *     own functions at OFFSET. Prints the difference: median of all turns and quartiles. The functions are, for info:
- *     cuMemGetInfo_v2 (and 0); pair: cuMemAlloc_v2, cuMemFree_v2; launch: cuLaunchKernel, cuEventRecord. For launch it
- *     also prints nanoseconds of a fence and launches per fence. A fence is a timing event by which the library
- *     measures GPU time; a block contains a fence if it called cuEventRecord.
+ *     own functions at OFFSET; each such pair is a turn. Prints the median and the quartiles of the differences. The
+ *     functions are, for info: cuMemGetInfo_v2 (and 0); pair: cuMemAlloc_v2, cuMemFree_v2; launch: cuLaunchKernel,
+ *     cuEventRecord. For launch it also prints nanoseconds of a fence and launches per fence. A fence is a timing event
+ *     by which the library measures GPU time; a block contains a fence if it called cuEventRecord.
  *
- * Blocks are short, so that other programs on the machine delay some of them and do not change the median. A segment is
- * the launches between two fences; most blocks that are shorter than a quarter of a segment contain no fence.
+ * Blocks are short, so other programs on the machine delay only some of them, and the median stays the same. A segment
+ * is the launches between two fences. If a block is shorter than a quarter of a segment, it rarely contains a fence.
  *
  * If the hooked function is empty, the measured cost of the hook is its full cost. If it is the real function, a part
  * of that cost overlaps with the driver's waiting, and reading the counter costs more, because it waits for the
  * driver's writes.
  *
- * Two processes cannot be compared: the addresses of their memory and the length of the simulated queue change the
- * driver's cost by more than the library's cost. Hence the turns in one process. Each turn ends with an empty queue, so
- * no segment of the library contains launches that bypassed it.
+ * Two processes cannot be compared, because the addresses of their memory and the length of the simulated queue change
+ * the driver's cost by more than the library's cost. So all turns run in one process. The queue is emptied after the
+ * blocks of each kind, so no segment of the library contains launches that bypassed it.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -111,7 +111,7 @@ static int by_turns(struct work *work, const char *call, unsigned count, unsigne
     struct work own = *work;
     unsigned turns = 0, found = 0, all = 0;
     bool launch = call[0] == 'l';
-    /* The cast only stores the address of counted(). For other calls than launch no function is replaced. */
+    /* The cast only stores the address of counted(). A function is replaced only for the call launch. */
     if (put(launch ? second : 1, (CUresult(*)(void))(void (*)(void))counted) > 1)
         return 5;
     if (launch) {
@@ -135,7 +135,7 @@ static int by_turns(struct work *work, const char *call, unsigned count, unsigne
                     if (!work_call(who, call))
                         return 6;
                 double took = (double)(now() - began) / count;
-                if (block == 0) /* warm-up: the queue was empty before the first block */
+                if (block == 0) /* Warm-up: the queue was empty before the first block. */
                     continue;
                 all += side == 0 ? count : 0;
                 if (fences == before)
@@ -171,7 +171,7 @@ int main(int argc, char **argv)
     bool clock = argc == 5 && strcmp(argv[4], "clock") == 0, launch = strcmp(argv[1], "launch") == 0;
     if (repeats == 0 || repeats > sizeof each / sizeof *each || !work_route(&work, "link") || !work_nvml() || !work_start(&work, 0))
         return 3;
-    for (int i = 0; i < 200; i++) /* warm-up: the library learns the cost of a kernel */
+    for (int i = 0; i < 200; i++) /* Warm-up: the library learns the cost of a kernel. */
         if (!work_before(&work, argv[1]) || !work_call(&work, argv[1]))
             return 4;
     work.driver.cuCtxSynchronize();

@@ -16,7 +16,7 @@ from collections.abc import Callable
 PIECE = 16 << 20
 MOST = 200
 
-Client = tuple[Callable, Callable, Callable]  # allocate once, free a list of allocations, return the shown total
+Client = tuple[Callable, Callable, Callable]  # Allocates once; frees a list of allocations; returns the shown total.
 
 
 def bindings(way: str) -> Client:
@@ -68,7 +68,7 @@ def core(way: str) -> Client:
         for one in held:
             one.close(stream)
         stream.sync()
-        if way == "device":  # cuda.core configures the driver's pool to keep freed memory
+        if way == "device":  # cuda.core configures the driver's pool to keep freed memory.
             driver.cuMemPoolTrimTo(resource.handle, 0)
 
     return lambda: resource.allocate(PIECE, stream=stream), give, lambda: None
@@ -117,7 +117,7 @@ def taichi(way: str) -> Client:
         for _unused in range(64):
             pass
 
-    nothing()  # a first launch allocates the memory that launches need
+    nothing()  # A first launch allocates the memory that launches need.
 
     def give(held: list) -> None:
         held.clear()
@@ -142,7 +142,7 @@ def main(client: str, way: str) -> None:
     while not refusal and len(held) < MOST:
         try:
             held.append(take())
-        except Exception as fault:  # each client raises a different exception
+        except Exception as fault:  # Each client raises a different exception.
             refusal = f"{type(fault).__name__}: {fault}"
     step("full", granted=len(held), refusal=refusal, total=total())
     give(held)

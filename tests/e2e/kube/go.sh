@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Prints the path of a go program of VERSION (default 1.24) or newer: the go in PATH if it is new enough, else Go's
-# toolchain module, fetched by Debian's older go and verified with Go's checksum database.
+# Prints the path of a go program of VERSION (default 1.24) or newer. If the go in PATH is new enough, the script prints
+# its path. Otherwise the older go in PATH fetches Go's toolchain module and verifies it with Go's checksum database.
 #   tests/e2e/kube/go.sh [VERSION]
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)

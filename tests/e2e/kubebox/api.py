@@ -29,7 +29,7 @@ class Api:
         self.server = server
         self._context = ssl.create_default_context(cafile=str(authority))
         self._context.load_cert_chain(str(certificate), str(key))
-        # The machine's proxy variables do not apply to addresses of the box.
+        # The machine's proxy variables do not apply to addresses of the box (separate namespaces on this machine).
         self._opener = urllib.request.build_opener(
             urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=self._context)
         )

@@ -53,7 +53,7 @@ def run_in(command: list[str], environment: dict[str, str]) -> int:
             try:
                 return process.wait()
             except KeyboardInterrupt:
-                continue  # The terminal sends the signal to the processes in the box too, and their fixtures clean up.
+                continue  # The terminal sends Ctrl-C to the processes in the box too; they clean up and end.
     finally:
         process.kill()
         process.wait()
@@ -64,7 +64,8 @@ def run_in(command: list[str], environment: dict[str, str]) -> int:
 
 
 def hierarchies() -> list[Path]:
-    """Returns the mount points where the box makes a control group: with version 1 there is one per controller."""
+    """Returns the mount points in which the box makes a control group. Version 1 of control groups has one mount point
+    per controller."""
     if (CGROUPS / "cgroup.controllers").exists():
         return [CGROUPS]
     found = [one for one in sorted(CGROUPS.iterdir()) if one.is_dir() and not one.is_symlink()]
@@ -80,17 +81,18 @@ def make_cgroups(group: str) -> None:
                 folder.mkdir(exist_ok=True)
                 with contextlib.suppress(
                     OSError
-                ):  # The write fails if this runs in a container whose root group has processes.
+                ):  # In a container whose root group has processes, controllers cannot be enabled.
                     (folder / "cgroup.subtree_control").write_text(wanted)
             continue
         (place / group).mkdir(exist_ok=True)
-        for name in ("cpuset.cpus", "cpuset.mems"):  # Without a value no process may enter the group.
+        for name in ("cpuset.cpus", "cpuset.mems"):  # A cpuset group with empty cpus or mems accepts no process.
             if (place / name).exists():
                 (place / group / name).write_text((place / name).read_text())
 
 
 def everywhere() -> list[Path]:
-    """Returns all mount points with groups of the box. With version 1, version 2 may be mounted too, as `unified`."""
+    """Returns all mount points that may have groups of the box. If the host uses version 1 of control groups, version 2
+    may be mounted next to it, as `unified`."""
     unified = CGROUPS / "unified"
     return [*hierarchies(), *([unified] if unified.is_dir() else [])]
 
@@ -98,7 +100,7 @@ def everywhere() -> list[Path]:
 def remove_cgroups(group: str) -> None:
     for place in everywhere():
         for folder, _folders, _files in os.walk(place / group, topdown=False):
-            for _attempt in range(50):  # A killed process leaves its group a moment later.
+            for _attempt in range(50):  # A killed process leaves its group a moment later, so the removal is repeated.
                 with contextlib.suppress(OSError):
                     os.rmdir(folder)
                     break
@@ -142,7 +144,7 @@ def furnish() -> None:
         stand_in.write_text(value + "\n")
         if Path("/proc/sys", name).exists():
             mount("--bind", str(stand_in), f"/proc/sys/{name}")
-    # Containers may ask for mounts that follow the host's.
+    # Containers may ask for mount propagation from the host, which needs shared mounts.
     mount("--make-rshared", "/")
     for command in (
         ["link", "set", "lo", "up"],

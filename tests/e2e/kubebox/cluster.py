@@ -5,8 +5,8 @@
         cluster.start()
         cluster.api.create("/api/v1/namespaces/default/pods", pod)
 
-Every program is a ``Service`` that a test may kill and start again. Pods are on the network of their host: the box has
-no other.
+Every program is a ``Service`` that a test may kill and start again. Pods use the network of their host, because the box
+has no other network.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Cluster:
         controllers: bool = False,
         gates: tuple[str, ...] = (),
     ) -> None:
-        """``gates``: features of API server, scheduler and controllers that are off in this version."""
+        """``gates``: feature gates that API server, scheduler and controllers switch on, because they are off by
+        default."""
         self.programs, self.node = programs, node
         self._gates = ["--feature-gates", ",".join(f"{one}=true" for one in gates)] if gates else []
         self.folder = RUN / "cluster"

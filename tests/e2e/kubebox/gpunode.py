@@ -95,7 +95,8 @@ class GpuNode:
         for old in Path("/dev").glob("nvidia*"):
             old.unlink()
         for name in [f"nvidia{minor}" for minor in range(len(gpus))] + ["nvidiactl", "nvidia-uvm"]:
-            # The simulated driver only asks whether a process has the node; its numbers are those of /dev/null.
+            # The simulated driver only checks whether a process has the device node, so the node can have the device
+            # numbers of /dev/null.
             os.mknod(f"/dev/{name}", 0o20666, os.makedev(1, 3))
             os.chmod(f"/dev/{name}", 0o666)
 

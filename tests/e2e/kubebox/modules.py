@@ -22,7 +22,7 @@ def run_module(module: str, check: bool = False, **params: Any) -> dict[str, Any
         capture_output=True,
         text=True,
         check=False,
-        # The machine's proxy variables do not apply to addresses of the box.
+        # The machine's proxy variables do not apply to addresses of the box (separate namespaces on this machine).
         env={**os.environ, "PYTHONPATH": str(ROOT / ".build" / "collections"), "no_proxy": "*"},
     )
     assert done.stdout, done.stderr[-3000:]

@@ -34,16 +34,16 @@ class MissingProgram(Exception):
 class Programs:
     """Paths of the cluster's programs; each is a folder of programs or a single file."""
 
-    kubernetes: Path  # kube-apiserver, kubelet, kube-scheduler, kube-controller-manager, kubectl.
-    system: Path  # etcd, containerd, containerd-shim-runc-v2, ctr.
-    containerd_with_cdi: Path  # A newer containerd with its containerd-shim-runc-v2 and ctr.
-    nvidia_smi: Path  # The folder of NVIDIA's nvidia-smi and the file `version`.
-    image: Path  # A tar file of a small Debian root.
+    kubernetes: Path  # Folder of Kubernetes' own programs, such as the kubelet and kubectl.
+    system: Path  # Folder of Debian's etcd and containerd (with its shim and ctr).
+    containerd_with_cdi: Path  # Folder of a newer containerd with its shim and ctr.
+    nvidia_smi: Path  # Folder of NVIDIA's nvidia-smi and a file `version`.
+    image: Path  # Tar file of a small Debian root.
     runc: Path
     plugin_image: Path  # Archive of the device plugin's image, which is named PLUGIN_IMAGE.
     helm: Path
     scheduler_image: Path  # Archive of vgpu-scheduler's image, which is named SCHEDULER_IMAGE.
-    cache: Path  # XDG_CACHE_HOME, filled in advance, because the box has no network.
+    cache: Path  # Value of XDG_CACHE_HOME. Filled in advance, because the box has no network.
 
     def to_json(self) -> str:
         return json.dumps({name: str(path) for name, path in asdict(self).items()})

@@ -50,8 +50,8 @@ class ClaimRecorder:
     def __init__(self, root: Path) -> None:
         """``root``: the kubelet's folder."""
         self.registry, self.folder = root / "plugins_registry", root / "plugins" / DRIVER
-        self.requests: dict[str, tuple[str, ...]] = {}  # Name of a claim → its requests.
-        self.names: dict[str, str] = {}  # Uid of a claim → its name.
+        self.requests: dict[str, tuple[str, ...]] = {}  # requests: name of a claim → its requests.
+        self.names: dict[str, str] = {}  # names: uid of a claim → its name.
         self.calls: list[dict[str, Any]] = []
         self.faults: dict[str, str] = {}
         self.unhealthy: set[str] = set()

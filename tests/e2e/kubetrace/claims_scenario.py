@@ -71,7 +71,7 @@ class Kubelet(Protocol):
         """Returns whether the driver's ResourceSlice still exists."""
 
     def outlast(self) -> None:
-        """Waits until the time is over after which the kubelet deletes the slices of an absent driver."""
+        """Waits for longer than the kubelet keeps the ResourceSlices of an absent driver."""
 
 
 class Story:

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stubs of functions of libvgpu. The source files of the ledger, the file that records charged memory, call these
- * functions, and a fuzzing program links only the source files of the ledger. */
+/* Stubs of functions of libvgpu. A fuzzing program links only the source files of the ledger (the file that records
+ * charged memory), which call these functions. */
 #ifndef ALONE_H
 #define ALONE_H
 

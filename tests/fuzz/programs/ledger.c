@@ -28,7 +28,7 @@ bool limits_ledger_create(void)
 {
     return true;
 }
-static bool of_an_allocation; /* if true, an empty ledger is refused */
+static bool of_an_allocation; /* If true, an empty ledger is refused. */
 bool limits_of_an_allocation(void)
 {
     return of_an_allocation;
@@ -97,7 +97,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length)
     of_an_allocation = length && (data[0] & 4);
     if (!write_ledger(data, length))
         abort();
-    ledger_total("GPU-0", &total); /* read by a process that is no member */
+    ledger_total("GPU-0", &total); /* Read by a process that is no member. */
     if (ledger_join()) {
         int device = ledger_device("GPU-0");
         uint64_t own = ledger_own(device, ACCOUNT_USED);

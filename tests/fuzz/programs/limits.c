@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Fuzzes the parser of the limits file with arbitrary bytes. A fuzzer cannot guess a crc32, so every input is parsed a
- * second time with valid magic, size and crc32; else the parser would never reach the other fields.
+ * second time with valid magic, size and crc32. Otherwise the parser would never reach the other fields.
  */
 #include "limits/limits_file.h"
 

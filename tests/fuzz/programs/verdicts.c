@@ -74,7 +74,7 @@ int main(void)
     unsigned char head[5];
     while (fread(head, 1, sizeof head, stdin) == sizeof head) {
         size_t length = head[1] | (size_t)head[2] << 8 | (size_t)head[3] << 16 | (size_t)head[4] << 24;
-        unsigned char *data = malloc(length ? length : 1); /* exact size, so that the sanitizer reports a read past the end */
+        unsigned char *data = malloc(length ? length : 1); /* Exact size: the sanitizer reports a read past the end. */
         if (!data || fread(data, 1, length, stdin) != length)
             return 2;
         struct vgpu_ledger ledger;

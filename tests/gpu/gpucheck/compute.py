@@ -170,8 +170,8 @@ class Run:
 
 
 def calibrate(host: Host, report: Report, durations: Sequence[int]) -> dict[int, tuple[int, float]]:
-    """Returns for each duration in µs the steps and the cost of a launch in ns, measured without the library. This
-    measurement is also the control of the stage."""
+    """Measures without the library. Returns, for each duration in µs, the number of steps and the cost of a launch in
+    ns. This measurement is also the control of the stage."""
     found = {}
     for us in durations:
         answer = host.program("spin", 0, us, 0, 32, host.folder / "calibration", seconds=60)
@@ -191,15 +191,16 @@ def calibrate(host: Host, report: Report, durations: Sequence[int]) -> dict[int,
 
 
 def _control(host: Host, report: Report, what: str, run: Run) -> None:
-    """Adds the gate of the control: without a limit the kernels must get the whole GPU, else shares mean nothing. The
-    bound is lower on the simulated driver, which runs in real time on busy machines."""
+    """Adds the gate of the control: without a limit the kernels must get the whole GPU. Otherwise measured shares prove
+    nothing. The bound is lower on the simulated driver, which runs in real time on busy machines."""
     most = 40 if host.simulated else 85
     report.gate(f"control: {what} have the GPU", run.mean() > most, f"> {most} %", f"{run.mean():.1f} %")
 
 
 def _share(host: Host, report: Report, what: str, run: Run, share: int, tenant: int = 0, window: float = 2.0) -> None:
-    """Adds the gates of one tenant: its mean share must be within one percentage point of ``share``, its worst second
-    within ``window`` points. The gate on the simulated driver is wide; tests/bench has stricter gates for it."""
+    """Adds the gates of one tenant. Its mean share must be within one percentage point of ``share``, and its worst
+    second within ``window`` points. The gates on the simulated driver are wide, because tests/bench has stricter gates
+    for it."""
     mean = run.mean(tenant)
     report.figure(what, run.figures(tenant))
     if host.simulated:
@@ -211,7 +212,8 @@ def _share(host: Host, report: Report, what: str, run: Run, share: int, tenant: 
 
 
 def alone(host: Host, report: Report) -> None:
-    """Share of one tenant with policy force, by which the limit holds although the GPU is free otherwise."""
+    """Measures the share of one tenant with policy force, by which the limit applies even if no other tenant uses the
+    GPU."""
     durations = DURATIONS_US[1:] if host.quick else DURATIONS_US
     costs = calibrate(host, report, durations)
     for us in durations:
@@ -237,7 +239,8 @@ def _bare(host: Host, us: float, graph: int = 0) -> tuple[int, float, Run]:
 
 
 def together(host: Host, report: Report) -> None:
-    """Shares of two tenants with 25 and 75 % on one GPU under the arbiter; without limits each gets a half."""
+    """Measures the shares of two tenants with 25 and 75 % on one GPU under the arbiter. Without limits each gets a
+    half."""
     us = 200
     steps, cost, _run = _bare(host, us)
     control = Run(host, [(us, steps, host.base_env)] * 2, [cost, cost])
@@ -284,7 +287,7 @@ def _part(host: Host, report: Report, run: Run, share: int, tenant: int, whole: 
 
 
 def graphs(host: Host, report: Report) -> None:
-    """Share of a program that launches graphs of kernels: one call launches all kernels of a graph."""
+    """Measures the share of a program that launches graphs of kernels: one call launches all kernels of a graph."""
     us, kernels = 100, 20
     steps, cost, bare = _bare(host, us, kernels)
     report.figure("bare", dict(bare.figures(), cost_ns=cost))
@@ -320,7 +323,8 @@ def cost(host: Host, report: Report) -> None:
 
 
 def device(host: Host, report: Report) -> None:
-    """Figures that the simulated driver should reproduce: time slices of two processes, NVML's utilization samples."""
+    """Measures figures that the simulated driver should reproduce: time slices of two processes, NVML's utilization
+    samples."""
     us = 100
     steps = host.program("spin", 0, us, 0, 32, host.folder / "calibration", seconds=60)["steps"]
     run = Run(host, [(us, steps, host.base_env)] * 2, [0.0, 0.0])

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
 MIB = 1 << 20
 GIB = 1 << 30
-# Folders of driver libraries that some hosts' loaders do not search.
+# Folders of driver libraries that the loader of some hosts does not search.
 DRIVER_FOLDERS = [
     "/usr/local/nvidia/lib64",
     "/usr/local/nvidia/lib",
@@ -137,7 +137,7 @@ class Host:
         for key in list(self.base_env):
             if key.startswith(("CUDA_DEVICE_", "VGPU_LIMITS", "LIBCUDA_", "GPU_CORE_", "CUDA_TASK_")):
                 del self.base_env[key]
-        # Makes this GPU device 0 of every program, independent of CUDA's order.
+        # Makes this GPU device 0 of every program, whatever the order in which CUDA lists GPUs.
         self.base_env.update(CUDA_DEVICE_ORDER="PCI_BUS_ID", CUDA_VISIBLE_DEVICES=self.uuid)
         self.base_env["PYTHONPATH"] = str(PROGRAMS.parent)
         self._slices = 0
@@ -151,7 +151,8 @@ class Host:
         return Slice(self, self.folder / f"slice{os.getpid()}-{self._slices}", memory, **options)
 
     def limit(self) -> int:
-        """Returns the bytes of a test slice: 4 GiB, or a quarter of the free memory if less, plus 12345."""
+        """Returns the bytes of a test slice: 4 GiB, or a quarter of the free memory if that is less, plus 12345, so
+        that the size is no multiple of a unit of the driver."""
         return min(4 * GIB, self.card.memory()["free"] // 4 // MIB * MIB) + 12345
 
     def run(

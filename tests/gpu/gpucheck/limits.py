@@ -17,10 +17,10 @@ from .host import MIB, OK, OUT_OF_MEMORY, ROOT, Hand, Host
 from .report import Report, Skip
 
 FIRST_BRANCH = 615
-# Starts a process with the capabilities of root in an ordinary container.
+# Command that starts a process with the capabilities of root in an ordinary container.
 ORDINARY = ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", "sleep", "600")
-# The stage fails if one of these checks fails. The other checks are only figures, because their result on a real GPU is
-# unknown.
+# The stage fails if one of these checks fails. The other checks are only reported, because their result on a real GPU
+# is unknown.
 MUST_HOLD = ("driver-refuses", "driver-limit-children", "driver-limit-root")
 
 
@@ -67,7 +67,7 @@ def driver_limits(host: Host, report: Report) -> None:
 
 
 def _refuses(host: Host, report: Report, limits: Any, reader: Any, handle: Any) -> None:
-    """Without the library: fills a limited group and compares the granted bytes with the driver's accounting."""
+    """Fills a limited group without the library, and compares the granted bytes with the driver's accounting."""
     hard = 2048 * MIB
     root = cgroup_root()
     assert root is not None

@@ -36,14 +36,15 @@ ROUTES = {
     "array": (16384, 2 * MIB),
     "mipmap": (16384, 2 * MIB),
 }
-# Allowed usage on the GPU beyond the limit: the driver rounds up some twenty allocations.
+# Allowed excess of the GPU's usage over the limit, because the driver rounds up some twenty allocations.
 ROUNDING = 64 * MIB
 # Allowed growth of the GPU's usage between two moments at which the library compares its charge with the GPU's usage.
 STEP = 80 * MIB
 
 
 def granularity(host: Host, report: Report) -> None:
-    """Measures without the library how the driver rounds sizes, and what contexts, modules and settings take."""
+    """Measures without the library how the driver rounds sizes, and how much memory contexts, modules and settings
+    take."""
     before = host.card.memory()["used"]
     with Hand(host) as hand:
         hand.start()
@@ -124,7 +125,7 @@ def _route(host: Host, report: Report, route: str, limit: int) -> None:
             charged,
         )
         if route == "alloc":
-            # This is only a goal, because the driver's rounding is charged too, so less may be granted.
+            # This is only a goal. The driver's rounding is charged too, so the slice may grant less.
             report.goal("alloc: all free bytes are granted", granted == limit - empty, limit - empty, granted)
             report.gate(
                 "alloc: more than 90 % of the free bytes are granted",

@@ -115,7 +115,7 @@ class Card:
         return {}
 
     def samples(self, since_us: int = 0) -> list[dict[str, int]]:
-        """Returns the driver's ring of utilization samples by process; empty without newer samples."""
+        """Returns the driver's ring of utilization samples by process; empty if there is no newer sample."""
         count = ctypes.c_uint()
         entry = "nvmlDeviceGetProcessUtilization"
         try:

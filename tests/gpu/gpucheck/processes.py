@@ -117,8 +117,8 @@ HELD_WITHOUT_MOUNTS = (
     "bypass-more-devices",
     "bypass-descriptors",
 )
-# These checks are gates too if they run. The others need a driver that can export memory, private-context needs the
-# simulated driver's private table. On a real GPU the stage private-context uses NVIDIA's runtime instead.
+# These checks are gates too if they run. The others need a driver that can export memory. private-context needs the
+# simulated driver's private table; on a real GPU the stage private-context uses NVIDIA's runtime instead.
 IF_THEY_RUN = ("private-context", "bypass-ipc-kept", "bypass-handle-kept", "bypass-pool-kept", "bypass-array-kept")
 # This check is only reported, because its result depends on the libraries that are installed on the host.
 TOLD = ("graphics",)
@@ -179,7 +179,7 @@ def kill(host: Host, report: Report) -> None:
             victim.start()
             piece = (host.limit() - slice_.total()) // 4 * 3
             victim.must(f"get alloc {piece}")
-            if not host.simulated:  # simulated GPU memory is host memory, slow to fill and free
+            if not host.simulated:  # Simulated GPU memory is host memory, which is slow to fill and free.
                 victim.must("bytes 0 1")
             full = survivor.say(f"get alloc {piece}")[0]
             report.gate("the full slice refuses the survivor", full != OK, "not 0", full)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores the results of a stage of gpu-check: gates, which decide whether the stage passes, goals and figures. The file
-is written after each entry, so that a stopped stage leaves its results so far."""
+"""Stores the results of a stage of gpu-check: gates, which decide whether the stage passes; goals, which are only shown
+as met or missed; and figures, which are only stored. The file is written after each entry, so that a stopped stage
+leaves its results so far."""
 
 from __future__ import annotations
 

@@ -48,7 +48,8 @@ def _past_the_hooks(host: Host, env: dict[str, str], words: list[str]) -> tuple[
 
 
 def private_context(host: Host, report: Report) -> None:
-    """Charges a primary context that NVIDIA's runtime retains past the library's hooks, and keeps the limit."""
+    """NVIDIA's runtime retains a primary context that the library's hooks do not see. The context must be charged and
+    the limit must hold."""
     limit = min(2048 * MIB, host.card.memory()["free"] // 4 // MIB * MIB)
     for name, words in {"alone": [], "then the public retain": ["public"]}.items():
         slice_ = host.slice(limit)
@@ -63,8 +64,9 @@ def private_context(host: Host, report: Report) -> None:
 
 
 def loader(host: Host, report: Report) -> None:
-    """A thread inside dlopen whose constructor uses CUDA, while another thread makes the process's first call, or a
-    later one. Where the driver itself hangs, the library cannot end the threads, and there is no gate."""
+    """Tests whether two threads end: one inside dlopen whose constructor uses CUDA, and one that makes a call, either
+    the process's first call or a later one. If the driver alone hangs, the library cannot end the threads, so there is
+    no gate."""
     rounds = 2 if host.quick else 10
     slices = {
         "without the library": host.base_env,
@@ -84,7 +86,7 @@ def loader(host: Host, report: Report) -> None:
 
 
 def mixed_shares(host: Host, report: Report) -> None:
-    """Share of a kernel whose launches take from 50 µs to 1.6 ms, alone and under an arbiter."""
+    """Measures the share of a kernel whose launches take from 50 µs to 1.6 ms, alone and under an arbiter."""
     us, share = 50, 20
     steps = host.program("spin", 0, us, 0, 32, host.folder / "calibration", seconds=60)["steps"]
 
@@ -108,7 +110,7 @@ def mixed_shares(host: Host, report: Report) -> None:
     with Arbiter(host, slices):
         found = compute.Run(host, [(us, steps, one.env()) for one in slices], [0.0, 0.0], spread=SPREAD)
     report.figure("under an arbiter", [found.figures(0), found.figures(1)])
-    # On a real GPU the share is only a figure: the stamps of two tenants overlap in time slices.
+    # On a real GPU the share is only reported, because the stamps of two tenants overlap in the driver's time slices.
     if host.simulated:
         most = share + 10
         report.gate(

@@ -60,7 +60,7 @@ def find_smi() -> Path | None:
 
 
 def nvidia_smi(host: Host, report: Report) -> None:
-    """NVIDIA's nvidia-smi in a slice."""
+    """Compares what NVIDIA's nvidia-smi shows in a slice with the expected values."""
     program = find_smi()
     if not program:
         raise Skip("this host has no nvidia-smi")

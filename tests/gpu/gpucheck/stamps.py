@@ -50,8 +50,9 @@ def period(intervals: Sequence[tuple[int, int]]) -> float:
 
 
 def work(intervals: Sequence[tuple[int, int]], cost: float, since: int, until: int, length: int) -> list[float]:
-    """Returns the share of each window: launches times the cost of a single launch. The result is right even if the
-    stamps of two tenants overlap, because their kernels run in time slices."""
+    """Returns the share in each window: the number of launches times the cost of a single launch, divided by the
+    window's length. The result is right even if the stamps of two tenants overlap, because their kernels run in time
+    slices."""
     shares = []
     for at in range(since, until - length + 1, length):
         done = 0.0
@@ -64,7 +65,8 @@ def work(intervals: Sequence[tuple[int, int]], cost: float, since: int, until: i
 
 
 def turns(tenants: Sequence[Sequence[tuple[int, int]]]) -> list[tuple[int, int, int]]:
-    """Returns (tenant, start, end) of each run of one tenant's launches without a start of another tenant's launch."""
+    """Returns (tenant, start, end) of each turn: a series of launches of one tenant, between which no other tenant's
+    launch starts."""
     marked = sorted((start, end, who) for who, intervals in enumerate(tenants) for start, end in intervals)
     runs: list[tuple[int, int, int]] = []
     for start, end, who in marked:

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Finds the driver's own function in the driver's symbol table, without a lookup that a preloaded library could
- * intercept. So programs can compare the driver's function with the library's. */
+ * intercept. With it programs compare the driver's function with the library's. */
 #include "driver/real.h"
 
 void *bare_symbol(const char *name);

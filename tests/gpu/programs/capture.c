@@ -52,7 +52,7 @@ int main(void)
     MUST(CALL(cuMemAlloc_v2, &ends, LAUNCHES * 8));
     MUST(CALL(cuStreamCreate, &stream, STREAM_NON_BLOCKING));
     MUST(CALL(cuStreamCreate, &other, STREAM_NON_BLOCKING));
-    launch(BEFORE); /* gives the limiter launches whose GPU time it must measure meanwhile */
+    launch(BEFORE); /* The limiter must measure the GPU time of these launches during the capture. */
     printf("{");
     uint64_t began = now_ns();
     MUST(CALL(cuStreamBeginCapture_v2, stream, CAPTURE_RELAXED));
@@ -77,5 +77,5 @@ int main(void)
     }
     printf("}\n");
     fflush(stdout);
-    _exit(0); /* skips exit handlers: the stage `exit` tests the end of a process */
+    _exit(0); /* Skips exit handlers, because the stage `exit` tests the end of a process. */
 }

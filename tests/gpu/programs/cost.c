@@ -80,7 +80,7 @@ static double timed(const struct call *call, void *function)
     return each;
 }
 
-/* Measures allocation and free as a pair: both must be the library's or both the driver's. */
+/* Measures allocation and free as a pair, because both must be the library's or both the driver's. */
 static double pair(void *get, void *drop, size_t bytes)
 {
     CUdeviceptr pointer;

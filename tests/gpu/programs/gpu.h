@@ -124,8 +124,8 @@ static inline void gpu_open(void)
 
 /*
  * Loads a module of the kernels. `simulated_us` is the duration of vgpu_spin on the simulated driver; a real driver
- * reads it as a comment. *header receives the number of the accepted PTX header. `simulated_spread`: the longest launch
- * of vgpu_spin on the simulated driver takes so many times `simulated_us`.
+ * reads it as a comment. *header receives the number of the accepted PTX header. `simulated_spread`: on the simulated
+ * driver the longest launch of vgpu_spin takes this many times `simulated_us`.
  */
 static double simulated_spread = 1;
 
@@ -139,7 +139,7 @@ static inline CUresult gpu_module(CUmodule *module, double simulated_us, int *he
         status = CALL(cuModuleLoadData, module, text);
         if (header)
             *header = i;
-        /* An out-of-memory error comes from the limit, not from the header. */
+        /* An out-of-memory error comes from the limit, so another header would not help. */
         if (status == CUDA_ERROR_OUT_OF_MEMORY)
             break;
     }

@@ -2,8 +2,9 @@
 /*
  * loader PLUGIN first|later: one thread opens PLUGIN by dlopen. The constructor of PLUGIN waits until the main thread
  * is about to call the driver, then calls the driver too. The loader's lock is held during a constructor, so a deadlock
- * is possible: the program then hangs. With "first" the main thread makes the process's first call; NVIDIA's driver
- * 580 opens libraries in it and hangs by itself. With "later" the driver is initialized before the thread starts.
+ * is possible: the program then hangs. With "first" the main thread makes the process's first call. NVIDIA's driver 580
+ * opens libraries in that call, so it hangs even without a preloaded library. With "later" the driver is initialized
+ * before the thread starts.
  *
  * Compiled with -DPLUGIN, this file is the library PLUGIN.
  */
@@ -20,7 +21,7 @@ __attribute__((constructor)) static void begin(void)
     *stage = 1;
     while (*stage < 2)
         usleep(100);
-    usleep(50000); /* by now the other thread is inside its call */
+    usleep(50000); /* By now the other thread is inside its call. */
     gpu_open();
     if (CALL(cuInit, 0) || CALL(cuDevicePrimaryCtxRetain, &context, 0))
         *stage = -1;

@@ -32,14 +32,14 @@ static int racer(struct board *board, int first, unsigned rounds)
         atomic_store(&board->status, status);
         atomic_fetch_add(&board->broken, 1);
     }
-    pthread_barrier_wait(&board->ready); /* all contexts are created */
+    pthread_barrier_wait(&board->ready); /* All contexts are created now. */
     if (first && CALL(cuMemGetInfo_v2, &free_bytes, &total) == CUDA_SUCCESS)
         atomic_store(&board->piece, free_bytes / 3 * 2);
     for (unsigned i = 0; i < rounds; i++) {
         CUdeviceptr pointer = 0;
         pthread_barrier_wait(&board->ready);
         if (atomic_load(&board->broken))
-            break; /* every process reads this value after the same barrier and stops */
+            break; /* Every process reads this value after the same barrier and stops. */
         status = CALL(cuMemAlloc_v2, &pointer, atomic_load(&board->piece));
         if (status == CUDA_SUCCESS)
             atomic_fetch_add(&board->winners, 1);
@@ -73,7 +73,7 @@ int main(int argc, char **argv)
     pthread_barrier_init(&board->asked, &shared, processes);
     pthread_barrier_init(&board->freed, &shared, processes);
     for (unsigned i = 0; i < processes; i++)
-        if (fork() == 0) /* before the fork no process may call the driver */
+        if (fork() == 0) /* No process may call the driver before the fork. */
             _exit(racer(board, i == 0, rounds));
     int status;
     unsigned died = 0;

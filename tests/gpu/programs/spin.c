@@ -3,10 +3,10 @@
  * spin SECONDS MICROSECONDS STEPS DEPTH STAMPS [GRAPH [SPREAD]]
  *
  * Launches vgpu_spin without a pause for SECONDS, with at most DEPTH launches waiting. Each launch executes STEPS steps on
- * all multiprocessors; MICROSECONDS is its duration on the simulated driver. With GRAPH it launches graphs of so many
- * kernels. With SPREAD a launch has up to SPREAD times the steps, equally often from each octave. The program prints
- * "ready" and begins at a line on standard input. It writes the %globaltimer stamps of every launch to the file STAMPS:
- * u64 count, starts, ends. It ends with one line of JSON.
+ * all multiprocessors; MICROSECONDS is its duration on the simulated driver. With GRAPH it launches graphs of GRAPH
+ * kernels. With SPREAD a launch has up to SPREAD times the steps; each octave (range from a number to twice that
+ * number) is equally frequent. The program prints "ready" and begins at a line on standard input. It writes the
+ * %globaltimer stamps of every launch to the file STAMPS: u64 count, starts, ends. It ends with one line of JSON.
  *
  * With STEPS 0 it measures how many steps take MICROSECONDS, prints the number and ends.
  */
@@ -117,7 +117,7 @@ static CUgraphExec graph_of(unsigned kernels, unsigned steps)
     MUST(CALL(cuStreamBeginCapture_v2, stream, CAPTURE_RELAXED));
     MUST(launch_mark());
     for (unsigned i = 0; i < kernels; i++)
-        MUST(launch(MOST - 1 - i, steps)); /* stamp indices that no other launch uses */
+        MUST(launch(MOST - 1 - i, steps)); /* Stamp indices that no other launch uses. */
     MUST(launch_mark());
     MUST(CALL(cuStreamEndCapture, stream, &graph));
     MUST(CALL(cuGraphInstantiateWithFlags, &exec, graph, 0));
@@ -158,7 +158,7 @@ int main(int argc, char **argv)
     if (!steps)
         return calibrate(microseconds);
     clear();
-    MUST(launch(MOST - 1, steps)); /* loads lazily loaded code before the measurement */
+    MUST(launch(MOST - 1, steps)); /* Loads lazily loaded code before the measurement. */
     MUST(CALL(cuStreamSynchronize, stream));
     if (kernels)
         exec = graph_of(kernels, steps);

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Retains the primary context as NVIDIA's runtime does, which bypasses every hook, then allocates by the public
-function up to the first refusal. With "public": the public retain comes before the allocations. Prints "full" and
-waits for a line.
-
-The simulated driver does not work with NVIDIA's runtime, so its private table replaces the runtime there."""
+function up to the first refusal. With the argument "public" it also retains the context by the public function before
+the allocations. Prints "full" and waits for a line. NVIDIA's runtime does not work on the simulated driver, so that
+driver's private table replaces the runtime there."""
 
 import ctypes
 import importlib.util

@@ -5,7 +5,8 @@
     python3 tests/gpu/workloads/frameworks.py --page            # docs/frameworks.md from the records in runs/
 
 A use is ``held`` (passed) if its result is right, the framework sees no more memory than the slice has, and twice the
-slice is refused. Frameworks that ran get a record, passed or not; a framework that is not installed gets none.
+slice is refused. A framework that ran gets a record, whether it passed or not. A framework that is not installed gets
+none.
 """
 
 from __future__ import annotations
@@ -166,7 +167,7 @@ def outcome(found: dict[str, Any], slice_mib: int) -> str:
 def use(name: str, python: str, slice_mib: int) -> dict[str, Any] | None:
     """Runs one framework in a new process and returns its record, or None if the framework is not installed."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "program.py"  # Triton reads the source of its kernels
+        path = Path(folder) / "program.py"  # Triton reads the source file of its kernels.
         path.write_text(FRAME.format(PROGRAMS[name]))
         return _use([python, str(path), str(slice_mib)], slice_mib)
 

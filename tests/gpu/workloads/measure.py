@@ -18,7 +18,7 @@ from typing import Any, Callable
 
 import table
 
-WARM_UP = 5  # warm-up steps, in which algorithms are chosen and pools filled
+WARM_UP = 5  # Warm-up steps, in which algorithms are chosen and pools are filled.
 LEAST_STEPS, MOST_STEPS = 5, 10000
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Five models in plain PyTorch (1.13 or newer), from their papers, with random weights; nothing is downloaded.
 
-``BUILD[name]()`` returns a module; ``inputs`` and ``targets`` return its data. Images are (batch, 3, height, width),
-their classes 1000; DeepLab gives 21 classes for each pixel; the LSTM reads (batch, steps, features) and gives 2
-classes.
+``BUILD[name]()`` returns a module; ``inputs`` and ``targets`` return its data. Images have the shape (batch, 3, height,
+width). Most models give 1000 classes for an image, DeepLab gives 21 classes for each pixel. The LSTM reads (batch,
+steps, features) and gives 2 classes.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class DeepLab(nn.Module):
         super().__init__()
         self.trunk = resnet_trunk((3, 4, 6, 3), last_stride=1)
         self.arms = nn.ModuleList([self.arm(1, 0, 1), *(self.arm(3, rate, rate) for rate in (6, 12, 18))])
-        # Without a norm: the mean of a single image has no variance to normalize.
+        # No norm here, because the mean of a single image has no variance to normalize.
         self.mean = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(2048, 256, 1), nn.ReLU(inplace=True))
         self.head = nn.Sequential(
             nn.Conv2d(5 * 256, 256, 1, bias=False),

@@ -22,7 +22,8 @@ from typing import Any, Sequence
 import table
 
 HERE = Path(__file__).resolve().parent
-# Extra time limit of a row in seconds: start, choice of algorithms and warm-up, at a small share.
+# Extra seconds in the time limit of a row: a small share makes the start, the choice of algorithms and the warm-up
+# slow.
 GRACE_S = 600
 
 ASK = """
@@ -71,7 +72,7 @@ def run_rows(given: argparse.Namespace) -> dict[str, Any]:
         result["rows"].append({**real._asdict(), "size": list(real.size), **outcome})
         rate = f": {outcome['items_per_s']:.4g} items/s" if outcome["status"] == table.DONE else ""
         print(f"{row.id} {row.title} {row.kind}: {outcome['status']}{rate}", flush=True)
-        if given.out != "-":  # A run that is interrupted keeps its rows.
+        if given.out != "-":  # Saved after each row, so that an interrupted run keeps its rows.
             keep(given.out, given.label, result)
     return result
 

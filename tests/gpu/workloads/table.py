@@ -98,7 +98,7 @@ def _part(base: dict[str, Any], other: dict[str, Any] | None) -> float | str:
         raise Refused(f"row {base['id']} was run with another batch or size; measure it again with the same rows")
     if other["status"] != DONE:
         return str(other["status"])
-    # Without a baseline's figure there is no ratio.
+    # If the baseline has no figure for a row, there is no ratio.
     return other["items_per_s"] / base["items_per_s"] if base["status"] == DONE else f"baseline: {base['status']}"
 
 

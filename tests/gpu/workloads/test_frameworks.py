@@ -70,7 +70,7 @@ def test_programs_that_ran_get_a_record(
 
 
 def test_one_framework_is_run_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton reads the source of its kernels, so a program needs one."""
+    """Triton reads the source of its kernels, so each program must run from a file."""
     reads = "import inspect\ndef kernel(): pass\n"
     programs = {
         "Reader": reads + 'found.update(version="1", gpu="T4", right="kernel" in inspect.getsource(kernel))',

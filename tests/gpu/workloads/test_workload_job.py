@@ -32,7 +32,7 @@ def build(kind: str, value: Any, path: str) -> Any:
         return {name: build(mapped[1], one, f"{path}.{name}") for name, one in value.items()}
     if kind in PLAIN:
         if kind == "str" and ".limits." in path and isinstance(value, int):
-            return str(value)  # the API accepts a number as a quantity, but the client's type is str
+            return str(value)  # The API accepts a number as a quantity, but the client's type is str.
         if not isinstance(value, PLAIN[kind]) or (isinstance(value, bool) and kind != "bool"):
             raise ValueError(f"{path}: expected {kind}, found {value!r}")
         return value

@@ -103,7 +103,7 @@ def test_unknown_row_id_is_refused() -> None:
 
 
 def test_figures_of_steps() -> None:
-    row = table.ROWS[1]  # a batch of 20
+    row = table.ROWS[1]  # The batch has 20 items.
     found = measure.summary(row, [0.1] * 18 + [0.2, 1.0])
     assert found["items_per_s"] == pytest.approx(20 * 20 / 3.0)
     assert (found["steps"], found["median_step_ms"], found["p95_step_ms"]) == (20, 100.0, 200.0)

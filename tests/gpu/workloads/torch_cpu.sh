@@ -28,8 +28,8 @@ if [ ! -e "$dir/.complete" ]; then
     rm -rf "$dir/debs" "$dir/status"
     touch "$dir/.complete"
 fi
-# Some libraries lie in separate folders, where update-alternatives would find them. Folders of libc are left out:
-# programs of this machine would else start with this machine's loader and the unpacked libc.
+# Some libraries lie in separate folders, where update-alternatives would find them. Folders of libc are left out.
+# Otherwise programs of this machine would start with this machine's loader and the unpacked libc, which do not fit.
 libraries=$dir/root/usr/lib/x86_64-linux-gnu
 folders=$libraries:$libraries/blas:$libraries/lapack:$dir/root/usr/lib:$dir/lib
 echo "LD_LIBRARY_PATH=$folders PYTHONPATH=$dir/root/usr/lib/python3/dist-packages"

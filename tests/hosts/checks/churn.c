@@ -58,7 +58,8 @@ int main(void)
         size_t left = 0, total = 0;
         code = allocate(&pointer, PIECE);
         refused += code != 0;
-        /* Requests one byte more than is free, because the limit must hold while library and plugin are upgraded. */
+        /* Requests one byte more than is free, because the limit must hold even while library and plugin are
+         * upgraded. */
         failed += information(&left, &total) != 0;
         code = allocate(&excess, left + 1);
         failed += code != 0 && code != OUT_OF_MEMORY;

@@ -18,15 +18,16 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tests" / "hosts"))
-sys.path.append(str(ROOT / "tests"))  # The folder of the module ``former``.
+sys.path.append(str(ROOT / "tests"))  # The folder of the module ``former``, which tests import.
 
 from simhosts import podman as simpodman  # noqa: E402
 
-# The variable names the hostctl project whose hosts are checked; molecule starts its own project.
+# Names the hostctl project whose hosts are checked. Each molecule scenario starts its own project.
 PROJECT = os.environ.get("VGPU_HOSTS_PROJECT", "molecule")
 INVENTORY = Path(os.environ.get("VGPU_HOSTS_INVENTORY", ROOT / "molecule" / "inventory"))
 
-# Folders that roles write to. Logs, caches, temporary files and systemd's own files change without roles.
+# Folders to which roles write. Logs, caches, temporary files and systemd's own files are left out, because they change
+# without roles.
 WATCHED = "/etc /usr /opt /var/lib /boot /lib"
 IGNORED = ("/var/lib/systemd", "/var/lib/kubelet", "/var/lib/dpkg/lock", "/var/lib/apt/lists/lock", "/etc/machine-id")
 
@@ -112,7 +113,7 @@ def play_command(playbook: str, inventory: Path) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """Return an environment without Ansible settings of molecule, of the user or of the checkout's ansible.cfg."""
+    """Return an environment without the Ansible settings of molecule, of the user and of the checkout's ansible.cfg."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("ANSIBLE_", "MOLECULE_"))}
     return {
         **kept,

@@ -46,7 +46,7 @@ int main(int count, char **words)
         return refuse("cuCtxCreate_v2", code);
 
     uint64_t total = 0, most = count > 1 ? strtoull(words[1], NULL, 10) << 20 : UINT64_MAX;
-    /* Halving the size after each refusal ends with no free byte left to allocate. */
+    /* The size is halved after each refusal, so in the end not one byte is free. */
     for (uint64_t size = LARGEST; size > 0 && total < most;) {
         if (size > most - total)
             size = most - total;

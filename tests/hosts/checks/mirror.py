@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Serves a signed mirror of a host's packages by HTTP from the controller, for a site without a network.
 
-The simulated host has only the interface ``lo`` and no route, so the mirror must be at the host's 127.0.0.1. The server
-is a process of the controller (the machine that runs Ansible) with the controller's files, but in the host's network
+The simulated host has only the interface ``lo`` and no route, so the mirror must be at the host's 127.0.0.1. So the
+server runs on the controller (the machine that runs Ansible) and reads its files, but it runs in the host's network
 namespace.
 """
 

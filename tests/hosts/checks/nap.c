@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Repairs sleeping in programs that run under libfaketime, which changes the time that a program sees. The library of
- * this file is preloaded before libfaketime 0.9.10, whose clock_nanosleep fails (EINVAL) for the monotonic clock if
- * libfaketime is set to leave that clock unchanged. Python's time.sleep uses this call.
+ * Repairs sleeping in programs that run under libfaketime, which changes the time that a program sees. If libfaketime
+ * 0.9.10 is set to leave the monotonic clock unchanged, its clock_nanosleep fails (EINVAL) for that clock. Python's
+ * time.sleep uses this call. So this file's library is preloaded before libfaketime.
  */
 #include <errno.h>
 #include <sys/syscall.h>

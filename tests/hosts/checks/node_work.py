@@ -17,8 +17,8 @@ from simhosts import podman as simpodman
 from simhosts.hardware import IMAGE_NAME
 
 MIB = 1 << 20
-# SLICE_MIB: memory of a slice, because a T4 of the group t4 has 15360 MiB in seven slices. HELD_MIB: memory that the
-# tests' container uses.
+# SLICE_MIB: memory of one slice. A T4 of the group t4 has 15360 MiB in seven slices. HELD_MIB: memory that the tests'
+# container uses.
 SLICE_MIB, HELD_MIB = 2194, 1000
 NAME = "web"
 FILL = "/root/fill"
@@ -28,7 +28,8 @@ LIMIT_S = 60.0
 
 
 def until(holds: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:
-    """Repeat the call until its result is true, and return the result. ``what`` states the condition."""
+    """Repeat the call until its result is true, and return the result. ``what`` describes the awaited state, for the
+    message after a time-out."""
     end = time.monotonic() + limit_s
     while not (answer := holds()):
         assert time.monotonic() < end, f"expected within {limit_s:.0f} s: {what}; the last result was {answer!r}"
@@ -55,8 +56,8 @@ WantedBy=sysinit.target
 
 
 def reboot(node: Node) -> None:
-    """Reboot the host. A host that is a container shares the machine's boot id, so a unit sets a new id at each
-    boot."""
+    """Reboot the host. The kernel's boot id does not change, because a simulated host is a container. So a unit on the
+    host sets a new id at each boot."""
     node.write("/etc/systemd/system/boot-id.service", NEW_BOOT_ID % BOOT_ID)
     node.run("systemctl", "enable", "--quiet", "boot-id.service")
     before = node.read(BOOT_ID)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An HTTP proxy, for tests of a site whose package mirror is behind one. Usage: ``proxy.py PORT MIRROR [refuse]``.
+"""An HTTP proxy, for tests of a site whose package mirror can be reached only through a proxy. Usage: ``proxy.py PORT
+MIRROR [refuse]``.
 
 Only the proxy can reach the mirror, because no resolver knows the name ``mirror.invalid``. The proxy fetches
 ``http://mirror.invalid/…`` from MIRROR and nothing else; with ``refuse`` every request gets status 403. It writes a

@@ -46,7 +46,8 @@ def test_second_run_changes_nothing_and_calls_twice(nodes: dict[str, Node], tmp_
     calls = {host: count for host, count in json.loads(report.read_text()).items() if host in nodes}
     assert set(calls) == set(nodes)
     assert max(calls.values()) <= MOST_REMOTE_CALLS, calls
-    # A broken counter would report zero calls and pass, so at least the call that reads the host must be counted.
+    # At least the call that reads the host must be counted. Otherwise a broken counter, which reports zero calls, would
+    # pass.
     assert min(calls.values()) >= 1, calls
     for name, node in nodes.items():
         assert changed(before[name], node.snapshot()) == [], f"expected unchanged files on {name}"

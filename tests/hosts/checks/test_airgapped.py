@@ -2,8 +2,8 @@
 """Runs site.yml on a host that can reach only a package mirror of its site and no other network.
 
 The first tests cause faults of the mirror, the disk and apt: the message must name host and step, and the host must be
-unchanged. Then a run takes the same host from bare to verified. The tests depend on their order: each test of a fault
-restores the host, except the killed apt, whose half-installed packages the next run must repair.
+unchanged. Then a run takes the same host from bare to verified. The tests depend on their order. Each test of a fault
+restores the host, with one exception: the killed apt leaves half-installed packages, which the next run must repair.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def mirror(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mirror]:
 
 
 def toolkit(mirror: Mirror, key: str = "right", **more: Any) -> dict[str, Any]:
-    """Return a site's variables: NVIDIA's toolkit comes from the mirror, all other packages from the host's own
+    """Return variables of a site that gets NVIDIA's toolkit from the mirror and all other packages from the host's own
     sources."""
     source = {"uris": [f"{URL}/nvidia"], "suites": ["./"], "trusted": False, "key": mirror.keys[key]}
     return {"nvidia_docker_repository": {**source, **more}}
 
 
 def driver(mirror: Mirror, path: str = DRIVER_PATH, key: str = "right") -> dict[str, Any]:
-    """Return a site's variables: the toolkit and the driver come from separate repositories on the mirror."""
+    """Return variables of a site that gets the toolkit and the driver from two repositories on the mirror."""
     source = {"uris": [f"{URL}/{path}"], "suites": ["./"], "trusted": False, "key": mirror.keys[key]}
     return {**toolkit(mirror), "nvidia_driver_source": "mirror", "nvidia_driver_repository": source}
 
@@ -116,7 +116,7 @@ def behind(mirror: Mirror, **environment: str) -> dict[str, Any]:
     return {"nvidia_docker_repository": source, "vgpu_package_environment": {"no_proxy": "127.0.0.1", **environment}}
 
 
-# columns: whether the proxy runs, the role's variables for apt's environment, text in the message
+# columns: whether the proxy runs, variables of the role for apt's environment; expected text in the message
 PROXIES = [
     pytest.param(True, {"http_proxy": PROXY}, "403", id="refuses every request"),
     pytest.param(False, {"http_proxy": PROXY}, PROXY.rpartition("/")[2], id="is off"),
@@ -128,8 +128,8 @@ PROXIES = [
 def test_a_mirror_behind_a_proxy_that(
     mirror: Mirror, tmp_path: Path, runs: bool, environment: dict[str, str], words: str
 ) -> None:
-    """The run fails and changes nothing. The last row is the negative control: without a proxy no name server can
-    resolve the mirror's name."""
+    """If the proxy cannot be used, the run fails and changes nothing. The last row is the negative control: without a
+    proxy no name server can resolve the mirror's name."""
     before = state(mirror.node)
     proxy = Proxy(tmp_path / "proxy.log", mirror.namespace(), URL, refuses=bool(environment)) if runs else None
     try:
@@ -159,13 +159,13 @@ def test_a_mirror_behind_a_proxy(mirror: Mirror, tmp_path: Path) -> None:
         assert '"GET /debian/' in mirror.log.read_text()[already:]
         assert "proxy" not in node.shell("cat /etc/apt/sources.list.d/*")
         assert node.shell("cat /etc/apt/apt.conf /etc/apt/apt.conf.d/* 2>/dev/null || true") == settings
-        # Everything is installed, so the run sends no request to the proxy, which is stopped now.
+        # Everything is installed, so the next run sends no request to the proxy. The proxy is stopped now.
         again = role("vgpu.fleet.nvidia_docker", tmp_path, **variables)
         assert again.returncode == 0 and "changed=0 " in again.stdout, again.stdout
     finally:
         proxy.stop()
         gone = role("vgpu.fleet.nvidia_docker", tmp_path, nvidia_docker_state="absent", **variables)
-        # Empties apt's package cache, because a later test counts the mirror's requests.
+        # Empty apt's package cache, because a later test counts the downloads from the mirror.
         node.run("apt-get", "clean")
     assert gone.returncode == 0, gone.stdout
     assert state(node) == before
@@ -176,7 +176,7 @@ def test_check_mode_predicts_the_changes_and_makes_none(mirror: Mirror) -> None:
     foretold = site(toolkit(mirror), "--check", "--diff")
     assert foretold.returncode == 0, foretold.stdout
     assert "nvidia-container-toolkit" in foretold.stdout and "changed=0 " not in foretold.stdout
-    # The repository answers and has packages, but none of this name.
+    # The mirror answers and has packages, but none with the requested name.
     refused(site(driver(mirror), "--check"), DRIVER, "nvidia-driver-cuda: no repository of this host has it")
     assert state(mirror.node) == before
     assert len(mirror.served()) == already, "expected no download in check mode"
@@ -205,7 +205,7 @@ def test_a_run_after_a_killed_apt_repairs_dpkg_and_finishes_the_host(mirror: Mir
     done = site(toolkit(mirror))
     assert done.returncode == 0, done.stdout
     assert node.run("dpkg", "--audit").strip() == ""
-    # All packages come from the mirror, checked by its key.
+    # All packages come from the mirror, and apt verifies them by the mirror's key.
     came = mirror.served()[already:]
     assert any(name.startswith("nvidia-container-toolkit_1.20.0-1") for name in came), came
     assert "Trusted: yes" not in node.shell("cat /etc/apt/sources.list.d/*")

@@ -33,15 +33,15 @@ FAULT_LINE = 9
 
 @dataclass(frozen=True)
 class Prediction:
-    """The output of a run in check mode, and the paths that the run changed on each host, which must be none."""
+    """The output of a run in check mode, and the paths that changed on each host during the run; there must be none."""
 
     status: int
     output: str
     differences: dict[str, list[str]]
 
 
-# columns: group of the inventory, a host of this group, variable that gets a wrong value, the wrong value; expected
-# words in the message
+# columns: group of the inventory, a host of this group, variable with a wrong value, that value; expected words in the
+# message
 @pytest.mark.parametrize(
     ("group", "host", "variable", "value", "words"),
     [

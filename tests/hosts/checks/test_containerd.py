@@ -16,7 +16,7 @@ from test_docker import ROLE, Run
 from test_docker import run as run_on
 
 HOSTS = ["gpu-t4-1", "gpu-v100-1"]
-# Debian's release → the version of containerd in it.
+# The containerd version of each Debian release.
 VERSIONS = {"12": "1.6.", "13": "1.7."}
 PATH = "/etc/containerd/config.toml"
 CRI = "io.containerd.grpc.v1.cri"
@@ -113,7 +113,7 @@ def test_check_apply_repeat_undo(node: Node, folder: Path, text: str | None) -> 
     undone = run(node, folder, container_runtime_state="absent", **ENGINE)
     assert undone.code == 0, undone.output
     assert facts(node) == before
-    # Without the role containerd has another default runtime, so the checks above do detect a difference.
+    # Without the role containerd has another default runtime, so the checks above can tell the difference.
     assert in_force(node)["containerd"]["default_runtime_name"] == "runc"
 
 

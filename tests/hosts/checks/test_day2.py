@@ -3,8 +3,8 @@
 
 A slice is a part of a GPU. Each case has a loss, the messages that an operator must see, and the commands of the
 repair. In all cases the container keeps its limit, no other container gets its slice, and the node is healthy
-afterwards. Memory is read from the simulated driver's accounts and from inside the container; docs/operations.md, "When
-something is lost", has the rows by symptom.
+afterwards. Memory is read from the simulated driver's accounts and from inside the container. The section "When
+something is lost" of docs/operations.md lists the same losses by symptom.
 """
 
 from __future__ import annotations
@@ -154,8 +154,8 @@ def troubles(node: Node) -> list[str]:
 
 
 def on_page(folder: Path, words: str) -> dict[str, Any]:
-    """Check that report.yml's page lists the host as trouble, with the reason and the holder of the host's slice;
-    return the host's data from the page."""
+    """Check that the page of report.yml lists the host as trouble, with the reason and with the container that uses the
+    host's slice. Return the host's data from the page."""
     made = play("--limit", f"{HOST},localhost", "-e", f"report_dir={folder}", playbook="report.yml")
     assert made.returncode == 0, made.stdout
     page = json.loads((folder / "fleet.json").read_text())
@@ -167,7 +167,7 @@ def on_page(folder: Path, words: str) -> dict[str, Any]:
 
 
 def limited(work: Work) -> None:
-    """Check that the container can allocate the rest of its slice, and no byte of its neighbours' slices."""
+    """Check that the container can allocate the rest of its slice, and no byte more."""
     rest = work.rest()
     assert 0.6 * (SLICE_MIB - HELD_MIB) * MIB < rest < (SLICE_MIB - HELD_MIB) * MIB
 

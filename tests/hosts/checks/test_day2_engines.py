@@ -48,7 +48,7 @@ COMPOSE = "cd /srv/train && docker-compose -f compose.yaml -f compose.gpu.json"
 
 def test_service_of_docker_compose(node: Node, tmp_path: Path) -> None:
     """The container is limited, keeps its slice when `up` creates it again, and `down` releases the slice."""
-    Work.start(node, tmp_path).remove()  # copies the program and the image to the host
+    Work.start(node, tmp_path).remove()  # Copies the program and the image to the host.
     node.run("mkdir", "-p", "/srv/train")
     node.write("/srv/train/compose.yaml", json.dumps({"services": {"trainer": SERVICE}}))
     node.shell("cd /srv/train && vgpuctl run --compose trainer > compose.gpu.json")

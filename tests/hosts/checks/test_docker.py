@@ -155,7 +155,7 @@ def test_check_apply_repeat_undo(
     assert list(written)[: len(json.loads(text or "{}"))] == list(json.loads(text or "{}")), (
         "expected the keys in the order of the former file"
     )
-    # The first line has kind, mode and owner; only they must stay.
+    # The first line has the file's kind, mode and owner, which the role must not change.
     assert facts(node).splitlines()[0] == before.splitlines()[0]
 
     again = run(folder)

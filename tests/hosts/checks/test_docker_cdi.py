@@ -109,8 +109,9 @@ def test_container_without_a_device_finds_no_driver(told: Node) -> None:
 
 
 def test_isolation_in_a_container_of_docker(told: Node, tmp_path: Path) -> None:
-    """The check tries the bypasses in a container of this daemon, and the watcher names each bypass that succeeds."""
-    # The duration is enough for the watcher to poll during each bypass.
+    """The isolation check tries the bypasses of the limit in a docker container. The watcher, which looks for
+    containers that bypass their limits, names each bypass that succeeds."""
+    # The attempts last long enough for the watcher to poll during each bypass.
     words = f"image={IMAGE_NAME} duration=40"
     module = ("-m", "vgpu.fleet.vgpu_isolation", "-a", words, "--tree", str(tmp_path))
     command = [str(Path(sys.executable).parent / "ansible"), HOST, "-i", str(INVENTORY), *module]

@@ -2,9 +2,9 @@
 """Tests memory limits that the driver enforces (release 615 or later) for containers of a real dockerd with CDI.
 
 At the start of a container, dockerd runs the hook that the device plugin's CDI file names; the hook sets the limit of
-the container's control group. The driver is simulated, and the control groups are real. If version 1 of control groups
-is mounted, `site.yml` does not choose limits of the driver. Therefore these tests configure the host directly, after
-`site.yml`. They run after test_docker_cdi.py.
+the container's control group. The driver is simulated, and the control groups are real. On a machine that mounts
+version 1 of control groups, `site.yml` does not choose limits of the driver. So these tests configure the host
+directly, after `site.yml`. They run after test_docker_cdi.py.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def limited(told: Node, request: pytest.FixtureRequest) -> Node:  # noqa: F811
     vcuda = {"libraryRoot": "/usr/local/lib/vgpu", "splitCount": SPLIT}
     flags = {"plugin": {"memoryEnforcement": "driver", "deviceListStrategy": "cdi-cri"}}
     told.write(NODE_YAML, json.dumps({"version": "v1", "flags": flags, "sharing": {"vcuda": vcuda}}))
-    # The file lists the former GPUs; with it the plugin would report them as lost.
+    # Remove the file that lists the former GPUs, or the plugin would report them as lost.
     told.run("rm", "-f", "/var/lib/vgpu/offered.json")
     told.run("mkdir", "-p", DROP_IN)
     command = f"/opt/vgpu/plugin/current/bin/vgpu-device-plugin --config {NODE_YAML} --cgroup-root {groups(told)}"
@@ -117,7 +117,7 @@ def test_the_control_group_of_a_container_has_the_limit(limited: Node) -> None:
 
 
 def test_the_isolation_check_tests_the_limits_of_the_driver(limited: Node, tmp_path: Path) -> None:
-    """The module moves programs without the library from outside into the control group of a container.
+    """The module starts programs without the library on the host and moves them into the control group of a container.
 
     The checks inside the container are not run, because the simulated driver cannot see the control groups there.
     """

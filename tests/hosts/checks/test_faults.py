@@ -32,8 +32,8 @@ ON_ONE_HOST = 5
 # Shorter tasks run on the controller only, so a kill cannot interrupt work on the host.
 SHORTEST = 0.15
 LIMIT = 900.0
-# Kills a task's processes on the host. They are found as processes without a parent there, because podman exec started
-# them. With the argument "tree" all their descendants are killed too.
+# Kills a task's processes on the host. podman exec started them, so they have no parent process on the host. With the
+# argument "tree" all their descendants are killed too.
 KILL_MODULE = """
 me=$$
 for n in $(seq 200); do
@@ -50,7 +50,7 @@ for n in $(seq 200); do
 done
 exit 1
 """
-# Ansible unpacks a module into this folder. A killed module cannot remove the folder, and the host clears /tmp itself.
+# Ansible unpacks a module into this folder. A killed module leaves the folder behind, until the host clears /tmp.
 PAYLOAD = "^/tmp/ansible_.*_payload_"
 LEFT = (
     "find /run /tmp /var/tmp /var/lib/vgpu-incoming -xdev 2>/dev/null | grep -E 'vgpu|vcuda|nvidia|ansible' | "
@@ -184,7 +184,7 @@ def undisturbed() -> tuple[Ended, list[tuple[str, float]]]:
 
 
 def settled(files: dict[str, str]) -> dict[str, str]:
-    """Return the files, without the digest of those whose content changes all the time."""
+    """Return the files, without the digest of files whose content changes all the time."""
     return {path: facts.rsplit(" ", 1)[0] if path.startswith(LIVE) else facts for path, facts in files.items()}
 
 
@@ -261,8 +261,8 @@ def test_the_comparison_finds_a_partial_file(undisturbed: tuple[Ended, list[tupl
 
 
 def test_a_disk_that_fills_under_our_own_versions(undisturbed: tuple[Ended, list[tuple[str, float]]]) -> None:
-    """Library and device plugin are unpacked next to their former versions. The message names host and step when the
-    disk is full; the partial version stays, space is freed, and the next run ends as an undisturbed one."""
+    """Library and device plugin are unpacked next to their former versions, and the disk is full. The message must name
+    host and step, and a partial version stays. After space is freed, the next run must end as an undisturbed one."""
     expected, _tasks = undisturbed
     node = fresh()
     for place in OWN_PLACES:

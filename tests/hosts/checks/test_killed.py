@@ -49,7 +49,7 @@ def test_run_is_killed_in_a_task(nodes: dict[str, Node], role: str, task: str, s
         else:
             pytest.fail(f"the run ended without the task {role} : {task}:\n{''.join(seen)}")
     finally:
-        # Kill the whole session, as when the controller is lost; its processes on the hosts run on.
+        # Kill the whole session, as when the controller is lost. Its processes on the hosts continue.
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     assert process.returncode == -signal.SIGKILL

@@ -19,8 +19,9 @@ from simhosts import hardware
 from simhosts.slice import docker_command
 
 # Calculated by hand from the groups' variables: for each GPU, by index, the number of slices (parts of the GPU) and the
-# MiB of one slice. K is vgpu_split_count, S is vgpu_memory_scaling. t4: 15360 MiB, K=7, S=1, floor(15360/7) = 2194.
-# v100: 16160 MiB, K=3, S=2, floor(16160*2/3) = 10773; an exception sets K=1 for GPU 0.
+# MiB of one slice. K is vgpu_split_count, S is vgpu_memory_scaling.
+# t4: 15360 MiB, K=7, S=1, floor(15360/7) = 2194. v100: 16160 MiB, K=3, S=2, floor(16160*2/3) = 10773; the inventory
+# sets K=1 for GPU 0.
 EXPECTED = {
     "gpu-t4-1": {0: (7, 2194), 1: (7, 2194)},
     "gpu-v100-1": {0: (1, 32320), 1: (3, 10773)},
@@ -141,8 +142,8 @@ def test_the_probe_cannot_exceed_its_slice_except_as_documented(node: Node, pods
         (uuid, mib << 20, mib << 20)
     ]
     assert found["checks"], "expected checks in the probe's report, found none"
-    # docs/threat-model.md lists these bypasses as not prevented. The probe cannot know whether the watcher names
-    # them.
+    # docs/threat-model.md lists these bypasses as not prevented. The watcher on the node should report them, but the
+    # probe in the container cannot know whether it does.
     others = {check["name"]: check["verdict"] for check in found["checks"] if check["verdict"] != "passed"}
     # Docker's seccomp profile prevents a tenant's mounts, if the machine's kernel has seccomp.
     mounting = {others.pop(f"bypass-{name}", "passed") for name in ("covered", "covered-preload")}
@@ -216,7 +217,8 @@ def probe(node: Node, pod: dict[str, Any], *words: str) -> dict[str, Any]:
 
 
 def test_a_container_without_a_gpu_starts_and_sees_none(node: Node, pods: Any) -> None:
-    """CUDA images request all GPUs in their environment; only the kubelet's runtime gives a container a GPU."""
+    """CUDA images request all GPUs in their environment, but a container gets a GPU only by the mounts of the kubelet's
+    runtime."""
     look = ("sh", "-c", "ls /dev | grep -c '^nvidia[0-9]' || true")
     asks = ("--env", "NVIDIA_VISIBLE_DEVICES=all")
     assert node.run("docker", "run", "--rm", *asks, "vgpu-demo/base:latest", *look).strip() == "0"

@@ -47,7 +47,7 @@ def diffs(found: dict[str, Any]) -> dict[str, Any]:
     return {task: shown for task, shown in found["diffs"].items() if task.split(":")[0] not in PROOF and shown != [{}]}
 
 
-# columns: changed variables of the group t4; roles that must change the host
+# columns: variables of the group t4 that are changed; roles that must change the host
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [({"vgpu_split_count": 5, "container_runtime_shm_size": "1G"}, {"container_runtime", "device_plugin"})],

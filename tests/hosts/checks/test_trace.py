@@ -15,7 +15,7 @@ from conftest import Node, allowed, play
 from simhosts.hardware import IMAGE_NAME
 
 BARE, USED = "gpu-t4-1", "gpu-v100-1"
-# The node's labels, which node-feature-discovery reads from this file: the node has them as long as the file exists.
+# A file from which node-feature-discovery reads the node's labels: the node has the labels as long as the file exists.
 LABELS = "/etc/kubernetes/node-feature-discovery/features.d/gfd"
 OPTIONS = ("-e", json.dumps({"device_plugin_options": ["--labels", "--no-timestamp"]}))
 TREES = "/etc /usr /opt /var/lib /var/cache /boot /lib /root /home /srv /run/vgpu /var/run/cdi /run/nvidia"
@@ -131,7 +131,7 @@ def test_check_mode_predicts_the_removal_and_removes_nothing(traces: dict[str, A
     foretold, between, still = traces["foretold"], traces["between"][name], traces["still"][name]
     assert foretold.returncode == 0, foretold.stdout
     assert not re.search(rf"^{name}\s+: .*changed=0 ", foretold.stdout, re.MULTILINE), foretold.stdout
-    # Running programs write to their own files meanwhile.
+    # Running programs write to these files meanwhile.
     assert set(still.files) == set(between.files)
     assert still.files["/etc/vgpu/node.yaml"] == between.files["/etc/vgpu/node.yaml"]
     for what in ("packages", "held", "units", "active", "mounts", "processes", "daemon_json"):

@@ -28,7 +28,7 @@ LIBRARY = "/usr/local/lib/vgpu"
 FORMER = f"{LIBRARY}/{former.VERSION}"
 CACHE = ROOT / ".build" / "cache"
 MACHINE = platform.machine()
-# Seconds in which the plugin certainly notices that a pod is gone.
+# Seconds after which the plugin has certainly noticed that a pod is gone.
 LIMIT = 150.0
 CONFIGS = "/etc/vgpu/configs"
 # Named configurations of the device plugin, which a node label may choose: NIGHT goes with the version that passes its
@@ -168,8 +168,8 @@ def old_work(nodes: dict[str, Node], churn: Path, tmp_path_factory: pytest.TempP
 
 
 def named_as_old(node: Node) -> list[str]:
-    """Return the allocations that the watcher names as old mounts after three more polls; it must have no finding. The
-    watcher is the part of the device plugin that looks for containers which bypass their limits."""
+    """Return the allocations that the watcher reports as old mounts after three more polls; it must report no bypass.
+    The watcher is the part of the device plugin that looks for containers which bypass their limits."""
     end = time.monotonic() + LIMIT
     goal = node.json("vgpuctl", "watch", "--json")["looks"] + 3
     while (found := node.json("vgpuctl", "watch", "--json"))["looks"] < goal and time.monotonic() < end:
@@ -294,7 +294,7 @@ def test_a_plugin_that_does_not_start_is_rolled_back_on_the_first_host(
     done = upgrade(names["new"], names["new plugin"], "-e", SPOILED)
 
     taken_back(done, node, names)
-    # The upgrade had written the files: the program that reads them failed.
+    # The upgrade had already written its files; it failed when the new program read them.
     assert "Report why the program does not run" in done.stdout
     assert (started(node), advertised(node), configurations(node)) == before
     assert "--no-such-option" not in node.read("/etc/systemd/system/vgpu-device-plugin.service")
@@ -355,7 +355,7 @@ def test_the_program_had_no_failure_during_the_upgrades(work: subprocess.Popen[s
     assert rounds > 1000
 
 
-# Runs after the work has ended, because the isolation check of a library without limits fills the card.
+# Runs after the work has ended, because a library without limits lets the isolation check fill the card.
 def test_a_library_that_fails_the_isolation_check_is_rolled_back(nodes: dict[str, Node], names: dict[str, str]) -> None:
     done = upgrade(names["bad"], names["new plugin"])
     taken_back(done, nodes[FIRST], names)

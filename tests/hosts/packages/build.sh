@@ -29,7 +29,7 @@ export SOURCE_DATE_EPOCH=1700000000
 # install_file <mode> <source> <destination in the package>; @VERSION@ in the source becomes the package's version.
 install_file() {
     mkdir -p "$tree/$(dirname "$3")"
-    # The collection's checks treat the sources as modules, which may have no interpreter line, so the line is added
+    # The sources have no interpreter line, because the collection's checks treat them as modules, so the line is added
     # here.
     case "$2" in *.py) echo '#!/usr/bin/python3' >"$tree/$3" ;; *) : >"$tree/$3" ;; esac
     sed "s/@VERSION@/$upstream/g" "$here/src/$2" >>"$tree/$3"
@@ -114,8 +114,8 @@ for upstream in $toolkit_versions; do
 	END
 done
 
-# The last release is a meta package. The release before it still ships the wrapper and owns /etc/docker/daemon.json, so
-# its removal is dangerous for that file.
+# The last release is a meta package. The release before it still contains the wrapper and owns /etc/docker/daemon.json,
+# so its removal can affect that file.
 begin nvidia-docker2 2.14.0-1
 rm -f "$tree/DEBIAN/conffiles"
 finish "nvidia-docker CLI wrapper, transitional (stand-in)" <<-END

@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Makes the tar that `docker import` turns into vgpu-demo/base:latest: a small Debian root of busybox and glibc, from
-# the machine's own apt. The root has glibc because nvidia-smi, vgpu-probe and libvgpu.so run in it. No image registry
-# is used. Usage: make_image.sh [file], .build/demo-image.tar by default.
+# the machine's own apt. The root needs glibc, because nvidia-smi, vgpu-probe and libvgpu.so run in it. No image
+# registry is used. Usage: make_image.sh [file], .build/demo-image.tar by default.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)

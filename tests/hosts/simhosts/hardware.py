@@ -3,7 +3,8 @@
 double.
 
 podman unpacks the files as one archive into the container before its first boot, so the host has its hardware at boot,
-like a real host. Only placing the driver before NVIDIA's libraries needs a command (`ldconfig`, after boot).
+like a real host. One step needs a command after boot: `ldconfig`, so that the loader finds the simulated driver before
+NVIDIA's libraries.
 """
 
 from __future__ import annotations
@@ -136,8 +137,8 @@ def with_driver(profile: str, version: str) -> str:
 def device_nodes(gpus: list[int]) -> str:
     """Return the tmpfiles.d lines of NVIDIA's device nodes.
 
-    The type c+ replaces the node of a real GPU that podman passed into the container. The numbers are those of
-    /dev/null (1:3): the real ones belong to the kernel module, and the simulated driver only checks the path.
+    The type c+ replaces the node of a real GPU that podman passed into the container. The nodes have the device numbers
+    of /dev/null (1:3), because the real numbers belong to the kernel module. The simulated driver checks only the path.
     """
     names = [f"nvidia{minor}" for minor in gpus] + ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"]
     return "".join(f"c+ /dev/{name} 0666 root root - 1:3\n" for name in names)
@@ -148,7 +149,7 @@ def payload(profile: str, driver_version: str) -> Payload:
     files = Payload()
     for library in ("libcuda.so.1", "libnvidia-ml.so.1"):
         files.add_file(f"{LIBRARIES}/{library}", GPUSIM / library, "make native", 0o755)
-    files.links[f"{LIBRARIES}/libcuda.so"] = "libcuda.so.1"  # some programs open no other name
+    files.links[f"{LIBRARIES}/libcuda.so"] = "libcuda.so.1"  # Some programs open the library only by this name.
     files.add_file("usr/local/sbin/gpusimctl", GPUSIM / "gpusimctl", "make native", 0o755)
     # The name sorts first, so that the loader prefers it to the libraries that nvidia_driver installs.
     files.add("etc/ld.so.conf.d/000-gpusim.conf", f"/{LIBRARIES}\n")
@@ -166,7 +167,8 @@ def payload(profile: str, driver_version: str) -> Payload:
 
 
 def history() -> Payload:
-    """Collect another owner's files on the host. They are added only when the host is created: roles change them."""
+    """Collect the host's files of another owner. They are added only when the host is created, because roles change
+    them."""
     files = Payload()
     files.add("etc/docker/daemon.json", json.dumps(DAEMON_JSON, indent=2) + "\n")
     return files

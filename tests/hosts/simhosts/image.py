@@ -24,11 +24,13 @@ from .sources import Distribution, Source, of_release, read_machine, ubuntu_keyr
 HERE = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements" / "plugin.txt"
 REPOSITORY_NAME = "localhost/vgpu-host"
-# The package whose version the simulated driver must carry, or nvidia-smi reports a mismatch.
+# nvidia-smi comes from this package. The simulated driver must have the package's version, or nvidia-smi reports a
+# mismatch.
 DRIVER_PACKAGE = {"debian": "nvidia-smi", "ubuntu": "nvidia-utils-580-server"}
-# Docker's image stores: Ubuntu backports its newer docker releases to its older releases.
+# The image stores that docker may use on each distribution. Ubuntu's older releases get newer docker by backports, so
+# docker may use containerd's store on them too.
 STORES = {"debian": ("docker",), "ubuntu": ("docker", "containerd")}
-# The Python of a release other than the machine's own; its wheels are built for that Python.
+# The Python version of each release. For a release other than the machine's own, wheels are built for this version.
 PYTHONS = {"bookworm": "3.11", "trixie": "3.13", "jammy": "3.10", "noble": "3.12"}
 # The Python for which the wheels of the machine's own release are downloaded. hostctl itself may run with another one.
 SYSTEM_PYTHON = "/usr/bin/python3"
@@ -51,7 +53,7 @@ class Image:
 
     tag: str
     driver_version: str
-    # Folders below /var/lib that need a volume, because the distribution's docker keeps images and containers there.
+    # Folders below /var/lib that need a volume, because docker of this distribution keeps images and containers there.
     stores: tuple[str, ...]
 
 
@@ -62,15 +64,16 @@ class Inputs:
     machine: Distribution
     sources: list[Source]
     options: list[str]
-    # the base lists of all releases, and the list of this release if it has one
+    # Package lists for all releases, and the list for this release if it has one.
     base: list[Path]
     packages: list[Path]
-    # empty for the machine's own release
+    # Version of the hosts' Python; empty for the machine's own release.
     python: str = ""
 
     @classmethod
     def read(cls, release: str | None = None) -> Inputs:
-        """Collect the inputs of this machine; ``release``: the codename of another release, on Debian of Ubuntu too."""
+        """Collect the inputs of this machine. ``release`` is the codename of a release other than the machine's own; on
+        a Debian machine it may also be an Ubuntu release."""
         machine, sources, options = read_machine()
         python = ""
         if release and release != machine.codename:
@@ -108,7 +111,7 @@ class Inputs:
 
 
 def ensure(force: bool = False, release: str | None = None) -> Image:
-    """Build the image and import it into podman, unless this was done; return the image."""
+    """Build the image and import it into podman, unless both were done before; return the image."""
     inputs = Inputs.read(release)
     tag = f"{REPOSITORY_NAME}:{inputs.digest}"
     archive = inputs.archive

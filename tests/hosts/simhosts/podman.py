@@ -53,18 +53,19 @@ class Host:
         return f"vgpu-{self.project}-{self.name}"
 
     def volumes(self, stores: Iterable[str] = STORES) -> dict[str, str]:
-        """Return the volumes of engines' stores, by folder: overlay on the container's own overlay does not work."""
+        """Return the volumes of the engines' stores, by folder. Stores need volumes, because overlay does not work on
+        the container's own overlay."""
         return {f"/var/lib/{store}": f"{self.container}-{store}" for store in stores}
 
 
-# exists only with version 2 of control groups
+# This file exists only with version 2 of control groups.
 UNIFIED = Path("/sys/fs/cgroup/cgroup.controllers")
 
 
 def containers_conf() -> Path:
     """Write the private file that podman and the connection plugin read through CONTAINERS_CONF."""
-    # runc: crun cannot start a container without the right to raise limits. The limits themselves are set because
-    # podman else asks for the kernel's maximum, which a machine without that right refuses.
+    # Use runc, because crun cannot start a container without the right to raise limits. Set the limits, because podman
+    # by default requests the kernel's maximum, which a machine without that right refuses.
     hard = [resource.getrlimit(kind)[1] for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)]
     files, processes = (
         want if have == resource.RLIM_INFINITY else min(want, have)
@@ -132,7 +133,8 @@ def systemd_options() -> list[str]:
 
 
 def create(host: Host, image: str, stores: Iterable[str]) -> None:
-    """Create a host's container without starting it; ``stores``: which of STORES have a volume."""
+    """Create a host's container without starting it. ``stores`` are the engines' stores (of STORES) that get a
+    volume."""
     volumes = host.volumes(stores)
     for volume in volumes.values():
         # A volume may remain from an interrupted run; a new host needs an empty store.
@@ -150,9 +152,9 @@ def create(host: Host, image: str, stores: Iterable[str]) -> None:
         *("--network", "none"),
         # The simulated driver keeps its state in /dev/shm; the default of 64 MB holds little more than the state.
         "--shm-size=256m",
-        # the limit of a real machine; systemd divides it among its units
+        # This is the limit of a real machine; systemd divides it among its units.
         "--pids-limit=-1",
-        # Removal stops the host; there is nothing to save. A restart passes a longer time limit.
+        # Removal stops the host at once, because there is nothing to save. A restart passes a longer time limit.
         "--stop-timeout=1",
         *(f"--volume={volume}:{folder}" for folder, volume in volumes.items()),
         image,

@@ -19,7 +19,7 @@ COMPONENTS = {
     "debian": ["main", "contrib", "non-free", "non-free-firmware"],
     "ubuntu": ["main", "restricted", "universe", "multiverse"],
 }
-# Up to Debian 11 firmware lay in non-free; the component is unknown to its Release files.
+# Up to Debian 11 firmware was in non-free. The component non-free-firmware is not in its Release files.
 OLD_DEBIAN = {"buster", "bullseye"}
 # Releases that hosts can be made of: codename → version. Those of the machine's own distribution are on its mirrors
 # under its keys.
@@ -96,7 +96,7 @@ def parse_targets(listing: str, origin: str) -> list[tuple[str, str, str]]:
 
 
 def signed_by(entry: str) -> str | None:
-    """Return the keyring that a sources entry (`path:number`) names; None leaves the choice to mmdebstrap."""
+    """Return the keyring that a sources entry (`path:number`) names. None means that mmdebstrap chooses the keyring."""
     path, _unused, number = entry.rpartition(":")
     try:
         text = Path(path).read_text(errors="replace")
@@ -115,7 +115,7 @@ def signed_by(entry: str) -> str | None:
 
 
 def apt_options(dump: str) -> list[str]:
-    """Return the Acquire options (proxy, TLS, validity checks) of `apt-config dump` that fetching depends on."""
+    """Return the Acquire options of `apt-config dump` that downloads depend on: proxy, TLS, validity checks."""
     wanted = re.compile(r"^Acquire::(http|https|ftp|Check-|Max-ValidTime|Min-ValidTime|Retries|Force|Proxy)", re.I)
     # An empty value is a section's name; a script option is kept, because it must run inside mmdebstrap too.
     return [line for line in dump.splitlines() if wanted.match(line) and not line.endswith(' "";')]
@@ -143,7 +143,7 @@ def of_release(
     """Return the sources of another release: the machine's mirrors with the other release's suites, or, on Debian,
     Ubuntu's archive.
 
-    ``keyring`` gives the file of Ubuntu's keys, for a mirror. Raises SourcesError.
+    ``keyring`` is a function that returns the file of Ubuntu's keys for a mirror. Raises SourcesError.
     """
     own = RELEASES.get(machine.id, {})
     if codename in own:

@@ -98,7 +98,7 @@ class RealNode:
             (self.process.kill if kill else self.process.terminate)()
             self.process.wait(30)
             self.process = None
-            # Without this, the next start would read the state that the kubelet double of the former process left.
+            # Wait, because the next start must not see the kubelet double still connected to the ended process.
             until(lambda: not self.connected(), "the kubelet to notice the program's exit")
 
     def vgpuctl(self, *arguments: str) -> dict[str, Any]:

@@ -163,7 +163,8 @@ def test_old_versions_are_removed_and_the_current_one_stays(archive, installed):
 
 
 def test_version_digest_covers_every_file_of_the_wheel(archive, tmp_path):
-    """A core file in the wheel that the version's digest ignores would change hosts unnoticed."""
+    """The version contains a digest of the source files. If the digest ignored a file of the wheel, a change of this
+    file would reach hosts under the same version."""
     with zipfile.ZipFile(archive) as content:
         (wheel,) = [one for one in content.namelist() if "vgpu_fleet_plugin" in one]
         content.extract(wheel, tmp_path)

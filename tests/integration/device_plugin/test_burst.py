@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests burst memory: a container may use more memory than the amount that it is promised, up to its limit, and returns
-the rest when a new container needs it. The device plugin, the library and the containers are real; a double of the API
-server has the scheduler's plans. The simulated driver's own account gives the usage."""
+"""Tests burst memory. A container may use more memory than the amount that it is promised, up to its limit. When a new
+container needs this additional memory, the first container must return it. The device plugin, the library and the
+containers are real; a double of the API server has the scheduler's plans (its choices of GPUs and sizes). The simulated
+driver's own account gives the usage.
+"""
 
 from __future__ import annotations
 

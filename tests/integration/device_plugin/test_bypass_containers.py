@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tries to bypass the library in real containers of podman and containerd, by ways that depend on a container's rights:
-with Docker's capabilities or none, as root or as another user, and with a seccomp profile, a read-only root or a user
-namespace. Containers of docker are tested on the hosts of molecule's default scenario, where playbooks/site.yml checks
-isolation.
+"""Tries to bypass the library in real containers of podman and containerd. Whether a bypass is possible depends on the
+container's rights, so the containers differ in their capabilities (Docker's or none) and their user (root or another).
+Some have a seccomp profile, a read-only root or a user namespace. Containers of docker are tested on the hosts of
+molecule's default scenario, where playbooks/site.yml checks isolation.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ CONTAINERS += [
 
 @pytest.fixture
 def quick(node: RealNode) -> RealNode:
-    """Makes a node whose watcher polls often, and whose simulated driver's state is writable for the users of all
-    containers.
+    """Makes a node whose watcher, which looks for bypasses, polls often. The users of all containers may write the
+    state file of the simulated driver.
     """
     node.end()
     node.options += ["--watch-interval", "0.2"]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests a slice (a part of a GPU) without Kubernetes: real podman uses the CDI files that the device plugin wrote, and
-the library libvgpu.so and the program vgpu-probe run in the container.
+"""Tests a slice (a part of a GPU) without Kubernetes. Real podman uses the CDI files that the device plugin wrote. The
+library libvgpu.so and the program vgpu-probe run in the container.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that the module vgpu_capacity_info reports exactly the broken part of a host that the test breaks on purpose,
-with the real device plugin, real ledgers (files in which containers count their memory) and a simulated driver.
+"""Each test breaks one part of a host on purpose, and the module vgpu_capacity_info must report exactly this part. The
+device plugin and the ledgers (files in which containers count their memory) are real; the driver is simulated.
 """
 
 from __future__ import annotations

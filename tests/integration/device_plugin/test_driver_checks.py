@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the isolation check (attempts to exceed limits, run on a node on purpose) for a driver that enforces memory
-limits itself, with a simulated driver and real control groups: the checks pass on a correct driver, and each check
-finds its faults. The container is a process that waits in a group; test_driver_limits.py has real containers.
+"""Tests the isolation check, which tries on purpose to exceed limits, for a driver that enforces memory limits itself.
+The driver is simulated; the control groups are real. All checks must pass on a correct driver, and each check must find
+the faults that it is made for. The container is a process that waits in a group; test_driver_limits.py has real
+containers.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Place:
         self._run(sys.executable, "-c", program % hard, str(path))
 
     def container(self, path: Path, words: list[str]) -> int:
-        """Starts a process that waits in the group, with the capabilities that the command ``words`` leaves."""
+        """Starts a process that waits in the group. The command ``words`` starts it and may drop capabilities first."""
         self.processes.append(subprocess.Popen([*enter(path), *words, "sleep", "600"]))
         pid = self.processes[-1].pid
         until(lambda: "sleep" in Path(f"/proc/{pid}/cmdline").read_text(), "the process of the container")
@@ -126,7 +127,7 @@ def test_correct_driver_passes_every_check(place, group, backend: str) -> None: 
         "managed-raw": "open",
         "dead-creator": "not-run",
     }, found
-    # The unallocated rest of each tenant's limit is smaller than two of the smallest allocations.
+    # The check may leave a rest of the limit unused, which is smaller than two of the smallest allocations.
     for name in ("driver-refuses", "driver-limit-children"):
         assert HARD - 8 * MIB <= int(found[name]["found"]) <= HARD, found[name]
     assert found["managed-raw"]["found"] == "0"
@@ -134,8 +135,8 @@ def test_correct_driver_passes_every_check(place, group, backend: str) -> None: 
     assert "raw ioctl is not tried" in found["dead-creator"]["detail"]
 
 
-# columns: the case, the cgroup controller that the driver uses, lines of the simulated driver's profile, commands of
-# gpusimctl after the limit is set, the check; its expected verdict, expected text of its detail
+# columns: the case; the cgroup controller that the driver uses; lines of the simulated driver's profile; commands of
+# gpusimctl after the limit is set; name of the check; expected verdict of the check; expected text of its detail
 FAULTS = [
     ("limit lost by a reload", "dmem", "", [("memacct-forget",)], "driver-refuses", "violated", "were granted"),
     (

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests memory limits that the driver itself enforces (release 615 or later).
 
-The device plugin writes CDI files and polls the limits, the hook in the CDI file sets a limit at a container's start,
-and a program that bypasses the library stays within the limit. The driver is simulated, and the control groups are
-real. The test machines have version 2 of control groups next to version 1, without the controllers misc and dmem;
-therefore the tests pass the mount point of version 2 as an option. Some tests use containers of podman and runc; the
-others use a process in a new group, with a bundle that has the mounts of the CDI file.
+The hook in the device plugin's CDI file sets a limit at a container's start, and the plugin polls the limits. A program
+that bypasses the library must stay within the limit. The driver is simulated, and the control groups are real. The test
+machines have version 2 of control groups next to version 1, without the controllers misc and dmem; therefore the tests
+pass the mount point of version 2 as an option. Some tests use containers of podman and runc; the others use a process
+in a new group, with a bundle that has the mounts of the CDI file.
 """
 
 from __future__ import annotations
@@ -206,8 +206,8 @@ def test_poll_sets_lost_limits_again(node, start, group) -> None:  # noqa: F811
 
 
 def test_the_end_of_a_container_clears_its_limit(node, start, group) -> None:  # noqa: F811
-    """Limits are removed while the group exists: misc keeps the limit of a removed group for the next group at its
-    address."""
+    """The plugin must remove a limit while the control group still exists, because the controller misc would apply the
+    limit of a removed group to the next group at the same address."""
     one = start("c", answer=node.kubelet.run_pod("one")["answer"])
     assert limits(node)
     one.end()
@@ -216,7 +216,7 @@ def test_the_end_of_a_container_clears_its_limit(node, start, group) -> None:  #
 
 
 def test_without_working_limits_slices_and_pods_are_refused(node_at_rest: RealNode) -> None:
-    """The desired enforcement is `driver`, but the host's driver enforces nothing: the plugin offers no CDI slice,
+    """If the desired enforcement is `driver`, but the host's driver enforces nothing, the plugin offers no CDI slice,
     refuses pods, and reports the cause."""
     furnish(node_at_rest, "none")
     node_at_rest.start()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the isolation check, which tries in a slice to exceed the slice's limits, with real slices of a simulated GPU:
-it passes in a correct slice and fails in a broken slice."""
+"""Tests the isolation check, which tries to exceed the limits of a slice (a part of a GPU). With real slices of a
+simulated GPU, the check must pass in a correct slice and fail in a broken slice.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +19,10 @@ from .conftest import BUILD, ROOT, SLICE_MIB, SOURCES, SPLIT
 pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
-# On machines without the program or the device files for these checks, the module reports not-run.
+# OPTIONAL: checks that are not run on machines without their program or device files.
 OPTIONAL = {"nvidia-smi", "device-nodes"}  # nvidia-ml-py is not optional: the Python of the tests has it.
-HOSTS_OWN = {"graphics"}  # These attempts are detected but not prevented, as docs/threat-model.md says.
-# Detected but not prevented, as docs/threat-model.md says.
+HOSTS_OWN = {"graphics"}  # HOSTS_OWN: checks whose verdict depends on the machine.
+# DETECTED: bypasses that are detected but not prevented, as docs/threat-model.md says.
 DETECTED = {
     "bypass-namespace",
     "bypass-symbol-table",
@@ -47,8 +48,8 @@ def test_check_of_a_correct_slice_passes(node):
     found = {check["name"]: check for check in one["checks"]}
     assert {name for name, check in found.items() if check["verdict"] != "passed"} - OPTIONAL - HOSTS_OWN == DETECTED
     assert found["graphics"]["verdict"] in ("passed", "open")
-    # The node's watcher has named the process of each bypass that nothing in user space can prevent. Each bypass ran in
-    # a process of its own.
+    # Nothing in user space can prevent these bypasses. The node's watcher, which looks for bypasses, has reported the
+    # process of each of them. Each bypass ran in a process of its own.
     assert {name: found[name]["verdict"] for name in DETECTED} == dict.fromkeys(DETECTED, "detected"), found
     assert all(0 < float(found[name]["found"].split()[1]) < 60 for name in DETECTED)
     pids = {re.search(r"process (\d+) ", found[name]["detail"])[1] for name in DETECTED}

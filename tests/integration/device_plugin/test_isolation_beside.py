@@ -93,8 +93,8 @@ def waited(pid: int) -> float:
 
 @pytest.fixture
 def tenants(node, request):
-    """Fills all slices but one (or the test's number) with working programs; returns ``(pid, process)`` of each
-    program."""
+    """Starts a working program in every slice except one, or except as many as the test's parameter says. Returns
+    ``(pid, process)`` of each program."""
     arbiter = subprocess.Popen([str(BUILD / "vgpu-arbiter"), "--run", str(node.folder / "run")], env=node.environment)
     found = []
     try:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the isolation check, which tries to exceed the limits of a slice, in real containers of podman and containerd,
-without a prepared image: the root is made of this machine's files, and the device plugin's CDI files inject the driver.
-The tests also check that no container, image or file remains.
+"""Tests the isolation check, which tries to exceed the limits of a slice, in real containers of podman and containerd.
+No image is prepared: the root folder is made of this machine's files, and the device plugin's CDI files inject the
+driver. The tests also check that no container, image or file remains.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from .test_cdi import FOLDER, LIMITS, podman
 pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
-# Checks that need a view from outside the container, the node's watcher, or a second process that enters the container.
+# Checks that need a view from outside the container, the node's watcher (which looks for bypasses), or a second process
+# that enters the container.
 CHECKS = ["totals", "limit-exact", "mounts", "outside-memory", "bypass-setuid", "bypass-no-preload", "bypass-copy"]
 CHECKS += ["share-beside", "import-beside"]
 # Checks with two processes in one container, and checks that only work in a container.

@@ -71,8 +71,8 @@ def test_container_survives_the_removal_and_starts_again(quick, engine):
         assert not node.socket.exists()
         until(node.socket.exists, "the socket of the plugin")
         until(lambda: all(Path(host).exists() for _inside, host, _ro in mounts), "all files of the slice")
-        # The watcher cannot read the ledger, the container's file of memory counts, and reports that. It names no
-        # process, and the slice does not become free.
+        # The watcher, which looks for bypasses, cannot read the ledger, the container's file of memory counts, and
+        # reports this. It reports no process as a bypass, and the slice does not become free.
         until(lambda: lease["allocation"] in watched(node)["fault"], "a fault in the watcher's state")
         assert watched(node)["findings"] == []
         assert any(lease["allocation"] in one for one in node.vgpuctl("status")["warnings"])

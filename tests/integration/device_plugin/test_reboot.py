@@ -110,8 +110,8 @@ def limits_of(pod: dict) -> dict:
     return abi_files.parse_limits((host_path(pod, SHARE) / "limits").read_bytes())
 
 
-# columns: state of the device plugin's records after the power cut (they are not synced to disk), the program that
-# starts first
+# The device plugin does not sync its records to disk, so a power cut may lose some of them. columns: state of the
+# records after the power cut; the program that starts first
 ROWS = [
     ("whole", "kubelet"),
     ("whole", "plugin"),
@@ -142,8 +142,8 @@ def test_allocations_after_a_reboot(machine, records, first):
     assert not any(host_path(pod, SHARE).exists() for pod in pods.values())
     machine.boot_up(first)
 
-    # The reboot ended the lease. All slices are advertised, and the slices in the kubelet's checkpoint stay with their
-    # pods.
+    # The reboot ended the lease, a slice for a program on the host. All slices are advertised, and the slices in the
+    # kubelet's checkpoint stay with their pods.
     assert machine.allocations("lease") == {}
     assert lease["ids"][0] in node.kubelet.endpoints[RESOURCE].healthy()
     assert node.kubelet.state()["resources"][RESOURCE]["allocatable"] == SLICES
@@ -195,7 +195,8 @@ def test_no_container_starts_before_the_plugin_is_back(machine):
 
 
 def test_lease_outlives_a_restart_and_not_a_reboot(machine):
-    """The lease is read from the same records with the former boot id and with a new boot id."""
+    """A restarted plugin reads the lease from the same records twice: with the former boot id the lease stays, and with
+    a new boot id it has ended."""
     node = machine.node
     lease = node.vgpuctl("lease")["allocation"]
     node.end(kill=True)

@@ -39,8 +39,8 @@ def mounts_of(machine: Machine, slice_id: str) -> Mounts:  # noqa: F811
 
 
 def docker_makes_directories(mounts: Mounts, slice_id: str) -> None:
-    """Creates a directory in place of each missing mount source, as docker does, also for single files that a former
-    version mounted."""
+    """Creates a directory in place of each missing mount source, as docker does. This includes the single files that a
+    former version mounted."""
     hosts = [host for _inside, host, _read_only in mounts]
     folder = next(Path(host) for inside, host, _read_only in mounts if inside == "/dev/vgpu/0").parent
     former = [str(folder / name) for name in ("limits", "ld.so.preload", f"gpu-{slice_id.partition('::')[0]}")]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests a tenant who tries to change the mounts of its allocation, in containers of a real runc with the mounts of a
-real device plugin's response. Each attempt ends in one of three ways: the kernel refuses the attempt and the limit
-holds; the library refuses to create a context and states why; or the process has no library or reads forged files,
-which the node's watcher (a program that checks mounts and memory of containers) must find.
+"""Tests a tenant who tries to change the mounts of its allocation. The containers run with a real runc and have the
+mounts that a real device plugin responds with. Each attempt ends in one of three ways: the kernel refuses the attempt
+and the limit holds; the library refuses to create a context and states why; or the process has no library or reads
+forged files, which the node's watcher (a program that checks mounts and memory of containers) must find.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Result:
 
     @property
     def eaten(self) -> tuple[int, int, str]:
-        """The result of that program: (result code of the context's creation, allocated MiB, "in" or "out": whether the
-        library was in the process).
+        """The result that the allocating program printed: (result code of the context's creation, allocated MiB, "in"
+        if the library was in the process, else "out").
         """
         found = re.findall(r"^eaten: context (\d+), (\d+) MiB, library (\w+)$", self.text, re.MULTILINE)
         assert len(found) == 1, self.text
@@ -194,8 +194,8 @@ def replaced(path: str) -> str:
     return f"mv {path} {path}.o && mkdir {path} && cp /evil/* {path}/"
 
 
-# Attempts by root with Docker's capabilities. columns: the case, the shell command; expected error of the kernel,
-# expected result of a program that is started afterwards, expected message of the library
+# Attempts by root with Docker's capabilities. columns: the case; the shell command; expected error of the kernel;
+# expected result of a program that starts afterwards; expected message of the library
 MOVES = [
     ("replace the root of the shares", replaced("/dev/vgpu"), "busy", HELD, ""),
     ("replace the share", replaced("/dev/vgpu/0"), "busy|Read-only", HELD, ""),
@@ -245,8 +245,8 @@ def planted(*links: str) -> Callable[[Path], None]:
     return image
 
 
-# Attempts by user 1000 without capabilities, in an image that the tenant made. columns: the case, links in the image,
-# the shell command; expected result of a program that is started afterwards
+# Attempts by user 1000 without capabilities, in an image that the tenant made. columns: the case; links in the image;
+# the shell command; expected result of a program that starts afterwards
 PLANTS = [
     ("paths of former versions", ["/etc/vgpu", "/run/vgpu"], replaced("/data/etc-vgpu"), HELD),
     ("/dev/vgpu", ["/dev/vgpu"], "ls /data/dev-vgpu | grep . && " + replaced("/data/dev-vgpu"), HELD),

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Upgrades a node from the release that mounted single files into containers to this release, which mounts folders,
-while a real container runs. Before the upgrade, that release's own device plugin and library run. The container's old
-mounts stay in use, because the kubelet keeps an Allocate response for all restarts of a container, and podman and
-docker keep a container's volumes; engines resolve a CDI device at each start.
+while a real container runs. Before the upgrade, that release's own device plugin and library run. Usually the
+container's old mounts stay in use: the kubelet keeps an Allocate response for all restarts of a container, and podman
+and docker keep a container's volumes. Only a container with a CDI device gets the new mounts at its next start, because
+engines resolve a CDI device at each start.
 """
 
 from __future__ import annotations
@@ -310,7 +311,8 @@ def test_container_created_during_the_upgrade_gets_no_memory(
 
 @pytest.mark.parametrize("tenant", [("kubelet", "runc")], ids="-".join, indirect=True)
 def test_new_arbiter_throttles_the_former_library(tenant: Tenant) -> None:
-    """The new arbiter throttles the former library, and the watcher reports nothing about either."""
+    """The container keeps the former library after the upgrade. The new arbiter, which balances compute time, still
+    throttles it, and the watcher reports nothing except the container's old mounts."""
     tenant.create()
     work = tenant.start()
     work.keep_busy()

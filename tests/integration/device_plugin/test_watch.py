@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the watcher, which compares the driver's list of GPU processes with the limits on the node, with real processes
-in real slices of a simulated GPU: it names processes that bypass the library, kills them under the policy "end", and
-never names others.
+"""Tests the watcher, which compares the driver's list of GPU processes with the limits on the node. Real processes run
+in real slices of a simulated GPU. The watcher must report exactly the processes that bypass the library, and kill them
+if its policy is "end".
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ sys.stdin.read()
 
 
 class Slice:
-    """Runs programs in a slice of a pod or of a lease."""
+    """Runs programs in a slice of a pod or of a lease (an allocation for programs of the host)."""
 
     def __init__(self, node, answer: dict) -> None:
         mounts = [[one["container_path"], one["host_path"], one["read_only"]] for one in answer["mounts"]]
@@ -252,8 +252,8 @@ def test_lease_of_a_check_is_named_and_never_ended(watched):
 
 
 def test_tenant_with_an_unreadable_ledger_is_named(watched):
-    """The watcher names a tenant that uses memory and makes its ledger unreadable, because no memory is charged to
-    it."""
+    """A tenant uses memory and makes its ledger (its file of memory counts) unreadable. The watcher must report the
+    tenant, because the ledger no longer shows the memory."""
     pod = watched.kubelet.run_pod("one")
     slice_ = Slice(watched, pod["answer"])
     watched.slices.append(slice_)

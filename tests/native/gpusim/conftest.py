@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures that give each test a separate simulated host: a profile (the text that describes the host's driver and
-GPUs), a state file, and functions that start programs on the host.
-"""
+"""Fixtures that give each test its own simulated host. It consists of a profile (the text that describes the host's
+driver and GPUs), a state file, and functions that start programs on the host."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ def built() -> None:
 
 
 class Program:
-    """A driver program (see cuda_program.py) that waits for a line before each of its steps."""
+    """A running cuda_program.py, which executes one line of Python at a time as the test sends it."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -96,7 +95,7 @@ class Host:
         return json.loads(self.ctl("usage", "--json").stdout)["gpus"][gpu]
 
     def counter(self, name: str) -> int:
-        """Returns a counter of the whole host, as the command `gpusimctl usage` prints it."""
+        """Returns one of the host's counters, which the command `gpusimctl usage` prints."""
         return json.loads(self.ctl("usage", "--json").stdout)[name]
 
     def log(self, *options: str, gpu: int = 0) -> dict:
@@ -137,7 +136,8 @@ def host(make_host) -> Host:
 
 @pytest.fixture(scope="session")
 def core_program(tmp_path_factory):
-    """Returns a function that compiles a C program of programs/ and links it with the core, as gpusimctl is linked."""
+    """Returns a function that compiles a C program of programs/ and links it with the core of the simulator, as
+    gpusimctl is linked."""
 
     def compile_program(name: str, *flags: str) -> str:
         out = tmp_path_factory.mktemp("programs") / name

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small CUDA program for the tests. It reads a line of Python (an expression or statements) that uses the driver API
-as `cu`, executes it, and answers with one line of JSON. It ends when its input ends."""
+"""A small CUDA program for the tests. It reads lines of Python, each an expression or statements, in which `cu` is the
+driver API. It executes each line and answers with one line of JSON. It ends when its input ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 
 class Private(ctypes.Structure):
-    """The C structure gpusim_private of native/gpusim/cuda/private.h: a private function table of the driver."""
+    """A private function table of the driver: the C structure gpusim_private of native/gpusim/cuda/private.h."""
 
     CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
     _fields_ = [
@@ -33,12 +33,13 @@ class Driver:
         self.library = ctypes.CDLL(path)
         self.modules: dict[str, object] = {}
         self.moments: list[list[object]] = []
-        # A reference for the driver, which stores only the callback's address.
+        # This reference keeps the callback alive, because the driver stores only its address.
         self._callback = Private.CALLBACK(self.called_back)
-        self.inside = ""  # expression of `cu` that the tool evaluates in its callback
+        # The expression that the tool (a profiler or the like, which the driver calls back) evaluates in its callback.
+        self.inside = ""
 
     def raw(self, name: str, *arguments) -> int:
-        """Calls a function and returns its CUresult; Python integers are passed as 64 bits."""
+        """Calls a function and returns its CUresult. Python integers are passed as 64-bit numbers."""
         converted = [ctypes.c_uint64(a & (2**64 - 1)) if isinstance(a, int) else a for a in arguments]
         return getattr(self.library, name)(*converted)
 
@@ -51,7 +52,7 @@ class Driver:
         return call
 
     def out(self, kind, name: str, *arguments):
-        """Calls a function whose first argument points to the output, and returns the output."""
+        """Calls a function whose first argument points to its result, and returns this result."""
         value = kind()
         getattr(self, name)(ctypes.byref(value), *arguments)
         return value.value
@@ -71,7 +72,8 @@ class Driver:
         return self.private.subscribe(self._callback, None)
 
     def unseen(self, device: int = 0) -> int:
-        """Retains the primary context by the private table, which bypasses every hook, and returns the context."""
+        """Retains the primary context through the private table, and returns the context. Such a call bypasses the
+        hooks of a preloaded library."""
         self.cuInit(0)
         context = PTR()
         for result in (self.private.primary_retain(ctypes.byref(context), device), self.private.set_current(context)):
@@ -156,7 +158,7 @@ def main() -> None:
                 exec(line, names)
                 value = None
             print(json.dumps({"value": value}), flush=True)
-        except Exception as error:  # sends the error's text to the test, which checks it
+        except Exception as error:  # The test gets the text of the error and checks it.
             print(json.dumps({"error": f"{type(error).__name__}: {error}"}), flush=True)
 
 

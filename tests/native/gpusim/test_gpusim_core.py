@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shared state of the simulated host: profiles, processes that die at a critical moment, and faults.
-
-Strings with ``cu`` are Python statements that cuda_program.py executes; its answer is the value, mostly a CUresult.
-"""
+"""Tests the state of the simulated host, which all its processes share: profiles (texts that describe the driver and
+the GPUs), processes that die at a critical moment, and faults. Strings with ``cu`` are Python statements that
+cuda_program.py executes; its answer is the value, mostly a CUresult."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 HERE = Path(__file__).resolve().parent
 
-MODELS = {  # columns: model, MiB as NVML reports them, SMs, compute capability
+MODELS = {  # Columns: the GPU model; its memory in MiB as NVML reports it; its number of SMs; its compute capability.
     "T4": (15360, 40, "7.5"),
     "V100-16GB": (16160, 80, "7.0"),
     "A100-40GB": (40960, 108, "8.0"),
@@ -39,7 +38,7 @@ def test_models(make_host, model):
     assert len({g["uuid"] for g in gpus}) == len({g["pci"] for g in gpus}) == len({g["minor"] for g in gpus}) == 3
 
 
-# Keys: profiles with an error. Values: expected parts of the error message.
+# Keys: profiles with an error. Values: the expected parts of the error message.
 BAD_PROFILES = {
     "[gpu]\nmodel = T5\n": ("host.profile:2: model: expected one of T4, ", 'found "T5"'),
     "[gpu]\ncount = 2\n": ("expected a model",),
@@ -69,7 +68,7 @@ def test_bad_profiles_are_named(make_host, profile):
     assert done.returncode == 2
     for part in BAD_PROFILES[profile]:
         assert part in done.stderr
-    # With a corrected profile the host starts, because the failed attempt left nothing behind.
+    # After the profile is corrected, the host starts, because the failed attempt has left nothing behind.
     host.write("[gpu]\nmodel = T4\n")
     assert "T4" in host.ctl("devices").stdout
 
@@ -97,7 +96,7 @@ def test_reset_reads_the_profile_but_not_under_a_running_process(host):
 
 
 def test_death_inside_the_lock(host, core_program):
-    """The next process takes the lock and computes the sums again."""
+    """A process died while it held the host's lock. The next process must take the lock and compute the sums again."""
     host.ctl("devices")
     a = host.start()
     a.ask("cu.context(); cu.alloc(7 * MIB)")
@@ -111,7 +110,7 @@ def test_death_inside_the_lock(host, core_program):
 
 
 def test_charges_race(host, core_program):
-    """Four processes with four threads each allocate more than the GPU has."""
+    """Four processes with four threads each try to allocate more memory than the GPU has."""
     race = core_program("race")
     command = [race, "4", "4000", str(4 << 30)]
     racers = [subprocess.Popen(command, env=host.environment(), stderr=subprocess.PIPE) for _unused in range(4)]
@@ -121,7 +120,8 @@ def test_charges_race(host, core_program):
 
 
 def test_kills_at_any_moment(host, tmp_path):
-    """Programs that allocate and launch without pause are killed at any moment; the host's accounting stays exact."""
+    """Programs that allocate and launch without a pause are killed at random moments. The host's records of memory must
+    stay exact."""
     program = str(tmp_path / "churn")
     library = ROOT / "native" / "build" / "gpusim" / "libcuda.so.1"
     include = str(ROOT / "native" / "gpusim" / "cuda")
@@ -153,7 +153,7 @@ def test_kills_at_any_moment(host, tmp_path):
 
 
 def test_slots_are_used_again(host):
-    """Runs more processes, one after another, than the host has slots."""
+    """Each process on the host takes a slot. The test runs more processes, one after another, than there are slots."""
     script = 'for i in $(seq 1100); do "$1" clock >/dev/null || exit 1; done'
     host.run("sh", "-c", script, "sh", str(ROOT / "native" / "build" / "gpusim" / "gpusimctl"))
 

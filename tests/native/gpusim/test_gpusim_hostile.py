@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests permitted but difficult behaviours of a driver: each behaviour of the profile's key `hostile`, on and off, and
-a context that a program creates through the private function table.
-
-Strings with ``cu`` are Python statements that cuda_program.py executes; its answer is the value, mostly a CUresult.
-"""
+"""Tests behaviours of the simulated driver that are permitted but difficult for a library that hooks it. The key
+`hostile` of the host's profile lists them; each is tested on and off. Other tests create a context through the driver's
+private function table. Strings with ``cu`` are Python statements that cuda_program.py executes; its answer is the
+value, mostly a CUresult."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ NOT_SUPPORTED, CAPTURED_EVENT, INVALIDATED, UNSUPPORTED = 801, 907, 901, 900
 
 @pytest.fixture
 def hostile(make_host):
-    """Returns a host whose driver has these hostile behaviours, or none."""
+    """Returns a function that creates a host whose driver has the named hostile behaviours, or none."""
 
     def make(what: str = ""):
         return make_host((f"hostile = {what}\n" if what else "") + TWO)
@@ -30,7 +29,7 @@ def hostile(make_host):
 
 
 def test_key_hostile_accepts_all_and_lists(hostile):
-    """`hostile` accepts `all` and a list of names with blanks."""
+    """The key `hostile` accepts `all`, and a list of names with blanks around the commas."""
     assert hostile("all").start().ask("cu.context() and cu.subscribe()") == 0
     assert hostile("rounding , callbacks").start().ask("cu.context() and cu.subscribe()") == 0
 
@@ -54,7 +53,8 @@ def test_context_by_the_private_table(hostile):
 
 @pytest.mark.parametrize("table", [b"gpusim-private-2", b"\x6b\xd5\xfb\x6c" * 4, bytes(16)])
 def test_other_private_tables_are_not_supported(hostile, table):
-    """Each function of any other private table, also of those of NVIDIA's runtime, returns NOT_SUPPORTED."""
+    """The driver has only one private table. If a program asks for another, such as those that NVIDIA's runtime uses,
+    it gets a table in which each function returns NOT_SUPPORTED."""
     a = hostile("all").start()
     a.ask("cu.cuInit(0)")
     a.ask(f"t = PTR(); cu.cuGetExportTable(ctypes.byref(t), {table!r})")
@@ -64,9 +64,9 @@ def test_other_private_tables_are_not_supported(hostile, table):
 
 # ---- context-lock --------------------------------------------------------------------------------------------------
 
-# Code whose load takes 900 ms.
+# A code image whose load takes 900 ms.
 SLOW = ".gpusim kernel k 1\\n.gpusim bytes 1000\\n.gpusim load 900\\n"
-# Keys: cases. Values: driver call that holds the lock of the context `first` for up to 0.9 s.
+# Keys: cases. Values: the driver call, which holds the lock of the context `first` for up to 0.9 s.
 HOLDERS = {
     "load": f"cu.module('{SLOW}')",
     "drain": "cu.cuCtxSynchronize()",
@@ -75,7 +75,7 @@ HOLDERS = {
     "lazy": "cu.out(PTR, 'cuModuleGetFunction', slow, b'k')",
     "kernel": "cu.launch(kernel)",
 }
-# Calls of another thread that use the same context.
+# Calls that another thread makes with the same context.
 OTHERS = {
     "cu.alloc(MIB)",
     "cu.launch(short)",
@@ -86,7 +86,8 @@ OTHERS = {
 
 
 def holding(host, holder: str):
-    """Starts a program with two contexts whose second thread is inside the driver call for up to 0.9 s."""
+    """Starts a program with two contexts and two threads. The second thread makes the driver call, which takes up to
+    0.9 s."""
     a = host.start(CUDA_MODULE_LOADING="LAZY" if holder in ("lazy", "kernel") else "EAGER")
     for line in (
         "first = cu.context(0); short = cu.kernel(1); event = cu.event()",
@@ -125,7 +126,7 @@ def test_other_calls_do_not_wait_without_context_lock(hostile, holder):
 # ---- callbacks -----------------------------------------------------------------------------------------------------
 
 MODULE, LIBRARY, CONTEXT = 1, 2, 3
-# Keys: driver calls. Values: the event that the driver reports to the tool inside this call.
+# Keys: driver calls. Values: the event that the driver reports during this call to a tool (a profiler or the like).
 CALLS = {
     "cu.context()": CONTEXT,
     "cu.out(PTR, 'cuDevicePrimaryCtxRetain', 0)": CONTEXT,
@@ -160,7 +161,7 @@ def test_tool_is_not_called_back_without_callbacks(hostile, call):
 
 @pytest.mark.parametrize("call", CALLS)
 def test_tool_can_use_the_driver_in_its_callback(hostile, call):
-    """With all behaviours on, a tool loads a module in its callback and gets no callback for that load."""
+    """All behaviours are on. A tool loads a module in its callback, and must not be called back for this load."""
     a = hostile("all").start()
     a.ask("cu.cuInit(0)")
     a.ask("cu.out(PTR, 'cuCtxCreate_v2', 0, 1)")
@@ -193,7 +194,8 @@ def test_calls_after_the_teardown_began_end_the_process(hostile, late, what, how
 
 
 def test_exit_of_a_forked_child_runs_no_teardown(hostile):
-    """A forked child has no driver, so its calls are refused as before, and its exit runs no teardown."""
+    """A forked child cannot use the driver. With the behaviour `teardown` its calls must be refused as without it, and
+    no teardown must run at its exit."""
     a = hostile("teardown").start()
     a.ask("cu.context()")
     a.ask("import subprocess; subprocess.run(['true'], check=True)")
@@ -207,8 +209,8 @@ def test_exit_of_a_forked_child_runs_no_teardown(hostile):
 
 CAPTURE = ("cu.context()", "k = cu.kernel(1); stream = cu.stream(1); before = cu.event(); pointer = PTR()")
 GLOBAL, RELAXED = 0, 2
-# Keys: calls during a capture. Values: capture mode, expected result on a normal driver, expected result on a hostile
-# driver, which invalidates the capture.
+# Keys: calls during a capture. Values: the capture mode; the expected result on a normal driver; the expected result on
+# a hostile driver. The hostile driver also makes the capture invalid.
 MISUSE = {
     "cu.raw('cuEventQuery', inside)": (RELAXED, CAPTURED_EVENT, CAPTURED_EVENT),
     "cu.raw('cuEventSynchronize', inside)": (RELAXED, CAPTURED_EVENT, CAPTURED_EVENT),

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of libcuda: exports, cuGetProcAddress, and the GPUs that a process sees.
-
-Strings with ``cu`` are Python statements that cuda_program.py executes; its answer is the value, mostly a CUresult.
-"""
+"""Tests the interface of the simulated libcuda: its exported names, cuGetProcAddress, and which GPUs a process sees.
+Strings with ``cu`` are Python statements that cuda_program.py executes; its answer is the value, mostly a CUresult."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ def test_soname_and_needed():
 
 @pytest.mark.parametrize("folder", ["gpusim", "gpusim-550", "gpusim-615"])
 def test_either_name_is_the_library(folder):
-    """Both libcuda.so.1 and libcuda.so exist, because taichi and others open libcuda.so."""
+    """Both libcuda.so.1 and libcuda.so must exist, because some programs, such as taichi, open libcuda.so."""
     link = LIBRARY.parents[1] / folder / "libcuda.so"
     assert link.is_symlink()
     assert link.samefile(link.with_name("libcuda.so.1"))
@@ -49,8 +47,8 @@ def test_either_name_is_the_library(folder):
 
 DEFAULT, LEGACY, PER_THREAD = 0, 1, 2
 FOUND, NO_SYMBOL, OLD = (0, 0), (500, 1), (500, 2)
-# columns: name, requested CUDA version and flags, as passed to cuGetProcAddress; expected symbol or error. Versions are
-# those of cudaTypedefs.h.
+# Columns 1 to 3 are passed to cuGetProcAddress: the name; the CUDA version, as in cudaTypedefs.h; the flags. Column 4:
+# the expected symbol or error.
 LOOKUPS = [
     ("cuMemAlloc", 2000, DEFAULT, "cuMemAlloc"),
     ("cuMemAlloc", 3010, DEFAULT, "cuMemAlloc"),
@@ -90,7 +88,8 @@ def test_get_proc_address(host, name, version, flags, expected):
             assert result == 0
             assert a.ask(f"p.value == ctypes.cast(cu.library.{expected}, PTR).value") is True
         else:
-            # The second form reports a missing name only by its pointer and status, as NVIDIA's driver does.
+            # If cuGetProcAddress_v2 does not find a name, it still returns success, as in NVIDIA's driver. Only its
+            # pointer and its status output show this.
             assert (result, a.ask("p.value")) == (0 if status else expected[0], None)
         if status:
             assert a.ask("s.value") == (expected if isinstance(expected, tuple) else FOUND)[1]
@@ -117,7 +116,8 @@ def test_unimplemented_functions_return_not_supported(host):
 
 FOUR = "".join(f"[gpu]\nmodel = T4\nuuid = GPU-{i}{i}{i}{i}0000-0000-0000-0000-000000000000\n" for i in "aabc")
 FOUR = FOUR.replace("GPU-aaaa0000", "GPU-aaaa1111", 1)
-# Keys: values of CUDA_VISIBLE_DEVICES. Values: GPUs of the host that the process sees, in its order.
+# Keys: values of CUDA_VISIBLE_DEVICES. Values: the GPUs of the host that the process sees, in the order in which it
+# sees them.
 VISIBLE = {
     None: [0, 1, 2, 3],
     "": [],
@@ -130,7 +130,7 @@ VISIBLE = {
     "1,1": [],
     "GPU-bbbb": [2],
     "gpu-cccc0000-0000-0000-0000-000000000000,GPU-aaaa1": [3, 0],
-    "GPU-aaaa": [],  # matches two GPUs, so it selects none
+    "GPU-aaaa": [],  # This prefix matches two GPUs, so it selects none.
     "GPU-dddd,0": [],
     "NoDevFiles": [],
 }
@@ -150,13 +150,13 @@ def test_visible_devices(make_host, visible):
         assert int(a.ask("bus.value.decode()").split(":")[1], 16) == 0x1B + 12 * gpu
     if expected:
         assert a.ask("cu.out(ctypes.c_int, 'cuDeviceGetCount')") == len(expected)
-        # Memory is charged to the selected GPU, not to the GPU with that index on the host.
+        # Memory must be charged to the GPU that the variable selects, not to the host's GPU with the same number.
         a.ask(f"cu.context({len(expected) - 1}); cu.alloc(77)")
         assert host.usage(expected[-1])["processes"][0]["memory"] == 77
 
 
 MIXED = "".join(f"[gpu]\nmodel = {model}\n" for model in ("T4", "V100-16GB", "A100-40GB"))
-# columns: environment variables; expected models of the GPUs in the order in which the process sees them
+# Columns: the environment variables; the expected GPU models, in the order in which the process sees the GPUs.
 ORDERS = [
     ({}, ["A100", "T4", "V100"]),
     ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, ["A100", "T4", "V100"]),
@@ -181,7 +181,7 @@ def test_device_nodes_can_be_required(make_host):
     assert host.start().ask("cu.raw('cuInit', 0)") == 100
 
 
-# Keys: numbers of a CUdevice_attribute. Values: the attribute's value on a T4.
+# Keys: the number of a CUdevice_attribute. Values: its value on a T4.
 ATTRIBUTES = {1: 1024, 10: 32, 16: 40, 33: 0x1B, 75: 7, 76: 5, 39: 1024, 41: 1, 83: 1, 97: 65536, 102: 1, 115: 1}
 
 

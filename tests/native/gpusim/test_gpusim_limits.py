@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory limits of control groups (driver 615) in real groups of version 2: NVML's calls, both backends, faults.
-
-Tests set and read limits by nvidia-ml-py, and check them by the memory that a program of the group can allocate.
-Strings with ``cu`` are Python statements that cuda_program.py executes; result 2 is CUDA_ERROR_OUT_OF_MEMORY.
-"""
+"""Driver 615 can limit the GPU memory of a control group. The simulated driver does so by one of two kernel controllers
+(backends), misc or dmem. Here it runs with real control groups of version 2. The tests set and read limits through NVML
+by nvidia-ml-py, and check how much memory a program of the group can allocate. Strings with ``cu`` are Python
+statements that cuda_program.py executes; result 2 is CUDA_ERROR_OUT_OF_MEMORY."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ CONTEXT = 100 * MIB
 LIBRARY = BUILD.parent / "gpusim-615"
 PROFILE = "driver_version = 615.71.09\ncuda_version = 13.5\nmemacct = {}\ncgroup_root = {}\n"
 GPU = "[gpu]\nmodel = T4\ncontext_mib = 100\ncount = 2\n"
-# Program that sets and reads limits. It prints the limits and the current use, or the error code, of each call.
+# A program that sets and reads limits. For each call it prints the limits and the current use, or the error code.
 ASK = """
 import json, sys
 from pynvml import *
@@ -82,8 +81,8 @@ BOTH = pytest.mark.parametrize("backend", ["misc", "dmem"])
 
 @BOTH
 def test_group_gets_exactly_its_limit(limited, group, backend):
-    """The limit applies to contexts, modules and memory of all processes of the group, on one GPU. Other groups and
-    GPUs have no limit."""
+    """A limit applies to one group on one GPU. It covers the contexts, modules and memory of all processes of the
+    group. Other groups and GPUs have no limit."""
     on = limited(backend)
     mine, other = group("mine"), group("other")
     on.set(mine, 500 * MIB)
@@ -113,7 +112,7 @@ def test_contexts_and_modules_are_charged_to_the_group(limited, group, backend):
 
 @BOTH
 def test_managed_memory_is_charged_to_no_group(limited, group, backend):
-    """Managed memory uses the GPU's memory and bypasses every limit, as NVIDIA documents."""
+    """Managed memory uses the GPU's memory, but no limit covers it, as NVIDIA documents."""
     on = limited(backend)
     on.set(group("g"), 200 * MIB)
     a = on.start(group("g"))
@@ -145,13 +144,13 @@ def test_program_of_the_group_sees_the_limit_as_the_gpus_memory(limited, group, 
         ("dmem", 600, 800, 500),
         ("dmem", 800, 600, 500),
         ("misc", 600, None, 500),
-        ("misc", 600, 800, 700),  # with misc limits do not nest: only the nearest one applies
+        ("misc", 600, 800, 700),  # With misc only the nearest limit applies, not those of groups further up.
         ("misc", 600, MAX // MIB, 1000),
     ],
 )
 @pytest.mark.parametrize("namespace", [False, True])
 def test_limits_of_a_parent(limited, group, backend, parent, own, mib, namespace):
-    """A parent's limit applies, also in a cgroup namespace that does not show the parent."""
+    """The limit of a parent group applies even in a cgroup namespace that does not show the parent."""
     on = limited(backend)
     leaf = group("parent/leaf")
     on.set(group("parent"), parent * MIB)
@@ -173,10 +172,9 @@ def test_limits_of_a_parent(limited, group, backend, parent, own, mib, namespace
 
 @pytest.mark.parametrize(("backend", "leaf"), [("misc", 1200), ("dmem", 600)])
 def test_two_children_of_a_limited_group(limited, group, backend, leaf):
-    """The controller dmem charges all ancestors, so two children share the parent's limit.
+    """The controller dmem also charges all groups above a group. So two child groups share their parent's limit.
 
-    With misc each child has its own limit.
-    """
+    With misc each child has its own limit."""
     on = limited(backend)
     on.set(group("p"), 600 * MIB)
     on.set(group("p/a"), 600 * MIB)
@@ -190,7 +188,8 @@ def test_two_children_of_a_limited_group(limited, group, backend, leaf):
 
 
 def test_memory_allocated_before_the_limit(limited, group):
-    """The controller misc counts only memory allocated after the first limit; dmem also counts earlier memory."""
+    """The controller misc counts only memory that is allocated after a limit was first set. The controller dmem also
+    counts earlier memory."""
     for backend, counted in (("misc", 0), ("dmem", 400 * MIB)):
         on = limited(backend)
         path = group(backend)
@@ -208,7 +207,7 @@ def test_memory_allocated_before_the_limit(limited, group):
     ("backend", "more", "answer", "limit"),
     [
         ("misc", "", pynvml.NVML_ERROR_UNKNOWN, 1000),
-        ("dmem", "", None, 1000),  # the call returns success, but the old limit stays
+        ("dmem", "", None, 1000),  # The call returns success, but the old limit stays.
         ("dmem", "memacct_below_use = apply\n", None, 300),
     ],
 )
@@ -223,8 +222,8 @@ def test_limit_below_the_used_memory(limited, group, backend, more, answer, limi
     assert a.ask("cu.try_alloc(MIB)") == (0 if limit == 1000 else 2)
 
 
-# columns: controller, (call, GPU, group, soft limit, hard limit); expected return code, where None means success. G
-# stands for the test's group, R for the root group.
+# Columns: the controller; a tuple of call, GPU, group, soft limit and hard limit; the expected return code, where None
+# means success. G stands for the test's group, R for the root group.
 ERRORS = [
     ("misc", ("set", 0, "G", 2 * MIB, MIB), pynvml.NVML_ERROR_INVALID_ARGUMENT),
     ("misc", ("set", 0, "G", 0, 15361 * MIB), pynvml.NVML_ERROR_INVALID_ARGUMENT),
@@ -236,7 +235,8 @@ ERRORS = [
     ("dmem", ("get", 0, "G/none", 0, 0), pynvml.NVML_ERROR_OPERATING_SYSTEM),
     ("misc", ("set", 0, None, 0, MIB), pynvml.NVML_ERROR_OPERATING_SYSTEM),
     ("misc", ("set", 0, "/tmp", 0, MIB), pynvml.NVML_ERROR_UNKNOWN),
-    ("misc", ("get", 0, "G", 0, 0), pynvml.NVML_ERROR_NOT_SUPPORTED),  # no group up to the root has a limit
+    # Neither this group nor a group above it has a limit.
+    ("misc", ("get", 0, "G", 0, 0), pynvml.NVML_ERROR_NOT_SUPPORTED),
     ("dmem", ("get", 0, "G", 0, 0), None),
     ("none", ("set", 0, "G", 0, MIB), pynvml.NVML_ERROR_NOT_SUPPORTED),
     ("none", ("get", 0, "G", 0, 0), pynvml.NVML_ERROR_NOT_SUPPORTED),
@@ -264,7 +264,7 @@ def test_null_device_or_structure_is_an_error(limited, group):
 
 
 def test_setting_a_limit_requires_cap_sys_admin(limited, group):
-    """Root without CAP_SYS_ADMIN, as in an ordinary container, may read limits but not set them."""
+    """In an ordinary container root does not have CAP_SYS_ADMIN. It may then read limits but not set them."""
     on = limited()
     path = group("g")
     on.set(path, 100 * MIB)
@@ -295,7 +295,7 @@ def test_gpu_in_mig_mode_supports_no_limits(limited, group):
 
 
 def test_limit_of_a_group_whose_controller_is_off(limited, group):
-    """The kernels of the test hosts have neither controller, so the controller is off in each group."""
+    """The kernels of the test hosts have neither of the two controllers, so no group has it enabled."""
     misc, dmem = limited("misc", "controllers = require\n"), limited("dmem", "controllers = require\n")
     path = group("g")
     assert dmem.ask(("set", 0, path, 0, 200 * MIB)) == [pynvml.NVML_ERROR_NOT_FOUND]
@@ -326,10 +326,8 @@ def test_set_without_effect_returns_success(limited, group):
 
 
 def test_new_group_inherits_the_limit_of_a_removed_group(limited, group):
-    """The controller misc identifies a group by its kernel address, which a new group may reuse.
-
-    If each new container gets a limit, even "none", it does not inherit one.
-    """
+    """The controller misc identifies a group by its address in the kernel, which a new group may reuse. The new group
+    then inherits the limit. To prevent this, a limit must be set for each new container, even if it is "none"."""
     on = limited()
     on.host.ctl("memacct-stale", "0", "300")
     a, b = on.start(group("new")), on.start(group("newer"))

@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulated driver accounts memory per process.
-
-The expected values come from the host's shared state, read by gpusimctl.
-
-Strings with ``cu`` are Python statements that cuda_program.py executes; its answer is the value, mostly a CUresult.
-"""
+"""Tests that the simulated driver records the memory of each process. gpusimctl reads these records from the host's
+shared state. Strings with ``cu`` are Python statements that cuda_program.py executes; its answer is the value, mostly a
+CUresult."""
 
 from __future__ import annotations
 
 import pytest
 
 MIB = 1 << 20
-CONTEXT = 100 * MIB  # context_mib of the profile
+CONTEXT = 100 * MIB  # The size of a context, which the profile's key context_mib sets.
 TOTAL = 15360 * MIB
 
 
@@ -43,8 +40,8 @@ def test_context_is_charged_and_freed(host):
 
 
 def test_managed_memory_is_charged_only_on_the_gpu(host):
-    """A managed block is on the GPU while the GPU has room. A full GPU refuses plain memory and puts managed memory on
-    the host."""
+    """Managed memory is placed on the GPU if the GPU has room. On a full GPU an ordinary allocation is refused, but
+    managed memory is placed on the host."""
     a = host.start()
     a.ask("c = cu.context()")
     a.ask("full = cu.alloc(cu.info()[0] - 3 * MIB)")
@@ -61,7 +58,7 @@ def test_managed_memory_is_charged_only_on_the_gpu(host):
     )
     a.ask(advise.format(cpu))
     assert held(host, a)["memory"] == before
-    a.ask(location.format(0))  # no room for 5 MiB: the block stays in host memory
+    a.ask(location.format(0))  # The GPU has no room for 5 MiB, so the block stays in host memory.
     assert held(host, a)["memory"] == before
     a.ask("cu.cuMemFree_v2(full)")
     a.ask(location.format(0))
@@ -76,7 +73,7 @@ def test_managed_memory_is_charged_only_on_the_gpu(host):
     assert held(host, a)["memory"] == 0
 
 
-# columns: the allocating call, the expected charge in bytes, the call that frees the memory
+# Values: the call that allocates; the expected charge in bytes; the call that frees the memory.
 WAYS = {
     "plain": ("p = cu.alloc(1234567)", 1234567, "cu.cuMemFree_v2(p)"),
     "one byte": ("p = cu.alloc(1)", 1, "cu.cuMemFree_v2(p)"),

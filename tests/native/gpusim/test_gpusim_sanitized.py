@@ -17,7 +17,8 @@ HERE = Path(__file__).resolve().parent
 
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 def test_sanitizers(host, tmp_path, sanitizer):
-    """Builds the driver with the sanitizer into the test's folder and runs exercise.c, which uses three threads."""
+    """Builds the driver with the sanitizer in the test's folder, and runs exercise.c, which calls it from three
+    threads."""
     make = ["make", "-s", "-C", str(ROOT / "native" / "gpusim"), f"SANITIZE={sanitizer}", f"OBJ={tmp_path}/obj",
             f"OUT={tmp_path}/out", f"{tmp_path}/out/libcuda.so.1"]  # fmt: skip
     subprocess.run(make, check=True)

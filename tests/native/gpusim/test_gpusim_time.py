@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of time on the virtual clock, so figures are exact and no test waits in real time. Kernels take their declared
-time.
-
-Strings with ``cu`` are Python statements that cuda_program.py executes; its answer is the value, mostly a CUresult.
-"""
+"""Tests how long kernels take on the simulated GPU and in which order they run. Time is a virtual clock, so figures are
+exact and no test waits in real time. A kernel takes the time that its code declares. Strings with ``cu`` are Python
+statements that cuda_program.py executes; its answer is the value, mostly a CUresult."""
 
 from __future__ import annotations
 
@@ -39,8 +37,8 @@ def test_kernels_take_their_declared_time(host):
     assert [(p["kernels"], p["share"]) for p in log["processes"]] == [(8, 1.0)]
 
 
-# columns: case, kernels as (SMs, stream); expected time in ms until all are done. Each kernel takes 1 ms; the GPU has
-# 40 SMs.
+# Keys: cases. Values: the kernels as (number of SMs, stream); the expected time in ms until all have ended. Each kernel
+# takes 1 ms; the GPU has 40 SMs.
 ORDER = {
     "one stream": ([(10, "a"), (10, "a")], 2.0),
     "two streams that fit": ([(20, "a"), (20, "b")], 1.0),
@@ -104,11 +102,10 @@ def pair(host, first: str, second: str):
 
 
 def run_both(a, b, times_a: int, times_b: int) -> None:
-    """Runs two processes.
+    """Runs kernels in two processes at once.
 
-    Virtual time moves only while every process with a context waits, so each process destroys its context when it is
-    done.
-    """
+    Virtual time passes only while every process that has a context waits. So each process destroys its context at its
+    end."""
     for program, times in ((a, times_a), (b, times_b)):
         program.send(f"cu.launch(k, times={times}); cu.cuCtxSynchronize(); cu.cuCtxDestroy_v2(c)")
     a.receive()
@@ -121,7 +118,8 @@ def test_two_processes_share_by_time_slices(host, first, second):
     run_both(a, b, 200_000 // int(first), 200_000 // int(second))
     log = host.log("--intervals", "--window", "100")
     serial = {p["pid"]: str(p["serial"]) for p in log["processes"]}
-    # Kernels are preempted at slice ends, so shares are equal for all lengths of kernels: 1000 of 1050 us per slice.
+    # A kernel is preempted at the end of a time slice, so both processes get equal shares whatever the length of their
+    # kernels. A slice takes 1050 us, of which kernels run for 1000 us.
     for window in log["windows"][:3]:
         for program in (a, b):
             assert window["shares"][serial[program.pid]] == pytest.approx(0.5 / 1.05, abs=0.006)
@@ -131,7 +129,7 @@ def test_two_processes_share_by_time_slices(host, first, second):
     switches = [i for i in log["intervals"] if i["kind"] == "switch"]
     assert {i["end"] - i["start"] for i in switches} == {50_000}
     assert log["switch_ns"] == 50_000 * log["switches"]
-    # The run time of each process in the log equals the declared time, to the nanosecond.
+    # For each process, the run time in the log equals the declared time to the nanosecond.
     for program, cost, times in ((a, int(first), 200_000 // int(first)), (b, int(second), 200_000 // int(second))):
         mine = [i for i in kernels if i["pid"] == program.pid]
         assert sum(i["end"] - i["start"] for i in mine) == cost * 1000 * times
@@ -183,7 +181,8 @@ def test_jitter_spreads_evenly_around_the_declared_cost(make_host):
 
 
 def test_kernel_draws_its_duration_from_a_range(make_host):
-    """Equally many launches have a duration from each octave of LOW..HIGH."""
+    """A kernel may declare a range LOW..HIGH. If the range is divided where the duration doubles, equally many launches
+    fall into each part."""
     a = make_host("clock = auto\njitter_percent = 0\n[gpu]\nmodel = T4\n").start()
     a.ask("cu.context(); k = cu.kernel('20..5000'); marks = [cu.event()]")
     for _unused in range(4):

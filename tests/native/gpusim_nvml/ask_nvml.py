@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluate expressions over nvidia-ml-py in this process and print their values as a JSON list.
-
-The argument is JSON: {"setup": statements, "expressions": [...]}. pynvml is initialized before the statements run; its
-names are in scope, and `gpu(i)` is the handle of GPU i. A value that JSON does not know is shown by its fields or as
-text.
-"""
+"""A program that queries NVML: it evaluates Python expressions and prints their values as a JSON list. Its argument is
+JSON: {"setup": statements, "expressions": [...]}. The statements run first. NVML is initialized before, the names of
+pynvml (nvidia-ml-py) can be used, and `gpu(i)` is the handle of GPU i. A value that JSON cannot represent is printed as
+a dict of its fields or as text."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ def evaluate(expression: str, names: dict):
     except pynvml.NVMLError as error:
         codes = [name for name in dir(pynvml) if name.startswith("NVML_ERROR_")]
         return next(name for name in codes if getattr(pynvml, name) == error.value)
-    except Exception as mistake:  # an error in the test's expression: its text is the result
+    except Exception as mistake:  # The test's expression failed. The result is the text of the error.
         return f"{type(mistake).__name__}: {mistake}"
 
 

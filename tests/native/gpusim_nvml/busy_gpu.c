@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A GPU client for tests of utilization. It uses the simulated host's API directly; the host's profile has a manual
- * clock.
+ * A process that keeps a simulated GPU busy, for tests of utilization. It calls the simulated host directly, not
+ * through CUDA. The host's clock must be manual: it moves only by the command `advance`.
  *   busy_gpu hold GPU BYTES KERNEL_MS    creates a context, allocates BYTES and launches one kernel (-1: endless);
  *                                        prints `ready` and waits until standard input ends
  *   busy_gpu advance MS                  moves the host's clock forward by MS milliseconds

@@ -31,13 +31,14 @@ def make_host(tmp_path):
 
 @pytest.fixture()
 def mixed(make_host) -> Host:
-    """Return a host with T4, V100, A100-80GB and GTX 1080 Ti and fixed names."""
+    """Return a host of the profile `mixed`: a T4, a V100, an A100-80GB and a GTX 1080 Ti, with fixed UUIDs."""
     return make_host("mixed")
 
 
 @pytest.fixture(scope="session")
 def real_smi():
-    """Return a function that returns the nvidia-smi of a Debian suite, or skips the test without the package."""
+    """Return a function that returns the nvidia-smi of a Debian suite. It skips the test if the package is not
+    available."""
     found: dict = {}
 
     def get(suite: str) -> RealSmi:

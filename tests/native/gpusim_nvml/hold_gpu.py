@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hold a CUDA context on a GPU, with memory, until standard input ends.
-
-Arguments: GPU, bytes to allocate. Prints `ready` after the allocation; the GPU stays idle.
-"""
+"""Creates a CUDA context on a GPU, allocates memory, and keeps both until standard input ends. Arguments: the GPU, the
+bytes to allocate. Prints `ready` after the allocation. The GPU stays idle."""
 
 from __future__ import annotations
 

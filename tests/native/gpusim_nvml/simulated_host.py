@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A simulated host for each test, and two clients that query it: nvidia-ml-py and NVIDIA's own nvidia-smi.
-
-Each query runs in a new process, because a process can use only one host in its life. Expected values are data in the
-tests and the real actions of other processes, never earlier results of the library.
-"""
+"""A simulated host for each test, and two clients that query it: nvidia-ml-py and NVIDIA's own nvidia-smi. Each query
+runs in a new process, because a process can use only one simulated host. The tests do not take expected values from
+earlier results of the library, but from NVIDIA's data and from what other processes really do."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 HERE = Path(__file__).resolve().parent
-# the variable VGPU_GPUSIM names another build of the simulated driver, such as native/build/gpusim-san
+# The variable VGPU_GPUSIM can name another build of the simulated driver, such as native/build/gpusim-san.
 LIBRARIES = Path(os.environ.get("VGPU_GPUSIM", ROOT / "native" / "build" / "gpusim"))
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change a GPU")
 PROFILES = ROOT / "native" / "gpusim" / "profiles"
@@ -28,7 +26,8 @@ class Host:
     """One simulated host with its own profile and state file."""
 
     def __init__(self, folder: Path, profile: str) -> None:
-        """Write the profile; the first process on the host creates the state from the profile."""
+        """Write the profile, the text that describes the driver and the GPUs. The first process on the host creates the
+        host's state from it."""
         folder.mkdir(parents=True, exist_ok=True)
         self.profile = folder / "host.profile"
         self.profile.write_text(profile)
@@ -36,7 +35,7 @@ class Host:
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("GPUSIM_", "CUDA_"))},
             "GPUSIM_PROFILE": str(self.profile),
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the tests number GPUs as NVML does
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # With this variable CUDA numbers the GPUs as NVML does.
             "GPUSIM_STATE": str(self.state),
             "LD_LIBRARY_PATH": str(LIBRARIES),
         }
@@ -51,18 +50,20 @@ class Host:
         return result
 
     def nvml(self, *expressions: str, setup: str = "", prefix: tuple = ()) -> list:
-        """Return the values of expressions over pynvml, evaluated in one new process; an NVMLError becomes its name."""
+        """Evaluate expressions with the names of pynvml in one new process, and return their values. The value of an
+        expression that raises an NVMLError is the error's name."""
         question = json.dumps({"setup": setup, "expressions": expressions})
         answer = self.run(*prefix, sys.executable, str(HERE / "ask_nvml.py"), question)
         return json.loads(answer.stdout)
 
     def ctl(self, *arguments: str) -> str:
-        """Run gpusimctl, which shows the host's real state and injects faults."""
+        """Run gpusimctl, the tool that shows the real state of the simulated host and causes faults."""
         return self.run(str(LIBRARIES / "gpusimctl"), *arguments).stdout
 
     @contextlib.contextmanager
     def worker(self, gpu: int, size: int = 0):
-        """Hold a CUDA context and memory on a GPU in another process while the block runs; yields its pid."""
+        """While the with block runs, another process has a CUDA context and memory on a GPU. Yields the pid of this
+        process."""
         worker = subprocess.Popen(
             [sys.executable, str(HERE / "hold_gpu.py"), str(gpu), str(size)],
             env=self.environment,
@@ -91,7 +92,7 @@ class RealSmi:
         self.version = (folder / "version").read_text().strip()
 
     def driver(self, profile: str) -> str:
-        """Return the profile with the driver version that this nvidia-smi requires."""
+        """Return the profile, changed to the driver version that this nvidia-smi requires."""
         text = profile if "\n" in profile else (PROFILES / f"{profile}.profile").read_text()
         lines = [line for line in text.splitlines() if not line.startswith("driver_version")]
         return "\n".join([f"driver_version = {self.version}", *lines, ""])

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA's own nvidia-smi, unchanged, on the simulated driver: driver 535 (Debian 12) and 550 (Debian 13)."""
+"""Runs NVIDIA's own, unchanged nvidia-smi on the simulated driver, in the versions for driver 535 (Debian 12) and 550
+(Debian 13)."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ SUITES = ["bookworm", "trixie"]
 
 @pytest.fixture(params=SUITES)
 def smi(request, make_host, real_smi):
-    """Return a caller of nvidia-smi on a host of the profile `mixed`, for each driver branch."""
+    """For each driver branch, return an object that runs nvidia-smi on a simulated host with the profile `mixed`."""
     real = real_smi(request.param)
 
     def call(*arguments: str, code: int = 0) -> str:
@@ -46,8 +47,8 @@ def test_list(smi):
     assert smi("-L").splitlines() == [f"GPU {i}: {name} (UUID: {uuid})" for i, (name, uuid) in enumerate(rows)]
 
 
-# Expected lines of nvidia-smi's table. Driver branches differ in the width of columns, so these are regular
-# expressions.
+# Expected lines of nvidia-smi's table. They are regular expressions, because the driver branches differ in the width of
+# columns.
 TABLE = [
     r"\| NVIDIA-SMI {version} +Driver Version: {version} +CUDA Version: 12\.2 +\|",
     r"\| +0  Tesla T4 +Off +\| +00000000:3B:00\.0 Off \| +0 \|",
@@ -72,7 +73,7 @@ def test_table(smi):
         )
 
 
-# columns: the query's fields; their expected values for GPU 0 and for GPU 2 of the profile `mixed`
+# Columns: the fields of the query; their expected values for GPU 0 of the profile `mixed`; those for GPU 2.
 FIELDS = {
     "index": ("0", "2"),
     "count": ("4", "4"),
@@ -116,7 +117,7 @@ def test_query_gpu(smi):
     assert query(smi, "gpu", "driver_version") == [[smi.version]] * 4
 
 
-# columns: section and line of `nvidia-smi -q -i 2`, expected value
+# Columns: the section and the line of the output of `nvidia-smi -q -i 2`; the expected value.
 DETAILS = {
     ("FB Memory Usage", "Total"): "81920 MiB",
     ("MIG Mode", "Current"): "Disabled",
@@ -162,7 +163,8 @@ def test_processes(smi):
 
 
 def test_unmeasured_driver_branch_shows_no_processes(make_host, real_smi):
-    """The layout of the process list differs by branch, so an unknown branch shows none rather than wrong processes."""
+    """The layout of the process list differs between driver branches. So for an unknown branch the list is empty,
+    because it might otherwise show wrong processes."""
     real = real_smi("bookworm")
     host = make_host(real.driver((PROFILES / "mixed.profile").read_text()).replace(real.version, "999.10.01"))
     with host.worker(0):
@@ -232,8 +234,8 @@ def test_mig(smi):
 
 @needs_root
 def test_reset_applies_pending_modes(smi):
-    """While a process uses the GPU, MIG mode stays pending and a reset is refused; after its end a reset makes both
-    modes current."""
+    """While a process uses the GPU, a changed MIG mode and a changed ECC mode stay pending, and a reset is refused.
+    After the process has ended, a reset makes both modes current."""
     modes = "mig.mode.current,mig.mode.pending,ecc.mode.current,ecc.mode.pending"
     with smi.host.worker(2):
         assert "pending" in smi("-i", "2", "-mig", "1")
@@ -257,7 +259,8 @@ def test_faults(smi):
 
 @pytest.mark.parametrize("profile", sorted(path.stem for path in PROFILES.glob("*.profile")))
 def test_example_profiles(smi, profile):
-    """Every example is a host that nvidia-smi can show; memory by model is checked against the vendor's figure."""
+    """nvidia-smi must be able to show the host of each example profile. The memory of each GPU model is compared with
+    NVIDIA's figure."""
     memory = {"t4x2": 15360, "v100x2": 16160, "a100-40": 40960, "a100-80x4": 81920, "h100": 81559, "h200": 143771}
     counts = {"t4x2": 2, "v100x2": 2, "a100-40": 1, "a100-80x4": 4, "h100": 8, "h200": 8, "gtx1080ti": 2, "mixed": 4}
     rows = query(smi.on(profile), "gpu", "memory.total,uuid")

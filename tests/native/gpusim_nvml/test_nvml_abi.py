@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares the library's types with nvidia-ml-py's, and its exported names with the real library's."""
+"""Compares the types of the simulated NVML library with those of nvidia-ml-py, and its exported names with those of
+NVIDIA's library."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from simulated_host import LIBRARIES, ROOT
 
 NVML = ROOT / "native" / "gpusim" / "nvml"
 
-# columns: C type, ctypes structure of nvidia-ml-py
+# Columns: the C type; the ctypes structure of nvidia-ml-py.
 STRUCTURES = [
     ("nvmlPciInfo_t", pynvml.nvmlPciInfo_t),
     ("nvmlPciInfoExt_t", pynvml.nvmlPciInfoExt_v1_t),
@@ -93,7 +94,8 @@ def test_every_name_of_the_real_library_is_exported(suite, real_smi):
 
 
 def test_names_without_a_body_answer_not_supported(mixed):
-    """Stubs read no argument, so any call is safe. Before nvmlInit they return UNINITIALIZED like other functions."""
+    """A stub, a function that is not implemented, reads no argument, so it can be called with any arguments. Before
+    nvmlInit it must return UNINITIALIZED like other functions."""
     stubs = ["nvmlDeviceGetVgpuMetadata", "nvmlUnitGetLedState", "nvmlGpmSampleGet", "nvmlVgpuTypeGetName"]
     calls = [f"nvmlLib.{name}()" for name in stubs]
     setup = "nvmlLib = ctypes.CDLL('libnvidia-ml.so.1')"

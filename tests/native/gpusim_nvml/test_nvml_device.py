@@ -10,7 +10,8 @@ import pytest
 
 MIB = 1 << 20
 
-# columns: model, name, MiB, SMs, compute capability, PCI device, brand, ECC, MIG instances, power limit in W
+# Columns: the model; its name; its memory in MiB; its SMs; its compute capability; its PCI device; its brand; whether
+# it has ECC; its number of MIG instances; its power limit in W.
 MODELS = {
     "T4": ("Tesla T4", 15360, 40, [7, 5], 0x1EB810DE, "NVML_BRAND_TESLA", True, 0, 70),
     "V100-16GB": ("Tesla V100-SXM2-16GB", 16160, 80, [7, 0], 0x1DB110DE, "NVML_BRAND_TESLA", True, 0, 300),
@@ -54,7 +55,7 @@ def test_model(make_host, model):
 UUIDS = [f"GPU-5a4f1d3e-000{n}-4c6b-9d57-7430c1a2b3d4" for n in (1, 2, 3, 4)]
 BUSES = ["00000000:3B:00.0", "00000000:5E:00.0", "00000000:AF:00.0", "00000000:D8:00.0"]
 
-# columns: expression, expected value on the profile `mixed`
+# Columns: the expression; its expected value on a host with the profile `mixed`.
 CALLS = {
     "nvmlSystemGetDriverVersion()": "535.261.03",
     "nvmlSystemGetNVMLVersion()": "12.535.261.03",
@@ -140,7 +141,7 @@ CALLS = {
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
-    """Returns the values of all calls, made in one process."""
+    """Evaluates all these expressions in one process and returns their values."""
     from simulated_host import PROFILES, Host
 
     host = Host(tmp_path_factory.mktemp("mixed"), (PROFILES / "mixed.profile").read_text())
@@ -159,7 +160,7 @@ def test_nvml_counts_initialisations(mixed):
     assert mixed.nvml("nvmlDeviceGetCount()", "nvmlLib.nvmlShutdown()", setup=shut) == ["NVML_ERROR_UNINITIALIZED", 1]
 
 
-# columns: version of the structure, expected return code
+# Columns: the version of the structure; the expected return code.
 VERSIONS = [(0x02000028, 0), (0x01000028, 25), (0x02000030, 25), (0, 25)]
 
 
@@ -185,7 +186,7 @@ def test_texts_are_never_cut(mixed):
 
 
 def test_threads_may_call_at_once(mixed):
-    """ctypes releases the interpreter's lock during a call, so calls of several threads really overlap."""
+    """ctypes releases Python's global lock during a call, so the calls of several threads really overlap."""
     setup = (
         "import threading\nwrong = []\n"
         "def ask(i):\n    for _ in range(200):\n"

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests faults as a monitor sees them: events that wake a wait in another process, lost GPUs, a missing driver.
-
-Strings such as ``nvmlDeviceGetCount()`` are Python expressions that ask_nvml.py evaluates in a new process. ``gpu(0)``
-is the handle of GPU 0."""
+"""Tests how a monitoring program sees faults: events that end a wait in another process, lost GPUs, and a missing
+driver. Strings such as ``nvmlDeviceGetCount()`` are Python expressions that ask_nvml.py evaluates in a new process.
+``gpu(0)`` is the handle of GPU 0."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ import pytest
 from simulated_host import HERE, LIBRARIES, needs_root
 
 XID, SINGLE_BIT, DOUBLE_BIT = 0x8, 0x1, 0x2
-# Code of a watcher like a device plugin: one event set for all events of GPUs 0 and 1. wait() returns the GPU, the
-# type, the data and the MIG instance of the next event.
+# Code of a program that waits for events, as a device plugin does. One event set receives all events of GPUs 0 and 1.
+# wait() returns the GPU, the type, the data and the MIG instance of the next event.
 WATCH = f"""
 import sys
 watched = nvmlEventSetCreate()
@@ -28,7 +27,7 @@ def wait(timeout):
 
 print("watching", flush=True)
 """
-# columns: gpusimctl's arguments, event that the watcher gets (GPU, event type, data)
+# Columns: the arguments of gpusimctl; the event that the waiting program gets: GPU, event type, data.
 EVENTS = [
     (["xid", "0", "79"], [0, XID, 79]),
     (["xid", "1", "31"], [1, XID, 31]),
@@ -39,7 +38,8 @@ EVENTS = [
 
 @pytest.fixture()
 def watcher(mixed):
-    """Start a process that waits for events of GPUs 0 and 1 without a time limit; stop it at the end."""
+    """Return a function that starts a process which waits for events of GPUs 0 and 1 without a time limit. The
+    processes are killed at the end."""
 
     def start(*expressions: str) -> subprocess.Popen:
         question = json.dumps({"setup": WATCH, "expressions": expressions})

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests MIG through nvidia-ml-py: modes, profiles, instances and their placements, MIG devices. Figures are the
-vendor's.
-
-Strings such as ``make(9)`` are Python expressions that ask_nvml.py evaluates in a new process, with the functions of
-SETUP."""
+"""Tests MIG through nvidia-ml-py: modes, profiles, instances and their placements, and MIG devices. The expected
+figures are NVIDIA's. Strings such as ``make(9)`` are Python expressions that ask_nvml.py evaluates in a new process,
+with the functions of SETUP."""
 
 from __future__ import annotations
 
@@ -52,8 +50,9 @@ PROFILES = {
         0: ("MIG 7g.141gb", 1, 7, 132),
     },
 }
-# make() creates an instance of a profile (a number such as 19) and returns its placement [start, size], left() returns
-# the remaining capacity, compute() creates a compute instance, mig() returns the handle of a MIG device.
+# Functions for the expressions. make() creates an instance of a MIG profile (a number such as 19) and returns its
+# placement [start, size]. left() returns, for each of seven profiles, how many more instances fit. compute() creates a
+# compute instance. mig() returns the handle of a MIG device.
 SETUP = """
 def profiles(handle):
     found = {}
@@ -106,7 +105,8 @@ def test_profiles_of_a_model(make_host, model):
     assert host.nvml("profiles(gpu(0))", setup=SETUP) == [sorted([key, *row] for key, row in PROFILES[model].items())]
 
 
-# columns: profiles in the order of their creation; the expected placement [start, size] of each
+# Columns: the profiles in the order in which instances are created; the expected placement [start, size] of each
+# instance.
 PLACED = [
     ([19] * 7, [[n, 1] for n in (6, 5, 4, 3, 2, 1, 0)]),
     ([19, 14, 5], [[6, 1], [4, 2], [0, 4]]),
@@ -114,7 +114,7 @@ PLACED = [
     ([0], [[0, 8]]),
     ([15] * 4, [[6, 2], [4, 2], [2, 2], [0, 2]]),
 ]
-# columns: created profiles, profile that can then not be created
+# Columns: the profiles of which instances are created; a profile of which no instance can then be created.
 FULL = [([0], 19), ([9, 9], 19), ([19] * 7, 19), ([20], 20), ([5, 9], 9), ([14] * 3, 14), ([19], 0)]
 
 
@@ -129,7 +129,8 @@ def test_mig_instance_that_does_not_fit_is_refused(a100, profiles, more):
     assert last == "NVML_ERROR_INSUFFICIENT_RESOURCES"
 
 
-# columns: profiles created first; expected remaining capacity for the profiles 19, 20, 15, 14, 9, 5, 0
+# Columns: the profiles of which instances are created first; how many instances then still fit of the profiles 19, 20,
+# 15, 14, 9, 5 and 0.
 CAPACITY = [
     ([], [7, 1, 4, 3, 2, 1, 1]),
     ([19], [6, 1, 3, 3, 1, 1, 0]),
@@ -157,7 +158,7 @@ def test_no_mig_instance_is_created_while_mig_is_off(make_host):
 
 
 def test_life_of_instances(a100):
-    """Each step runs in a new process: instances belong to the GPU, not to the creating process."""
+    """Each step runs in a new process, because instances belong to the GPU and not to the process that created them."""
     assert a100.nvml("make(9)", "make(14)", setup=SETUP) == [[4, 4], [2, 2]]
     assert a100.nvml("compute(instances(9)[0], 2)", setup=SETUP) == [[0, 0, 3]]
     assert a100.nvml("compute(instances(14)[0], 0)", "compute(instances(14)[0], 0)", setup=SETUP) == [

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the processes of a GPU, their memory and utilization, as another process reads them through nvidia-ml-py.
-
-Strings such as ``nvmlDeviceGetCount()`` are Python expressions that ask_nvml.py evaluates in a new process. ``gpu(0)``
-is the handle of GPU 0."""
+"""Tests what a process reads through nvidia-ml-py about the other processes of a GPU: their pids, memory and
+utilization. Strings such as ``nvmlDeviceGetCount()`` are Python expressions that ask_nvml.py evaluates in a new
+process. ``gpu(0)`` is the handle of GPU 0."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from simulated_host import HERE, ROOT, needs_root
 
 MIB = 1 << 20
 PROFILE = "clock = manual\njitter_percent = 0\nseed = 7\n[gpu]\nmodel = T4\n[gpu]\nmodel = V100-16GB\n"
-CONTEXT = {0: 104 * MIB, 1: 308 * MIB}  # memory of a context on these models: see the model table
+CONTEXT = {0: 104 * MIB, 1: 308 * MIB}  # Size of a context on these GPU models, from the simulator's table of models.
 ALL = 0xFFFFFFFF
 
 
@@ -78,8 +77,8 @@ def test_processes_and_their_memory(host):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace needs root")
 def test_pids_are_those_of_the_observers_namespace(host):
-    """As with a real driver, the host sees a container's process under the host's pid; the container does not see the
-    host's processes."""
+    """As with a real driver, the host sees a container's process by its pid on the host, and the container does not see
+    the host's processes."""
     call, used = "[p.pid for p in nvmlDeviceGetComputeRunningProcesses(gpu(0))]", "nvmlDeviceGetMemoryInfo(gpu(0)).used"
     container = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
     with host.client(0) as outside, host.client(0, prefix=container) as shell:
@@ -122,10 +121,12 @@ def test_one_busy_process(host):
         [samples] = host.nvml("nvmlDeviceGetProcessUtilization(gpu(0), 0)")
         assert [entry["pid"] for entry in samples] == [busy.pid]
         newest = samples[0]["timeStamp"]
-        # The first period began at the host's boot, on a busy machine long before the kernel: check only later ones.
+        # The first sampling period began when the simulated host was started. On a busy machine this may be long before
+        # the kernel, so check only later periods.
         [later] = host.nvml(f"nvmlDeviceGetProcessUtilization(gpu(0), {newest - 700_000})")
         assert 98 <= later[0]["smUtil"] <= 100
-        # NVML keeps a sample every 138.9 ms: 7 in the first second, none newer than the newest
+        # NVML keeps a sample every 138.9 ms, so 7 in the first second. A query for samples newer than the newest finds
+        # none.
         calls = [
             f"nvmlDeviceGetProcessUtilization(gpu(0), {newest})",
             f"len(nvmlDeviceGetProcessUtilization(gpu(0), {newest - 1}))",
@@ -146,7 +147,8 @@ def test_two_processes_share_and_each_sample_names_one(host):
         assert ring == 72, "the driver must keep the samples of the last 10 s, which are 72"
         assert sorted(entry["pid"] for entry in samples) == sorted([first.pid, second.pid])
         assert 90 <= sum(entry["smUtil"] for entry in samples) <= 100
-        # Each of 72 samples names either process with probability 1/2: 50 % ± 5 standard deviations of 5.9 %.
+        # Each of the 72 samples names one of the two processes, each with the probability 1/2. So a process gets 50 %
+        # with a standard deviation of 5.9 %. The range below is 5 standard deviations.
         assert all(20 <= entry["smUtil"] <= 80 for entry in samples)
 
 
@@ -157,7 +159,7 @@ def test_ended_short_kernel_has_no_sample(host):
         now, ring = host.nvml(*calls)
         assert now == 0
         values = [sample["sampleValue"]["uiVal"] for sample in ring]
-        # the kernel ran for 100 ms of the first period of 138.9 ms
+        # The kernel ran for 100 ms of the first period, which takes 138.9 ms.
         assert values[0] == pytest.approx(72, abs=1)
         assert values[1:] == [0] * 6
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests NVML's setters: every other process sees their changes, and only root may call them.
-
+"""Tests NVML's functions that change settings. Every other process must see the change, and only root may call them.
 Strings such as ``nvmlDeviceGetCount()`` are Python expressions that ask_nvml.py evaluates in a new process. ``gpu(0)``
 is the handle of GPU 0."""
 
@@ -12,7 +11,8 @@ from simulated_host import needs_root
 pytestmark = needs_root
 AS_NOBODY = "import os\nos.seteuid(65534)"
 
-# columns: setter, getter, value that the getter then returns in another process
+# Columns: the call that changes a setting; the call that reads it; the value that the latter then returns in another
+# process.
 SETTERS = [
     ("nvmlDeviceSetPersistenceMode(gpu(0), 1)", "nvmlDeviceGetPersistenceMode(gpu(0))", 1),
     ("nvmlDeviceSetComputeMode(gpu(0), 3)", "nvmlDeviceGetComputeMode(gpu(0))", 3),
@@ -22,7 +22,7 @@ SETTERS = [
     ("nvmlDeviceSetAccountingMode(gpu(0), 1)", "nvmlDeviceGetAccountingMode(gpu(0))", 1),
     ("nvmlDeviceSetMigMode(gpu(2), 1)", "nvmlDeviceGetMigMode(gpu(2))", [1, 1]),
 ]
-# columns: setter, error that it returns even for root
+# Columns: a call that changes a setting; the error that it returns even for root.
 REFUSED = [
     ("nvmlDeviceSetComputeMode(gpu(0), 1)", "NVML_ERROR_NOT_SUPPORTED"),
     ("nvmlDeviceSetComputeMode(gpu(0), 4)", "NVML_ERROR_INVALID_ARGUMENT"),
@@ -49,7 +49,8 @@ def test_refused(mixed, setter, error):
 
 
 def test_scope_of_a_power_limit_is_one_byte(mixed):
-    """nvidia-smi does not clear the padding after the scope's byte, so only the byte counts."""
+    """nvidia-smi does not clear the padding after the field `scope`, which is one byte. So the library must read only
+    this byte."""
     setup = (
         "lib = ctypes.CDLL('libnvidia-ml.so.1')\n"
         "def limit(scope, milliwatts, version=nvmlPowerValue_v2):\n"

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process sees GPUs by its device nodes if the profile requires them, and never by CUDA_VISIBLE_DEVICES."""
+"""Tests which GPUs NVML shows to a process. If the host's profile requires device nodes, NVML shows those GPUs whose
+device nodes the process has. CUDA_VISIBLE_DEVICES never matters."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import os
 
 import pytest
 
-# columns: device nodes in a container, GPUs that NVML shows in the container
+# Columns: the device nodes in a container; the GPUs that NVML shows there.
 NODES = [
     ("", []),
     ("nvidia0", [0]),
@@ -21,7 +22,8 @@ NODES = [
 @pytest.mark.parametrize(("nodes", "shown"), NODES, ids=[row[0] or "none" for row in NODES])
 def test_device_nodes_decide(make_host, nodes, shown):
     host = make_host("a100-80x4", device_nodes="require")
-    # The script runs the command with a private /dev that has only these nodes. The state file is outside of /dev.
+    # This script runs a command with a private /dev that has only the named device nodes. The host's state file is not
+    # in /dev, so it stays usable.
     script = (
         "mount -t tmpfs none /dev && mknod -m 666 /dev/null c 1 3 && mknod -m 666 /dev/urandom c 1 9 && "
         f'for node in {nodes}; do mknod -m 666 /dev/$node c 1 3; done; exec "$@"'

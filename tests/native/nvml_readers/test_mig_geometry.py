@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MIG geometries (which MIG devices each GPU is split into) are applied on the simulated driver.
-
-NVIDIA's own Python binding checks them in another process.
-"""
+"""Applies MIG geometries on the simulated driver. A MIG geometry says into which MIG devices a GPU is split. NVIDIA's
+own Python binding then reads the result in another process."""
 
 from __future__ import annotations
 
@@ -23,8 +21,8 @@ from simulated_host import Host, needs_root  # noqa: E402
 
 pytestmark = needs_root
 
-# Program that applies a MIG geometry by mig_apply.py. The wanted key fail_at is the number of the instance whose
-# creation fails.
+# A program that applies a MIG geometry by mig_apply.py. In its input, the key fail_at is the number of the instance
+# whose creation is made to fail.
 RUN = """\
 import json, sys
 sys.path.insert(0, sys.argv[1])
@@ -47,8 +45,8 @@ try:
 except mig_apply.MigError as fault:
     print(json.dumps({"error": str(fault)}))
 """
-# Code for ask_nvml.py: look() returns the MIG mode of a GPU and the names of its MIG devices, as NVIDIA's binding reads
-# them.
+# Code for ask_nvml.py, which evaluates expressions with NVIDIA's binding. look() returns the MIG mode of a GPU and the
+# names of its MIG devices.
 LOOK = """\
 def look(index):
     handle = nvmlDeviceGetHandleByIndex(index)
@@ -94,12 +92,13 @@ def seen(host: Host, count: int = 1) -> list[Any]:
     return found
 
 
-# columns: geometries (dicts from MIG profile to number of instances) that are applied one after another; after each,
-# the expected MIG devices that NVIDIA's binding reads, where None means that MIG is off
+# Columns: geometries that are applied one after another, each a dict from a MIG profile to the number of instances; for
+# each, the MIG devices that NVIDIA's binding must then read. None means that MIG is off.
 WAYS = [
     ([{"1g.5gb": 7}], [["1g.5gb"] * 7]),
     ([{"3g.20gb": 2}, {"3g.20gb": 1, "1g.5gb": 2}], [["3g.20gb"] * 2, ["1g.5gb", "1g.5gb", "3g.20gb"]]),
-    # Small instances occupy a large instance's place; no process uses them, so they are created again elsewhere.
+    # Small instances occupy the place that a large instance needs. No process uses them, so they are destroyed and
+    # created again elsewhere.
     ([{"1g.5gb": 7}, {"1g.5gb": 1, "3g.20gb": 1}], [["1g.5gb"] * 7, ["1g.5gb", "3g.20gb"]]),
     ([{"7g.40gb": 1}, {"4g.20gb": 1, "2g.10gb": 1, "1g.5gb": 1}], [["7g.40gb"], ["1g.5gb", "2g.10gb", "4g.20gb"]]),
     ([{"1g.5gb+me": 1, "1g.5gb": 6}, {}], [["1g.5gb"] * 6 + ["1g.5gb+me"], None]),
@@ -128,7 +127,7 @@ def test_what_stays_is_not_touched(machine):
     assert host.nvml(uuids) == before
 
 
-# columns: impossible geometry, expected words of the error message
+# Columns: an impossible geometry; expected words of the error message.
 REFUSED = [
     ({"1g.5gb": 8}, "takes at most 7 instances of 1g.5gb"),
     ({"1g.10gb": 1, "9g.80gb": 1}, "has no MIG profile 9g.80gb; it has 1g.10gb"),
@@ -173,7 +172,8 @@ def test_a_gpu_in_use_is_left_alone(machine):
 
 
 def test_instance_without_its_compute_instance_is_created_again(machine):
-    """A run that is killed before it creates the compute instance leaves an instance without one."""
+    """A run is killed after it has created an instance and before it has created the compute instance in it. The next
+    run must repair this."""
     host = machine(A100)
     host.nvml("nvmlDeviceSetMigMode(gpu(0), 1)", "bool(nvmlDeviceCreateGpuInstance(gpu(0), 9))")
     assert seen(host) == [[1, []]]

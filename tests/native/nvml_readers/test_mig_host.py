@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the MIG geometry of a host, and the systemd unit that creates it at boot: check, apply, repeat, reboot, undo.
-
-A MIG geometry says into which MIG devices each GPU is split.
-"""
+"""Tests the MIG geometry of a host: it says into which MIG devices each GPU is split. A systemd unit creates it at
+boot. The tests cover check mode, apply, a repeated run, a reboot, and the removal."""
 
 from __future__ import annotations
 
@@ -17,8 +15,8 @@ from test_mig_geometry import A100, LOOK, OFF, ROOT, Host, needs_root
 
 pytestmark = needs_root
 
-# Program that creates or removes the MIG geometry of a host by mig_host.py. It prints the plan, the commands and the
-# diff.
+# A program that creates or removes the MIG geometry of a host by mig_host.py. It prints the planned changes, the
+# commands and the diff.
 RUN = """\
 import json, sys
 sys.path.insert(0, sys.argv[1])
@@ -43,7 +41,7 @@ except Exception as fault:
 
 
 class Machine:
-    """A simulated host with a root folder; a reboot clears the driver's state."""
+    """A simulated host with a folder as its root file system. A reboot clears the driver's state."""
 
     def __init__(self, folder: Path) -> None:
         self.root = folder / "root"
@@ -66,7 +64,7 @@ class Machine:
         self.host.state.unlink()
 
     def boot_program(self) -> subprocess.CompletedProcess[str]:
-        """Runs the program that the unit starts."""
+        """Runs the program that the systemd unit starts."""
         return subprocess.run(
             [sys.executable, *self.words()],
             env=self.host.environment,
@@ -76,7 +74,8 @@ class Machine:
         )
 
     def words(self) -> list[str]:
-        """Returns the arguments that the unit's command passes to Python, with this root folder before each path."""
+        """Returns the arguments that the unit's command passes to Python. Each path is changed to a path in this root
+        folder."""
         unit = (self.root / "etc/systemd/system/vgpu-mig.service").read_text()
         (line,) = (one for one in unit.splitlines() if one.startswith("ExecStart="))
         return [str(self.root) + one if one.startswith("/") else one for one in line.split()[1:]]

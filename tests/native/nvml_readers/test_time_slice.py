@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the commands of the systemd unit that sets the time slice of GPUs by NVIDIA's nvidia-smi.
-
-They run on the simulated driver, and nvidia-smi then reads the result.
-"""
+"""A systemd unit sets the time slice of GPUs by NVIDIA's nvidia-smi. The tests run its commands on the simulated
+driver, and read the result by nvidia-smi."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ HERE = Path(__file__).resolve().parent
 BUILD = ROOT / "native" / "build"
 SOURCES = ROOT / "native/vcuda/src"
 LIBRARY = BUILD / "libvgpu.so"
-PRELOAD = str(LIBRARY)  # with --sanitizer, the sanitizer's runtime precedes the library
+PRELOAD = str(LIBRARY)  # With --sanitizer, the sanitizer's runtime is loaded before the library.
 PROBE = BUILD / "vgpu-probe"
 SIMULATOR = BUILD / "gpusim"
 sys.path[:0] = [str(HERE), str(ROOT / "plugins"), str(ROOT / "tests/native")]
@@ -259,11 +259,11 @@ class Host:
         return {pid: size for pid, size in found.items() if size}
 
     def physical(self, gpu: int = 0) -> dict:
-        """Returns a dict from each pid to the process's bytes on the GPU, contexts and modules included."""
+        """Returns a dict from each process's pid to its bytes on the GPU, including contexts and modules."""
         return self._processes(gpu, "total")
 
     def peak(self, gpu: int = 0) -> int:
-        """Returns the peak use of the process with the highest peak, in bytes."""
+        """Returns the highest peak use of any process, in bytes."""
         return max(self._processes(gpu, "peak").values(), default=0)
 
     def orphans(self, gpu: int = 0) -> int:
@@ -293,7 +293,8 @@ class Host:
 
     def puppet(self, route: str = "link", wrapper: tuple = (), program: str = "puppet", **options: object) -> Puppet:
         errors = self.folder / f"stderr.{len(self._puppets)}"
-        puppet = Puppet([*wrapper, self.programs / program, route], self.env(**options), errors)  # type: ignore[arg-type]
+        # type: ignore[arg-type]
+        puppet = Puppet([*wrapper, self.programs / program, route], self.env(**options), errors)
         self._puppets.append(puppet)
         return puppet
 

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the whole suite on a hostile driver: the simulated driver with permitted but difficult behaviours.
+"""Runs the whole suite on a hostile driver: the simulated driver with behaviours that are permitted but difficult for
+the library. The module also lists which tests are exempt from which behaviour, and why.
 
-The module also lists which tests are exempt from which behaviour, and why.
-
-``pytest tests/native/vcuda --hostile=all``, or the names of some behaviours (native/gpusim/README.md). Every profile of
-the suite gets the key `hostile`. With `callbacks`, every program also loads programs/tool.c, which creates contexts
-and loads modules inside the driver's callbacks.
-"""
+Usage: ``pytest tests/native/vcuda --hostile=all``, or with the names of some behaviours instead of ``all`` (see
+native/gpusim/README.md). A profile is the file that describes the simulated host; each profile of the suite gets the
+key `hostile`. With the behaviour `callbacks`, every program also loads programs/tool.c. This tool creates contexts and
+loads modules inside the driver's callbacks."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ import os
 
 BEHAVIOURS = ("context-lock", "callbacks", "teardown", "slow-nvml", "capture-query", "waiting-frees", "rounding")
 
-SECONDS = int(os.environ.get("VGPU_HOSTILE_SECONDS", "120"))  # time limit of one test
+SECONDS = int(os.environ.get("VGPU_HOSTILE_SECONDS", "120"))  # Time limit of one test.
 
 # These tests compare exact bytes and fail on a driver that rounds sizes up (checked 2026-11-23).
 EXACT_TESTS = (
@@ -51,7 +50,7 @@ EXACT_TESTS = (
     "test_unseen.py::test_without_the_library_an_unseen_context_exceeds_the_limit",
 )
 EXACT = "expects exact bytes, but this driver rounds sizes up to units of 2 MiB"
-# Keys: behaviour, then start of a test's name. Value: why the test runs without this behaviour.
+# For each behaviour a dict. Its keys: the start of a test's name. Its values: why the test runs without this behaviour.
 SPARED: dict[str, dict[str, str]] = {
     "rounding": dict.fromkeys(EXACT_TESTS, EXACT),
     "context-lock": {"test_blocked.py": "its programs deadlock under this behaviour, with and without the library"},

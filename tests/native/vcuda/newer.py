@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds a simulated driver of a later CUDA: the objects of native/gpusim, linked with programs/driver_newer.c."""
+"""Builds a simulated driver of a later CUDA. It consists of the objects of the simulated driver (native/gpusim), linked
+with programs/driver_newer.c, which replaces some functions."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from conftest import BUILD, HERE, ROOT, SIMULATOR
 OBJECTS = BUILD / "obj/gpusim"
 
 
-# key: object file of the simulated driver; value: its symbols that programs/driver_newer.c replaces
+# Keys: object files of the simulated driver. Values: their symbols that programs/driver_newer.c replaces.
 BEFORE = {
     "procaddress": ("cuGetProcAddress", "cuGetProcAddress_v2"),
     "vmm": ("cuMemCreate",),
@@ -21,7 +22,7 @@ BEFORE = {
 
 
 def own_before(folder: Path, built: Path, *symbols: str) -> Path:
-    """Copies an object file, gives these symbols in the copy the prefix gpusim_, and returns the copy."""
+    """Copies an object file, renames these symbols in the copy by the prefix gpusim_, and returns the copy."""
     names = [word for symbol in symbols for word in ("--redefine-sym", f"{symbol}=gpusim_{symbol}")]
     subprocess.run(["objcopy", *names, built, folder / built.name], check=True)
     return folder / built.name

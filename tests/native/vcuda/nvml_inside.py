@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queries NVML as a process of the container does, through nvidia-ml-py and by NVML's C functions."""
+"""Queries NVML as a process of the container does, through nvidia-ml-py and through NVML's C functions."""
 
 from __future__ import annotations
 

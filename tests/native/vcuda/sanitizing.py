@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the suite with a sanitizer: builds the library, collects the reports, and lists the tests to skip with reasons.
+"""Runs the suite with a sanitizer. This module builds the library, collects the sanitizer's reports, and lists which
+tests are skipped and why.
 
-``pytest tests/native/vcuda --sanitizer address`` (which includes undefined behaviour) or ``thread`` runs it. The
-sanitizer's runtime is preloaded before the library, so uninstrumented programs can load the library; the test programs
-are instrumented too, the simulated driver is not. Each report is a file in one folder. A test fails if one of its
-processes wrote a report.
+Usage: ``pytest tests/native/vcuda --sanitizer address`` (which includes undefined behaviour) or ``--sanitizer thread``.
+The library and the test programs are instrumented, the simulated driver is not. The sanitizer's runtime is preloaded
+before the library, so that programs without instrumentation can load the library. Each report is a file in one folder.
+A test fails if one of its processes wrote a report.
 
-``--sanitizer loader`` is the project's own check. The library reports its locks, and programs/loader_watch.c
-interposes the loader's functions and ends a process that calls such a function while it holds a lock of the library.
-"""
+``--sanitizer loader`` is the project's own check for deadlocks with the dynamic loader. The library reports its locks.
+programs/loader_watch.c replaces the loader's functions, and ends a process that calls one of them while it holds a lock
+of the library."""
 
 from __future__ import annotations
 
@@ -76,7 +77,8 @@ def build_watched() -> None:
         command += ["-I", str(ROOT / "native/vcuda/src"), "-I", str(ROOT / "native/vcuda/include"), "-shared", "-fPIC"]
         made = WATCHED / f"loader_watch.so.{os.getpid()}"
         subprocess.run([*command, source, "-o", made], check=True)
-        made.replace(WATCHED / "loader_watch.so")  # replaces the file atomically: another test run may be using it
+        # Replace the file atomically, because another test run may be using it.
+        made.replace(WATCHED / "loader_watch.so")
 
 
 class Sanitizer:
@@ -86,14 +88,14 @@ class Sanitizer:
         self.name = name
         self.flags = FLAGS[name]
         self.folder = Path(tempfile.mkdtemp(prefix="vgpu-sanitizer-"))
-        self.folder.chmod(0o1777)  # some tests run as another user
+        self.folder.chmod(0o1777)  # Some tests run as another user, who must be able to write reports.
         if name == "loader":
             self.library, runtime = WATCHED / "libvgpu.so", str(WATCHED / "loader_watch.so")
             self.environment = {"VGPU_WATCH_FOUND": str(self.folder)}
         else:
             self.library = ROOT / "native/build" / f"sanitized-{name}" / "libvgpu.so"
             asked = [os.environ.get("CC", "cc"), f"-print-file-name={RUNTIMES[name]}"]
-            # -print-file-name may return a link or a linker script; realpath follows the link.
+            # -print-file-name may return a symbolic link, which realpath follows, or a linker script.
             runtime = os.path.realpath(
                 subprocess.run(asked, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
             )

@@ -15,7 +15,8 @@ import pytest
 from conftest import BUILD, LIMIT, LINKED, SIMULATOR, Host, compile_program, layouts
 
 ARBITER = BUILD / "vgpu-arbiter"
-# Largest part of a measuring round for which programs may wait for a CPU, so that they lose at most 5 points of share.
+# The largest part of a measuring round for which programs may wait for a CPU. They then lose at most 5 percentage
+# points of their share.
 STARVED = 0.05
 ROUNDS = 12
 
@@ -30,7 +31,8 @@ def waited(pid: int) -> float:
 
 
 class Container:
-    """An allocation's folder on the node, and a second folder as its processes see /dev/vgpu/0 (the same inodes)."""
+    """A simulated container. It has an allocation's folder, as on the node, and a second folder with hard links to the
+    same files, as the container's processes see them in /dev/vgpu/0."""
 
     def __init__(self, node: Node, name: str, percent: int, pages: bool = True, **limits: object) -> None:
         self.node, self.name = node, name
@@ -125,14 +127,14 @@ class Node:
         return sum(waited(process.pid) for process in self.processes if process.poll() is None)
 
     def judged(self, processes: list, right: Callable[[list], bool], seconds: float = 2.0, most: float = 100.0) -> list:
-        """Returns the shares of the first usable round, in which ``right`` accepts them or no program waited long for a
-        CPU.
+        """Measures in rounds, and returns the shares of the first usable round.
 
-        A program that waits for a CPU launches late and leaves the GPU idle, whatever its limit.
+        A program that waits for a CPU launches late and leaves the GPU idle, whatever its limit. So a round is usable
+        if ``right`` accepts the shares or if no program waited long for a CPU.
 
-        A share above ``most`` is returned at once: a missing CPU never raises a share, except by the 50 ms of GPU time
-        that a container may save up while it waits. If no round is usable the test is skipped.
-        """
+        A round with a share above ``most`` is usable too, because a wait for a CPU does not raise a share. The
+        exception is the 50 ms of GPU time that a container may save up while it waits. If no round is usable, the test
+        is skipped."""
         for _round in range(ROUNDS):
             before = self.waited()
             found = self.shares(processes, seconds)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vgpu-arbiter, the node's service that gives GPU turns to containers, logs about allocations without files."""
+"""vgpu-arbiter is the node's service that gives containers turns on a GPU; it reads the files of each allocation
+(container). Tests what it logs about an allocation that has a folder but no files."""
 
 from __future__ import annotations
 
@@ -25,13 +26,13 @@ def arbiter(tmp_path: Path) -> Iterator[subprocess.Popen]:
 
 
 def test_young_allocation_is_not_reported_and_a_broken_one_is(arbiter: subprocess.Popen, tmp_path: Path) -> None:
-    """The device plugin makes an allocation's folder first and its files within milliseconds. A line for each pod that
-    starts would hide the lines that matter, and the arbiter logs only one line about each allocation.
-    """
+    """The device plugin first makes an allocation's folder, and its files milliseconds later. The arbiter must not log
+    this normal state, because a line for each new pod would hide the lines that matter. If the files stay missing, it
+    logs this in a single line."""
     until = time.monotonic() + PATIENCE_S
     seen: dict[str, Path] = {}
     while time.monotonic() < until and "late" not in (tmp_path / "log").read_text():
-        # Creates and removes a folder, as for an allocation that ends at once.
+        # Creates a folder and removes it again, as for an allocation that ends at once.
         name = f"short-{len(seen)}"
         seen[name] = tmp_path / "allocations" / name
         seen[name].mkdir()

@@ -80,7 +80,7 @@ def test_read_only_ledger_allows_no_context(host: Host) -> None:
     ],
 )
 def test_invalid_variable_is_logged_and_ignored(host: Host, name: str, value: str) -> None:
-    """Each invalid variable is logged in one line, and the limits file stays effective."""
+    """The library logs one line for each invalid variable, and still applies the limits file."""
     puppet = host.puppet(wrapper=container(host, PRELOAD), **FORCED, **{name: value}).start()
     assert puppet.say("info") == [OK, LIMIT - host.on_card(), LIMIT]
     assert puppet.refused("alloc", LIMIT) == OOM
@@ -132,7 +132,7 @@ def test_without_a_driver_a_program_fails_as_without_the_library(host: Host, lim
 
 # --- no CUDA ---
 
-# System calls that the loader makes for any library, so the comparison ignores them.
+# The dynamic loader makes these system calls for any library, so the comparison ignores them.
 LOADING = {"openat", "read", "fstat", "newfstatat", "mmap", "mprotect", "munmap", "close", "pread64", "brk"}
 QUIET = {
     "true": ["true"],
@@ -159,7 +159,8 @@ def calls(folder: Path, command: list, library: Path, env: dict) -> tuple:
         if not found or found[2] in ("wait4", "futex", "rt_sigreturn", "restart_syscall"):
             continue
         processes.add(found[1])
-        # The kernel restarts a clone that a signal interrupts, so the processes are counted instead.
+        # The kernel restarts a clone() that a signal interrupts, so the number of these calls varies. The test counts
+        # the new processes instead.
         if found[2] not in LOADING and not re.match("clone|v?fork", found[2]):
             names[found[2]] = names.get(found[2], 0) + 1
         files.update(re.findall(r'"(/[^"]*)"', found[3]))
@@ -172,7 +173,8 @@ def test_program_without_cuda_makes_no_extra_system_call(host: Host, program: st
     empty = host.folder / "empty.so"
     (host.folder / "empty.c").write_text("int nothing_at_all;\n")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", empty, host.folder / "empty.c"], check=True)
-    # The checkout's path must not matter, so a path with the repository's name is put into PATH.
+    # PATH gets a folder with the repository's name, so that the test's result does not depend on the path of the
+    # checkout.
     env = host.env(preload=False, PATH=f"{host.folder}/vgpu.fleet:{os.environ['PATH']}")
     ours, files = calls(host.folder, QUIET[program], LIBRARY, env)
     other, expected = calls(host.folder, QUIET[program], empty, env)
@@ -181,7 +183,7 @@ def test_program_without_cuda_makes_no_extra_system_call(host: Host, program: st
 
 
 def test_comparison_finds_a_library_that_makes_system_calls(host: Host) -> None:
-    """The negative control: a library that opens a file and calls getppid() before main is found."""
+    """The negative control: the comparison finds a library that opens a file and calls getppid() before main."""
     busy = host.folder / "busy.so"
     (host.folder / "busy.c").write_text(
         "#include <fcntl.h>\n#include <unistd.h>\n"

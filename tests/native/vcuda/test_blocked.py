@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library adds no deadlock and no error if driver calls block on the GPU or call back into a tool."""
+"""Driver calls may block until the GPU has finished work, or may call a tool (such as a profiler) back. The library
+must then cause no deadlock and no error."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def said(host: Host, program: Path, what: str, settled: bool = True, **options: 
     GPU.
     """
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(["timeout", str(PATIENCE_S), program, what], env=host.env(**options), **pipes) as process:  # type: ignore[call-overload]
+    # type: ignore[call-overload]
+    with subprocess.Popen(["timeout", str(PATIENCE_S), program, what], env=host.env(**options), **pipes) as process:
         line = process.stdout.readline()
         if line and settled and options.get("preload", True):
             assert host.charged() == host.on_card()

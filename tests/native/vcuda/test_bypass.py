@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vgpu-probe's bypass checks, each of which tries to get GPU memory past the library.
-
-Here only LD_PRELOAD loads the library. A tenant can remove it, so some checks must fail.
+"""Tests the bypass checks of vgpu-probe, each of which tries to get GPU memory past the library. Here only the variable
+LD_PRELOAD loads the library. A tenant can remove this variable, so some checks must fail.
 
 tests/integration/device_plugin/test_isolation.py runs the same checks in real slices, where they pass.
 """
@@ -96,7 +95,8 @@ SPOILING = [
 
 
 def test_probe_does_not_damage_a_ledger_in_use(host: Host) -> None:
-    """The probe must not truncate a used ledger: SIGBUS would kill every process that maps it, also the workload."""
+    """The ledger is the file in which the container's processes record their GPU memory. The probe must not truncate it
+    while it is in use, because SIGBUS would kill every process that maps it, including the workload."""
 
     def spoiled(folder: str) -> dict:
         environment = dict(host.driver_env)
@@ -123,11 +123,8 @@ WAYS_AT_ONCE = ["bypass-namespace", "bypass-symbol-table", "bypass-own-loader", 
 
 
 def test_open_bypasses_run_together_and_leave_no_memory(host: Host) -> None:
-    """With --hold, each bypass process keeps a small allocation and is named after its check.
-
-    The watcher, which compares the driver's figures of each process with the charges, can then be checked against these
-    processes.
-    """
+    """With --hold, the process of each bypass check keeps a small allocation and is named after its check. This serves
+    to test the watcher, the node's service that compares the driver's figures of each process with the charges."""
     names = ",".join(WAYS_AT_ONCE)
     command = [PROBE, "--json", "--together", "--checks", names, "--hold", "15000"]
     probe = subprocess.Popen(command, env=host.env(), stdout=subprocess.PIPE, text=True, start_new_session=True)
@@ -151,9 +148,8 @@ def test_open_bypasses_run_together_and_leave_no_memory(host: Host) -> None:
 
 
 def test_killed_probe_leaves_no_file(host: Host) -> None:
-    """The node's isolation check kills the probe while the probe holds memory; the probe's files in /tmp must not
-    remain.
-    """
+    """The node's isolation check kills the probe while the probe holds memory. No files of the probe may then remain in
+    /tmp."""
     command = [PROBE, "--json", "--together", "--checks", "bypass-own-loader", "--hold", "15000"]
     probe = subprocess.Popen(command, env=host.env(), stdout=subprocess.DEVNULL, start_new_session=True)
     try:
@@ -223,6 +219,6 @@ def test_invalid_time_limit_is_refused(host: Host, seconds: str) -> None:
 
 @pytest.mark.parametrize(("preload", "status"), [(True, 41), (False, 40)])
 def test_charged_program_counts_as_no_bypass(host: Host, preload: bool, status: int) -> None:
-    """Memory granted to a program that the ledger charges is no bypass; only uncharged memory is."""
+    """A program that gets memory has bypassed the library only if the ledger does not charge this memory."""
     command = [PROBE, "--together", "--beyond", "0", "honest"]
     assert subprocess.run(command, env=host.env(preload=preload), check=False, timeout=60).returncode == status

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vgpu-probe checks that memory stays charged after its release while another process or object uses it.
-
-Each check passes with the library and fails with a library that omits one charge.
-"""
+"""Memory that a program has released must stay charged as long as another process or object uses it. vgpu-probe has a
+check for each such case. Each check passes with the library, and fails with a library that omits the charge."""
 
 from __future__ import annotations
 
@@ -21,7 +19,8 @@ IPC, HANDLE, POOL, ARRAY = "bypass-ipc-kept", "bypass-handle-kept", "bypass-pool
 KEPT = [IPC, HANDLE, POOL, ARRAY]
 RELEASED, ENDED = "released", "ended"
 
-# The library also charges unaccounted memory that NVML shows for a process. UNSEEN disables this second charge.
+# The library has a second way to charge memory: it charges what NVML shows for a process beyond its charges. UNSEEN
+# disables this way, so that the missing charge is noticed.
 EXPORTED = "ledger_export(exported->device, exported->bytes, true);"
 SETTLE = "void unaccounted_settle(int index)\n{\n"
 UNSEEN = ("unaccounted.c", SETTLE, SETTLE + "    if (index >= 0) return;\n")
@@ -59,10 +58,8 @@ def test_memory_in_use_elsewhere_stays_charged(host: Host) -> None:
 
 
 def test_without_the_library_every_check_is_violated(host: Host) -> None:
-    """The negative control: in every check except ARRAY the driver grants memory beyond the slice.
-
-    In the ARRAY check the array's tiles keep their memory used on the GPU, so the driver refuses more memory.
-    """
+    """The negative control: without the library, the driver grants memory beyond the slice in every check except ARRAY.
+    In that check the tiles of a sparse array keep their memory in use, so the driver refuses more memory."""
     status, report = run(host, "--checks", ",".join(KEPT), preload=False)
     assert verdicts(report) == dict.fromkeys(KEPT, "violated"), report
     granted = [one["name"] for one in report["checks"] if "more were granted" in one["detail"]]
@@ -84,7 +81,7 @@ def test_probe_finds_a_library_that_omits_a_charge(host: Host, tmp_path: Path, m
     )
     found = {one["name"]: one for one in json.loads(done.stdout)["checks"]}
     assert {one for one in found if found[one]["verdict"] == "violated"} == {check}, done.stdout
-    # The check's detail says whether the exporting process released its memory or exited.
+    # The detail text of the check says whether the exporting process released its memory or exited.
     assert f"{when}: with the slice taken" in found[check]["detail"].replace("was left by its maker, which ", "")
 
 
@@ -96,7 +93,8 @@ def test_check_is_not_run_in_a_slice_too_small_for_two_processes(host: Host) -> 
 
 
 def test_checks_are_not_run_on_a_full_card(host: Host) -> None:
-    """On an oversold GPU that a neighbour has filled, the driver refuses the memory, so no check may pass."""
+    """A GPU is oversold if its slices are together larger than its memory. If a neighbour has filled it, the driver
+    refuses the memory in each check. This proves nothing about the library, so no check may pass."""
     host.write_limits(memory=LIMIT, oversubscribe=True)
     neighbour = host.puppet(preload=False).start()
     neighbour.get("alloc", CARD - host.on_card() - 2000 * MIB)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A captured graph has only the program's nodes. Captured launches are neither charged nor delayed.
+"""A program can capture launches into a graph instead of executing them. Then the graph must contain only the program's
+nodes, and the library must neither charge nor delay the captured launches.
 
-The library times launches by events. The simulated driver invalidates a capture if the library queries events during
-it.
-"""
+The library measures launches by timing events. The simulated driver makes a capture invalid if events are queried
+during it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from shares import Container, Node
 LAUNCHES = 200
 US = 50
 NEWER = SIMULATOR.with_name(SIMULATOR.name + "-615")
-# Keys: argument of programs/captures.c. Values: expected number of graphs, and number of launches outside the graphs.
+# Keys: the argument of programs/captures.c. Values: the expected number of graphs; the number of launches that are not
+# captured.
 HOW = {"hooked": (1, 3), "unseen": (1, 3), "recaptured": (5, 53), "unmatched": (1, 3), "newer": (1, 3)}
 
 
@@ -58,7 +59,8 @@ def test_captured_graph_has_only_the_programs_nodes(node: Node, how: str, percen
     assert run(node, container, how) == [LAUNCHES] * graphs
     if percent:
         said = container.said()
-        # The fast path may charge 250 us of captured launches per capture before the library reads the capture state.
+        # For most launches the library does not ask the driver whether a capture is active. So it may charge up to 250
+        # us for each capture before it notices the capture.
         counted = 2_000_000 * 2 + others * US * 1000 * 1.2 + graphs * 250_000
         assert said["used_ns"] < counted
         # If captured launches were throttled, they would have waited for a second at a share of 1 %.
@@ -66,5 +68,6 @@ def test_captured_graph_has_only_the_programs_nodes(node: Node, how: str, percen
 
 
 def test_launches_of_another_thread_do_not_break_a_capture(node: Node) -> None:
-    """During a global capture the library queries another thread's events in a capture mode that permits this."""
+    """A capture in global mode forbids unsafe calls in all threads. The library must still query the events of another
+    thread, in a capture mode that permits this."""
     assert run(node, Container(node, "a", 50, core_policy="force"), "meanwhile") == [LAUNCHES]

@@ -14,7 +14,7 @@ from conftest import LIMIT, LINKED, OK, OOM, PUPPET, ROOT, SOURCES, Host, compil
 pytestmark = pytest.mark.slow
 
 ARM = "aarch64-linux-gnu-gcc"
-# The tests use the cross compiler's libc, because no aarch64 container is available.
+# The programs run with the cross compiler's libc, because no aarch64 container is available.
 ARM_ROOT = "/usr/aarch64-linux-gnu"
 SHIPPED = ("libvgpu.so", "vgpu-probe", "vgpu-arbiter", "vgpu-limit-hook")
 
@@ -48,10 +48,9 @@ FLAGS = ["-O0", "-O1", "-O2", "-O3", "-Os", "-O2 -fno-optimize-sibling-calls"]
 @pytest.mark.parametrize("flags", FLAGS)
 @pytest.mark.parametrize("compiler", ["gcc", "clang"])
 def test_launch_hooks_keep_the_parameters(host: Host, tmp_path: Path, compiler: str, flags: str) -> None:
-    """The launch hooks pass stack arguments on unchanged at each optimisation level.
-
-    The simulated driver refuses a block with too many threads, too much shared memory, and duplicate parameters.
-    """
+    """At each optimisation level, the launch hooks must pass the arguments on the stack on unchanged. A changed
+    argument shows, because the simulated driver refuses too many threads in a block, too much shared memory, and
+    duplicate parameters."""
     objects = [object_of(source) for source in sources_of() if source.name != "launch.c"]
     library = tmp_path / "libvgpu.so"
     command = [compiler, *flags.split(), "-std=c11", "-D_GNU_SOURCE", "-fPIC", "-fvisibility=hidden", "-shared"]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A context that the driver keeps locked delays neither launches nor the correction of their charges on another GPU."""
+"""The driver may keep the context of one GPU locked for long. On another GPU this must delay neither launches nor the
+correction of their charges."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def node(host: Host):
 
 @pytest.mark.parametrize("percent", [50, 0])
 def test_locked_context_does_not_block_another_gpu(node: Node, percent: int) -> None:
-    """GPU 0 waits for launches on GPU 1. A library that makes these launches wait for GPU 0 would deadlock."""
+    """Work on GPU 0 ends only after launches on GPU 1. If the library made these launches wait for GPU 0, the program
+    would hang."""
     container = Container(node, "a", percent, core_policy="force")
     program = compile_program(node.folder, "apart", "apart.c", flags=LINKED)
     env = node.host.env(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A launch within its budget looks up its kernel's learned GPU time in the cost table, and reads the clock only
-sometimes.
-"""
+"""Tests the arithmetic that limits launches. The library measures how much GPU time each kernel takes and keeps this
+cost in a table. Each launch is charged the cost of its kernel, and waits if its container's budget of GPU time is
+empty. To save time, only some launches read the clock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def costs(tmp_path_factory: pytest.TempPathFactory):
     return run
 
 
-# About five of 200 random keys collide in the table of 4096 entries.
+# The table has 4096 entries. If the keys of the 200 kernels were random, about five of them would share an entry with
+# another kernel.
 @pytest.mark.parametrize("base", [0x55D1C0A01000, 0x7F3A00000010, 0x1000])
 @pytest.mark.parametrize("step", [0x10, 0x40, 0xC0, 0x200, 0x240, 0x1000, 0x4010, 0x10000])
 @pytest.mark.parametrize("shape", [(1, 1), (132, 1), (4096, 64)])
@@ -41,7 +42,8 @@ def test_function_has_an_entry_for_each_grid(costs) -> None:
     )
 
 
-# Launch shapes as (grid x, grid y, grid z, block width). Each shape may change a kernel's time, so each has a key.
+# Launch shapes as (grid x, grid y, grid z, block width). A kernel may take a different time for each shape, so each
+# shape must have its own key.
 SHAPES = [(x, y, z, block) for x in (1, 132) for y in (1, 3) for z in (1, 5) for block in (32, 256)]
 
 
@@ -49,10 +51,11 @@ def test_key_depends_on_the_grid_and_the_block_width(costs) -> None:
     assert costs("keys", *(part for shape in SHAPES for part in shape)) == [len(SHAPES)]
 
 
-# The numbers of kernels are small, about the table's capacity, and far above the capacity.
+# Numbers of kernels: a few, about as many as the table can hold, and far more.
 @pytest.mark.parametrize("count", [1000, 16_000, 60_000])
 def test_kernels_beyond_the_table_size_are_charged_a_learned_cost(costs, count: int) -> None:
-    """The charge must not be the 2 ms of an unmeasured kernel."""
+    """A kernel without an entry in the table must be charged a cost near that of other kernels. It must not be charged
+    2 ms like a kernel that was never measured."""
     mean, most = costs("crowd", count, 10, 20_000)
     assert 20_000 <= mean <= 40_000 and most <= 40_000, (mean, most)
 
@@ -101,9 +104,9 @@ def test_pauses_are_detected(costs, words: list, answers: list) -> None:
 
 
 GO, WAIT, MS = 0, 1, 1_000_000
-# columns: balance of the budget in ns, rate at which the budget refills in ppm of real time, cost of the launch in ns,
-# time that the launch has waited in ns; expected longest further wait in ns, where 0 means that the launch starts at
-# once
+# Columns 1 to 4: the budget's balance in ns; the rate at which the budget refills, in ppm of real time; the launch's
+# cost in ns; the time in ns for which the launch has waited so far. Column 5: the expected longest further wait in ns;
+# 0 means that the launch starts at once.
 BUDGETS = [
     *[(1, 300_000, 20_000, 0, 0), (5 * MS, 10_000, 20_000, 0, 0), (-MS, 1_000_000, 20_000, 0, 0)],
     *[(0, 300_000, 2 * MS, 0, 4), (0, 10_000, 2 * MS, 0, 101), (0, 999_999, 2 * MS, 0, 2)],
@@ -120,13 +123,15 @@ def test_launch_waits_only_until_the_budget_is_positive(
     answer, waits, then = costs("decides", balance, rate, cost, waited)
     assert answer == (WAIT if longest else GO)
     assert (0 < waits <= longest) if longest else waits == 0
-    # After the full wait the launch starts. A wait is cut at 10 ms, so that the library reads the limits and the
-    # arbiter's page again.
+    # After the full wait the budget is positive, so the launch starts. No wait is longer than 10 ms, because the
+    # library must then read the limits and the arbiter's page again. (The arbiter is the node's service that gives
+    # containers turns.)
     assert not longest or waits == 10 * MS or then > 0
 
 
-# columns: case, measured times of single launches in ns; expected: 1 if the kernel then counts as known, so that its
-# launches share a measurement, and the range of the learned cost in ns
+# Columns 1 and 2: the case; the measured times of single launches in ns. Column 3: expected 1 if the kernel then counts
+# as known, which means that several of its launches may share one measurement. Column 4: the expected range of the
+# learned cost in ns.
 LEARNED = [
     ("every launch takes the same time", [1000] * 8, 1, (1000, 1000)),
     ("the first launch loads the kernel", [60_000] + [1000] * 8, 1, (1000, 1000)),

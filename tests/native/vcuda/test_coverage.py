@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every driver function has a class (hooked, passed or denied) in coverage.txt, and the hooks match this table."""
+"""coverage.txt lists all driver functions. It says for each whether the library hooks, passes or denies it. The tests
+check that the list is complete and that the library's hooks match it."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def test_table_is_sorted_and_its_reasons_are_used() -> None:
 
 
 def test_hooked_and_denied_functions_match_hooks_def() -> None:
-    """The hooks of hooks.def are the hooked and denied functions of coverage.txt: change both files together."""
+    """hooks.def contains exactly the functions that coverage.txt lists as hooked or denied. So both files must be
+    changed together."""
     assert named("hooked", "denied") == HOOKED
 
 
@@ -62,7 +64,8 @@ def test_table_lists_every_function_of_nvidia(source: str) -> None:
 
 
 def test_every_version_of_a_hooked_nvml_function_is_hooked() -> None:
-    """An unhooked version of a hooked NVML function would show another container's figures."""
+    """If the library hooks an NVML function, it must hook all its versions. Through another version a program would see
+    another container's figures."""
     try:
         folder = driver_names.headers("13.5")
     except driver_names.Unavailable as why:
@@ -74,7 +77,7 @@ def test_every_version_of_a_hooked_nvml_function_is_hooked() -> None:
 def test_compare_newest_reports_names_missing_in_the_table(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """Runs the comparison of `make newest-headers` on headers in a local folder."""
+    """Runs the comparison that `make newest-headers` makes, but with headers in a local folder."""
     try:
         folder = driver_names.headers("13.5")
     except driver_names.Unavailable as why:
@@ -96,7 +99,8 @@ def test_compare_newest_reports_names_missing_in_the_table(
 
 
 def test_variants_of_a_function_have_the_same_class() -> None:
-    """A per-thread-stream variant needs the class of its plain function; a different class would be a bypass."""
+    """The variant of a function for per-thread streams must be listed like the plain function. Otherwise a program
+    could use the variant to bypass the limits."""
     by_name = {row.name: row for row in ROWS}
     pairs = 0
     for row in ROWS:
@@ -158,7 +162,7 @@ def compare(host: Host, pointers: Path, **environment: str) -> tuple[int, int]:
     wrong = []
     for question, bare, hooked in zip(asked, *answers, strict=True):
         expected = bare.split()
-        for at in (1, 5):  # position of the object's name in the line; the symbol's name follows
+        for at in (1, 5):  # Positions of the object's name in the line. The symbol's name follows each.
             if expected[at + 1] in HOOKED:
                 expected[at] = "libvgpu.so"
                 replaced += 1
@@ -178,7 +182,7 @@ def test_lookup_keeps_the_variant_of_every_function(host: Host, pointers: Path) 
 
 @pytest.mark.parametrize("source", driver_names.LIBRARIES)
 def test_lookup_keeps_the_variant_with_a_real_driver(host: Host, pointers: Path, source: str) -> None:
-    """NVIDIA's real driver library answers lookups without a GPU."""
+    """Compares with NVIDIA's real driver library, in which lookups work without a GPU."""
     try:
         library = driver_names.libcuda(source)
     except driver_names.Unavailable as why:
@@ -197,6 +201,7 @@ def test_simulated_driver_looks_up_like_the_real_driver(host: Host, pointers: Pa
     asked = [question for question in questions() if int(question.split()[1]) <= 12020]
     simulated = answers_of(pointers, host.env(preload=False), asked)
     real = answers_of(pointers, host.env(preload=False, LD_LIBRARY_PATH=str(library.parent)), asked)
-    # Each line: status, object, symbol, query result; then status, object and symbol of the old cuGetProcAddress.
+    # Each answer has seven words. The first four are the status, object, symbol and query result of
+    # cuGetProcAddress_v2, the others the status, object and symbol of the old cuGetProcAddress.
     different = [(q, one, other) for q, one, other in zip(asked, simulated, real, strict=True) if one != other]
     assert different[:20] == []

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library's declarations of the driver API match NVIDIA's cuda.h: sizes, offsets, numbers and parameters.
+"""Tests that the library's declarations of the driver API match NVIDIA's cuda.h: sizes, offsets, numbers and
+parameters.
 
-The tests compile one program that contains the library's declarations under new names, cuda.h, and static assertions
-that compare both. A difference is a compile error. The program defines __CUDA_API_VERSION_INTERNAL, so that cuda.h also
-declares old versions of functions.
-"""
+The tests compile a program that contains the library's declarations under new names, cuda.h, and static assertions that
+compare the two. So each difference is a compile error. The program defines __CUDA_API_VERSION_INTERNAL, so that cuda.h
+also declares old versions of functions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from conftest import ROOT
 
 SOURCES = ROOT / "native/vcuda/src/driver"
 PLAIN = {"char", "unsigned", "int", "long", "short", "float", "double", "void", "size_t", "const", "struct"}
-# The library only passes on pointers to these structures, so it does not declare their members.
+# The library only passes pointers to these structures on, so it does not declare their members.
 OPAQUE = {"CUctxCreateParams", "CUexecAffinityParam"}
 
 
@@ -38,7 +38,7 @@ def our_types() -> dict[str, list[str]]:
     text, found = our_abi(), {}
     for body, name in re.findall(r"typedef struct \{(.*?)\n\} (\w+);", text, re.DOTALL):
         flat, nested = body, 1
-        while nested:  # replaces the innermost structure first
+        while nested:  # The innermost structure is replaced first.
             flat, nested = re.subn(r"(?:struct|union) \{[^{}]*\} (\w+);", r"int \1;", flat)
         members = []
         for line in flat.split(";"):
@@ -105,7 +105,7 @@ def program(folder: Path) -> str:
             continue
         lines.append(check(f"sizeof(ours_{name}) == sizeof({name})", f'"size of {name}"'))
         for member in members:
-            if member == "reserved":  # later CUDA versions name parts of the reserved words
+            if member == "reserved":  # Later CUDA versions give names to parts of the reserved words.
                 continue
             same = f"__builtin_offsetof(ours_{name}, {member}) == __builtin_offsetof({name}, {member})"
             lines.append(check(same, f'"{name}.{member}"'))
@@ -168,7 +168,7 @@ BROKEN = [
     "ours, other", BROKEN, ids=["member offset changed", "number changed", "structure size changed"]
 )
 def test_comparison_finds_a_changed_declaration(headers: Path, tmp_path: Path, ours: str, other: str) -> None:
-    """The negative control: with one change in the library's header the program does not compile."""
+    """The negative control: if the library's header is changed in one place, the program does not compile."""
     text = (SOURCES / "cuda_abi.h").read_text()
     assert ours in text
     (tmp_path / "cuda_abi.h").write_text(text.replace(ours, other))
@@ -178,7 +178,8 @@ def test_comparison_finds_a_changed_declaration(headers: Path, tmp_path: Path, o
 
 
 def test_every_declared_name_is_in_a_header() -> None:
-    """Every declared name is in cuda.h, except functions of graphics headers: a misspelt name would be missing."""
+    """Every name that the library declares must be in cuda.h, so that a misspelt name is found. Functions of the
+    graphics headers are the exception."""
     declared: set[str] = set()
     unknown = set(our_numbers())
     for source in driver_names.HEADERS:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that only a sparse array or a multicast object keeps in use stays charged. Invalid pools are refused.
+"""A program may release memory that is still bound to a sparse array or a multicast object. Such memory stays in use on
+the card, so it must stay charged. Other tests check that invalid memory pools are refused.
 
 Strings such as ``alloc 10 4096`` (allocate 4096 bytes, keep the address in register 10) are commands to
 programs/puppet.c."""
@@ -68,7 +69,8 @@ def test_multicast_is_refused_on_a_card_without_it(host: Host) -> None:
 
 
 def test_managed_pool_without_a_device_is_refused(host: Host) -> None:
-    """The pool's memory may migrate to any GPU, so the library cannot know which slice to charge."""
+    """The memory of such a pool may migrate to any GPU. The library could not know which slice to charge, so it refuses
+    the pool."""
     puppet = host.puppet().start()
     for place in (NOWHERE, HOST_MEMORY):
         assert puppet.result(f"pool-of 10 {MANAGED} {place}") == NOT_SUPPORTED

@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loaded code and the heaps of a context are charged as many bytes as the driver took.
-
-Code that the driver loads lazily is charged with the next allocation.
-
-Strings such as ``library 10 4096`` (load code of 4096 bytes, keep the handle in register 10) are commands to
-programs/puppet.c."""
+"""For loaded code and for the heaps of a context, the library charges as many bytes as the driver used. If the driver
+loads code only when a kernel needs it, this code is charged at the next allocation. Strings such as ``library 10 4096``
+(load code of 4096 bytes, keep the handle in register 10) are commands to programs/puppet.c."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ STEP = LIMIT // 32 + MIB
 
 
 def step(puppet: Puppet) -> None:
-    """Makes an allocation, because the library then charges code that was loaded without a measurement."""
+    """Makes an allocation. The library then charges code that it could not measure when the code was loaded."""
     say(puppet, f"alloc 59999 {STEP}", "free 59999")
 
 
@@ -100,13 +97,11 @@ def test_library_in_two_contexts_is_charged_to_both_devices(host: Host) -> None:
     assert [host.charged(0), host.charged(1)] == [host.on_card(0), host.on_card(1)] == before
 
 
-# columns: commands that make the driver load code late; seconds after which the library measures this code
+# Columns: the commands that make the driver load code late; after how many seconds the library measures this code.
 @pytest.mark.parametrize(("brings", "later"), [(("kernel-function 21 20",), 0.0), (("launch 20", "sync"), 2.1)])
 def test_late_code_over_the_limit_blocks_allocations(host: Host, brings: tuple, later: float) -> None:
-    """The library cannot refuse code that the driver loads late.
-
-    While such code exceeds the limit, the library refuses every allocation.
-    """
+    """The library cannot refuse code that the driver loads only when a kernel needs it. If such code exceeds the limit,
+    the library refuses every allocation."""
     other, puppet = host.puppet().start(), host.puppet().start()
     say(other, f"alloc 30 {4 * MIB}", "alloc 31 1")
     puppet.get("alloc", LIMIT - host.on_card() - MIB)
@@ -153,7 +148,7 @@ TIMES = 40
 @pytest.mark.skipif(not shutil.which("strace"), reason="needs strace")
 @pytest.mark.parametrize("words", ASKS)
 def test_only_module_loads_query_nvml(host: Host, words: str) -> None:
-    """A program may look up thousands of kernels, so a lookup must not query NVML, which takes 5 ms here."""
+    """A program may look up thousands of kernels. An NVML query takes 5 ms here, so a lookup must not query NVML."""
     host.become(PROFILE.replace("[gpu]", "hostile = slow-nvml\n[gpu]"))
     asked = []
     for times in (1, 1 + TIMES):

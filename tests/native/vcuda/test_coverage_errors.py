@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Invalid calls get the driver's own error in every state, and the library changes no state of the process.
-
-Strings such as ``call cuMemFree_v2 $10`` are commands to programs/puppet.c: $10 is the value of register 10, @10 its
-address."""
+"""If a program makes an invalid call, it must get the driver's own error, in every state of the process. The library
+must not change the state of the process. Strings such as ``call cuMemFree_v2 $10`` are commands to programs/puppet.c:
+$10 is the value of register 10, @10 its address."""
 
 from __future__ import annotations
 
@@ -70,9 +69,9 @@ WRONG = [
     "cuDeviceTotalMem_v2 0 0",
     "cuMemGetInfo_v2 0 @10",
 ]
-# Keys: states of the process. Values: puppet commands that lead to the state, and the error of every call in this
-# state, or None. The driver's order of checks is unknown, so a call with invalid arguments may return the state's error
-# or the argument's error.
+# Keys: states of the process. Values: the puppet commands that lead to the state; the error that every call returns in
+# this state, or None. In which order the driver checks is unknown, so a call with invalid arguments may return the
+# error of the state or that of the argument.
 STATES = {
     "not initialised": ((), 3),
     "no context": (("init",), 201),
@@ -82,10 +81,8 @@ STATES = {
 
 
 def hooked() -> list[str]:
-    """Returns the hooked functions of this driver that can be called without arguments.
-
-    The list omits functions that read a name and functions that change the current context.
-    """
+    """Returns those hooked functions of this driver that the test calls without arguments. Functions that read a name
+    and functions that change the current context are left out."""
     other = re.compile("ProcAddress|Ctx(Set|Pop|Push)")
     return [r.name for r in ROWS if r.verdict != "passed" and "535" in r.where and not other.search(r.name)]
 
@@ -126,7 +123,8 @@ before = state()
 
 
 def test_first_calls_change_no_process_state(host: Host) -> None:
-    """The first calls change the process state no more than the bare driver does, which opens descriptors."""
+    """With the library the first calls change the state of the process no more than without it. The driver itself opens
+    descriptors."""
     code = STATE + (
         "cuda = ctypes.CDLL('libcuda.so.1'); context, pointer = ctypes.c_void_p(), ctypes.c_uint64()\n"
         "assert cuda.cuInit(0) == 0 and cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0) == 0\n"
@@ -145,7 +143,7 @@ def test_first_calls_change_no_process_state(host: Host) -> None:
     assert found[1].startswith("[True, True, True, True, ")
 
 
-# columns: the puppet command that allocates, its arguments, a legal command that frees the memory
+# Columns: the puppet command that allocates; its arguments; a legal command that frees the memory.
 PAIRS = [
     ("alloc", f"{3 * MIB}", "free"),
     ("alloc", f"{3 * MIB}", "free-async"),

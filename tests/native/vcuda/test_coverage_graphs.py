@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that the driver reserves for graphs is charged, counts against the limit, and is uncharged by a trim.
-
-Strings such as ``launch-graph 30 0`` (launch the graph in register 30) are commands to programs/puppet.c.
-"""
+"""The driver reserves memory for graphs that allocate. This memory is charged and counts against the limit; a trim
+releases it and ends the charge. Strings such as ``launch-graph 30 0`` (launch the graph in register 30) are commands to
+programs/puppet.c."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ MADE = {
     "captured, per-thread streams": (f"capture 10 {SIZE} 0 1",),
     "captured and freed": (f"capture 10 {SIZE} 1 0",),
 }
-# Keys: the number by which the puppet command `instantiate` names a function. Values: this driver function.
+# Keys: the number that the puppet command `instantiate` takes. Values: the driver function that it then calls.
 FORMS = {
     0: "cuGraphInstantiateWithFlags",
     1: "cuGraphInstantiate",
@@ -83,7 +82,8 @@ def test_trimmed_graph_is_refused_until_its_memory_fits(host: Host, word: str) -
 
 
 def test_graph_runs_repeatedly_at_the_limit(host: Host) -> None:
-    """A graph launch reuses the memory that the device keeps for graphs, so it needs no further free memory."""
+    """The device keeps memory for graphs. A launch reuses it, so the launch succeeds although no other memory is free.
+    The memory is charged only once."""
     puppet = host.puppet().start()
     say(puppet, *MADE["freed in the graph"], "instantiate 30 10 0", "launch-graph 30 0", "sync")
     puppet.get("alloc", LIMIT - host.on_card())
@@ -101,7 +101,8 @@ def test_allocation_reclaims_unused_graph_memory(host: Host) -> None:
 
 
 def test_captured_graph_launch_is_charged_its_memory(host: Host) -> None:
-    """A captured launch becomes a child graph, whose memory nodes are charged with the parent graph."""
+    """If the launch of a graph is captured, the graph becomes a child of the captured graph. Its memory must be charged
+    with the parent graph."""
     puppet = host.puppet().start()
     say(puppet, *MADE["freed in the graph"], "instantiate 30 10 0", "exec-destroy 30", "trim 0")
     before = host.on_card()

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory shared by CUDA IPC is charged once, to the exporting process, as long as any process has it.
-
-Strings such as ``alloc 10 4096`` (allocate 4096 bytes, keep the address in register 10) and ``call cuMemFree_v2 $10``
-are commands to programs/puppet.c: $10 is the value of register 10, @10 its address."""
+"""Memory that processes share by CUDA IPC is charged once, to the exporting process. The charge lasts as long as any
+process uses the memory. Strings such as ``alloc 10 4096`` (allocate 4096 bytes, keep the address in register 10) and
+``call cuMemFree_v2 $10`` are commands to programs/puppet.c: $10 is the value of register 10, @10 its address."""
 
 from __future__ import annotations
 
@@ -61,14 +60,15 @@ def test_freed_memory_stays_charged_while_it_is_imported(host: Host, two: tuple,
         contexts = host.physical()[user.process.pid]
         user.process.kill() if closed == "kill" else user.end()
         user.process.wait(20)
-    if not contexts:  # the library checks for dead processes periodically and before it refuses an allocation
+    if not contexts:  # The library checks for dead processes periodically, and before it refuses an allocation.
         assert maker.say("info")[1] == rest + SIZE
     say(maker, f"alloc 11 {rest + SIZE + contexts}")
     assert host.charged() == host.on_card() == LIMIT
 
 
 def test_repeated_exports_do_not_exceed_the_limit(host: Host, two: tuple) -> None:
-    """If the library kept no record of open imports, the memory of each round would become free for the next round."""
+    """In each round a process exports memory, releases it and leaves the import open. If the library did not record
+    open imports, each round would get the same memory again."""
     maker, user = two
     for number in range(20):
         status = maker.result(f"alloc 10 {SIZE}")
@@ -92,10 +92,8 @@ def test_without_the_library_repeated_exports_exceed_the_limit(host: Host) -> No
 
 @pytest.mark.parametrize("end", ["end", "kill"])
 def test_memory_of_a_dead_exporter_stays_charged_while_it_is_imported(host: Host, two: tuple, end: str) -> None:
-    """The dead exporter's other memory is released. The simulated driver also frees the exported memory.
-
-    Hardware keeps exported memory, so it stays charged.
-    """
+    """The exporter dies while its memory is imported. Its other memory is released. Hardware keeps the exported memory,
+    so its charge stays, although the simulated driver frees it."""
     maker, user = two
     say(maker, f"alloc 10 {SIZE}", f"alloc 11 {3 * SIZE}")
     say(user, f"ipc-open 20 {lend(maker, 10)}")
@@ -105,7 +103,7 @@ def test_memory_of_a_dead_exporter_stays_charged_while_it_is_imported(host: Host
     assert context == host.physical()[user.process.pid]
     assert user.refused("alloc", LIMIT - context - SIZE + 1) == OOM
     say(user, f"alloc 30 {LIMIT - context - SIZE}", "free 30")
-    # a new process must not take the ledger slot (the process's entry) in which the memory is charged
+    # The memory is charged in the dead process's slot, its entry in the ledger. A new process must not take this slot.
     third = host.puppet().start()
     assert third.refused("alloc", LIMIT - 2 * context - SIZE + 1) == OOM
     assert host.charged() == 2 * context + SIZE, (
@@ -118,7 +116,7 @@ def test_memory_of_a_dead_exporter_stays_charged_while_it_is_imported(host: Host
 
 
 def test_forked_child_has_no_open_imports(host: Host, two: tuple) -> None:
-    """A forked child that outlives its parent does not keep the parent's imports charged."""
+    """If a forked child outlives its parent, it must not keep the parent's imports charged."""
     maker, user = two
     say(maker, f"alloc 10 {SIZE}")
     say(user, f"ipc-open 20 {lend(maker, 10)}")
@@ -142,7 +140,7 @@ def test_import_without_a_ledger_is_refused(host: Host, two: tuple) -> None:
 
 @pytest.fixture
 def apart(host: Host) -> Puppet:
-    """Returns a process of another container, which has a ledger of its own."""
+    """Returns a process of another container. That container has its own ledger, the record of its GPU memory."""
     elsewhere = host.folder / "elsewhere"
     elsewhere.write_bytes(layouts.pack_ledger(host.uuids, "other"))
     return host.puppet(CUDA_DEVICE_MEMORY_SHARED_CACHE=str(elsewhere)).start()
@@ -151,7 +149,7 @@ def apart(host: Host) -> Puppet:
 @pytest.mark.parametrize("made_here", [False, True])
 def test_import_from_another_container_is_refused(host: Host, apart: Puppet, made_here: bool) -> None:
     user, bare = host.puppet().start(), host.puppet(preload=False).start()
-    if made_here:  # the container has exported another handle itself
+    if made_here:  # This container has itself exported another handle.
         say(user, f"alloc 10 {MIB}")
         lend(user, 10)
     say(apart, f"alloc 10 {SIZE}")
@@ -162,14 +160,14 @@ def test_import_from_another_container_is_refused(host: Host, apart: Puppet, mad
         "the driver refuses the handle itself, so the test proves nothing"
     )
     say(bare, "call cuIpcCloseMemHandle $20")
-    # The refused import left nothing open: the exporting process's free returns the memory to the GPU.
+    # The refused import left nothing open, so when the exporting process frees the memory, the GPU gets it back.
     before = host.on_card()
     say(apart, "free 10")
     assert host.on_card() == before - SIZE
 
 
 def test_exports_between_containers_do_not_exceed_their_limits(host: Host, apart: Puppet) -> None:
-    """Memory that another container could import would be charged to no container after the exporter's free."""
+    """If another container could import memory, no container would be charged for it after the exporter's free."""
     user = host.puppet().start()
     for number in range(10):
         say(apart, f"alloc 10 {SIZE}")

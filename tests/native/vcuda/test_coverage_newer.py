@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A driver of CUDA 13.5 has versions of functions that are newer than the library.
-
-The library charges a version that it knows at the call, and the memory of an unknown version with the next allocation,
-however the program looks the function up.
-
-Strings such as ``alloc 10 4096`` (allocate 4096 bytes, keep the address in register 10) and ``call cuMemFree_v2 $10``
-are commands to programs/puppet.c: $10 is the value of register 10, @10 its address."""
+"""A newer driver, here of CUDA 13.5, may have versions of functions that the library does not know. If a function is
+known, the library charges its memory at the call. If it is not, the memory is charged at the next allocation. This must
+hold for each way to look functions up. Strings such as ``alloc 10 4096`` (allocate 4096 bytes, keep the address in
+register 10) and ``call cuMemFree_v2 $10`` are commands to programs/puppet.c: $10 is the value of register 10, @10 its
+address."""
 
 from __future__ import annotations
 
@@ -48,8 +46,8 @@ def newer(host: Host, driver: Path, tmp_path: Path) -> Host:
 
 
 class Way(NamedTuple):
-    """How to call a newer function: puppet commands before the call, its arguments, and puppet commands after the call,
-    which use the memory or give up other references to it."""
+    """How to call a newer function: the puppet commands before the call, the arguments of the call, and the puppet
+    commands after the call. These use the memory or release other references to it."""
 
     before: tuple
     arguments: str
@@ -131,9 +129,8 @@ WAYS = ["link", "proc", "handle", "next", "default"]
 def test_capture_by_a_newer_function_has_only_the_programs_nodes(
     newer: Host, program: Path, way: str, capture: str
 ) -> None:
-    """Outside a capture the library throttles each launch of this long kernel and records an event after it, so a
-    missed capture would show as further nodes.
-    """
+    """The kernel is so long that, outside a capture, the library records an event after each launch. If the library
+    missed the capture, these events would become nodes of the graph."""
     devices = [{"uuid": uuid, "memory_bytes": 1 << 34, "sm_percent": 5} for uuid in newer.uuids]
     newer.write_limits(devices=devices, core_policy="force")
     assert run(newer, program, way, capture, preload=False) == (0, "200 nodes\n"), (
@@ -164,7 +161,8 @@ def test_memory_of_an_unknown_version_is_charged_with_the_next_allocation(newer:
 
 
 def test_table_lists_every_version_of_a_hooked_function() -> None:
-    """No version of a hooked function is passed through: the library would take it for an unknown later version."""
+    """coverage.txt must not list any version of a hooked function as passed, because the library would treat this
+    version as a later one that it does not know."""
     by_name = {row.name: row for row in ROWS}
     hooked = {FORM.sub("", row.name) for row in ROWS if row.verdict == "hooked"}
     found = [name for name, row in by_name.items() if row.verdict == "passed" and FORM.sub("", name) in hooked]

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls each driver function that binds memory or queues work and that the library does not hook.
-
-After each call, the memory charged to the process must equal the memory that the simulated card has in use. Lines such
-as ``cuMemFreeHost $33`` name a driver function and its arguments for programs/puppet.c: $33 is the value of register
-33, @33 its address."""
+"""Tests driver functions that the library does not hook although they bind memory or queue work. After each call, the
+memory charged to the process must equal the memory in use on the simulated card. Lines such as ``cuMemFreeHost $33``
+name a driver function and its arguments for programs/puppet.c: $33 is the value of register 33, @33 its address."""
 
 from __future__ import annotations
 
@@ -14,9 +12,10 @@ from test_coverage import ROWS, STREAM_VARIANT
 from test_coverage_graphs import say
 
 SIZE = 8 * MIB
-BOTH_DEVICES = 1  # a CUmemLocation that names device 0, as one number
-EVERYWHERE = 0xFFFFFFFF  # CU_DEVICE_CPU (-1)
-# Registers: 10 device memory, 11 managed memory, 2 the context of device 1, 50 an access descriptor of device 0.
+BOTH_DEVICES = 1  # A CUmemLocation that names device 0, as one number.
+EVERYWHERE = 0xFFFFFFFF  # The constant CU_DEVICE_CPU, which is -1.
+# Contents of the registers: 10 device memory; 11 managed memory; 2 the context of device 1; 50 an access descriptor of
+# device 0.
 CALLS = """
 cuStreamCreate @20 1
 cuStreamCreateWithPriority @21 1 0
@@ -68,8 +67,8 @@ cuStreamSynchronize $20
 cuEventDestroy_v2 $22
 cuStreamDestroy_v2 $20
 """
-# Copies, fills, events and host callbacks. Registers: 12 and 13 arrays, 30 pinned host memory, 200 a 2D copy
-# descriptor, 240 a 3D copy descriptor, 280 a 3D copy descriptor between contexts.
+# Copies, fills, events and host callbacks. Contents of the registers: 12 and 13 arrays; 30 pinned host memory; 200 a
+# descriptor of a 2D copy; 240 of a 3D copy; 280 of a 3D copy between contexts.
 QUEUED = """
 cuMemcpy $11 $10 65536
 cuMemcpyAsync $11 $10 65536 $20
@@ -119,9 +118,11 @@ cuStreamSynchronize $20
 PLANE = ("0 0 2 0 $10 0 1024 0 0 2 0 $11 0 1024", "512 64")
 BOX = ("0 0 0 0 2 0 $10 0 {0} 1024 64 0 0 0 0 2 0 $11 0 {0} 1024 64", "512 64 1")
 QUEUING = {"copies", "orders", "host-callback"}
-# Reasons in coverage.txt whose functions can bind memory; functions with other reasons cannot.
+# coverage.txt gives a reason why a function is not hooked. Functions with these reasons may bind memory, all others
+# cannot.
 BINDING = {"managed", "host-memory", "handles", "address", "shared", "exported", "pool-setting"}
-# Keys: functions with these reasons that CALLS omits. Values: the test that calls the function, or why no test can.
+# Keys: functions with these reasons that CALLS does not contain. Values: the test that calls the function, or why no
+# test can call it.
 ELSEWHERE = {
     "cuIpcOpenEventHandle": "its handle is passed by value, and it refers to no memory",
     "cuMemImportFromShareableHandle": "test_memory.py",
@@ -141,7 +142,7 @@ def test_unhooked_memory_functions_take_no_uncharged_memory(host: Host) -> None:
     for line in CALLS.strip().splitlines():
         status = puppet.result(f"call {line}")
         assert status == OK, f"{line}: the simulated driver returns {status}, so the test proves nothing"
-        # Managed memory stays charged after a prefetch to the host: any access from the GPU may move it back.
+        # Managed memory stays charged after a prefetch to the host, because any access from the GPU may move it back.
         away = SIZE if "Prefetch" in line and " 0xffffffff " in line else 0
         for gpu in (0, 1):
             assert host.charged(gpu) == host.on_card(gpu) + (0 if gpu else away), line

@@ -58,10 +58,12 @@ NODE = words(50, DEVICE, DEVICE, *[0] * 11, SIZE, 0)
 GENERAL = words(50, 10, 0, DEVICE, DEVICE, *[0] * 11, SIZE, 0)
 GRAPH = ("graph 30", f"graph-alloc 40 30 {SIZE} 0")
 RUN = ("instantiate 31 30 0", "launch-graph 31 0", "sync")
-# A graph that frees its memory keeps it for the next launch. After a trim the launch allocates it again.
+# If a graph allocates and frees memory, the driver keeps this memory for the next launch. After a trim the launch must
+# allocate it again.
 TRIMMED = (*GRAPH, "graph-free 30 40", "instantiate 31 30 0", "launch-graph 31 0", "sync", "trim 0")
 LIBRARY = (f"library 20 {SIZE}",)
-LATER = ("kernel 21 20", "launch 21")  # the driver loads the code at the launch, without a hooked load call
+# The driver loads this code at the launch, without a call that the library hooks.
+LATER = ("kernel 21 20", "launch 21")
 
 ALLOCATES = {
     "cuMemAlloc": Way(f"@10 {SIZE}"),
@@ -111,7 +113,7 @@ ALLOCATES = {
     "cuLibraryGetGlobal": Way("@10 @11 $20 'g", LIBRARY),
     "cuLibraryGetManaged": Way("@10 @11 $20 'm", LIBRARY),
 }
-# Keys: hooked functions that need no row in ALLOCATES. Values: the reason, and the file with their test.
+# Keys: hooked functions that have no row in ALLOCATES. Values: the reason, and the file with the function's test.
 OTHERWISE = {
     "cuCtxAttach": "counts a reference; test_frees.py",
     "cuModuleGetGlobal_v2": "the simulated driver loads a module's data with the module; test_coverage_code.py",
@@ -132,12 +134,13 @@ OTHERWISE = {
 }
 GIVES_BACK = ("Free", "Destroy", "Unload", "Unmap", "Release", "Reset", "Detach", "Trim", "CloseMemHandle")
 TAKES = {"context", "code", "memory", "shared", "kept", "graph-memory", "heaps"}
-# Code loaded late cannot be refused. It is charged with the next allocation (native/vcuda/README.md).
+# Code that the driver loads late cannot be refused. It is charged at the next allocation (native/vcuda/README.md).
 LATE = {"cuModuleGetFunction", "cuKernelGetFunction", *(name for name in ALLOCATES if name.startswith("cuLibrary"))}
 
 
 def test_every_allocating_hook_has_a_row() -> None:
-    """A new hook that allocates memory needs a row in ALLOCATES or OTHERWISE."""
+    """Each hooked function that allocates memory must have a row in ALLOCATES or OTHERWISE, so that no new hook is left
+    untested."""
     silent = answers_nothing()
     wanted = {
         row.name

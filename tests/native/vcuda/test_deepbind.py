@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A library opened with RTLD_DEEPBIND, as in taichi, finds libc's dlsym and the driver before the preloaded hooks."""
+"""taichi opens a library with RTLD_DEEPBIND. Such a library finds libc's dlsym and the driver's functions before those
+of the preloaded library. The limit must apply there as well."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import pytest
 from conftest import LIMIT, LINKED, MIB, OK, OOM, Host, compile_program
 
 INNER = {"by dlsym": ("-ldl",), "linked": ("-DLINKED", *LINKED)}
-# columns: requested bytes, whether the library is preloaded, expected CUresult
+# Columns: the requested bytes; whether the library is preloaded; the expected CUresult.
 CASES = [(LIMIT, True, OOM), (LIMIT, False, OK), (64 * MIB, True, OK)]
 
 
@@ -24,7 +25,8 @@ def program(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 @pytest.mark.parametrize(("size", "preload", "answer"), CASES)
 def test_deepbound_library_is_limited(host: Host, program: Path, size: int, preload: bool, answer: int) -> None:
-    """The limit applies to the opened library. Its path is found through the run path of the calling program."""
+    """The limit applies to the opened library. The loader finds it only through the run path of the program that opens
+    it."""
     command = [program, str(size)]
     done = subprocess.run(command, env=host.env(preload=preload), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{answer}\n", "")

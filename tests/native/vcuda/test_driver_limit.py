@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library works with a driver that itself limits the memory of the container's control group (branch 615).
+"""Tests the library on a driver that limits the GPU memory of the container's control group (driver branch 615).
 
-Memory of an oversold slice (the card's slices together exceed its memory) spills to host memory only if the card is
-full, and memory shown as free can be allocated. The tests compare the library's figures with the account of the
-simulated driver.
-"""
+A card is oversold if its slices are together larger than its memory. Memory of an oversold slice spills to host memory
+only if the card is full. Memory that is shown as free can be allocated. The tests compare the library's figures with
+those of the simulated driver."""
 
 from __future__ import annotations
 
@@ -53,13 +52,15 @@ for one in (nvmlDeviceGetMemoryInfo(handle), nvmlDeviceGetMemoryInfo(handle, ver
 
 
 class Container:
-    """Programs in one control group, with one ledger and one limits file."""
+    """A container: programs in one control group, with one limits file and one ledger (the file in which the library
+    records the container's GPU memory)."""
 
     def __init__(self, host: Host, name: str, path: Path, slice_mib: int, **limits: object) -> None:
         self.host, self.path, self.size = host, path, slice_mib * MIB
         self.ledger, self.limits = host.folder / f"ledger.{name}", host.folder / f"limits.{name}"
         self.programs: list = []
-        devices = [{"uuid": uuid, "memory_bytes": self.size, **limits.pop("device", {})} for uuid in host.uuids]  # type: ignore[dict-item]
+        # type: ignore[dict-item]
+        devices = [{"uuid": uuid, "memory_bytes": self.size, **limits.pop("device", {})} for uuid in host.uuids]
         self.limits.write_bytes(layouts.pack_limits({"allocation": name, "devices": devices, **limits}))
         self.ledger.write_bytes(layouts.pack_ledger(host.uuids, name))
 
@@ -148,7 +149,8 @@ def on_the_card(host: Host) -> int:
 
 @pytest.mark.parametrize("driver", [False, True])
 def test_oversold_slice_stays_on_an_empty_card(host: Host, container, driver: bool) -> None:
-    """The library uses the GPU's real size, not the size that the driver shows under its limit."""
+    """The library must use the GPU's real size to decide when the card is full. A driver with a limit shows a smaller
+    size."""
     slice_mib = 230
     device = {"card_bytes": SMALL} if driver else {}
     one = container("one", slice_mib, oversubscribe=True, device=device)
@@ -160,7 +162,8 @@ def test_oversold_slice_stays_on_an_empty_card(host: Host, container, driver: bo
 
 
 def test_two_oversold_slices_reserve_memory_for_contexts(host: Host, container) -> None:
-    """The library reserves space for two contexts of each slice: two slices of 230 MiB reserve four contexts."""
+    """The library reserves space on the card for two contexts of each slice, so two slices reserve the size of four
+    contexts."""
     pair = [container(name, 230, oversubscribe=True, device={"card_bytes": SMALL}) for name in ("a", "b")]
     for one in pair:
         one.hold(one.size)
@@ -172,7 +175,7 @@ def test_two_oversold_slices_reserve_memory_for_contexts(host: Host, container) 
 
 
 def test_slice_larger_than_the_card_spills_at_its_end(host: Host, container) -> None:
-    """The slice is larger than the GPU, and the driver's limit can be at most the GPU's size."""
+    """The slice is larger than the GPU, but the driver's limit can be at most the GPU's size."""
     one = container("one", 300, oversubscribe=True, device={"card_bytes": SMALL})
     one.hold(SMALL)
     one.start()
@@ -185,7 +188,8 @@ WAYS = ["plain", "pooled", "pitched", "created"]
 
 @pytest.mark.parametrize("way", WAYS)
 def test_memory_shown_as_free_can_be_allocated(host: Host, container, way: str) -> None:
-    """The driver's limit is 30 MiB smaller: after the driver's first refusal NVML shows these 30 MiB as used."""
+    """The driver's limit is 30 MiB smaller than the slice. After the driver has refused an allocation, NVML shows these
+    30 MiB as used."""
     one = container("one", 200, device={"card_bytes": SMALL})
     one.hold(170 * MIB)
     one.start()
@@ -202,7 +206,8 @@ def test_memory_shown_as_free_can_be_allocated(host: Host, container, way: str) 
 
 
 def test_memory_info_updates_the_used_figure(host: Host, container) -> None:
-    """Each cuMemGetInfo updates the memory that NVML shows as used by the driver's limit, also down to zero."""
+    """If the driver's limit is below the slice's size, NVML shows the difference as used. Each call of cuMemGetInfo
+    updates this difference, and removes it when the driver's limit is raised again."""
     one = container("one", 200, device={"card_bytes": SMALL})
     one.hold(170 * MIB)
     one.start()
@@ -217,7 +222,8 @@ def test_memory_info_updates_the_used_figure(host: Host, container) -> None:
 
 
 def test_driver_limit_above_the_slice_does_not_shrink_it(host: Host, container) -> None:
-    """The driver's limit has headroom for memory that only the driver counts; the slice's size is shown."""
+    """The driver's limit may be larger than the slice, to leave room for memory that only the driver counts. The
+    container must still see the slice's size."""
     one = container("one", 200, device={"card_bytes": SMALL})
     one.hold(230 * MIB)
     one.start()
@@ -227,7 +233,8 @@ def test_driver_limit_above_the_slice_does_not_shrink_it(host: Host, container) 
 
 
 def test_without_a_driver_limit_nvml_shows_the_ledger(host: Host, container) -> None:
-    """If a neighbour fills the card, NVML shows only the slice's own account, as on older drivers."""
+    """On a driver without a limit, NVML shows only the memory that the slice itself uses, even if a neighbour has
+    filled the card."""
     one, other = container("one", 200), container("other", 200)
     one.start()
     other.start()

@@ -15,7 +15,7 @@ from test_coverage_routes import DEVICE, FLOAT, pair, words
 
 ALL = (1 << 64) - 1
 HALF = 1 << 63
-ROOT = (1 << 32) + 1  # the square of ROOT is slightly above 2^64
+ROOT = (1 << 32) + 1  # The square of ROOT is slightly above 2^64.
 NV12, HALF_FLOAT, BC7 = 0xB0, 0x10, 0x9D
 SIZES = (ALL, ALL - 511, ALL - (2 * MIB) + 1, HALF, ROOT * ROOT % (1 << 64) + HALF)
 SHAPES = [
@@ -41,7 +41,7 @@ DESCRIPTION = [
 ]
 GRAPH = words(60, DEVICE, DEVICE, *[0] * 11)
 
-# columns: puppet commands that prepare registers, the call with a huge size
+# Columns: the puppet commands that prepare registers; the call with a huge size.
 HUGE = [
     *[
         ((), f"{name} @10 {size}{more}")
@@ -80,7 +80,7 @@ BEYOND = [
 
 
 def test_huge_sizes_are_refused_and_leave_no_charge(host: Host) -> None:
-    """The driver refuses sizes that overflow 64 bits, and the library leaves no byte of them charged."""
+    """The driver refuses sizes that overflow 64 bits. The library must leave none of these bytes charged."""
     answers: list[list[int]] = []
     for preload in (False, True):
         puppet = host.puppet(preload=preload).start()
@@ -96,7 +96,7 @@ def test_huge_sizes_are_refused_and_leave_no_charge(host: Host) -> None:
         if preload:
             say(puppet, f"alloc 10 {LIMIT - before}", "free 10")
         puppet.end()
-    # A call can be invalid and over the limit: the library may then return OOM instead of the driver's code.
+    # If a call is both invalid and over the limit, the library may return OOM instead of the driver's code.
     wrong = [
         (needs, call, bare, ours)
         for (needs, call), bare, ours in zip(HUGE, *answers, strict=True)
@@ -109,7 +109,7 @@ def test_huge_sizes_are_refused_and_leave_no_charge(host: Host) -> None:
 
 
 THERE = (f"alloc 1 {4 * MIB}", f"create 2 {2 * MIB} 0", f"reserve 3 {8 * MIB}", "pool 4 0", f"map 3 {2 * MIB} 2")
-# Keys: cases. Values: 1 if the process starts without a context, else 0; then the puppet commands of the sequence.
+# Keys: cases. Values: first 1 if the process starts without a context, else 0; then the puppet commands of the case.
 SEQUENCES = {
     "sizes beyond existing objects": (0, *THERE, *BEYOND, f"unmap 3 {2 * MIB}", "release-handle 2", "free 1"),
     "memory freed in another context of the device": (0, f"alloc 10 {8 * MIB}", "ctx 2 0", "free 10", "ctx-destroy 2"),

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Environment variables only tighten a limits file; without a file they set the limits. Invalid values are ignored."""
+"""If there is a limits file, environment variables can only tighten its limits. Without a file they set the limits.
+Invalid values are ignored."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from test_coverage_graphs import say
 GIB = 1 << 30
 ALL, FIRST, SECOND = "CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_MEMORY_LIMIT_0", "CUDA_DEVICE_MEMORY_LIMIT_1"
 
-# columns: environment variables; expected total memory of devices 0 and 1 if the limits file allows 5386 MiB each
+# Columns: the environment variables; the expected total memory of device 0 and of device 1. The limits file allows 5386
+# MiB on each device.
 TIGHTER = [
     ({}, LIMIT, LIMIT),
     ({ALL: "2g"}, 2 * GIB, 2 * GIB),
@@ -97,9 +99,9 @@ def test_control_is_disabled_only_if_the_limits_file_permits_it(host: Host, allo
     assert puppet.say("total 0") == [OK, total]
 
 
-# columns: part of a log line, lowest log level that prints the line
+# Columns: a part of a log line; the lowest log level that prints the line.
 LINES = [
-    ("CUDA_TASK_PRIORITY", 0),  # an invalid variable is logged at every level
+    ("CUDA_TASK_PRIORITY", 0),  # An invalid variable is logged at every level.
     ("no thread to settle", 1),
     ("over the limit", 2),
     ("] call: cuCtxCreate_v2", 3),
@@ -114,10 +116,9 @@ LINES = [
 
 @pytest.mark.parametrize("level", range(6))
 def test_log_level_selects_the_lines(host: Host, level: int) -> None:
-    """Each log level also has the lines of the lower levels.
+    """Each log level includes the lines of the lower levels.
 
-    Two lines appear because the driver rounds allocations up and no thread can start.
-    """
+    To cause two of the lines, the test uses a driver that rounds allocations up, and lets no thread start."""
     host.become(PROFILE.replace("[gpu]", f"allocation_granularity = {2 * MIB}\n[gpu]"))
     none = compile_program(host.folder, "nothreads.so", "nothreads.c", flags=("-shared", "-fPIC"))
     puppet = host.puppet(
@@ -139,8 +140,8 @@ def test_limits_file_sets_the_log_level(host: Host) -> None:
     assert "a context on" in host.puppet().start().errors()
 
 
-# columns: value of CUDA_VISIBLE_DEVICES, where {n} is the UUID of the host's GPU n; expected GPU of the host for each
-# CUDA ordinal
+# Columns: the value of CUDA_VISIBLE_DEVICES, where {n} stands for the UUID of the host's GPU n; the expected list of
+# the host's GPUs in CUDA's order.
 VISIBLE = [
     *[("0", [0]), ("1", [1]), ("0,1", [0, 1]), ("1,0", [1, 0])],
     *[("{1}", [1]), ("{1},{0}", [1, 0]), ("{1},0", [1, 0]), ("1,9,0", [1])],
@@ -153,7 +154,8 @@ def test_limits_follow_the_uuid_of_a_visible_gpu(host: Host, visible: str, order
     sizes = [3 * GIB, 5 * GIB]
     devices = [{"uuid": uuid, "memory_bytes": size} for uuid, size in zip(host.uuids, sizes)]
     host.limits.write_bytes(layouts.pack_limits({"allocation": "t", "devices": devices}))
-    # The variable's index counts the container's GPUs, not the GPUs that are visible to this process.
+    # The number at the end of the variable's name counts the container's GPUs, not only those that are visible to this
+    # process.
     puppet = host.puppet(CUDA_VISIBLE_DEVICES=visible.format(*host.uuids), **{SECOND: "4g"})
     assert puppet.result("init") == OK
     sizes[1] = 4 * GIB

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""If a program exits while launches run, no thread of the library hangs or calls the driver after the driver's
-teardown.
-"""
+"""A program may exit while its launches run. The library's threads must then not hang, and must not call the driver
+after the driver's teardown."""
 
 from __future__ import annotations
 
@@ -71,7 +70,6 @@ def test_thread_can_launch_during_the_exit(node: Node, program: Path) -> None:
 
 @pytest.mark.parametrize(("how", "threads"), [("one", 0), ("few", 1)])
 def test_controller_thread_starts_with_the_second_fence(node: Node, program: Path, how: str, threads: int) -> None:
-    """The library starts no thread for one launch, because unshare(CLONE_NEWUSER) works only in a single-threaded
-    process. A fence is a pair of timing events, which this thread reads.
-    """
+    """The library reads fences, pairs of timing events around launches, in a thread of its own. For a single launch it
+    must not start this thread, because unshare(CLONE_NEWUSER) works only in a process with one thread."""
     assert ends(node, program, how) == f"{threads}\n"

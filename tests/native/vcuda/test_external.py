@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory imported by cuImportExternalMemory, which also imports descriptors of cuMemCreate memory, is charged once.
-
-Strings such as ``export 11 10`` are commands to programs/puppet.c, whose numbers are registers or sizes. In arguments
-of ``call``, $10 is the value of register 10 and @10 its address."""
+"""cuImportExternalMemory imports memory from a descriptor, also memory that cuMemCreate made in another process. Each
+such memory must be charged once. Strings such as ``export 11 10`` are commands to programs/puppet.c, whose numbers are
+registers or sizes. In arguments of ``call``, $10 is the value of register 10 and @10 its address."""
 
 from __future__ import annotations
 
@@ -89,7 +88,8 @@ def test_import_stays_charged_after_the_exporters_exit(host: Host, three: tuple,
 
 
 def test_repeated_imports_do_not_exceed_the_limit(host: Host, three: tuple) -> None:
-    """The import closes the descriptor, so a search for open descriptors would not find the memory's user."""
+    """The import closes the descriptor. So the library cannot find out by a search for open descriptors that the memory
+    is in use."""
     maker, user, _watcher = three
     status, got = OK, 0
     for _unused in range(20):
@@ -129,17 +129,18 @@ def test_external_memory_of_another_container_is_refused(host: Host, made_here: 
         take(maker, puppet)
     assert attempt(user) == NOT_SUPPORTED
     assert "another container" in user.errors()
-    say(user, f"close-fd {TAKEN}")  # a refused import leaves the descriptor to the program
+    say(user, f"close-fd {TAKEN}")  # A refused import does not close the program's descriptor.
     assert attempt(bare) == OK, "the driver refuses the import itself, so the test proves nothing"
 
 
 def test_unmarked_memory_is_charged_to_the_importer(host: Host) -> None:
-    """The exporting process runs without the library, like memory of Vulkan; the importing process is charged."""
+    """The exporting process does not load the library, as with Vulkan's memory. So the importing process is charged."""
     maker, user = host.puppet(preload=False).start(), host.puppet().start()
     make(maker)
     before = host.charged()
     take(maker, user)
-    assert attempt(user, 3 * SIZE) != OK  # larger than the memory: the driver refuses, and nothing stays charged
+    # This size is larger than the memory, so the driver refuses, and nothing may stay charged.
+    assert attempt(user, 3 * SIZE) != OK
     assert host.charged() == before
     assert attempt(user) == OK
     map_all(user)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fences, the pairs of timing events by which the library measures launches, survive a failing driver.
-
-No fence stays open forever, no event leaks, and no event is used after its context ends.
-"""
+"""The library measures launches by timing events. It records an event before and after a series of launches, a segment;
+the pair is called a fence, which is open until its events are read. These tests check fences on a driver that fails. No
+fence stays open forever, no event leaks, and no event is used after its context has ended."""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ WHAT = [
 def test_fences_survive_a_failing_driver(fences: Path, what: str) -> None:
     done = subprocess.run(
         [fences, what],
-        env={"ASAN_OPTIONS": "detect_leaks=0"},  # the program counts its live events itself
+        env={"ASAN_OPTIONS": "detect_leaks=0"},  # The program itself counts its live events.
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -69,32 +68,33 @@ def flows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("what", ["context", "capture", "streams", "failed", "threads"])
 def test_event_of_a_segment_that_ends_early_does_not_leak(flows: Path, what: str) -> None:
-    """If a segment (launches between two events) ends without a fence, the launch path frees its events, also when the
-    thread ends.
-    """
+    """A segment may end before its second event is recorded, for example because its thread ends. Then the library must
+    release the segment's first event."""
     done = subprocess.run([flows, what], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr[-2000:]
 
 
-# columns: case of flows.c; least and most expected number of recorded events. The program makes 640 launches of 10 us
-# with pauses of 40 us, but in the cases whose name begins with "mid" 64 launches of 100 us, and in the case long 64
-# launches of 500 us.
+# Columns: the case of programs/flows.c; the least and the greatest expected number of recorded events. In the cases
+# whose name begins with "mid" the program makes 64 launches of 100 us, in the case "long" 64 launches of 500 us. In all
+# other cases it makes 640 launches of 10 us with pauses of 40 us.
 EVENTS = [("alone", 1, 80), ("share", 600, 800), ("waits", 1200, 1440), ("low", 12, 80)]
 EVENTS += [("mid", 2, 8), ("midlow", 12, 20), ("midtiny", 28, 40), ("long", 120, 130)]
 
 
 @pytest.mark.parametrize(("what", "least", "most"), EVENTS)
 def test_program_records_few_events_unless_accuracy_needs_them(flows: Path, what: str, least: int, most: int) -> None:
-    """Each event costs time of the host and of the GPU; on an H200 two events a launch halved a program's speed. After
-    a wait the stream may have been idle, so the next segment needs a begin event of its own. If the arbiter limits the
-    queued work, a segment has at most half of this maximum. Events around a long kernel cost little."""
+    """Each event costs time on the host and on the GPU: on an H200 two events for each launch halved a program's speed.
+    So the library records few events, with these exceptions. After a wait the stream may have been idle, so the next
+    segment needs a first event of its own. If the arbiter, the node's service that gives turns, limits the queued work,
+    a segment contains at most half of this work. Around a long kernel events cost little, so each long kernel is
+    measured alone."""
     done = subprocess.run([flows, what], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert least <= int(done.stdout) <= most, done.stdout
 
 
-# columns: case of flows.c, in which a launch waits for queued work while the arbiter's gate is open at full rate; least
-# and most expected throttled time in us
+# Columns: the case of programs/flows.c; the least and the greatest expected throttled time in us. In both cases the
+# arbiter throttles nothing, and a launch waits only until the program's own queued work has run.
 @pytest.mark.parametrize(("what", "least", "most"), [("full", 0, 0), ("fulllow", 0, 0)])
 def test_wait_for_own_queued_work_is_not_reported_as_throttled(flows: Path, what: str, least: int, most: int) -> None:
     done = subprocess.run([flows, what], capture_output=True, text=True, timeout=60, check=False)
@@ -102,7 +102,8 @@ def test_wait_for_own_queued_work_is_not_reported_as_throttled(flows: Path, what
     assert least <= int(done.stdout) <= most
 
 
-# columns: the interval in us at which the library's controller thread requests a wake-up; whether a wake-up may be late
+# The library's controller thread reads the events. Columns: the interval in us at which it requests wake-ups; whether a
+# wake-up may be late.
 @pytest.mark.parametrize(("every", "late"), [(50, True), (250, True), (2000, True), (10000, True), (100000, False)])
 def test_wake_ups_are_bounded(tmp_path_factory: pytest.TempPathFactory, every: int, late: bool) -> None:
     program = compile_program(tmp_path_factory.mktemp("wakes"), "wakes", "wakes.c", flags=SANITIZED)

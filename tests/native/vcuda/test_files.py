@@ -74,7 +74,7 @@ def test_bad_limits_allow_no_context_and_are_logged(host: Host, fault: str) -> N
         host.limits.rmdir()
     if (
         fault == "deny flag set"
-    ):  # the program has mapped this valid file, so it is changed in place, as the node's software does
+    ):  # The program has mapped this valid file, so the test changes it in place, as the node's software does.
         layouts.rewrite_limits(str(host.limits), plain(layouts.parse_limits(good)))
     else:
         host.limits.write_bytes(good)
@@ -127,7 +127,8 @@ def test_bad_ledgers_allow_no_context_and_are_logged(host: Host, fault: str) -> 
 
 
 def test_replaced_ledger_drops_no_charge_of_a_live_process(host: Host) -> None:
-    """If the ledger is replaced, locks of the new file must not decide which users of the old file are alive."""
+    """Each process of the container holds a lock in the ledger while it lives. If the ledger is replaced by a new file,
+    the locks of the new file must not decide which users of the old file are alive."""
     first, second = host.puppet().start(), host.puppet().start()
     first.get("alloc", 2500 * MIB)
     held = host.on_card()
@@ -151,7 +152,8 @@ def test_empty_ledger_is_initialised(host: Host, content: bytes) -> None:
 
 
 def in_namespace(*commands: str) -> tuple:
-    """Returns a command prefix that runs these commands and then the prefixed command in a new mount namespace."""
+    """Returns words to put before a command line. They create a mount namespace, run these commands there, and then run
+    the command line."""
     script = "set -e; mount --make-rprivate /; " + "; ".join(commands) + '; exec "$@"'
     return ("unshare", "--mount", "sh", "-c", script, "sh")
 
@@ -178,10 +180,8 @@ def test_read_only_ledger_file_allows_no_context(host: Host) -> None:
 def container(
     host: Host, preload: str, limits: bool = True, ledger: bool = True, folder: str = "root", then: tuple = ()
 ) -> tuple:
-    """Returns a command prefix that sets up a container's /etc/ld.so.preload and /dev/vgpu in a mount namespace.
-
-    ``then``: shell commands that a tenant runs in the namespace.
-    """
+    """Returns words to put before a command line, which then runs in a mount namespace with a container's
+    /etc/ld.so.preload and /dev/vgpu. ``then``: shell commands that a tenant runs there first."""
     root, share = host.folder / folder, host.folder / folder / "share"
     for one in ("etc", "dev", "share", "above/0"):
         (root / one).mkdir(parents=True)
@@ -220,7 +220,8 @@ def test_in_a_container_the_mounted_files_set_the_limits(host: Host) -> None:
 
 
 def test_in_a_container_variables_name_no_other_files(host: Host) -> None:
-    """The library ignores limits files and ledgers named by the tenant, and higher limits in the environment."""
+    """The library ignores limits files and ledgers that a tenant names, and higher limits that a tenant sets in the
+    environment."""
     own = host.folder / "own"
     own.mkdir()
     generous = layouts.pack_limits(
@@ -241,9 +242,8 @@ def test_in_a_container_variables_name_no_other_files(host: Host) -> None:
 
 
 def test_in_a_container_a_process_without_descriptors_gets_no_context(host: Host) -> None:
-    """If the process has no descriptors left, the library cannot open the preload file, but must not treat the file as
-    missing.
-    """
+    """The process has no descriptors left, so the library cannot open /etc/ld.so.preload. It must not conclude that the
+    file is missing."""
     own = host.folder / "own"
     own.mkdir()
     generous = [{"uuid": uuid, "memory_bytes": 16000 * MIB} for uuid in host.uuids]

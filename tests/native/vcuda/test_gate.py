@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A slow NVML query delays an allocation by milliseconds at most, and several consecutive queries delay it no longer
-than a single query does.
-"""
+"""While the library compares its charges with NVML's figures, allocations wait at a gate. If NVML is slow, an
+allocation must still wait only a few milliseconds. Several comparisons one after the other must not delay it longer
+than a single one."""
 
 from __future__ import annotations
 

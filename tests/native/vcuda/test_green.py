@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Green contexts (driver 550) have a part of the SMs. They are charged and throttled like all contexts.
-
-Strings such as ``call cuMemFree_v2 $10`` are commands to programs/puppet.c: $10 is the value of register 10, @10 its
-address."""
+"""A green context (from driver 550 on) can use only some of the GPU's SMs. Its memory is charged and its launches are
+throttled as in any other context. Strings such as ``call cuMemFree_v2 $10`` are commands to programs/puppet.c: $10 is
+the value of register 10, @10 its address."""
 
 from __future__ import annotations
 
@@ -31,7 +30,9 @@ from test_coverage_graphs import say
 DRIVER = BUILD / "gpusim-550"
 OF_550 = PROFILE.replace("535.261.03", "550.163.01").replace("12.2", "12.4")
 RESOURCE, GROUPS, PART, DESCRIPTION = 200, 230, 240, 270
-GREEN, CONTEXT = 280, 300  # registers of green context 0 and its context; the number of another is added
+# Registers of the first green context and of its CUDA context. Further green contexts use registers with a number added
+# to both.
+GREEN, CONTEXT = 280, 300
 
 
 @pytest.fixture
@@ -133,7 +134,7 @@ def test_green_context_keeps_the_primary_context(host: Host, order: str) -> None
 
 def test_reset_frees_the_memory_of_many_green_contexts(host: Host) -> None:
     puppet = started(host)
-    for number in range(0, 40 * 70, 40):  # each green context uses two registers
+    for number in range(0, 40 * 70, 40):  # Each green context uses two registers.
         assert green(puppet, number) == OK
         enter(puppet, number)
         say(puppet, f"alloc {GREEN + number + 1} {MIB}", "set 0")
@@ -166,7 +167,7 @@ def test_refuses_a_green_context_over_the_limit(host: Host, left: int) -> None:
     assert green(puppet) == (OK if left else OOM)
     assert agree(host) <= LIMIT
     before = agree(host)
-    other = started(host)  # a new process has no room for its primary context
+    other = started(host)  # The slice has no room for the primary context of a new process.
     assert green(other) == OOM
     assert agree(host) == before
 
@@ -202,7 +203,8 @@ def test_green_context_is_charged_if_nvml_shows_no_process(host: Host) -> None:
 @pytest.mark.parametrize("way", ["green", "green-default"])
 @pytest.mark.parametrize("percent", [40, 0])
 def test_launches_in_a_green_context_are_charged(host: Host, way: str, percent: int) -> None:
-    """The program launches 300 kernels that take 50 us on all 80 SMs, and five times as long on 16 SMs."""
+    """The program launches 300 kernels. On all 80 SMs each would take 50 us, so on the 16 SMs of the green context it
+    takes five times as long."""
     node = Node(host)
     container = Container(node, "a", percent, core_policy="force")
     program = compile_program(node.folder, "green", "green.c", flags=LINKED)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program whose launches are limited survives destroyed contexts, captures, forks and signals.
-
-As a control, each test also runs without a limit.
-"""
+"""A program whose launches the library limits must work as without the library, even if it destroys contexts, captures,
+forks or gets signals. For comparison, each test also runs without a limit."""
 
 from __future__ import annotations
 
@@ -43,8 +41,8 @@ def test_limited_program_ends_normally(node: Node, what: str, percent: int) -> N
     assert bool(container.said()["used_ns"]) == bool(percent)
 
 
-# columns: case of programs/launch_life.c, compute limit of device 1 in percent; expected minimum number of launches of
-# 50 us that are charged to device 0
+# Columns: the case of programs/launch_life.c; the compute limit of device 1 in percent; the expected minimum number of
+# launches of 50 us that are charged to device 0.
 @pytest.mark.parametrize(("what", "other", "launches"), [("threads", 40, 900), ("popped", 0, 800), ("popped", 40, 800)])
 def test_every_launch_is_charged(node: Node, what: str, other: int, launches: int) -> None:
     percents = zip(node.host.uuids, (40, other))
@@ -57,7 +55,8 @@ def test_every_launch_is_charged(node: Node, what: str, other: int, launches: in
 
 @pytest.mark.parametrize("percent", [0, 50])
 def test_missing_launch_function_of_an_old_driver_stays_unknown(host: Host, tmp_path: Path, percent: int) -> None:
-    """A call of a launch function that an old driver does not have returns "not found", also after other launches."""
+    """If an old driver does not have a launch function, the library's hook of this function must return "not found",
+    even after other launches."""
     folder = tmp_path / "old"
     shutil.copytree(SIMULATOR, folder)
     driver = folder / "libcuda.so.1"

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tools/c_layers.py accepts the library, and rejects copies of the library with one forbidden call.
-
-It checks that each source package of the library calls only lower packages.
-"""
+"""tools/c_layers.py checks that each source package of the library calls only lower packages. It must accept the
+library, and reject copies of the library to which one forbidden call was added."""
 
 from __future__ import annotations
 

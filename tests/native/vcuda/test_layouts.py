@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vgpu_abi.h and abi/fields.py describe the same file layouts, and abi/files.py rejects invalid files."""
+"""The C header vgpu_abi.h and the Python module abi/fields.py must describe the same layouts of the limits file, the
+ledger and the other shared files. abi/files.py must reject invalid files."""
 
 from __future__ import annotations
 
@@ -95,7 +96,7 @@ def test_fields_have_the_offsets_of_the_header(c_layout, struct_name):
         python[f"{struct_name}.{name}"] = offset
         python[f"{struct_name}.{name}#"] = struct.calcsize("<" + fmt)
     assert {key: c_layout[key] for key in python} == python
-    # The fields in Python cover the whole C structure without a gap.
+    # Together the fields in Python cover the whole C structure without a gap.
     assert sum(struct.calcsize("<" + fmt) for _unused, fmt in fields.values()) == c_layout[f"sizeof {struct_name}"]
     if size is not None:
         assert c_layout[f"sizeof {struct_name}"] == size
@@ -141,7 +142,7 @@ def with_field(name, value, crc=True, at=None):
     return bytes(data)
 
 
-# columns: content of a limits file with one fault, words of the error message
+# Columns: the content of a limits file with one fault; expected words of the error message.
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
@@ -166,7 +167,7 @@ def test_bad_limits_are_rejected_with_a_reason(data, sentence):
 
 
 def test_limits_of_the_next_version_are_read():
-    """Limits of version 2 with longer device entries are valid for readers of version 1."""
+    """A reader of version 1 must accept a limits file of version 2, whose device entries are longer."""
     data = bytearray(layouts.pack_limits(dict(LIMITS, devices=[])))
     for name, value in {"version": 2, "device_count": 2, "device_offset": 256, "device_size": 96}.items():
         struct.pack_into("<I", data, layouts.fields.LIMITS_FIELDS[name][0], value)
@@ -177,7 +178,7 @@ def test_limits_of_the_next_version_are_read():
     assert [(d["uuid"], d["memory_bytes"]) for d in found["devices"]] == [("GPU-0", 1 << 30), ("GPU-1", 2 << 30)]
 
 
-# columns: invalid values of a limits file, words of the error message
+# Columns: the invalid values of a limits file; expected words of the error message.
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

@@ -20,14 +20,15 @@ APART = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 
 @needs_root
 def test_processes_with_equal_pids_are_accounted_separately(host: Host) -> None:
-    """Both processes have pid 1 in their own pid namespace, so accounting by pid would confuse them."""
+    """Each of the two processes has pid 1, in a pid namespace of its own. If the library identified processes by their
+    pids, it would confuse them."""
     first, second = host.puppet(wrapper=APART).start(), host.puppet(wrapper=APART).start()
     assert first.say("pid") == second.say("pid") == [OK, 1]
     context = host.on_card() // 2
     first.get("alloc", LIMIT - host.on_card())
     assert host.charged() == host.on_card() == LIMIT
     assert second.refused("alloc", 1) == OOM
-    shell = first.process.pid  # pid of the command unshare, whose child is the puppet
+    shell = first.process.pid  # The pid of the command unshare, whose child process is the puppet program.
     os.kill(int(Path(f"/proc/{shell}/task/{shell}/children").read_text()), signal.SIGKILL)
     first.process.wait()
     second.get("alloc", LIMIT - context)

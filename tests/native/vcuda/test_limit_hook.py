@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vgpu-limit-hook sets the driver's memory limit of a container, and refuses a container without a known limit.
+"""Tests vgpu-limit-hook. A container runtime runs this OCI hook before a container starts. The hook makes the driver
+limit the GPU memory of the container's control group, and stops the start if it cannot find out the limit.
 
-The container is a process in a real control group with an OCI bundle. The tests read the limits from the simulated
-driver (``gpusimctl limits``) and allocate memory in the group. tests/integration uses real containers.
-"""
+Here the container is a process in a real control group, with an OCI bundle. The tests read the limits from the
+simulated driver (``gpusimctl limits``) and allocate memory in the group. tests/integration uses real containers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ count = 2
 
 
 class Node:
-    """A simulated host with driver 615, its folder of allocations, and containers that a runtime is about to start."""
+    """A simulated host with driver 615, the folder with its allocations' files, and containers that a runtime is about
+    to start."""
 
     def __init__(self, host: Host, folder: Path, root: Path, backend: str) -> None:
         self.host, self.folder, self.root, self.backend = host, folder, root, backend
@@ -133,7 +134,8 @@ def node(request, programs: Path, tmp_path: Path, root, group):
 
 
 def test_container_is_limited_to_its_slice(node: Node, group) -> None:
-    """The limit is set before the first process runs; a program without the library gets exactly the slice."""
+    """The hook sets the limit before the first process of the container runs. A program that does not load the library
+    then gets exactly the slice."""
     path = group("c")
     share = node.allocation("a1", 5000)
     done = node.run(node.container(path, share, "/etc/hosts"))
@@ -179,7 +181,8 @@ def test_limits_of_several_allocations_are_summed_by_gpu(node: Node, group, case
 
 
 def test_allocation_with_only_a_record_is_limited(node: Node, group) -> None:
-    """An allocation of another sharing mode has no folder; its container mounts only a record, which is a file."""
+    """In other sharing modes an allocation has no folder. Its container mounts only one file, the record of the
+    allocation."""
     path = group("c")
     done = node.run(node.container(path, node.allocation("f00d", 7680, alone=True)))
     assert done.returncode == 0, done.stderr
@@ -192,7 +195,7 @@ def link(node: Node) -> Path:
     return node.folder / "elsewhere/a/ro"
 
 
-# Mount sources that are spelled differently and lead to the same allocation.
+# Different spellings of a mount source. All lead to the same allocation.
 DETOURS = {
     "a symbolic link": link,
     "a path with ..": lambda node: node.allocations / "../allocations/a/ro",
@@ -256,7 +259,8 @@ REFUSED = {
 @pytest.mark.parametrize("enforce", ["driver", "auto"])
 @pytest.mark.parametrize("case", REFUSED)
 def test_container_with_an_unknown_limit_does_not_start(node: Node, group, case: str, enforce: str) -> None:
-    """With `--enforce auto` the container starts, and the hook logs that the library alone limits its memory."""
+    """With `--enforce auto` the container starts even if the driver sets no limit. The hook then logs that only the
+    library limits the memory."""
     make, said = REFUSED[case]
     done = node.run(node.container(group("c"), *make(node)), enforce)
     assert said in done.stderr
@@ -294,7 +298,8 @@ def test_hook_reports_no_limit_that_the_driver_did_not_set(node: Node, group, ca
     if fault:
         node.ctl(*fault)
         if node.backend == "misc":
-            said = "nvmlDeviceGetMemoryLimits_v1 after the set"  # then neither the group nor an ancestor has a limit
+            # Then neither the group nor a group above it has a limit.
+            said = "nvmlDeviceGetMemoryLimits_v1 after the set"
     done = node.run(node.container(group("c"), node.allocation("a", 5000)), enforce, **({"nvml": nvml} if nvml else {}))
     assert said in done.stderr
     if enforce == "driver":
@@ -313,7 +318,8 @@ def test_host_without_cgroup_v2_is_an_error(node: Node, group) -> None:
 
 
 def test_second_container_with_the_same_slice_is_refused(node: Node, group) -> None:
-    """The driver limits control groups, so two containers of one slice could use it twice by bypassing the library."""
+    """The driver limits each control group separately. If two containers share a slice and bypass the library, they
+    could together use twice its size."""
     share = node.allocation("a", 5000)
     first, second = group("first"), group("second")
     assert node.run(node.container(first, share)).returncode == 0
@@ -321,7 +327,7 @@ def test_second_container_with_the_same_slice_is_refused(node: Node, group) -> N
         done = node.run(node.container(second, share), enforce)
         assert done.returncode == 1
         assert "allocation a is in use by the container of group" in done.stderr
-    # The hook may run twice for one container, if a CDI file names two devices.
+    # If a CDI file names two devices, the hook may run twice for one container.
     assert node.run(node.container(first, share)).returncode == 0
     for process in node.processes:
         process.kill()
@@ -333,7 +339,8 @@ def test_second_container_with_the_same_slice_is_refused(node: Node, group) -> N
 
 
 def test_stale_limit_is_overwritten(node: Node, group) -> None:
-    """With the misc controller, a new group may inherit a removed group's limit, so the hook also sets "no limit"."""
+    """With the controller misc, a new group may inherit the limit of a removed group. So the hook must set "no limit"
+    explicitly."""
     if node.backend != "misc":
         pytest.skip("with dmem a new group inherits no limit")
     node.ctl("memacct-stale", "0", "300")

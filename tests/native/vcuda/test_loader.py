@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dynamic loader's lock and the library's locks do not deadlock, whichever thread holds the loader's lock."""
+"""The dynamic loader's lock and the library's locks cause no deadlock, whichever thread holds the loader's lock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import sanitizing
 from conftest import LIMIT, LINKED, SOURCES, Host, Puppet, compile_program
 
-PATIENCE = 20  # time limit in seconds; without the library each program takes 0.3 s
+PATIENCE = 20  # Time limit in seconds. Without the library each program takes 0.3 s.
 
 
 @pytest.fixture(scope="module")
@@ -62,15 +62,16 @@ def watched(built: None) -> str:
     return f"{sanitizing.WATCHED}/loader_watch.so:{sanitizing.WATCHED}/libvgpu.so"
 
 
-# Keys: the call that the planted program makes, with or without holding a library lock. Values: whether loader_watch.so
-# aborts the program.
+# Keys: the argument of the planted program. With "dlopen" and "dlsym" it calls this function while it holds a lock of
+# the library. With "dropped" and "free" it calls the loader without the lock. Values: whether loader_watch.so must
+# abort the program.
 CALLS = {"dlopen": True, "dlsym": True, "dropped": False, "free": False}
 
 
 @pytest.mark.own_build
 @pytest.mark.parametrize("call", CALLS)
 def test_watcher_finds_a_loader_call_with_a_lock_held(watched: str, tmp_path: Path, call: str) -> None:
-    """The negative control of the test below and of ``--sanitizer loader``."""
+    """The negative control of the next test and of ``--sanitizer loader``: a planted program makes a forbidden call."""
     log = str(SOURCES / "limits/log.c")
     flags = ("-DPLANTED", "-DVGPU_WATCH", str(sanitizing.WATCHED / "loader_watch.so"), "-ldl")
     program = compile_program(tmp_path, "planted", "loader_watch.c", log, flags=flags)
@@ -85,7 +86,8 @@ def test_watcher_finds_a_loader_call_with_a_lock_held(watched: str, tmp_path: Pa
 
 
 def used(puppet: Puppet) -> None:
-    """Makes calls that take each lock of the library: contexts, modules, pools, graphs, shared memory, launches."""
+    """Makes calls for contexts, modules, pools, graphs, shared memory and launches, so that each lock of the library is
+    taken."""
     puppet.start()
     for line in ("alloc 2 1048576", "pool 3 0", "image 4 1048576", "graph 5", "library 6 1048576", "kernel 7 6"):
         assert puppet.result(line) == 0, line

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library logs only to the standard error that the program had at its first GPU call."""
+"""The library logs only to the file that was the program's standard error at its first GPU call. If the program later
+uses descriptor 2 for another file, this file gets no log lines."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import Host
 
-# At LIBCUDA_LOG_LEVEL 3 the library logs each hooked call.
+# The program logs to standard error: with the variable LIBCUDA_LOG_LEVEL=3 the library logs each hooked call.
 PROGRAM = """
 import ctypes, os, sys
 cuda = ctypes.CDLL("libcuda.so.1")

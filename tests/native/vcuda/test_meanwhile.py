@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contexts and code created concurrently are charged once, and the library refuses none that fits."""
+"""Several threads create contexts or load code at the same time. Each context and each load is charged once, and the
+library refuses none that fits into the slice."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import pytest
 from conftest import LIMIT, LINKED, MIB, PROFILE, Host, compile_program, layouts
 from module_utils.abi import fields
 
-PATIENCE_S = 8  # time limit in seconds; includes a wait of up to 1 s per context
+PATIENCE_S = 8  # Time limit in seconds. It includes a wait of up to 1 s for each context.
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +21,7 @@ def program(programs: Path) -> Path:
 
 @pytest.fixture
 def tooled(host: Host) -> Host:
-    """Returns a host whose driver runs callbacks of a tool."""
+    """Returns a host whose driver calls a tool, such as a profiler, during its calls."""
     host.become(PROFILE.replace("[gpu]", "hostile = callbacks\n[gpu]"))
     return host
 
@@ -35,7 +36,7 @@ def context(tooled: Host) -> int:
 
 
 class Program:
-    """A running meanwhile program; each input line lets it continue."""
+    """A running programs/meanwhile.c. It waits at several points, and each input line lets it continue."""
 
     def __init__(self, host: Host, *words: str | Path) -> None:
         pipe = subprocess.PIPE
@@ -85,10 +86,9 @@ def test_context_created_inside_another_creation_is_charged(
 def test_primary_context_retained_concurrently_is_charged_once(
     tooled: Host, context: int, program: Path, way: str
 ) -> None:
-    """Both threads retain the primary context; the charge ends with the second release, even if the library missed one
-    of the retains.
-    """
-    tooled.puppet().start().end()  # from now on the ledger contains the size of a context
+    """Both threads retain the primary context. Its charge must end with the second release, even if the library did not
+    see one of the retains."""
+    tooled.puppet().start().end()  # From now on the ledger contains the size of a context.
     with Program(tooled, program, way) as running:
         assert running.said() == "0 0 0"
         assert tooled.charged() == tooled.on_card() == context
@@ -104,12 +104,11 @@ def test_primary_context_retained_concurrently_is_charged_once(
 def test_thread_that_never_returns_from_the_driver_blocks_no_other_thread(
     tooled: Host, context: int, program: Path, known: bool
 ) -> None:
-    """A thread never returns from cuCtxCreate; other threads wait for this thread only once.
+    """A thread leaves cuCtxCreate without a return (by longjmp); other threads wait for this thread only once.
 
-    The thread's context is charged if the container has learned the size of a context. Otherwise the watcher, the
-    node's service that compares the driver's figures with the charges, reports the process, because the context exceeds
-    the tolerance of watch/rule.py (64 MiB or 1/16).
-    """
+    If the library has already learned the size of a context, it charges the thread's context. Otherwise the context
+    stays uncharged. Then the watcher must report the process; this service of the node compares the driver's figures
+    with the charges. It does so because the context is larger than the tolerance in watch/rule.py (64 MiB or 1/16)."""
     if known:
         tooled.puppet().start().end()
     with Program(tooled, program, "thrown") as running:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In one process every allocation is charged as many bytes as the driver took, and every free is credited.
-
-Strings such as ``alloc 10 4096`` (allocate 4096 bytes, keep the address in register 10) are commands to
-programs/puppet.c."""
+"""Tests the charges of a single process. For each allocation the library charges as many bytes as the driver used, and
+each free ends the charge. The charges are recorded in the ledger, a file of the container. Strings such as ``alloc 10
+4096`` (allocate 4096 bytes, keep the address in register 10) are commands to programs/puppet.c."""
 
 from __future__ import annotations
 
@@ -35,7 +34,8 @@ def test_without_the_library_only_the_card_is_the_limit(host: Host) -> None:
 
 
 def test_pool_at_the_limit_takes_no_more_memory(host: Host) -> None:
-    """Pools allocate whole units of the card, so the test checks the process's peak use as the driver reports it."""
+    """A memory pool uses whole units of the card, so the charge may exceed the requested bytes. The test therefore
+    checks the process's peak use as the driver reports it."""
     puppet = host.puppet().start()
     blocks = []
     while True:
@@ -61,7 +61,8 @@ def test_contexts_are_not_charged_if_they_do_not_count(host: Host) -> None:
 
 
 def test_uncounted_context_does_not_reduce_later_allocations(host: Host) -> None:
-    """Between allocations the library looks for uncharged memory on the card; the context must not count as such."""
+    """Between allocations the library looks for uncharged memory on the card. It must not take the context for such
+    memory."""
     host.write_limits(count_context=False)
     puppet = host.puppet().start()
     context, step = host.on_card(), 32 * MIB
@@ -162,7 +163,8 @@ def test_physical_memory_is_charged_until_its_last_handle_or_mapping(host: Host)
 
 @pytest.mark.parametrize("imported", [False, True])
 def test_exported_memory_stays_charged_after_its_release(host: Host, imported: bool) -> None:
-    """Exported memory exists while a shareable handle or import is open, so releasing its own handle frees nothing."""
+    """Exported memory exists as long as a shareable handle or an import of it is open. So the release of the exporting
+    process's own handle frees nothing."""
     puppet = host.puppet().start()
     size = 700 * MIB
     for number in range((LIMIT - host.on_card()) // size):
@@ -292,7 +294,8 @@ def libraries(host: Host, nvml: str) -> dict:
     folder.mkdir()
     (folder / "libcuda.so.1").symlink_to(SIMULATOR / "libcuda.so.1")
     if nvml == "shows no processes":
-        # Some drivers show no process inside a container. Here the functions get names that no program looks up.
+        # Some drivers show no process inside a container. To imitate them, the functions that list processes get names
+        # here that no program looks up.
         known = (SIMULATOR / "libnvidia-ml.so.1").read_bytes()
         assert known.count(b"RunningProcesses") > 3
         (folder / "libnvidia-ml.so.1").write_bytes(known.replace(b"RunningProcesses", b"RunningProcessez"))
@@ -328,7 +331,8 @@ def context_bytes(host: Host) -> int:
 
 @pytest.mark.parametrize("nvml", ["is missing", "shows no processes"])
 def test_refused_context_leaves_no_learned_size(host: Host, nvml: str) -> None:
-    """The ledger must not keep the measured size of a refused context: a neighbour may have caused the size."""
+    """If a context is refused, its measured size must not be stored in the ledger, because memory of a neighbour may
+    have been measured with it."""
     environment = libraries(host, nvml)
     host.write_limits(memory=10 * MIB)
     puppet = host.puppet("handle", program="puppet-unlinked", **environment)
@@ -339,7 +343,8 @@ def test_refused_context_leaves_no_learned_size(host: Host, nvml: str) -> None:
 
 @pytest.mark.parametrize("nvml", ["shows no processes", "shows all"])
 def test_wrong_learned_context_size_is_corrected(host: Host, nvml: str) -> None:
-    """A neighbour made the learned size of a context too high; the next process measures again and corrects it."""
+    """A neighbour's memory has made the stored size of a context too large. The next process measures a context again
+    and corrects the size."""
     environment = libraries(host, nvml) if nvml != "shows all" else {}
     patch_context_bytes(host, 2000 * MIB)
     puppet = host.puppet("handle", program="puppet-unlinked", **environment).start()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The limiter's real object code runs in a model of the GPU on virtual time; the tests check the measured shares.
+"""Tests the shares of GPU time that tenants get in a simulation. Tenants are containers that share a GPU. In each
+tenant the library's limiter delays launches, and the arbiter, a service of the node, gives tenants turns.
 
-Tenants are containers that share a GPU; the arbiter is the node's service that gives them turns. Every run is
-deterministic, and shares come from the log of the model's GPU. The benchmarks use the same program, whose arguments and
-JSON output are described at the head of model/model.c.
-"""
+The limiter and the arbiter are the real object code; the GPU and the time are simulated, so every run is deterministic.
+Shares come from the log of the simulated GPU. The head of model/model.c describes the program's arguments and its JSON
+output. The benchmarks use the same program."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SOURCES = (
     VCUDA / "src/compute/cost.c",
     VCUDA / "arbiter/schedule.c",
 )
-MIXED = "5:20:100:500:2000:10000"  # durations of a model tenant's kernels in microseconds
+MIXED = "5:20:100:500:2000:10000"  # Durations of a tenant's kernels in microseconds.
 SHORT = "5:20:100:500:1000"
 
 
@@ -84,9 +84,8 @@ def test_lone_tenant_without_a_limiter_exceeds_its_share(model, us: int) -> None
 
 @pytest.mark.parametrize(("share", "us", "error"), [(10, 10000, 3), (50, 10000, 2), (90, 10000, 2), (90, 20000, 4)])
 def test_share_of_long_kernels_is_within_the_documented_error(model, share: int, us: int, error: float) -> None:
-    """In a window W the share is wrong by at most (longest kernel + 4 ms of queued work) / W, because a long kernel is
-    never split.
-    """
+    """A long kernel is never split. So in a window of length W the share may be wrong by (longest kernel + 4 ms of
+    queued work) / W."""
     (tenant,) = model(f"share={share},policy=force,kernels={us}")["tenants"]
     assert worst(tenant) <= error <= 100 * (us / 1000 * 1.1 + 4) / 1000 + 2, tenant
 
@@ -96,7 +95,7 @@ LONG = list(itertools.product((5, 10, 20), ("5000", "10000", "20000", MIXED), (0
 
 @pytest.mark.parametrize(("share", "kernels", "jitter"), LONG)
 def test_launch_waits_for_at_most_one_long_kernel(model, share: int, kernels: str, jitter: int) -> None:
-    """A launch waits for at most the longest kernel's time divided by the share, plus a wake-up of 0.4 ms."""
+    """A launch waits at most for the longest kernel's time divided by the share, plus 0.4 ms for the wake-up."""
     longest = int(kernels.split(":")[-1]) / 1000 * (1 + jitter / 100)
     (tenant,) = model("--seconds", 32, "--jitter", jitter, f"share={share},policy=force,kernels={kernels}")["tenants"]
     assert tenant["longest_hold_ms"] <= 100 * longest / share + 0.5, tenant
@@ -113,8 +112,8 @@ def steps(first: float, last: float, count: int) -> list:
 
 
 GROWING = steps(20, 5000, 24)
-# Keys: cases. Values: kernel durations in us, number of consecutive launches of each duration; 0 means that each launch
-# has a random one of these durations.
+# Keys: cases. Values: a list of kernel durations in us, and the number of consecutive launches of each duration. If the
+# number is 0, each launch has a random duration of the list.
 MIXES = {
     "20 us or 5 ms at random": ([20, 5000], 0),
     "20 us and 5 ms alternating": ([20, 5000], 1),
@@ -141,8 +140,8 @@ def mixed(kernels: list, streak: int, *more: str) -> str:
     return f"onekey=1,streak={streak},kernels=" + ":".join(map(str, kernels)) + "".join("," + one for one in more)
 
 
-# Cases with long series of one duration. Queued kernels with a short prediction may take long, so their time is charged
-# over several windows. The share is exact after ten seconds and is never exceeded.
+# In these cases many launches of one duration follow each other. After a change, queued kernels take longer than
+# predicted, so their time is charged over several windows. The share is never exceeded, and is exact after ten seconds.
 LATE = ("streaks of 64", "streaks of 1000", "long streaks of short kernels", "kernels of 0.6 s")
 
 
@@ -150,10 +149,10 @@ LATE = ("streaks of 64", "streaks of 1000", "long streaks of short kernels", "ke
 @pytest.mark.parametrize("arbiter", ["arbiter", "none"])
 @pytest.mark.parametrize("share", [20, 50, 80])
 def test_kernels_of_mixed_duration_are_charged_correctly(model, name: str, arbiter: str, share: int) -> None:
-    """The charge matches the GPU time in each window of max(1 s, 20 times the longest kernel) after the first window.
+    """In each window after the first, the charge matches the GPU time. A window is one second or, if that is longer, 20
+    times the longest kernel.
 
-    A long kernel is charged when it ends, so a window that fits few kernels may be off by one kernel.
-    """
+    A long kernel is charged when it ends, so the charge of a window may be wrong by one kernel."""
     kernels = MIXES[name]
     longest = max(kernels[0]) / 1e6
     window = max(1, 20 * longest)
@@ -166,7 +165,8 @@ def test_kernels_of_mixed_duration_are_charged_correctly(model, name: str, arbit
         return model(*words, mixed(*kernels, "policy=force", f"share={share}"))["tenants"][0]
 
     tenant = ran(window)
-    # At most 32 ms of work is queued, but its kernels may take longer than predicted.
+    # By prediction at most 32 ms of work is queued, but its kernels may take longer than predicted. So a window may
+    # exceed the share.
     most = 25 if share == 20 else max(1.25 * share, share + 4, share * (1.05 + 1.2 * part))
     assert tenant["high"] <= most, tenant["high"]
     if name in LATE:
@@ -254,10 +254,8 @@ def test_two_tenants_get_their_shares(model, left: object, right: object, seed: 
     [(MIXED, 10 + 10 * (s % 2), s) for s in range(1, 13)] + [(SHORT, 10, s) for s in range(1, 5)],
 )
 def test_four_tenants_get_their_shares(model, kernels: str, jitter: int, seed: int) -> None:
-    """A tenant's budget of GPU time may go negative.
-
-    Otherwise, at a share of 10 %, a launch would wait 100 ms after a kernel of 10 ms.
-    """
+    """A tenant's budget of GPU time may become negative. Otherwise, at a share of 10 %, a launch would wait 100 ms
+    after a kernel of 10 ms."""
     tenants = [f"share={share},kernels={kernels}" for share in (10, 20, 30, 40)]
     result = model("--seconds", 22, "--seed", seed, "--jitter", jitter, *tenants)
     assert all(together(result)), result
@@ -292,7 +290,8 @@ def test_shares_below_a_full_gpu_are_limits(model) -> None:
 # --- policy and priority. Rows of RULE: settings of the tenants, range of GPU percent that each tenant gets -----------
 
 ALL, LIMIT, HALF, REST = (97, 101), (27, 31), (46, 51), (60, 72)
-# Next to a tenant without a limit, time slices double each kernel's duration, so fewer kernels are queued.
+# Expected range for a limited tenant next to a tenant without a limit. The GPU's time slices double the duration of
+# each kernel, so fewer kernels are queued.
 CROWDED = (25.5, 31)
 RULE = [
     (["share=30"], [ALL]),
@@ -322,10 +321,11 @@ def test_policy_and_priority_decide_the_share(model, tenants: list, expected: li
 
 @pytest.mark.parametrize(("us", "share"), itertools.product((50, 500, 1000, 2000), (30, 70)))
 def test_wait_of_high_priority_is_bounded(model, us: int, share: int) -> None:
-    """High priority waits at most for low priority's longest kernel, its queued work (1 ms), and the change of turn."""
+    """A tenant of high priority waits at most for the longest kernel and the queued work (1 ms) of the other tenant,
+    and for the change of turn."""
     low, high = f"share={100 - share},kernels={us}", f"share={share},priority=0,kernels=100,burst=10,rest=5000"
     assert model(low, high)["tenants"][1]["longest_hold_ms"] <= us / 1000 * 1.2 + 1 + 1.5
-    # Without high priority the tenant waits for its turn.
+    # The negative control: without high priority the tenant waits longer, for its turn.
     assert model(low, high.replace("priority=0", "priority=1"))["tenants"][1]["longest_hold_ms"] > us / 1000 * 1.2 + 2.5
 
 
@@ -337,7 +337,8 @@ def test_low_priority_does_not_starve(model) -> None:
 
 # --- tenants that are idle at times, and kernels longer than a turn --------------------------------------------------
 
-# The pause after each burst is random, 0.5 to 1.5 times `rest`: mostly long enough to count as idle.
+# Tenants with bursts of kernels and pauses. Each pause is random, 0.5 to 1.5 times `rest`. Most pauses are so long that
+# the tenant counts as idle.
 TOGGLING = [
     "share=10,kernels=20000,burst=1,rest=125000",
     "share=10,kernels=40000,burst=1,rest=125000",
@@ -350,7 +351,8 @@ TOGGLING = [
 @pytest.mark.parametrize("toggling", TOGGLING)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_intermittent_tenant_gets_at_most_its_share(model, toggling: str, seed: int) -> None:
-    """The neighbour is always busy. Alone, each toggling tenant would use more than its share."""
+    """The tenant is idle between its bursts, and its neighbour is always busy. Without a limit each of these tenants
+    would use more than its share."""
     natural = model(toggling.replace("share=", "policy=disable,share="))["tenants"][0]["mean"]
     share = int(toggling[6:8])
     comes, stays = model("--seconds", 42, "--seed", seed, toggling, f"share={100 - share},kernels=100")["tenants"]
@@ -358,18 +360,17 @@ def test_intermittent_tenant_gets_at_most_its_share(model, toggling: str, seed: 
     assert stays["mean"] >= stays["share"] - 1.5
 
 
-# columns: share in percent, kernel duration in ms; expected largest excess over the share in percentage points. The
-# time between two events does not show how much GPU time a kernel uses in other tenants' turns; this error is largest
-# at a share of 50 %.
+# Columns: the share in percent; the kernel duration in ms; the expected largest excess over the share in percentage
+# points. The library measures the time between two events. This does not show how much GPU time a kernel used during
+# other tenants' turns. The error is largest at a share of 50 %.
 @pytest.mark.parametrize(
     ("share", "ms", "over"),
     [(10, 40, 1), (10, 100, 1), (30, 50, 1), (30, 100, 1), (50, 100, 6), (50, 200, 6), (70, 100, 1)],
 )
 def test_kernels_that_outlast_their_turn_are_charged(model, share: int, ms: int, over: float) -> None:
-    """Long kernels continue in the driver's time slices during other tenants' turns, and are charged for that time.
-
-    If only the time in the turn were charged, these tenants would get 13, 30, 40, 53, 68, 70 and 82 %.
-    """
+    """A kernel that is longer than its tenant's turn continues during other tenants' turns, in the GPU's time slices.
+    This time must be charged too. If only the time in the own turn were charged, these tenants would get 13, 30, 40,
+    53, 68, 70 and 82 %."""
     long, short = f"share={share},kernels={ms * 1000}", f"share={100 - share},kernels=100"
     tenants = model("--seconds", 62, "--warm", 12, long, short)["tenants"]
     assert share - 2.5 <= tenants[0]["mean"] <= share + over, tenants[0]["mean"]
@@ -390,8 +391,8 @@ def test_live_change_settles_in_half_a_second(model, before: int, after: int, ot
     assert abs(sum(series[50:60]) / 10 - old) <= 2.0, series[48:60]
 
 
-# columns: tenants; expected minimum of their total GPU percent, which is below 100 because each tenant is also charged
-# for the others' time slices
+# Columns: the tenants; the expected least percentage of the GPU's time that they use together. It is below 100, because
+# without an arbiter each tenant is charged for the others' time slices as well.
 NO_ARBITER = [
     (("share=30", "share=70"), 70),
     (("share=50", "share=50"), 80),
@@ -416,7 +417,8 @@ def test_tenant_gets_the_whole_gpu_after_the_other_stops(model) -> None:
 
 # --- a sparse tenant next to a busy tenant: the sparse tenant's burst goes first while it has credit ---
 
-# columns: the sparse tenant; the expected minimum part of its unlimited load that it gets next to a busy neighbour
+# Columns: the sparse tenant; the part of the GPU time it would use without limits that it must at least get next to a
+# busy neighbour.
 SPARSE = [
     ("share=10,kernels=20,burst=50,rest=9000", 0.78),
     ("share=10,kernels=20,burst=10,rest=9000", 0.80),
@@ -438,7 +440,7 @@ def test_sparse_tenant_keeps_most_of_its_load_next_to_a_busy_tenant(
     assert other["mean"] >= busy - 3
 
 
-# The negative control: kernels with a pause after each kernel are no burst and get little GPU time.
+# The negative control: this tenant pauses after each kernel. Its kernels form no burst, so it gets little GPU time.
 def test_tenant_that_pauses_after_each_kernel_waits_for_turns(model) -> None:
     found = model("share=10,kernels=20,gap=200", "share=90,kernels=500")["tenants"][0]
     assert found["mean"] < 0.2 * 10

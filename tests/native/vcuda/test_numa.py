@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On machines such as Grace a GPU's memory is a NUMA node of the host: memory on this node is charged to the GPU.
-
-Strings such as ``create(4096, place=1, node=1)`` are Python expressions that the program in the slice evaluates:
-create() calls cuMemCreate with a kind of location and the number of a GPU or node."""
+"""On machines such as Grace the memory of a GPU is a NUMA node of the host. If a program allocates memory on this node,
+it must be charged to the GPU. Strings such as ``create(4096, place=1, node=1)`` are Python expressions that the program
+in the slice evaluates: create() calls cuMemCreate with a kind of location and the number of a GPU or node."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ import pytest
 from conftest import MIB, NOT_PERMITTED, NOT_SUPPORTED, OK, OOM, Host
 from test_oversubscription import HELPERS, SMALL, SOLD, Tenant
 
-NUMA, CURRENT = 3, 4  # CU_MEM_LOCATION_TYPE_HOST_NUMA, …_CURRENT
+NUMA, CURRENT = 3, 4  # The values of CU_MEM_LOCATION_TYPE_HOST_NUMA and of CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT.
 PIECE = 64 * MIB
 # In the simulated host the memory of GPU 0 is NUMA node 1, and the memory of GPU 1 is node 2.
 GRACE = SMALL.replace("context_mib = 4", "context_mib = 4\nnuma_node = 1", 1) + "numa_node = 2\n"
@@ -55,7 +54,7 @@ def test_memory_on_the_gpus_node_is_charged_to_the_gpu(start: Callable) -> None:
 
 
 def test_without_the_library_node_memory_is_on_the_card(start: Callable) -> None:
-    """The negative control: the simulated driver allocates memory of this node on the card."""
+    """The negative control: without the library, memory of this node is allocated on the card."""
     host, one = start(wrapper=("env", "-u", "LD_PRELOAD"))
     assert [one.ask(f"create({PIECE}, place={NUMA}, node=1)") for _unused in range(4)] == [OK, OK, OK, OOM]
     assert host.on_card() > 3 * PIECE
@@ -76,14 +75,15 @@ def test_host_memory_is_not_charged_to_a_gpu(start: Callable, place: int, node: 
     assert one.charged() == before
 
 
-# Command prefix that imitates the kernel's list of nodes: node 3 has no CPUs, node 4 has CPUs.
+# Words to put before a command line. They replace the kernel's list of NUMA nodes: node 3 has no CPUs, node 4 has CPUs.
 NODES = "mount -t tmpfs none /sys/devices/system/node && cd /sys/devices/system/node && mkdir node3 node4 && "
 LIST = ("unshare", "-m", "sh", "-c", NODES + 'echo > node3/cpulist && echo 0-3 > node4/cpulist && exec "$@"', "sh")
-INVALID_DEVICE = 101  # the simulated driver's error for an unknown node
+INVALID_DEVICE = 101  # The simulated driver returns this error for an unknown node.
 
 
 @pytest.mark.parametrize(("node", "answer"), [(3, NOT_SUPPORTED), (4, INVALID_DEVICE), (5, INVALID_DEVICE)])
 def test_node_without_cpus_is_refused(start: Callable, node: int, answer: int) -> None:
-    """A node without CPUs may be another container's GPU and is refused. Other nodes are passed to the driver."""
+    """A node without CPUs may be the memory of another container's GPU, so the library refuses it. It passes calls for
+    other nodes to the driver."""
     _host, one = start(profile=SMALL, wrapper=LIST)
     assert one.ask(f"create({PIECE}, place={NUMA}, node={node})") == answer

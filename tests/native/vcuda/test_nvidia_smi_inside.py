@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs NVIDIA's unchanged nvidia-smi in a slice, with drivers 535 and 550 and with an unknown driver version."""
+"""Runs NVIDIA's own, unchanged nvidia-smi in a container, with drivers 535 and 550 and with an unknown driver version.
+nvidia-smi reads figures through a private table of NVML functions, in which the library replaces entries."""
 
 from __future__ import annotations
 
@@ -124,7 +125,7 @@ def test_private_table_is_replaced_only_for_known_driver_versions(tmp_path: Path
 
 
 def test_private_table_of_another_size_is_not_replaced(tmp_path: Path, programs: Path) -> None:
-    """If a later build has a longer private table, its entries are unknown and none is replaced."""
+    """If a later driver has a longer private table, the library does not know its entries and replaces none."""
     host = Host(tmp_path, programs)
     try:
         host.write_limits()
@@ -132,7 +133,7 @@ def test_private_table_of_another_size_is_not_replaced(tmp_path: Path, programs:
         shutil.copytree(SIMULATOR, driver)
         library = driver / "libnvidia-ml.so.1"
         image = library.read_bytes()
-        # the fields are the table size in bytes and whether the whole table was measured
+        # The fields are the table's size in bytes, and whether the whole table was measured.
         branch = struct.Struct("<I?3x")
         measured = branch.pack(1960, True)
         assert image.count(measured) == 1

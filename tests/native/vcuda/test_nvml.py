@@ -2,9 +2,9 @@
 """Inside a slice NVML shows only the container's processes, under their own pids, and utilisation relative to the
 share.
 
-The tests compare the results with the same query without the library and with the simulated driver's account. Strings
-such as ``rates()`` are Python expressions that a process of the container evaluates with the functions of
-programs/nvml_raw.py."""
+The tests compare the results with two references: the same query without the library, and the simulated driver's own
+records. Strings such as ``rates()`` are Python expressions that a process of the container evaluates with the functions
+of programs/nvml_raw.py."""
 
 from __future__ import annotations
 
@@ -94,7 +94,8 @@ def test_listed_pids_are_of_the_viewers_namespace(host: Host) -> None:
     enter = ("nsenter", "-t", str(number), "-p", "-m")
     assert ask(host, PIDS, prefix=enter) == [[1]], "inside a pid namespace, processes outside must not be listed"
     assert ask(host, PIDS, prefix=APART) == [[]], "a second namespace must see no process of the first"
-    # In a pid namespace with the parent's /proc no process is listed, and no wrong pid either.
+    # A pid namespace that still has its parent's /proc cannot translate pids. Its list must then be empty, because any
+    # pid in it would be wrong.
     assert ask(host, PIDS, prefix=("unshare", "--pid", "--fork")) == [[]]
 
 
@@ -114,7 +115,7 @@ def advance_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Clocked(Host):
-    """A host whose simulated clock the test advances, with worker processes."""
+    """A simulated host with worker processes that keep GPUs busy. The test advances the simulated clock."""
 
     def __init__(self, folder: Path, programs: Path, advance: Path) -> None:
         super().__init__(folder, programs, CLOCKED)
@@ -237,7 +238,7 @@ def test_accounting_lists_live_processes_of_the_container(clocked: Clocked) -> N
 
 
 def test_accounting_stats_v2_hides_a_neighbour(clocked: Clocked, tmp_path: Path) -> None:
-    """NVML of driver 615 has nvmlDeviceGetAccountingStats_v2, which must not show a neighbour either."""
+    """NVML of driver 615 has nvmlDeviceGetAccountingStats_v2, which must show no process of another container."""
     clocked.driver_env["LD_LIBRARY_PATH"] = str(newer_driver(tmp_path / "newer"))
     clocked.share(50)
     mode = "import pynvml as n; n.nvmlInit(); n.nvmlDeviceSetAccountingMode(n.nvmlDeviceGetHandleByIndex(0), 1)"
@@ -253,11 +254,13 @@ def test_accounting_stats_v2_hides_a_neighbour(clocked: Clocked, tmp_path: Path)
 
 
 def test_utilisation_is_unsupported_if_the_driver_lists_other_pids(clocked: Clocked) -> None:
-    """If the driver lists no process or the host's pids, utilisation is not reported, so no other container's is."""
+    """If the driver's pids do not match the ledger's, the library reports utilisation as unsupported. The ledger is the
+    file in which the container's processes register. Without matching pids the library cannot tell which utilisation
+    belongs to the container, and must not show another container's."""
     worker = clocked.worker("inf")
     clocked.advance(1000)
     assert ask(clocked, "rates()")[0][0] >= 90
-    with clocked.ledger.open("r+b") as ledger:  # writes a pid that the driver does not list
+    with clocked.ledger.open("r+b") as ledger:  # Replaces the pid by one that the driver does not list.
         ledger.seek(layouts.fields.LEDGER_SLOT_OFFSET + layouts.fields.LEDGER_SLOT_FIELDS["pid"][0])
         assert struct.unpack("<I", ledger.read(4)) == (worker,)
         ledger.seek(-4, os.SEEK_CUR)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVML shows a slice of a MIG device: the device's memory, the GPU's memory, and the processes.
+"""Tests what NVML shows in a container with a slice of a MIG device: the memory of the MIG device and of the GPU, and
+the processes. test_visible.py tests CUDA in a MIG device.
 
-The test process acts as a process of the container: it takes a slot (an entry for a process) of the ledger, the
-container's record of its GPU memory. test_visible.py tests CUDA in a MIG device.
-"""
+The test process plays a process of the container. For this it takes a slot (the entry of a process) in the ledger, the
+container's record of its GPU memory."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Member:
     def __init__(self, host: Host, *used: int) -> None:
         self.stream = host.ledger.open("r+b")
         lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, layouts.fields.LEDGER_ALIVE_BASE, 1, 0)
-        fcntl.fcntl(self.stream, 37, lock)  # number of the command F_OFD_SETLK
+        fcntl.fcntl(self.stream, 37, lock)  # Number of the command F_OFD_SETLK.
         fields, slot = layouts.fields.LEDGER_SLOT_FIELDS, layouts.fields.LEDGER_SLOT_OFFSET
         for offset, fmt, values in (
             (slot + fields["used"][0], f"<{len(used)}Q", used),
@@ -89,7 +89,8 @@ def test_mig_device_and_its_gpu_show_the_slice(mig) -> None:
         [10 * GIB, 2 * GIB, 8 * GIB],
         denied,
         [3 * GIB, 5 * MIB, 3 * GIB - 5 * MIB],
-        [13 * GIB, 2 * GIB + 5 * MIB, 11 * GIB - 5 * MIB],  # the GPU shows the sum of the slice's MIG devices
+        # For the GPU, NVML shows the sum of the slice's MIG devices.
+        [13 * GIB, 2 * GIB + 5 * MIB, 11 * GIB - 5 * MIB],
         denied,
     ]
     instances = ask(

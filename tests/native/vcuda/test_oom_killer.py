@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""With ACTIVE_OOM_KILLER set, the library kills a process if a running container's limit is lowered below its usage."""
+"""If the memory limit of a running container is lowered below its usage, the library can kill a process of the
+container. The variable ACTIVE_OOM_KILLER or the limits file enables this."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ def lower(host: Host, memory: int) -> None:
 
 
 def ended(puppet) -> bool:
-    """Returns whether the process is killed at its next driver call."""
+    """Makes a driver call in the process. Returns whether the process is killed by it."""
     try:
         puppet.say("info")
     except (AssertionError, BrokenPipeError):
@@ -38,8 +39,8 @@ def pair(host: Host):
     return start
 
 
-# columns: the key oom_killer in the limits file, the variable ACTIVE_OOM_KILLER; in each row one of them enables the
-# killer
+# Columns: the key oom_killer in the limits file; the variable ACTIVE_OOM_KILLER. In each row one of the two enables the
+# OOM killer.
 SWITCHES = [(True, None), (True, "false"), (False, "true"), (False, "1")]
 
 
@@ -115,7 +116,8 @@ def test_no_process_is_killed_within_the_limit(host: Host, pair) -> None:
 
 
 def test_refused_allocation_kills_no_process(host: Host) -> None:
-    """A framework may ask for too much, free memory and ask again; usage never exceeds the limit, so none is killed."""
+    """A framework may request too much, free memory, and request again. Its usage never exceeds the limit, so the
+    library must not kill it."""
     host.write_limits(oom_killer=True)
     puppet = host.puppet(ACTIVE_OOM_KILLER="true").start()
     cached = puppet.get("alloc", 3000 * MIB)

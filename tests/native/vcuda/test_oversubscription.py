@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On an oversold card each slice gets its whole limit and keeps its data intact, even if the card is full.
-
-A card is oversold if the memory limits of its slices are larger in total than its memory.
-
-The tests check the simulated driver's account of the card and the bytes in memory.
-"""
+"""A card is oversold if the memory limits of its slices are together larger than its memory. Each slice still gets its
+whole limit and keeps its data intact, even if the card is full. The tests check the simulated driver's figures of the
+card and the bytes in memory."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from conftest import MIB, OOM, ROOT, SIMULATOR, Host
 
 PROGRAM = ROOT / "tests" / "native" / "gpusim" / "cuda_program.py"
 CARD, CONTEXT = 256 * MIB, 4 * MIB
-SOLD = 230 * MIB  # size of each of two slices: the card is sold 1.8 times
+SOLD = 230 * MIB  # Size of each of the two slices, which are together 1.8 times as large as the card.
 SMALL = """\
 driver_version = 535.261.03
 cuda_version = 12.2
@@ -67,12 +64,14 @@ class Tenant:
         return sum(one["used"] + one["context"] for one in layouts.read_ledger(str(self.ledger))["totals"])
 
     def fill(self, way: str, piece: int, total: int) -> int:
-        """Allocates `piece` bytes repeatedly, each with a pattern, up to `total` or a refusal. Returns their number."""
+        """Allocates pieces of `piece` bytes and writes a pattern into each, until `total` bytes are allocated or an
+        allocation is refused. Returns the number of pieces."""
         self.ask(f"way = {way}")
         return self.ask(f"fill(way, {piece}, {total})")
 
 
-# Functions of the tenant program: allocate by each call, write a pattern, check that all patterns are intact.
+# Functions that each tenant's program gets. They allocate by each of several calls, write a pattern, and check that all
+# patterns are intact.
 HELPERS = [
     "import hashlib",
     "held = []",
@@ -101,7 +100,7 @@ HELPERS = [
 ]
 WAYS = ["plain", "later", "pitched"]
 MAPPED = [*WAYS, "mapped"]
-# In CUDA 12.1 cuMemCreate cannot create host memory.
+# A driver of CUDA 12.1, in which cuMemCreate cannot create host memory.
 FORMER = "driver_version = 530.41.03\ncuda_version = 12.1\n" + SMALL.split("\n", 2)[2]
 
 
@@ -142,7 +141,7 @@ def test_slice_gets_its_whole_limit_on_a_full_card(host: Host, tenant, way: str)
     assert host.on_card() <= CARD < first.charged() + second.charged()
     assert second.ask("cu.info()") == [0, SOLD]
     assert second.ask(f"one({way}, 2 * MIB)") == OOM
-    # Both tenants' data is intact, also after kernels ran.
+    # The data of both tenants is intact even after kernels have run.
     for one in (first, second):
         one.ask("cu.launch(cu.kernel(1000), times=3)")
         one.ask("cu.cuCtxSynchronize()")
@@ -156,7 +155,8 @@ def test_without_oversubscription_a_slice_gets_only_the_rest_of_the_card(host: H
     second = tenant("second", oversubscribe=False)
     assert second.fill("plain", 2 * MIB, SOLD) < (CARD - SOLD) // (2 * MIB)
     assert second.ask("whole()") is True
-    # The shown free memory can be allocated: it is the smaller of the limit's rest and the GPU's rest.
+    # Memory shown as free can be allocated. So the figure is what is left of the limit or of the GPU, whichever is
+    # smaller.
     assert second.ask("cu.info()[0]") == CARD - host.on_card() < SOLD - second.charged()
 
 
@@ -216,7 +216,8 @@ def test_unmapped_host_memory_is_uncharged(host: Host, tenant) -> None:
 
 
 def test_shareable_memory_is_always_on_the_card(host: Host, tenant) -> None:
-    """Memory with a shareable handle type (1: descriptor) is never placed in host memory."""
+    """Memory that other processes can import is never placed in host memory. Here the type of its shareable handle is
+    1, a descriptor."""
     one = tenant("one")
     host.puppet(preload=False).start().get("alloc", CARD - host.on_card() - 8 * CONTEXT)
     assert one.fill("mapped", 2 * MIB, 100 * MIB) == 50
@@ -226,7 +227,7 @@ def test_shareable_memory_is_always_on_the_card(host: Host, tenant) -> None:
 
 @pytest.mark.parametrize(("profile", "shown"), [(SMALL, SOLD - CONTEXT), (FORMER, None)])
 def test_shown_free_memory_can_be_allocated_by_every_call(host: Host, tenant, profile: str, shown: int | None) -> None:
-    """If the driver has no host memory for cuMemCreate, the shown free memory is the GPU's free memory."""
+    """If the driver cannot create host memory by cuMemCreate, only the GPU's free memory is shown as free."""
     host.become(profile)
     stranger = host.puppet(preload=False).start()
     one = tenant("one")

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which settings apply for each combination of limits file and environment: SM limit, policy, priority, and others."""
+"""Tests which settings apply for each combination of limits file and environment variables: SM limit, compute policy,
+priority, and others."""
 
 from __future__ import annotations
 
@@ -75,7 +76,8 @@ def rules(program: Path, tmp_path: Path):
         one.process.wait()
 
 
-# columns: content of the limits file, where None means no file; environment variables; expected effective settings
+# Columns: the content of the limits file, where None means that there is no file; the environment variables; the
+# expected settings.
 TABLE = [
     # --- SM limit of devices 0 and 1: a variable only lowers the limit; 0 and 100 mean no limit
     ({"sm": (33, 50)}, {}, {"sm0": 33, "sm1": 50}),
@@ -198,6 +200,7 @@ def test_live_change_is_seen_at_the_next_read(rules) -> None:
 
 
 def test_device_missing_in_the_file_has_the_common_share(rules) -> None:
-    """The variable for all devices still applies. The device's memory is refused, so no kernel runs on the device."""
+    """A device that the limits file does not list still has the share that the variable for all devices sets. In
+    practice no kernel runs there, because the library refuses memory on such a device."""
     one = rules({"devices": [{"uuid": "GPU-2", "memory_bytes": 1 << 30, "sm_percent": 10}]}, {SM: "40"})
     assert (one.ask()["sm0"], one.ask()["sm1"]) == (40, 40)

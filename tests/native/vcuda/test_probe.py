@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vgpu-probe passes in a complete slice, fails if a part of the slice is missing, and reports the driver's figures."""
+"""vgpu-probe checks in a container whether its slice is complete and limited. It passes in a complete slice, fails if a
+part of the slice is missing, and reports the driver's figures."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ MEMORY = [
     "freed",
     "neighbours",
 ]
-# The share check takes seconds on each GPU, so few tests run it.
+# The check of the compute share takes seconds on each GPU, so few tests run it.
 NAMES = [*MEMORY, "share"]
 
 
@@ -39,7 +40,7 @@ def verdicts(report: dict) -> dict:
 
 
 def test_probe_passes_in_a_slice(host: Host) -> None:
-    status, report = run(host, "--checks", ",".join(NAMES))  # test_bypass.py tests the bypass checks
+    status, report = run(host, "--checks", ",".join(NAMES))  # test_bypass.py tests the bypass checks.
     assert verdicts(report) == dict.fromkeys(NAMES, "passed")
     assert (status, report["version"]) == (0, 1)
     assert [(one["index"], one["uuid"], one["total_cuda"], one["total_nvml"]) for one in report["devices"]] == [
@@ -64,7 +65,8 @@ def test_probe_tries_every_allocator(host: Host) -> None:
 
 
 def test_environment_does_not_raise_the_share(host: Host) -> None:
-    host.write_limits(core_policy="force")  # with the policy force the probe need not set the policy by a variable
+    # With the policy "force" the share also limits a container that uses the GPU alone.
+    host.write_limits(core_policy="force")
     _status, report = run(host, "--checks", "share")
     (found,) = report["checks"]
     assert (found["verdict"], found["expected"]) == ("passed", 33), found
@@ -83,7 +85,7 @@ def test_without_the_preload_every_check_is_violated(host: Host) -> None:
     assert status == 1
     found = verdicts(report)
     assert found.pop("visible-devices") == "passed"
-    found.pop("graphics")  # the graphics check depends on the machine, not on the library
+    found.pop("graphics")  # The result of the graphics check depends on the machine, not on the library.
     assert set(found.values()) == {"violated"}
     assert next(one for one in report["checks"] if one["name"] == "limit-exact")["found"] == CARD
 
@@ -132,7 +134,8 @@ def test_invalid_arguments_print_the_usage(host: Host, arguments: list) -> None:
 
 
 def test_probe_lowers_the_limit_of_a_slice_larger_than_the_card(host: Host) -> None:
-    """On an oversold card the probe lowers the limit, so that the limit is reached before the card is full."""
+    """The slice is larger than the card, so the card would be full before the limit is reached. The probe therefore
+    tests with a lower limit."""
     host.write_limits(memory=2 * CARD, oversubscribe=True)
     status, report = run(host, "--checks", ",".join(MEMORY))
     assert verdicts(report) == dict.fromkeys(MEMORY, "passed"), report

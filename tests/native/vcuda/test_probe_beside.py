@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two probes in two containers of a GPU check that neither can import the other's memory, and find defects."""
+"""vgpu-probe can check that a container cannot import the GPU memory of another container. Here two probes do so, in
+two containers of one GPU: one exports memory and the other tries to import it. With a defective library the check must
+fail."""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ MUTANTS = {
 
 
 def meet(host: Host, ours: str, theirs: str, memory: int = LIMIT) -> tuple[dict, dict]:
-    """Runs the probe in two containers with these libraries, and returns the importer's and the exporter's check."""
+    """Runs the probe in two containers, which load these libraries. Returns the result of the importing probe's check,
+    and that of the exporting probe's check."""
     socket = str(host.folder / "socket")
     other = host.folder / "other-ledger"
     host.write_limits(memory)
@@ -63,7 +66,8 @@ def test_import_from_another_container_is_refused_or_found(host: Host, tmp_path:
     assert made["verdict"] == "passed", made
     if mutant == "no defect":
         assert taken["detail"].count("answers 801") == 4, taken
-        # Memory that the importer's descriptors keep on the card is not granted again; pool and IPC memory is freed.
+        # Memory for which the importer has a descriptor stays on the card, so the exporter gets no new memory for it.
+        # Pool and IPC memory is freed.
         assert made["found"] == 2 * PIECE
     assert host.on_card() == host.charged() == 0, "the probes left memory on the card"
 
@@ -80,8 +84,8 @@ def test_small_slice_exports_less_memory(host: Host) -> None:
     assert 0 < made["found"] < 2 * PIECE
 
 
-# Other processes may write to the folder of the probe's socket, so this library, as an attacker, replaces the socket
-# after bind().
+# An attacker may be able to write to the folder of the probe's socket. This preloaded library plays the attacker: right
+# after bind() it replaces the socket by a symbolic link.
 SWAPPED = """
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -103,7 +107,8 @@ int bind(int made, const struct sockaddr *address, socklen_t length)
 
 @pytest.mark.parametrize("swapped", [False, True])
 def test_socket_is_open_to_all_users_and_no_other_file_is(host: Host, tmp_path: Path, swapped: bool) -> None:
-    """Any user can connect, as users differ between containers; a file put in the socket's place stays unchanged."""
+    """The users of two containers may differ, so any user must be able to connect to the socket. If an attacker puts a
+    link to a file in the socket's place, the probe must not change this file."""
     source, shim, file = tmp_path / "swapped.c", tmp_path / "swapped.so", tmp_path / "secret"
     source.write_text(SWAPPED)
     subprocess.run(["cc", "-D_GNU_SOURCE", "-shared", "-fPIC", "-o", str(shim), str(source), "-ldl"], check=True)
@@ -138,6 +143,6 @@ def test_probe_without_a_partner_is_not_run(host: Host) -> None:
     )
     assert done.returncode == 2
     assert [one["verdict"] for one in json.loads(done.stdout)["checks"]] == ["not-run", "not-run"]
-    # The two checks are listed in the help.
+    # The probe's help lists the two checks.
     help_text = subprocess.run([PROBE, "--help"], stdout=subprocess.PIPE, text=True, check=True).stdout
     assert OURS in help_text and THEIRS in help_text

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vgpu-probe runs against libraries with a deliberate defect, and the check for this defect must fail."""
+"""vgpu-probe checks in a container that the library enforces its limits. Here it runs with libraries that have a
+deliberate defect, and its check for this defect must fail."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ ALLOCATED = "    CUresult status = REAL(cuMemAlloc_v2)(pointer, bytes);\n"
 CREDITED = "!USUAL(counters_uncharged(counters, ACCOUNT_USED, block.bytes))"
 TAKEN = "uint64_t unlocked = 0;"
 LOADER = "object_at((void *)&vgpu_dlsym_entry, &self) ? object_symbol(&self, name) : NULL;"
-# Sleeps between the check of the limit and the charge, so that a race always happens.
+# This replacement code sleeps between the check of the limit and the charge, so that a race always happens.
 WINDOW = (
     "counters.h",
     FITS,
@@ -37,7 +38,8 @@ TIGHTER = "(alone || policy_tightness(asked) > policy_tightness(snapshot->policy
 SMALLER = "if (asked > 0 && (unsigned)asked < percent)"
 ALLOCATORS = "every-allocator"
 
-# All checks except the compute share's check, which takes seconds on each GPU.
+# The probe's checks that each test runs. The check of the compute share takes seconds on each GPU, so only the tests
+# that expect it to fail run it.
 CHECKS = [
     "totals",
     "visible-devices",
@@ -59,13 +61,14 @@ MUTANTS = {
     "pool allocation always refused": ("async.c", POOLED, POOLED + " return CUDA_ERROR_OUT_OF_MEMORY;", {ALLOCATORS}),
     "destroyed context not credited": ("context.c", CREDIT, ";", {"freed"}),
     "unseen context uncharged": ("unaccounted.c", BEYOND, "0", {"private-context"}),
+    # If one process runs alone, the library adds the missing charge later, from the usage that NVML reports for it.
     "allocation uncharged after the check": (
         "memory.c",
         ALLOCATED,
         ALLOCATED
         + "    ledger_uncharge(device->ledger, ACCOUNT_USED, bytes);\n"
         + "    if (!status) { counters_leave(counters); return 0; }\n",
-        {"four-processes", "freed"},  # a single process is charged again, from the usage that NVML reports
+        {"four-processes", "freed"},
     ),
     "graph memory uncharged": ("graph_memory.c", ADMITTED, ADMITTED.replace("mark_used();", ""), {ALLOCATORS}),
     "capture uncharged": ("async.c", "return graph_memory_captured(control);", "return CUDA_SUCCESS;", {ALLOCATORS}),
@@ -110,7 +113,8 @@ def broken(folder: Path, name: str, old: str, new: str, *more: tuple[str, str, s
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_probe_finds_the_defect(host: Host, tmp_path: Path, mutant: str) -> None:
     name, old, new, expected = MUTANTS[mutant]
-    host.write_limits(core_policy="force")  # with the policy force the probe need not set the policy by a variable
+    # With the policy "force" the share also limits a container that uses the GPU alone, as this test's container does.
+    host.write_limits(core_policy="force")
     library = broken(tmp_path, name, old, new, *([WINDOW] if mutant == "no lock around check and charge" else []))
     env = host.env(preload=False, LD_PRELOAD=str(library))
     done = subprocess.run(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For measuring a share, the probe chooses a kernel whose predicted duration equals its real duration."""
+"""To measure a share of GPU time, vgpu-probe chooses a kernel whose duration it can predict correctly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from conftest import HERE, ROOT
 
 SOURCE = ROOT / "native/vcuda"
 CARDS = [
-    # columns: case, base time of a kernel in µs, time of a loop round in µs; whether the kernel takes about 500 µs
+    # Columns: the case; the time of a kernel without loop rounds in µs; the time of a loop round in µs; whether the
+    # chosen kernel must take about 500 µs.
     ("GPU as fast as expected", 5, 0.005, True),
     ("GPU ten times as fast", 5, 0.0005, True),
     ("GPU a hundred times as slow", 5, 0.5, True),
@@ -28,7 +29,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     built = tmp_path_factory.mktemp("share") / "share_times"
     command = [os.environ.get("CC", "cc"), "-O1", "-w", "-std=c11", "-D_GNU_SOURCE", "-ffunction-sections"]
     command += [f"-I{SOURCE / one}" for one in ("probe", "include", "src")]
-    # --gc-sections links only the function of the probe that chooses the kernel.
+    # With --gc-sections only the probe's function that chooses the kernel is linked, so its other functions need no
+    # stubs.
     subprocess.run(
         [*command, "-Wl,--gc-sections", str(HERE / "programs" / "share_times.c"), "-o", str(built)], check=True
     )

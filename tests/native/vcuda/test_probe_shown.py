@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vgpu-probe's checks of NVML's process lists and of graphics libraries."""
+"""Tests two checks of vgpu-probe, which runs in a container. One checks that NVML shows no process of another
+container; the other reports graphics libraries, whose memory the library does not limit."""
 
 from __future__ import annotations
 
@@ -76,7 +77,7 @@ def nothing(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("names", [[], VIDEO[:1], VIDEO])
 def test_check_names_graphics_libraries(host: Host, nothing: Path, tmp_path: Path, names: list) -> None:
-    """The check also names graphics libraries of the test machine itself."""
+    """If the test machine itself has graphics libraries, the check names them as well."""
     own = check(host, GRAPHICS)["found"]
     folder = tmp_path / "handed-in"
     folder.mkdir()

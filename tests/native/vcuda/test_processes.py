@@ -24,7 +24,8 @@ from test_files import plain
 
 @pytest.mark.parametrize(("processes", "rounds"), [(2, 400), (4, 300)])
 def test_concurrent_allocations_do_not_exceed_the_limit(host: Host, processes: int, rounds: int) -> None:
-    """In each round all processes request memory at once, and next to the contexts only one request fits."""
+    """In each round all processes request memory at once. Only one of these requests fits into what the contexts leave
+    free."""
     piece = (LIMIT - 4 * 400 * MIB) * 2 // 3
     command = [host.programs / "racers", PRELOAD, str(processes), str(rounds), str(piece), str(LIMIT)]
     done = subprocess.run(
@@ -56,7 +57,7 @@ def test_all_processes_of_the_container_share_one_limit(host: Host) -> None:
 
 
 def test_killed_process_is_uncharged_at_once(host: Host) -> None:
-    """The surviving process notices the death itself; no new process is needed."""
+    """The surviving process must notice the death. The memory must not stay charged until a new process starts."""
     victim, survivor = host.puppet().start(), host.puppet().start()
     victim.get("alloc", LIMIT - host.on_card())
     assert survivor.refused("alloc", 1) == OOM
@@ -91,7 +92,8 @@ def slot_word(host: Host, pid: int) -> int:
 
 
 def test_process_killed_inside_the_lock_blocks_no_other_process(host: Host) -> None:
-    """The test sets up the worst state: a killed process holds the lock, and slot and total disagree."""
+    """The test creates the worst state: a killed process holds the ledger's lock, and the sum of the slots differs from
+    the stored total."""
     victim, survivor = host.puppet().start(), host.puppet().start()
     word = slot_word(host, victim.process.pid)
     os.kill(victim.process.pid, signal.SIGKILL)
@@ -116,7 +118,8 @@ def test_invalid_lock_word_is_ignored(host: Host) -> None:
 
 def test_forked_child_is_charged_separately(host: Host) -> None:
     parent = host.puppet()
-    # CUDA requires that a child that uses the driver is forked before cuInit. The library has started already.
+    # CUDA requires that a child that uses the driver is forked before cuInit. The library has already started at this
+    # moment.
     assert parent.result("total 0") != OK
     child = parent.say("fork")[1]
     assert child != parent.process.pid
@@ -145,7 +148,8 @@ def test_exec_uncharges_the_old_program(host: Host) -> None:
     puppet = host.puppet().start()
     puppet.get("alloc", LIMIT - host.on_card())
     assert puppet.process.stdin
-    puppet.process.stdin.write("exec link\n")  # the new program of the same process continues to read commands
+    # After exec the new program, in the same process, continues to read commands.
+    puppet.process.stdin.write("exec link\n")
     assert puppet.result("init") == OK
     assert host.charged() == host.on_card() == 0
     puppet.start()
@@ -172,7 +176,7 @@ def test_threads_leave_no_charge(host: Host) -> None:
     status, granted = puppet.say(f"threads 8 3000 {MIB} {context}")
     assert (status, granted) == (OK, 8 * 3000)
     assert host.charged() == host.on_card() == before
-    # Near the limit only some allocations succeed, and none exceeds the limit.
+    # Near the limit only some allocations succeed. None may exceed the limit.
     puppet.get("alloc", LIMIT - before - 3 * MIB)
     puppet.say(f"threads 8 1000 {MIB} {context}")
     assert host.charged() == host.on_card() == LIMIT - 3 * MIB
@@ -186,7 +190,7 @@ def test_full_ledger_allows_no_context(host: Host) -> None:
         hold = struct.pack(
             "hhqqi4x", fcntl.F_WRLCK, 0, layouts.fields.LEDGER_ALIVE_BASE, layouts.fields.LEDGER_SLOTS, 0
         )
-        fcntl.fcntl(ledger, 37, hold)  # number of the command F_OFD_SETLK
+        fcntl.fcntl(ledger, 37, hold)  # Number of the command F_OFD_SETLK.
         puppet = host.puppet()
         assert puppet.result("init") == OK
         assert puppet.refused("ctx", 0) == NOT_PERMITTED
@@ -213,7 +217,8 @@ def test_kills_at_random_moments_block_no_process_and_leave_no_charge(host: Host
         victim.process.wait()
         survivors = [worker for worker in workers if worker is not victim]
         for worker in survivors:
-            # The survivor's loop ends and all its allocations succeeded. Then a survivor can allocate all of the rest.
+            # The survivors' loops end, and all their allocations have succeeded. Then a survivor can allocate all
+            # memory that is left.
             assert worker.process.stdout
             assert worker.process.stdout.readline().split() == ["0", "200000"]
         survivors[0].get("alloc", LIMIT - host.on_card())
@@ -247,7 +252,7 @@ def test_kills_during_start_up_leave_a_usable_ledger(host: Host) -> None:
     choice = random.Random(7)
     for round_number in range(15):
         if round_number % 5 == 0:
-            host.ledger.write_bytes(b"")  # an empty ledger: the processes also initialise the file
+            host.ledger.write_bytes(b"")  # The ledger is empty, so the processes must initialise it as well.
         starting = [host.puppet() for _unused in range(5)]
         for puppet in starting:
             assert puppet.process.stdin
@@ -264,7 +269,8 @@ def test_kills_during_start_up_leave_a_usable_ledger(host: Host) -> None:
 
 
 def test_frozen_lock_holder_blocks_no_process_forever(host: Host) -> None:
-    """While a frozen process (simulated) holds the lock, allocations are refused, and a free is credited later."""
+    """The test simulates a process that is frozen while it holds the ledger's lock. Meanwhile allocations are refused,
+    and a free is credited later."""
     frozen, other = host.puppet().start(), host.puppet().start()
     block = other.get("alloc", 50 * MIB)
     before = host.charged()
@@ -320,7 +326,7 @@ def test_deny_set_before_the_slot_refuses_the_process(host: Host, line: str) -> 
 
 
 def test_kill_at_any_instruction_of_an_allocation_leaves_no_charge(host: Host) -> None:
-    """programs/stepper.c kills the process at every 13th instruction of an allocation."""
+    """programs/stepper.c kills processes during an allocation, each 13 instructions later than the one before."""
     done = subprocess.run(
         [host.programs / "stepper", PRELOAD, "13", str(LIMIT)],
         env=host.env(preload=False),

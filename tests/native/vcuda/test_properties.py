@@ -29,8 +29,8 @@ from hypothesis.stateful import (
 from test_probe_finds import MUTANTS, broken
 
 EXAMPLES = int(os.environ.get("VGPU_PROPERTY_EXAMPLES", "12"))
-MOST = 4  # maximum number of processes
-PAIRS = 20  # number of allocations, each with a free, that are queued before the kill
+MOST = 4  # Maximum number of processes.
+PAIRS = 20  # Number of allocations, each with a free, that are queued before the kill.
 FREE = {"alloc": "free", "managed": "free", "create": "release-handle"}
 SIZES = st.one_of(
     st.sampled_from([1, 511, 512, 4096, MIB - 1, MIB, 2 * MIB, 1000 * MIB]),
@@ -44,14 +44,14 @@ class Process:
 
     def __init__(self, puppet: object, context: int) -> None:
         self.puppet, self.context = puppet, context
-        self.blocks: dict = {}  # key: register; value: bytes
+        self.blocks: dict = {}  # Key: the register. Value: the allocating command and the bytes.
 
     def held(self) -> int:
         return self.context + sum(size for _unused, size in self.blocks.values())
 
 
 class Container(RuleBasedStateMachine):
-    programs: Path  # the test sets this attribute
+    programs: Path  # The test sets this attribute.
     library = PRELOAD
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Container(RuleBasedStateMachine):
         self.limit = LIMIT
         self.living: list = []
         self.children: list = []
-        self.context = 0  # size of a context; known after the first process
+        self.context = 0  # Size of a context, known after the first process has started.
 
     def total(self) -> int:
         return sum(process.held() for process in self.living)
@@ -117,7 +117,8 @@ class Container(RuleBasedStateMachine):
         rest = max(self.limit - self.total(), 0)
         bytes_ = {"rest": rest, "rest + 1": rest + 1, "rest - 1": rest - 1}.get(size, size)  # type: ignore[arg-type]
         if verb == "create":
-            bytes_ = bytes_ // (2 * MIB) * (2 * MIB)  # the driver's granularity
+            # Rounded down, because the driver accepts only multiples of its granularity.
+            bytes_ = bytes_ // (2 * MIB) * (2 * MIB)
         if bytes_ < 1:
             return
         if bytes_ > rest:
@@ -175,7 +176,8 @@ class Container(RuleBasedStateMachine):
                 process.blocks[registers[process][-1]] = ("alloc", size)
         assert self.total() <= max(self.limit, before)
         self.three_accounts_agree()
-        # Which last allocation was granted depends on timing. Free it, so that the next steps do not depend on timing.
+        # Whose last allocation was granted depends on timing. Free them all, so that the next steps do not depend on
+        # timing.
         for process in self.living:
             if process.blocks.pop(registers[process][-1], None):
                 assert process.puppet.result(f"free {registers[process][-1]}") == OK
@@ -183,10 +185,10 @@ class Container(RuleBasedStateMachine):
     @precondition(lambda self: self.living and len(self.children) < 3)
     @rule(data=st.data())
     def fork(self, data: st.DataObject) -> None:
-        """A forked child without CUDA is charged nothing and keeps no memory of its parent alive."""
+        """A forked child that does not use CUDA is charged nothing, and does not keep its parent's memory charged."""
         child = data.draw(st.sampled_from(self.living)).puppet.say("fork-away")[1]
         self.children.append(child)
-        # The child drops its inherited driver state before it closes its standard input.
+        # The child closes its standard input after it has dropped the driver state that it inherited. Wait for this.
         until = time.monotonic() + 20
         while os.path.lexists(f"/proc/{child}/fd/0"):
             assert time.monotonic() < until, "the forked child must close its standard input within 20 s"

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library replaces the driver's functions on every lookup route, and leaves programs without CUDA unchanged."""
+"""Programs look up the driver's functions in many ways (routes), such as linking, dlsym and cuGetProcAddress. On every
+route they must get the library's hooks. Programs without CUDA must run as without the library."""
 
 from __future__ import annotations
 
@@ -91,7 +92,8 @@ VERSIONS = [
 
 
 def test_cu_get_proc_address_keeps_the_drivers_variant(host: Host, pointers: Path) -> None:
-    """For every name, version and flag the library returns its hook of the function that the driver would return."""
+    """For every name, version and flag, the lookup must return the library's hook of the function that the driver would
+    return."""
     names = sorted(
         {name for _unused, name, *_unused in HOOKED} | {"cuInit", "cuLaunchKernel", "cuMemcpyHtoD", "cuNoSuchFunction"}
     )
@@ -112,7 +114,7 @@ def test_cu_get_proc_address_keeps_the_drivers_variant(host: Host, pointers: Pat
     replaced = 0
     for question, bare, hooked in zip(asked, answers[False], answers[True]):
         expected = bare.split()
-        for at in (1, 5):  # position of the object's name in the line; the symbol's name follows
+        for at in (1, 5):  # Positions of the object's name in the line. The symbol's name follows each.
             if expected[at + 1] in ours:
                 expected[at] = "libvgpu.so"
                 replaced += 1
@@ -120,8 +122,9 @@ def test_cu_get_proc_address_keeps_the_drivers_variant(host: Host, pointers: Pat
     assert replaced > 500
 
 
-# columns: name and CUDA version passed to cuGetProcAddress of a later driver, expected "object symbol".
-# "libvgpu.so" without a symbol is a generated entry that calls the driver; None means that the name is not found.
+# A driver that is newer than the library. Columns: the name and the CUDA version passed to cuGetProcAddress; the
+# expected shared object and symbol. "libvgpu.so" without a symbol means a generated entry of the library, which calls
+# the driver. None means that the name is not found.
 LATER = [
     ("cuCtxSynchronize", 12000, "libvgpu.so cuCtxSynchronize"),
     ("cuCtxSynchronize", 13000, "libvgpu.so cuCtxSynchronize_v2"),
@@ -147,7 +150,7 @@ def test_lookup_of_a_later_version_never_returns_an_older_version(host: Host, po
     )
     for (name, version, expected), line in zip(LATER, done.stdout.splitlines(), strict=True):
         new, old = line.split()[:4], line.split()[4:]
-        if not limits:  # without limits the driver's own answer is returned
+        if not limits:  # Without limits the driver's own answer is returned.
             assert new[:2] == ["0", "libcuda.so.1"] == old[:2], (name, version)
         elif expected is None:
             assert (new, old) == (["0", "-", "-", "1"], ["500", "-", "-"]), (name, version)
@@ -164,7 +167,8 @@ def test_lookup_of_a_later_version_never_returns_an_older_version(host: Host, po
 
 @pytest.mark.parametrize("preload", [False, True])
 def test_later_version_of_cu_get_proc_address_is_not_found(host: Host, preload: bool) -> None:
-    """Through such a function the program would get the driver's own functions."""
+    """The library does not know such a function. If a program could call it, it would get the driver's own functions
+    without hooks."""
     soname = ("-shared", "-fPIC", "-Wl,-Bsymbolic", "-Wl,-soname,libcuda.so.1")
     compile_program(host.folder, "libcuda.so.1", "later.c", flags=soname)
     asks = (
@@ -193,7 +197,7 @@ def test_driver_at_another_path_is_hooked(host: Host) -> None:
 
 
 def renamed(folder: Path) -> Path:
-    """Creates a copy of the driver whose soname is another name of the same length."""
+    """Creates a copy of the driver with another soname, which has the same length."""
     copy = folder / "libcudb.so.1"
     copy.write_bytes((SIMULATOR / "libcuda.so.1").read_bytes().replace(b"libcuda.so.1\0", b"libcudb.so.1\0"))
     return copy
@@ -203,7 +207,7 @@ def renamed(folder: Path) -> Path:
 def test_driver_with_another_name_is_hooked(host: Host, route: str) -> None:
     copy = renamed(host.folder)
     program = "puppet-unlinked"
-    if not route.startswith("copy:"):  # a program that was linked against the copy
+    if not route.startswith("copy:"):  # On the other routes the program is linked to the copy.
         flags = (f"-L{copy.parent}", "-l:libcudb.so.1", f"-L{SIMULATOR}", "-l:libnvidia-ml.so.1", "-ldl", "-lpthread")
         program = str(compile_program(host.folder, "puppet-renamed", *PUPPET, flags=flags))
     puppet = host.puppet(route.format(copy=copy), program=program, LD_LIBRARY_PATH=f"{SIMULATOR}:{copy.parent}")
@@ -214,7 +218,8 @@ def test_driver_with_another_name_is_hooked(host: Host, route: str) -> None:
 
 
 def test_renamed_copy_next_to_the_driver_creates_no_context(host: Host) -> None:
-    """The library calls the real driver, which the program has not initialised, so no context is created."""
+    """The program initialises the copy, but the library calls the real driver, which was not initialised. So no context
+    may be created."""
     preload = f"{PRELOAD}:{SIMULATOR}/libcuda.so.1"
     puppet = host.puppet(f"copy:{renamed(host.folder)}", program="puppet-unlinked", preload=False, LD_PRELOAD=preload)
     assert puppet.result("init") == OK
@@ -226,7 +231,7 @@ def test_shim_that_loads_the_driver_late_is_hooked(host: Host) -> None:
     """The shim exports the driver's names and passes calls to the driver, which it opens at the first call."""
     shim = compile_program(host.folder, "shim.so", "shim.c", flags=("-shared", "-fPIC", "-ldl"))
     puppet = host.puppet(f"copy:{shim}", program="puppet-unlinked")
-    assert puppet.say("info")[0] == NOT_INITIALIZED  # this first call loads the driver
+    assert puppet.say("info")[0] == NOT_INITIALIZED  # This first call loads the driver.
     puppet.start()
     puppet.get("alloc", MIB)
     assert puppet.refused("alloc", LIMIT) == OOM
@@ -249,7 +254,8 @@ def test_another_interposer_works_with_the_library(host: Host, order: str) -> No
 
 
 def test_locally_opened_library_finds_the_hooks_by_default(host: Host) -> None:
-    """The driver is only in the opened library's scope. RTLD_DEFAULT finds its names there, and the hooks first."""
+    """The driver is only in the scope of the library that the program opened. There, a lookup with RTLD_DEFAULT finds
+    the driver's names. With the preloaded library, it must find the hooks first."""
     plugin = ("-DPLUGIN", "-shared", "-fPIC", f"-L{SIMULATOR}", "-l:libcuda.so.1", "-ldl")
     library = compile_program(host.folder, "local.so", "local.c", flags=plugin)
     program = compile_program(host.folder, "local", "local.c", flags=("-ldl",))
@@ -297,7 +303,7 @@ def test_program_without_cuda_is_unchanged(host: Host) -> None:
 
 def test_program_true_opens_no_file_of_the_library(host: Host) -> None:
     if not shutil.which("strace"):
-        host.limits.unlink()  # a library that read the limits would log their absence
+        host.limits.unlink()  # If the library read the limits, it would log that they are missing.
         done = subprocess.run(["true"], env=host.env(), stderr=subprocess.PIPE, check=True)
         assert done.stderr == b""
         return
@@ -327,7 +333,8 @@ def test_nvml_query_does_not_load_the_cuda_driver(host: Host) -> None:
 
 
 def test_two_builds_are_identical(built: None, tmp_path: Path) -> None:
-    """The role compiles the sources in another folder and the tests compare digests."""
+    """The build must give the same file in each folder, because the role compiles the sources in another folder and the
+    tests compare digests."""
     shutil.copytree(ROOT / "native/vcuda", tmp_path / "native/vcuda")
     subprocess.run(["make", "-s", "-C", tmp_path / "native/vcuda"], check=True)
     for name in ("libvgpu.so", "vgpu-probe", "vgpu-arbiter"):

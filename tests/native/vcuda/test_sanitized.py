@@ -33,7 +33,7 @@ def test_unit_program_passes_under_the_sanitizer(
     unit: Path, tmp_path: Path, what: str, request: pytest.FixtureRequest
 ) -> None:
     if what == "parse" and "thread" in request.node.name:
-        return  # the parser uses only one thread
+        return  # The parser uses only one thread, so the thread sanitizer has nothing to check there.
     arguments = [tmp_path / "ledger"] if what.startswith("ledger") else []
     done = subprocess.run(
         [unit, what, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=300, check=False

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tests call the arbiter's schedule.c step by step through ctypes, with the input that tenant pages would contain.
+"""Tests the schedule of the arbiter, the node's service that gives containers (tenants) turns on a GPU.
 
-The arbiter is the node's service that gives containers (tenants) turns on a GPU. The tests check each tenant's credit
-(ns of GPU time that it may still claim) and whether its gate is open, so that it may launch.
+The tests call schedule.c step by step through ctypes, with the input that programs would write. They check each
+tenant's credit, the GPU time in ns that it may still claim, and its gate. A tenant may launch while its gate is open.
 """
 
 from __future__ import annotations
@@ -85,11 +85,12 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 class Node:
-    """Simulates the tenants of one GPU. Busy tenants launch kernels or wait for their turn; other tenants are idle."""
+    """Simulates the tenants of one GPU. A busy tenant launches kernels or waits for its turn; the other tenants are
+    idle."""
 
     def __init__(self, library: ctypes.CDLL, *percents: int, **every: bool) -> None:
         self.library, self.schedule, self.now = library, Schedule(holder=-1), 1000 * MS
-        self.ends: dict = {}  # key: tenant; value: time at which its queued work really ends
+        self.ends: dict = {}  # Key: the tenant. Value: the time at which its queued work really ends.
         for i, percent in enumerate(percents):
             self.schedule.tenant[i].present = True
             self.schedule.tenant[i].inputs = Input(share_ppm=percent * 10000, **every)
@@ -98,7 +99,8 @@ class Node:
         return self.schedule.tenant[i]
 
     def run(self, ms: float, *busy: int) -> None:
-        """Runs `ms` in steps of 250 us. Each busy tenant launches a 1 ms kernel if its gate is open, else it waits."""
+        """Simulates `ms` milliseconds in steps of 250 us. A busy tenant launches a kernel of 1 ms if its gate is open,
+        and otherwise waits."""
         end = self.now + int(ms * MS)
         while self.now < end:
             for i in busy:
@@ -129,7 +131,7 @@ class Node:
         raise AssertionError(f"no turn of tenant {i} in a second")
 
     def lag(self, i: int, other: int) -> float:
-        """Returns how much more time tenant `i` is owed than tenant `other`, in ms."""
+        """Returns how much more GPU time tenant `i` is owed than tenant `other`, in ms."""
         at = [self.tenant(j).credit / (self.tenant(j).inputs.share_ppm / 1e6) for j in (i, other)]
         return (at[0] - at[1]) / MS
 
@@ -156,7 +158,8 @@ def test_tenant_that_arrives_after_the_queue_drained_is_owed_nothing(library) ->
 
 @pytest.mark.parametrize(("rest_ms", "left"), [(70, 90), (500, 47), (1200, 0)])
 def test_pause_recovers_overuse_at_the_rate_of_the_share(library, rest_ms: int, left: float) -> None:
-    """At a share of 10 %, 100 ms of overuse take 1 s to recover, so a shorter pause must not clear all of it."""
+    """A tenant that used too much GPU time recovers in pauses, at the rate of its share. At a share of 10 %, 100 ms of
+    overuse take 1 s to recover, so a shorter pause must clear only a part."""
     node = Node(library, 10, 90)
     node.run(50, 0, 1)
     node.tenant(0).credit = -100 * MS
@@ -196,17 +199,18 @@ def test_overcharge_is_refunded_down_to_the_held_time(library) -> None:
     assert 70 <= before - node.lag(0, 1) <= 130
     node.tenant(0).inputs.used_ns -= 10_000 * MS
     node.run(1, 0, 1)
-    assert before - node.lag(0, 1) >= 30  # the time for which tenant 0 held the GPU stays charged
+    assert before - node.lag(0, 1) >= 30  # At least the time for which tenant 0 held the GPU stays charged.
 
 
 def test_time_used_alone_after_a_late_turn_is_not_owed(library) -> None:
-    """A wrong charge at the end of a turn is corrected only among tenants that competed in that turn."""
+    """At the end of a turn the arbiter may have charged too much or too little. It corrects this only among the tenants
+    that competed for that turn."""
     node = Node(library, 50, 50)
     node.run(200, 0, 1)
     node.until_turn(0, 0, 1)
     node.launch(0, 100)
     node.until_turn(1, 0, 1)
-    node.run(70)  # tenant 1 is idle while the rest of the kernel runs: no tenant competes
+    node.run(70)  # While the rest of the kernel runs, tenant 1 is idle, so no tenant competes.
     node.run(3000, 0)
     node.run(200)
     node.run(200, 1)
@@ -222,7 +226,7 @@ def test_forged_usage_of_one_tenant_changes_no_other_balance(library) -> None:
     node.until_turn(0, 0, 1, 2)
     node.launch(0, 100)
     node.until_turn(1, 0, 1, 2)
-    node.tenant(1).credit, node.tenant(2).credit = 0, 50 * MS  # tenant 2 is owed 100 ms more than tenant 1
+    node.tenant(1).credit, node.tenant(2).credit = 0, 50 * MS  # Tenant 2 is owed 100 ms more than tenant 1.
     node.tenant(0).inputs.used_ns += 2**62
     node.run(0.5, 0, 1, 2)
     assert node.lag(2, 1) == pytest.approx(100, abs=5)
@@ -233,7 +237,8 @@ def test_forged_usage_of_one_tenant_changes_no_other_balance(library) -> None:
 def test_tenant_that_waited_long_gets_a_turn_if_its_overuse_is_small(
     library, owes_ms: int, within_ms: int | None
 ) -> None:
-    """At a share of 5 %, 25 ms of overuse take half a second to recover."""
+    """At a share of 5 %, 25 ms of overuse take half a second to recover. A tenant with so little overuse must get a
+    turn sooner, with more overuse it must wait."""
     node = Node(library, 5, 95)
     node.run(100, 0, 1)
     node.until_turn(1, 0, 1)
@@ -247,7 +252,7 @@ def test_tenant_that_waited_long_gets_a_turn_if_its_overuse_is_small(
 @pytest.mark.parametrize(("owed_ms", "soon"), [(3, True), (-3, False)])
 def test_short_burst_goes_first_if_the_tenant_has_credit(library, owed_ms: int, soon: bool) -> None:
     node = Node(library, 10, 90)
-    for _unused in range(4):  # tenant 0 uses 1 ms of each turn, so the schedule learns a short burst
+    for _unused in range(4):  # Tenant 0 uses 1 ms of each turn, so the schedule learns that its bursts are short.
         node.run(10, 1)
         node.tenant(0).inputs.active_ns = node.tenant(0).inputs.waiting_ns = node.now
         node.until_turn(0, 0, 1)

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arbiter has seats for 64 allocations of a GPU and gives them to active tenants.
+"""The arbiter, a service of the node, gives containers (tenants) turns on a GPU. Its schedule has 64 seats for each
+GPU, and it gives the seats to active tenants.
 
-A seat is a place in the schedule by which the arbiter, a service of the node, gives containers (tenants) turns on a
-GPU.
-
-The tests write the tenant pages (files in which programs report their launches to the arbiter) as the programs do.
-"""
+Programs report their launches to the arbiter in a file, the tenant page. The tests write tenant pages as the programs
+do."""
 
 from __future__ import annotations
 
@@ -68,8 +66,8 @@ def at_once(containers: list[Container]) -> int:
     return sum(served(one) for one in containers)
 
 
-# columns: number of unused slices, of idle slices that were used before, and of busy containers. Together they are more
-# than the arbiter has seats.
+# Columns: the number of slices that were never used; of idle slices that were used before; of busy containers. In each
+# row they are together more than the arbiter has seats.
 CROWDS = [(40, 0, 40), (20, 20, 40), (100, 0, 60), (0, 100, SEATS)]
 
 
@@ -84,7 +82,7 @@ def test_idle_slices_take_no_seats_from_busy_containers(node: Node, idle: int, u
     busily = Busy(at_work)
     node.arbiter()
     wait_for(lambda: at_once(at_work) == busy, f"{busy} busy containers get seats ({at_once(at_work)} have seats)")
-    for _look in range(20):  # no busy container loses its seat
+    for _look in range(20):  # No busy container may lose its seat.
         time.sleep(0.05)
         assert at_once(at_work) == busy
     busily.stop()
@@ -127,7 +125,8 @@ def test_status_lists_all_of_many_allocations(node: Node) -> None:
 
 
 def test_low_descriptor_limit_hides_no_tenant(node: Node) -> None:
-    """A shell allows a program 1024 descriptors; each folder takes two."""
+    """The arbiter needs two descriptors for each allocation's folder, but a shell allows a program only 1024. The
+    arbiter must raise this limit."""
     for number in range(60):
         Container(node, f"slice-{number}", 1)
     done = subprocess.run(
@@ -141,9 +140,8 @@ def test_low_descriptor_limit_hides_no_tenant(node: Node) -> None:
 
 
 def test_page_reveals_no_neighbours(node: Node) -> None:
-    """The page must not tell how many neighbours exist or are busy; the arbiter clears such numbers of an older
-    arbiter.
-    """
+    """The arbiter writes to each container a page, which must not reveal how many neighbours exist or are busy. An
+    older arbiter wrote such numbers, and the present arbiter clears them."""
     containers = [Container(node, f"work-{number}", 20) for number in range(3)]
     pages = [one.folder / f"gpu-{node.host.uuids[0]}" for one in containers]
     for page in pages:
@@ -182,12 +180,13 @@ class Waiters:
 
 @pytest.mark.parametrize("threads", [3, 500])
 def test_page_change_wakes_a_limited_number_of_waiters(node: Node, threads: int) -> None:
-    """The arbiter wakes at most 64 waiters of a page, to save time. These wake the other waiters (limiter.c)."""
+    """To save time, the arbiter wakes at most 64 threads that wait for a change of a page. In the library (limiter.c)
+    these threads then wake the others."""
     container = Container(node, "crowd", 20)
     arbiter = node.arbiter()
     waiters = Waiters(node, container, threads)
     before = waiters.woken()
-    arbiter.terminate()  # at its exit the arbiter changes each page once
+    arbiter.terminate()  # At its exit the arbiter changes each page once.
     assert arbiter.wait(10) == 0
     wait_for(lambda: waiters.woken() - before >= min(threads, WOKEN), "the first waiters are woken")
     time.sleep(0.2)

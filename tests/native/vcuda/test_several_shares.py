@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A container can have several GPU shares, from several Kubernetes claims. Each share has its own limits file and
-ledger.
-
-A ledger is the record of the GPU memory that processes use.
-
-The limit of a card is the sum of the container's shares of this card. Two containers with the same share have one
-budget. The tests compare with the simulated driver's account.
-"""
+"""A container can have several GPU shares, from several Kubernetes claims. Each share has its own limits file and its
+own ledger, the record of the GPU memory that processes use. The container's limit for a card is the sum of its shares
+of this card. Two containers with the same share use one budget together. The tests compare the ledgers with the
+simulated driver's figures."""
 
 from __future__ import annotations
 
@@ -106,14 +102,14 @@ def test_card_of_two_shares_has_the_sum_as_limit(host: Host) -> None:
     assert puppet.say("info") == [OK, A + B - context, A + B]
     assert puppet.say("total 0") == [OK, A + B]
     assert puppet.refused("alloc", A + B - context + 1) == OOM
-    block = puppet.get("alloc", A + B - context)  # larger than any single share
+    block = puppet.get("alloc", A + B - context)  # This block is larger than any single share.
     assert [first.charged(), second.charged()] == [A, B] and host.on_card() == A + B
     assert puppet.refused("alloc", 1) == OOM
     assert puppet.result(f"free {block}") == OK
     assert [first.charged(), second.charged()] == [context, 0], "a free must be credited to the last share first"
     small = [puppet.get("alloc", 500 * MIB) for _unused in range(8)]
     assert first.charged() == A and first.charged() + second.charged() == host.on_card()
-    for one in small[::2]:  # frees blocks of both shares in another order than they were allocated
+    for one in small[::2]:  # Blocks of both shares are freed in another order than they were allocated.
         assert puppet.result(f"free {one}") == OK
         assert first.charged() + second.charged() == host.on_card()
     assert second.charged() == 0
@@ -188,7 +184,7 @@ def test_program_is_throttled_by_the_page_of_the_cards_first_share(host: Host) -
     assert 0.1 < used[0, "second"] < 0.56 and 0.1 < used[1, "first"] < 0.36, used
 
 
-# columns: change of one share's limits file; whether the process may still create a context
+# Columns: the change of one share's limits file; whether the process may still create a context.
 STRICT = [({"deny": True}, False), ({"deny": False}, True)]
 
 
@@ -229,7 +225,7 @@ def test_lowered_share_kills_the_process_over_the_limit(host: Host, place: int) 
 def test_forked_child_takes_separate_slots(host: Host) -> None:
     shares = Share(host, "first", {0: A}), Share(host, "second", {0: B})
     parent = host.puppet(**files(*shares))
-    assert parent.result("total 0") != OK  # the library has started, but the driver is not initialised
+    assert parent.result("total 0") != OK  # At this moment the library has started, but the driver is not initialised.
     child = parent.say("fork")[1]
     parent.start()
     parent.get("alloc", A + B - host.on_card())
@@ -291,7 +287,8 @@ def test_killed_process_is_uncharged_in_all_shares(host: Host) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_kill_at_a_random_moment_leaves_no_charge(host: Host, seed: int) -> None:
-    """A kill may fall between the charges in two ledgers; a later process can use the whole sum again."""
+    """A process may be killed after it has charged memory in one ledger and before the other. A later process must
+    still be able to use the whole sum."""
     shares = [Share(host, "first", {0: A}), Share(host, "second", {0: B})]
     victim = process(host, *shares)
     block = (A + B) // 2
@@ -320,7 +317,7 @@ def test_locks_in_opposite_order_do_not_deadlock(host: Host) -> None:
     """Two containers have the same two shares in opposite order, so their locks are taken in opposite order too."""
     shares = [Share(host, "first", {0: A}), Share(host, "second", {0: B})]
     puppets = [process(host, *shares), process(host, *reversed(shares))]
-    block = A // 2 - 600 * MIB  # does not fit into one share while the other container has such a block
+    block = A // 2 - 600 * MIB  # While the other container has such a block, this block does not fit into one share.
     lines = [line for at in range(200) for line in (f"alloc {at + 1000} {block}", f"free {at + 1000}")]
     for puppet in puppets:
         puppet.send(*lines)
@@ -334,7 +331,7 @@ def test_exported_memory_is_charged_to_the_exporter_in_either_ledger(host: Host)
     """A container with both shares exports memory by an IPC handle to a container with the second share alone."""
     shares = [Share(host, "own", {0: A}), Share(host, "both", {0: B})]
     maker, user = process(host, *shares), process(host, shares[1])
-    # fills the first share, so the exported memory is charged in the second
+    # This block fills the first share, so the exported memory is charged in the second.
     maker.get("alloc", A - shares[0].charged())
     assert maker.result(f"alloc 10 {1000 * MIB}") == OK
     before = shares[1].charged()
@@ -393,13 +390,13 @@ def test_invalid_share_allows_no_context_on_any_card(host: Host, place: int, fau
     assert f"{shares[place].folder}/" in puppet.errors() and reason in puppet.errors()
 
 
-# columns: functions that return the list of limits files and the list of ledgers; the two lists do not match, so no
-# context is allowed
+# Columns: a function that returns the list of limits files; a function that returns the list of ledgers. The two lists
+# do not match, so the library must allow no context.
 MISNAMED = [
-    (lambda one: f"{one}:{one}", lambda one: f"{one}"),  # one ledger is missing
+    (lambda one: f"{one}:{one}", lambda one: f"{one}"),  # One ledger is missing.
     (lambda one: f"{one}:{one}", lambda one: f"{one}:{one}:{one}"),
     (lambda one: ":".join([str(one)] * 9), lambda one: ":".join([str(one)] * 9)),
-    (lambda one: f"{one}:{one}", lambda one: f"{one}:{one}"),  # the same ledger twice
+    (lambda one: f"{one}:{one}", lambda one: f"{one}:{one}"),  # The same ledger is named twice.
 ]
 
 
@@ -421,9 +418,8 @@ def test_inconsistent_file_lists_allow_no_context(host: Host, at: int) -> None:
 
 
 def container(host: Host, shares: dict[int, Share], places: int = 12, then: tuple = ()) -> tuple:
-    """Returns a command prefix that mounts each share at /dev/vgpu/<number>; other numbers are empty folders.
-
-    ``then``: shell commands that a tenant runs in the namespace.
+    """Returns words to put before a command line, which then runs in a mount namespace. There each share is mounted at
+    /dev/vgpu/<number>; folders with other numbers are empty. ``then``: shell commands that a tenant runs there first.
     """
     root = host.folder / "root"
     for one in ("etc", "dev", *(f"above/{number}" for number in range(places))):

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs get their shares of GPU time in real time, measured by the log of the simulated GPU.
-
-test_model.py tests exact figures.
-"""
+"""Tests in real time that programs get their shares of GPU time. The log of the simulated GPU shows how much each
+program got. test_model.py tests exact figures."""
 
 from __future__ import annotations
 
@@ -19,10 +17,10 @@ from shares import Container, Node, wait_for
 
 pytestmark = pytest.mark.slow
 
-# Tolerances in percentage points. A busy test machine can lower a measured share but never raise it; Node.judged skips
-# rounds in which programs waited long for a CPU.
+# Tolerances in percentage points. A busy test machine can lower a measured share but never raise it. Node.judged
+# (shares.py) skips rounds in which programs waited long for a CPU.
 OVER, UNDER = 3.0, 10.0
-UNDER_TOGETHER = 20.0  # larger, because several busy programs and an arbiter compete for the CPU
+UNDER_TOGETHER = 20.0  # This tolerance is larger, because several busy programs and an arbiter compete for the CPU.
 
 
 @pytest.fixture
@@ -55,8 +53,8 @@ def test_every_launch_function_is_limited(node: Node, way: str) -> None:
     assert near(share, 25), share
 
 
-# columns: settings in the limits file, environment variables; whether the limiter keeps the program at 25 %, where
-# False is a negative control
+# Columns: settings in the limits file; environment variables; whether the program is expected to get 25 % of the GPU
+# time. False is a negative control.
 OFF = [
     ({"percent": 25, "core_policy": "force"}, {}, True),
     ({"percent": 25, "core_policy": "disable"}, {}, False),
@@ -113,11 +111,9 @@ def test_live_change_of_the_share_takes_effect(node: Node) -> None:
 
 
 def test_charged_time_is_the_gpu_time(node: Node) -> None:
-    """The charged time is the time that the GPU ran.
-
-    While the program waits for a CPU between two launches, the GPU is idle and the time is charged: up to 7 % too much
-    in each of five rounds at load 15. So the lowest of five rounds is judged; a double charge would show in each round.
-    """
+    """The charged time must be the time for which the GPU ran. If the program has to wait for a CPU between two
+    launches, the idle time of the GPU is charged as well: up to 7 % in each of five rounds at load 15. So the test
+    takes the lowest of five rounds. A double charge would show in each round."""
     ratios: list[float] = []
     while len(ratios) < 5 and not (ratios and min(ratios) <= 1.05):
         container = Container(node, f"a{len(ratios)}", 40, core_policy="force")
@@ -174,7 +170,8 @@ def test_share_lowered_by_the_environment_holds_next_to_a_neighbour(node: Node, 
     assert near(found[0], expected, UNDER_TOGETHER), found
 
 
-# columns: priority in the limits file, environment variables; whether both tenants run without a core limit
+# Columns: the priority in the limits file; environment variables; whether both tenants are expected to run without a
+# limit of GPU time.
 @pytest.mark.parametrize(
     ("priority", "env", "unlimited"),
     [(0, {}, True), (1, {}, False), (0, {"CUDA_TASK_PRIORITY": "1"}, False), (1, {"CUDA_TASK_PRIORITY": "0"}, False)],
@@ -208,8 +205,8 @@ def test_lone_container_gets_the_whole_gpu_unless_forced(node: Node) -> None:
 
 
 COUNTED = [
-    # columns: policy of the busy container, whether a neighbour is busy; expected range of the part of the time in
-    # which the container may use the whole GPU
+    # Columns: the policy of the busy container; whether a neighbour is busy; the expected range of the part of the time
+    # in which the container may use the whole GPU.
     ({}, False, (0.8, 1.0)),
     ({"core_policy": "force"}, False, (0.0, 0.0)),
     ({}, True, (0.0, 0.1)),
@@ -218,11 +215,8 @@ COUNTED = [
 
 @pytest.mark.parametrize(("policy", "company", "part"), COUNTED, ids=["alone", "forced", "in company"])
 def test_arbiter_counts_the_time_with_the_whole_gpu(node: Node, policy: dict, company: bool, part: tuple) -> None:
-    """The arbiter counts the time in which a container may use the whole GPU, by the clock of its heartbeat.
-
-    During this time the watcher, the node's service that compares GPU use with the limits, reports no overuse by the
-    container.
-    """
+    """The arbiter counts for how long a container may use the whole GPU, by the clock of its heartbeat. The watcher,
+    the node's service that compares GPU use with the limits, needs this figure: it reports no overuse in this time."""
     one, other = Container(node, "one", 30, **policy), Container(node, "other", 30)
     node.arbiter()
     one.start(us=100)
@@ -263,7 +257,7 @@ def test_killed_arbiter_leaves_each_tenant_at_most_its_share(node: Node) -> None
     )
     assert small <= 30 + OVER and large <= 70 + OVER, (small, large)
     assert small > 15 and large > 35, (small, large)
-    node.arbiter()  # the killed arbiter's lock is free
+    node.arbiter()  # The lock of the killed arbiter is free.
     time.sleep(0.7)
     small, large = node.judged(processes, lambda found: parted(*found))
     assert parted(small, large), (small, large)
@@ -324,7 +318,7 @@ class Liar(threading.Thread):
         super().__init__(daemon=True)
         self.path, self.bytes = container.folder / "rw/tenant", value.to_bytes(8, "little", signed=True)
         header = self.path.read_bytes()
-        self.offset = struct.unpack_from("<I", header, 24)[0] + field  # the header's field device_offset
+        self.offset = struct.unpack_from("<I", header, 24)[0] + field  # The field device_offset of the page's header.
         self.done = threading.Event()
 
     def run(self) -> None:
@@ -346,10 +340,8 @@ BALANCE, ACCRUED, USED = 0, 8, 16
     [(BALANCE, 10**15, 10), (BALANCE, 1, 10), (ACCRUED, 1, 10), (USED, 0, 10), (BALANCE, -(10**15), 0)],
 )
 def test_forged_page_gains_nothing_without_an_arbiter(node: Node, field: int, value: int, least: float) -> None:
-    """Without an arbiter the library keeps the account of GPU time itself.
-
-    A forged negative balance only slows the tenant that wrote it.
-    """
+    """Without an arbiter, the library keeps each tenant's balance of GPU time in the tenant's page. If a tenant writes
+    a negative balance there, it slows only itself."""
     liar = Container(node, "liar", 20)
     process = liar.start(us=100)
     lies = Liar(liar, field, value)
@@ -375,4 +367,5 @@ def test_arbiter_is_idle_without_gpu_work(node: Node) -> None:
 
     before = ticks()
     time.sleep(2.0)
-    assert ticks() - before <= 6  # the limit of 6 of 200 ticks is 3 % of a CPU; busy polling would use most of the CPU
+    # In 200 ticks the arbiter may use 6, which is 3 % of a CPU. Busy polling would use most of the CPU.
+    assert ticks() - before <= 6

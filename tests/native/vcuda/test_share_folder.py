@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forged files at /dev/vgpu in a container allow no context, and the library logs the reason.
+"""The node mounts a container's limits file and its ledger, the record of its GPU memory, at /dev/vgpu. If a tenant
+forges files there, the library allows no context and logs the reason.
 
-Further tests use the ledger in /tmp of a library that a user preloads by hand.
-"""
+Further tests are about a library that a user preloads by hand, outside a container; its ledger is in /tmp."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a mount namespace nee
 
 
 def generous(host: Host, path: Path, allocation: str) -> Path:
-    """Writes limits that permit the whole card, as a tenant could. Returns the path."""
+    """Writes a limits file that permits the whole card, as a tenant could. Returns its path."""
     devices = [{"uuid": uuid, "memory_bytes": 16000 * MIB} for uuid in host.uuids]
     path.write_bytes(layouts.pack_limits({"allocation": allocation, "devices": devices}))
     return path
@@ -32,11 +32,12 @@ READ_ONLY = "mount -o remount,bind,ro /dev/vgpu/0"
 ALL = ("umount /dev/vgpu/0/ledger", "umount /dev/vgpu/0", "umount /dev/vgpu")
 BELOW = ALL[:2]
 NOT_MOUNTED = "/dev/vgpu is none that the node mounted"
-# A pod volume at /dev/vgpu that another container can write: the folder 0 exists, but is no mount.
+# The tenant mounts a pod volume, which another container can write, at /dev/vgpu. The folder 0 exists there, but is not
+# a mount.
 VOLUME = (*ALL, "mount --bind {shown} /dev/vgpu", "mount -o remount,bind,ro /dev/vgpu")
 
-# {evil}: a tenant's folder with limits for the whole card. {shown}: a folder that contains such a folder named 0.
-# columns: case, commands of the tenant, expected log text
+# In the commands, {evil} is a tenant's folder with limits for the whole card, and {shown} is a folder that contains
+# such a folder with the name 0. Columns: the case; the tenant's commands; the expected log text.
 FORGED = [
     ("no mount at /dev/vgpu", (*ALL, "mkdir /dev/vgpu/0", "cp {evil}/limits /dev/vgpu/0/limits"), NOT_MOUNTED),
     (
@@ -97,7 +98,7 @@ def test_limits_of_another_allocation_than_the_ledger_allow_no_context(host: Hos
 
 
 def test_outside_a_container_a_plain_folder_is_accepted(host: Host) -> None:
-    """A library that a user preloads outside a container accepts limits in a plain, unmounted folder."""
+    """If a user preloads the library outside a container, it accepts limits in a plain folder that is no mount."""
     plain = (*ALL, "mkdir /dev/vgpu/0", f"cp {host.limits} /dev/vgpu/0/limits")
     puppet = host.puppet(wrapper=container(host, "/nothing/of/ours.so", then=plain), limits=False).start()
     assert puppet.say("info")[2] == LIMIT
@@ -116,7 +117,8 @@ CONTENTS = {"no ledger": None, "empty ledger": b"", "valid ledger": layouts.pack
 
 @pytest.fixture
 def by_hand(host: Host):
-    """Yields options of a puppet that runs as USER, with a limit in the environment and no file names."""
+    """Yields options for a puppet program that runs as USER. Its environment sets a limit, and names neither a limits
+    file nor a ledger."""
     LEDGER.unlink(missing_ok=True)
     yield {"wrapper": AS_USER, "limits": False, "CUDA_DEVICE_MEMORY_LIMIT": "2g", "CUDA_DEVICE_MEMORY_SHARED_CACHE": ""}
     LEDGER.unlink(missing_ok=True)

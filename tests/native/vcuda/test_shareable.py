@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that processes share by descriptors is charged once in the container while it is on the GPU.
-
-This holds whichever process dies.
-
-Strings such as ``export 11 10`` (export the memory in register 10, keep the descriptor in register 11) are commands to
-programs/puppet.c."""
+"""Processes can share memory by descriptors. Such memory must be charged exactly once in the container as long as it is
+on the GPU, whichever of the processes dies. Strings such as ``export 11 10`` (export the memory in register 10, keep
+the descriptor in register 11) are commands to programs/puppet.c."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ def use(user: Puppet) -> None:
 
 
 def account(watcher: Puppet, *living: Puppet) -> int:
-    for puppet in living:  # a process checks in its next call whether other processes have released the memory
+    for puppet in living:  # At its next call a process checks whether other processes have released the memory.
         puppet.free_bytes()
     return LIMIT - watcher.free_bytes()
 
@@ -48,7 +45,7 @@ def account(watcher: Puppet, *living: Puppet) -> int:
 def end(puppet: Puppet, killed: bool) -> None:
     puppet.process.kill() if killed else puppet.end()
     puppet.process.wait(20)
-    time.sleep(0.12)  # the library checks for dead processes every 0.1 s
+    time.sleep(0.12)  # The library checks for dead processes every 0.1 s.
 
 
 STEPS = {
@@ -109,7 +106,7 @@ def test_death_of_the_last_user_frees_shared_memory(
     if not maker_first:
         say(maker, f"release-handle {MEMORY}", f"close-fd {HANDLE}")
         assert account(watcher, maker) == host.on_card() == 2 * context
-    # a new process must not take the ledger's slot (a process's entry) in which the memory is charged
+    # The memory is charged in the dead process's slot, its entry in the ledger. A new process must not take this slot.
     third = host.puppet().start()
     assert account(watcher, third) == host.on_card() == 3 * context + SIZE * maker_first
     end(second, killed)
@@ -119,12 +116,13 @@ def test_death_of_the_last_user_frees_shared_memory(
 
 
 def on_the_node(host: Host) -> int:
-    """Returns the ledger's total as the device plugin and vgpuctl read it from outside the container."""
+    """Returns the total in the ledger (the container's record of its GPU memory), as the device plugin and vgpuctl read
+    it from outside the container."""
     return sum(one["used"] + one["context"] for one in layouts.read_ledger(str(host.ledger))["totals"])
 
 
 def test_observer_sees_memory_of_a_dead_exporter(host: Host) -> None:
-    """The observer (like nvidia-smi) has no slot in the ledger: it reads the ledger and repairs nothing."""
+    """The observer, like nvidia-smi, has no slot in the ledger. So it only reads the ledger and repairs nothing."""
     maker, user, onlooker = host.puppet().start(), host.puppet().start(), host.puppet()
     context = host.physical()[user.process.pid]
     make(maker)
@@ -152,7 +150,8 @@ def test_shared_pool_stays_charged_after_the_exporters_death(
     maker, user, watcher = three
     context = host.physical()[watcher.process.pid]
     say(maker, f"pool-shared {POOL} 0", f"frompool {BLOCK} {SIZE // 2} {POOL}", EXPORT_POOL)
-    say(maker, f"frompool {BLOCK + 1} {SIZE} {POOL}", f"free-async {BLOCK}", "sync")  # the pool grows and shrinks again
+    # The pool grows and shrinks again.
+    say(maker, f"frompool {BLOCK + 1} {SIZE} {POOL}", f"free-async {BLOCK}", "sync")
     assert account(watcher) == host.on_card() == 3 * context + SIZE
     take(maker, user)
     if holds != "a handle":
@@ -194,7 +193,8 @@ def test_repeated_exports_leave_no_charge(host: Host, three: tuple) -> None:
 
 
 def test_exports_of_dead_processes_do_not_exceed_the_limit(host: Host, three: tuple) -> None:
-    """Each exporting process dies and leaves its handle to a process without CUDA; the memory stays charged."""
+    """Each exporting process passes its handle to a process that does not use CUDA, and dies. The memory must stay
+    charged."""
     keeper = three[1]
     status, number = OK, 0
     for number in range(20):
@@ -241,7 +241,8 @@ def test_handle_of_another_container_is_refused(host: Host) -> None:
     elsewhere.write_bytes(layouts.pack_ledger(host.uuids, "other"))
     maker = host.puppet(CUDA_DEVICE_MEMORY_SHARED_CACHE=str(elsewhere)).start()
     user, bare = host.puppet().start(), host.puppet(preload=False).start()
-    make(user)  # from now on the library marks handles in this container
+    # From now on the library marks the handles that it exports, so that it can recognise this container's handles.
+    make(user)
     make(maker)
     for puppet in (user, bare):
         take(maker, puppet)
@@ -254,13 +255,14 @@ def test_handle_of_another_container_is_refused(host: Host) -> None:
 
 @pytest.mark.parametrize("first", [False, True])
 def test_foreign_handle_is_refused_in_a_container_without_own_handles(host: Host, first: bool) -> None:
-    """An import that is never mapped would keep the memory of a dead exporting process, charged to no process."""
+    """If the exporting process dies, an import that is never mapped would keep the memory, and it would be charged to
+    no process."""
     elsewhere = host.folder / "elsewhere"
     elsewhere.write_bytes(layouts.pack_ledger(host.uuids, "other"))
     maker = host.puppet(CUDA_DEVICE_MEMORY_SHARED_CACHE=str(elsewhere)).start()
     user = host.puppet()
     assert user.result("init") == OK
-    if not first:  # with first=True the import is refused before the importing process has a context
+    if not first:  # With first=True the import is refused before the importing process has a context.
         user.get("ctx", 0)
     make(maker)
     take(maker, user)
@@ -272,7 +274,8 @@ def test_foreign_handle_is_refused_in_a_container_without_own_handles(host: Host
 
 
 def test_mapped_import_of_an_unmarked_handle_is_charged(host: Host) -> None:
-    """The container has unmarked handles of its own, so the library cannot tell which container made this handle."""
+    """This container has itself made handles without a mark. So the library cannot know which container made this
+    handle."""
     with host.ledger.open("r+b") as ledger:
         ledger.seek(layouts.fields.LEDGER_FIELDS["shareable_unmarked"][0])
         ledger.write(b"\1")

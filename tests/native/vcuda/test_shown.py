@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA and NVML show the limit as total memory, the container's charge as used, and never a negative free figure."""
+"""In a container CUDA and NVML show the limit as the total memory and the container's charge as the used memory. Free
+memory is never shown as negative."""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ def test_unlimited_device_keeps_the_drivers_figures(host: Host) -> None:
 
 
 def test_all_slices_of_a_card_can_be_full_at_once(host: Host) -> None:
-    """Each of three containers can fill its third of the card, so that all three are full at once."""
+    """Three containers have a third of the card each. All three can be full at the same time."""
     tenants = []
     for i in range(3):
         ledger = host.folder / f"ledger.{i}"

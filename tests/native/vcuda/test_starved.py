@@ -7,14 +7,15 @@ import pytest
 from conftest import MIB, OK, PRELOAD, Host, compile_program
 from test_coverage_graphs import say
 
-pytestmark = pytest.mark.own_build  # the test interposes the allocator, as a sanitizer does
+# The test replaces the allocator, as a sanitizer does, so both cannot be used together.
+pytestmark = pytest.mark.own_build
 
 SIZE = 4 * MIB
-# Keys: command to programs/puppet.c that runs while no host memory is left. Values: commands before it, commands that
-# free the GPU memory.
+# Keys: the command to programs/puppet.c that runs while no host memory is left. Values: the commands before it; the
+# commands that free the GPU memory.
 MADE = {
     f"alloc 20 {SIZE}": ((), ("free 20",)),
-    # If cuMemCreate or cuMemMap cannot be recorded, the library undoes the call instead: see test_vmm.py.
+    # test_vmm.py tests cuMemCreate and cuMemMap: if these calls cannot be recorded, the library undoes them.
 }
 
 

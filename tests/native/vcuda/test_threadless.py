@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""If the library can start no controller thread, or only one, shares are still enforced and no thread blocks.
-
-The controller thread reads the timing events of launches and corrects their charges (it settles them).
+"""The library's controller threads read the timing events of launches and correct the charges of the launches; this is
+called settling. If the library can start no such thread, or only one, shares are still enforced and no thread blocks.
 """
 
 from __future__ import annotations
@@ -14,7 +13,8 @@ from conftest import LINKED, PRELOAD, PROFILE, Host, compile_program
 from shares import Container, Node
 from test_contexts_apart import LAUNCHES, US
 
-pytestmark = pytest.mark.own_build  # the test interposes pthread_create, as a sanitizer does
+# The test replaces pthread_create, as a sanitizer does, so both cannot be used together.
+pytestmark = pytest.mark.own_build
 
 PERCENT = 25
 
@@ -58,9 +58,8 @@ def test_long_kernels_are_charged_their_duration(node: Node, how: str, threads: 
 
 @pytest.mark.parametrize("threads", [0, 1])
 def test_locked_context_does_not_delay_settling_on_another_gpu(node: Node, threads: int) -> None:
-    """If the only settling thread is blocked inside the driver, a thread that waits for the other GPU settles that GPU
-    itself.
-    """
+    """The only controller thread is blocked inside the driver, at GPU 0. A thread of the program that waits for the
+    other GPU must then settle the launches of that GPU."""
     node.host.become(PROFILE.replace("[gpu]", "hostile = context-lock\n[gpu]"))
     container, said = ends(node, threads, "apart.c", str(LAUNCHES), 50)
     assert said == "launched\nok\n"

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""If the driver rounds allocations up, the library charges all of the memory on the card after one step of growth.
-
-A step is the growth after which the library compares its charge with the card.
-"""
+"""Tests memory that the driver uses but the library did not count, for example because the driver rounds allocations
+up. Whenever its charge has grown by a certain amount, the step, the library compares the charge with the memory in use
+on the card. Then it charges the rest."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ import pytest
 from conftest import HERE, LIMIT, MIB, OK, OOM, PROFILE, SIMULATOR, Host, Puppet
 
 UNIT = 2 * MIB
-STEP = LIMIT // 32 + UNIT  # growth after which the library compares its charge with the card
+STEP = LIMIT // 32 + UNIT  # The growth of the charge after which the library compares it with the card.
 
 
 @pytest.fixture
@@ -103,7 +102,8 @@ def hidden(rounding: Host) -> dict:
 
 @pytest.mark.parametrize("size", [UNIT // 2 + 1, UNIT + 1])
 def test_rounding_is_learned_from_addresses_if_nvml_shows_no_process(rounding: Host, hidden: dict, size: int) -> None:
-    """Memory that a neighbour allocates and frees meanwhile must not be charged to the slice."""
+    """NVML does not show how much memory each process uses, so the library learns the rounding from the addresses of
+    allocations. Memory of a neighbour must not be charged to the slice."""
     neighbour = rounding.puppet(preload=False).start()
     puppet = rounding.puppet("handle", **hidden).start()
     context = rounding.charged()
@@ -123,7 +123,7 @@ def test_rounding_is_learned_from_addresses_if_nvml_shows_no_process(rounding: H
 
 @pytest.mark.parametrize("hides", [False, True])
 def test_small_blocks_in_one_unit_are_charged_once(host: Host, rounding: Host, hidden: dict, hides: bool) -> None:
-    """A thousand blocks of 512 bytes lie in one unit of 2 MiB, which is charged once."""
+    """The driver puts a thousand blocks of 512 bytes into one unit of 2 MiB. The library must charge this unit once."""
     environment = {"LD_LIBRARY_PATH": hidden["LD_LIBRARY_PATH"]} if hides else {}
     puppet = host.puppet("handle", program="puppet-unlinked", **environment).start()
     context = host.charged()
@@ -135,7 +135,8 @@ def test_small_blocks_in_one_unit_are_charged_once(host: Host, rounding: Host, h
 
 @pytest.mark.parametrize("preload", [True, False])
 def test_memory_of_other_interfaces_than_cuda_is_charged(host: Host, preload: bool) -> None:
-    """Memory of other interfaces, such as a video decoder, reduces the memory for CUDA after a step of growth."""
+    """A program also gets GPU memory from other interfaces, such as a video decoder. At the next comparison the library
+    charges this memory, so less is left for CUDA."""
     other, piece = 1000 * MIB, 16 * MIB
     command = [sys.executable, HERE / "programs" / "beside.py", str(other), str(piece), str(LIMIT // piece)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unseen contexts: a program creates a context by the driver's own function, so the call bypasses the library's hooks.
-
-NVIDIA's runtime creates contexts through a private table in this way. The first hooked call afterwards charges the
-context up to the limit. While a part of the context is uncharged, the library refuses every allocation. Strings such as
-``driver OFFSET @10 0`` are commands to programs/puppet.c: call the driver's function at this offset with the address of
-register 10."""
+"""Tests unseen contexts. A program may create a context by the driver's own function, so that the call bypasses the
+library's hooks; NVIDIA's runtime does so through a private table. At the next hooked call the library charges the
+context, at most up to the limit. While a part of the context is uncharged, the library refuses every allocation.
+Strings such as ``driver OFFSET @10 0`` are commands to programs/puppet.c: call the driver's function at this offset
+with the address of register 10."""
 
 from __future__ import annotations
 
@@ -157,7 +156,8 @@ def hide(host: Host) -> dict:
 
 
 def test_unseen_context_is_charged_a_learned_size_if_nvml_shows_no_process(host: Host, context: int) -> None:
-    """The first context is measured with a second context; later contexts are charged the learned size."""
+    """NVML cannot tell the size of the context, so the library creates a second context and measures that. Later
+    contexts are charged the size learned in this way."""
     hidden = hide(host)
     for count in (1, 2):
         puppet = host.puppet(**hidden)
@@ -169,7 +169,9 @@ def test_unseen_context_is_charged_a_learned_size_if_nvml_shows_no_process(host:
 # --- any hook may be the first: a slice of 1 GiB of an A100, on which a context takes 412 MiB ------------------------
 
 GIB, CONTEXT, CODE = 1024 * MIB, 412 * MIB, 3 * MIB
-DATA = 8192  # data of the module whose load bypasses the hooks; the library misses it if NVML hides the process
+# Size of the data of the module whose load bypasses the hooks. If NVML hides the process, the library does not charge
+# this data.
+DATA = 8192
 
 
 @pytest.fixture
@@ -180,8 +182,8 @@ def a100(programs: Path, tmp_path: Path):
     host.close()
 
 
-# Keys: cases. Values: puppet commands that run after the unseen context exists. Register 1 has the context, register 3
-# a kernel's function.
+# Keys: cases. Values: commands to the puppet program after the unseen context exists. Register 1 contains the context,
+# register 3 a kernel's function.
 CALLS = {
     "set": ("set 1",),
     "push": ("call cuCtxPushCurrent_v2 $1",),
@@ -195,7 +197,8 @@ CALLS = {
 }
 
 
-# Tests make each call alone, and all calls in each rotation, so that each call comes first once.
+# Orders in which a test makes these calls: each call alone, and all calls one after the other, so that each call comes
+# first once.
 ORDERS = [*zip(CALLS), *(tuple([*CALLS, *CALLS][at : at + len(CALLS)]) for at in range(len(CALLS)))]
 
 
@@ -234,7 +237,7 @@ def test_any_first_hooked_call_charges_the_unseen_context(a100: Host, calls: tup
 
 @pytest.mark.parametrize("make", [RETAIN, CREATE])
 def test_without_the_library_an_unseen_context_exceeds_the_limit(a100: Host, make: str) -> None:
-    """The negative control: an unseen context and memory exceed the slice."""
+    """The negative control: without the library, the unseen context and an allocation together exceed the slice."""
     puppet = a100.puppet(preload=False)
     assert puppet.result("init") == OK
     unseen(puppet, make)
@@ -265,7 +268,8 @@ def test_unseen_context_over_the_limit_is_charged_as_memory_is_freed(a100: Host,
 
 
 def test_unseen_context_is_charged_when_no_context_is_current(a100: Host) -> None:
-    """The first allocation charges the usage that NVML shows, even if no context is current."""
+    """At the first allocation the library charges the memory that NVML shows for the process, even if no context is
+    current."""
     puppet = a100.puppet()
     assert puppet.result("init") == OK
     unseen(puppet, RETAIN)

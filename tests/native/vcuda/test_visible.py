@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""With any CUDA_VISIBLE_DEVICES each device is charged to its own slice, and CUDA and NVML show the same figures.
+"""Whatever GPUs CUDA_VISIBLE_DEVICES selects, memory of each device is charged to the device's own slice, and CUDA and
+NVML show the same figures.
 
 Strings such as ``call cuMemFree_v2 $10`` are commands to programs/puppet.c: $10 is the value of register 10, @10 its
 address."""
@@ -18,7 +19,7 @@ from nvml_inside import ask
 from test_coverage_graphs import say
 from test_nvml_mig import DEVICE, MEMORY
 
-mig = test_nvml_mig.mig  # imports the fixture
+mig = test_nvml_mig.mig  # The import defines the fixture.
 needs_mig = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change MIG mode")
 GIB = 1 << 30
 FOUR = "driver_version = 535.261.03\ncuda_version = 12.2\n[gpu]\nmodel = V100-16GB\ncount = 4\n"
@@ -53,7 +54,7 @@ def all_cards(host: Host) -> int:
 
 
 def held_to_its_slice(host: Host, puppet: Puppet, sizes: dict) -> None:
-    """Asserts for each visible device: total, free, the exact limit of allocations, and the figures of NVML."""
+    """Checks total and free memory, the exact limit of allocations, and NVML's figures of each visible device."""
     full = {uuid.split("-", 1)[1]: uuid for uuid in sizes}
     for ordinal, uuid in enumerate(seen(puppet)):
         name = full[uuid]

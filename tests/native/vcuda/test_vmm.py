@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vmm.c, the hooks of cuMemCreate and cuMemMap, works correctly with a difficult driver.
-
-The driver blocks, reuses handle values, or grants memory that the library has no memory to record.
-"""
+"""Tests vmm.c, the library's hooks of cuMemCreate and cuMemMap, with a difficult driver. The driver blocks, reuses the
+values of handles, or grants memory while the library has no host memory to record it."""
 
 from __future__ import annotations
 
@@ -27,6 +25,6 @@ def unit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("what", "call"), CASES)
 def test_vmm_accounts_correctly(unit: Path, what: str, call: str) -> None:
-    """In the "order" cases the driver waits up to 20 s until another thread has used the other GPU."""
+    """In the "order" cases a call blocks in the driver until another thread has used the other GPU, at most 20 s."""
     done = subprocess.run([unit, what, call], stderr=subprocess.PIPE, text=True, timeout=100, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -63,7 +63,7 @@ TABLE = {
         },
     ),
     "toolkit/docker": (["2.14.0"], "1", "", {"nvidia-docker2": ["nvidia-container-toolkit >= 1.13.0"]}),
-    # These package names are the names in Docker's own repositories.
+    # These packages have the names of those in Docker's own repositories.
     "docker-ce": (
         ["28.5.1"],
         "1.el9",
@@ -167,7 +167,7 @@ def main() -> None:
             (WORK / "one.spec").write_text(spec(place, version))
             name = "_rpmfilename %%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm"
             run("rpmbuild", "--quiet", "-bb", "--define", f"_rpmdir {folder}", "--define", name, "one.spec")
-    # As in the real repositories, driver and Docker packages are signed one by one; for the toolkit only the index is.
+    # As in the real repositories, each driver and Docker package is signed. For the toolkit only the index is signed.
     by_package = [SRV / name for name in ("cuda-el", "cuda-sles", "docker-ce")]
     signed = [str(path) for folder in by_package for path in sorted(folder.glob("*.rpm"))]
     run("rpmsign", "--define", "_gpg_name vendor", "--define", "__gpg /usr/bin/gpg", "--addsign", *signed)

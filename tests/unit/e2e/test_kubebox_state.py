@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests that each test file of tests/e2e starts from the same state of its small cluster (pods, programs, folders),
-whatever the files before left behind. Starts no Kubernetes.
+whatever the earlier test files left behind. The cluster is simulated, so no Kubernetes is started.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ def kubectl(tmp_path, monkeypatch):
     program.chmod(0o755)
     monkeypatch.setenv("VGPU_KUBECTL", str(program))
     monkeypatch.setattr("vgpu_kubectl.main.PAUSE_S", 0.01)
-    # kubectl's arguments → its answer
+    # Arguments of kubectl → its output.
     known = {
         "get nodes": {"items": [NODE_OF_PARTS, NODE_OF_SLICES]},
         "get node parts": NODE_OF_PARTS,
@@ -247,8 +247,7 @@ def test_resize_prints_why_it_is_not_granted(kubectl, capsys):
 
 
 REQUESTS = [
-    # columns: the pod, the container, its new memory in MiB, its new cores in %; the expected annotation with the
-    # request
+    # columns: pod, container, its new memory in MiB, its new cores in %; expected annotation with the request
     (PODS[0], "", 100, None, '{"main":{"memory_mib":100}}'),
     (PODS[0], "main", None, 0, '{"main":{"cores":0}}'),
     (PODS[1], "other", 100, None, '{"other":{"memory_mib":100}}'),
@@ -269,7 +268,7 @@ def test_request_annotation_of_a_resize(found, container, memory, cores, text):
     assert changes.request(found, container, memory, cores) == text
 
 
-# columns: the arguments of kubectl vgpu; the expected words of the error
+# columns: arguments of kubectl vgpu; expected words of the error
 REFUSED = [
     (["resize", "ml/two", "--memory", "1Gi"], "name one with --container: one, other"),
     (["resize", "ml/two", "--memory", "1Gi", "--container", "x"], "container x has no GPU; expected one or other"),

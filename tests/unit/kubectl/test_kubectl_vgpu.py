@@ -72,7 +72,8 @@ REFUSED = {"type": "VgpuConfiguration", "status": "False", "reason": "Refused", 
 NODES = [PARTS, EQUAL, node("plain", amounts={"cpu": "4"}), node("odd", {"vgpu.fleet/gpus": "{"}, conditions=[REFUSED])]
 PODS = [
     pod("train", "parts", annotations={"vgpu.fleet/plan": plan(("main", "app", [[A, 3000, 30], [B, 1000, 0]]))}),
-    # An init container runs before the others and not with them, so the pod counts with the greater of both requests.
+    # An init container runs before the other containers, not together with them. So the pod counts with the greater of
+    # the two requests.
     pod(
         "phases",
         "parts",
@@ -122,7 +123,7 @@ def kubectl(tmp_path, monkeypatch):
     program.write_text(KUBECTL.format(python=sys.executable))
     program.chmod(0o755)
     monkeypatch.setenv("VGPU_KUBECTL", str(program))
-    # kubectl's arguments → its answer
+    # Arguments of kubectl → its output.
     known = {
         "get nodes": {"items": NODES},
         "get pods --all-namespaces": {"items": PODS},
@@ -160,8 +161,8 @@ def test_nodes_with_their_gpu_resources(kubectl, capsys):
 
 
 CARDS = {
-    # columns: GPU; whether it is healthy, planned MiB, planned cores, planned slots, (pod, planned MiB) of each pod on
-    # it
+    # columns: GPU; expected: whether it is healthy, planned MiB, planned cores, planned slots, (pod, planned MiB) of
+    # each pod on it
     A: (True, 8000, 50, 2, [("ml/phases", 5000), ("ml/train", 3000)]),
     B: (False, 1500, 5, 2, [("ml/moved", 500), ("ml/train", 1000)]),
 }
@@ -178,8 +179,8 @@ def test_gpus_with_their_planned_pods(kubectl, capsys):
         assert [(each["pod"], each["memory_mib"]) for each in one["pods"]] == who
 
 
-# columns: pod; who chose its GPUs (None if it has none yet), (GPU, MiB, cores) of each GPU, words of what it waits for
-# ("" if it does not wait)
+# columns: pod; expected: who chose its GPUs (None if it has none yet), (GPU, MiB, cores) of each GPU, words of what it
+# waits for ("" if it does not wait)
 HAS = {
     "train": ("scheduler", [(A, 3000, 30), (B, 1000, 0)], ""),
     "phases": ("scheduler", [(A, 5000, 20)], ""),
@@ -275,7 +276,7 @@ def test_cluster_without_gpus(kubectl, capsys, command, said):
     assert said in capsys.readouterr().out
 
 
-# columns: kubectl's arguments and the invalid output that it returns; expected words of the error
+# columns: arguments of kubectl, the invalid output that it returns; expected words of the error
 FAULTS = [
     ({"get nodes": "no json"}, "expected JSON as output"),
     ({"get nodes": []}, "expected an object, found list"),

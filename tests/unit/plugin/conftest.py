@@ -218,7 +218,8 @@ def node(tmp_path: Path) -> Node:
 
 @pytest.fixture
 def running() -> Iterator[Callable[[Any], threading.Thread]]:
-    """Runs objects with ``run`` and ``stop`` in threads, and stops them after the test."""
+    """Runs objects that have the methods ``run`` and ``stop``, each in its own thread, and stops them after the
+    test."""
     started: list[tuple[Any, threading.Thread]] = []
 
     def run(one: Any) -> threading.Thread:

@@ -115,8 +115,9 @@ TOTAL = "vgpu_watch_findings_total"
 VIOLATIONS = "vgpu_container_memory_violations_total"
 ECC = "vgpu_gpu_ecc_errors_total"
 
-# Alert → (the minute at which promtool evaluates it, series that make the alert fire, its expected value then, lists of
-# series with which it must stay quiet). A series is (metric, labels, values in promtool's notation, one per minute).
+# Alert → four inputs of its test: 1. the minute at which promtool evaluates the alert; 2. series with which it must
+# fire; 3. the value that it must have then; 4. several lists of series, with each of which it must stay quiet. A series
+# is (metric, labels, values in promtool's notation, one per minute).
 Series = tuple[str, dict[str, str], str]
 FAULTS: dict[str, tuple[int, list[Series], float, list[list[Series]]]] = {
     "VgpuMemoryViolation": (

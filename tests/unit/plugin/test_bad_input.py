@@ -219,7 +219,8 @@ def test_invalid_configuration_file(node, what):
 
 
 def test_clock_change_ends_no_lease_or_allocation(node, monkeypatch):
-    """Leases and the collection of ended allocations use a clock that nobody can set."""
+    """Leases (temporary allocations on this host) and the collection of ended allocations use a clock that nobody can
+    set."""
     monkeypatch.setattr("time.time", lambda: 0.0)
     first = Clock().now()
     monkeypatch.setattr("time.time", lambda: 4e9)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests burst memory: a pod's limit may exceed the memory that it is promised. The tests run the whole program with
-doubles of the API server and the kubelet, and check the limits files on disk and the values that users see.
+"""Tests burst memory: a pod's limit may exceed the memory that it is promised, which means guaranteed. The tests run
+the whole program with doubles of the API server and the kubelet, and check the limits files on disk and the values that
+users see.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def end_streams(kubelet: Manager) -> None:
 
 def test_plugin_registers_again_after_its_stream_ends(node, kubelet, daemon, capsys):
     """A kubelet that loses its plugin does not ask for a new registration, and its socket stays the same. So the plugin
-    must notice by itself that its stream has ended.
+    must watch for the end of its stream.
     """
     for _time in range(3):
         end_streams(kubelet)
@@ -105,7 +105,8 @@ def test_dead_kubelet_is_not_shown_as_registered(node, kubelet, daemon, capsys, 
     status = until(lambda: unregistered(node, capsys), "status without registration")
     assert node.paths.kubelet_socket.exists()
     assert str(node.paths.kubelet_socket) in status["kubelet_error"]
-    # A kubelet without a stream cannot allocate slices, so a lease need not wait for it.
+    # A kubelet without a stream cannot allocate slices, so a lease (a slice for a program on the host) need not wait
+    # for the kubelet.
     rc, lease, _err = vgpuctl(node, capsys, "lease")
     assert (rc, len(lease["ids"])) == (0, 1)
     monkeypatch.undo()

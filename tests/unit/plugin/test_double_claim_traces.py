@@ -114,7 +114,7 @@ class Double:
 
 @pytest.fixture
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[scenario.Story]:
-    double = Double(tmp_path_factory.mktemp("k"))  # The path of a socket has at most 107 characters.
+    double = Double(tmp_path_factory.mktemp("k"))  # A short name, because a socket's path has at most 107 characters.
     out = scenario.Story(double)
     yield out
     double.manager.stop()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests memory limits that the NVIDIA driver itself enforces on a container's control group. The plugin polls them, and
-repairs or reports limits that are lost, removed or too low, and containers without a limit.
+"""Tests memory limits that the NVIDIA driver itself enforces on a container's control group. The plugin polls these
+limits. It repairs or reports a limit that is lost, removed or too low, and reports a container without a limit.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ MIB = 1 << 20
 
 
 class Place:
-    """A folder of allocations, control groups, and a driver double that enforces limits (the driver's backend is
-    ``misc``).
+    """A folder of allocations, a folder of control groups, and a driver double that enforces limits by the cgroup
+    controller ``misc``.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -39,8 +39,8 @@ class Place:
         self.limits.tell = lambda name, text: self.told.append((name, text))
 
     def container(self, name: str, mib: int = 1000, enforcement: str = "driver", card: int = 0, **more: object) -> str:
-        """Makes a container as the CDI hook, which sets the limit at the container's start, leaves it; returns the
-        folder of its control group.
+        """Makes a container with the limit that the CDI hook sets at a container's start; returns the folder of its
+        control group.
         """
         group = self.cgroups / name
         group.mkdir(parents=True)
@@ -243,8 +243,8 @@ def test_pod_without_cdi_does_not_start_if_the_driver_must_enforce_limits(node, 
     [
         ("driver", Terms("container", "x", "docker", by_cdi=False), True),
         ("driver", Terms("container", "x", "podman", by_cdi=True), False),
-        ("driver", Terms("exec", "x"), True),  # A program of the host runs outside the control group of any container.
-        ("driver", Terms("lease"), False),  # The isolation check tests the enforcement.
+        ("driver", Terms("exec", "x"), True),  # A program of the host is in no container's control group.
+        ("driver", Terms("lease"), False),  # Allowed: the isolation check needs this lease.
         ("auto", Terms("container", "x", "docker", by_cdi=False), False),
         ("auto", Terms("exec", "x"), False),
     ],
@@ -260,8 +260,9 @@ def test_lease_without_cdi_is_refused_if_the_driver_must_enforce_limits(node, re
         leases.lease(terms=terms)
 
 
-# columns: whether the driver enforces limits, whether a process uses the container's ledger, whether the hook ran;
-# whether the container is expected to be reported
+# A process that uses the container's ledger (its file of memory counts) shows that the library runs in the container.
+# columns: whether the driver enforces limits; whether a process uses the ledger; whether the hook ran; whether the
+# container is expected to be reported
 @pytest.mark.parametrize(
     ("by_driver", "in_use", "hook", "named"),
     [

@@ -72,8 +72,8 @@ def test_new_image_removes_unnamed_old_images(tool, tmp_path, there):
 
 
 def built(tool, tmp_path, **extras):
-    """Builds an image, each time from the same archive; returns (whether an image was built, the arguments of each call
-    of the engine's save).
+    """Builds an image; every call uses the same archive. Returns (whether an image was built, the arguments of each
+    call of the engine's command ``save``).
     """
     engine = tmp_path / "podman"
     engine.write_text(

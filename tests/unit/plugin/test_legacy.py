@@ -199,8 +199,8 @@ def record(kind, slices, asked=()):
 
 
 ROWS = [
-    # columns: the case, the ids that the kubelet requests, the plugin's records, whether the option is on; the ids that
-    # are expected to be allocated
+    # columns: the case; ids that the kubelet requests; the plugin's records; whether the option is on; ids that the
+    # plugin is expected to allocate
     ("option off, no records", [A0], [], False, [A0]),
     ("an empty node", [A1], [], True, [A0]),
     ("the least used GPU", [A1], [record(KUBELET, [A0])], True, [B0]),

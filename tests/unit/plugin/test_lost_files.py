@@ -131,7 +131,7 @@ def test_unrepairable_allocation_does_not_affect_others(node, kubelet, daemon, c
     until((good / "rw" / "ledger").exists, "the second allocation's ledger")
     until(lambda: any(str(bad) in one for one in status(node, capsys)["warnings"]), "the warning")
     monkeypatch.undo()
-    # The plugin makes the ledger first, so the other files may come a moment later.
+    # The plugin makes the ledger (the file of memory counts) first, so the other files may come a moment later.
     until(lambda: all(os.path.exists(host) for pod in pods for host in hosts(pod["answer"])), "the files of both pods")
 
 

@@ -45,8 +45,8 @@ def test_time_slicing_sets_no_limits(node):
     assert files.present() == []
 
 
-# columns: settings of time slicing, the requested replicas ({0} and {1} are the two GPUs); expected words of the
-# refusal (None means that the request is accepted)
+# columns: settings of time slicing, the requested replicas (a replica is one of a GPU's time-sliced shares; {0} and {1}
+# are the two GPUs); expected words of the refusal (None means that the request is accepted)
 @pytest.mark.parametrize(
     ("said", "ids", "words"),
     [

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the program that a pod of the chart runs to set up its node (library and configuration), with an archive of the
-real builder, and the removal of both.
+"""Tests the program that a pod of the chart runs to install the library and the configuration on its node, and to
+remove both. The archive of the library is made by the real builder.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ from .samples import until
 
 @pytest.fixture
 def looks(monkeypatch):
-    """Counts how often the slices for containers outside Kubernetes are checked in full; a cheap check of file times
-    comes before.
+    """Counts the full checks of the slices for containers outside Kubernetes. Usually the plugin makes only a cheap
+    check of file times, and a full check if a time has changed.
     """
     seen = []
     whole = cdi.common_edits
@@ -48,7 +48,7 @@ def folder_of(files, pool) -> Path:
     return files.folder(files.static_name(pool.slices[0].id))
 
 
-# The change to a file that the plugin has made → the function that makes this change.
+# A change to a file that the plugin wrote earlier → the function that makes this change.
 CHANGES = {
     "CDI file missing": lambda node, files, pool, allocator: (
         node.paths.cdi_dir / cdi.file_name(cdi.SLICE_KIND)

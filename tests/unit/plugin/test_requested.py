@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests sizes that pods request: the whole program with a double of the API server, whose pods have plans (the
-scheduler's choice of GPUs and sizes), and the kubelet double with its PodResources service.
+"""Tests GPU sizes that pods request. The whole program runs with doubles of the API server and of the kubelet. The pods
+in the API server have plans (the scheduler's choice of GPUs and sizes).
 """
 
 from __future__ import annotations
@@ -156,8 +156,8 @@ def test_gpu_chosen_by_the_kubelet_replaces_the_planned_gpu(node, kubelet, api, 
 
 
 def forgotten(kubelet, name) -> None:
-    """Deletes a pod and waits until the kubelet's checkpoint omits it, because the plugin's periodic cleanup makes the
-    kubelet write the checkpoint.
+    """Deletes a pod and waits until the kubelet's checkpoint no longer lists it. The wait is needed because the kubelet
+    writes the checkpoint only when the plugin's periodic cleanup causes it to.
     """
     kubelet.delete_pod(name)
     file = kubelet.folder / "kubelet_internal_checkpoint"
@@ -384,8 +384,8 @@ def test_requested_sizes_need_an_api_server(node):
 CONFIG = {"sharing": {"vcuda": {"splitCount": 4}}}
 X, Y, Z = samples.gpus("T4", "T4", "T4")
 
-# columns: the case, the plan as (GPU, MiB, percent), the GPUs that the kubelet chose, what others use; the expected
-# sizes in the form of the plan
+# columns: the case, the planned (GPU, MiB, percent of the SMs) of each GPU, the GPUs that the kubelet chose, the memory
+# and compute that others use on each GPU; the expected (GPU, MiB, percent) of each GPU
 ASSIGNED = [
     ("as planned", [(X.uuid, 1, 5), (Y.uuid, 2, 6)], [Y, X], {}, [(Y.uuid, 2, 6), (X.uuid, 1, 5)]),
     (
@@ -412,7 +412,8 @@ def test_assignment_of_planned_sizes(about, planned, given, before, out):
     assert [tuple(one[:3]) for one in found] == out
 
 
-# columns: the case, the plan, the GPUs that the kubelet chose, what others use; expected words of the refusal
+# columns: the case, the planned (GPU, MiB, percent of the SMs) of each GPU, the GPUs that the kubelet chose, the memory
+# and compute that others use on each GPU; expected words of the refusal
 NOT_ASSIGNED = [
     ("one MiB over the free memory", [(X.uuid, 361, 0)], [X], {X.uuid: Held(15000, 0)}, "361 MiB are asked for"),
     (
@@ -462,7 +463,7 @@ def test_containers_with_shared_ids_count_once():
 
     records = [
         record(["0"], 100, 10),
-        record(["0", f"{Y.uuid}::0"], 300, 5),  # This is an init container that has an additional GPU.
+        record(["0", f"{Y.uuid}::0"], 300, 5),  # The second record is of an init container with one more GPU.
         record(["1"], 50, 20),
         record(["2"], 900, 9, deny=True),
     ]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests size changes of a running pod: the whole program with doubles of the API server and the kubelet. The test
-itself writes the grant (the annotation with the new size) on the pod, which is the scheduler's task, and reads the
-limits on disk.
+"""Tests size changes of a running pod. The whole program runs with doubles of the API server and the kubelet. In place
+of the scheduler, the test writes the grant (the annotation with the new size) on the pod. It then reads the limits on
+disk.
 """
 
 from __future__ import annotations

@@ -24,8 +24,9 @@ RIGHTS = grants(MANIFESTS, NAME)
 
 @pytest.fixture
 def asked(node, kubelet, api, start, tmp_path):  # noqa: F811
-    """Runs the program through all its API requests: a pod that gets other GPUs than planned, a refused pod, the result
-    of a node label, and the removal. Returns the rights that it needed.
+    """Makes the program send all its API requests, and returns the rights that these requests needed. The cases: a pod
+    that gets other GPUs than planned, a refused pod, the report about a configuration that a node label selects, and
+    the removal.
     """
     one, thread = start()
     first, second = (gpu.uuid for gpu in node.gpus)

@@ -63,8 +63,8 @@ def vgpuctl(node, capsys, *arguments: str) -> str:
 
 
 def tenant(pod, used: int, context: int, device_ns: int) -> int:
-    """Writes the two files in which a container reports its usage (ledger and tenant page) as a process of the
-    container does, and locks its slot in the ledger; returns the open descriptor.
+    """Simulates a process of a container: writes the two files in which the container reports its usage (ledger and
+    tenant page), and locks the process's slot in the ledger. Returns the open descriptor; closing it unlocks the slot.
     """
     mounts = {one["container_path"]: one["host_path"] for one in pod["answer"]["mounts"]}
     descriptor = os.open(mounts["/dev/vgpu/0/ledger"], os.O_RDWR)
@@ -125,8 +125,8 @@ def test_metrics_of_a_container(node, kubelet, daemon, capsys):
 
 
 WAITS = [
-    # columns: the container's balance of compute time, seconds since it last wanted the GPU, seconds since it was last
-    # made to wait; expected value of "active", expected value of "throttled"
+    # columns: the container's balance of compute time; seconds since it last requested the GPU; seconds since it was
+    # last throttled; expected value of "active"; expected value of "throttled"
     (0, 0.0, 99.0, 1, 0),
     (-5, 0.0, 99.0, 1, 1),
     (5, 0.0, 0.0, 1, 1),
@@ -171,7 +171,8 @@ def test_each_crossing_of_the_limit_is_counted():
 
 
 def watched(*reasons: str) -> State:
-    """Returns a state of the watcher with findings (suspected bypasses) about allocation a."""
+    """Returns a state of the watcher, the part of the plugin that looks for bypasses, with findings about allocation
+    a."""
     findings = [Finding("a", "kubelet", "GPU-a", Suspicion(reason, ()), 2, 1.0, 2.0) for reason in reasons]
     return State("report", 2.0, 9, "", tuple(findings), (), {}, {}, shown={("a", "GPU-a"): 200})
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the size of the payloads: with each module, Ansible sends the files of module_utils that the module imports to
-the host. Each module has a greatest number of such files; Ansible's own packer counts them.
+the host. The table limits the number of these files for each module. Ansible's own packer counts the files.
 """
 
 from __future__ import annotations

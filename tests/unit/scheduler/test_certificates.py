@@ -25,7 +25,8 @@ SECRET = "/api/v1/namespaces/kube-system/secrets/vgpu-scheduler-tls"
 HOOK = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/vgpu-scheduler"
 
 AGES = [
-    # columns: the certificate's age in days; whether the certificate is renewed, whether the authority is renewed
+    # columns: age of the certificate in days; expected: whether the certificate is renewed, whether the authority is
+    # renewed
     (0, False, False),
     (59, False, False),
     (61, True, False),

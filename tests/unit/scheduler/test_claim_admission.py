@@ -182,7 +182,7 @@ def test_stored_pod_gets_its_claims_once():
         assert owner == {"apiVersion": "v1", "kind": "Pod", "name": "a", "uid": "uid-a", "controller": True}
         request = double.objects[f"{FOLDER}/other"]["spec"]["devices"]["requests"][0]["exactly"]
         assert (request["count"], request["capacity"]) == (2, {"requests": {"memory": "1Gi"}})
-        # Further events of the pod must cause no more requests.
+        # Later events of the pod must cause no more requests to the API server.
         calls = len(double.calls)
         claims.pod(False, claiming("a", {**ONE, "other": [2, 1024, 0]}, named=[NAME, "other"], more="x"))
         clock.now += LAST_PAUSE
@@ -245,7 +245,7 @@ def test_ended_bound_or_deleted_pod_gets_no_claim(end):
 
 
 OWN = {"ownerReferences": [{"uid": "uid-a"}]}
-# columns: metadata and spec of a claim with this name that exists already; expected words of the event
+# columns: metadata of an existing claim with the same name, its spec; expected words of the event on the pod
 FOREIGN = [
     ({"ownerReferences": [{"uid": "uid-b"}]}, SPEC, "found another owner; create the pod again"),
     ({}, SPEC, "found another owner; create the pod again"),
@@ -283,7 +283,7 @@ def test_no_claim_if_the_api_server_drops_share_fields():
     with_claims(go)
 
 
-# columns: a pod with a forged annotation of claims; expected words of the event
+# columns: pod with a forged annotation of claims; expected words of the event on it
 FORGED = [
     (claiming("a", ONE, named=[]), "expected names of the pod's spec.resourceClaims"),
     (claiming("a", {"../../secrets": [1, 1, 1]}, named=["x"]), "expected names of the pod's spec.resourceClaims"),

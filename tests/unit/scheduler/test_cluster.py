@@ -139,7 +139,7 @@ def test_lost_node_annotation_is_logged_once(caplog):
         cluster.node(False, whole)
         cluster.node(False, bare)
         assert cluster.drift["gpus_deleted"] == 2
-        # A new annotation is used. A node that is removed loses its recorded fault.
+        # If a new annotation is written, it is used. If the node is removed, its recorded fault is dropped.
         cluster.node(False, other)
         assert len(extender.ledger.nodes["n0"]) == 1
         cluster.node(False, bare)

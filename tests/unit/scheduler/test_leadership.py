@@ -51,8 +51,8 @@ class Clock:
 
 @pytest.fixture
 def stage():
-    """Runs a test coroutine with an API server, a clock, three electors (replicas that take part) named one, two and
-    three, and a dictionary of the electors with a bind under way.
+    """Runs a test coroutine. It gets an API server, a clock, three electors (replicas that take part in the election)
+    named one, two and three, and a dictionary of the electors with a bind under way.
     """
 
     def run(story):
@@ -252,7 +252,7 @@ def test_leader_stops_binding_if_the_api_server_does_not_respond(fault, monkeypa
 
 
 WHILE_READ = [
-    # columns: seconds that reading the pod takes, the replica that requests the Lease meanwhile; expected words of
+    # columns: seconds that reading the pod takes, replica that requests the Lease meanwhile; expected words of the
     # bind's error
     (0.0, "", ""),
     (12.0, "", "about to end"),
@@ -330,7 +330,7 @@ def test_only_the_holder_binds_and_only_after_listing():
                 assert "the replica that binds is" in await second.bind(pods[1], "n0")
                 # Both replicas filter, because an autoscaler may call either.
                 assert (await second.verb("filter", {"Pod": pods[1], "NodeNames": names}))[1]["NodeNames"] == names
-                # The second replica gets no event about the leader's last bind.
+                # The second replica must not learn of the leader's last bind by an event, so its events are cut off.
                 double.silent = True
                 assert await first.bind(pods[1], "n0") == ""
                 await first.leadership.release()

@@ -44,8 +44,9 @@ def one_gpu(memory=0, cores=0, shares=0, **card):
     return ledger
 
 
-# columns: the request to a GPU of 16160 MiB and 10 slots, what other pods use; None if the request fits, otherwise
-# words of the reason after "never" (no end of other pods can help) or "failed" (it can)
+# columns: request of a container, what other pods use of the GPU (16160 MiB, 10 slots); expected result: None if the
+# request fits, otherwise words of the reason. The reason begins with "never" if the end of other pods cannot help, with
+# "failed" if it can.
 FITS = [
     (ask(3000), {}, None),
     (ask(16160), {}, None),
@@ -98,8 +99,8 @@ SELECTED = [
 ]
 
 
-# columns: promised MiB, additional burst MiB, MiB promised to others on a GPU of 16160 MiB; the expected device in the
-# plan, None if the pod does not fit
+# columns: MiB promised to the pod, its additional burst MiB, MiB promised to other pods on the GPU of 16160 MiB;
+# expected device in the plan (None if the pod does not fit)
 BURST = [
     (2000, 6000, 0, Device("GPU-a", 2000, 0, 6000)),
     (2000, 6000, 14160, Device("GPU-a", 2000, 0, 6000)),
@@ -205,8 +206,8 @@ def test_tight_placement_is_found_despite_spread():
 
 
 def test_result_for_a_node_does_not_depend_on_other_nodes():
-    # On node b, 50 % of the GPU is more than the other request of 5000 MiB. On node a, 50 % of a GPU is not more. So
-    # the order of the requests differs.
+    # One container requests 50 % of a GPU, the other 5000 MiB. The larger request is placed first. On node b the 50 %
+    # are larger, on node a they are not, so the order differs.
     nodes = {"a": (gpu("GPU-0", 900), gpu("GPU-1", 10000)), "b": (gpu("GPU-2", 40000, slots=1),)}
     asked = pod_ask(ask(5000, sidecar=True), ask(50, kind=PERCENT, sidecar=True), ask(2000, init=True))
     ledger = ledger_of(nodes, gpu_policy="binpack")

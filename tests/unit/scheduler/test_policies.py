@@ -112,8 +112,8 @@ def test_gpus_without_numa_nodes_count_as_one_numa_node():
     )
 
 
-# columns: labels of the node, the scheduler's policy, annotations of the pod; the GPU that must be chosen if 5000 MiB
-# of GPU 0 are in use
+# columns: labels of the node, the scheduler's policy, annotations of the pod; expected number of the chosen GPU. On GPU
+# 0, 5000 MiB are in use.
 LABELS = [
     ({}, "spread", {}, "1"),
     ({"vgpu.fleet/gpu-policy": "binpack"}, "spread", {}, "0"),

@@ -61,9 +61,9 @@ def stage(*names, gpus=1):
     return server, extender, cluster
 
 
-# columns: bound pods (name, GPU, MiB, priority) on one or two GPUs of 10000 MiB, the MiB (and number of GPUs) that a
-# pod of priority 5 requests, victims that the kube-scheduler picked; expected victims, None if no eviction on the node
-# helps
+# columns: bound pods (name, GPU, MiB, priority), request of a pod of priority 5 (MiB, or MiB and number of GPUs),
+# victims that the kube-scheduler picked; expected victims (None if no eviction on the node helps). The node has one or
+# two GPUs of 10000 MiB.
 FULL = [("a", 0, 4000, 1), ("b", 0, 3000, 2), ("c", 0, 2000, 3), ("d", 0, 1000, 4)]
 TABLE = [
     (FULL, 1000, "d", "d"),

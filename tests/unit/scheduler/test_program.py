@@ -114,8 +114,7 @@ def test_program_serves_extender_and_webhook_and_drains_at_sigterm(tmp_path):
     asyncio.run(go())
 
 
-# columns: content of the configuration file; settings that must follow from it, words of the error (None if it is
-# valid)
+# columns: content of the configuration file; expected settings, expected words of the error (None if the file is valid)
 FILES = [
     ({}, {}, None),
     ({"defaultMemoryMiB": 0, "plain": "slice", "nodePolicy": "spread"}, {"plain": "slice"}, None),

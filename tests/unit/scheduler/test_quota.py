@@ -35,8 +35,7 @@ def pod(limits, labels=None, init=(), sidecars=()):
 
 G, M, C = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores"
 COUNTS = [
-    # columns: the pod, the GPU models of the cluster; the expected (MiB, percent) over all GPUs of the pod, computed by
-    # hand
+    # columns: pod, GPU models of the cluster; expected (MiB, percent) over all GPUs of the pod, computed by hand
     (pod({G: 1, M: 3000, C: 30}), [V100], (3000, 30)),
     (pod({G: 4, M: 3000, C: 30}), [V100], (12000, 120)),
     (pod({M: 3000}), [V100], (3000, 0)),
@@ -78,8 +77,8 @@ def quotas_of(hard, held=(), config=None):
 
 
 HARD = [
-    # columns: limits of each quota, (MiB, percent) of each running pod, the new pod's request; words of the refusal, ""
-    # if it is admitted
+    # columns: limits of each quota, (MiB, percent) of each running pod, request of the new pod; expected words of the
+    # refusal ("" if the pod is admitted)
     ({}, [], {M: 3000}, ""),
     ({"q": {MEM: "3000"}}, [], {M: 3000}, ""),
     ({"q": {MEM: "2999"}}, [], {M: 3000}, "limits.nvidia.com/gpumem: 3000 asked for on all GPUs"),
@@ -166,8 +165,8 @@ def test_stored_pods_count_while_pending_and_bound():
 
 
 def test_namespace_sums_equal_the_sums_of_pods():
-    """Pods are added, moved and removed, and nodes come and go. The test computes each namespace's sum anew from the
-    pods.
+    """Pods are added, moved and removed, and nodes come and go. The test computes each namespace's sum from the pods
+    and compares it with the ledger's.
     """
     import random
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests size changes of running pods: what the leading replica grants and refuses, step by step, without an API server.
 
-The tests check the pod's annotations and the ledger (which pod holds how much of which GPU), because these are the
-result, and not the program's own status.
+The tests check the result, which is the pod's annotations and the ledger (which pod holds how much of which GPU). They
+do not rely on the program's own status.
 """
 
 from __future__ import annotations
@@ -158,8 +158,8 @@ def test_later_changes_by_others_are_not_reverted():
     assert here.given("a") == [(A, 8001, 10)]
 
 
-# columns: (MiB, %) of each other pod on the GPU, (MiB, %) of the pod, (MiB, %) that it requests (None: unchanged);
-# words of the event, "" if the request is granted
+# columns: (MiB, %) of each other pod on the GPU, present (MiB, %) of the pod, requested (MiB, %) where None means
+# unchanged; expected words of the event ("" if the request is granted)
 FITS = [
     ([], (3000, 0), (CARD, None), ""),
     ([], (3000, 0), (CARD + 1, None), f"{CARD + 1} MiB are asked for, 0 of {CARD} are held by others; at most {CARD}"),
@@ -208,7 +208,7 @@ def test_waiting_resize_is_granted_later_with_one_event():
 
 # Invalid texts of the annotation vgpu.fleet/resize.
 NONSENSE = ["", "{", "{}", "[]", '{"main": {"memory_mib": -1}}', '{"other": {"cores": 1}}', "[" * 5000]
-# An unpaired surrogate cannot be encoded as UTF-8, and the event's message must be.
+# An unpaired surrogate cannot be encoded as UTF-8, but the event's message is sent as UTF-8.
 NONSENSE += ['{"\\ud800": {"cores": 1}}', '{"\\udfff": 1}']
 
 
@@ -231,11 +231,11 @@ def test_invalid_request_causes_one_event_and_no_change(text):
 
 
 QUOTAS = [
-    # columns: the quota in MiB, MiB of another pod of the namespace, MiB of the pod, MiB that it requests; words of the
-    # event, "" if the request is granted
+    # columns: quota in MiB, MiB of another pod of the namespace, present MiB of the pod, requested MiB; expected words
+    # of the event ("" if the request is granted)
     (10000, 4000, 3000, 6000, ""),
     (10000, 4000, 3000, 6001, "quota own of namespace default: limits.nvidia.com/gpumem: 6001 asked for"),
-    (5000, 4000, 3000, 2000, ""),  # the quota was lowered below what is in use
+    (5000, 4000, 3000, 2000, ""),  # The quota was lowered below what is in use.
     (5000, 4000, 3000, 3001, "in use"),
 ]
 

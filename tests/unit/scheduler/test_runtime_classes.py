@@ -34,8 +34,8 @@ def of(handlers=(), known=None):
     return classes
 
 
-# columns: RuntimeClass of the pod, additional handlers that are allowed; words of the refusal, empty if the pod is
-# accepted
+# columns: RuntimeClass of the pod, additional handlers that are allowed; expected words of the refusal (empty if the
+# pod is accepted)
 JUDGED = [
     ("", (), ()),
     ("plain", (), ()),
@@ -68,7 +68,7 @@ def test_runtime_classes_follow_list_and_events():
     assert "so its handler is unknown" in classes.refusal("default/p", "plain")
 
 
-# columns: limits of the pod, further fields of its spec, settings of admission; whether the pod is admitted
+# columns: limits of the pod, further fields of its spec, settings of admission; expected: whether the pod is admitted
 REVIEWS = [
     ({GPU: "1"}, {"runtimeClassName": "gpus"}, {}, True),
     ({GPU: "1"}, {"runtimeClassName": "kata"}, {}, False),

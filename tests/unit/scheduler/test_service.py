@@ -132,7 +132,7 @@ async def replica(double, lease="", identity="one", resync=300.0, wait=True, tim
             for each in (task, election):
                 each.cancel()
             ends = await asyncio.gather(task, election, return_exceptions=True)
-            # Only an election without a Lease may end by itself.
+            # Without a Lease the election may already have ended; every other task must end by its cancellation.
             assert isinstance(ends[0], asyncio.CancelledError), ends[0]
             assert ends[1] is None or isinstance(ends[1], asyncio.CancelledError), ends[1]
             await runner.cleanup()
@@ -222,8 +222,8 @@ def test_ledger_is_rebuilt_from_pods_and_nodes():
 
 
 BINDS = [
-    # columns: the fault of the API server; whether the pod is bound after it, whether the scheduler reserves GPUs for
-    # the pod at once, and whether it does in the end
+    # columns: fault of the API server during the bind; expected: whether the pod is bound, whether GPUs are reserved
+    # for it right after the bind, whether they still are once the outcome of the bind is known
     (lambda _m, path: 409 if path.endswith("/binding") else None, False, True, False),
     (lambda _m, path: 404 if path.endswith("/binding") else None, False, False, False),
     (lambda _m, path: 503 if path.endswith("/binding") else None, False, True, False),
@@ -325,7 +325,7 @@ def one_part(memory, uuid="GPU-n0-0"):
     return pod_annotations.write_plan([pod_annotations.Part("main", pod_annotations.APP, devices)])
 
 
-# columns: name of the case, annotation with the plan after another user has changed it
+# columns: name of the case, the pod's annotations after another user has changed the plan
 CHANGED_PLANS = [
     ("smaller", {pod_annotations.PLAN: one_part(1)}),
     ("larger than any GPU", {pod_annotations.PLAN: one_part(1 << 24)}),

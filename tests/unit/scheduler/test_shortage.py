@@ -25,8 +25,8 @@ EVICTION = "/eviction"
 
 
 class Stage:
-    """The program without its loops, with an API server over HTTP. ``told`` makes the program read all objects of the
-    API server.
+    """The program with an API server over HTTP, but without its endless loops, so that a test runs each step. ``told``
+    makes the program read all objects of the API server.
     """
 
     def __init__(self, double, api):
@@ -92,7 +92,7 @@ def on_stage(test):
 
 
 # columns: bound pods (name, GPU, MiB, priority) on two GPUs of 10000 MiB, MiB that a pod of priority 5 requests;
-# expected victims, None if no pod is evicted
+# expected victims (None if no pod is evicted)
 TABLE = [
     ([("a", 0, 9000, 0), ("b", 1, 9000, 1)], 9500, ["a"]),
     ([("a", 0, 9000, 2), ("b", 1, 9000, 1)], 9500, ["b"]),

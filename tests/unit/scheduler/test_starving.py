@@ -40,7 +40,8 @@ def of_length(size, text):
     return HEAD + f"Content-Length: {size}\r\n\r\n".encode() + text
 
 
-# columns: what the client sends; how the response begins, empty if the connection is closed without a response
+# columns: bytes that the client sends; expected beginning of the response (empty if the connection is closed without a
+# response)
 SLOW = [
     (b"", b""),
     (b"POST /mut", b""),

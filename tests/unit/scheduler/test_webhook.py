@@ -104,7 +104,7 @@ def test_kai_annotations_become_a_gpu_count(annotations, count):
 
 
 # columns: text of the annotation with the promised memory, limits of the pod; expected memory limit after admission,
-# words of the refusal
+# expected words of the refusal
 PROMISED = [
     ("2000", {GPU: "1", MEM: "8000"}, "8000", ""),
     ("2000", {GPU: "1", CORES: "30"}, "5000", ""),
@@ -216,8 +216,8 @@ def test_request_larger_than_any_gpu_gets_a_warning():
 
 LARGEST = "the node with most, big, has 8"
 A100 = {"nvidia.com/use-gputype": "A100"}
-# columns: limits, labels and annotations of the pod, number of GPUs of each node; words of the refusal, "" if the pod
-# is admitted
+# columns: limits, labels and annotations of the pod, number of GPUs of each node; expected words of the refusal ("" if
+# the pod is admitted)
 MANY = [
     ({GPU: "9", MEM: "5"}, {}, {}, {"small": 2, "big": 8}, LARGEST),
     ({GPU: "9"}, {}, {}, {"small": 2, "big": 8}, f"container main asks for 9 different GPUs, and {LARGEST}"),
@@ -300,7 +300,7 @@ def test_only_permitted_users_change_plans(user, before, after, allowed):
 PLANNED = pod_annotations.write_plan(
     [pod_annotations.Part("main", "app", (pod_annotations.Device("GPU-a", 3000, 0),))],
 )
-# columns: text of the annotation vgpu.fleet/resize; words of the refusal, "" if it is admitted
+# columns: text of the annotation vgpu.fleet/resize; expected words of the refusal ("" if the pod is admitted)
 RESIZES = [
     ('{"main": {"memory_mib": 8192}}', ""),
     ('{"main": {"cores": 0}}', ""),

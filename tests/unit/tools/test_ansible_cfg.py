@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that ansible.cfg sets the options that make runs fast. Tests are needed because Ansible silently ignores a
-misspelt option.
+"""Tests that ansible.cfg sets the options for fast runs of playbooks. A test is needed, because Ansible silently
+ignores a misspelt option.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 from ansible.config.manager import ConfigManager
 
 CONFIG = Path(__file__).resolve().parents[3] / "ansible.cfg"
-# Ansible's name of each option, with its expected value. With 50 forks, a task runs on 30 hosts at once.
+# Ansible's name of each option, with its expected value. 50 forks are enough to run a task on all of 30 hosts at once.
 SETTINGS = [
     ("ANSIBLE_PIPELINING", True),
     ("DEFAULT_FORKS", 50),

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests tools/gates.py, which runs the gates (groups of test commands that every change must pass) and the sweeps
-(longer gates, of which each commit runs one group). Tested are the choice of gates, the counts, the last lines, and
-what is printed of a test that failed.
+(longer gates, of which each commit runs one group). The tests cover the choice of gates, the counts, the last lines of
+the output, and what is printed about a failed test. A lane is a list of gates that run one after the other; lanes run
+in parallel.
 """
 
 from __future__ import annotations

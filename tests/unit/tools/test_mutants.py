@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the lists of `make mutants`, which changes source lines (mutants) and expects that a test fails: the listed
-files, tests and lines must exist.
+"""Tests the lists of `make mutants`. That target changes single source lines and expects that a test fails for each
+changed line (a mutant). The listed files, tests and lines must exist.
 """
 
 from __future__ import annotations

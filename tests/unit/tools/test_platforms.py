@@ -23,7 +23,8 @@ RELEASES = {
     ("ubuntu", "22.04"): "jammy",
     ("ubuntu", "24.04"): "noble",
     ("ubuntu", "26.04"): "resolute",
-    # Galaxy does not know every service pack. Before service pack 4 there is no Python for the device plugin.
+    # Galaxy does not list every service pack. Older service packs than 4 have no Python for the device plugin, so they
+    # are left out.
     ("sles", "15"): "15SP4 15SP5 15SP6 15SP7",
 }
 ROLES = sorted(path.parent.parent.name for path in ROOT.glob("roles/*/meta/main.yml"))

@@ -69,8 +69,8 @@ def test_every_named_playbook_exists() -> None:
 
 
 def test_slice_sizes_in_sizing_page_are_correct() -> None:
-    """The slice sizes in docs/sizing.md are computed again from the split count K, the memory scaling S and the cores
-    scaling C, by integer arithmetic and without the code of the product."""
+    """The sizes of slices (parts of a GPU) in docs/sizing.md are computed again from the split count K, the memory
+    scaling S and the cores scaling C, by integer arithmetic and without the code of the product."""
     rows = re.findall(r"^\| (\d+) \| (\d+) \| ([\d.]+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", SIZING, re.M)
     assert len(rows) >= 5
     for memory, split, scaling, cores, count, each, percent in rows:

@@ -125,7 +125,7 @@ def commands(path: str) -> list[str]:
 
 
 def wrong(command: str) -> str:
-    """Returns what is unsafe in the way in which a command starts Python ("": nothing)."""
+    """Returns why a command starts Python in an unsafe way ("": it does not)."""
     if "PYTHONPATH" in command:
         return "passes PYTHONPATH"
     if not PYTHON.search(command) or ISOLATED.search(command):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that a template which makes JSON text ends with the filter to_json or to_nice_json. Otherwise ansible-core
-before 2.19 reads a result that looks like a dictionary or a list back as such, and the text is lost.
+"""Tests that a template which makes JSON text ends with the filter to_json or to_nice_json. If another filter follows,
+ansible-core before 2.19 turns a text that looks like a dictionary or a list into a dictionary or a list.
 
-Found with 2.16: the record of the last isolation proof was passed on as a dictionary, and ``site.yml`` failed.
+Found with 2.16: the record of the last isolation check was passed on as a dictionary, and ``site.yml`` failed.
 """
 
 from __future__ import annotations

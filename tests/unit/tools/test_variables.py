@@ -73,7 +73,7 @@ def test_no_example_sets_an_internal_variable(tmp_path: Path) -> None:
     assert inner_names_set(tmp_path) == ["group_vars/a.yml: __mps_root", "hosts.ini: __mig_record"]
 
 
-# These are no variables of users: roles set them as facts for playbooks and later tasks.
+# Users do not set these variables. Roles set them as facts for playbooks and later tasks.
 RESULTS = {"preflight_plan", "verify_facts", "verify_report"}
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests tools/words.py, which collects comments, docstrings and messages of random files into a sheet, so that a reader
-can judge whether they are clear: which texts are taken from each kind of file, and that a seed always gives the same
-sheet.
+can judge whether they are clear. Tests which texts are taken from each kind of file, and that the same seed always
+selects the same files.
 """
 
 from __future__ import annotations

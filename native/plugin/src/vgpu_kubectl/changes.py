@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the changes that ``kubectl vgpu`` writes: a new size for a running pod, and a GPU that gets no more pods (a
-drained GPU). It sends nothing itself.
+"""Builds the annotations by which ``kubectl vgpu`` requests a new size for a running pod, and drains a GPU so that it
+gets no more pods. It sends nothing itself.
 
-Both are annotations. The size is a request of the pod's owner, which the scheduler grants; the device plugin reads
-which GPUs of its node are drained.
+The annotation of a pod requests its new size, which the scheduler grants. The annotation of a node lists its drained
+GPUs, which the node's device plugin reads.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def request(pod: Object, container: str, memory: int | None, cores: int | None) 
 
 def outcome(pod: Object, asked: str) -> str:
     """Returns the state of a resize request: granted, or granted but not applied by the node yet. Returns an empty text
-    if it is not granted.
+    if the request is not granted.
     """
     notes = (pod.get("metadata") or {}).get("annotations") or {}
     if notes.get(resizes.RESIZED) != asked:
@@ -107,7 +107,7 @@ def the_gpu(node: Object, named: str, exported: Mapping[str, int]) -> str:
 
 def drained(node: Object, uuid: str, away: bool) -> str | None:
     """Returns the text of the node's annotation of drained GPUs, with this GPU added or removed. Returns None if no GPU
-    is left, so the annotation must be removed.
+    is drained any more; then the annotation must be removed.
     """
     notes = (node.get("metadata") or {}).get("annotations") or {}
     before = pod_annotations.read_drained(notes.get(DRAINED) or "")

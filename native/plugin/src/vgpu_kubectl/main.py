@@ -19,8 +19,8 @@ from .source import Cluster, NoAnswer
 
 FAILED, USAGE = 1, 2
 EXPORTER = 9410
-# Seconds to wait for the result of a resize, and between two checks. The scheduler checks a request within seconds, and
-# the node applies it some seconds later.
+# Seconds for which ``resize`` waits for the result, and seconds between two checks of it. The scheduler checks a
+# request within seconds, and the node applies it some seconds later.
 WAIT_S, PAUSE_S = 30.0, 1.0
 FORMATS = ("table", "wide", "json", "yaml")
 # Options of kubectl that are passed on unchanged.
@@ -165,8 +165,8 @@ def _cards(cluster: Cluster, given: argparse.Namespace) -> str:
 
 
 def _claims(cluster: Cluster, namespace: str = "") -> claims.Claims:
-    """Returns the claims. Returns none if the cluster has no ResourceSlices of ours or if the user may not read them,
-    which is so in most clusters.
+    """Returns the claims. Most clusters have no ResourceSlices of ours; for them, and for a user who may not read them,
+    it returns no claims.
     """
     try:
         slices = cluster.resource_slices()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds rows about nodes, GPUs and pods from API objects that the caller has read.
 
-Memory is in MiB, cores in percent of a GPU. If containers get the sizes that pods request, the device plugin publishes
-its GPUs on the node and the scheduler writes a plan (which GPUs, how much of each) on each pod, so the use of each GPU
-is known. If GPUs are split into equal slices, the kubelet chooses the GPU, so only the sums of a node are known here,
-and ``vgpuctl`` on the node shows more.
+Memory is in MiB, cores in percent of a GPU. A node gives containers either the sizes that pods request, or equal
+slices. For requested sizes, the device plugin publishes its GPUs on the node and the scheduler writes a plan (which
+GPUs, how much of each) on each pod, so the use of each GPU is known. For equal slices, the kubelet chooses the GPU, so
+only the sums of a node are known here; ``vgpuctl`` on the node shows more.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
-# Environment variable of users whose kubectl has another name, such as k3s kubectl.
+# Environment variable with the command to call, for users whose kubectl has another name, such as "k3s kubectl".
 KUBECTL = "VGPU_KUBECTL"
-# Maximum seconds of a call, because a list of 100 000 pods takes long.
+# Maximum seconds of a call of kubectl. The limit is high, because a list of 100 000 pods takes long.
 TIMEOUT_S = 120.0
 
 

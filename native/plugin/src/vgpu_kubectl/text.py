@@ -9,7 +9,7 @@ from typing import Any
 from vgpu_plugin.ctl.tables import Row, table
 
 Values = Mapping[str, Any]
-# So many characters of a UUID suffice to tell a cluster's GPUs apart.
+# Number of characters of a UUID that are shown. They suffice to tell a cluster's GPUs apart.
 SHORT_UUID = len("GPU-12345678")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Creates the objects of which the device plugin consists and connects them. It starts no thread; daemon.py
+"""Creates the objects of which the device plugin consists, and connects them. It starts no thread, because daemon.py
 does that.
 """
 
@@ -61,20 +61,22 @@ if TYPE_CHECKING:
     from .reconcile.node_label import NodeLabel
     from .reconcile.pod_resizes import PodResizes
 
-# Timeout of one request about a pod in PreStartContainer. The kubelet waits 30 s for that call, and two such requests
+# Timeout of one request for a pod during PreStartContainer. The kubelet waits 30 s for that call, and two such requests
 # must fit in that time.
 POD_ANSWER_S = 8.0
-# Timeout of one request to the API server in NodePrepareResources, for which the kubelet waits 45 s.
+# Timeout of one request to the API server during NodePrepareResources. The kubelet waits 45 s for that call.
 CLAIM_ANSWER_S = 10.0
-# Timeout of the check of a pod's mounts. Without a response within this time, the container starts unchecked.
+# Timeout of the check of a pod's mounts. If there is no response within this time, the container starts unchecked.
 MOUNTS_ANSWER_S = 1.5
 
 
 class Extras(NamedTuple):
-    """Optional services. ``metrics`` is the address of the metrics server. ``labels`` tells whether to write the node's
-    labels into a feature file. ``kubeconfig`` gives access to the API server; if it is empty, the node's label that
-    chooses the configuration is not followed. ``watch_s`` is the number of seconds between two polls of the watcher,
-    which looks for programs that bypass their limits; 0 means no watcher.
+    """Optional services.
+
+    ``metrics`` is the address of the metrics server. ``labels`` is true if the node's labels are written into a feature
+    file. ``kubeconfig`` gives access to the API server. If it is empty, the node's label that chooses the configuration
+    has no effect. ``watch_s`` is the number of seconds between two polls of the watcher, which looks for programs that
+    bypass their limits. 0 means no watcher.
     """
 
     metrics: str = ""
@@ -82,12 +84,13 @@ class Extras(NamedTuple):
     kubeconfig: str = ""
     node_name: str = ""
     watch_s: float = INTERVAL_S
-    # Called regularly after the plugin was registered with the kubelet. It tunes the threads of gRPC, which have
-    # started by then.
+    # Function that is called regularly after the plugin was registered with the kubelet. It tunes the threads of gRPC,
+    # which have started by then.
     rest: Callable[[], object] = lambda: None
-    # Whether the labels are also set on the Node object. This needs a kubeconfig.
+    # True if the labels are also set on the Node object. This needs a kubeconfig.
     features: bool = False
-    # When the node gets a taint because of unhealthy GPUs: none (never), any, or all.
+    # Whether unhealthy GPUs give the node a taint. With ``none`` they never do, with ``any`` one unhealthy GPU is
+    # enough, and with ``all`` every GPU must be unhealthy.
     taint: str = "none"
 
     @property
@@ -98,7 +101,7 @@ class Extras(NamedTuple):
 
 @dataclass(frozen=True)
 class Setup:
-    """Options of the command line. ``clean_s`` is the number of seconds without an error after which an unhealthy GPU
+    """Options of the command line. ``clean_s`` is a number of seconds: an unhealthy GPU that had no error for so long
     is healthy again.
     """
 
@@ -112,7 +115,7 @@ class Setup:
 @dataclass(frozen=True)
 class Parts:
     """The objects that the daemon starts, polls and stops. ``label``, ``pod_resizes``, ``labeller`` and ``claims`` are
-    None if they are not configured.
+    None if their function is not configured.
     """
 
     pool: Pool
@@ -141,8 +144,9 @@ class Parts:
 
 
 def resources(pool: Pool, settings: Settings) -> list[str]:
-    """Returns the resources to register with the kubelet: those of the slices. If there are no slices, returns the
-    node's configured resource, which then has no devices. If the node serves claims, returns none.
+    """Returns the resources to register with the kubelet. Normally these are the resources of the slices (parts of
+    GPUs). If there are no slices, returns the node's configured resource, which then has no devices. If the node serves
+    claims, returns none.
     """
     if settings.claims:
         return []
@@ -150,8 +154,8 @@ def resources(pool: Pool, settings: Settings) -> list[str]:
 
 
 def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSource, gpus: list[Gpu]) -> Parts:
-    """Creates all parts. ``pieces`` are the slices according to the settings; a GPU that still has allocated slices of
-    an earlier split keeps that split. ``gpus`` includes GPUs that the driver no longer finds. Raises Fatal.
+    """Creates all parts. ``pieces`` are the slices that follow from the settings. A GPU that still has allocated slices
+    from an earlier split keeps that split. ``gpus`` includes GPUs that the driver no longer finds. Raises Fatal.
     """
     paths, extras = setup.paths, setup.extras
     last_offer = LastOffer(paths.last_offer)
@@ -221,8 +225,8 @@ def _kept(setup: Setup) -> tuple[RecordStore, AllocationFiles]:
 
 
 def _burst(records: RecordStore, pool: Pool, files: AllocationFiles, sizer: Sizer, resizer: Resizer) -> Burst:
-    """Creates the manager of burst memory (memory above a container's promised amount). Sizer and resizer ask it to
-    take back such memory for a container that was promised it.
+    """Creates the manager of burst memory, which is memory above a container's promised amount. Sizer and resizer ask
+    the manager to take back such memory for a container to which it was promised.
     """
     sizer.lender = resizer.lender = out = Burst(records, pool, files, sizer, resizer)
     return out
@@ -232,7 +236,7 @@ def _driver_limits(
     paths: Paths, source: GpuSource, allocator: Allocator, say: Callable[[str, str], None]
 ) -> DriverLimits:
     """Creates the check of the driver's memory limits. It must be called before the allocator is configured, because
-    that decides whether the library or the driver enforces memory limits.
+    the configuration decides whether the library or the driver enforces memory limits.
     """
     allocator.enforcement = Enforcement(paths, source)
     out = DriverLimits(paths.allocations, paths.cgroup_root, source, allocator.enforcement)
@@ -241,7 +245,7 @@ def _driver_limits(
 
 
 def _health(setup: Setup, source: GpuSource, changes: Reconfiguration, pool: Pool) -> HealthWatch:
-    """Creates the health check, and finds lost GPUs before slices are offered."""
+    """Creates the health check. It finds lost GPUs at once, before slices are offered."""
     health = HealthWatch(source, pool, health_rules(os.environ), changes.poll, setup.clean_s)
     changes.on_lost, changes.poll_soon = health.lost, health.ask
     changes.find_gpus()
@@ -267,7 +271,7 @@ def _claims(
     driver: DriverFiles,
 ) -> ClaimDriver | None:
     """Returns the driver for claims (Dynamic Resource Allocation), or None if claims are not configured. If the
-    configuration changes between slices and claims, this program restarts.
+    configuration changes from slices to claims or back, this program restarts.
     """
     if not changes.settings.claims:
         return None
@@ -300,8 +304,8 @@ def _pod_sizes(setup: Setup, answer_s: float) -> PodSizes | None:
 def _pod_resizes(
     setup: Setup, pods: PodSizes | None, records: RecordStore, resizer: Resizer, sizer: Sizer, changes: Reconfiguration
 ) -> PodResizes | None:
-    """Returns the watch for requested resizes of this node's pods, which uses a connection of its own, or None without
-    access to the API server.
+    """Returns the watch for requested resizes of this node's pods, or None without access to the API server. The watch
+    has a connection of its own.
     """
     if pods is None:
         return None
@@ -322,8 +326,8 @@ def _labeller(
     label: NodeLabel | None,
     allocator: Allocator,
 ) -> Labeller | None:
-    """Returns the writer of node labels, or None if no labels are configured. In that case labels of an earlier run are
-    removed from the node.
+    """Returns the writer of node labels, or None if no labels are configured. In the second case, labels of an earlier
+    run are removed from the node.
     """
     publish = label.set_features if label is not None and extras.features else None
     if label is not None and publish is None:
@@ -337,8 +341,8 @@ def _labeller(
 
 
 def _label(setup: Setup, changes: Reconfiguration, health: HealthWatch, pool: Pool) -> NodeLabel | None:
-    """Returns the object that follows the node's label and, after each poll, reports on the Node object. Returns None
-    without a kubeconfig.
+    """Returns the object that follows the node's label for the configuration. After each poll it also reports the state
+    on the Node object. Returns None without a kubeconfig.
     """
     if not setup.extras.kubeconfig:
         return None

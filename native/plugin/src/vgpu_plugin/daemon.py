@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class Daemon:
-    """Runs the plugin. ``open_gpus`` opens the driver, and may be called again after a GpuError."""
+    """Runs the plugin. The function ``open_gpus`` opens the driver, and may be called again after a GpuError."""
 
     def __init__(self, setup: Setup, open_gpus: Callable[[], GpuSource]) -> None:
         self._setup = setup
@@ -66,7 +66,7 @@ class Daemon:
         with claimed(self._setup.paths):
             source, gpus = self._driver(settings)
             if source is None:
-                return  # the program was stopped while it waited for the driver
+                return  # The program was stopped while it waited for the driver.
             try:
                 gpus = LastOffer(self._setup.paths.last_offer).with_lost(gpus)
                 settings, pieces = self._setup.choice.first_pieces(gpus, settings)
@@ -76,8 +76,8 @@ class Daemon:
 
     def _driver(self, settings: Settings) -> tuple[GpuSource | None, list[Gpu]]:
         """Returns the driver and its GPUs. If failOnInitError is false, waits until the driver has at least one
-        readable GPU. A driver whose GPUs are all unreadable is also returned if this node had GPUs before, so that they
-        are reported as lost.
+        readable GPU. There is one exception: if this node had GPUs before, a driver without any readable GPU is
+        returned too, so that its GPUs are reported as lost.
         """
         reported = ""
         had = LastOffer(self._setup.paths.last_offer).with_lost([])
@@ -121,14 +121,15 @@ class Daemon:
         parts.static_slices.refresh()
         parts.leases.restore()
         parts.resizer.restore()
-        # The files of allocations are restored now, because after a boot an engine may restart containers at any time.
+        # The files of existing allocations are restored as early as possible, because after a boot an engine may
+        # restart containers at any time.
         self._attempt(parts.repair.poll)
         servers = self._servers(parts)
         if parts.labeller is not None:
             parts.labeller.write(settings)
         for warning in settings.warnings:
             log.warning("%s", warning)
-        # This comes before the first registration, so that the kubelet gets the final slices at once.
+        # The configuration is applied before the first registration, so that the kubelet gets the final slices at once.
         parts.changes.begin(pieces, parts.driver)
         parts.registrations.bring_in_line(parts.resources())
         health = self._start_threads(parts)
@@ -153,12 +154,13 @@ class Daemon:
                 parts.claims.stop()
             for server in reversed(servers):
                 server.stop()
-            # The health thread may be waiting inside a driver call. It ends within a second and holds no lock.
+            # The thread of the health check may be waiting inside a driver call. The call returns within a second, and
+            # the thread holds no lock.
             health.join(STREAM_JOIN_S)
 
     def _start_threads(self, parts: Parts) -> threading.Thread:
-        """Starts the threads. Returns the thread of the health check, for which the caller waits at the end because it
-        calls the driver.
+        """Starts the threads. Returns the thread of the health check. The caller waits for this thread at the end,
+        because it calls the driver.
         """
 
         def start(task: Callable[[], object], name: str) -> threading.Thread:
@@ -190,13 +192,13 @@ class Daemon:
         tasks += [static.refresh_if_changed, static.poll, parts.driver_limits.poll, parts.containers.count_violations]
         while not self._stopping.wait(HOUSEKEEPING_S):
             self._attempt(*tasks)
-            # the kubelet has called the plugin by then, so gRPC has started its threads
+            # The kubelet has called the plugin by now, so the threads of gRPC exist.
             if parts.registrations.any_registered():
                 self._attempt(self._setup.extras.rest)
 
     @staticmethod
     def _attempt(*tasks: Callable[[], object]) -> None:
-        """Runs periodic tasks. An exception of a task is only logged and does not end the program, because running
+        """Runs a periodic task. An exception of the task is only logged and does not end the program, because running
         containers depend on it.
         """
         for task in tasks:
@@ -206,8 +208,8 @@ class Daemon:
                 log.exception("a periodic task failed; it is tried again in %.0f s", HOUSEKEEPING_S)
 
     def _servers(self, parts: Parts) -> list[admin_socket.Server | metrics_server.Server]:
-        """Returns the server of vgpuctl's socket, and the server of metrics if an address for it is configured. Raises
-        Fatal.
+        """Returns the server of vgpuctl's socket and the server of metrics. The second exists only if an address for it
+        is configured. Raises Fatal.
         """
         paths, address, service = self._setup.paths, self._setup.extras.metrics, parts.admin
         servers: list[admin_socket.Server | metrics_server.Server] = []
@@ -218,7 +220,8 @@ class Daemon:
         if address:
 
             def make() -> str:
-                # imported only at the first scrape, because it takes half a megabyte and most nodes are never scraped
+                # Imported only at the first scrape, because the module takes half a megabyte and most nodes are never
+                # scraped.
                 from .admin.plain import plain
 
                 status = plain(service.status())

@@ -11,15 +11,15 @@ class PluginError(Exception):
 
 
 class BadRequest(PluginError):
-    """The request is invalid, for example because it has an id that was never offered, or the same id twice."""
+    """The request is invalid. For example, it has an id that was never offered, or the same id twice."""
 
 
 class Refused(PluginError):
-    """The request is valid, but impossible under this node's configuration or state. A retry will not help."""
+    """The request is valid, but impossible with this node's configuration or state. A retry will not help."""
 
 
 class NotNow(PluginError):
-    """The request is impossible at present, and a retry may succeed."""
+    """The request is impossible now, but a retry may succeed."""
 
 
 class Taken(NotNow):

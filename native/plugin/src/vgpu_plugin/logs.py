@@ -41,7 +41,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
 
 
 def configure(given: argparse.Namespace, text: str) -> None:
-    """Configures logging to standard error. ``text`` is the format of a text line, as in logging.Formatter."""
+    """Configures logging to standard error. ``text`` is the format of a text line, as for logging.Formatter."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if given.log_format == JSON else logging.Formatter(text))
     logging.basicConfig(level=given.log_level.upper(), handlers=[handler])

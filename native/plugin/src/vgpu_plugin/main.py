@@ -160,7 +160,7 @@ def _paths(given: argparse.Namespace) -> Paths:
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parser().parse_args(arguments)
     logs.configure(given, "%(levelname)s %(message)s")
-    # New files and sockets are accessible only to root from the moment of their creation.
+    # From now on, new files and sockets are accessible only to root from the moment of their creation.
     os.umask(0o077)
     lean.with_quiet_servers()
     lean.with_few_arenas()
@@ -198,7 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     choice = ConfigChoice(paths, chosen, bool(given.kubeconfig))
     setup = Setup(paths, choice, clean_s=given.health_clean_period, extras=extras)
     daemon = Daemon(setup, open_gpus)
-    # The signal handlers are installed before a purge too, because a signal must not interrupt it.
+    # The signal handlers are installed for a purge too, so that a signal does not interrupt it.
     daemon.stop_on_signals()
     try:
         if given.purge:

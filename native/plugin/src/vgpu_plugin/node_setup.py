@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command line of vgpu-node-setup: what a node needs that no playbook prepares, and its inverse.
+"""Command line of vgpu-node-setup. In a cluster that is set up by the Helm chart, no playbook prepares the nodes, so
+this program does.
 
 ``install`` copies the library from the image into a folder on the host, and writes node.yaml from the variables of the
-chart; ``remove`` deletes what ``vgpu-device-plugin --purge`` leaves on the host: the library and empty folders.
+chart. ``remove`` deletes what ``vgpu-device-plugin --purge`` leaves on the host: the library and empty folders.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from ._shared.host.host import Host
 from ._shared.library import store, versions
 from .node.paths import Paths
 
-# Our folders. Each is removed if it is empty.
+# Folders of vgpu.fleet. Each of them is removed if it is empty.
 FOLDERS = ("/run/vgpu", "/var/lib/vgpu", "/etc/vgpu", "/var/run/cdi")
 ARBITER_LOCK = "/run/vgpu/arbiter.lock"
 
 
 class SetupFault(Exception):
-    """The node cannot be set up. Each line gives the expected state, the actual state, and the next step."""
+    """Raised if the node cannot be set up. Each line of the text gives the expected state, the actual state, and the
+    next step."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,14 +62,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def install(given: argparse.Namespace) -> list[str]:
-    """Installs the library and writes the configuration. Returns sentences about the changes. Errors in the settings
-    are detected before anything is changed.
+    """Installs the library and writes the configuration. Returns sentences that describe the changes. Errors in the
+    settings are detected before anything is changed.
     """
     files = configurations(given.variables, given.library_root)
     archive, version = the_archive(given.archives)
     done = store.deploy(given.library_root, version, str(archive))
-    # Older versions of the library are removed unless a container still uses them: a running container, or one that
-    # restarts with its first mounts, keeps its library version.
+    # Older versions of the library are removed unless a container still uses them. A container keeps its library
+    # version while it runs, and also if it restarts with its first mounts.
     done += store.collect(given.library_root, version)
     for name, text in files.items():
         path = given.config if name is None else Path(node_config.config_file(str(given.config), name))
@@ -76,9 +78,7 @@ def install(given: argparse.Namespace) -> list[str]:
 
 
 def configurations(variables: Path, library_root: str) -> dict[str | None, str]:
-    """Returns the text of node.yaml, under the key None, and of each named configuration, under its name. Raises
-    SetupFault or ConfigError.
-    """
+    """Returns name → text of each configuration. The name of node.yaml is None. Raises SetupFault or ConfigError."""
     try:
         found = json.loads(variables.read_text(encoding="utf-8"), parse_float=str)
     except ValueError as fault:
@@ -134,9 +134,10 @@ def written(path: Path, text: str) -> list[str]:
 
 
 def remove(given: argparse.Namespace) -> list[str]:
-    """Removes the library and our folders from the host. The process first makes the host's root folder its own
-    (chroot): only there a link such as /var/run points to the host's folder, and no folder is a mount point, which
-    could not be removed.
+    """Removes the library and the folders of vgpu.fleet from the host.
+
+    The process first makes the host's root folder its own (chroot), for two reasons. Only there does a link such as
+    /var/run point to the host's folder. And only there are these folders no mount points, which could not be removed.
     """
     if given.host_root != "/":
         os.chroot(given.host_root)
@@ -148,7 +149,7 @@ def remove(given: argparse.Namespace) -> list[str]:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(ARBITER_LOCK)
     for folder in FOLDERS:
-        with contextlib.suppress(OSError):  # the folder is not empty or does not exist
+        with contextlib.suppress(OSError):  # The folder is not empty or does not exist.
             os.rmdir(folder)
             done.append(f"removed {folder}")
     return done

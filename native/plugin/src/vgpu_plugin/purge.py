@@ -49,8 +49,8 @@ def purge(setup: Setup) -> None:
 
 
 def _withdraw(api: Server, node: str) -> None:
-    """Deletes this node's ResourceSlices. The kubelet deletes them too once our driver is gone, but only while the
-    kubelet runs.
+    """Deletes this node's ResourceSlices. A running kubelet would delete them when our driver is gone, but the kubelet
+    may be stopped.
     """
     from .dra.publish import Publisher
     from .node.kube_api import ApiError
@@ -58,7 +58,7 @@ def _withdraw(api: Server, node: str) -> None:
     try:
         Publisher(api, api, node, list).withdraw()
     except ApiError as fault:
-        # This happens if the cluster has no ResourceSlices, or if the user may not read them.
+        # The request fails if the cluster has no ResourceSlices, or if the user may not read them.
         log.info("node %s: its ResourceSlices could not be deleted, if there are any: %s", node, fault)
 
 
@@ -76,5 +76,5 @@ def _remove_files(paths: Paths) -> None:
     ):
         path.unlink(missing_ok=True)
     for folder in (paths.allocations, paths.run_dir, paths.state_dir, paths.config.parent):
-        with contextlib.suppress(OSError):  # not empty, or missing
+        with contextlib.suppress(OSError):  # The folder is missing, or contains files of others.
             folder.rmdir()

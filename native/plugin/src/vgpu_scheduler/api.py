@@ -180,7 +180,9 @@ class Api:
     async def list(
         self, path: str, kind: type[T], query: Mapping[str, str] | None = None, size: int = PAGE
     ) -> AsyncIterator[T]:
-        """Yields the pages of a list, of at most ``size`` items each. The first page is as recent as the server."""
+        """Yields the pages of a list, of at most ``size`` items each. The first page shows the newest state that the
+        API server has.
+        """
         more = ""
         while True:
             page = await self.call("LIST", path, limit=size, **(query or {}), **({"continue": more} if more else {}))
@@ -189,7 +191,7 @@ class Api:
             except msgspec.DecodeError as fault:
                 raise ApiError(f"LIST {path}: expected JSON of the API server: {fault}") from None
             yield found
-            more = getattr(found, "metadata").more  # noqa: B009 every list has it; T does not say so
+            more = getattr(found, "metadata").more  # noqa: B009 every list has it, but T does not declare it
             if not more:
                 return
 

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 AUTHORITY_DAYS, CERTIFICATE_DAYS = 3650, 90
-# Certificates begin one hour in the past, so that a clock that is behind accepts them.
+# Certificates are valid from one hour before their creation, so that machines whose clocks are behind accept them.
 SKEW = timedelta(hours=1)
 
 

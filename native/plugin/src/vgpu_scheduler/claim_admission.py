@@ -35,7 +35,7 @@ VARIABLE = "scheduler_claims"
 
 def unavailable(wanted: bool, first: bool) -> list[Finding]:
     """Returns why this pod cannot get claims, whatever it requests. ``wanted``: whether this scheduler is configured to
-    create claims; ``first``: whether the pod may still be changed.
+    create claims; ``first``: whether this is the mutating review, which may change the pod.
     """
     where = f'metadata.labels["{ALLOCATION}"]'
     if not wanted:

@@ -45,7 +45,8 @@ class Cluster:
     def __init__(self, api: Api, extender: Extender, scheduler_name: str, resync: float = 300.0) -> None:
         self._api, self._extender, self._ledger = api, extender, extender.ledger
         self.writes: Callable[[], bool] = lambda: True
-        # Returns when this replica became the writer. Before it writes, pods must have been listed after this time.
+        # Function that returns when this replica became the writer, the only replica that binds pods and writes plans.
+        # It writes nothing until it has a list of all pods from after that time.
         self.writes_since: Callable[[], float] = lambda: -1.0
         self.drift: dict[str, int] = dict.fromkeys(DRIFT, 0)
         # Uid → namespace/name of pods that were bound without a plan. The device plugin refuses to start them.
@@ -113,7 +114,7 @@ class Cluster:
         faults: list[Finding] = []
         labels = read_labels(node.metadata.labels, faults)
         if faults != self._label_faults.get(name, []):
-            # Log once, and not with each heartbeat of the node.
+            # Log the fault once, and not with each heartbeat of the node.
             self._label_faults[name] = faults
             for fault in faults:
                 log.warning("node %s: %s", name, fault)
@@ -184,7 +185,9 @@ class Cluster:
         return ""
 
     def _wait(self, pod: wire.Pod) -> None:
-        """Counts a pod that has no node yet for the quota of its namespace, and on its nominated node."""
+        """Counts a pod that has no node yet: in the quota of its namespace and, if it is nominated for a node, on that
+        node.
+        """
         try:
             ask = read_pod(wire.plain(pod), self._extender.config)
         except (DialectError, msgspec.DecodeError):
@@ -264,7 +267,7 @@ class Cluster:
                     continue
                 pod = {}
             if uid in self._extender.posting or self._extender.uncertain.get(uid) is not entry:
-                continue  # the bind was tried again meanwhile, so this response is outdated
+                continue  # The bind was tried again meanwhile, so this response is outdated.
             meta = pod.get("metadata") or {}
             if meta.get("uid") == uid and (pod.get("spec") or {}).get("nodeName"):
                 self._extender.uncertain.pop(uid, None)

@@ -11,7 +11,8 @@ from .ledger import Answer, Ledger
 from .quota import Quotas
 
 SHOWN = 5
-# Maximum number of pods that are left out one by one, to find a pod whose end would make room.
+# To find a pod whose end would make room, each pod in turn is treated as gone. This is the maximum number of pods
+# tried.
 MAX_TRIED = 500
 
 

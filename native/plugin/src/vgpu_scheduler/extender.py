@@ -104,8 +104,8 @@ class Extender:
         fits = [name for name in answer.fits if name not in kept] if kept else answer.fits
         failed = {**answer.failed, **dict.fromkeys(kept - answer.never.keys(), KEPT)} if kept else answer.failed
         if not fits:
-            # If there is room, but it is reserved for a preemption, the reason must say so, because the later
-            # explanation would find room.
+            # Room that is reserved for a preemption must be given as the reason here, because the later explanation
+            # does not know the reservation and would find room.
             self._waits(args, ask, KEPT if answer.fits else "")
             self._short(args, ask, [name for name in answer.failed if name not in kept])
         return wire.FilterResult(fits, failed, answer.never)
@@ -132,8 +132,8 @@ class Extender:
         except DialectError:
             return wire.PreemptResult({})
         if ask.wants_gpus:
-            # If all nodes are short of slots, the kube-scheduler calls preempt without filter before it, so the quota
-            # is checked here too.
+            # If all nodes are short of slots, the kube-scheduler calls preempt without an earlier filter call, so the
+            # quota is checked here too.
             if self.quotas.fits(namespace_of(args.Pod), ask):
                 return wire.PreemptResult({})
             victims = self.preemption.victims(ask, uid_of(args.Pod), priority_of(args.Pod), victims)
@@ -164,7 +164,7 @@ class Extender:
         untried = self.classes.refusal(key, known.runtime_class) if ask.wants_gpus else ""
         if untried:
             return self._refused(untried)
-        # From here to the call of ``hold`` nothing is awaited, so no other bind can come between the check and the
+        # From here to the call of ``hold`` there is no ``await``, so no other bind can run between the check and the
         # entry in the ledger.
         before = self.ledger.held(args.PodUID)
         if before is not None:

@@ -2,9 +2,9 @@
 """Elects the replica that writes, by a Lease (coordination.k8s.io). All replicas answer admission and filter; only the
 holder of the Lease binds pods and restores plans (annotations with the pods' GPUs).
 
-This Lease differs from the Lease of the kube-schedulers, but both must end at the same replica: only the replica next
-to the leading kube-scheduler is called. So a replica that is called without holding the Lease requests it by an
-annotation, and a holder that is not called any more hands the Lease over. The Lease of a dead holder must expire first.
+The kube-schedulers have a Lease of their own, and only the replica next to the leading kube-scheduler is called. So
+this Lease must follow theirs. A replica that is called without holding the Lease requests it by an annotation. A holder
+that is not called any more then hands the Lease over. If the holder is dead, the Lease must expire first.
 
 Clocks of two machines are never compared. The holder counts the duration of the Lease from before its renewal request;
 the other replicas count from when they saw the Lease change. So the Lease always expires first for its holder. The
@@ -192,7 +192,7 @@ class Leadership:
             spec.update(acquireTime=stamp, leaseTransitions=changes + bool(before))
         meta: dict[str, Any] = {"name": self._name}
         if lease is not None:
-            # The annotation stays while the Lease is handed over, so that the replica that requested the Lease gets it.
+            # A handover keeps the annotation that requests the Lease, so that the replica named in it gets the Lease.
             kept = {} if holder else {WANTED: (lease["metadata"].get("annotations") or {}).get(WANTED, "")}
             meta.update(resourceVersion=self._version(lease), annotations=kept)
         body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": spec}

@@ -87,14 +87,14 @@ class Ledger:
         self._table = GpuTable()
         self._memo = Memo(self._table, self._judge)
         self._held: dict[str, Held] = {}
-        # Node → uids of pods that hold its GPUs. Includes nodes that are gone, because their pods hold GPUs again when
-        # the node returns.
+        # Node → uids of pods that hold its GPUs. Nodes that are gone are included, because their pods hold GPUs again
+        # when the node returns.
         self._pods_of: dict[str, set[str]] = {}
         # Namespace → MiB and percent of compute that its pods hold.
         self._spaces: dict[str, list[int]] = {}
         # Kind of GPU → number of such GPUs.
         self._cards: Counter[Card] = Counter()
-        # (number of GPUs, MiB of the largest GPU) → number of nodes like that.
+        # (number of GPUs, MiB of the largest GPU) → number of such nodes.
         self._shapes: Counter[tuple[int, int]] = Counter()
 
     # --- updates
@@ -368,8 +368,8 @@ class Ledger:
         return fits
 
     def _pick(self, view: View, ask: PodAsk, allowed: np.ndarray) -> placement.Picked:
-        """Places the pod on each row (node) by its policy. If a row has no room that way, places the pod there as
-        tightly as possible.
+        """Places the pod on each row (node) by its policy. If the policy finds no room on a row, the pod is placed
+        there on the fullest GPUs first.
 
         Filter and bind use this same function: otherwise the filter could name a node on which the bind fails, and the
         pod would return to that node without end.

@@ -3,9 +3,9 @@
 requests it (``nvidia.com/numa-bind``).
 
 The topology manager refuses a pod whose devices it cannot align, and such a pod never recovers. So on such a node no
-pod is planned on GPUs of several NUMA nodes. Its scope decides whether the devices of each container or of the whole
-pod must be on one NUMA node. A GPU without a known NUMA node matches no NUMA node, and a node on which no GPU has a
-known NUMA node is treated as if it had no policy.
+pod is planned on GPUs of several NUMA nodes. The scope of the topology manager decides whether the devices of each
+container or of the whole pod must be on one NUMA node. A GPU without a known NUMA node matches no NUMA node, and a node
+on which no GPU has a known NUMA node is treated as if it had no policy.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def nodes_of(view: View, rows: np.ndarray) -> Iterator[int]:
 
 
 def one_node(view: View, ok: np.ndarray, ask: Ask, key: np.ndarray | None = None) -> np.ndarray:
-    """Restricts the GPUs in the mask ``ok`` (rows, columns) to one NUMA node, in the rows that require it; in all rows
-    if the pod requests it. The function picks the NUMA node that has enough GPUs for the container and the lowest sum
-    of their ``key``. If no NUMA node has enough GPUs, no GPU of the row is left.
+    """Restricts the GPUs in the mask ``ok`` (rows, columns) to one NUMA node. This concerns the rows that require it
+    or, if the pod requests it, all rows. Of the NUMA nodes that have enough GPUs for the container, the function picks
+    the one with the lowest sum of their ``key``. If no NUMA node has enough GPUs, no GPU of the row is left.
     """
     gpus = ask.gpus
     rows = aligns(view, NONE if ask.one_numa else OF_CONTAINER) if gpus > 1 else np.zeros(len(ok), bool)

@@ -63,8 +63,8 @@ def cores_of(view: View, ask: Ask) -> np.ndarray:
 
 
 class Fit(NamedTuple):
-    """The GPUs that pass each single test, from which the reasons are derived, and in ``all`` those that pass all
-    tests.
+    """The results of the tests: for each test a mask of the GPUs that pass it, from which the reasons of a refusal are
+    derived. ``all``: the GPUs that pass all tests.
     """
 
     large: np.ndarray
@@ -101,8 +101,8 @@ def allowed_by(table: GpuTable, rows: np.ndarray, view: View, ask: PodAsk) -> np
 
 
 def takes(view: View, ask: PodAsk) -> np.ndarray:
-    """Returns for each row whether the node's labels admit this pod, by whether it takes whole GPUs or
-    parts of GPUs.
+    """A node's label may reserve its GPUs for pods that take whole GPUs, or for pods that take parts of GPUs. Returns
+    for each row (node) whether this pod is admitted.
     """
     whole = all(one.memory.kind == CARD for one in ask.asks)
     rows: np.ndarray = view.sharing != SHARINGS.index(SHARED if whole else EXCLUSIVE)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Creates the ResourceClaims of pods that requested GPUs by the resource names of some project (a dialect). Only the
-replica that writes creates claims, and only for pods that the API server has stored.
+"""Creates the ResourceClaims (Dynamic Resource Allocation) of pods that requested GPUs by resource names, as for a
+device plugin. Only the replica that writes creates claims, and only for pods that the API server has stored.
 
-Admission writes on the pod the names and contents of its claims, and creates nothing. A claim belongs to its pod, so
-Kubernetes deletes it with the pod. Until the claim exists, the kube-scheduler lets the pod wait.
+Admission writes the names and contents of a pod's claims into an annotation of the pod, and creates nothing. A claim
+belongs to its pod, so Kubernetes deletes it with the pod. Until the claim exists, the kube-scheduler lets the pod wait.
 
-Tenants may write the same annotation. That gives them only what a pod of their own namespace may request anyway.
+Tenants may write this annotation themselves, but it gives them only what a pod of their own namespace may request
+anyway.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from .reflector import Kind, Reflector
 log = logging.getLogger(__name__)
 
 REFUSED = "GpuClaimRefused"
-# Maximum number of pods served in one round, of API calls in parallel, and of events in one round.
+# MAX_SERVED: maximum number of pods in one round. AT_ONCE: maximum number of parallel API calls. MAX_EVENTS: maximum
+# number of events in one round.
 MAX_SERVED, AT_ONCE, MAX_EVENTS = 200, 16, 5
-# In seconds: time between two rounds, first and longest pause before a pod is tried again (the pause doubles each
-# time), and minimum time between two events on one pod.
+# All in seconds. LOOK: time between two rounds. FIRST_PAUSE, LAST_PAUSE: first and longest pause before a pod is tried
+# again; the pause doubles each time. BETWEEN_EVENTS: minimum time between two events on one pod.
 LOOK, FIRST_PAUSE, LAST_PAUSE, BETWEEN_EVENTS = 1.0, 2.0, 300.0, 60.0
 
 

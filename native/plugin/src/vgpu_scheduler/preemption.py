@@ -21,11 +21,11 @@ from vgpu_plugin._shared.pods.requests import PodAsk
 from . import search, wire
 from .ledger import Ledger, NoRoom
 
-# Once the victims of this many nodes are completed in one call, no more nodes are added (so there are less than twice
-# as many). There is a limit because a kube-scheduler names a tenth of a large cluster.
+# Number of nodes after which one call completes the victims of no more nodes. The last step may exceed the number, but
+# never doubles it. There is a limit because a kube-scheduler names a tenth of a large cluster.
 MAX_COMPLETED = 64
-# Maximum number of nominated pods (which wait for their victims to end) that are placed within one filter call. No
-# other pod is sent to the nodes of the remaining ones.
+# Maximum number of nominated pods (which wait for their victims to end) that are placed within one filter call. If
+# there are more, the nodes of the remaining ones count as full for other pods.
 MAX_KEPT = 32
 
 
@@ -141,7 +141,7 @@ class Preemption:
         taken = self._taken(uid, priority, picked)
         gone = {name: [pod.UID for pod in one.Pods or []] for name, one in picked.items() if name not in taken}
         found = {name: picked[name] for name in self._ledger.filter(ask, list(gone), gone).fits}
-        # Nodes without published GPUs (with NVIDIA's own plugin) are named too if they are short of slots; they are
+        # The kube-scheduler may also name nodes that publish no GPUs, such as nodes with NVIDIA's own plugin. They are
         # left out.
         short = [name for name in gone if name not in found and name in self._ledger.nodes]
         lower: dict[str, list[str]] = {}
@@ -157,7 +157,8 @@ class Preemption:
         self._leave(ask, gone, more)
         # If the cheapest victims do not make enough room, take all pods of lower priority.
         more.update((name, list(uids)) for name, uids in lower.items() if name not in more)
-        # Leave out each victim without which there is still room. One filter call checks all nodes.
+        # Take from the list each victim that may stay, because there is room all the same. One filter call checks all
+        # nodes.
         for n in range(max(map(len, more.values()), default=0)):
             tried = {name: uids[-1 - n] for name, uids in more.items() if n < len(uids)}
             without = {name: gone[name] + [uid for uid in more[name] if uid != one] for name, one in tried.items()}
@@ -171,9 +172,9 @@ class Preemption:
 
     @contextmanager
     def kept(self, uid: str, priority: int, names: Iterable[str]) -> Iterator[set[str]]:
-        """Temporarily enters nominated pods that this pod must not overtake into the ledger. Yields the nodes that have
-        no room for the nominated pods yet, because their victims are still there. No other pod may be placed on these
-        nodes, because it would fill the freed room.
+        """Enters into the ledger, for a short time, the nominated pods that this pod must not overtake. Yields the
+        nodes that have no room for the nominated pods yet, because their victims are still there. No other pod may be
+        placed on these nodes, because it would fill the freed room.
 
         Nothing is reserved for a nominated pod that would have no room even after the end of all victims, for example
         because a GPU became unhealthy. The kube-scheduler withdraws its nomination late or never, and other pods could

@@ -33,7 +33,7 @@ class Reason(IntEnum):
     LABELS = 10
 
 
-# These reasons stay whichever other pods end, so no preemption is tried for them.
+# The end of other pods does not remove these reasons, so no preemption is tried for them.
 LASTING = (
     *(Reason.NO_GPU, Reason.SELECTED, Reason.TOO_FEW, Reason.TOO_SMALL, Reason.UNHEALTHY),
     Reason.LABELS,

@@ -2,9 +2,9 @@
 """Resizes running pods: checks the request in a pod's annotation and grants it. Only the replica that binds does that.
 The module ``pods/resizes`` of the shared core defines the annotations.
 
-A request is a state, not an event: it is checked again until it is granted, so it survives the loss of a replica or an
-event, and a pod gets more once there is room. A granted request is not applied a second time, so a size that root
-changes on the node later stays.
+A request is checked again until it is granted. So it survives the loss of a replica or of an event, and the pod gets
+more once there is room. A granted request is not applied a second time, so that a size that root later sets on the node
+stays.
 
 As with a bind, a grant is entered in the ledger (which pod holds how much of which GPU) before the API server is asked.
 Its room stays reserved until the watch shows the pod with the grant, because an older event would free it again.
@@ -30,12 +30,12 @@ from .quota import Demand
 log = logging.getLogger(__name__)
 
 REFUSED, WAITS = "GpuResizeRefused", "GpuResizeWaits"
-# Maximum number of requests checked in one round, of grants, and of events. A tenant may change all its pods at once,
-# and each grant means a write at the API server and a write of limits on a node.
+# Maximum numbers in one round. MAX_JUDGED: checked requests. MAX_GRANTED: grants. MAX_EVENTS: events. A tenant may
+# change all its pods at once, and each grant means a write at the API server and a write of limits on a node.
 MAX_JUDGED, MAX_GRANTED, MAX_EVENTS = 200, 20, 5
-# All in seconds. BETWEEN_GRANTS, BETWEEN_EVENTS: minimum time between two grants to one pod, and between two events on
-# one pod. GIVE_UP: if the watch has not shown a grant by then, it counts as failed, because no request to the API
-# server takes longer.
+# All in seconds. BETWEEN_GRANTS: minimum time between two grants to one pod. BETWEEN_EVENTS: minimum time between two
+# events on one pod. GIVE_UP: if the watch has not shown a grant after this time, the grant counts as failed, because no
+# request to the API server takes longer.
 BETWEEN_GRANTS, BETWEEN_EVENTS, GIVE_UP = 10.0, 60.0, 70.0
 
 
@@ -148,7 +148,7 @@ class Resizing:
             after = resizes.applied(plan, request)
         except PlanError as fault:
             return await self._tell(pod, REFUSED, str(fault))
-        # From here to the call of ``hold`` nothing is awaited, so no bind can come between the check and the entry in
+        # From here to the call of ``hold`` there is no ``await``, so no bind can run between the check and the entry in
         # the ledger.
         counted = resizes.greater(after, resizes.counted(annotations) or ())
         reason = self._fault(uid, pod, counted)

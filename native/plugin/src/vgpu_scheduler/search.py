@@ -12,8 +12,8 @@ from vgpu_plugin._shared.pods.annotations import NodeGpu, Use
 from vgpu_plugin._shared.pods.preferences import NUMA, TOPOLOGY
 from vgpu_plugin._shared.pods.requests import Ask, Card, Size, size_on
 
-# Maximum number of sets of GPUs that are tried for one container, and of steps of a whole search. They keep a bind
-# fast.
+# Maximum number of sets of GPUs that are tried for one container, and maximum number of steps of a whole search.
+# Without these limits a bind could take long.
 MAX_WAYS = 500
 MAX_STEPS = 5000
 
@@ -26,8 +26,8 @@ def search(
     aligned: bool = False,
 ) -> list[tuple[int, ...]] | None:
     """Returns the chosen GPUs of each request, as positions in ``gpus``, or None if no combination was found within the
-    limits. ``asks`` contains no init containers, because the caller places pods that have some only greedily.
-    ``aligned``: the GPUs of a request must be on one NUMA node.
+    limits. ``asks`` contains no init containers, because the caller uses only the greedy placement for pods with init
+    containers. ``aligned``: the GPUs of a request must be on one NUMA node.
     """
     order = sorted(range(len(asks)), key=lambda n: (-asks[n].gpus, n))
     taken = [list(used.get(gpu.uuid, Use(0, 0, 0))) for gpu in gpus]

@@ -30,8 +30,9 @@ log = logging.getLogger(__name__)
 # Maximum bytes of a request body. A call may name 5 000 nodes of 253 letters, which are 1.3 MB, and a preemption also
 # names pods.
 MAX_BODY = 8 << 20
-# Larger bodies of a review are read only a few at a time. A review is some 10 KiB, but anybody in the cluster can call
-# the webhook, and a client with many large bodies must not fill the program's memory.
+# Bytes. If the body of a review is larger than this, it is read together with only a few others. A review is some 10
+# KiB, but anybody in the cluster can call the webhook, and a client with many large bodies must not fill the program's
+# memory.
 SMALL_BODY = 64 << 10
 # Maximum number of larger bodies read at a time.
 AT_ONCE = 4

@@ -2,12 +2,12 @@
 """Starts a preemption (the end of pods of lower priority) if slots of GPUs are free and only memory or compute is
 short.
 
-The kube-scheduler starts a preemption only if the resource that it counts itself is short, ``nvidia.com/gpu`` of a
-node, and then asks the extender (``preemption``). If enough of that resource is free, it finds no victims and does not
-ask. So this module handles pods for which a filter found no room and no such call came. It chooses victims by the same
-rules, and writes what the kube-scheduler itself would write, a nomination and a condition on each victim, so that the
-kube-scheduler treats the preemption as its own. Victims are evicted and not deleted: the API server checks an eviction
-against every PodDisruptionBudget.
+The kube-scheduler itself counts only slots, the resource ``nvidia.com/gpu`` of a node. If slots are short, it starts a
+preemption and asks the extender (``preemption``). If enough slots are free, it finds no victims and does not ask. So
+this module handles pods for which a filter found no room and no such call came. It chooses victims by the same rules.
+It writes what the kube-scheduler would write, a nomination and a condition on each victim, so that the kube-scheduler
+treats the preemption as its own. Victims are evicted and not deleted: the API server checks an eviction against every
+PodDisruptionBudget.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ log = logging.getLogger(__name__)
 # milliseconds. AGAIN: seconds before a pod for which no preemption helped is tried again. PART: maximum part of the
 # program's time that is spent here.
 DELAY, AGAIN, PART = 1.0, 10.0, 0.2
-# Maximum number of pods that wait here, of nodes tested in one step (a filter call may have to wait for the step), and
-# of choices of victims for one pod (a new one after each refused eviction).
+# MAX_DUE: maximum number of pods that wait here. MAX_NODES: maximum number of nodes tested in one step, because a
+# filter call may have to wait for the step. MAX_ROUNDS: maximum number of choices of victims for one pod; each refused
+# eviction needs another choice.
 MAX_DUE, MAX_NODES, MAX_ROUNDS = 100, 64, 5
 
 

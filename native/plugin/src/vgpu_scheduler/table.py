@@ -43,7 +43,7 @@ class View(NamedTuple):
     numa: np.ndarray
     usable: np.ndarray
     there: np.ndarray
-    # For each row whether its GPUs must be on one NUMA node, as a scope of numa.py.
+    # For each row one of the scopes of numa.py: whether GPUs must be on one NUMA node.
     aligned: np.ndarray
     # For each row its index in ORDERS.
     order: np.ndarray
@@ -63,7 +63,7 @@ class GpuTable:
         self._usable = np.zeros((rows, columns), bool)
         self._there = np.zeros((rows, columns), bool)
         self._aligned = np.zeros(rows, np.int8)
-        # In row 0 the index in ORDERS for each node, in row 1 the index in SHARINGS.
+        # Row 0 has the index in ORDERS for each node, row 1 the index in SHARINGS.
         self._labels = np.zeros((2, rows), np.int8)
         # For each row the number of its last change.
         self.versions = np.zeros(rows, np.int64)

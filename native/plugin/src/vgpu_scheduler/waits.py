@@ -25,14 +25,15 @@ from .ledger import Ledger
 log = logging.getLogger(__name__)
 
 REASON = "GpusNotFree"
-# Minimum seconds between two events of all pods together, between two events of one pod with different reasons, and
-# between two of one pod with equal reasons.
+# Minimum seconds between two events. BETWEEN: on any pods. CHANGED: on one pod, with different reasons. AGAIN: on one
+# pod, with equal reasons.
 BETWEEN, CHANGED, AGAIN = 0.2, 60.0, 1800.0
-# Maximum number of pods that wait for their event (each keeps the names of its nodes; pods beyond that come again with
-# their next filter), and of pods whose last event is remembered.
+# MAX_DUE: maximum number of pods that wait for their event, because each keeps the names of its nodes in memory;
+# further pods are entered by their next filter call. MAX_REPORTED: maximum number of pods whose last event is
+# remembered.
 MAX_DUE, MAX_REPORTED = 100, 20_000
-# Maximum number of pods that are left out one by one to find one whose end would help. A filter call does not wait long
-# for an event that way.
+# To find a pod whose end would help, each pod in turn is treated as gone. This is the maximum number of pods tried. It
+# is small, so that no filter call waits long for an event.
 TRIED = 50
 
 

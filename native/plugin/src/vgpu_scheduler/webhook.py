@@ -2,10 +2,10 @@
 """Admission of pods: completes a pod that requests GPUs before it is stored, or refuses it with reasons.
 
 It computes the response to a review from the request and the present nodes, and writes nothing. Every replica answers,
-also one that does not hold the Lease for writing. A pod stays unchanged if it requests no GPU, names another scheduler
-or has the label ``vgpu.fleet/webhook: ignore`` (or HAMi's), unless it contains a forged plan (the annotation with a
-pod's GPUs) or mounts something over our files (the shared core's ``pods/mounts``, for API servers without
-ValidatingAdmissionPolicy).
+not only the one that holds the Lease for writing. A pod is admitted unchanged if it requests no GPU, names another
+scheduler or has the label ``vgpu.fleet/webhook: ignore`` (or HAMi's). But any pod is refused if it contains a forged
+plan (the annotation with a pod's GPUs) or mounts something over our files. The latter is checked by the shared core's
+``pods/mounts``, for API servers without ValidatingAdmissionPolicy.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class Settings(NamedTuple):
 
 class Way(NamedTuple):
     """What decides between planning by the extender and claims (Dynamic Resource Allocation). ``of_namespace``: the
-    namespace's label vgpu.fleet/allocation, "" if missing. ``first``: whether the pod may still be changed.
+    namespace's label vgpu.fleet/allocation, "" if missing. ``first``: whether this is the mutating review, which may
+    change the pod, and not the validating review after it.
     """
 
     of_namespace: str = ""
@@ -89,9 +90,9 @@ def mutate(
 ) -> dict[str, Any]:
     """Returns the response to a review. ``quota`` is called last, for a pod that passes all other checks. ``nodes``:
     the current nodes; None if they are unknown. If a pod requests more GPUs than any node has, it is refused, so that
-    its owner notices at once (or waits with a warning, depending on the settings). If it requests a larger GPU than any
-    node has, it gets a warning and waits. Without ``nodes`` these two checks are left out. Without ``classes`` no pod
-    with a RuntimeClass is admitted.
+    its owner notices at once. With the setting ``too_many`` = WAIT it gets a warning instead, and waits. If it requests
+    a larger GPU than any node has, it always gets a warning and waits. Without ``nodes`` these two checks are left out.
+    Without ``classes`` no pod with a RuntimeClass is admitted.
     """
     if request.operation == "UPDATE":
         return _update(request, settings)

@@ -26,7 +26,9 @@ class Meta(msgspec.Struct):
 
 
 class PodSpec(msgspec.Struct):
-    """The containers stay undecoded text, because of a hundred thousand pods only the few without a node need them."""
+    """The containers are kept as undecoded text. Only the few pods without a node need them decoded, and there may be a
+    hundred thousand pods.
+    """
 
     nodeName: str | None = None
     priority: int | None = None

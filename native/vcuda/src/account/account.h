@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The account of device memory: what this container and this process are charged for each device. It is kept in the
- * ledger, a file that all processes of the container map, with one slot for each process. A hook is this library's
- * replacement of a driver function. The fast path of a charge is in counters.h. */
+/* The account of device memory: the bytes of each device that this container and this process are charged. The charges
+ * are kept in the ledger, a file that all processes of the container map, with one slot for each process. A container
+ * may have several allocations of GPUs. Each of them is called a share and has its own ledger. A hook is this library's
+ * replacement of a driver function. counters.h has the fast path of a charge. */
 #ifndef VGPU_ACCOUNT_H
 #define VGPU_ACCOUNT_H
 
@@ -39,11 +40,13 @@ struct ledger_process {
     uint64_t bytes; /* Bytes that the process is charged for allocations and contexts. */
 };
 int ledger_processes(const char *uuid, struct ledger_process *list, int room);
-/* Reads how many bytes of a device are charged in one share: to this process (*own) and to all live processes (*total).
- * *largest is true if no process is charged more; among equal processes it is true for the lowest slot. Returns false
- * if this process is charged nothing or the ledger cannot be read. */
+/* Reads the charges for a device in the ledger of one share. *own is what this process is charged there, *total is the
+ * sum of all live processes. *largest is true if this process is charged the most; if several are charged equally much,
+ * it is true only for the one with the lowest slot. Returns false if this process is charged nothing or the ledger
+ * cannot be read. */
 bool ledger_shares(unsigned share, const char *uuid, uint64_t *own, uint64_t *total, bool *largest);
-/* Returns true if /proc belongs to this process's pid namespace. Otherwise a pid names another process there. */
+/* Returns true if /proc belongs to this process's pid namespace. If it does not, a pid of this process's namespace
+ * means another process in /proc. */
 bool ledger_proc_is_ours(void);
 /* Returns how many bytes the driver counted in addition to the ledger when the two were last compared. Only a driver
  * that enforces the container's limit itself can make this more than 0. */
@@ -52,16 +55,17 @@ void ledger_beyond_is(int device, uint64_t bytes);
 /* Returns the bytes that one context costs on this device; 0: no process of the container has measured that yet. */
 uint64_t ledger_context_bytes(int device);
 void ledger_learn_context(int device, uint64_t bytes);
-/* Takes the lock under which a process measures the cost of a context, because only one process of the container may
- * measure at a time. The kernel releases the lock when its holder dies. Returns a handle for ledger_measure_end, or -1
- * if the lock was not obtained. */
+/* Takes the lock under which a process measures the cost of a context. Only one process of the container may measure at
+ * a time. The kernel releases the lock when its holder dies. Returns a handle for ledger_measure_end, or -1 if the lock
+ * was not obtained. */
 int ledger_measure_begin(int device);
 void ledger_measure_end(int handle, int device);
-/* Adds to (or, with `more` false, subtracts from) this process's bytes that other processes may have open. */
+/* Changes the recorded number of this process's bytes that other processes may have open: adds `bytes`, or subtracts
+ * them if `more` is false. */
 void ledger_export(int device, uint64_t bytes, bool more);
-/* Whether shared memory is open is shown by locks on bytes of the ledger file: a process that opens a handle locks the
- * byte of that handle. Returns true if any process has a lock on this byte (0: on the byte of any handle), or if that
- * is unknown. */
+/* Locks on bytes of the ledger file show whether shared memory is open: each handle that is shared between processes
+ * has a byte, and a process that opens the handle locks this byte. Returns true if any process has a lock on `byte`, or
+ * if that is unknown. If `byte` is 0, returns true if any process has a lock on the byte of any handle. */
 bool ledger_import_open(uint64_t byte);
 /* Returns true if the lock on this byte shows that a process of this container created the handle. Returns false if
  * that is unknown. */
@@ -88,10 +92,11 @@ struct block {
 struct block_map;
 extern struct block_map vgpu_memory, vgpu_arrays, vgpu_contexts, vgpu_handles, vgpu_mappings, vgpu_graphs,
     vgpu_exported, vgpu_imported, vgpu_greens;
-/* Of the functions that store a block (what one pointer or handle was charged), each returns false if there is no host
- * memory for the table. */
+/* Stores a block (what one pointer or handle was charged). This function and block_swap return false if there is no
+ * host memory for the table. */
 bool block_put(struct block_map *map, const struct block *block);
-/* Stores the block and copies the block that had the same key to *former (kind 0: there was none). */
+/* Stores the block, and copies the block that had the same key before to *former. If there was none, sets the kind of
+ * *former to 0. */
 bool block_swap(struct block_map *map, const struct block *block, struct block *former);
 /* Removes the block with this key and copies it to *block. */
 bool block_take(struct block_map *map, uint64_t key, struct block *block);
@@ -112,9 +117,9 @@ struct device {
 /* Returns the device of a CUDA ordinal. NULL: the driver does not know the ordinal (*status is the driver's error) or
  * the ledger is full. */
 const struct device *device_of(CUdevice device, CUresult *status);
-/* Both functions below map a memory location to a device. device_at returns NULL with CUDA_SUCCESS for host memory. A
- * host node that has no processors and belongs to no GPU of this container may be another container's GPU, so device_at
- * then returns NULL with an error. */
+/* location_on_card and device_at find the device of a memory location. For host memory device_at returns NULL with
+ * CUDA_SUCCESS. A NUMA node of the host that has no processors and belongs to no GPU of this container may be the
+ * memory of another container's GPU. For such a node device_at returns NULL with an error. */
 /* Returns true if the location is a GPU's memory or one of its locality domains (parts of the memory). */
 bool location_on_card(const CUmemLocation *location, CUdevice *ordinal);
 const struct device *device_at(const CUmemLocation *location, CUresult *status);
@@ -133,7 +138,7 @@ extern _Atomic uint32_t device_epoch;
 /* Returns the device of the thread's current context, and the context in *context. Asks the driver each time, because
  * driver functions without a hook can change the current context. */
 const struct device *device_current(CUcontext *context, CUresult *status);
-/* Like device_current, for a hook that allocates: also returns NULL if the context may not allocate memory. */
+/* Like device_current, but for a hook that allocates: if the context may not allocate memory, it returns NULL too. */
 const struct device *device_to_allocate(CUcontext *context, CUresult *status);
 /* Returns true if the current context is the one that this thread used last; then *device is its device. */
 static inline bool device_known(CUcontext *context, const struct device **device)
@@ -172,9 +177,9 @@ enum block_kind { BLOCK_PLAIN = 1, BLOCK_POOL, BLOCK_EXPORTED, BLOCK_HOST };
  * memory pools release unused memory and tries again. */
 CUresult memory_charge(const struct device *device, enum account account, uint64_t bytes);
 /*
- * Where the driver also enforces the container's limit, it may count more bytes than the ledger. This function records
- * in the ledger how many bytes are free by the ledger but not by the driver, so that NVML hooks show them as used.
- * `unused` is the driver's free memory. Call it after the failed request was uncharged.
+ * Some drivers enforce the container's limit themselves and may count more bytes than the ledger. This function records
+ * in the ledger how many bytes are free by the ledger but not by the driver, so that NVML hooks show these bytes as
+ * used. `unused` is the driver's free memory. Call the function after the failed request was uncharged.
  */
 void memory_beyond(const struct device *device, uint64_t unused);
 /* Calls memory_beyond if the driver refused memory. status: the driver's return value. */
@@ -188,17 +193,18 @@ void memory_keep(struct block_map *map, uint64_t key, uint64_t bytes, const stru
 /* Returns the device and context for a hook that allocates in the current context. NULL: the hook must return
  * *status. */
 const struct device *memory_target(enum control control, CUcontext *context, CUresult *status);
-/* For a hook that allocates outside the current context: checks the current context and charges it if no hook saw its
- * creation. Returns an error if the context may not allocate. */
+/* For a hook that allocates outside the current context. If no hook saw the creation of the current context, it is
+ * charged now. Returns an error if the context may not allocate. */
 CUresult memory_meet(void);
 /* Refuses a kind of memory that cannot be charged exactly: reports it on stderr and returns
  * CUDA_ERROR_NOT_SUPPORTED. */
 CUresult memory_refuse(const char *what);
 CUresult memory_broken(void);
 /*
- * The steps of a hook that allocates in the current context. From the first step that returns CUDA_SUCCESS the thread
- * is in flight (its charge and the driver's figure may differ). It stays so until allocation_end, which must then be
- * called whatever the driver returns.
+ * The steps of a hook that allocates in the current context. A hook that knows the size begins with allocation_begin,
+ * which charges it. A hook that does not know the size yet begins with allocation_target, which charges nothing. If
+ * this first step returns CUDA_SUCCESS, the thread is in flight: until the driver returns, the charge and the driver's
+ * figure may differ. The flight lasts until allocation_end, which must be called whatever the driver returns.
  */
 struct allocation {
     const struct device *device;
@@ -207,8 +213,6 @@ struct allocation {
 
     int kind; /* Kind of the block to store (enum block_kind). */
 };
-/* The first step of a hook that does not know the size yet; nothing is charged. */
-/* The first step of a hook that knows the size: charges it. */
 CUresult allocation_target(enum control control, struct allocation *allocation);
 CUresult allocation_begin(enum control control, struct allocation *allocation, uint64_t bytes);
 /* Changes the charge to `bytes`. On error the charge is unchanged. */
@@ -219,20 +223,20 @@ CUresult allocation_end(struct allocation *allocation, CUresult status, struct b
 
 /* --- oom.c ------------------------------------------------------------------------------------------------ */
 
-/* Applies ACTIVE_OOM_KILLER: kills this process if the container is over a limit and no process is charged more.
- * Returns true if the container is over a limit but another process is charged more. */
+/* Applies the setting ACTIVE_OOM_KILLER: if the container is over a limit and this process is charged the most, kills
+ * this process. Returns true if the container is over a limit but another process is charged more. */
 bool oom_check(void);
 
 /* --- host_memory.c: device memory in host memory (oversubscription) --------------------------------------- */
 
-/* Returns true if the limits allow oversubscription and the card is too full for so many bytes. Needs a current
+/* Returns true if the limits allow oversubscription and the card does not have `bytes` free. Needs a current
  * context. */
 bool host_memory_wanted(const struct device *device, uint64_t bytes);
 /* Allocates unified memory that stays in host memory. The caller has charged it before and stores the block as
  * BLOCK_HOST. */
 CUresult host_memory_take(const struct device *device, CUdeviceptr *pointer, uint64_t bytes);
-/* The same two functions for cuMemCreate on the device that the properties name. Other processes cannot open such
- * memory. */
+/* host_memory_physical_wanted and host_memory_create do the same for cuMemCreate, on the device that the properties
+ * name. Other processes cannot open such memory. */
 bool host_memory_physical_wanted(const struct device *device, const CUmemAllocationProp *properties, uint64_t bytes);
 CUresult host_memory_create(const struct device *device, CUmemGenericAllocationHandle *handle, uint64_t bytes,
                             const CUmemAllocationProp *properties);
@@ -245,22 +249,23 @@ void host_memory_reset(void);
 
 /* --- shareable.c: which handles to device memory other processes have open --------------------------------- */
 
-/* Marks a file descriptor that the driver has just created as a shareable handle, so that any process can see whether
- * it is still open. *object is the number of the memory object; 0 assigns a new number. Returns false if the mark
- * failed; then nobody can see how long the descriptor keeps the memory alive. */
+/* Marks a file descriptor that the driver has just created as a shareable handle. By the mark any process can see
+ * whether the descriptor is still open. *object is the number of the memory object; 0 assigns a new number. Returns
+ * false if the mark failed. Then no process can see how long the descriptor keeps the memory alive. */
 bool shareable_mark(int descriptor, uint64_t *object);
 /* Records in the ledger that this process has created a handle that cannot be marked. */
 void shareable_unmarked(void);
 /* Returns true if any process has a descriptor of the object open, or if that is unknown. */
 bool shareable_open(uint64_t object);
 enum shareable_origin {
-    SHAREABLE_UNKNOWN, /* UNKNOWN: this container has unmarked handles, and the descriptor may be one of them. */
+    /* UNKNOWN: the handle's mark cannot be checked. This container has created handles, so it may be one of them. */
+    SHAREABLE_UNKNOWN,
     SHAREABLE_OURS,    /* OURS: a process of this container created the handle and is charged for it. */
     /* FOREIGN: another container created the handle. */
     SHAREABLE_FOREIGN,
 };
-/* Returns the ledger byte that a process locks while it has an import of the object. For object 0 returns the byte for
- * imports of an unknown object. */
+/* Returns the byte of the ledger that a process locks as long as it has an import of the object. For object 0 returns
+ * the byte that is locked for imports of an unknown object. */
 uint64_t shareable_import_byte(uint64_t object);
 /* Returns true if the descriptor carries the mark of any container. */
 bool shareable_marked(int descriptor);

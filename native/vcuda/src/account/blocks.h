@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The inner structure of a block map, the hash table from a pointer or handle to its charge. A map consists of 64 parts
- * with a lock each. Inline functions store and remove a block in the common case. Only blocks.c and the hooks of
- * cuMemAlloc and cuMemFree include this header.
+ * The inner structure of a block map, a hash table in which a block stores what one pointer or handle was charged. A
+ * map consists of 64 parts, each with its own lock. Inline functions store and remove a block in the common case. Only
+ * blocks.c and the hooks of cuMemAlloc and cuMemFree include this header (a hook replaces a driver function).
  */
 #ifndef VGPU_BLOCKS_H
 #define VGPU_BLOCKS_H
@@ -15,10 +15,10 @@
 #define PART_BITS 6
 
 /*
- * A part does not use struct lock, because its lock is held for about twenty instructions, so a waiting thread retries
- * soon, and unlocking is a plain store that wakes no thread.
+ * A part has its own kind of lock instead of struct lock. It is held for about twenty instructions, so a waiting thread
+ * just retries, and unlocking is a plain store that wakes no thread.
  *
- * Positions in the table are byte offsets from the first block, because that saves shifts on the path of every free.
+ * Positions in the table are byte offsets from the first block. This saves shifts on the path of every free.
  */
 struct part {
     /* 1 while a thread has the part's lock, else 0. */
@@ -49,7 +49,7 @@ static inline void part_drop(struct part *part)
 }
 
 /* Returns a hash of the key. Keys are addresses, multiples of 512 or of 2 MiB, so their low bits carry no information.
- * Therefore the high bits of the hash are used, the highest of them to select the part. */
+ * Therefore only high bits of the hash are used; the highest ones select the part. */
 static inline uint64_t mix(uint64_t key)
 {
     return key * 0x9e3779b97f4a7c15ull;
@@ -77,7 +77,8 @@ static inline struct block *block_at(const struct part *part, size_t place)
     return (struct block *)((char *)part->blocks + place);
 }
 
-/* Moves back those blocks after a freed position that a search would otherwise no longer find. */
+/* Moves back the blocks after a freed position that a search would otherwise no longer find, because a search ends at a
+ * free position. */
 void part_close_gap(struct part *part, size_t hole);
 
 static inline void erase(struct part *part, size_t place)
@@ -89,7 +90,8 @@ static inline void erase(struct part *part, size_t place)
     part->room++;
 }
 
-/* Finds the block of a key and copies it to *block; `take` also removes it. The caller holds the part's lock. */
+/* Finds the block of a key and copies it to *block. If `take` is true, also removes it from the table. The caller holds
+ * the part's lock. */
 static inline __attribute__((always_inline)) bool look(struct part *part, uint64_t key, uint64_t mixed, struct block *block,
                                                        bool take)
 {

@@ -36,7 +36,7 @@ CUresult memory_meet(void)
     CUresult status;
     bool refused = !device_to_allocate(&context, &status) &&
                    (status == CUDA_ERROR_NOT_PERMITTED || status == CUDA_ERROR_OUT_OF_MEMORY);
-    /* In all other cases no context is current, or the driver call itself will report the error. */
+    /* Other errors are not returned here: either no context is current, or the driver's call reports the error. */
     return refused ? status : CUDA_SUCCESS;
 }
 

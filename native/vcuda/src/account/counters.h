@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The data of a device that every allocation and every free uses: the gate (which stops new allocations for a moment),
- * the memory charged to this process, and the range of usage outside which the library compares its charges with the
- * driver's figures. All of it fits in one cache line. The common path is inline in the hooks, because each instruction
- * slows every allocation.
+ * The data of a device that every allocation and every free uses. All of it fits in one cache line. It consists of the
+ * gate (which stops new allocations for a moment), the memory charged to this process, and a range of usage. When usage
+ * leaves this range, the library compares its charges with the driver's figures. The common path is inline in the
+ * hooks, because each instruction slows every allocation.
  *
- * ledger.c documents the account and handles all uncommon cases, gate.c is the gate, and context/unaccounted.c sets the
- * range.
+ * The charges are recorded in the ledger, a file that all processes of the container map. ledger.c documents it and
+ * handles all uncommon cases, gate.c is the gate, and context/unaccounted.c sets the range.
  */
 #ifndef VGPU_COUNTERS_H
 #define VGPU_COUNTERS_H
@@ -25,18 +25,19 @@ enum account { ACCOUNT_USED, ACCOUNT_CONTEXT };
 
 struct counters {
     /* closed: the gate is shut, so new allocations wait. flying: the number of threads in flight. A thread is in flight
-     * between a charge and the return of the driver's allocation, or between the driver's free and its uncharge.
-     * Meanwhile the ledger and the driver disagree, so their figures are compared only while no thread is in flight. A
-     * thread in a free adds FREEING instead of 1: the comparison does not wait for frees, because the driver may delay
-     * a free until the GPU has finished its work. */
+     * from a charge until the driver's allocation returns, and from the driver's free until the uncharge. Meanwhile the
+     * ledger and the driver disagree, so their figures are compared only while no thread is in flight. A thread in a
+     * free adds FREEING instead of 1: the comparison does not wait for frees, because the driver may delay a free until
+     * the GPU has finished its work. */
     _Atomic uint32_t closed, flying;
-    /* If this is not 0, a thread that ends its flight calls flight_moved(), because the charge has left its range. */
+    /* Not 0 if the charge has left its range. Then a thread that ends its flight calls flight_moved(). */
     _Atomic uint32_t due;
     /* The device's index in the ledger. */
     int32_t device;
-    /* Pointers into the ledger: this process's figures (allocations, and VGPU_MAX_DEVICES later contexts) and the
-     * container's total. A share is one allocation of the container; each has its own ledger. NULL before this process
-     * has a slot, and for a GPU that a share other than the first names. `slot` is set last. */
+    /* Pointers into the ledger. slot: this process's figure for allocations; VGPU_MAX_DEVICES entries later follows its
+     * figure for contexts. total: the container's total. A container may have several shares (allocations), each with
+     * its own ledger. Both pointers are NULL before this process has a slot, and for a GPU that a share other than the
+     * first names. `slot` is set last. */
     uint64_t *slot, *total;
     /* This process's charges by account, in memory that no other process can write. The slot in the ledger holds a
      * copy. */
@@ -58,7 +59,7 @@ static inline struct counters *counters_of(int device)
 
 /* --- flights ----------------------------------------------------------------------------------------- */
 
-/* Makes a thread wait that finds the gate shut. */
+/* Called by a thread that finds the gate shut; waits until the gate opens. */
 void flight_wait(struct counters *counters);
 /* Called when a thread ends its flight and `due` is set. */
 void flight_moved(int device);
@@ -67,8 +68,8 @@ void flight_moved(int device);
 bool gate_shut(int device);
 /* Returns true if a thread is inside a free. Then the driver's figure may lack memory that is still charged. */
 bool gate_frees(int device);
-/* Returns true if a thread has waited too long and passed the shut gate. Then the ledger and the driver's figure were
- * not read at the same state. */
+/* Returns true if a thread has waited too long at the shut gate and passed it. Then the ledger and the driver's figure
+ * may have been read in different states. */
 bool gate_forced(int device);
 void gate_open(int device);
 
@@ -123,8 +124,7 @@ extern struct ledger_key {
     /* The value that this process stores in the lock to take it; it names the process. */
     uint64_t word;
 } ledger_keys[VGPU_MAX_SHARES];
-/* True if uncharges are pending: they could not get the lock in time, so their bytes were only recorded in this
- * process. */
+/* True if uncharges are pending: the lock was not obtained in time, so the bytes were only recorded in this process. */
 extern _Atomic bool ledger_owes;
 
 static inline bool key_try(const struct ledger_key *key)
@@ -139,18 +139,18 @@ static inline bool key_try(const struct ledger_key *key)
 static inline void key_drop(const struct ledger_key *key)
 {
     watch_lock(key, false);
-    /* Check first that this process still has the lock: if the tenant has overwritten it, it may belong to another
-     * process. While the lock has this process's word, no correct process writes to it, so no locked instruction is
-     * needed. */
+    /* Check first that this process still has the lock: if the tenant (the container's user) has overwritten it, it may
+     * belong to another process. While the lock contains this process's word, no correct process writes to it, so no
+     * locked instruction is needed. */
     if (__builtin_expect(__atomic_load_n(key->lock, __ATOMIC_RELAXED) == key->word, 1))
         __atomic_store_n(key->lock, 0, __ATOMIC_RELEASE);
 }
 
 /* --- charging ------------------------------------------------------------------------------------------- */
 
-/* The caller of the next three functions holds the ledger's lock. One 8-byte store changes the process's figure, which
- * is authoritative. The total is stored afterwards; a process that takes the lock over from a dead process computes the
- * total again. */
+/* The caller of counters_post, counters_charge and counters_give_back holds the ledger's lock. One 8-byte store changes
+ * the process's figure, which is authoritative. The total is stored afterwards. If the process dies in between, the
+ * process that takes the lock over computes the total again. */
 static inline void counters_post(struct counters *counters, enum account account, uint64_t own, uint64_t total)
 {
     __atomic_store_n(&counters->own[account], own, __ATOMIC_RELAXED);
@@ -170,7 +170,7 @@ static inline bool counters_charge(struct counters *counters, enum account accou
     return fits;
 }
 
-/* Uncharges bytes. The total is kept from falling below 0, because the tenant can write it. */
+/* Uncharges bytes. The total never falls below 0, even if the tenant (the container's user) has overwritten it. */
 static inline void counters_give_back(struct counters *counters, enum account account, uint64_t bytes)
 {
     uint64_t own = counters->own[account], total = __atomic_load_n(counters->total, __ATOMIC_RELAXED);
@@ -184,8 +184,8 @@ static inline bool counters_lock(struct counters *counters)
     return __builtin_expect(__atomic_load_n(&counters->slot, __ATOMIC_ACQUIRE) && key_try(ledger_keys), 1);
 }
 
-/* Charges if the bytes fit and the lock is free. Otherwise returns false without effect; the caller then calls
- * ledger_charge, which finds the reason. */
+/* Charges the bytes if they fit and the lock is free. Otherwise returns false without effect. The caller then calls
+ * ledger_charge, which waits for the lock or refuses the bytes. */
 static inline bool counters_charged(struct counters *counters, enum account account, uint64_t bytes, uint64_t limit)
 {
     if (!counters_lock(counters))

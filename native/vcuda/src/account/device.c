@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Identifies devices by their UUIDs. CUDA's ordinals follow CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, NVML's indices
- * do not, and the ledger (the container's file of charges) has its own order. Only the UUID identifies a GPU in all
- * three.
+ * Identifies devices by their UUIDs. CUDA's ordinals depend on CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, NVML's
+ * indices do not, and the ledger (the file with the container's charges) has its own order. Only the UUID identifies a
+ * GPU in all three.
  */
 #include "account.h"
 

@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The gate stops new allocations while the account (what the container's processes are charged) is compared with the
- * memory used on the card.
- *
- * A thread is "in flight" between a charge and the return of the driver's call. In that time the account and the card
- * differ. A reader that needs both figures at the same moment shuts the gate and waits until no thread is in flight.
- * After 10 ms it gives up, because the driver may delay an allocation for any time and the figures can be read later.
+ * memory used on the card. A thread is "in flight" between a charge and the return of the driver's call. In that time
+ * the account and the card differ. A reader is a thread that needs both figures at the same moment. It shuts the gate
+ * and waits until no thread is in flight. After 10 ms it gives up, because the driver may delay an allocation for any
+ * time and the figures can be read later.
  *
  * An allocation waits at the shut gate for at most 50 ms, because NVML may be slow. Then it passes and sets `forced`.
- * Before a reader shuts the gate again, it lets the waiting threads pass: they poll the gate and could otherwise find
- * it shut each time.
+ * Waiting threads poll the gate and could find it shut each time, so a reader lets them pass before it shuts the gate
+ * again.
  */
 #include "account.h"
 #include "events.h"
@@ -17,8 +16,8 @@
 #include <time.h>
 
 #define PATIENCE_MS 10
-/* This is longer than a slow NVML call takes. With a shorter time the two figures could never be read at the same
- * moment. */
+/* Longest wait of an allocation at the shut gate. It is longer than a slow NVML call, because otherwise a slow reader
+ * could never read the two figures at the same moment. */
 #define FLIGHT_PATIENCE_MS 50
 
 static _Atomic bool forced[VGPU_MAX_DEVICES]; /* forced: true if a thread has passed the gate while it was shut. */

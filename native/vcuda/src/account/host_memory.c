@@ -2,14 +2,14 @@
 /*
  * Host memory in place of device memory (oversubscription). A node may promise more memory to its containers than a
  * card has (factor S above 1). Then the card can be full while a container is still below its limit. In that case
- * device memory is allocated as unified memory that stays in host memory and is read over the bus. The program gets an
- * ordinary device pointer, the limit is charged as usual, and any legal call frees it.
+ * device memory is allocated as unified memory that stays in host memory, and the GPU reads it over the bus. The
+ * program gets an ordinary device pointer, the limit is charged as usual, and any legal call frees the memory.
  *
- * A reserve on the card is left for other containers: a context and code can only be on the card, and a container
+ * A reserve on the card is left for other containers. Contexts and code can only be on the card, and a container
  * without a context could not use any of its memory.
  *
- * Hazard: the unified memory is placed on the host and never migrates, because a real driver that must evict from a
- * full card can hang. Every byte that is written needs a byte of host memory.
+ * Hazards: a real driver can hang if it must evict memory from a full card, so the unified memory is placed on the host
+ * and never migrates. Every byte that is written needs a byte of host memory.
  */
 #include "account.h"
 
@@ -80,9 +80,9 @@ bool host_memory_wanted(const struct device *device, uint64_t bytes)
     uint64_t card = limits_card(device->uuid), kept = reserve(device, card ? card : shown);
     if (fits(bytes, unused, kept))
         return false;
-    /* If the driver enforces the limit, its free memory is what the limit leaves, so no reserve need be kept there. The
-     * reserve then only concerns the free memory of the card. If NVML does not show that, host memory is used as soon
-     * as the driver's figure does not leave the reserve. */
+    /* If the driver enforces the limit, its free memory is what the limit leaves, and there the request may fit without
+     * a reserve. But the request and the reserve must fit into the free memory of the whole card. If NVML does not show
+     * that, host memory is used as soon as the driver's figure does not leave the reserve. */
     return !card || bytes > unused || !free_of_card(device, card, &of_card) || !fits(bytes, of_card, kept);
 }
 

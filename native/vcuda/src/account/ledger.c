@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The ledger is the container's account of device memory, a file that all its processes map. Each process owns a slot
- * with its own charges for as long as it has the ledger mapped. In a container with several shares (allocations with an
- * own ledger each) it owns a slot in the ledger of each share (seats.c).
+ * with its own charges for as long as it has the ledger mapped. A container may have several shares (allocations of
+ * GPUs), each with its own ledger. Then a process owns a slot in each of these ledgers (seats.c).
  *
- * A process is alive while its lock on one byte of the file is held. The lock belongs to the open file description
- * behind the mapping. The library closes the descriptor at once, and fork does not inherit the mapping, so the slot
+ * A process is alive while its lock on one byte of the file is held. The library closes the descriptor at once, but the
+ * lock belongs to the open file description behind the mapping, and fork does not inherit the mapping. So the slot
  * becomes free when this process's memory is freed: a program that closes all its descriptors stays charged, a child
  * does not keep its parent's slot, and a new program after exec starts without a slot.
  */
@@ -25,8 +25,8 @@ struct counters vgpu_counters[VGPU_MAX_DEVICES];
 struct ledger_key ledger_keys[VGPU_MAX_SHARES];
 _Atomic bool ledger_owes;
 static struct lock join_lock, export_lock;
-/* For each device: 1 + the descriptor that has the lock for measuring a context; 0 if this process does not have the
- * lock. */
+/* For each device: 0 if this process does not have the lock for measuring a context, else 1 + the descriptor that has
+ * the lock. */
 static _Atomic int measuring[VGPU_MAX_DEVICES];
 
 static bool is_member(void)
@@ -47,8 +47,8 @@ static bool claim(struct membership *member, int descriptor, struct vgpu_ledger 
             continue;
         }
         uint32_t generation = slot->generation + 1;
-        /* By the new generation, other processes see that a lock word with the old generation belongs to a dead
-         * process. */
+        /* A dead process may have left its lock word in the ledger. The new generation shows other processes that this
+         * word belongs to a former owner of the slot. */
         __atomic_store_n(&slot->generation, generation, __ATOMIC_RELEASE);
         member->mine = slot;
         member->slot = i;
@@ -180,7 +180,7 @@ int ledger_device(const char *uuid)
 _Static_assert(offsetof(struct vgpu_ledger_slot, context) == VGPU_MAX_DEVICES * sizeof(uint64_t), "one array after the other");
 
 /* Subtracts the bytes of pending uncharges; the caller holds the lock. The flag ledger_owes is cleared before the
- * amounts are read, so an uncharge that arrives meanwhile sets the flag again. */
+ * amounts are read, because an uncharge that arrives meanwhile sets it again. */
 static __attribute__((noinline)) void pay_owed(void)
 {
     atomic_store(&ledger_owes, false);
@@ -226,8 +226,8 @@ enum charge ledger_charge(int device, enum account account, uint64_t bytes, uint
     return charge_slowly(device, account, bytes, limit);
 }
 
-/* Uncharges when the fast path could not. The amount is recorded first, so that the next lock holder can subtract it if
- * this thread does not get the lock. */
+/* Uncharges bytes if the fast path could not do so. The amount is recorded first, so that the next lock holder can
+ * subtract it if this thread does not get the lock. */
 static __attribute__((noinline)) void uncharge_slowly(int device, enum account account, uint64_t bytes)
 {
     if (!is_member() || device < 0 || bytes == 0)
@@ -255,8 +255,8 @@ uint64_t ledger_own(int device, enum account account)
     return device < 0 ? 0 : __atomic_load_n(&vgpu_counters[device].own[account], __ATOMIC_RELAXED);
 }
 
-/* Called if other processes are charged for the device. Clears the slots of dead processes, at most once per
- * REAP_EVERY_NS. */
+/* Called if other processes of the container are charged for the device. Clears the slots of dead processes, at most
+ * once per REAP_EVERY_NS. */
 static __attribute__((noinline)) void look_who_lives(int device)
 {
     unsigned count;
@@ -350,7 +350,7 @@ void ledger_export(int device, uint64_t bytes, bool more)
 }
 
 /* Returns 1 if a process has a lock on the byte in the ledger of any share, 0 if none does, -1 if that is unknown. Byte
- * 0 stands for all bytes that are locked for open handles. */
+ * 0 stands for the bytes of all open handles. */
 static int held_anywhere(uint64_t byte)
 {
     int held = 0;
@@ -391,8 +391,8 @@ static void *import_from(const struct membership *member, uint64_t byte)
     return import == MAP_FAILED ? NULL : import;
 }
 
-/* An import locks its byte in the ledger of each share, because the process that exported the memory may be charged in
- * any of them. */
+/* The locks of one import. It locks its byte in the ledger of each share, because the process that exported the memory
+ * may be charged in any of them. */
 struct import {
     unsigned count;
     void *map[VGPU_MAX_SHARES];
@@ -401,8 +401,8 @@ struct import {
 void *ledger_import(uint64_t byte)
 {
     struct import *import = calloc(1, sizeof *import);
-    /* The join lock prevents a fork meanwhile. A forked child that inherited the descriptor would keep the lock after
-     * this process has ended. */
+    /* The join lock is also taken around fork(), so no child is forked meanwhile. A child that inherited the descriptor
+     * would keep the lock after this process has ended. */
     lock_take(&join_lock);
     for (unsigned share = 0; import && is_member() && share < limits_shares(); share++)
         if ((import->map[import->count] = import_from(&ledger_members[share], byte)) != NULL)
@@ -432,7 +432,9 @@ static void measure_close(int descriptor, int device)
 int ledger_measure_begin(int device)
 {
     struct seat home = seats_home(device);
-    lock_take(&join_lock); /* The join lock prevents a fork between opening the descriptor and recording it. */
+    /* No child can be forked between opening the descriptor and recording it, because the join lock is also taken
+     * around fork(). */
+    lock_take(&join_lock);
     int descriptor = ledger_file_again(home.member, true);
     atomic_store_explicit(&measuring[device], descriptor + 1, memory_order_relaxed);
     lock_drop(&join_lock);

@@ -8,7 +8,8 @@
 
 #pragma GCC visibility push(hidden)
 
-/* This process's membership in the ledger of one share (one allocation of the container); all zero before it joins. */
+/* This process's membership in the ledger of one share (one allocation of the container). All fields are zero before
+ * the process joins. */
 struct membership {
     /* Used in the first entry only. It is set last, when this process has joined the ledgers of all shares. */
     _Atomic bool joined;
@@ -25,8 +26,8 @@ struct membership {
     uint64_t exported[VGPU_LEDGER_EXPORTED_DEVICES];
     /* Time of the last ledger_reap. */
     uint64_t reaped_ns;
-    /* What this process is charged in this ledger, for GPUs without the fast path. For other GPUs struct counters has
-     * this figure. */
+    /* What this process is charged in this ledger, for GPUs without the fast path. For the other GPUs this figure is in
+     * struct counters. */
     uint64_t own[2][VGPU_MAX_DEVICES];
 };
 /* A container with one share uses only the first entry. */
@@ -67,7 +68,8 @@ void ledger_open_short_way(int device, int at);
 int ledger_device_index(const struct vgpu_ledger *ledger, const char *uuid);
 /* Returns the inode of this process's pid namespace; 0 if /proc does not show it. */
 uint64_t ledger_pid_namespace(void);
-/* The two ledger_view functions serve a process that has no slot, so they repair nothing in the ledger. */
+/* ledger_view_total and ledger_view_beyond serve a process that has no slot. Such a process repairs nothing in the
+ * ledger. */
 bool ledger_view_total(const char *uuid, uint64_t *bytes);
 uint64_t ledger_view_beyond(const char *uuid);
 
@@ -80,8 +82,8 @@ bool ledger_header_ok(const struct vgpu_ledger *ledger);
 int ledger_byte_held(int descriptor, uint64_t byte);
 bool ledger_byte_take(int descriptor, uint64_t byte);
 
-/* Opens the mapped file again by its name. Returns -1 if the name now refers to another file; then nothing is known
- * about its locks. */
+/* Opens the mapped file again by its name. Returns -1 if the name now refers to another file, because the locks of that
+ * file say nothing about this ledger. */
 int ledger_file_again(const struct membership *member, bool write);
 bool ledger_file_identity(int descriptor, uint64_t file[2]);
 void ledger_byte_drop(int descriptor, uint64_t byte);
@@ -99,7 +101,7 @@ struct seat {
 };
 void seats_begin(unsigned shares);
 /* Returns the index by which this process knows a device; adds a device that is new. -1: a ledger is full. The caller
- * holds the join lock. */
+ * holds the join lock (see ledger_hold). */
 int seats_add(const char *uuid);
 extern bool ledger_several; /* True if this container has several shares. */
 int seats_search(const char *uuid);
@@ -128,8 +130,9 @@ void seats_reset(void);
  * number of the ledger file. */
 bool shareable_any(const struct vgpu_ledger *ledger, const uint64_t identity[2]);
 
-/* For the slot of a dead process that had exported memory: the first function returns whether another process still has
- * that memory open, the second how many bytes of a device stay charged for it. */
+/* Both functions are for the slot of a dead process that had exported memory. ledger_slot_exported returns true if
+ * another process still has that memory open. ledger_slot_exported_bytes returns how many bytes of a device stay
+ * charged for it. */
 bool ledger_slot_exported(int descriptor, const struct vgpu_ledger *ledger, const struct vgpu_ledger_slot *slot);
 uint64_t ledger_slot_exported_bytes(const struct vgpu_ledger_slot *slot, int device);
 

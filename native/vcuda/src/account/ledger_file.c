@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The file operations of the ledger (the file in which the container's processes record their device memory): opening
- * it, initialising an empty file, and the byte locks that show which processes are alive.
- *
- * The tenant can write, truncate or replace this file. In each of these cases either the ledger is still intact, or no
+ * The file operations of the ledger, the file in which the container's processes record their device memory: opening
+ * it, initialising an empty file, and the byte locks that show which processes are alive. The tenant (the container's
+ * user) can write, truncate or replace this file. In each of these cases either the ledger is still intact, or no
  * context can be created in this container.
  */
 #include "ledger.h"
@@ -141,8 +140,8 @@ static bool check(const char *path, unsigned share, int descriptor)
     if (limits_ledger_is_own() && status.st_uid != geteuid())
         return complain(path, "it belongs to another user; remove it, or name a ledger by CUDA_DEVICE_MEMORY_SHARED_CACHE");
     if (status.st_size == 0 || (blank(&header) && status.st_size <= (off_t)VGPU_LEDGER_FILE_SIZE)) {
-        /* The node initialised this ledger, so an empty file means that the tenant has emptied it. If it were accepted,
-         * the tenant would get its full limit again in addition to the memory in use. */
+        /* The node has initialised this ledger, so an empty file means that the tenant has emptied it. If it were
+         * accepted, the tenant would get its full limit again, in addition to the memory that is in use. */
         if (limits_of_an_allocation())
             return complain(path, "it is empty, and was not when the container began");
         bool taken = false;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The lock of the ledger (the file in which the container's processes record their device memory) is one word in the
- * file. It names its holder by slot and generation (a number that grows each time a process claims the slot).
+ * file. The word names its holder by slot and generation (a number that grows each time a process claims the slot). If
+ * no other process wants the lock, taking and releasing it cost one atomic instruction each.
  *
- * Without competition, taking and releasing the lock cost one atomic instruction each. A waiting process detects a
- * killed holder in two ways: the kernel has released the holder's byte lock, or the slot was claimed again and has a
- * new generation. The waiting process replaces the word by compare-and-swap, so only one of several waiting processes
- * gets the lock. That process computes the totals again, because a dead holder can have left only the totals half
- * written.
+ * A waiting process detects a killed holder in two ways: the kernel has released the holder's byte lock, or the slot
+ * was claimed again and has a new generation. The waiting process then replaces the word by compare-and-swap, so only
+ * one of several waiting processes gets the lock. That process computes the totals again, because a dead holder can
+ * have left only the totals half written.
  */
 #include "ledger.h"
 
@@ -30,7 +30,7 @@ static bool holder_dead(const struct membership *member, uint64_t word)
 {
     uint64_t slot = (word & 0xffffffffu) - 1;
     if (slot >= VGPU_LEDGER_SLOTS)
-        return true; /* No process of this library writes such a word, so no live process holds the lock. */
+        return true; /* No process writes such a word through this library, so no live process holds the lock. */
     if (__atomic_load_n(&ledger_slot(member->map, (uint32_t)slot)->generation, __ATOMIC_ACQUIRE) != word >> 32)
         return true;
     int descriptor = ledger_file_again(member, false);
@@ -122,8 +122,8 @@ uint64_t ledger_slot_exported_bytes(const struct vgpu_ledger_slot *slot, int dev
     return exported < slot->used[device] ? exported : slot->used[device];
 }
 
-/* Clears the slot of a dead process except for exported memory that other processes have open. Returns true if the slot
- * changed. */
+/* Clears the slot of a dead process, but keeps the charge of exported memory that other processes have open. Returns
+ * true if the slot changed. */
 static bool strip(int descriptor, const struct vgpu_ledger *ledger, struct vgpu_ledger_slot *slot)
 {
     bool exported = ledger_slot_exported(descriptor, ledger, slot), changed = !exported;

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Reads the ledger (the file with the charges of the container's processes) without writing it: the live processes,
- * their pids, and the bytes of each. This also works for a process that has no slot (nvidia-smi).
+ * Reads the ledger (the file with the charges of the container's processes) without writing it: which processes are
+ * alive, their pids, and the bytes of each. This works even for a process that has no slot in the ledger, such as
+ * nvidia-smi.
  *
- * The pid in a slot is the pid of the slot's owner in its own pid namespace. A reader in another pid namespace of the
- * same container (unshare, a shared process namespace) sees that process under another pid, or not at all.
+ * The pid in a slot is the pid that the slot's owner has in its own pid namespace. A reader in another pid namespace of
+ * the same container (unshare, a shared process namespace) sees that process under another pid, or not at all.
  */
 #include "ledger.h"
 
@@ -62,8 +63,8 @@ static const struct vgpu_ledger_slot *view_next(const struct view *view, uint32_
     return NULL;
 }
 
-/* Returns the bytes that dead processes exported and another process still has open. The list of processes does not
- * include these bytes. */
+/* Returns the bytes that dead processes exported and that another process still has open. The list of processes does
+ * not include these bytes. */
 static uint64_t view_of_the_dead(const struct view *view)
 {
     uint64_t sum = 0, bytes;
@@ -171,8 +172,8 @@ static uint32_t innermost_pid(uint32_t process)
     return pid;
 }
 
-/* Translates a pid of another pid namespace into this process's namespace. Returns 0 if the process is not visible
- * here. */
+/* Translates a pid of another pid namespace into this process's namespace. Returns 0 if the process is not visible in
+ * this namespace. */
 static uint32_t pid_from(uint64_t pid_namespace, uint32_t pid)
 {
     uint32_t found = 0;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Maps a memory location of the driver API to the GPU that has the memory. On a machine whose CPU and GPU share
- * addresses (Grace) a GPU's memory is a NUMA node of the host, so a program that asks for memory on that node gets GPU
- * memory. NVML reports which node belongs to which GPU, but lists only the GPUs of this container. A node without
- * processors that belongs to none of these GPUs may be another container's GPU, so an allocation there is refused.
+ * Finds the GPU whose memory a memory location of the driver API means. On a machine whose CPU and GPU share addresses
+ * (Grace) a GPU's memory is a NUMA node of the host, so a program that asks for memory on that node gets GPU memory.
+ * NVML reports which node belongs to which GPU, but lists only the GPUs of this container. A node without processors
+ * that belongs to none of these GPUs may be another container's GPU, so an allocation there is refused.
  */
 #include "account.h"
 
@@ -61,8 +61,8 @@ const struct device *device_at(const CUmemLocation *location, CUresult *status)
     if (location_on_card(location, &place))
         return device_of(place, status);
     if (location->type != CU_MEM_LOCATION_TYPE_HOST_NUMA || location->id <= 0)
-        /* This is host memory: the other types of host location mean the node of the calling thread's processor, which
-         * always has processors. */
+        /* This is host memory. The remaining types of host location mean the node of the calling thread's processor,
+         * and such a node has processors. */
         return NULL;
     if (gpu_of((unsigned)location->id, uuid)) {
         if (REAL_HAS(cuDeviceGetCount))

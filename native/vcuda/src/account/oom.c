@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Implements ACTIVE_OOM_KILLER. This setting decides what happens to a container that exceeds its limit because the
+ * Implements the setting ACTIVE_OOM_KILLER. It decides what happens to a container that exceeds its limit because the
  * limit was lowered. When the setting is off, new allocations are refused until enough memory is freed. When it is on,
  * the process that uses most of the device kills itself at its next driver call, then the next largest process, until
  * usage fits the limit.
  *
- * No process kills another process, because a pid may have been reused. That is not necessary, because the largest
- * process computes the same result from the same figures and kills itself. The sum covers live processes only. A
- * process that is being killed still counts, because otherwise a second process could be killed where one is enough.
+ * No process kills another process, because a pid may have been reused. That is not necessary, because all processes
+ * compute the same result from the same figures, and the largest process kills itself. The sum covers live processes
+ * only. A process that is being killed still counts, because otherwise a second process could be killed where one is
+ * enough.
  */
 #include "account.h"
 

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Charging in containers with several shares (allocations of GPUs). Each share has its own ledger, the file in which
- * charges are recorded, because other containers may use the same share (one Kubernetes claim in two containers or
- * pods) and their common usage counts. So a process has a slot in each ledger.
+ * Charges memory in containers with several shares (allocations of GPUs). Each share has its own ledger, the file in
+ * which charges are recorded. Other containers may use the same share (one Kubernetes claim in two containers or pods),
+ * and then their common usage counts. So a process has a slot in the ledger of each share.
  *
  * A seat is a card's entry in the ledger of a share that names the card; most cards have one seat. If several shares
- * name a card, a charge fills the first share, then the next, and a free uncharges the last share first, because no
- * record says in which share a block was charged. Meanwhile the process holds the locks of all these ledgers. It takes
- * them in the order of their files' device and inode numbers, which is the same in every container, so that no deadlock
- * can occur.
+ * name a card, a charge fills the first share, then the next. A free uncharges the last share first, because no record
+ * says in which share a block was charged. Meanwhile the process holds the locks of all these ledgers. It takes them in
+ * the order of their files' device and inode numbers. This order is the same in every container, so no deadlock can
+ * occur.
  *
  * A card that only the first share names is charged as in a container with one share. Other cards do not use the fast
  * path.
@@ -81,7 +81,7 @@ int seats_add(const char *uuid)
         if (named)
             card->seat[card->count++] = (struct seat){&ledger_members[share], enter(&ledger_members[share], uuid)};
     }
-    /* No share names the GPU, so every use of it is refused. But the code that refuses needs an index. */
+    /* No share names the GPU, so every use of it is refused. But the code that refuses needs an index of the device. */
     if (card->count == 0)
         card->seat[card->count++] = (struct seat){ledger_members, enter(ledger_members, uuid)};
     for (unsigned i = 0; i < card->count; i++)
@@ -155,8 +155,8 @@ static void post(const struct seat *seat, enum account account, uint64_t bytes, 
     __atomic_store_n(total, more ? all + bytes : all - (all < bytes ? all : bytes), __ATOMIC_RELAXED);
 }
 
-/* Stores the process's sum over all seats. Sets `due` if the sum has left the range in which its comparison with the
- * driver's figures is not needed, as in counters_post. */
+/* Stores the process's sum over all seats. While this sum is within a range, it need not be compared with the driver's
+ * figures. If it has left the range, sets `due`, as in counters_post. */
 static void moved(int device, enum account account, uint64_t own)
 {
     struct counters *counters = counters_of(device);

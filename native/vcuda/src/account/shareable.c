@@ -1,17 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Shareable handles, which cuMemExportToShareableHandle returns. Such a handle is a file descriptor that refers to
- * device memory. The memory exists as long as any process has the descriptor open or a message in a socket carries it.
- * Only the kernel knows whether that is so. Therefore the library marks each handle when it is created: it locks one
- * byte far past the end of the descriptor's file, and the lock belongs to the handle's open file description. Through
- * any other description of the file, a process can test whether the lock still exists, and so whether the handle is
- * open in any process. This works even after the exporting process has died.
+ * Marks shareable handles, which cuMemExportToShareableHandle returns. Such a handle is a file descriptor that refers
+ * to device memory. The memory exists as long as any process has the descriptor open or a message in a socket carries
+ * it. Only the kernel knows whether that is so.
+ *
+ * Therefore the library marks each handle when it is created: it locks one byte far past the end of the descriptor's
+ * file. The lock belongs to the handle's open file description. Through any other description of the file, a process
+ * can test whether the lock still exists, and so whether the handle is open in any process. This works even after the
+ * exporting process has died.
  *
  * All handles of a driver are descriptions of one file (/dev/nvidiactl), which other containers may share. The number
- * of the locked byte is 2^62 plus 30 bits for the container's ledger, 24 bits for the object and 8 bits for the handle.
- * If a mark cannot be set or read, the memory stays charged until the process exits, and the ledger records that an
- * unmarked handle exists. From then on, an import that cannot be identified is charged again. Before that, such an
- * import counts as another container's memory.
+ * of the locked byte is 2^62 plus 30 bits for the container's ledger (the file with its charges), 24 bits for the
+ * object and 8 bits for the handle.
+ *
+ * If a mark cannot be set or read, the memory stays charged until the process exits, and the ledger records that the
+ * container has an unmarked handle. From then on, an import without a readable mark may be of this container's memory,
+ * so the importing process is charged. Before that, such an import counts as another container's memory.
  */
 #include "ledger.h"
 
@@ -30,7 +34,8 @@
 #define BASE (1ull << 62)
 /* Maximum number of handles of an object. */
 #define HANDLES 256ull
-/* The object number has this many bits for a count in each process, below the bits of the process's slot. */
+/* An object number consists of the slot of the process (high bits) and a count in this process. The count has this many
+ * bits. */
 #define OBJECT_BITS 14
 #define SPAN (1ull << 32)
 
@@ -51,8 +56,8 @@ static bool identity(int descriptor, uint64_t file[2])
     struct stat status;
     if (descriptor < 0 || syscall(SYS_fstat, descriptor, &status) != 0)
         return false;
-    /* A device node too is identified by its inode, because the kernel keeps locks per inode: another node of the same
-     * device does not show these locks. For a reader of the ledger, the top bit marks a character device. */
+    /* Locks on a device node are kept per inode: another node of the same device does not show them. So a device node
+     * is identified by its inode, like a file. The top bit marks a character device, for readers of the ledger. */
     file[0] = S_ISCHR(status.st_mode) ? 1ull << 63 | (uint64_t)status.st_dev : (uint64_t)status.st_dev;
     file[1] = (uint64_t)status.st_ino;
     return true;
@@ -106,8 +111,8 @@ static int open_file(const struct vgpu_ledger *ledger, bool *marked)
     return -1;
 }
 
-/* Records the path of the handles' file in the ledger unless one is already recorded. Returns false if another file is
- * recorded or recording fails; the handle then gets no mark. */
+/* Records the path of the handles' file in the ledger, unless a path is already recorded. Returns false if another file
+ * is recorded or if recording fails. The handle then gets no mark. */
 static bool note_file(int descriptor)
 {
     struct vgpu_ledger *ledger = ledger_members[0].map;
@@ -121,8 +126,8 @@ static bool note_file(int descriptor)
     if (!ledger->shareable[0]) {
         memcpy(ledger->shareable_file, file, sizeof file);
         memcpy(ledger->shareable + 1, path + 1, sizeof path - 1);
-        /* Store the first letter last: it shows that the entry is complete. No memory fence is used, because the thread
-         * sanitizer does not support fences. */
+        /* Store the first letter last, because a reader takes an entry with a first letter as complete. No memory fence
+         * is used, because the thread sanitizer does not support fences. */
         __atomic_store_n(&ledger->shareable[0], path[0], __ATOMIC_RELEASE);
     }
     bool noted = memcmp(ledger->shareable, path, sizeof path) == 0 && same(ledger->shareable_file, file);
@@ -150,7 +155,8 @@ void shareable_unmarked(void)
 static bool mark(int descriptor, uint64_t *object)
 {
     bool marked, done = false;
-    /* A mark names one ledger, but the memory may be charged in the ledger of another share. */
+    /* A mark names one ledger, but if there are several shares, the memory may be charged in the ledger of another
+     * share. So no mark is set then. */
     if (limits_shares() > 1 || !note_file(descriptor))
         return false;
     int file = open_file(ledger_members[0].map, &marked);
@@ -227,8 +233,8 @@ static uint64_t listed_byte(int descriptor, uint64_t first, uint64_t count)
     return 0;
 }
 
-/* Returns the same byte where fdinfo cannot be read; 0: none. A test through another description (`file`) finds that
- * byte locked, but a test through this description does not. */
+/* Finds the same byte by tests, if fdinfo cannot be read; 0: none. The byte that this description has locked appears as
+ * locked in a test through another description (`file`), but not in a test through this one. */
 static uint64_t scanned_byte(int file, int descriptor, uint64_t first, uint64_t count)
 {
     struct span found;
@@ -252,8 +258,8 @@ bool shareable_marked(int descriptor)
     char link[32];
     struct stat status;
     snprintf(link, sizeof link, "/proc/self/fd/%d", descriptor);
-    /* Reopen the device node of the handle itself: a handle of another container belongs to that container's node, and
-     * this container's node does not show locks of that node. */
+    /* Open the device node of the handle itself, not this container's node. A handle of another container belongs to
+     * another node, and locks are visible only through the same node. */
     bool may_be = descriptor >= 0 && syscall(SYS_fstat, descriptor, &status) == 0 &&
                   (S_ISCHR(status.st_mode) || S_ISREG(status.st_mode));
     int file = may_be ? open(link, O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK) : -1;

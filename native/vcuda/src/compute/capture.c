@@ -2,8 +2,8 @@
 /*
  * Stream capture. While a program captures a stream into a graph, a launch runs nothing, so the compute limiter neither
  * charges nor throttles it. The limiter records no event into such a stream, because the event would become part of the
- * program's graph. The driver is asked each time, because a capture may have been started by a function that this
- * library does not hook.
+ * program's graph. The driver is asked at each check, because a function that this library does not replace may have
+ * started the capture.
  */
 #include "limiter.h"
 
@@ -17,8 +17,8 @@ bool capture_of(CUstream stream, bool per_thread)
         result = REAL(cuStreamIsCapturing_ptsz)(stream, &status);
     else if (REAL_HAS(cuStreamIsCapturing))
         result = REAL(cuStreamIsCapturing)(stream, &status);
-    /* The driver returns an error for the legacy stream during a capture of another stream. Such a launch is an error
-     * of the program, which the driver reports. */
+    /* If another stream is being captured, the driver returns an error for the legacy stream. A launch into that stream
+     * is then an error of the program, which the driver reports. */
     return result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The thread that settles fences (timing events), that is, replaces predicted charges by measured times. It visits all
- * contexts, sleeps until the queued work should be finished, and wakes at most about a hundred times a second. Threads
- * of the program that wait anyway also settle, because they notice the end of the work sooner.
+ * The thread that settles fences (timing events after groups of launches), that is, replaces predicted charges by
+ * measured times. It visits all contexts, sleeps until the queued work should be finished, and wakes at most about a
+ * hundred times a second.
  *
- * If the thread waits inside the driver for a context that another thread has locked, a further thread takes over the
- * other contexts. At process exit all these threads stop before the driver is torn down.
+ * Threads of the program that have to wait anyway settle fences too, because they notice the end of the work sooner. If
+ * the settling thread waits inside the driver for a context that another thread has locked, a further thread takes over
+ * the other contexts. At process exit all these threads stop before the driver is torn down.
  */
 #include "limiter.h"
 
@@ -28,11 +29,11 @@
 
 enum { AWAKE, IDLE };
 static _Atomic uint32_t asleep;
-/* Number of the thread that settles; a thread that finds another number here ends. */
+/* Number of the thread that settles fences, the leader. A thread that finds another number here ends. */
 static _Atomic uint32_t leader;
-/* Start of the leader's current pass over the contexts; 0: the leader is not in a pass. */
+/* Start of the leader's current pass over the contexts; 0: the leader is between passes. */
 static _Atomic uint64_t looking;
-/* Time at which a waiting thread of the program last settled. */
+/* Time at which a thread of the program last settled fences while it waited. */
 static _Atomic uint64_t helped;
 static _Atomic unsigned fences_put;
 static _Atomic enum { NOT_TRIED, RUNS, CANNOT } state;
@@ -103,8 +104,8 @@ static void *control(void *data)
             now = limiter_now();
             again = now + SEGMENT_NS;
         } else if (again == UINT64_MAX) {
-            /* A program that waits for each launch will soon launch again, so this thread sleeps only briefly and does
-             * not go idle yet. */
+            /* A program that waits for each launch will soon launch again. So this thread sleeps only briefly and does
+             * not yet become idle. */
             again = now + FENCE_LOOK_NS;
         }
         seen = put;
@@ -128,11 +129,12 @@ static bool start(uint32_t number)
     pthread_t thread;
     if (!vgpu_threads.create)
         return false;
-    /* Exit handlers run in reverse order, so this one runs before the driver's, which was registered earlier. */
+    /* Exit handlers run in reverse order of registration. The driver's was registered earlier, so this one runs before
+     * it. */
     if (!atomic_exchange_explicit(&at_exit_known, true, memory_order_relaxed))
         atexit(at_exit);
-    /* Block all signals in the new thread, because the program's own threads must handle them. The system call is used,
-     * because pthread_sigmask has a new symbol version in new C libraries. */
+    /* Block all signals in the new thread, because the program's own threads must handle them. The system call is used
+     * directly, because pthread_sigmask has a new symbol version in new C libraries. */
     syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, sizeof all);
     bool started = vgpu_threads.create(&thread, NULL, control, (void *)(uintptr_t)number) == 0;
     syscall(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, sizeof before);
@@ -167,8 +169,8 @@ void controller_tell(uint64_t now)
 {
     unsigned before = atomic_fetch_add_explicit(&fences_put, 1, memory_order_relaxed);
     if (atomic_load_explicit(&state, memory_order_relaxed) == NOT_TRIED) {
-        /* Start with the second fence only: some programs use the GPU once and then do something for which they must be
-         * single-threaded. */
+        /* Start the thread with the second fence only, because some programs use the GPU once and then do something for
+         * which they must be single-threaded. */
         if (before == 1) {
             atomic_store_explicit(&state, RUNS, memory_order_relaxed);
             start_first();
@@ -182,8 +184,8 @@ void controller_tell(uint64_t now)
         take_over();
 }
 
-/* Settles only in the caller's own current context: a thread that has locked another context may itself wait for this
- * thread. */
+/* Settles fences only in the caller's own current context: a thread that has locked another context may itself wait for
+ * the calling thread. */
 void controller_help(bool waits)
 {
     CUcontext context;

@@ -5,8 +5,8 @@
 
 #define LEAST_NS 200u
 #define UNSTEADY_NS (20 * US)
-/* The first launches of a kernel, as many as this, are measured one by one. Later launches are measured together. With
- * each of the first measurements the assumed least cost halves, so that more launches may be queued. */
+/* Number of launches of a new kernel that are measured one by one. Later launches are measured together. With each of
+ * these first measurements the assumed least cost halves, so that more launches may be queued. */
 #define TRUSTED 7u
 
 /* The longest time of a kernel decreases slowly: after this number of measured launches it has fallen to a third. */
@@ -47,9 +47,9 @@ unsigned cost_find(struct costs *costs, uint32_t key, uint64_t *ns, bool *known)
     unsigned index = (unsigned)cost_index(key);
     uint64_t entry = atomic_load_explicit(&costs->entry[index], memory_order_relaxed);
     if ((uint32_t)entry != key) {
-        /* If the entry belonged to another kernel, the program has more kernels than entries, and this kernel may have
-         * been measured before. With an assumed long time it would have to wait again and again, so the other kernel's
-         * time is assumed. */
+        /* If the entry belonged to another kernel, the program has more kernels than the table has entries, and this
+         * kernel may have been measured before. With a long assumed time it would have to wait at each such exchange.
+         * So the other kernel's time is assumed. */
         uint64_t guess = entry && ns_of(entry) < COST_UNKNOWN_NS ? ns_of(entry) : COST_UNKNOWN_NS;
         atomic_store_explicit(&costs->seen[index], entry ? TRUSTED - 1 : 0, memory_order_relaxed);
         atomic_store_explicit(&costs->most[index], 0, memory_order_relaxed);
@@ -73,9 +73,9 @@ static void teach(struct costs *costs, unsigned item, uint64_t old, double ns, u
 
 /*
  * Learns from the measured time of a single launch. The cost slowly follows the measured times in both directions. The
- * longest time rises at once and falls over thousands of launches. The first launch counts for the cost only until the
- * second is measured, and never for the longest time, because during the first the driver loads code and the GPU's
- * caches are cold.
+ * longest time rises at once and falls over thousands of launches. During a kernel's first launch the driver loads code
+ * and the GPU's caches are cold. So this launch counts for the cost only until the second is measured, and never for
+ * the longest time.
  */
 static void learn_one(struct costs *costs, unsigned item, uint64_t took)
 {
@@ -97,10 +97,10 @@ static void learn(struct costs *costs, const struct segment *segment, uint64_t t
         learn_one(costs, segment->items[0], took);
         return;
     }
-    /* Of several launches only the sum is known, so each cost is corrected by the same ratio. Use the current costs,
-     * not those at launch time: otherwise segments that were queued at the same time would each correct the same error.
-     * If the measured sum is far above the predicted sum, the ratio does not show which kernel was slow, so each kernel
-     * will be measured alone. */
+    /* Only the sum of several launches is known, so each cost is corrected by the same ratio. The current costs are
+     * used and not those at launch time: otherwise segments that were queued at the same time would each correct the
+     * same error. If the measured sum is far above the predicted sum, the ratio does not show which kernel was slow, so
+     * each of the kernels will be measured alone. */
     double sum = 0, count = (double)segment->count;
     for (uint64_t i = 0; i < segment->count; i++)
         sum += (double)ns_of(atomic_load_explicit(&costs->entry[segment->items[i]], memory_order_relaxed));
@@ -119,8 +119,8 @@ static void learn(struct costs *costs, const struct segment *segment, uint64_t t
 
 /*
  * Returns the least charge for a segment during which another container may have used the GPU all the time. In the long
- * run at least 3/8 of the elapsed time is taken as the container's own, but not in each segment: one segment lies
- * within the container's time slice, the next waits for another container's.
+ * run at least 3/8 of the elapsed time counts as the container's own. This does not hold for each single segment: one
+ * lies within the container's time slice, the next waits for another container's slice.
  */
 static uint64_t shared_least(struct settler *settler, const struct segment *segment, uint64_t passed)
 {
@@ -137,11 +137,12 @@ uint64_t segment_settle(struct costs *costs, struct settler *settler, const stru
     bool overlapped = from != begin;
     if (end > settler->frontier)
         settler->frontier = end;
-    /* After exclusive_ns another container also runs. It takes every second time slice, except for gaps between the
-     * slices, so 5/8 of the time are charged. */
+    /* After the time exclusive_ns another container may run too. It takes every second time slice, except for gaps
+     * between the slices, so 5/8 of the remaining time are charged. */
     if (segment->exclusive_ns && took > segment->exclusive_ns)
         took = segment->exclusive_ns + (took - segment->exclusive_ns) / 8 * 5;
-    /* The stream may have been idle during the host's time between launches. */
+    /* The stream may have been idle while the host prepared the next launch, so this time is subtracted from the least
+     * charge. */
     uint64_t dry = segment->host_ns, least = took > dry ? took - dry : 0, ran = took;
     bool near = segment->known && took <= segment->predicted + segment->predicted / 4 + 100 * US;
     bool sure = (segment->exclusive_ns || near) && 2 * dry <= took;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Fences are timing events that measure how long a segment (a group of launches into one stream) really took. They are
- * recorded inside the program's launch calls, in the stream of that launch. They are never recorded later, because by
- * then the stream may no longer exist. settle.c later reads the times and corrects the charges.
+ * Fences are timing events that measure how long a segment (a group of launches into one stream) really took. This file
+ * records them, only inside the program's launch calls and in the stream of that launch. Later the stream may no longer
+ * exist. settle.c reads the times and corrects the charges. A mark is an event with its bookkeeping, and a place is the
+ * entry of one context in the table of measured contexts.
  */
 #include "place.h"
 
@@ -71,12 +72,13 @@ void fence_drop_mark(struct mark *mark)
         place->pooled++;
     }
     lock_drop(&vgpu_place_lock);
-    if (!alive && !held) /* The driver destroyed the event with its context, so only the mark is freed. */
+    /* The driver has destroyed the event together with its context, so only the mark's own memory is freed. */
+    if (!alive && !held)
         free(mark);
 }
 
-/* Takes an unused mark from the pool, or creates one without an event. NULL: there is no place (entry) left for the
- * context, or no memory. */
+/* Takes an unused mark from the pool, or creates one without an event. NULL: the table has no room for the context, or
+ * there is no memory. */
 static struct mark *take_mark(CUcontext context)
 {
     lock_take(&vgpu_place_lock);
@@ -157,7 +159,7 @@ void fence_put(struct limited *limited, struct flow *flow, struct mark *end, boo
         struct place *place = end->place;
         bool alive = end->serial == place->serial && place->context;
         bool same = begin && begin->serial == end->serial;
-        if (!same) /* The begin event belongs to a context that has ended, so it must not be read. */
+        if (!same) /* The begin event belongs to a context that has ended, so the event must not be read. */
             fence->begin = NULL;
         if (alive) {
             end->holders += goes_on;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A fence is a timing event in a stream; it shows how long a segment, the launches between two fences of a stream,
- * really took. To settle a fence means to replace the predicted charge of its segment by that time. fence.c creates the
- * events, settle.c settles, and controller.c has the thread that does it at the right time. A launch never waits for
- * that thread, because the thread may wait inside the driver for seconds for a context that another thread has locked.
+ * Measures how long launches really took. A segment is a group of launches in one stream, and a fence is a timing event
+ * at its end. A launch is first charged a predicted time. To settle a fence means to replace the predicted charge of
+ * its segment by the measured time. fence.c creates the events and settle.c settles fences. controller.c has the thread
+ * that calls settle.c at the right time. A launch never waits for that thread, because the thread may wait inside the
+ * driver for seconds for a context that another thread has locked.
  */
 #ifndef VGPU_FENCE_H
 #define VGPU_FENCE_H
@@ -24,13 +25,13 @@ struct mark *fence_mark(CUcontext context, CUstream stream, bool per_thread);
 /* Gives up a use of a mark. The last use returns the mark to the pool, or frees it if its context has ended. */
 void fence_drop_mark(struct mark *mark);
 /* Hands over a finished segment and its marks to be settled. If `end` is NULL, the segment stays charged as predicted.
- * `goes_on` means that the next segment begins at once. Then flow->begin becomes `end` if the segment will be measured;
- * otherwise it becomes NULL. */
+ * `goes_on` is true if the next segment begins at once. In this case flow->begin becomes `end`, or NULL if the segment
+ * will not be measured. */
 void fence_put(struct limited *limited, struct flow *flow, struct mark *end, bool goes_on);
 /* Called before the context is destroyed, because the driver destroys its events with it. */
 void fence_context_leaving(struct leaving *leaving);
-/* fence_settled returns a counter of settled fences. fence_wait sleeps until a fence is settled after the counter was
- * `seen`, or until `until`. */
+/* fence_settled returns a counter of settled fences. fence_wait sleeps as long as the counter is `seen`, but not beyond
+ * the time `until`. */
 uint32_t fence_settled(void);
 void fence_wait(uint32_t seen, uint64_t now, uint64_t until);
 void fence_reset(void);
@@ -39,12 +40,13 @@ void fence_reset(void);
 
 /* Returns true if any fence is not settled. */
 bool fence_open(void);
-/* Settles the finished fences of a context, given by the index of its place (place.h), unless another thread is doing
- * so. Calls the driver and may wait there. Returns the time of the next check; UINT64_MAX: no fence is open. *did is
- * true if a fence was settled; then the caller must wake waiting threads. */
+/* Settles the finished fences of a context, which is given by the index of its record in the table of measured contexts
+ * (place.h). Does nothing if another thread is doing so. Calls the driver and may wait there. Returns the time of the
+ * next check; UINT64_MAX: no fence is open. *did is true if a fence was settled. Then the caller must wake waiting
+ * threads. */
 uint64_t fence_settle_place(unsigned place, uint64_t now, bool *did);
-/* Settles the fences of the context of a thread that waits anyway. Does not wake other waiting threads, because
- * otherwise each of many waiting threads would wake all the others. */
+/* Settles the fences of a context, on behalf of a thread that has to wait for its launch anyway. Does not wake other
+ * waiting threads, because otherwise each of many waiting threads would wake all the others. */
 void fence_settle_context(CUcontext context, uint64_t now);
 /* Wakes the threads in fence_wait after a fence was settled. */
 void fence_wake_waiters(void);
@@ -57,8 +59,8 @@ bool fence_park(uint64_t patience_ns);
 /* Reports a new fence, so that the settling thread wakes in time. The second fence of the process starts that
  * thread. */
 void controller_tell(uint64_t now);
-/* Settles the finished fences of the current context if the caller `waits` anyway, or if no settling thread could be
- * started. */
+/* Settles the finished fences of the current context. Does so only if `waits` is true, that is, if the caller has to
+ * wait anyway, or if no settling thread could be started. */
 void controller_help(bool waits);
 /* Called after the program has waited for the GPU, because then fences are probably finished. */
 void fence_waited(bool done);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Hooks of all launch functions, and their fast path. If the device has no compute limit, a launch costs two loads and
- * a comparison more than the driver's own call. If it has one, a launch costs in addition a table look-up and a sum.
- * Neither makes a system call or writes a word that another thread reads.
+ * Hooks (replacements) of all launch functions, and their fast path. If the device has no compute limit, a launch costs
+ * only two loads and a comparison more than the driver's own call. With a limit, it also costs a table look-up and a
+ * sum. In both cases a launch makes no system call and writes no word that another thread reads.
  */
 #include "limiter.h"
 
@@ -17,8 +17,9 @@ static inline bool off(void)
     return LIKELY((__atomic_load_n(vgpu_limits_sequence, __ATOMIC_RELAXED) | 1) == vgpu_thread.off);
 }
 
-/* The fast path: counts the launch in the open segment and returns true if it may start. Returns false if the slow path
- * (limiter.c) must decide. The order of the steps keeps the fewest values in registers. */
+/* The fast path: counts the launch in the open segment (the group of launches that is measured together) and returns
+ * true if the launch may start. Returns false if the slow path (limiter.c) must decide. The steps are ordered so that
+ * few values need registers at a time. */
 static inline bool fast(uint32_t key, uintptr_t stream)
 {
     struct thread_state *thread = &vgpu_thread;
@@ -31,11 +32,11 @@ static inline bool fast(uint32_t key, uintptr_t stream)
     if ((uint32_t)cost != key)
         return false;
     uint64_t count = flow->segment.count, ns = cost >> 32;
-    flow->segment.items[count] = (uint16_t)item; /* Nobody reads this item before `count` includes it. */
+    flow->segment.items[count] = (uint16_t)item; /* No code reads this item before `count` includes it. */
     if (!segment_looks(count, ns))
         limiter_unlooked(thread);
-    /* A flow (a stream of this thread) without a begun segment counts as full, so that its next launch takes the slow
-     * path. */
+    /* A flow (the launches of this thread into one stream) without a begun segment counts as full, so that its next
+     * launch takes the slow path. */
     else if (flow->segment.predicted + ns >= thread->segment_ns || count >= SEGMENT_LAUNCHES || !limiter_looked(thread, limiter_ticks()))
         return false;
     flow->segment.predicted += ns;
@@ -61,9 +62,9 @@ static bool there(enum function function, CUresult *status)
     return *status == CUDA_SUCCESS;
 }
 
-/* SLOW defines the slow path of a launch function, LAUNCH its hook. `off` and `fast` may be true because of another
- * launch function, so the hook also checks that an old driver has this function. The functions defined by KERNEL exist
- * in every driver that this library supports. */
+/* SLOW defines the slow path of a launch function, LAUNCH its hook. `off` and `fast` may have become true through
+ * another launch function, so the hook also checks that the driver has this function, which an old driver may lack.
+ * KERNEL is for functions that exist in every supported driver, so it needs no such check. */
 #define SLOW(symbol, parameters, arguments, key, stream, per_thread) \
     static __attribute__((noinline, used)) CUresult slow_##symbol parameters \
     { \
@@ -91,12 +92,14 @@ static bool there(enum function function, CUresult *status)
 #define KERNEL_KEY cost_key(function, gx, gy, gz, bx)
 
 /*
- * The hooks of the most frequent launches are written so that no parameter is copied. If the hook declared all eleven
+ * The hooks of the most frequent launches are written so that no parameter is copied. If a hook declared all eleven
  * parameters, the compiler would copy those on the stack before the jump to the driver. On x86-64 the hook declares
- * only the six parameters that are passed in registers, reads the stream from its ABI position (third on the stack) and
- * leaves the stack unchanged. That is correct only if the last call is a jump. The attribute musttail ensures a jump
- * where the compiler has it; elsewhere the requested optimisation does. A build without optimisation or with a
- * sanitizer uses plain C. tests/native/vcuda/test_compilers.py launches through each such build.
+ * only the six parameters that are passed in registers. It reads the stream from its position in the ABI (third on the
+ * stack) and leaves the stack unchanged.
+ *
+ * That is correct only if the last call is a jump. The attribute musttail ensures a jump if the compiler has it;
+ * otherwise the requested optimisation does. A build without optimisation or with a sanitizer uses plain C.
+ * tests/native/vcuda/test_compilers.py launches through each such build.
  */
 #if defined(__has_attribute)
 #if __has_attribute(musttail)
@@ -204,8 +207,8 @@ LAUNCH(cuLaunchGrid, (CUfunction function, int width, int height), (function, wi
 LAUNCH(cuLaunchGridAsync, (CUfunction function, int width, int height, CUstream stream), (function, width, height, stream),
        cost_key(function, (unsigned)width, (unsigned)height, 1, 1), stream, false)
 
-/* Launches one kernel on several devices. The limiter charges and throttles it as one launch on the device of the first
- * entry, and the other parts wait with it. */
+/* Launches one kernel on several devices. The limiter charges and throttles this as one launch on the device of the
+ * first entry. The launches on the other devices wait with it. */
 EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count, unsigned int flags)
 {
     struct ticket ticket = {.flow = NULL};

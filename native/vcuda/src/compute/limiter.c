@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The slow path of a launch: charges the launches since the last fence (timing event), decides whether this launch may
- * start, and waits if it may not. A launch takes this path after 250 microseconds of predicted work (2 ms while nothing
- * throttles the container), after 64 launches, after a pause of the host, or if its kernel was never measured.
+ * The slow path of a launch. It charges the launches since the last fence (timing event), decides whether this launch
+ * may start, and waits if it may not. A launch takes this path after 250 microseconds of predicted work (2 ms while
+ * nothing throttles the container), after 64 launches, after a pause of the host, or if its kernel was never measured.
+ * A segment is the group of launches between two fences.
  */
 #include "limiter.h"
 
@@ -17,18 +18,19 @@
 #include <unistd.h>
 
 #define GAP_US 20u
-/* One in this many segments consists of a single launch, because a longer segment may have been waiting for the host
- * most of the time. */
+/* One in this many segments consists of a single launch, so that its time is measured exactly. A longer segment may
+ * have waited for the host most of the time. */
 #define SAMPLE 8u
 #define STALL_NS (500 * MS)
 #define STALL_AGAIN_NS (10 * MS)
-#define WAKE_ON 2 /* Number of further threads that each thread wakes that was woken at the gate. */
+#define WAKE_ON 2 /* When the gate opens, each thread that was woken wakes this number of further threads. */
 
 __thread struct thread_state vgpu_thread;
 _Atomic uint32_t vgpu_launch_epoch = 1;
 struct costs vgpu_costs;
 
-static _Atomic uint32_t gap_ticks = GAP_US * 2000; /* Used until the speed of the counter has been measured. */
+/* Starts with a value that is used until the speed of the counter has been measured. */
+static _Atomic uint32_t gap_ticks = GAP_US * 2000;
 static _Atomic bool calibrated;
 
 static _Atomic uint64_t thread_count;
@@ -69,7 +71,7 @@ static void charge(struct limited *limited, struct segment *segment, uint64_t no
     __atomic_store_n(limited->busy_lane, until, __ATOMIC_RELAXED);
 }
 
-/* Empties the flow (the launches of a thread into a stream) so that its next launch takes the slow path. */
+/* Empties the flow (the launches of a thread into one stream) so that its next launch takes the slow path. */
 static void rest(struct flow *flow)
 {
     segment_start(&flow->segment);
@@ -81,8 +83,8 @@ static struct mark *mark(const struct thread_state *thread, const struct flow *f
     return fence_mark(thread->context, (CUstream)(flow->stream & ~FLOW_PER_THREAD), (flow->stream & FLOW_PER_THREAD) != 0);
 }
 
-/* Ends a segment and charges it as predicted. No fence is recorded, because outside a launch into the stream the stream
- * may no longer exist. */
+/* Ends a segment and charges it as predicted. Records no fence, because this function is not called during a launch
+ * into the stream, and the stream may no longer exist. */
 static void drop(struct thread_state *thread, struct flow *flow, uint64_t now)
 {
     if (flow->segment.count && thread->limited)
@@ -92,9 +94,9 @@ static void drop(struct thread_state *thread, struct flow *flow, uint64_t now)
     rest(flow);
 }
 
-/* Called for a stream that is being captured. The launches that the fast path counted since the capture began ran
- * nothing, but are charged, because their number is unknown. It is small, as each further launch into the stream takes
- * the slow path. */
+/* Called for a stream that is being captured into a graph. Launches that the fast path counted since the capture began
+ * ran nothing. They are charged all the same, because their number is unknown. It is small, because each further launch
+ * into the stream takes the slow path. */
 static void captured(struct thread_state *thread, uintptr_t stream)
 {
     struct flow *flow = &thread->flow[flow_index(stream)];
@@ -110,8 +112,8 @@ static void close_segment(struct thread_state *thread, struct flow *flow, uint64
         return;
     charge(thread->limited, &flow->segment, now);
     struct mark *end = mark(thread, flow);
-    /* The event was recorded at this point, not at the last launch. The host time in between is counted as possible
-     * idle time of the stream, because it may be no GPU work. */
+    /* The event was recorded now, not at the last launch. The stream may have been idle since that launch, so the host
+     * time in between counts as possible idle time. */
     flow->segment.host_ns = limiter_now() - flow->began;
     fence_put(thread->limited, flow, end, goes_on);
     rest(flow);
@@ -154,7 +156,8 @@ static void at_end(void *state)
         drop(thread, &thread->flow[i], now);
 }
 
-/* Registers at_end for this thread. A program without these pthread functions has no other threads. */
+/* Registers at_end for this thread. If the program has no pthread functions, it has no other threads, and nothing is
+ * registered. */
 static void watch_end(struct thread_state *thread)
 {
     static pthread_key_t key;
@@ -213,10 +216,10 @@ static struct flow *flow_of(struct thread_state *thread, uintptr_t stream)
 }
 
 /*
- * Waits until the arbiter (the node's scheduler of the GPU) changes the gpu page. It wakes a few waiting threads, and
- * each of them wakes some more. A thread does that only after a change of the page: otherwise two threads would wake
- * each other for ever. If the chain breaks because a process in it was stopped or killed, the others wake at their
- * timeout (LOOK_AGAIN_NS).
+ * Waits until the arbiter (the node's service that divides a GPU's time) changes the gpu page. The arbiter wakes a few
+ * waiting threads, and each of them wakes some more. A thread wakes others only if the page has changed, because
+ * otherwise two threads would wake each other for ever. If the chain breaks because a process in it was stopped or
+ * killed, the others wake at their timeout (LOOK_AGAIN_NS).
  */
 static void wait_gate(const struct limited *limited, uint32_t wake, uint64_t now, uint64_t until)
 {
@@ -231,9 +234,9 @@ static void wait_gate(const struct limited *limited, uint32_t wake, uint64_t now
 }
 
 /*
- * Returns true if no work has finished for much longer than the queued work should take. The queued work may be waiting
- * for what this thread launches or does next (a callback, another stream's event), so throttling it further could last
- * for ever.
+ * Returns true if no queued work has finished for much longer than it should take. The queued work may then depend on
+ * what this thread does next (another launch, a callback, another stream's event), so throttling the thread further
+ * could last for ever.
  */
 static bool stalled(const struct thread_state *thread, uint32_t passed, uint64_t waited)
 {
@@ -241,7 +244,7 @@ static bool stalled(const struct thread_state *thread, uint32_t passed, uint64_t
     return queued && waited > (thread->stalled == passed + 1 ? STALL_AGAIN_NS : STALL_NS + 2 * queued);
 }
 
-/* Waits until a launch of this cost may start. Returns for how long from then on no other container uses the GPU. */
+/* Waits until a launch of this cost may start. Returns for how long after that no other container uses the GPU. */
 static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t cost, uint64_t *now)
 {
     struct limited *limited = thread->limited;
@@ -250,7 +253,7 @@ static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t c
     uint64_t began = *now, since = *now;
     uint32_t before = atomic_load_explicit(&limited->passed, memory_order_relaxed);
     for (;;) {
-        /* Only one of several waiting launches polls. */
+        /* Only one of several waiting launches checks whether the queued work is finished. */
         bool watches = !atomic_exchange_explicit(&limited->watched, true, memory_order_relaxed);
         controller_help(waited);
         uint32_t passed = atomic_load_explicit(&limited->passed, memory_order_relaxed);
@@ -266,8 +269,8 @@ static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t c
         bool lowered = limits_sm_lowered(limited->device->uuid, limited->device->nvml_index);
         uint32_t rate = pace_rate(share, limits_core_policy() == VGPU_CORE_FORCE, lowered, arbiter, &page);
         uint64_t busy = atomic_load_explicit(&limited->busy_until, memory_order_relaxed), until;
-        /* The lower maximum balance of an idle container does not apply to a container that waits, so it loses nothing
-         * by waking late. */
+        /* An idle container has a lower maximum balance. It does not apply to a container with a waiting launch, which
+         * therefore loses nothing by waking late. */
         bool working = waited || bucket_busy_until(limited->tenant) > *now;
         struct pace_view view = {
             .now = *now, .waited = *now - began, .gate = arbiter ? page.gate : VGPU_GATE_NONE, .rate_ppm = rate,
@@ -293,7 +296,8 @@ static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t c
         waited = true;
         /* End the segment now. This gives the launched work an exact end, and shows the arbiter when it is finished. */
         close_segment(thread, flow, *now, false);
-        /* The stream may become idle, so the end of this segment cannot serve as the begin of the next. */
+        /* The stream may become idle during the wait, so the end of this segment cannot serve as the begin of the
+         * next. */
         fence_drop_mark(flow->begin);
         flow->begin = NULL;
         if (!arbiter)
@@ -310,11 +314,13 @@ static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t c
         limits_control(); /* Read the limits again, so that a live change also applies to a waiting launch. */
         uint64_t then = *now;
         *now = limiter_now();
-        /* Here the launch waits for the program's own work, so the wait is not counted as throttling. */
+        /* While nothing throttles the container, the launch waits only for the program's own work, so the wait is not
+         * counted as throttling. */
         if (thread->open)
             continue;
         throttled += *now - then;
-        /* Add the time after each wait, so that little of it is lost if the process is killed during a long wait. */
+        /* Add the waited time after each wait, so that little of it is lost if the process is killed during a long
+         * wait. */
         __atomic_fetch_add(&limited->tenant->throttled_ns, *now - then, __ATOMIC_RELAXED);
     }
 }

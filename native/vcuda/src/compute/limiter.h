@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Internals of the compute limiter, which keeps a container to its share of the GPU's time. launch.c admits most
- * launches (the fast path: a table look-up and a sum, no system call, no shared write), limiter.c the others (the slow
- * path: charges, waits, fences). settle.c replaces the predicted charge of launches by their measured GPU time.
- * tenant.c maps the pages that the container shares with the arbiter, the service on the node that divides a GPU's time
- * among the containers.
+ * Internals of the compute limiter, which keeps a container to its share of the GPU's time. launch.c is the fast path,
+ * which admits most launches with a table look-up and a sum, without a system call or a shared write. limiter.c is the
+ * slow path, with charges, waits and fences (timing events at the end of a group of launches). settle.c replaces the
+ * predicted charge of launches by their measured GPU time. tenant.c maps the pages that the container shares with the
+ * arbiter, a service on the node that divides a GPU's time among the containers. The container's user is the tenant: a
+ * container may write its tenant page, and only the arbiter writes the gpu page.
  */
 #ifndef VGPU_LIMITER_H
 #define VGPU_LIMITER_H
@@ -17,10 +18,10 @@
 
 struct limited {
     const struct device *device;
-    /* Balance of GPU time of the whole container, in the tenant page. Without a tenant page it belongs to this process
-     * alone. */
+    /* Balance of GPU time of the whole container, in the tenant page. If there is no tenant page, the balance of this
+     * process alone. */
     struct vgpu_tenant_device *tenant;
-    /* Page in which the arbiter says when this container may launch; NULL if there is none. */
+    /* The gpu page, in which the arbiter says when this container may launch; NULL if there is none. */
     _Atomic(const struct vgpu_gpu_page *) page;
 
     /* Balance of GPU time that only this process changes, so that other processes cannot falsify it. */
@@ -59,8 +60,8 @@ void tenant_reset(void);
 struct flow {
     uintptr_t stream; /* Stream of the flow, as returned by flow_stream(). */
     bool used;
-    /* begin: event at which the segment begins: the end event of the last segment, or an event that was recorded before
-     * the first launch; NULL if no event could be recorded. */
+    /* begin: event at which the segment begins. It is the end event of the segment before, or an event that was
+     * recorded before the first launch. NULL if no event could be recorded. */
     struct mark *begin;
     uint64_t began; /* began: time at which the first launch was admitted. */
     uint64_t chain;
@@ -68,26 +69,34 @@ struct flow {
 };
 
 struct thread_state {
-    /* If this equals (sequence number of the limits file | 1), the thread's device has no compute limit. */
+    /* Equals the sequence number of the limits file, with the lowest bit set, if the thread's device has no compute
+     * limit in this version of the file. */
     uint32_t off;
     /* While this equals vgpu_launch_epoch, the fields below describe the thread's current context. */
     uint32_t ready;
-    /* The last reading of limiter_ticks() minus `behind`, plus one `gap` for each later launch without a reading. */
+    /* Reading the counter limiter_ticks() costs time, so only some launches read it. Each of the others is assumed to
+     * come one `gap` after the launch before. `ticks` is the time of the last launch under this assumption, less the
+     * allowance `behind`. */
     uint32_t ticks;
-    /* If two launches are more ticks apart than this, the stream may have been idle in between. */
+    /* If the launches since the last reading are on average further apart than this (in ticks), the stream may have
+     * been idle in between. */
     uint32_t gap;
-    uint32_t behind, window; /* `behind` is LIMITER_GRANTS times `gap`; `window` is one `gap` more. */
-    /* open: true if nothing throttled the container when this thread last took the slow path. Then `gap` is longer. */
+    /* behind: allowance for launches without a reading, LIMITER_GRANTS gaps. window: one `gap` more. A reading later
+     * than `ticks` plus `window` means that the stream may have been idle. */
+    uint32_t behind, window;
+    /* open: true if nothing throttled the container when this thread last took the slow path. Then longer pauses are
+     * accepted, so `gap` is longer. */
     bool open;
-    uint64_t segment_ns; /* segment_ns: predicted work after which a segment ends. */
+    /* segment_ns: predicted work after which a segment (the launches of a flow up to its fence) ends. */
+    uint64_t segment_ns;
     struct flow *current;    /* current: flow of the last launch. */
     struct limited *limited;
     CUcontext context;
     uint64_t number; /* Serial number of the thread. */
     uint32_t segments;
     uint32_t seen; /* seen: value of `ready` before the thread's context may have changed. */
-    /* stalled: value of limited->passed + 1 when a launch was last admitted because no queued work had finished for
-     * long; 0 if that has not happened. */
+    /* stalled: usually 0. If no queued work finished for long, so that a launch was admitted without further waiting,
+     * the value that limited->passed had then, plus 1. */
     uint32_t stalled;
     uint64_t calibration_ns;
     uint32_t calibration_ticks;
@@ -95,13 +104,12 @@ struct thread_state {
 };
 /* initial-exec: the library is loaded at program start, and the fast path must not call __tls_get_addr. */
 extern __thread struct thread_state vgpu_thread __attribute__((tls_model("initial-exec")));
-/* The epoch changes when a context ends or a capture begins, so that each thread checks its state again; it is never
- * 0. */
+/* Changes when a context ends or a capture begins, so that each thread checks its state again. It is never 0. */
 extern _Atomic uint32_t vgpu_launch_epoch;
 extern struct costs vgpu_costs;
 
-/* Reads the processor's counter of constant rate, which needs no system call. The counter wraps within seconds, so a
- * long pause may be missed. Each missed pause costs a little accuracy once. */
+/* Reads the processor's counter of constant rate, which needs no system call. The counter wraps around within seconds,
+ * so a long pause may be missed. Each missed pause makes one measurement a little less accurate. */
 static inline uint32_t limiter_ticks(void)
 {
 #if defined(__x86_64__)
@@ -118,8 +126,8 @@ static inline uint32_t limiter_ticks(void)
 #endif
 }
 
-/* Not every launch reads the counter (segment_looks). A launch that does not is assumed to follow the one before by one
- * gap. */
+/* The largest number of launches that may pass without a reading of the counter: in each flow all but one of
+ * SEGMENT_LOOK_LAUNCHES launches (segment_looks). Such a launch is assumed to come one gap after the launch before. */
 #define LIMITER_GRANTS (FLOWS * (SEGMENT_LOOK_LAUNCHES - 1))
 static inline void limiter_set_gap(struct thread_state *thread, uint32_t gap)
 {
@@ -148,8 +156,8 @@ static inline bool limiter_looked(struct thread_state *thread, uint32_t ticks)
     return true;
 }
 
-/* Returns the program's stream handle as a number, with an extra bit for functions of the per-thread API. There the
- * default stream has the same handle, but is a different stream in each thread. */
+/* Returns the program's stream handle as a number. For functions of the per-thread API an extra bit is set, because
+ * there the same handle of the default stream means a different stream in each thread. */
 #define FLOW_PER_THREAD ((uintptr_t)1 << (sizeof(uintptr_t) * 8 - 1))
 static inline uintptr_t flow_stream(CUstream stream, bool per_thread)
 {
@@ -174,8 +182,8 @@ void limiter_after(struct ticket *ticket, CUresult status);
 /* Called when the thread's current context has changed or may have changed, so that the thread checks it at its next
  * launch. */
 void limiter_forget_thread(void);
-/* Called after a context has ended. The next context on the thread's stack is now current, perhaps on another
- * device. */
+/* Called after a context has ended. The next context on the thread's stack of contexts is now current, perhaps on
+ * another device. */
 void limiter_context_left(struct leaving *leaving);
 /* Called when the current context of any thread may have changed. */
 void limiter_forget_all(void);

@@ -3,7 +3,7 @@
  * waits. These functions read no clock and call no driver (pace.h). */
 #include "pace.h"
 
-/* A throttled container starts again only with this balance, so that it runs in bursts instead of single kernels,
+/* A throttled container starts again only when it has this balance. So it runs in bursts instead of single kernels,
  * because measuring errors arise only at the begin and end of a burst. BURST_WAIT_NS keeps a container with a small
  * share from waiting long. */
 #define BURST_NS (2 * MS)
@@ -24,8 +24,8 @@ static int64_t load(const int64_t *word)
 void bucket_accrue(struct vgpu_tenant_device *device, uint64_t now, uint32_t rate_ppm, bool busy)
 {
     uint64_t last = __atomic_load_n(&device->accrued_ns, __ATOMIC_RELAXED);
-    /* The process that succeeds in advancing the time adds the accrued GPU time. If it dies between the two steps, the
-     * time of this step is lost. */
+    /* Several processes may call this function at once. The process that succeeds in advancing the time adds the
+     * accrued GPU time. If it dies between the two steps, this GPU time is lost. */
     if (now <= last && last - now < 1000 * MS)
         return;
     if (!__atomic_compare_exchange_n(&device->accrued_ns, &last, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
@@ -36,7 +36,8 @@ void bucket_accrue(struct vgpu_tenant_device *device, uint64_t now, uint32_t rat
         passed = passed && last ? 10000 * MS : 0;
     int64_t due = (int64_t)((double)passed * rate_ppm / PPM + 0.5), room = cap - balance;
     if (due > room)
-        /* Accrual stops at the cap, but a balance that exceeds the cap because a charge was corrected stays. */
+        /* Accrual stops at the cap. But a balance that exceeds the cap because a charge was corrected stays as it
+         * is. */
         due = room > 0 ? room : 0;
     if (due)
         __atomic_fetch_add(&device->balance_ns, due, __ATOMIC_RELAXED);
@@ -83,8 +84,8 @@ static enum pace later(const struct pace_view *view, uint64_t when, enum pace an
     return answer;
 }
 
-/* Called if the arbiter does not let this container launch. The arbiter begins the next turn when this process reports
- * that its work is finished, so one thread polls after half of the predicted time. */
+/* Called if the arbiter does not let this container launch. The arbiter begins the next turn (time slice) when this
+ * process reports that its work is finished. So one thread checks this again after half of the predicted time. */
 static enum pace at_gate(const struct pace_view *view, uint64_t *until)
 {
     uint64_t left = view->watches && view->busy_until > view->now ? view->busy_until - view->now : 0;
@@ -111,9 +112,9 @@ enum pace pace_decide(const struct pace_view *view, uint64_t cost, uint64_t *unt
             return later(view, view->turn_start, PACE_WAIT, until);
         if (start >= view->turn_end)
             return at_gate(view, until);
-        /* A launch that does not fit into the rest of the turn may start if it is the first of its turn (it would never
-         * fit) or if more than half of it fits. A launch whose thread was woken late still counts as first, so that it
-         * does not miss a short turn. */
+        /* Some launches do not fit into the rest of the turn. Such a launch may start if more than half of it fits, or
+         * if it is the first of its turn, because otherwise a long kernel could never start. A launch whose thread was
+         * woken late still counts as first, so that it does not miss a short turn. */
         uint64_t first = (view->turn_end - view->turn_start) / 8;
         if (start + cost > view->turn_end + cost / 2 && start > view->turn_start + (first > WOKEN_NS ? first : WOKEN_NS))
             return at_gate(view, until);
@@ -126,8 +127,8 @@ enum pace pace_decide(const struct pace_view *view, uint64_t cost, uint64_t *unt
         /* A single long kernel counts as a burst, and a launch that has waited for BURST_WAIT_NS has waited long enough.
          * Both start as soon as the balance is positive. */
         burst = cost < burst && view->waited < BURST_WAIT_NS ? burst : 0;
-        /* Wait until the balance is above 0, rounded up to the next nanosecond, because with a balance of exactly 0 the
-         * launch would have to wait again. */
+        /* Wait until the balance is above 0, rounded up to the next nanosecond. With a balance of exactly 0 the launch
+         * would have to wait again. */
         uint64_t owed = (uint64_t)-view->balance + 1 + burst;
         return later(view, view->now + (uint64_t)((double)owed * PPM / (double)rate) + 1, PACE_WAIT, until);
     }

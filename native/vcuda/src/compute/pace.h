@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The arithmetic of the compute limiter. This code reads no clock and calls no driver: time is an argument. So the same
- * object code runs in the library and in the tests' model (tests/native/vcuda/model). All times are in nanoseconds.
+ * The arithmetic of the compute limiter, which keeps a container to its share of the GPU's time. This code reads no
+ * clock and calls no driver, because time is an argument. So the same object code runs in the library and in the tests'
+ * model (tests/native/vcuda/model). All times are in nanoseconds. The parts are:
  *
  * bucket: the GPU time that a container may still use. The bucket fills with time, and kernels empty it.
  *
@@ -9,10 +10,10 @@
  *
  * cost: the GPU time of a kernel, learned from segments.
  *
- * segment: the launches between two fences (timing events) of one stream. Its measured time replaces the predicted
- * time.
+ * segment: the launches between two fences (timing events) of one stream. When the second fence is settled, the
+ * measured time replaces the predicted time.
  *
- * wakes: limits how often the thread wakes that settles segments, that is, replaces predicted by measured time.
+ * wakes: limits how often the thread that settles fences wakes.
  */
 #ifndef VGPU_PACE_H
 #define VGPU_PACE_H
@@ -36,8 +37,8 @@
  * wait. */
 #define BUCKET_BUSY_CAP_NS (50 * MS)
 
-/* Adds the GPU time that accrued since the last call, up to the largest balance. Any number of processes may call it at
- * once. */
+/* Adds the GPU time that accrued since the last call, up to the largest balance. Several processes may call it at the
+ * same time. */
 void bucket_accrue(struct vgpu_tenant_device *device, uint64_t now, uint32_t rate_ppm, bool busy);
 void bucket_charge(struct vgpu_tenant_device *device, uint64_t ns);
 /* Replaces the charge `predicted` by the measured time `real`. */
@@ -70,21 +71,21 @@ struct pace_view {
 };
 
 enum pace { PACE_GO, PACE_WAIT, PACE_WAIT_GATE };
-/* Decides whether a launch may start. *until is the time of the next check. After PACE_WAIT_GATE the caller also checks
- * as soon as the arbiter changes the gpu page. */
+/* Decides whether a launch may start. If not, *until is the time of the next check. After PACE_WAIT_GATE the caller
+ * also checks as soon as the arbiter changes the gpu page (the arbiter's page with the gate and the turns). */
 enum pace pace_decide(const struct pace_view *view, uint64_t cost, uint64_t *until);
 /*
- * Returns for how long after the start of this launch no other container uses the GPU; 0: another one may use it at any
- * time. Without an arbiter this is unknown, and all the measured time is charged, so a container never gets more than
- * its share, and gets less if another container is busy.
+ * Returns for how long after the start of this launch no other container uses the GPU; 0: another container may use it
+ * at any time. Without an arbiter this is unknown. Then UINT64_MAX is returned, so all the measured time is charged: a
+ * container never gets more than its share, and it gets less if another container is busy.
  */
 uint64_t pace_exclusive(const struct pace_view *view, uint32_t flags);
 
 /*
  * Returns the part of the GPU's time (in millionths) that the container gets. Without an arbiter or with `force` it is
- * the container's share. Otherwise it is the arbiter's rate, but never less than the share. If the environment has
- * `lowered` the share, the arbiter's rate applies only while the gate is open, because the arbiter uses the share of
- * the limits file.
+ * the container's share. With an arbiter it is the arbiter's rate, but never less than the share. The arbiter knows
+ * only the share of the limits file. So if the environment has `lowered` the share, the arbiter's rate applies only
+ * while the gate is open.
  */
 uint32_t pace_rate(uint32_t share_ppm, bool force, bool lowered, bool arbiter, const struct vgpu_gpu_page *page);
 
@@ -94,22 +95,22 @@ uint32_t pace_rate(uint32_t share_ppm, bool force, bool lowered, bool arbiter, c
 #define COST_ENTRIES (1u << COST_BITS)
 /* Assumed cost of a kernel that was never measured. It is high, so that few such kernels are queued at once. */
 #define COST_UNKNOWN_NS (2 * MS)
-/* An entry with this bit belongs to a kernel whose every launch is measured alone, because its times vary. */
+/* An entry with this bit belongs to a kernel whose times vary, so that each of its launches is measured alone. */
 #define COST_APART 0x80000000ull
 #define COST_MOST_NS (COST_APART - 1)
 
 struct costs {
-    /* The low half of an entry is the key, the high half the cost in nanoseconds. Both are in one word, so that a
-     * launch reads them at once. */
+    /* The low half of an entry is the key, the high half the cost in nanoseconds. Both are in one word, so that one
+     * read gets a key and its cost together. */
     _Atomic uint64_t entry[COST_ENTRIES];
     /* Number of measured launches; it does not count beyond a few. */
     _Atomic uint32_t seen[COST_ENTRIES];
     /* Time (ns) of the longest launch, reduced a little at each later measured launch. */
     _Atomic uint32_t most[COST_ENTRIES];
 };
-/* Returns the key of a kernel's cost, from its function and the dimensions that vary most. Uses few instructions (three
- * additions with a shift). Two kernels may get the same key. Then they share a predicted cost, but each is finally
- * charged its measured time. */
+/* Returns the key of a kernel's cost, computed from its function and the dimensions that vary most. Uses few
+ * instructions (three additions with a shift). If two kernels get the same key, they share a predicted cost, but each
+ * is finally charged its measured time. */
 static inline uint32_t cost_key(const void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx)
 {
     return (uint32_t)(uintptr_t)function ^ (((gx * 8 + gy) * 8 + gz) * 8 + bx) * 0x2c1b3c6du;
@@ -129,8 +130,9 @@ unsigned cost_find(struct costs *costs, uint32_t key, uint64_t *ns, bool *known)
 #define SEGMENT_LAUNCHES 64u
 #define SEGMENT_NS (250 * US)
 /* While the arbiter lets the container use the whole GPU at any time, nothing throttles it. Then segments may be longer
- * by this factor, and so may the pause that ends a segment. Each fence costs time of the host and of the GPU: on an
- * H200 a program of short kernels that fenced every second launch ran at half its speed. */
+ * by this factor, and so may the pause that ends a segment. Longer segments need fewer fences, and each fence costs
+ * time of the host and of the GPU: on an H200 a program of short kernels that fenced every second launch ran at half
+ * its speed. */
 #define SEGMENT_OPEN 8u
 /* Returns the predicted work (ns) after which a segment ends. An unfinished segment is not charged yet, so it may
  * contain at most half of the work that may be queued. */
@@ -156,9 +158,10 @@ struct segment {
     uint16_t items[SEGMENT_LAUNCHES + 1]; /* One extra item, for a launch into a full segment. */
 };
 /*
- * Returns true if the processor's counter must be read before this launch. Reading it costs several times the rest of a
- * launch, so only one in four launches of short kernels reads it. After a pause that is not noticed, at most 15
- * microseconds of work start without a check. The same check ends a segment that has become too long.
+ * Returns true if the processor's counter must be read before this launch, to find out whether the stream was idle and
+ * whether the segment has become too long. A reading costs several times as much as the rest of a launch, so only one
+ * in four launches of short kernels makes it. If a pause is missed for this reason, at most 15 microseconds of work
+ * start without a check.
  */
 #define SEGMENT_LOOK_NS (5 * US)
 #define SEGMENT_LOOK_LAUNCHES 4u
@@ -180,14 +183,15 @@ static inline void segment_add(struct segment *segment, unsigned item, uint64_t 
     segment->predicted += ns;
 }
 
-/* Each context has a settler: its streams can run at the same time, and time in which several run is counted once. */
+/* State for the charges of one context. The streams of a context can run at the same time, and time in which several of
+ * them run is counted once. */
 struct settler {
     uint64_t frontier; /* frontier: GPU time up to this point has been counted. */
-    /* carry is 0 or negative: minus the amount by which past charges exceeded the minimum charge, for segments during
-     * which another container may have run. It lowers the minimum of later charges. */
+    /* carry: 0 or negative. Some past charges exceeded the minimum charge, for segments during which another container
+     * may have run. `carry` is minus this excess, and it lowers the minimum of later charges. */
     int64_t carry;
 };
-/* Returns the charge of a finished segment and updates `costs`. `begin` and `end` are times from the same start. */
+/* Returns the charge of a finished segment and updates `costs`. `begin` and `end` are measured from the same start. */
 uint64_t segment_settle(struct costs *costs, struct settler *settler, const struct segment *segment, uint64_t begin,
                         uint64_t end);
 
@@ -201,12 +205,12 @@ uint64_t segment_settle(struct costs *costs, struct settler *settler, const stru
 /* Shortest time between two checks by threads of the program that wait for their launches. */
 #define FENCE_HELP_NS (1 * MS)
 
-/* The settling thread may wake once in this time on average. */
+/* On average the settling thread may wake once in this time. */
 #define WAKE_EVERY_NS (10 * MS)
-/* Number of times that the thread may wake in a row without that pause. */
+/* Number of times that the thread may wake in a row without waiting for that time. */
 #define WAKE_BURST 8u
 struct wakes {
-    /* End of the last interval of WAKE_EVERY_NS that was used up; each time the thread wakes uses up one interval. */
+    /* Each wake-up uses up one interval of WAKE_EVERY_NS. `paid` is the end of the last interval that was used up. */
     uint64_t paid;
 };
 /* Returns the earliest time at which the thread may wake next. */
@@ -214,7 +218,7 @@ static inline uint64_t wakes_from(const struct wakes *wakes)
 {
     return wakes->paid > WAKE_BURST * WAKE_EVERY_NS ? wakes->paid - WAKE_BURST * WAKE_EVERY_NS : 0;
 }
-/* Returns when the thread may wake if it has to wake at `wanted`, and uses up an interval for that. */
+/* Returns when the thread may wake if it wants to wake at `wanted`, and uses up an interval for that. */
 static inline uint64_t wakes_take(struct wakes *wakes, uint64_t wanted)
 {
     uint64_t at = wanted > wakes_from(wakes) ? wanted : wakes_from(wakes);

@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Places: the entries of the contexts whose launches are measured. A fence is a timing event at the end of a group of
- * launches. There are two locks, and no launch waits for either of them while its holder is inside a driver call. A
- * thread holds `vgpu_place_lock` for a few instructions and never during a driver call. The thread that calls the
- * driver for a context holds the lock `settling` of that context's place; only a thread that ends the context waits for
- * this lock.
+ * The table of the contexts whose launches are measured. A place is the entry of one such context. A mark is a timing
+ * event with its bookkeeping, which a place uses again and again. A fence is a timing event after a group of launches
+ * in a stream; its record has the marks before and after the group. To settle a fence means to read how long its
+ * launches took.
+ *
+ * There are two kinds of locks. `vgpu_place_lock` is held for a few instructions and never during a driver call. The
+ * lock `settling` of a place is held by the thread that calls the driver for this context. Launches never wait for
+ * `settling`; only a thread that ends the context does.
  */
 #ifndef VGPU_PLACE_H
 #define VGPU_PLACE_H
@@ -14,26 +17,26 @@
 struct mark {
     struct mark *next; /* The next unused mark in the place's pool. */
     struct place *place;
-    uint64_t serial; /* The place's serial when this mark was created. */
+    uint64_t serial; /* The place's serial number when this mark was created. */
     CUevent event;
-    /* Number of users: fences, flows (launches of a thread into a stream), and the place's time base; protected by
+    /* Number of users: fences, flows (launches of a thread into a stream), and the place's anchor. Protected by
      * vgpu_place_lock. */
     unsigned holders;
-    /* The event's time that settle.c has read; negative if it was not read since the event was last recorded. Protected
-     * by `settling` while a fence holds the mark. */
+    /* The time at which the GPU reached the event, as read by settle.c. Negative if it was not read since the event was
+     * last recorded. While a fence uses the mark, protected by `settling`. */
     double when;
 };
 
 struct fence {
     struct fence *next;
     struct mark *begin, *end;
-    /* chain: number of the flow (launches of a thread into a stream). Its fences finish in the order in which they were
-     * recorded. */
+    /* chain: number of the flow (launches of a thread into a stream) to which the fence belongs. The fences of one flow
+     * finish in the order in which they were recorded. */
     uint64_t chain;
     struct segment segment;
 };
 
-/* A context with its events, the event from which its times are counted, and the GPU time that was counted. */
+/* A context with its marks, its fences, and the state for its charges. */
 struct place {
     CUcontext context;
     uint64_t serial; /* A different number for each context, because a new context may get the handle of an old one. */
@@ -44,7 +47,7 @@ struct place {
 
     struct lock settling;      /* settling protects the fields below. */
     struct fence *open, **open_last; /* open: fences that are not settled, in the order in which they were recorded. */
-    /* anchor: event from which times are counted. anchor_ns: its own time. */
+    /* anchor: the mark from which the times of the other marks are counted. anchor_ns: its own time. */
     struct mark *anchor;
     double anchor_ns;
     /* due: time at which the oldest fence should be finished. soon: time between two checks after `due`. */
@@ -60,7 +63,8 @@ extern _Atomic bool vgpu_fences_parked;
 /* Finds the place of a context, and with `make` creates it. The caller holds vgpu_place_lock. NULL: the context has no
  * place, or the table is full. */
 struct place *place_of(CUcontext context, bool make);
-/* Destroys unused marks beyond `keep`. The context must be current, and the caller must hold the lock `settling`. */
+/* Destroys unused marks until at most `keep` are left. The context must be current, and the caller must hold the lock
+ * `settling`. */
 void place_trim(struct place *place, unsigned keep);
 
 #endif

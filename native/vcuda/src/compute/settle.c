@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Settles fences (timing events of launches): reads the times of finished events and replaces the predicted charge by
- * the measured time. All times of a context are counted from one event, so that time in which several streams run is
- * counted once. A place is the entry of a context; the functions that settle need the lock `settling` of its place.
+ * Settles fences, which are timing events after groups of launches: reads the times of finished events and replaces the
+ * predicted charge of the launches by the measured time. A place is the entry of one context in the table of measured
+ * contexts. All times of a context are counted from one event, its anchor, so that time in which several streams run is
+ * counted once. The functions that settle need the lock `settling` of the place.
  */
 #include "place.h"
 
@@ -17,13 +18,15 @@
  * creating an event costs microseconds. */
 #define POOLED 1024
 #define UNREADABLE CUDA_ERROR_NOT_FOUND
-/* Time that is assigned to the first event from which a context counts. It is so high that events recorded before that
- * one have positive times too. */
+/* Time that is assigned to the first anchor of a context. It is so high that events recorded before this anchor have
+ * positive times too. */
 #define FIRST_NS 1e12
-#define ANCHOR_MS 4000.0f /* Up to this time a float, in milliseconds, is exact to a quarter of a microsecond. */
+/* The driver returns times in milliseconds as a float, which up to this value is exact to a quarter of a microsecond.
+ * Beyond it a newer event becomes the anchor. */
+#define ANCHOR_MS 4000.0f
 
-/* Reads into mark->when at which time the GPU reached the event, in nanoseconds of the context's time. Returns an error
- * if the GPU has not reached it, or if the time cannot be read. */
+/* Reads when the GPU reached the event, in nanoseconds on the context's time scale, and stores it in mark->when.
+ * Returns an error if the GPU has not reached the event, or if the time cannot be read. */
 static CUresult read_time(const struct place *place, struct mark *mark)
 {
     float ms;
@@ -35,15 +38,15 @@ static CUresult read_time(const struct place *place, struct mark *mark)
     return status;
 }
 
-/* Returns whether the GPU has reached the fence's end event. If the context has a time base, one driver call returns
- * both this and the time. */
+/* Returns whether the GPU has reached the fence's end event. If the context has an anchor, one driver call returns both
+ * this and the time. */
 static CUresult ask(const struct place *place, const struct fence *fence)
 {
     CUresult status = read_time(place, fence->end);
     return status == CUDA_SUCCESS || status == CUDA_ERROR_NOT_READY ? status : REAL(cuEventQuery)(fence->end->event);
 }
 
-/* Makes an event the time base of its context: further times are counted from it. */
+/* Makes an event the anchor of its context, from which further times are counted. */
 static void set_anchor(struct place *place, struct mark *mark, double when)
 {
     lock_take(&vgpu_place_lock);
@@ -54,8 +57,9 @@ static void set_anchor(struct place *place, struct mark *mark, double when)
     place->anchor_ns = mark->when = when;
 }
 
-/* Corrects the charge of a fence that the GPU has reached. If the times cannot be read, the segment stays charged as
- * predicted. The time of its begin is negative if that event is more than 1000 s older than the first time base. */
+/* Corrects the charge of a fence that the GPU has reached. If the times cannot be read, the segment (the fence's
+ * launches) stays charged as predicted. The same holds if the begin event is more than 1000 s older than the first
+ * anchor, because its time is then negative. */
 static void finish(struct place *place, const struct fence *fence)
 {
     struct mark *begin = fence->begin, *end = fence->end;
@@ -112,7 +116,7 @@ static void take_off_all(struct place *place)
         take_off(place, &place->open);
 }
 
-/* Frees the place of a context that has ended or is ending. Another context may get the same handle and must not
+/* Frees the place of a context that has ended or is ending. Another context may get the same handle, and it must not
  * find the old events. */
 static void leave_place(struct place *place)
 {
@@ -139,7 +143,7 @@ static void leave_place(struct place *place)
 }
 
 /* Updates the predicted end of this process's work on the device, and returns the time of the next check. If the
- * oldest fence is late, the work behind it still counts as queued; otherwise a program could queue slow kernels
+ * oldest fence is late, the work after it still counts as queued. Otherwise a program could queue slow kernels
  * without limit. */
 static uint64_t predict(struct place *place, bool finished, bool fresh, uint64_t now)
 {
@@ -157,7 +161,7 @@ static uint64_t predict(struct place *place, bool finished, bool fresh, uint64_t
         until = now + place->soon + (queued > oldest ? queued - oldest : 0);
     if (!queued || finished || until >= known) {
         atomic_store_explicit(&limited->busy_until, until, memory_order_relaxed);
-        /* 0 means that the arbiter need not wait. */
+        /* A value of 0 means that this process has no queued work, so the arbiter need not wait for it. */
         __atomic_store_n(limited->busy_lane, queued ? until : 0, __ATOMIC_RELAXED);
     }
     if (!place->open)
@@ -167,9 +171,9 @@ static uint64_t predict(struct place *place, bool finished, bool fresh, uint64_t
     return again > now + FENCE_SOON_NS ? again : now + FENCE_SOON_NS;
 }
 
-/* Settles the finished fences in the order in which they were recorded. A fence that the GPU has not reached keeps
- * later fences of its flow waiting. Returns the number of settled fences. The context is current. `safe` means that the
- * driver calls cannot break a capture. */
+/* Settles the finished fences in the order in which they were recorded, and returns their number. If the GPU has not
+ * reached a fence, later fences of the same flow (the launches of a thread into one stream) wait. The context is
+ * current. `safe` is true if the driver calls cannot break a stream capture. */
 static unsigned settle_open(struct place *place, bool safe)
 {
     uint64_t blocked[BLOCKED];
@@ -185,7 +189,8 @@ static unsigned settle_open(struct place *place, bool safe)
             link = &fence->next;
             continue;
         }
-        /* With any other status the context is in an error state, and the predicted charge stays. */
+        /* With any other status the context is in an error state, or the driver may not be called now. Then the
+         * predicted charge stays. */
         if (status == CUDA_SUCCESS)
             finish(place, fence);
         take_off(place, link);
@@ -204,7 +209,7 @@ static uint64_t settle(struct place *place, uint64_t now, bool *did)
         return UINT64_MAX;
     unsigned finished = 0;
     bool safe = capture_relax(&mode);
-    /* If the context cannot be entered, it has ended and its events with it, so their handles must not be used. */
+    /* If the context cannot be entered, it has ended together with its events, so their handles must not be used. */
     bool entered = REAL(cuCtxPushCurrent_v2)(green_enters(place->context)) == CUDA_SUCCESS;
     if (entered) {
         finished = settle_open(place, safe);
@@ -224,7 +229,7 @@ uint64_t fence_settle_place(unsigned index, uint64_t now, bool *did)
     *did = false;
     if (!place->limited || !lock_try(&place->settling))
         return UINT64_MAX;
-    /* This is checked under the lock, because fence_park sets the flag and then waits for the lock. */
+    /* The flag is checked under the lock, because fence_park first sets the flag and then waits for the lock. */
     uint64_t again = atomic_load_explicit(&vgpu_fences_parked, memory_order_seq_cst) ? UINT64_MAX : settle(place, now, did);
     lock_drop(&place->settling);
     return again;
@@ -257,8 +262,8 @@ bool fence_park(uint64_t patience_ns)
     return quiet;
 }
 
-/* Destroys the events of a context before it ends. The driver would free them with the context. But if it refuses to
- * end the context, they would remain and nobody would use them. */
+/* Destroys the events of a context before it ends. Normally the driver frees them with the context. But if it refuses
+ * to end the context, the events would remain without a user. */
 static void destroy_events(struct place *place)
 {
     CUcontext unused;
@@ -271,8 +276,8 @@ static void destroy_events(struct place *place)
     REAL(cuCtxPopCurrent_v2)(&unused);
 }
 
-/* Returns true if the place still belongs to the same context. It may not, because another thread may have removed that
- * context, and a new context may use the place. */
+/* Returns true if the place still belongs to the same context. Another thread may have removed that context, and a new
+ * context may use the place. */
 static bool still(const struct place *place, uint64_t serial)
 {
     lock_take(&vgpu_place_lock);

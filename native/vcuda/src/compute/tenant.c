@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The pages that the processes of a container share with the arbiter, the node's service that divides a GPU's time. The
- * tenant page has the container's balance of GPU time, the gpu page the times when it may launch. Both are in the same
- * folder as the ledger (the file with the memory charges). If several shares (allocations) name a card, the pages in
- * the folder of the first of these shares are used.
+ * tenant page has the container's balance of GPU time. The gpu page has the times when the container may launch. Both
+ * are in the same folder as the ledger (the file with the memory charges). If several shares (allocations) name a card,
+ * the pages in the folder of the first of these shares are used.
  *
- * A missing page, or one of an unknown version, is no error. Without a tenant page each process alone keeps to the
- * container's share of GPU time. Without a gpu page, or while the arbiter does not update it, the container keeps to
- * its share.
+ * It is no error if a page is missing or has an unknown version. Without a tenant page each process alone keeps to the
+ * container's share of GPU time. Without a gpu page, or while the arbiter does not update it, the container as a whole
+ * keeps to its share.
  */
 #include "limiter.h"
 
@@ -44,8 +44,8 @@ static void *map(const char *path, int flags, int protection, size_t size)
     return page;
 }
 
-/* Builds the path of `name` in the ledger's folder. Returns false if the ledger has another file name, as for a library
- * preloaded by hand; then there are no pages. */
+/* Builds the path of the page `name` in the ledger's folder. Returns false if the ledger has another file name than the
+ * node gives it, as for a library preloaded by hand. Then there are no pages. */
 static bool neighbour(char *path, size_t room, unsigned share, const char *name, const char *uuid)
 {
     const char *ledger = limits_ledger_path(share), *slash = strrchr(ledger, '/');
@@ -139,8 +139,8 @@ void tenant_look_again(struct limited *limited, uint64_t now)
     lock_drop(&lock);
 }
 
-/* Returns how old the arbiter's last update is. The absolute difference counts, because the arbiter may have written
- * the page after this thread read the clock, so a time slightly in the future is valid. */
+/* Returns how old the arbiter's last update is. The arbiter may have written the page after this thread read the clock,
+ * so a time slightly in the future is valid. Therefore the absolute difference counts. */
 static uint64_t age(uint64_t now, uint64_t heartbeat)
 {
     return now > heartbeat ? now - heartbeat : heartbeat - now;
@@ -153,8 +153,8 @@ bool tenant_page(const struct limited *limited, uint64_t now, struct vgpu_gpu_pa
         return false;
     for (int attempt = 0; attempt < 8; attempt++) {
         uint32_t before = __atomic_load_n(&page->sequence, __ATOMIC_ACQUIRE);
-        /* Acquire loads keep the order, so that the second load of the sequence comes last. No memory fence is used,
-         * because the thread sanitizer does not support fences. */
+        /* The sequence number is read before and after the fields. Acquire loads ensure that the second of these reads
+         * comes last. No memory fence is used, because the thread sanitizer does not support fences. */
         copy->wake = __atomic_load_n(&page->wake, __ATOMIC_ACQUIRE);
         copy->gate = __atomic_load_n(&page->gate, __ATOMIC_ACQUIRE);
         copy->flags = __atomic_load_n(&page->flags, __ATOMIC_ACQUIRE);

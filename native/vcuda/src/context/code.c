@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Charges the GPU memory of code (modules, libraries and their parts that the driver loads late), and of the stacks and
- * heaps whose sizes cuCtxSetLimit sets. Only the driver knows how much memory they need. After a load one NVML query
- * shows how much memory this process uses beyond its charge (unaccounted.c). If that memory exceeds the limit, the load
- * is undone. A request for a part that the driver loads late only sets a flag, so that the next allocation, free or
- * load compares the figures.
+ * Charges the GPU memory of code, that is, of modules, libraries and their parts that the driver loads late. Also
+ * charges the stacks and heaps whose sizes cuCtxSetLimit sets. Only the driver knows how much memory they need. So
+ * after a load one NVML query shows how much memory this process uses beyond its charge (unaccounted.c). If that
+ * exceeds the limit, the load is undone. A request for a part that the driver loads late only sets a flag, so that the
+ * next allocation, free or load compares the figures.
  *
- * The library holds no lock during the driver's call, because the driver may wait for the GPU, or call back a tool that
- * loads its own code.
+ * The library holds no lock during the driver's call, because the driver may wait for the GPU, or call a tool in the
+ * process (such as a profiler) that loads its own code.
  */
 #include "context.h"
 
 #include "process.h"
 
-/* Returns the device to which code, stacks and heaps are charged. NULL: they are not charged, so nothing is checked. */
+/* Returns the device to which code, stacks and heaps are charged. Returns NULL if they are not charged; then nothing is
+ * checked. */
 static const struct device *charged_device(enum control control)
 {
     CUcontext context;
@@ -47,9 +48,9 @@ static void coming_begin(struct coming *coming, const struct device *device)
     coming->passes = context_pass(device->ledger);
 }
 
-/* Returns true if the loaded code exceeds the limit. If that cannot be seen now, a later comparison charges the code.
- * Of several loads that exceed the limit together, one at a time is undone until the rest fits; the lock is held until
- * coming_undone, so the next load is checked after that. */
+/* Returns true if the loaded code exceeds the limit. If that cannot be determined now, a later comparison charges the
+ * code. Several loads may exceed the limit together. Then one load at a time is undone until the rest fits: the lock is
+ * held until coming_undone, so the next load is checked only after that. */
 static bool coming_too_much(struct coming *coming, bool came)
 {
     const struct device *device = coming->device;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Charges contexts when they are created or first met, counts their users, and uncharges them when they end. A context
- * that was created without a hook (NVIDIA's runtime can do that) is charged when a hook first meets it. */
+/* Charges contexts when they are created or first used, counts their users, and uncharges them when they end. NVIDIA's
+ * runtime can create a context without calling a hook of this library. Such a context is charged when a hook first
+ * finds it as the current context. */
 #include "context.h"
 
 #include "events.h"
@@ -8,8 +9,8 @@
 
 #include <string.h>
 
-/* Primary context of each device; NULL if it is not charged. Calls that could not get the device's lock write this
- * without the lock. */
+/* The primary context of each device; NULL if it is not charged. Calls that could not get the device's lock write this
+ * variable without the lock. */
 static CUcontext _Atomic primary[VGPU_MAX_DEVICES];
 
 /* --- the end of a context; the device is locked -------------------------------------------------------- */
@@ -105,9 +106,9 @@ static int lock_of(CUcontext context, bool *locked)
     return block.device;
 }
 
-/* Changes the number of users of a context by `step` and returns it; -1: the context was never charged. A context
- * lives until it was detached as often as it was created and attached. The number is the field `kind` of the
- * context's block. */
+/* Changes the number of users of a context by `step` and returns the new number; -1: the context was never charged. A
+ * context lives until it was detached as often as it was created and attached. The number is stored as the field `kind`
+ * of the context's block. */
 static int count_users(CUcontext context, int step)
 {
     struct block block;
@@ -120,8 +121,8 @@ static int count_users(CUcontext context, int step)
     return users;
 }
 
-/* Ends one use of the context by the driver's call `end`. `last` means that this call frees the context even if it has
- * other users. */
+/* Ends one use of the context by calling `end`, which calls the driver. `last` is true if this call frees the context
+ * even if it has other users. */
 static CUresult end_context(CUcontext context, CUresult (*end)(CUcontext context), bool last)
 {
     struct block block;
@@ -188,8 +189,8 @@ static bool is_primary(CUcontext context, CUdevice ordinal)
     return found == context;
 }
 
-/* Returns the size of a context if NVML does not show this process: the size in the ledger, or else a measurement that
- * is stored there. */
+/* Returns the size of a context, for a process that NVML does not show: the size in the ledger (the file of the
+ * container's charges). If the ledger has none yet, measures the size and stores it there. */
 static uint64_t cost_of(const struct device *device, CUcontext context, CUdevice ordinal)
 {
     uint64_t bytes = ledger_context_bytes(device->ledger);
@@ -203,15 +204,15 @@ static uint64_t cost_of(const struct device *device, CUcontext context, CUdevice
     return bytes;
 }
 
-/* Charges a context that no hook saw being created. It exists already, so it is charged like other memory that the
- * driver uses without a request of the program. The device is locked. */
+/* Charges a context that no hook saw being created. It exists already, so it cannot be refused. It is charged like
+ * other memory that the driver uses without a request of the program. The device is locked. */
 static bool adopt(const struct device *device, CUcontext context, CUdevice ordinal)
 {
     struct block block = {.key = (uintptr_t)context, .device = device->ledger, .kind = 1};
     unaccounted_begin(device);
     enum looked looked = unaccounted_look_locked(device);
     if (looked == LOOKED_NOT)
-        return false; /* The next call for this context tries again. */
+        return false; /* The figures could not be compared now. The next call for this context tries again. */
     if (looked == LOOKED_HIDDEN && limits_count_context()) {
         block.owner = cost_of(device, context, ordinal);
         unaccounted_unseen(device->ledger, block.owner, true);
@@ -230,7 +231,7 @@ CUresult context_met(const struct device *device, CUcontext context, CUdevice or
     uint64_t over = unaccounted_over(device->ledger);
     *known = block_get(&vgpu_contexts, (uintptr_t)context, &block);
     if (*known && over)
-        /* The limit may have room by now for the part that could not be charged before, so compare again. */
+        /* The limit may now have room for the part that could not be charged before, so compare again. */
         over = unaccounted_look(device);
     if (!*known && !context_permitted(device))
         return CUDA_ERROR_NOT_PERMITTED;

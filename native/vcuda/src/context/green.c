@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Hooks of green contexts. A green context is a part of a device's SMs on top of the device's primary context, which it
- * keeps alive. The primary context is charged like any context. The additional memory of a green context is measured,
- * or charged as a whole context if it cannot be measured. Launches are throttled to the container's share of GPU time
- * whichever SMs they use. That is safe, because a part of the SMs never does more work than all of them.
+ * Hooks of green contexts. A green context is a part of a device's SMs. It is created on top of the device's primary
+ * context and keeps that context alive.
  *
- * Memory allocated while a green context is current belongs to its primary context and outlives the green context. The
- * driver lets a green context be current to one thread at a time, so neither this code nor a thread of the library
- * makes it current.
+ * Memory: the primary context is charged like any context. The additional memory of a green context is measured and
+ * charged; if it cannot be measured, a whole context is charged. Memory allocated while a green context is current
+ * belongs to its primary context and outlives the green context.
+ *
+ * Time: launches are throttled to the container's share of GPU time whichever SMs they use. That is safe, because a
+ * part of the SMs never does more work than all of them.
+ *
+ * The driver lets a green context be current to only one thread at a time. So the library never makes one current in
+ * its own threads or calls.
  */
 #include "context.h"
 
@@ -193,8 +197,8 @@ EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc descriptio
      * may be created. */
     if (control == CONTROL_BROKEN || limits_denied())
         return memory_broken();
-    /* Retain the primary context twice: for this call, and for the life of the green context. The retaining hook
-     * charges it like any context. */
+    /* Retain the primary context twice: for this call, and for the life of the green context. The hook of the retaining
+     * function charges the primary context like any context. */
     status = cuDevicePrimaryCtxRetain(&primary, ordinal);
     if (status != CUDA_SUCCESS)
         return status;
@@ -228,7 +232,7 @@ EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green)
     if (!block_get(&vgpu_greens, (uintptr_t)green, &block))
         return REAL(cuGreenCtxDestroy)(green);
     bool locked = context_lock(block.device);
-    /* If the green context is no longer in the table, another thread has reset its primary context meanwhile. */
+    /* If the green context is no longer in the table, another thread has reset the primary context meanwhile. */
     if (!block_get(&vgpu_greens, (uintptr_t)green, &block)) {
         context_unlock(block.device, locked);
         return REAL(cuGreenCtxDestroy)(green);

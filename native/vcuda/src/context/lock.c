@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Serialises the creation and destruction of contexts of a device, because their sizes are measured. The lock serves
- * only the measurement, so no thread waits for it without a time limit. During a hooked call the driver may call a tool
- * of the program, which may create its own contexts, and a driver may delay a call until another thread has acted. A
- * call that does not get the lock continues without a measurement. The measurement of the thread that has the lock may
- * then include that call's bytes. To detect this, unlocked calls are counted.
+ * only the measurement, so a thread waits for it only for a limited time. Without the limit there could be a deadlock
+ * in two ways. The driver may call a tool inside the process (a profiler, for example) during the call, and the tool
+ * may create contexts itself. Or the driver may delay the call until another thread has acted.
+ *
+ * A call that does not get the lock continues without a measurement. The measurement of the thread that has the lock
+ * may then include that call's bytes. To detect this, calls without the lock are counted.
  */
 #include "context.h"
 
@@ -15,9 +17,10 @@
 #define PATIENCE_MS 1000
 
 static struct lock locks[VGPU_MAX_DEVICES];
-/* True after a thread has waited in vain for the lock. Then no other thread waits until the holder has released it. */
+/* True after a thread has waited in vain for the lock. In this state no other thread waits until the holder has
+ * released the lock. */
 static _Atomic bool stuck[VGPU_MAX_DEVICES];
-/* The low half counts the unlocked calls that are active, the high half all unlocked calls so far. */
+/* Calls that run without the lock. The low half counts those that are active now, the high half all of them so far. */
 static _Atomic uint64_t passing[VGPU_MAX_DEVICES];
 #define PASSED (1ull << 32)
 /* Bit n is set while this thread has the lock of device n. */
@@ -27,7 +30,8 @@ _Static_assert(VGPU_MAX_DEVICES <= 32, "a bit each");
 bool context_try(int device)
 {
     if (limits_count_context())
-        /* Load NVML before taking the lock, because dlopen takes a lock of its own and runs constructors. */
+        /* Load NVML before taking the lock, because dlopen takes the dynamic loader's own lock and runs
+         * constructors. */
         nvml_load();
     if (held >> device & 1 || !lock_try(&locks[device]))
         return false;

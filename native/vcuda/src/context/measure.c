@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Measures how much GPU memory a context needs, because only the driver knows that. The cost is the difference of the
- * bytes that NVML shows for this process before and after. If NVML does not show this process (with some drivers NVML
- * shows no process in a container), the difference of the card's used bytes is used. This difference is checked against
- * the size of further, short-lived contexts, because other containers allocate and free meanwhile. A size that was
- * found in this way is kept until a lower one is found.
+ * Measures how much GPU memory a context needs, because only the driver knows that. The size is the difference of the
+ * bytes that NVML shows for this process before and after the creation. With some drivers NVML shows no process in a
+ * container. Then the difference of the card's used bytes is taken. Other containers allocate and free meanwhile, so
+ * this difference is checked against the size of further, short-lived contexts. A size that was found in this way is
+ * replaced as soon as a lower one is found.
  */
 #include "context.h"
 
@@ -59,8 +59,8 @@ static uint64_t on_card(int device)
     return ledger_own(device, ACCOUNT_USED) - host_memory_held(device);
 }
 
-/* Reads NVML's figures and the charge while no thread is in flight (inside an allocation). Sets `quiet` to false and
- * reads nothing if a thread stays in flight. */
+/* Reads NVML's figures and the charge while no thread is in flight (inside an allocation). If a thread stays in flight,
+ * reads nothing and sets `quiet` to false. */
 static void read_both(struct measure *measure, bool card)
 {
     int device = measure->device->ledger;
@@ -182,7 +182,7 @@ uint64_t measure_by_second(CUcontext context, CUdevice ordinal, uint64_t card)
     if (!REAL_HAS(cuMemGetInfo_v2) || !REAL_HAS(cuCtxCreate_v2) || !REAL_HAS(cuCtxDestroy_v2) ||
         !REAL_HAS(cuCtxPushCurrent_v2) || !REAL_HAS(cuCtxPopCurrent_v2) || !middle(context, ordinal, &size, &unanimous))
         return card;
-    /* A process's first context may cost more than its second, but not more than twice as much. If `card` is higher, it
-     * includes another container's bytes. */
+    /* A process's first context may cost more than its second, but at most twice as much. If `card` is higher than
+     * that, it includes another container's bytes. */
     return unanimous && card >= (uint64_t)size && card <= 2 * (uint64_t)size ? card : (uint64_t)size;
 }

@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The steps of creating a context: the library checks that the context is allowed, charges it before the call, and
- * measures its real cost.
+ * The steps of creating a context: the library checks that the context is allowed, charges it before the driver's call,
+ * and measures its real size afterwards. The ledger is the file in which the container's charges are recorded.
  *
- * The first context of a container on a device is created while no other process of the container creates one there,
- * and its measured size is stored in the ledger. Every later context is charged that size before its creation, by any
- * number of processes at once, and corrected to its own measured size afterwards. If the thread did not get the
- * device's lock, the context is charged the stored size, or at its first use like a context that no hook saw.
+ * While the first context of a container on a device is created, no other process of the container creates one there.
+ * The measured size is stored in the ledger. Every later context is charged that size before its creation, and the
+ * charge is corrected to its own measured size afterwards. Any number of processes may do this at once. A thread that
+ * did not get the device's lock cannot measure. Its context is charged the stored size. If there is none yet, the
+ * context is charged at its first use, like a context that no hook saw.
  */
 #include "context.h"
 
 #include "events.h"
 
-/* Returns whether the device may have a context. Must be called after this process has claimed a slot in the ledger. A
- * node that withdraws the allocation first writes the flag `deny` to the limits file and then looks for slots, so
- * either this process sees `deny` or the node sees the slot. */
+/* Returns whether the device may have a context. Must be called after this process has claimed its slot in the ledger,
+ * because a node that withdraws the allocation first writes the flag `deny` to the limits file and then looks for
+ * slots. So either this process sees `deny`, or the node sees the slot. */
 bool context_permitted(const struct device *device)
 {
     bool known;
@@ -42,7 +43,7 @@ const struct device *context_admit(enum control control, CUdevice ordinal, CUres
     return NULL;
 }
 
-/* For this function and opening_end the caller holds the device's lock if `locked` is true. */
+/* The caller of opening_begin and opening_end holds the device's lock if `locked` is true. */
 CUresult opening_begin(struct opening *opening, const struct device *device, bool locked)
 {
     *opening = (struct opening){.device = device, .measuring = -1, .counted = limits_count_context(), .locked = locked};
@@ -69,8 +70,8 @@ CUresult opening_begin(struct opening *opening, const struct device *device, boo
     return CUDA_SUCCESS;
 }
 
-/* Stores the charge of a context. If two threads created the same context at once, because one waited for the lock in
- * vain, there is only one context, so the earlier charge is removed. */
+/* Stores the charge of a context. Two threads may have created the same context at once, because one of them waited for
+ * the lock in vain. Then there is only one context, so the earlier charge is removed. */
 static void keep(struct opening *opening, CUcontext context, uint64_t bytes)
 {
     int device = opening->device->ledger;
@@ -98,8 +99,8 @@ static uint64_t size_of(const struct opening *opening, CUcontext context, CUdevi
         *learn = bytes > 0;
         return bytes;
     }
-    /* For the first context of each process the size is measured again if the card's figure was lower, because the size
-     * in the ledger may be too high. */
+    /* The size in the ledger may be too high. So if the first context of a process is smaller by the card's figure, it
+     * is measured again, and a lower size is stored. */
     *learn = false;
     if (how == MEASURED_CARD && bytes < known && ledger_own(opening->device->ledger, ACCOUNT_CONTEXT) == known) {
         bytes = measure_by_second(context, ordinal, bytes);

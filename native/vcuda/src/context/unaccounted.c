@@ -1,21 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Charges GPU memory that the driver uses beyond this process's allocations. Such memory is code, stacks and heaps;
- * contexts that were created without a hook of this library; padding to the driver's unit (an allocation just above a
- * unit uses almost two units); half-empty blocks of small allocations; and memory of other APIs than CUDA.
+ * Charges GPU memory that the driver uses beyond this process's allocations, here called unaccounted memory: code,
+ * stacks and heaps; contexts that were created without a hook of this library; padding to the driver's unit (an
+ * allocation just above a unit uses almost two units); half-empty blocks of small allocations; and memory of other APIs
+ * than CUDA.
  *
  * Such memory can appear at any time. So the library compares the bytes that NVML shows for this process with the
- * process's charge: after each load of code, and whenever the process's allocations have grown or shrunk by a step
- * (1/32 of the usage, at least 32 MiB) since the last comparison. The difference is charged to the context account, up
- * to the limit. A difference beyond the limit is not charged, but while it exists, every allocation fails. An
- * allocation that does not complete a step needs no comparison and no system call.
+ * process's charge. It does so after each load of code, and whenever the process's allocations have grown or shrunk by
+ * a step (1/32 of the usage, at least 32 MiB) since the last comparison. The difference is charged to the context
+ * account, up to the limit. While there is a difference beyond the limit, every allocation fails. Most allocations do
+ * not complete a step, so they need no comparison and no system call.
  *
  * While a thread is inside an allocation, the two figures cannot be read together, so the comparison is repeated later.
- * While a thread is inside a free, the charge is only raised, because NVML's figure may already be without that memory.
+ * While a thread is inside a free, the charge is only raised, because NVML's figure may already lack the freed memory.
  *
- * If NVML does not show this process, the difference is computed from the addresses of its plain memory. The driver
- * backs plain memory in units and keeps a unit while any block lies in it. Other containers do not affect this figure.
- * A context that no hook saw counts as one context. Other memory (code, padding of arrays, graphics) is then unknown.
+ * If NVML does not show this process, the difference is computed from the addresses of its plain memory (ordinary
+ * allocations). The driver backs plain memory in units and keeps a unit while any block lies in it. Other containers do
+ * not affect this figure. A context that no hook saw counts as one context. Other memory (code, padding of arrays,
+ * graphics) remains unknown.
  */
 #include "context.h"
 
@@ -50,7 +52,8 @@ static struct unaccounted {
 /* Earliest time of the next search for code that launches have loaded; 0: no code was loaded yet. */
 static _Atomic uint64_t late;
 
-/* Sets the range of the charge within which no comparison is needed. If `looked` is false, none is ever needed. */
+/* Sets the range of the charge within which no comparison is needed. If `looked` is false, sets the widest range, so
+ * that no comparison is ever needed. */
 static void set_marks(const struct unaccounted *unaccounted, int device, bool looked)
 {
     uint64_t used = ledger_own(device, ACCOUNT_USED), step = used / STEP_PART > STEP_LEAST ? used / STEP_PART : STEP_LEAST;
@@ -61,7 +64,9 @@ static void set_marks(const struct unaccounted *unaccounted, int device, bool lo
     if (!low && unaccounted->charged && used)
         low = 1; /* The context probably ends after its last free, so compare when everything is freed. */
     if (atomic_load_explicit(&unaccounted->over, memory_order_relaxed)) {
-        low = used; /* Compare at the first freed byte, because part of the excess can then be charged. */
+        /* While the limit is exceeded, compare at the first freed byte, because part of the excess can then be
+         * charged. */
+        low = used;
         step = 0;
     }
     atomic_store_explicit(&vgpu_counters[device].low, looked ? low : 0, memory_order_relaxed);
@@ -83,8 +88,9 @@ static uint64_t charge(const struct device *device, uint64_t bytes)
 
 /* --- if NVML does not show this process ---------------------------------------------------------------- */
 
-/* Counts the units of memory in which blocks lie. `ends` is a hash set of the units at the two ends of every block. The
- * units between them contain no other block, so they are only counted. */
+/* Counts the units of memory in which blocks lie. `ends` is a hash set of the first and last unit of every block,
+ * because other blocks may share these units. The units between them contain no other block, so they are only
+ * counted. */
 struct units {
     int device;
     size_t blocks, capacity; /* capacity: a power of two, more than two units for each block. */
@@ -104,8 +110,8 @@ static bool count_block(const struct block *block, void *data)
     return false;
 }
 
-/* Adds a unit to the set. The set may be full if blocks were added after the count. Then each further end counts as a
- * unit of its own. */
+/* Adds a unit to the set. The set may be full if blocks were added after its size was computed. Then each further unit
+ * is counted without a check whether it was counted before. */
 static void add_end(struct units *units, uint64_t unit)
 {
     size_t at = (unit * 0x9e3779b97f4a7c15ull) & (units->capacity - 1);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Finds the driver's own functions once, when the first hook (replacement of a driver function) runs, in the libraries
- * that the program has loaded itself. This library never loads CUDA into a program.
+ * Finds the driver's own functions in the libraries that the program has loaded. This happens once, when the first hook
+ * (replacement of a driver function) runs. This library never loads CUDA into a program.
  */
 #include "real.h"
 
@@ -54,7 +54,7 @@ bool driver_object(bool nvml, struct object *found)
 
 /*
  * This library must not call the dynamic loader while it holds one of its own locks. A thread inside dlopen holds the
- * loader's lock, and a constructor of the opened library may call a hook that waits for the library's lock: that would
+ * loader's lock, and a constructor of the opened library may call a hook that waits for this library's lock. That would
  * be a deadlock. So functions are looked up without a lock and stored under a lock.
  */
 static struct lock resolve_lock;
@@ -77,8 +77,8 @@ static void take(const struct object *object, bool nvml, _Atomic bool *found)
             __atomic_store_n(&vgpu_real[i], functions[i], __ATOMIC_RELAXED);
     atomic_store_explicit(&taken[nvml], object->low, memory_order_release);
     /* A library with another name may open the driver later and forward calls to it through these hooks. If the
-     * functions of such a library were kept, it and the hooks would call each other for ever. So the search ends only
-     * when the driver with the standard name is found. */
+     * functions of such a library were kept as the driver's, that library and the hooks would call each other for ever.
+     * So the search ends only when the driver with the standard name is found. */
     if (strcmp(object->soname, soname_of(nvml)) == 0)
         atomic_store_explicit(found, true, memory_order_release);
     lock_drop(&resolve_lock);

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Finds the loaded objects (program and libraries) of this process and their symbols by reading their ELF tables in
- * memory.
- *
- * The library replaces dlsym, so it cannot look up libc's dlsym by dlsym. If it imported dlsym, it would need the glibc
- * version of the build machine. So it reads the dynamic section of libc itself.
+ * Finds the objects (program and libraries) that are loaded in this process, and their symbols, by reading their ELF
+ * tables in memory. The library replaces dlsym, so it cannot find libc's dlsym by calling dlsym. If it imported dlsym
+ * instead, it would need the glibc version of the build machine. So it reads the dynamic section of libc.
  */
 #include "real.h"
 
@@ -38,8 +36,8 @@ static int describe(struct dl_phdr_info *info, size_t size, void *data)
     const ElfW(Dyn) *soname = NULL;
     object.dynamic = dynamic;
     for (; dynamic->d_tag != DT_NULL; dynamic++) {
-        /* glibc has relocated these pointers in place, except in read-only dynamic sections (the vDSO), whose pointers
-         * are relative to the base. */
+        /* glibc has relocated these pointers in place. Read-only dynamic sections (the vDSO) are an exception: their
+         * pointers are relative to the base. */
         uintptr_t pointer = dynamic->d_un.d_ptr;
         if (pointer < object.base)
             pointer += object.base;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Classifies names of functions of a driver that is newer than this library. Such a driver has unknown versions of
- * hooked functions, for example cuMemAlloc_v3 next to cuMemAlloc_v2. Their parameters are unknown, so this library's
- * hook of an older version cannot replace them, and a refusal would only make programs fail. Programs get the driver's
- * own function, and the memory that it uses is found by NVML's figures (routes/newer.c).
+ * hooked functions (functions that this library replaces), for example cuMemAlloc_v3 next to cuMemAlloc_v2. Their
+ * parameters are unknown, so the hook of an older version cannot replace them, and refusing them would only make
+ * programs fail. Programs get the driver's own function. The memory that it uses is found by a comparison with NVML's
+ * figures (routes/newer.c).
  */
 #include "real.h"
 
@@ -23,8 +24,8 @@ static const struct {
 };
 #define HOOKED (sizeof hooked / sizeof *hooked)
 
-/* Returns true for the names of functions that allocate nothing. A new version of them needs no measures: if it frees
- * memory, the memory stays charged only until the next comparison with NVML's figures. */
+/* Returns true for the name of a function that allocates nothing. A new version of such a function needs no measures.
+ * If it frees memory, the memory stays charged only until the next comparison with NVML's figures. */
 static bool harmless(const char *name, size_t length)
 {
     static const char *const names[] = {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Finds libc's own dlsym, dlvsym and dlopen in libc's symbol table. Programs that call dlsym and dlvsym get this
- * library's versions (routes/route.c). libc's functions are called only while no lock of this library is held (driver.c
- * says why).
+ * library's versions (routes/route.c). This library calls libc's functions only while it holds none of its own locks
+ * (driver.c says why).
  */
 #include "real.h"
 
@@ -28,8 +28,8 @@ void loader_ready(void)
 }
 
 /* The pthread functions, found in the program's libraries. If this library were linked against them, it could require a
- * newer symbol version than the libc of the container image has. As the loader does, the search takes the first object
- * that has the name. */
+ * newer symbol version than the libc of the container image has. Like the dynamic loader, the search takes the first
+ * object that has the name. */
 struct thread_calls vgpu_threads;
 
 struct named {
@@ -53,7 +53,8 @@ static void *symbol_of_process(const char *name)
 
 void threads_ready(void)
 {
-    static _Atomic bool ready; /* Several threads may do this at once, because all of them store the same values. */
+    /* Several threads may look these functions up at once, because all of them store the same values. */
+    static _Atomic bool ready;
     if (atomic_load_explicit(&ready, memory_order_acquire))
         return;
     __atomic_store_n(&vgpu_threads.create, (thread_create_type)symbol_of_process("pthread_create"), __ATOMIC_RELAXED);

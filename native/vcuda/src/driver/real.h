@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The objects (program and libraries) loaded in this process, and the real functions of the driver and of the loader,
- * which this library's hooks call. */
+/* The objects (the program and its libraries) that are loaded in this process, and the real functions of the driver and
+ * of the dynamic loader. The library's hooks, which replace these functions, call the real ones. */
 #ifndef VGPU_REAL_H
 #define VGPU_REAL_H
 
@@ -36,18 +36,19 @@ bool object_links(const struct object *object, const char *soname, bool (*wanted
 enum form {
     /* KNOWN: the name of a hook (a function that this library replaces), or of a function that need not be replaced. */
     FORM_KNOWN,
-    /* NEWER: a version of a hooked function that this library does not know. Its memory is found by NVML's figures. */
+    /* NEWER: a version of a hooked function that this library does not know. It cannot charge the memory of such a call
+     * directly, so it compares its charges with NVML's figures afterwards. */
     FORM_NEWER,
-    /* REFUSED: an unknown version of a function that returns function pointers. It is refused, because hooks would not
-     * see calls of those pointers. */
+    /* REFUSED: an unknown version of a function that returns function pointers. The call is refused, because hooks
+     * would not see calls through those pointers. */
     FORM_REFUSED,
 };
 /* Classifies the name of an exported symbol. */
 enum form form_of(const char *symbol);
-/* The same for a name that was passed to cuGetProcAddress and whose result is not a hooked function. */
+/* Does the same for a name that a program passed to cuGetProcAddress. The function must not be a hooked one. */
 enum form form_of_name(const char *name);
-/* True if, when the driver was found, the program or one of its libraries was linked against an unknown version of a
- * hooked function. No hook sees such calls. */
+/* True if the program or one of its libraries was linked against an unknown version of a hooked function when the
+ * driver was found. No hook sees calls of such a function. */
 extern _Atomic bool vgpu_forms_linked;
 void forms_look(void);
 
@@ -85,13 +86,13 @@ extern void *vgpu_real[FUNCTION_COUNT];
 #define REAL(symbol) ((__typeof__(&symbol))vgpu_real[F_##symbol])
 #define REAL_HAS(symbol) (vgpu_real[F_##symbol] != NULL)
 
-/* Returns true if the object is libcuda, whatever its path and name, or, with `nvml`, libnvidia-ml.so.1, whatever its
- * path. */
+/* Returns true if the object is libcuda, whatever its path and name. With `nvml`, returns true if the object is
+ * libnvidia-ml.so.1, whatever its path. */
 bool is_driver(const struct object *object, bool nvml);
 /* Finds the loaded driver. If several are loaded, the one with the standard name is used. */
 bool driver_object(bool nvml, struct object *found);
 bool driver_ready(void);   /* driver_ready returns true if libcuda is loaded; it never loads libcuda. */
-/* driver_settled: libcuda is loaded under its standard name, so no other driver will replace it. */
+/* driver_settled returns true if libcuda is loaded under its standard name, so that no other driver will replace it. */
 bool driver_settled(void);
 bool nvml_ready(void);   /* nvml_ready returns true if libnvidia-ml.so.1 is loaded; it never loads that library. */
 void driver_reset(void);
@@ -101,9 +102,9 @@ bool nvml_load(void);    /* Loads and initialises NVML for this library's own qu
 
 typedef void *(*dlsym_type)(void *, const char *);
 typedef void *(*dlvsym_type)(void *, const char *, const char *);
-extern dlsym_type vgpu_real_dlsym; /* NULL before loader_ready(). */
+extern dlsym_type vgpu_real_dlsym; /* NULL before loader_ready() was called. */
 extern dlvsym_type vgpu_real_dlvsym;
-void loader_ready(void); /* Finds the two functions above; only the first call does something. */
+void loader_ready(void); /* Finds libc's dlsym and dlvsym. Only the first call has an effect. */
 void *real_dlsym(void *handle, const char *name);
 void *real_dlopen(const char *path, int flags);
 
@@ -112,7 +113,7 @@ typedef int (*thread_detach_type)(pthread_t);
 typedef int (*thread_key_type)(pthread_key_t *, void (*)(void *));
 typedef int (*thread_set_type)(pthread_key_t, const void *);
 /* The thread functions of the program's C library; NULL if the program is not linked with threads. They are looked up
- * together with the driver, because no lock may be held during the look-up. */
+ * when the driver is looked up, because no lock may be held during a look-up. */
 extern struct thread_calls {
     thread_create_type create;
     thread_detach_type detach;

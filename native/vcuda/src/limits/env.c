@@ -27,7 +27,7 @@ bool env_bytes(const char *text, uint64_t *bytes)
     case 'g': case 'G': shift = 30; c++; break;
     default: break;
     }
-    /* Refuse 0, because some readers understand it as "no limit" and others as "nothing". */
+    /* Refuse 0, because it could mean "no limit" or "nothing". */
     if (*c || value == 0 || value > UINT64_MAX >> shift)
         return false;
     *bytes = value << shift;

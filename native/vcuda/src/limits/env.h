@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Private to env.c and limits.c: the settings that the environment variables of this process make. */
+/* Private to env.c and limits.c: the settings that environment variables make for this process. */
 #ifndef VGPU_ENV_H
 #define VGPU_ENV_H
 
@@ -21,7 +21,7 @@ struct environment {
     int priority, oom_killer, oversubscribe;
     int log_level;
     bool disable;
-    /* limits: true if some variable limits memory or time, so that the library is active without a limits file. */
+    /* limits: true if some variable limits memory or time. Then the library is active even without a limits file. */
     bool limits;
     bool by_device; /* by_device: true if some variable is for one device, that is, if its name has a device index. */
     /* ledger: path of the ledger (the file in which charges are recorded); empty if not set. */
@@ -30,8 +30,8 @@ struct environment {
 
 /* Reads every variable once. An invalid value is reported by one line on stderr and counts as not set. */
 void env_read(struct environment *environment);
-/* Copies a path and makes it absolute, because programs overwrite their environment (setproctitle) and change their
- * folder. */
+/* Copies a path and makes it absolute. The copy is needed because programs overwrite their environment (setproctitle),
+ * the absolute path because programs change their working directory. */
 void env_keep_path(const char *text, char *kept, size_t room);
 
 #endif

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The limits that apply in this process: those of the limits file, which environment variables can make stricter but
- * not weaker, or those of the environment alone.
- *
- * A snapshot holds the limits as they were read. A new one is built whenever the sequence number in a limits file has
- * changed. Snapshots are never freed, because a thread may still read the old one. A change during the life of a
- * process is rare and costs about 1.5 KiB.
+ * The limits that apply in this process. If there is a limits file, they are the file's limits, which environment
+ * variables can make stricter but not weaker. Otherwise they are those of the environment alone. A snapshot holds the
+ * limits as they were read. Whenever the sequence number in a limits file has changed, a new snapshot is built.
+ * Snapshots are never freed, because a thread may still read the old one. A change during the life of a process is rare
+ * and costs about 1.5 KiB.
  */
 #include "env.h"
 #include "limits_file.h"
@@ -25,7 +24,8 @@ extern char *secure_getenv(const char *name);
 struct snapshot {
     struct cached_limits cached; /* The part that every hook reads. */
     bool from_file, denied;
-    /* The next three are the file's values made stricter by the environment, or the environment's values. */
+    /* policy, priority and oom_killer: the file's values, made stricter by the environment, or the environment's
+     * values. */
     enum vgpu_core_policy policy;
     int priority;
     bool oom_killer;
@@ -36,7 +36,8 @@ struct snapshot {
 
 static struct environment env;
 static const uint32_t never_changes;
-/* Sequence number used if there are several limits files: it is even and changes whenever any file changes. */
+/* The sequence number that is used if there are several limits files. It is even and changes whenever any file
+ * changes. */
 static uint32_t changes;
 const uint32_t *vgpu_limits_sequence = &never_changes;
 static struct lock lock;
@@ -51,9 +52,9 @@ static const char *path = VGPU_PATH_LIMITS; /* Path of the limits file to which 
 static char reason[256];
 
 /*
- * Returns true if the node's ld.so.preload names this library; the environment cannot change that. If the file exists
- * but cannot be read (for example because the process has no free descriptors), it may name the library. So the
- * function returns true then, and sets *known to false.
+ * Returns true if the node's ld.so.preload names this library, which the environment cannot change. If the file exists
+ * but cannot be read (for example because the process has no free descriptors), it may name the library. In this case
+ * the function returns true and sets *known to false.
  */
 static bool preload_in_force(bool *known)
 {
@@ -174,7 +175,7 @@ static enum control load(void)
     if (!started)
         env_read(&env);
     started = true;
-    /* Repeat this until the preload file could be read. If limits were read before that, the library stays in the state
+    /* Repeat this until the preload file could be read. If limits were read before that, the library keeps to the state
      * "loaded by the node". */
     if (!settled && !atomic_load_explicit(&current, memory_order_relaxed)) {
         in_force = preload_in_force(&settled);
@@ -411,9 +412,11 @@ bool limits_ledger_create(void)
 void limits_reset(void)
 {
     struct cached_limits *cached = atomic_load_explicit(&vgpu_cached_limits, memory_order_relaxed);
-    if (cached) /* The ledger of a forked child may list the devices in another order. */
+    /* The cached values are stored by the device's index in the ledger. The ledger of a forked child may list the
+     * devices in another order. */
+    if (cached)
         memset(cached->memory, 0, sizeof cached->memory);
-    /* A forked child inherits the mapped files and the snapshot. Only the lock must be cleared, because another thread
-     * may have held it. */
+    /* A forked child inherits the mapped limits files and the snapshot, and both stay valid. Only the lock must be
+     * cleared, because another thread may have held it. */
     atomic_store_explicit(&lock.word, 0, memory_order_relaxed);
 }

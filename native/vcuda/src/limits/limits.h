@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The lowest package (folder of the sources): log lines on stderr, the lock for threads, and the limits of this
- * process.
+ * The lowest package (folder of the sources). It has the log lines on stderr, the lock for threads, and the limits of
+ * this process.
  *
- * Rules of the library: nothing runs before the first CUDA or NVML call of the process (no constructors). The host
- * program's umask, signals, descriptors and exit stay unchanged. When the library fails, a hook returns an error code
- * of the driver and writes one line to stderr; the program is never aborted.
+ * Rules of the library: nothing runs before the first CUDA or NVML call of the process, so there are no constructors.
+ * The program's umask, signals and descriptors stay unchanged, and so does the way in which it exits. If the library
+ * fails, a hook (replacement of a driver function) returns an error code of the driver and writes one line to stderr;
+ * the program is never aborted.
  */
 #ifndef VGPU_LIMITS_H
 #define VGPU_LIMITS_H
@@ -87,7 +88,8 @@ static inline void lock_drop(struct lock *lock)
 /* --- limits.c: limits file and environment ---------------------------------------------------------- */
 
 enum control {
-    CONTROL_OFF,   /* OFF: there is neither a limits file nor a variable, so the library does nothing. */
+    /* OFF: there is neither a limits file nor a variable that sets limits, so the library does nothing. */
+    CONTROL_OFF,
     CONTROL_ON,    /* ON: limits apply. */
     CONTROL_BROKEN /* BROKEN: limits should apply but cannot be read, so no context may be created. */
 };
@@ -98,8 +100,8 @@ struct cached_limits {
     uint32_t sequence;
     const uint32_t *sequence_at;
     bool oversubscribe;
-    /* driver_limited: true if a device of the limits file has card_bytes, that is, if its driver enforces the limit
-     * itself. */
+    /* driver_limited: true if the driver of some device enforces the limit itself (the device has card_bytes in the
+     * limits file). */
     bool driver_limited;
     /* plain: true if allocations may use the fast path: limits apply, and oversubscription and the logging of calls are
      * off. */
@@ -112,7 +114,7 @@ extern _Atomic(struct cached_limits *) vgpu_cached_limits; /* NULL: no limits ha
 /* Returns the current state. Reads the limits file again if its sequence number has changed. Otherwise makes no system
  * call. */
 enum control limits_control(void);
-/* Points to the sequence number in the mapped limits file. Without a file it points to a word that stays 0. */
+/* Points to the sequence number in the mapped limits file. If there is no file, it points to a word that stays 0. */
 extern const uint32_t *vgpu_limits_sequence;
 /* Writes one line to stderr that names the limits file and says why no context can be created. */
 void limits_complain(void);
@@ -121,10 +123,10 @@ bool limits_denied(void);
 /* Returns true if contexts and code count against the memory limit. */
 bool limits_count_context(void);
 /* Returns the bytes that the container may use of this device; UINT64_MAX: no limit. *known is false if the limits file
- * does not name the device. nvml_index (-1: unknown) is used only if there are limits from the environment alone. */
+ * does not name the device. nvml_index (-1: unknown) is used only if all limits come from the environment. */
 uint64_t limits_memory(const char *uuid, int nvml_index, bool *known);
-/* Returns the card's bytes if the driver itself enforces the container's limit and reports that limit as the card's
- * size; else 0. */
+/* Some drivers enforce the container's limit themselves and report this limit as the card's size. In this case returns
+ * the real size of the card, otherwise 0. */
 uint64_t limits_card_asked(const char *uuid);
 static inline uint64_t limits_card(const char *uuid)
 {
@@ -133,8 +135,8 @@ static inline uint64_t limits_card(const char *uuid)
 }
 /*
  * Returns the container's percentage of SM time, 1 to 99; 0: no limit. This and the next four functions return the
- * values of the last read of the file, so they are cheap. Every hook reads the file on entry; a thread of the library
- * must call limits_control() to see a live change.
+ * values of the last read of the limits file, so they are cheap. Every hook checks the file on entry. A thread of the
+ * library calls no hook, so it must call limits_control() to see a live change.
  */
 unsigned limits_sm_percent(const char *uuid, int nvml_index);
 /* Returns true if the environment sets a lower percentage than the limits file. */
@@ -147,12 +149,12 @@ static inline bool limits_oversubscribe(void)
     const struct cached_limits *cached = atomic_load_explicit(&vgpu_cached_limits, memory_order_acquire);
     return cached && cached->oversubscribe;
 }
-/* Lists the UUIDs of the limits file in its order. Returns 0 without a file. */
+/* Lists the UUIDs of the limits file in the file's order. Returns 0 if there is no file. */
 int limits_devices(char uuids[VGPU_MAX_DEVICES][VGPU_UUID_SIZE]);
 /* Returns true if a limit depends on a device's index in NVML's order. */
 bool limits_need_index(void);
-/* Returns true if the limits are those of an allocation of the device plugin. The node initialised the ledger of such
- * an allocation before the container began. */
+/* Returns true if the limits are those of an allocation by the device plugin. The node has initialised the ledger of
+ * such an allocation before the container was started. */
 bool limits_of_an_allocation(void);
 /*
  * Returns the number of shares of this container. A share is one allocation, with its own limits file and ledger; most
@@ -162,8 +164,8 @@ unsigned limits_shares(void);
 /* Returns the memory limit of a device in one share, without limits from the environment; UINT64_MAX: no limit. *named
  * is false if the share does not name the device. */
 uint64_t limits_share_memory(unsigned share, const char *uuid, bool *named);
-/* Returns true if the share's limits file belongs to this allocation. Always returns true if the library was preloaded
- * by hand and not by the node's ld.so.preload. */
+/* Returns true if the share's limits file belongs to the given allocation. If the library was preloaded by hand and not
+ * by the node's ld.so.preload, always returns true. */
 bool limits_same_allocation(unsigned share, const char allocation[VGPU_ALLOCATION_SIZE]);
 /* Returns the path of the share's ledger, the file in which the container's charges are recorded. */
 const char *limits_ledger_path(unsigned share);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reads the limits file: checks that it is valid, and copies it while the node may be writing. */
+/* Reads the limits file: checks that it is valid, and copies it consistently even while the node is writing it. */
 #include "limits_file.h"
 
 #include <errno.h>
@@ -147,8 +147,9 @@ uint32_t limits_sequence(const struct limits_file *file)
     return __atomic_load_n(&limits->sequence, __ATOMIC_ACQUIRE);
 }
 
-/* Copies with acquire loads, so that the second load of the sequence number comes last. No memory fence is used,
- * because the thread sanitizer does not support fences. The mapping is page-aligned, so 8-byte loads are aligned. */
+/* Copies the bytes. The caller reads the sequence number before and after the copy. Acquire loads ensure that the
+ * second of these reads comes last. No memory fence is used, because the thread sanitizer does not support fences. The
+ * mapping is page-aligned, so 8-byte loads are aligned. */
 static void load(unsigned char *to, const unsigned char *from, size_t length)
 {
     size_t i = 0;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading limits files, and finding the shares of the container (its allocations, each with its own limits file). Only
- * limits.c, limits_file.c, shares.c and share_folder.c include this header. */
+/* Reads limits files and finds the shares of the container. A share is one allocation of GPUs, with its own limits file
+ * and ledger (the file in which charges are recorded). Only limits.c, limits_file.c, shares.c and share_folder.c
+ * include this header. */
 #ifndef VGPU_LIMITS_FILE_H
 #define VGPU_LIMITS_FILE_H
 
@@ -18,15 +19,15 @@ struct limits_file {
 };
 
 uint32_t limits_crc(const unsigned char *data, size_t size);
-/* Parses the bytes of a limits file; the content may be arbitrary. If it returns false, `reason` says why, as the end
- * of a sentence. */
+/* Parses the bytes of a limits file; the content may be arbitrary. If it returns false, `reason` has the explanation,
+ * worded as the end of a sentence. */
 bool limits_parse(const unsigned char *data, size_t length, struct vgpu_limits *out, char *reason, size_t room);
 bool limits_map(const char *path, struct limits_file *file, char *reason, size_t room);
-/* The same as limits_map for an open file. Closes the descriptor in any case. */
+/* Does the same as limits_map for a file that is already open. Closes the descriptor in any case. */
 bool limits_map_open(int descriptor, struct limits_file *file, char *reason, size_t room);
-/* Returns the sequence number in the file, which is odd while the node writes and changes with each write. */
+/* Returns the sequence number in the file. The node changes it with each write, and it is odd during a write. */
 uint32_t limits_sequence(const struct limits_file *file);
-/* Copies the limits in a consistent state. Waits at most patience_ms for a writer to finish. */
+/* Copies the limits when no write is going on. Waits at most patience_ms for a writer to finish. */
 bool limits_copy(const struct limits_file *file, unsigned patience_ms, struct vgpu_limits *out, char *reason, size_t room);
 
 /* --- shares.c: the shares of this container ------------------------------------------------------------- */

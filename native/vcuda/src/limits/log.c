@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Log lines on stderr, and the slow part of the lock for threads.
- *
- * A line goes to the file that descriptor 2 was when this process first used the library. A daemon may close its
- * descriptors, and the next file that it opens gets number 2. The log lines must not be written into that file.
+ * Log lines on stderr, and the slow part of the lock for threads. A daemon may close its descriptors, and the next file
+ * that it opens gets number 2. Log lines must not be written into that file. So a line is written only if descriptor 2
+ * is still the file that it was when this process first used the library.
  */
 #include "limits.h"
 
@@ -82,7 +81,7 @@ bool vgpu_log_again(_Atomic unsigned *count)
     return (n & (n - 1)) == 0;
 }
 
-/* The functions for a lock that is not free are rarely called, so they are kept out of the inline code. */
+/* Called only if a lock is not free. That is rare, so this code is kept out of the inline functions. */
 __attribute__((cold)) void lock_wait(struct lock *lock)
 {
     while (atomic_exchange_explicit(&lock->word, 2, memory_order_acquire) != 0)

@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Checks that the limits of a container are those that its node mounted. A tenant (user of the container) may write in
- * the folders around the mounts and may be root, so the right file name proves nothing. The mounts prove the origin:
- * the node mounts the share as a read-only folder, which can be neither renamed nor written, and mounts nothing on its
- * files.
- *
- * A tenant that creates a user namespace can mount anything there and pass this check. The watcher, a service on the
- * node, detects that.
+ * Checks that the limits of a container are those that its node mounted. A tenant (the container's user) may write in
+ * the folders around the mounts and may be root, so the right file name proves nothing. The mounts prove the origin.
+ * The node mounts the share as a read-only folder, which can be neither renamed nor written, and mounts nothing on its
+ * files. A tenant that creates a user namespace can mount anything there and pass this check. A service on the node,
+ * the watcher, detects that.
  */
 #include "limits_file.h"
 
@@ -77,8 +75,8 @@ static int differ_in(char *reason, size_t room, int number, const char *what)
     return differ(reason, room, all);
 }
 
-/* Returns true if the root folder is a read-only mount, which only the node can have made. Then nobody in the container
- * can rename the folder's entries. */
+/* Returns true if the root folder is a read-only mount, which only the node can have made. Then no process in the
+ * container can rename the folder's entries. */
 static bool root_is_mounted(int root)
 {
     dev_t above, here;
@@ -97,8 +95,8 @@ static int limits_in(int root, int folder, int number, char *reason, size_t room
     dev_t here, inside;
     if (!root_is_mounted(root))
         return differ(reason, room, "its folder " VGPU_PATH_ROOT " is none that the node mounted, expected a read-only mount");
-    /* Check the share's folder too: another container may write to the volume that is mounted read-only here, and move
-     * its folders. */
+    /* Check the share's own folder too. The volume that is mounted read-only here may be writable in another container,
+     * which could then move the folders in it. */
     if (is_mount(folder) == 0)
         return differ_in(reason, room, number, "is a plain folder, expected the node's mount");
     if (!is_read_only(folder))

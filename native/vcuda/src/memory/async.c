@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Hooks of stream-ordered allocation. They find the pool that serves a request, charge the memory before the driver's
- * call, and handle the free. */
+/* Hooks (replacements) of the functions for stream-ordered allocation. They find the pool that serves a request, charge
+ * the memory before the driver's call, and handle the free. */
 #include "pool.h"
 
 #include "context/context.h"
@@ -58,8 +58,8 @@ static struct pool *pool_of_handle(CUmemoryPool handle, CUresult *status)
         const struct device *device = device_of(ordinal, status);
         return device ? pool_add((uintptr_t)handle, device) : NULL;
     }
-    /* It is unknown on which device this pool allocates, so the request is refused. If the handle is no pool at all,
-     * the driver reports the error. */
+    /* It is unknown on which device this pool allocates, so the request is refused. But if the handle is no pool at
+     * all, the driver reports the error. */
     cuuint64_t value;
     if (REAL_HAS(cuMemPoolGetAttribute) &&
         REAL(cuMemPoolGetAttribute)(handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &value) == CUDA_SUCCESS)
@@ -114,8 +114,8 @@ static CUresult pool_alloc(struct pool *pool, const struct request *request, all
             REAL(cuMemPoolTrimTo)((CUmemoryPool)(uintptr_t)pool->key, 0);
             pool_settle_down(pool);
         }
-        /* The request may fit into memory that the pool has and does not use. If the pool grows anyway, because its
-         * free memory is fragmented, the check after the call charges the growth. */
+        /* Part of the request may fit into unused memory of the pool, so charge only the rest. If the pool grows by
+         * more, because its free memory is fragmented, the check after the call charges the difference. */
         uint64_t used = pool_attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, pool->charged);
         uint64_t needed = request->bytes > UINT64_MAX - used ? UINT64_MAX : round_up(used + request->bytes);
         charged = needed > pool->charged ? needed - pool->charged : 0;
@@ -125,7 +125,7 @@ static CUresult pool_alloc(struct pool *pool, const struct request *request, all
         lock_drop(&pool->lock);
         return status;
     }
-    /* Record the size before the call, because the process may be killed during the call while other processes have the
+    /* Record the new size before the call: the process may be killed during the call, while other processes have the
      * exported pool open. */
     pool_hold(pool, pool->charged + charged);
     status = call(request);
@@ -149,7 +149,8 @@ static CUresult pool_alloc(struct pool *pool, const struct request *request, all
     return status;
 }
 
-/* Allocates from host memory. That memory is available at once, which is correct for any order of the stream. */
+/* Allocates from host memory. That memory is available at once, so it may be used at any point of the stream's
+ * order. */
 static CUresult host_alloc(const struct device *device, const struct request *request)
 {
     CUcontext context;
@@ -229,8 +230,8 @@ static CUresult release(CUdeviceptr pointer, void *data)
     if (!ordered->plain)
         return ordered->per_thread ? REAL(cuMemFreeAsync_ptsz)(pointer, ordered->stream)
                                    : REAL(cuMemFreeAsync)(pointer, ordered->stream);
-    /* The driver does not report when a stream-ordered free of memory outside pools is done. So wait for the stream and
-     * free the memory now. */
+    /* The driver does not report when a stream-ordered free of memory outside pools is finished. So wait for the stream
+     * and free the memory now. */
     CUresult status = ordered->per_thread && REAL_HAS(cuStreamSynchronize_ptsz)
                           ? REAL(cuStreamSynchronize_ptsz)(ordered->stream)
                           : REAL(cuStreamSynchronize)(ordered->stream);

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Hooks of cuImportExternalMemory, which imports memory of another interface such as Vulkan. Its file descriptors are
- * of the same kind as the descriptors of cuMemCreate memory, so it can also import exported CUDA memory. Imported
- * memory exists until the import is destroyed and every buffer mapped from it is freed, in any order. Memory exported
- * by this container stays charged to the exporting process until then (shareable.c). Memory of another container is
- * refused. A mark is a lock on the descriptor that shows which container exported the memory. Memory without a mark,
- * such as Vulkan's, is charged to no process yet, so the importing process is charged.
+ * Hooks (replacements) of cuImportExternalMemory, which imports memory of another interface such as Vulkan, and of the
+ * functions for such imports. The file descriptors are of the same kind as those of cuMemCreate memory, so exported
+ * CUDA memory can be imported too. Imported memory exists until the import is destroyed and every buffer mapped from it
+ * is freed, in any order.
+ *
+ * A mark is a lock on the descriptor that shows which container exported the memory. Memory exported by this container
+ * stays charged to the exporting process until the import ends (shareable.c). Memory of another container is refused.
+ * Memory without a mark, such as Vulkan's, is charged to no process yet, so the importing process is charged.
  */
 #include "memory.h"
 
@@ -20,11 +22,13 @@ struct external {
     /* The device that is charged; NULL if the exporting process is charged. */
     const struct device *device;
     uint64_t bytes;
-    /* Lock on a byte of the ledger, by which the exporting process sees that the memory is imported. */
+    /* Lock on a byte of the ledger (the file with the container's charges), by which the exporting process sees that
+     * the memory is imported. */
     void *import;
     /* Number of buffers mapped from the import. */
     unsigned buffers;
-    /* True if something that is not tracked uses the memory, so it stays charged as long as this process lives. */
+    /* True if something that the library does not track uses the memory. Then it stays charged until this process
+     * ends. */
     bool kept;
 };
 
@@ -47,7 +51,7 @@ static void end(struct external *one)
     free(one);
 }
 
-/* Ends the import if it is destroyed and nothing uses its memory. The caller holds the lock. */
+/* Ends the import if the program has destroyed it and nothing uses its memory any more. The caller holds the lock. */
 static void let_go(struct external *one)
 {
     if (one->memory || one->buffers || one->kept)
@@ -67,8 +71,8 @@ static struct external *of(CUexternalMemory memory)
     return one;
 }
 
-/* Charges the import, or records it in the ledger if the exporting process is charged. This is done before the driver's
- * call, because the file descriptor belongs to the driver afterwards. */
+/* Charges the import. If the exporting process is charged, records the import in the ledger instead. This is done
+ * before the driver's call, because the file descriptor belongs to the driver afterwards. */
 static CUresult begin(struct external *one, struct allocation *allocation, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *description)
 {
     int descriptor = description->type == CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD ? description->handle.fd : -1;
@@ -142,7 +146,8 @@ EXPORT CUresult cuExternalMemoryGetMappedBuffer(CUdeviceptr *pointer, CUexternal
         one->buffers++;
     } else {
         if (status == CUDA_SUCCESS && one)
-            /* There is no host memory to record the buffer, so keep the import as long as this process lives. */
+            /* There is no host memory for a record of the buffer, so the import stays charged as long as this process
+             * lives. */
             one->kept = true;
         free(buffer);
     }
@@ -195,8 +200,8 @@ void external_settle(struct external_buffer *taken, bool freed)
 
 void external_reset(void)
 {
-    /* A forked child has no device memory of its parent, and does not inherit the mappings that hold the import
-     * locks. */
+    /* A forked child has none of its parent's device memory, and the mappings that hold the import locks are not
+     * inherited. */
     atomic_store_explicit(&external_lock.word, 0, memory_order_relaxed);
     atomic_store(&vgpu_external_any, false);
     externals = NULL;

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Hooks of the memory nodes of graphs. A memory node only reserves an address. Memory of the card is allocated when the
- * graph is instantiated, uploaded or launched. It comes from a reserve that the driver keeps for graphs until
- * cuDeviceGraphMemTrim is called. So the charge is the size of this process's reserve, as the driver reports it. This
- * size is read before and after every call that can increase it.
+ * Hooks (replacements) of the functions for memory nodes of graphs. A memory node only reserves an address. Memory of
+ * the card is allocated when the graph is instantiated, uploaded or launched. It comes from a reserve that the driver
+ * keeps for graphs until cuDeviceGraphMemTrim is called.
  *
- * The nodes of a graph show how much a launch can need at most. That amount is charged before the call, and the unused
- * part is uncharged after it. In a process without memory nodes these hooks cost only one load.
+ * So the charge is the size of this process's reserve, as the driver reports it. This size is read before and after
+ * every call that can increase it. The nodes of a graph show how much a launch can need at most. That amount is charged
+ * before the call, and the unused part is uncharged after it. In a process without memory nodes these hooks cost only
+ * one load.
  */
 #include "memory.h"
 
@@ -30,7 +31,8 @@ static struct reserve {
     uint64_t charged;
 } reserves[VGPU_MAX_DEVICES];
 
-/* Set when a program adds the first memory node, never cleared. While it is false the functions here do nothing. */
+/* Set when the program adds its first memory node, and never cleared. While it is false, the functions of this file do
+ * nothing. */
 static _Atomic bool used;
 
 static uint64_t round_up(uint64_t bytes)
@@ -52,8 +54,8 @@ static uint64_t attribute(const struct reserve *reserve, int which, uint64_t oth
     return value;
 }
 
-/* All functions below that have a parameter `reserve` need the lock of that reserve, except grow_begin, which takes
- * it. */
+/* The caller of a function with a parameter `reserve` must hold the lock of that reserve. grow_begin is the exception,
+ * because it takes the lock. */
 static void settle_down(struct reserve *reserve)
 {
     uint64_t held = attribute(reserve, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, reserve->charged);
@@ -77,8 +79,8 @@ void graph_memory_settle(bool trimmed)
     for (int i = 0; i < VGPU_MAX_DEVICES; i++) {
         struct reserve *reserve = &reserves[i];
         if (!lock_try(&reserve->lock))
-            /* The thread that has the lock corrects the charge itself. Do not wait for the lock, because that thread
-             * may be this thread. */
+            /* The thread that has the lock corrects the charge. Do not wait for the lock, because the holder may be
+             * this thread. */
             continue;
         if (reserve->device && trimmed)
             trim(reserve);
@@ -146,7 +148,7 @@ static bool nothing(const struct need *need)
 
 /* --- charging around a call that may allocate ------------------------------------------------------------ */
 
-/* Charges the most that the call can need of one device. If it succeeds, the reserve stays locked until grow_end. */
+/* Charges the most that the call can need on one device. If that succeeds, the reserve stays locked until grow_end. */
 static CUresult grow_begin(struct reserve *reserve, uint64_t bytes)
 {
     lock_take(&reserve->lock);
@@ -155,8 +157,8 @@ static CUresult grow_begin(struct reserve *reserve, uint64_t bytes)
     for (int trimmed = 0; status == CUDA_ERROR_OUT_OF_MEMORY && trimmed < 2; trimmed++) {
         if (trimmed)
             trim(reserve);
-        /* The memory may fit into the part of the reserve that no graph uses, so charge only what exceeds the
-         * reserve. */
+        /* Part of the needed memory may come from the part of the reserve that no graph uses, so charge only what
+         * exceeds the reserve. */
         uint64_t in_use = attribute(reserve, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, reserve->charged);
         uint64_t needed = add(round_up(in_use), bytes);
         bytes = needed > reserve->charged ? needed - reserve->charged : 0;
@@ -243,7 +245,8 @@ static CUresult instantiate(const struct instantiation *request, growing call)
         block.owner = (uintptr_t)need;
         if (block_put(&vgpu_graphs, &block))
             return status;
-        /* A launch of a graph without a record could exceed the limit, so destroy the graph. */
+        /* The graph could not be recorded. Without a record a launch of it could exceed the limit, so destroy the
+         * graph. */
         REAL(cuGraphExecDestroy)(*request->exec);
         graph_memory_settle(false);
         status = CUDA_ERROR_OUT_OF_MEMORY;

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Memory that other processes open by an IPC handle (cuIpcGetMemHandle). The memory is charged once, to the exporting
- * process. After that process has freed it or died, the card keeps it while any process has it open, so it stays
- * charged for that time.
+ * process. The card keeps it while any process has it open, even after the exporting process has freed it or died, so
+ * it stays charged for that time.
  *
- * Locks show which memory is open: a process that opens a handle has a lock on the handle's byte of the ledger file
- * (which records the charges of the container's processes) as long as its mapping of the file exists. A process that
- * dies releases its locks. For a dead process its slot in the ledger records how much of its memory is open
- * (exported_mib), and no process clears or takes that slot while anything is open.
+ * Locks show which memory is open. The ledger is the file with the charges of the container's processes, and each
+ * handle has a byte in it. A process that opens a handle has a lock on this byte as long as its mapping of the file
+ * exists. A process that dies releases its locks. The slot of a dead process in the ledger records how much of its
+ * memory is open (exported_mib), and no process clears or takes that slot while anything is open.
  *
- * A process of another container does not see locks on this ledger, and this container is not charged for what it
- * exports. So an exporting process also locks a byte of another range, which shows that the handle was created in this
- * container. A handle without such a lock is refused.
+ * A process of another container does not see locks on this ledger, and this container is not charged for what that
+ * process exports. So an exporting process also locks a byte of another range, which shows that the handle was created
+ * in this container. A handle without such a lock is refused.
  */
 #include "memory.h"
 
@@ -23,7 +23,7 @@
 _Atomic bool vgpu_exported_any;
 static struct lock ipc_lock;
 
-/* The lock on a byte of the ledger that shows that a handle was created in this container. */
+/* A mark: the lock on a byte of the ledger that shows that a handle was created in this container. */
 struct mark {
     struct mark *next;
     uint64_t byte;
@@ -34,12 +34,13 @@ struct exported {
     struct exported *next; /* The next block that this process has freed while another process has it open. */
     uint64_t bytes;
     int32_t device;
-    /* Ledger byte of the handle. 0 means that there are several handles, so a lock on any import byte counts. */
+    /* Byte of the ledger that importing processes lock for the handle. 0 means that there are several handles, so a
+     * lock on any import byte counts. */
     uint64_t byte;
     struct mark *marks;
 };
 static struct exported *waiting;
-/* Holds the marks of handles to memory that is in no table of this process. It exists as long as the process. */
+/* Holds the marks of handles to memory that is in no table of this process. It exists until the process ends. */
 static struct exported nobodys;
 
 static uint64_t hash_of(const CUipcMemHandle *handle)
@@ -78,7 +79,7 @@ static struct exported *exported_of(const struct block *entry)
     return (struct exported *)(uintptr_t)entry->owner;
 }
 
-/* Records that a block was exported; needs the lock. NULL: no host memory for the record. */
+/* Records that a block was exported. Needs the lock. Returns NULL if there is no host memory for the record. */
 static struct exported *begin_export(CUdeviceptr start, const struct block *block)
 {
     struct block whole;
@@ -175,8 +176,8 @@ void ipc_settle(bool trim)
     (void)trim;
     if (!atomic_load_explicit(&vgpu_exported_any, memory_order_relaxed))
         return;
-    /* Another thread has the lock. Mark the pools as changed, so that this check is repeated later, because no other
-     * event would cause it. */
+    /* Another thread has the lock. Set the flag that pools have changed, so that a later call repeats this check. No
+     * other event would cause that. */
     if (!lock_try(&ipc_lock)) {
         atomic_store_explicit(&vgpu_pools_dirty, 1, memory_order_relaxed);
         return;
@@ -190,7 +191,7 @@ void ipc_settle(bool trim)
         *link = one->next;
         end_export(one);
     }
-    if (waiting) /* Some memory is still open elsewhere, so check again later. */
+    if (waiting) /* Some memory is still open in another process, so check again later. */
         atomic_store_explicit(&vgpu_pools_dirty, 1, memory_order_relaxed);
     lock_drop(&ipc_lock);
 }
@@ -217,7 +218,7 @@ void ipc_settle(bool trim)
         return ours ? opened(pointer, import, status) : foreign(pointer, import, status); \
     }
 
-/* Refuses a handle of another container. The driver has opened it before; if the handle is not valid, the driver's
+/* Refuses a handle of another container. The driver was called before, so if the handle is not valid, the driver's
  * error is returned. */
 static CUresult foreign(const CUdeviceptr *pointer, void *import, CUresult status)
 {
@@ -270,7 +271,8 @@ EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
 
 void ipc_reset(void)
 {
-    /* A forked child inherits neither the mappings that hold its parent's locks nor any device memory. */
+    /* A forked child inherits no device memory and no mapping of the ledger. The locks stay with its parent's
+     * mappings. */
     atomic_store_explicit(&ipc_lock.word, 0, memory_order_relaxed);
     atomic_store(&vgpu_exported_any, false);
     waiting = NULL;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Uncharges memory and arrays of a context that ends. They are removed from the tables of charges before the driver
- * frees them, because another thread may get the same addresses at once. Afterwards they are uncharged, or put back
- * into the tables if the driver did not end the context. Memory and arrays of a green context outlive it and move to
- * its primary context.
+ * frees them, because another thread may get the same addresses at once. After the driver's call they are uncharged. If
+ * the driver did not end the context, they are put back into the tables. Memory and arrays of a green context (a part
+ * of a GPU's multiprocessors) outlive it and move to the device's primary context.
  */
 #include "context/context.h"
 #include "memory.h"

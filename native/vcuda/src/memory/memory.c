@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Hooks of cuMemAlloc, cuMemFree and their relatives. An allocation charges the memory, calls the driver and stores the
- * charge in a table under the pointer. A free works in reverse: the block first leaves the table (another thread may
- * get the same address at once) and is uncharged last, so that the account is never below the real usage.
+ * Hooks (replacements) of cuMemAlloc, cuMemFree and similar functions. An allocation charges the memory, calls the
+ * driver and stores the charge in a table under the pointer. A free does the reverse. It first removes the block from
+ * the table, because another thread may get the same address at once. It uncharges the block last, so that the account
+ * is never below the real usage.
  */
 #include "memory.h"
 
@@ -44,7 +45,8 @@ static __attribute__((noinline)) CUresult alloc_slowly(CUdeviceptr *pointer, siz
     return allocation_end(&allocation, status, &vgpu_memory, status ? 0 : *pointer);
 }
 
-/* This hook handles only the common case. In every other case it undoes its own steps and calls alloc_slowly. */
+/* This hook handles only the common case, for speed. In every other case it undoes its own steps and calls
+ * alloc_slowly. */
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
 {
     const struct cached_limits *cached = vgpu_limits_now();
@@ -98,8 +100,8 @@ EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned i
 }
 
 /*
- * The driver chooses the pitch, so the size is known only afterwards. Padding of up to 512 bytes per row is charged
- * before the call. If a driver pads more, the rest is charged afterwards, and if it exceeds the limit the memory is
+ * The driver chooses the pitch, so the size is known only after the call. Padding of up to 512 bytes per row is charged
+ * before the call. If a driver pads more, the rest is charged afterwards. If the rest exceeds the limit, the memory is
  * freed.
  */
 #define PITCH_ALIGNMENT 512ull
@@ -208,7 +210,7 @@ static __attribute__((noinline)) CUresult free_slowly(CUdeviceptr pointer)
     return memory_free(pointer, release_v2, NULL);
 }
 
-/* As in cuMemAlloc_v2, this hook handles only the common case, and the functions above all others. */
+/* Like cuMemAlloc_v2, this hook handles only the common case. The functions above handle all others. */
 EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer)
 {
     const struct cached_limits *cached = vgpu_limits_now();

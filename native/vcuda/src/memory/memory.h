@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The hooks' common functions for all kinds of device memory. A hook is this library's replacement of a driver
- * function. events.c lists which of these functions release unused memory, and which run when a context ends. */
+/* Functions for all kinds of device memory, which the hooks have in common. A hook is this library's replacement of a
+ * driver function. events.c lists which of these functions release unused memory, and which run when a context ends. */
 #ifndef VGPU_MEMORY_H
 #define VGPU_MEMORY_H
 
@@ -21,15 +21,15 @@ void memory_context_left(struct leaving *leaving);
 
 /* --- pool.c ---------------------------------------------------------------------------------------------- */
 
-/* Uncharges the memory that pools no longer have, by the size that the driver reports. With `trim` the pools first
- * release unused memory. */
+/* Uncharges the memory that pools no longer have, according to the size that the driver reports. With `trim` the pools
+ * first release unused memory to the driver. */
 void pools_settle(bool trim);
 void pools_reset(void);
 /* Called after the program has waited for the GPU, because pools may have shrunk. */
 void pools_waited(bool done);
 /* Called after a block of the pool was freed. */
 void pool_freed(uint64_t pool, uint64_t bytes);
-/* Not 0 if a pool may have shrunk, or if exported memory may be closed by now, so that a check is needed. */
+/* Not 0 if a pool may have shrunk, or if another process may have closed exported memory, so that a check is needed. */
 extern _Atomic uint32_t vgpu_pools_dirty;
 
 /* --- ipc.c ----------------------------------------------------------------------------------------------- */
@@ -43,7 +43,8 @@ static inline bool ipc_exported(CUdeviceptr pointer, struct block *exported)
 }
 /* Called after exported memory was freed. The memory is uncharged when no process has it open any more. */
 void ipc_freed(const struct block *exported);
-/* Uncharges memory that was freed while another process had it open, if that process has closed it since. */
+/* Some memory was freed while another process had it open, so it stayed charged. Uncharges it if that process has
+ * closed it. */
 void ipc_settle(bool trim);
 void ipc_reset(void);
 
@@ -59,20 +60,22 @@ void external_reset(void);
 
 /* --- vmm.c ------------------------------------------------------------------------------------------------- */
 
-/* Uncharges memory that was released while another process had it open, if that process has closed it since. */
+/* Some memory was released while another process had it open, so it stayed charged. Uncharges it if that process has
+ * closed it. */
 void vmm_settle(bool trim);
 void vmm_reset(void);
 
 /* --- graph_memory.c --------------------------------------------------------------------------------------- */
 
-/* Uncharges the memory that the driver no longer keeps for graphs. With `trim` the driver first releases what no graph
- * uses. */
+/* Uncharges the memory that the driver no longer keeps for graphs. With `trim` the driver first releases memory that no
+ * graph uses. */
 void graph_memory_settle(bool trim);
 void graph_memory_reset(void);
-/* Runs the launch or upload of an executable graph and charges the memory of its nodes. In a process without such nodes
- * this costs only one load. */
+/* Calls the driver to launch or upload an executable graph, and charges the memory that the graph's nodes allocate. In
+ * a process without such nodes the charge costs only one load. */
 CUresult graph_memory_run(CUgraphExec exec, CUstream stream, CUresult (*call)(CUgraphExec exec, CUstream stream));
-/* Checks a stream-ordered allocation that becomes a memory node of a graph, because the stream is being captured. */
+/* While a stream is being captured, a stream-ordered allocation becomes a memory node of the graph. Checks such an
+ * allocation. */
 CUresult graph_memory_captured(enum control control);
 
 #pragma GCC visibility pop

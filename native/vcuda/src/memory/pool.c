@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Pools of stream-ordered memory (cuMemAllocAsync). A process is charged the card memory that a pool has, not the
- * memory that the program has requested from it, because a freed block stays in the pool until its stream was
- * synchronised, or longer. The driver reports the pool's size as reserved memory. The size is read around every
+ * Pools of stream-ordered memory (cuMemAllocAsync). A process is charged the card memory that a pool has, and not the
+ * memory that the program has requested from it. The reason is that a freed block stays in the pool until its stream
+ * was synchronised, or longer. The driver reports the pool's size as reserved memory. The size is read around every
  * allocation and after every call that lets a pool shrink.
  */
 #include "pool.h"
@@ -80,8 +80,8 @@ void pools_settle(bool trim)
 {
     atomic_store_explicit(&vgpu_pools_dirty, 0, memory_order_relaxed);
     for (struct pool *pool = atomic_load_explicit(&pools, memory_order_acquire); pool; pool = pool->next) {
-        /* The thread that has the lock corrects the pool's charge itself. Do not wait for the lock, because that thread
-         * may be this thread. */
+        /* The thread that has the lock corrects the pool's charge. Do not wait for the lock, because the holder may be
+         * this thread. */
         if (!lock_try(&pool->lock))
             continue;
         if (trim && !pool->destroyed && pool->device && REAL_HAS(cuMemPoolTrimTo))
@@ -188,8 +188,8 @@ EXPORT CUresult cuMemPoolExportToShareableHandle(void *shareable, CUmemoryPool h
 
 /*
  * Imports the pool of another process. Only the process that created the pool allocates from it, and that process is
- * charged. Pointers may outlive the imported pool, so this process keeps the lock that shows the import until it ends;
- * while the lock exists, the memory stays charged.
+ * charged. The memory stays charged while any process has a lock that shows an import. Pointers may outlive the
+ * imported pool, so the importing process keeps this lock until it ends.
  */
 EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *shareable, int type, unsigned long long flags)
 {

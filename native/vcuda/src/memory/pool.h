@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Private to pool.c and async.c: pools of stream-ordered memory, and how much each pool is charged. */
+/* Private to pool.c and async.c: the pools of stream-ordered memory, and how much each pool is charged. The library
+ * keeps a record (struct pool) of each pool. The ledger is the file in which all processes of the container record
+ * their charges. */
 #ifndef VGPU_POOL_H
 #define VGPU_POOL_H
 
@@ -33,10 +35,11 @@ struct pool *pool_add(uint64_t key, const struct device *device);
 /* Reads an attribute of the pool from the driver; returns `otherwise` if that fails. */
 uint64_t pool_attribute(const struct pool *pool, int which, uint64_t otherwise);
 
-/* Records the pool's size. For an exported pool also records it in this process's slot of the ledger, because importing
- * processes keep an exported pool's memory if this process dies. Needs the pool's lock. */
+/* Records the pool's size. An exported pool's size is also recorded in this process's slot of the ledger: if this
+ * process dies, importing processes keep the pool's memory. Needs the pool's lock. */
 void pool_hold(struct pool *pool, uint64_t bytes);
-/* Uncharges memory that the pool no longer has. Growth is charged by the allocating call. Needs the pool's lock. */
+/* Uncharges memory that the pool no longer has. The pool's growth is not handled here, because the allocating call
+ * charges it. Needs the pool's lock. */
 void pool_settle_down(struct pool *pool);
 
 #pragma GCC visibility pop

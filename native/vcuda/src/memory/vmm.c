@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Hooks of CUDA's virtual memory management. Physical memory that cuMemCreate creates lives until its last handle is
- * released and its last mapping is removed, in any order, and is uncharged only then. Memory bound to a multicast
- * object or a sparse array stays charged until exit, because these objects keep the memory for an unknown time. The
- * memory is charged to the device of its location, which need not be the current device. vmm_shared.c handles sharing
- * with other processes.
+ * Hooks (replacements) of CUDA's functions for virtual memory management. Physical memory that cuMemCreate creates
+ * lives until its last handle is released and its last mapping is removed, in any order. Only then is it uncharged.
+ * Memory that is bound to a multicast object or a sparse array stays charged until exit, because these objects keep the
+ * memory for an unknown time. The memory is charged to the device of its location, which need not be the current
+ * device. vmm_shared.c handles sharing with other processes.
  *
  * No lock is held during a driver call, because a call for one GPU must not wait for a call for another GPU. A call
- * holds a reference to its object, so that the object is not uncharged meanwhile, and a release is recorded after the
+ * holds a reference to its object, so that the object is not uncharged meanwhile. A release is recorded only after the
  * driver's call. Before that, the driver may return the same handle or address to another caller, which then records
- * the release itself.
+ * the release instead.
  */
 #include "vmm.h"
 
@@ -19,7 +19,7 @@
 
 /* Protects the structures in this file and the tables of handles and mappings. Never held during a driver call. */
 struct lock vmm_lock;
-/* List of the objects that this process has released and another process has open. */
+/* List of the objects that this process has released while another process has them open. */
 static struct physical *waiting;
 /* Number of the last mapping, stored as the kind of the mapping's block; never 0. */
 static uint32_t mapping_number;
@@ -60,8 +60,8 @@ void vmm_settle(bool trim)
     (void)trim;
     if (!__atomic_load_n(&waiting, __ATOMIC_RELAXED))
         return;
-    /* Another thread has the lock. Mark the pools as changed, so that this check is repeated later, because no other
-     * event would cause it. */
+    /* Another thread has the lock. Set the flag that pools have changed, so that a later call repeats this check. No
+     * other event would cause that. */
     if (!lock_try(&vmm_lock)) {
         atomic_store_explicit(&vgpu_pools_dirty, 1, memory_order_relaxed);
         return;
@@ -75,7 +75,7 @@ void vmm_settle(bool trim)
         *link = object->next;
         end(object);
     }
-    if (waiting) /* Some memory is still open elsewhere, so check again later. */
+    if (waiting) /* Some memory is still open in another process, so check again later. */
         atomic_store_explicit(&vgpu_pools_dirty, 1, memory_order_relaxed);
     lock_drop(&vmm_lock);
 }
@@ -106,9 +106,9 @@ static int charged_at(const struct physical *object)
     return object && object->device ? object->device->ledger : -1;
 }
 
-/* Records a handle. The field `kind` of its block counts how often the driver returned that value. `fresh` means that
- * the driver has no other open handle of that value. Needs the lock. Returns false if there is no host memory for the
- * record. */
+/* Records a handle. The field `kind` of its block counts how often the driver has returned that value. `fresh` is true
+ * if the driver has no other open handle of that value. Needs the lock. Returns false if there is no host memory for
+ * the record. */
 static bool add_handle(struct physical *object, uint64_t handle, bool fresh)
 {
     struct block block;
@@ -146,9 +146,11 @@ static void drop_handle(const struct physical *object, uint64_t handle)
 {
     struct block block;
     if (!block_get(&vgpu_handles, handle, &block) || physical_of(block.owner) != object)
-        return; /* The thread that got the same handle value from the driver has already recorded the release. */
+        /* The driver has given the same handle value to another thread, which has already recorded the release. */
+        return;
     physical_of(block.owner)->handles--;
-    block_take(&vgpu_handles, handle, &block); /* This makes room in the table for the block that may be put back. */
+    /* Taking the block out makes room in the table, so that the block can be put back below. */
+    block_take(&vgpu_handles, handle, &block);
     if (--block.kind > 0)
         block_put(&vgpu_handles, &block);
 }
@@ -181,7 +183,8 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, 
     const struct device *device = device_at(&properties->location, &status);
     if (!device)
         return status == CUDA_SUCCESS ? REAL(cuMemCreate)(handle, bytes, properties, flags) : status;
-    /* The other allocations are refused because no context can be created, but cuMemCreate needs no context. */
+    /* Other allocations need a context, and no context can be created. cuMemCreate needs no context, so it must be
+     * refused here. */
     if (limits_denied())
         return memory_broken();
     if ((status = memory_meet()) != CUDA_SUCCESS)
@@ -220,8 +223,8 @@ EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
     return status;
 }
 
-/* For an import of unknown origin, returns the additional bytes to charge when it is mapped up to `end`. The size of
- * such an import is not known before. */
+/* The size of an import of unknown origin is not known before it is mapped. Returns the additional bytes to charge when
+ * such an import is mapped up to `end`. */
 static uint64_t grows(const struct physical *object, uint64_t end)
 {
     return object && object->import && object->device && end > object->bytes ? end - object->bytes : 0;
@@ -239,8 +242,9 @@ static void drop_mapping(const struct block *mapping)
     }
 }
 
-/* Records that the driver has unmapped a range, in a call that began when `number` was the last mapping. A newer
- * mapping in the range belongs to another call, which has recorded the removal already. Needs the lock. */
+/* Records that the driver has unmapped a range. `number` is the number of the last mapping at the begin of that call.
+ * If the range contains a newer mapping, the call that made this mapping has recorded the removal already. Needs the
+ * lock. */
 static void drop_mappings(CUdeviceptr pointer, size_t bytes, uint32_t number)
 {
     struct block mapping;
@@ -255,8 +259,8 @@ static void drop_mappings(CUdeviceptr pointer, size_t bytes, uint32_t number)
 static bool add_mapping(struct physical *object, CUdeviceptr pointer, size_t bytes)
 {
     lock_take(&vmm_lock);
-    /* Remove mappings of this range that the driver has already unmapped, but whose calls have not recorded that
-     * yet. */
+    /* Remove the records of former mappings of this range: the driver has unmapped them, but the unmapping calls have
+     * not recorded that yet. */
     drop_mappings(pointer, bytes, mapping_number);
     mapping_number += mapping_number == UINT32_MAX ? 2 : 1;
     struct block mapping = {.key = pointer, .bytes = bytes, .owner = (uintptr_t)object, .kind = (int32_t)mapping_number};
@@ -287,7 +291,7 @@ EXPORT CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmem
     if (more) {
         lock_take(&vmm_lock);
         if (status == CUDA_SUCCESS)
-            /* This is less than `more` if another thread has mapped the memory meanwhile. */
+            /* `needed` becomes less than `more` if another thread has mapped the memory meanwhile. */
             needed = grows(object, offset + bytes);
         object->bytes += needed;
         lock_drop(&vmm_lock);
@@ -362,7 +366,8 @@ static void keep_handle(CUmemGenericAllocationHandle handle)
     lock_drop(&vmm_lock);
 }
 
-/* Marks all memory mapped in the range; the range may contain several mappings. */
+/* Marks all memory mapped in the range as used by an object that is not tracked. The range may contain several
+ * mappings. */
 static void keep_range(uintptr_t start, size_t bytes)
 {
     lock_take(&vmm_lock);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Virtual memory that is shared with other processes.
+ * Virtual memory that is shared with other processes. Exported memory lives until its last shareable handle is closed
+ * and its last import is released, in any process. The exporting process stays charged until then, so the container is
+ * charged once. A handle is marked by a lock on its descriptor (shareable.c). An importing process locks a byte of the
+ * ledger (the file with the container's charges) that stands for the object, as for IPC handles (ipc.c). If the
+ * exporting process dies, its slot in the ledger keeps the charge while any handle or import exists.
  *
- * Exported memory lives until its last shareable handle is closed and its last import is released, in any process. The
- * exporting process stays charged until then, so the container is charged once. Handles are marked by a lock on the
- * descriptor (shareable.c), and an importing process locks a byte of the ledger (the container's file of charges) for
- * the object, as for IPC handles (ipc.c). If the exporting process dies, its slot keeps the charge while any handle or
- * import exists. A handle from another container is refused. If this container has created unmarked handles, an import
+ * A handle from another container is refused. If this container has created handles without a mark, an unmarked import
  * may be one of them. Only then is the memory also charged to the importing process when it is mapped.
  */
 #include "vmm.h"
@@ -15,9 +15,9 @@
 
 #include <stdlib.h>
 
-/* Adds `calls` to the number of calls that export this memory, and records in the ledger whether it is exported. It is
- * recorded before the handle exists, because a process may be killed during the driver's call. It is not cleared while
- * another call may have created a handle. */
+/* Adds `calls` to the number of calls that export this memory now, and records in the ledger whether the memory is
+ * exported. That is recorded before the handle exists, because a process may be killed during the driver's call. The
+ * record is not cleared while another call may have created a handle. */
 static void set_exporting(struct physical *object, int calls)
 {
     lock_take(&vmm_lock);
@@ -104,7 +104,7 @@ EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *han
     *object = (struct physical){.shared = shared, .import = import, .calls = 1};
     CUresult status = REAL(cuMemImportFromShareableHandle)(handle, shareable, type);
     if (status == CUDA_SUCCESS) {
-        /* The driver may return a handle value that this process already knows; then the import belongs to that
+        /* The driver may return a handle value that this process already knows. Then the import belongs to the known
          * object. */
         struct physical *same = vmm_begin(&vgpu_handles, *handle);
         if (!same && origin == SHAREABLE_UNKNOWN)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The table of the driver's functions that this library replaces, and the search in it. */
+/* The table of the driver functions that this library replaces, and the function that searches it. */
 #include "hooks.h"
 
 #include <string.h>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Entries for driver functions whose version is newer than this library (driver/forms.c). A program gets the entry
- * instead of the function. The entry sets the flag `due` for every device and jumps to the driver's function with all
+ * Entries for driver functions whose version is newer than this library (driver/forms.c). A program gets an entry in
+ * place of such a function. The entry sets the flag `due` for every device and jumps to the driver's function with all
  * parameters unchanged. Because of the flag, the next allocation or free compares the memory that NVML shows with the
- * charge and charges the difference (context/unaccounted.c).
+ * charge, and charges the difference (context/unaccounted.c).
  */
 #include "hooks.h"
 
@@ -11,7 +11,7 @@
 
 #include <stddef.h>
 
-/* newer_entry.S uses these numbers. */
+/* newer_entry.S uses these numbers, so they must not be changed here alone. */
 #define ENTRIES 64
 #define ENTRY_BYTES 32
 _Static_assert(offsetof(struct counters, due) == 8 && sizeof(struct counters) == 64 && VGPU_MAX_DEVICES == 16, "newer_entry.S");

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Replaces dlopen, to open libraries without the flag RTLD_DEEPBIND. A library opened with that flag (taichi does this)
- * would find libc's dlsym and the driver's functions before those of this library, so its memory would not be charged.
- * A program that needs the flag to use its own copy of a symbol gets the first loaded copy instead.
+ * Replaces dlopen, to open libraries without the flag RTLD_DEEPBIND. A library that is opened with that flag (taichi
+ * does this) would find libc's dlsym and the driver's functions before those of this library, so its memory would not
+ * be charged. A program that needs the flag to use its own copy of a symbol gets the first loaded copy instead.
  *
- * This code does nothing else, because a library's constructor may call it with the loader's lock held. open_entry.S
- * jumps to the real function, which needs the return address of the program, because it reads the run path of its
- * caller.
+ * This code does nothing else, because a library's constructor may call it while the loader's lock is held.
+ * open_entry.S jumps to the real dlopen with the program's return address in place, because the real function reads its
+ * caller's run path.
  */
 #include "driver/real.h"
 

@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Handles the ways by which a program finds a driver function at run time: dlsym, dlvsym and cuGetProcAddress.
+ * Handles the ways by which a program finds a driver function at run time: dlsym, dlvsym and cuGetProcAddress. A name
+ * is always looked up without this library first. The result is replaced by a hook (this library's version) only if it
+ * is the driver's own function. So a program does not find a name that this driver does not have, and a function of
+ * another interposing library stays in place.
  *
- * A name is always looked up without this library first, and the result is replaced only if it is the driver's own
- * function. So a program does not find a name that this driver does not have, and a function of another interposing
- * library stays in place.
- *
- * The exported dlsym and dlvsym are in route_entry.S, because for calls that this library does not handle they must
- * jump to the real function with the caller's return address in place, because RTLD_NEXT and RTLD_DEFAULT depend on the
- * caller.
+ * The exported dlsym and dlvsym are in route_entry.S. For calls that this library does not handle they jump to the real
+ * function with the caller's return address in place, because RTLD_NEXT and RTLD_DEFAULT depend on the caller.
  */
 #include "hooks.h"
 
@@ -61,7 +59,7 @@ static void *replacement(const struct hook *hook, void *function)
     return is_driver(&object, hook->nvml) ? hook->ours : NULL;
 }
 
-/* Decides on a name of a driver function that is newer than this library. */
+/* Decides what dlsym returns for the name of a driver function that is newer than this library. */
 static struct decision decide_newer(void *handle, const char *name, const char *version, void *caller)
 {
     struct object object;
@@ -89,7 +87,7 @@ static struct decision decide_newer(void *handle, const char *name, const char *
 struct decision vgpu_decide(void *handle, const char *name, const char *version, void *caller)
 {
     struct decision forward = {NULL, 0};
-    /* Report every call to the test library, also calls that the driver makes. */
+    /* In a build for tests, report every call to the test library, including calls that the driver makes. */
     watch_loader("dlsym");
     loader_ready();
     /* In a program without libdl on an old glibc there is no real function to jump to. */
@@ -107,8 +105,8 @@ struct decision vgpu_decide(void *handle, const char *name, const char *version,
     if (loader) {
         void *found = version ? vgpu_real_dlvsym(handle, name, version) : real_dlsym(handle, name);
         struct object object;
-        /* Replace only libc's own dlsym. If the handle leads to the dlsym of another tool, the program gets that
-         * one. */
+        /* The program looks up dlsym itself. Replace only libc's own dlsym. If the handle leads to the dlsym of another
+         * tool, the program gets that one. */
         if (!found || !object_at(found, &object) ||
             (strcmp(object.soname, "libc.so.6") != 0 && strcmp(object.soname, "libdl.so.2") != 0))
             return forward;
@@ -128,8 +126,9 @@ struct decision vgpu_decide(void *handle, const char *name, const char *version,
         return (struct decision){next.driver ? hook->ours : next.function, 1};
     }
     if (handle == RTLD_DEFAULT) {
-        /* The normal search finds this library's export, or that of an interposing library before it. Let it run if a
-         * loaded driver has that name. Otherwise return what the objects after this library have. */
+        /* The normal search finds the hook that this library exports, or the function of an interposing library before
+         * it. Allow this search if a loaded driver has the name. Otherwise return what the objects after this library
+         * have. */
         struct object driver;
         if (driver_object(hook->nvml, &driver) && object_symbol(&driver, name))
             return forward;
@@ -140,8 +139,8 @@ struct decision vgpu_decide(void *handle, const char *name, const char *version,
         return (struct decision){NULL, 1};
     void *ours = replacement(hook, found);
     if (!ours) {
-        /* A handle of the whole program (dlopen(NULL)) leads to this library's export. Return the export only if a
-         * driver is loaded; otherwise return what the objects after this library have. */
+        /* A search in the whole program (a handle of dlopen(NULL)) finds the hook that this library exports. Return the
+         * hook only if a driver is loaded. Otherwise return what the objects after this library have. */
         struct object object;
         if (found == hook->ours && !driver_object(hook->nvml, &object))
             found = real_dlsym(RTLD_NEXT, name);
@@ -159,12 +158,13 @@ static bool hooked_name(const char *name)
 }
 
 /*
- * For cuGetProcAddress: returns what the program gets instead of the pointer `function` that the driver returned. The
- * pointer identifies the version that the driver chose, so the program gets the hook of that version. If the pointer is
- * an exported function without a hook, that version is newer than this library. No hook of an older version can replace
- * it, because its parameters differ. If the pointer is no exported symbol of the driver, the rule of cuda.h applies:
- * the newest symbol that is not newer than the requested version, in the requested stream variant. Returns NULL if the
- * program may not get the function.
+ * For cuGetProcAddress: returns what the program gets instead of the pointer `function` that the driver returned; NULL
+ * if the program may not get the function.
+ *
+ * The pointer identifies the version that the driver chose, so the program gets the hook of that version. If the
+ * pointer is an exported function without a hook, that version is newer than this library. No hook of an older version
+ * can replace it, because its parameters differ. If the pointer is no exported symbol of the driver, the rule of cuda.h
+ * applies: the newest symbol that is not newer than the requested version, in the requested stream variant.
  */
 static void *variant(const char *name, void *function, int version, cuuint64_t flags)
 {

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The NVML lists of processes on a GPU. They show only the container's processes, with their pids in the caller's
- * namespace and with their charges. The processes are read from the ledger (the container's file of charges), because
- * some drivers list no processes in a container, and others list the host's pids.
- *
- * The driver is still called, with a count of 0, so that its errors are returned. All processes of a container are
- * shown as compute processes, so the lists of graphics and MPS processes are empty.
+ * namespace and with their charges. The processes are read from the ledger (the file with the container's charges),
+ * because some drivers list no processes in a container, and others list the host's pids. The driver is still called,
+ * with a count of 0, so that its errors are returned. All processes of a container are shown as compute processes, so
+ * the lists of graphics and MPS processes are empty.
  */
 #include "nvml_shown.h"
 
@@ -36,8 +35,8 @@ int nvml_own_processes(enum control control, nvmlDevice_t handle, struct own_pro
     return total;
 }
 
-/* Sets *count, which is the capacity of a list on entry and the number of processes on return, and returns the status.
- * A list that does not fit is not written at all. */
+/* Implements NVML's rule for lists. On entry *count is the capacity of the list; the function sets it to the number of
+ * processes and returns the status. If the list does not fit, none of it is written. */
 static nvmlReturn_t fits(unsigned *count, unsigned found, const void *room)
 {
     unsigned had = *count;
@@ -47,8 +46,8 @@ static nvmlReturn_t fits(unsigned *count, unsigned found, const void *room)
     return found == 0 || room ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
 }
 
-/* Returns the driver's error from the hook, if there is one. The driver was called with a count of 0, so
- * INSUFFICIENT_SIZE is no error of the program. */
+/* If the driver reports an error, returns it from the hook. The driver is called with a count of 0, so
+ * INSUFFICIENT_SIZE does not count as an error. */
 #define ASK_DRIVER(call) \
     do { \
         nvmlReturn_t driver = call; \
@@ -92,7 +91,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, n
     ENTER_NVML(nvmlDeviceGetRunningProcessDetailList, (device, list));
     if (!list)
         return REAL(nvmlDeviceGetRunningProcessDetailList)(device, list);
-    /* A later version of the structure has entries of another size. */
+    /* A later version of the structure has entries of another size, so it is not supported. */
     if (list->version != NVML_STRUCT_VERSION(nvmlProcessDetailList_t, 1))
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     nvmlProcessDetailList_t empty = {.version = list->version, .mode = list->mode};

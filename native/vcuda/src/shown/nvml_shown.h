@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Private to the files nvml_*.c and query.c, which show a program the container's share of a GPU instead of the whole
- * GPU through NVML. */
+/* Private to the files nvml_*.c and query.c. These files replace functions of NVML, so that a program sees the
+ * container's share of a GPU instead of the whole GPU. */
 #ifndef VGPU_NVML_SHOWN_H
 #define VGPU_NVML_SHOWN_H
 
 #include "account/account.h"
 #include "process.h"
 
-/* The first lines of every NVML hook. If no limits apply, the hook only calls the driver; otherwise `control` says
- * whether the limits can be read. */
+/* The first lines of every NVML hook (replacement of an NVML function). If no limits apply, the hook only calls the
+ * driver. Otherwise `control` says whether the limits can be read. */
 #define ENTER_NVML(symbol, arguments) \
     enum control control = vgpu_enter_nvml(); \
     if (!REAL_HAS(symbol)) \
@@ -17,8 +17,8 @@
         return REAL(symbol) arguments; \
     vgpu_log(LOG_CALLS, "%s", #symbol)
 
-/* A device of the container that belongs to an NVML handle. gi and ci are the GPU instance and compute instance of a
- * MIG device; for another device they are NVML_INSTANCE_NONE. */
+/* A device of the container that an NVML handle stands for. gi and ci are the GPU instance and compute instance of a
+ * MIG device. For other devices they are NVML_INSTANCE_NONE. */
 struct part {
     char uuid[VGPU_UUID_SIZE];
     int nvml_index;

@@ -2,11 +2,11 @@
 /*
  * Replaces functions in the private table from which NVIDIA's nvidia-smi reads its list of processes. Word 0 of the
  * table is its size in bytes, and pointers to functions follow. The program gets a copy in which the three functions
- * for processes are replaced.
+ * for processes are replaced. All other entries remain the driver's own.
  *
  * The positions of these functions and the layout of an entry of the list are not documented. They were measured on the
  * builds below (native/gpusim/nvml/export_table.c documents how). A table that was not measured is returned unchanged,
- * because replacing an unknown function could break another feature. All other entries remain the driver's own.
+ * because replacing an unknown function could break another feature.
  */
 #include "nvml_shown.h"
 
@@ -23,16 +23,16 @@
 
 static const unsigned char process_table[16] = {0xc4, 0xfe, 0x3e, 0x6c, 0xc9, 0x8f, 0x6c, 0x4e,
                                                 0xa3, 0x27, 0xee, 0x69, 0x6e, 0x12, 0xf7, 0xc4};
-/* One row for each driver branch. It was measured with the build in the comment, whose nvidia-smi was run with a
- * library that logs the position of each call. `size` is the size of the table in the driver's own library of that
- * build, so that a build with another table is not matched; 0 means that the size was not measured. */
+/* One row for each driver branch. The comment names the build with which it was measured: that build's nvidia-smi was
+ * run with a library that logs the position of each call. `size` is the size of the table in the driver library of that
+ * build. A driver whose table has another size is not matched. 0 means that the size was not measured. */
 static const struct {
     const char *branch;
     size_t size;
 } measured[] = {
-    {"535.", 1960}, /* measured with 535.261.03 */
-    {"550.", 2008}, /* measured with 550.163.01 */
-    {"580.", 0},    /* measured with 580.65.06 */
+    {"535.", 1960}, /* Measured with 535.261.03. */
+    {"550.", 2008}, /* Measured with 550.163.01. */
+    {"580.", 0},    /* Measured with 580.65.06. */
 };
 
 struct entry {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * NVML's utilisation figures for a container: they show the GPU use of the container's own processes, relative to its
- * share of SM time. 100 % is the whole share. For a container that got more, because no other container needed the GPU,
- * they also show 100.
+ * NVML's utilisation figures for a container. They show the GPU use of the container's own processes, relative to its
+ * share of SM time, so 100 % is the whole share. A container can get more than its share if no other container needs
+ * the GPU. Then the figures still show 100.
  *
  * The driver samples processes by pid. Its figures are used if its own list of processes contains the container's pids.
  * If it lists other pids (the host's) or none, the container's utilisation is unknown. Then the functions return
@@ -104,7 +104,8 @@ static nvmlReturn_t driver_samples(nvmlDevice_t device, unsigned long long since
         status = *list ? REAL(nvmlDeviceGetProcessUtilization)(device, *list, count, since) : NVML_ERROR_MEMORY;
     }
     if (!*list)
-        *count = 0; /* A driver that returns success for a count of 0 has written nothing. */
+        /* Without a list there are no samples, whatever the driver has written to *count. */
+        *count = 0;
     return status;
 }
 
@@ -128,8 +129,8 @@ static nvmlReturn_t own_samples(const struct account_of *account, nvmlDevice_t d
     return kept ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
 }
 
-/* Returns the sum over all of the container's processes. Each value is scaled before the addition, so the sum could
- * exceed 100 by rounding and is limited to 100. */
+/* Returns the sum over all of the container's processes. The values are scaled and rounded before the addition, so
+ * their sum could exceed 100. It is therefore limited to 100. */
 static nvmlReturn_t together(const struct account_of *account, nvmlDevice_t device, unsigned long long since,
                              nvmlUtilization_t *sum)
 {
@@ -212,7 +213,8 @@ EXPORT nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, n
     if (!info)
         return REAL(nvmlDeviceGetProcessesUtilizationInfo)(device, info);
     if (info->version != NVML_STRUCT_VERSION(nvmlProcessesUtilizationInfo_t, 1))
-        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH; /* A later version has entries of another size. */
+        /* A later version has entries of another size, so it is not supported. */
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     nvmlProcessesUtilizationInfo_t all = *info;
     all.processSamplesCount = 0;
     all.procUtilArray = NULL;
@@ -248,8 +250,8 @@ EXPORT nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, n
 }
 
 /*
- * A sample of the card names no process, so each of the driver's samples is replaced by the container's utilisation
- * since the time `since`. Samples of power, clocks and other values remain the card's.
+ * The driver's samples are of the whole card and name no process. So each of them is replaced by the container's
+ * utilisation since the time `since`. Samples of power, clocks and other values remain the card's.
  */
 EXPORT nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, unsigned int type, unsigned long long since,
                                          unsigned int *value_type, unsigned int *count, nvmlSample_t *samples)
@@ -337,7 +339,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetAccountingStats_v2(nvmlDevice_t device, nvmlAcc
     struct account_of account;
     nvmlAccountingStats_v2_t found = {0};
     if (stats)
-        found = *stats; /* `pid` in *stats names the process */
+        found = *stats; /* `pid` in *stats names the process. */
     nvmlReturn_t status = REAL(nvmlDeviceGetAccountingStats_v2)(device, stats ? &found : NULL);
     if (status != NVML_SUCCESS)
         return status;

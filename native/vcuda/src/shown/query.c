@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Shows a program the memory that its container may use instead of the whole card: the limit as total, the container's
- * charge as used, the rest as free. The driver is called first, so that its errors are returned. A device without a
- * limit keeps the driver's figures.
+ * Shows a program the memory that its container may use instead of the memory of the whole card: the limit as total,
+ * the container's charge as used, the rest as free. The driver is called first, so that its errors are returned. A
+ * device without a limit keeps the driver's figures.
  */
 #include "nvml_shown.h"
 
@@ -52,7 +52,8 @@ static bool show_current(enum control control, uint64_t card_free, struct shown 
         memory_beyond(device, card_free);
     if (!show(device->uuid, device->nvml_index, shown))
         return false;
-    /* Show at most the card's free memory as free, unless every allocation can use host memory instead. */
+    /* Show at most the card's free memory as free. There is one exception: with oversubscription every allocation may
+     * be able to use host memory instead. */
     if (shown->free > card_free && !(limits_oversubscribe() && host_memory_complete()))
         shown->free = card_free;
     return true;
@@ -91,8 +92,8 @@ EXPORT CUresult cuMemGetInfo(unsigned int *free_bytes, unsigned int *total_bytes
     return status;
 }
 
-/* Returns the bytes that are shown as the size of a device in *bytes, and false if there is no limit. A device that
- * this container may not use has 0 bytes, because no context can be created on it. */
+/* Sets *bytes to the size that is shown for a device. Returns false if there is no limit. A device that this container
+ * may not use has size 0, because no context can be created on it. */
 static bool limit_of(enum control control, CUdevice ordinal, uint64_t *bytes)
 {
     CUresult status;

@@ -77,8 +77,8 @@ def command_of(words: list[str]) -> tuple[str, str, str | None]:
 
 
 def requested(config: dict[str, Any]) -> list[str]:
-    """Return the device names that the container requests: by mounts if the configuration accepts them, else by its
-    variable. None if the variable is unset, empty, ``void`` or ``none``.
+    """Return the device names that the container requests: by its mounts if the configuration accepts such requests,
+    else by its variable. Return None if the variable is unset, empty, ``void`` or ``none``.
     """
     mounted = by_mounts(config)
     if mounted:
@@ -225,7 +225,7 @@ def main(words: list[str]) -> None:
     except (RuntimeFault, OSError, ValueError, KeyError) as fault:
         message = f"nvidia-container-runtime: {fault}"
         print(message, file=sys.stderr)
-        if log:  # containerd's shim shows the last line of this file to the user, not stderr.
+        if log:  # containerd's shim shows the user the last line of this file, and not stderr.
             record = {"level": "error", "msg": message, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
             with contextlib.suppress(OSError), open(log, "a", encoding="utf-8") as stream:
                 stream.write(json.dumps(record) + "\n")

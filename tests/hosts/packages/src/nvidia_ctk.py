@@ -74,7 +74,8 @@ def bind(host: str, container: str, options: list[str]) -> dict[str, Any]:
 
 def library_mounts() -> list[dict[str, Any]]:
     """Return the mount of each driver library, from the host's path to a path that a glibc image's loader searches by
-    default. NVIDIA's program keeps the host's path and runs ldconfig in the container by a hook; this needs no hook."""
+    default. So no hook is needed. NVIDIA's program keeps the host's path and runs ldconfig in the container by a
+    hook."""
     cache = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=True).stdout
     folder = "/usr/lib/" + (getattr(sys.implementation, "_multiarch", None) or "x86_64-linux-gnu")
     mounts = []

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Allocates, launches, waits and frees without end, for tests that kill this program at a random moment. */
+/* Allocates memory, launches kernels, waits and frees in an endless loop. Tests kill this program at a random
+ * moment. */
 #include "cuda_abi.h"
 
 #include <stdlib.h>

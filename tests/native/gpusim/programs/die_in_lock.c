@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Dies by SIGKILL inside the simulated host's lock, between the two stores that charge memory to the process and to the
- * GPU. */
+/* Kills itself while it holds the lock of the simulated host. At this moment it has charged memory to the process, but
+ * not yet all of it to the GPU. */
 #include "sim.h"
 
 #include <signal.h>
@@ -14,7 +14,7 @@ int main(void)
     }
     sim_lock();
     sim_state()->procs[sim_slot()].use[0].memory += 123456;
-    sim_state()->gpus[0].used += 1000; /* the charge of the GPU is incomplete on purpose */
+    sim_state()->gpus[0].used += 1000; /* The GPU's charge is incomplete on purpose. */
     raise(SIGKILL);
     return 1;
 }

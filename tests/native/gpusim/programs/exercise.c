@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Calls a wide part of libcuda from several threads, for sanitizers: every block kind, copies, streams, events, graphs,
- * callbacks, modules, VMM, contexts coming and going. Linked with libcuda itself; checks each result.
+ * Calls most parts of the simulated libcuda from several threads, so that sanitizers find errors in it. It uses every
+ * kind of memory, copies, streams, events, graphs, callbacks, modules and virtual memory management, and creates and
+ * destroys contexts. It is linked with libcuda and checks each result.
  */
 #include "cuda_abi.h"
 

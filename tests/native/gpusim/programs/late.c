@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* late [parked]: a thread calls the driver in a loop while main returns, so its calls fall into the driver's teardown.
- * With parked, an atexit handler ends the thread first. */
+/* Calls the driver while the process exits. A thread calls the driver in a loop while main returns, so that some calls
+ * are made during the driver's teardown. Usage: late [parked]. With "parked", an atexit handler first ends the
+ * thread. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>

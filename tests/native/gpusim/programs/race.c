@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Threads charge memory to a simulated GPU and uncharge it, all at once: race THREADS ROUNDS BYTES. Fails if usage was
- * ever above the GPU's memory or is not 0 at the end. */
+/* Several threads at once charge memory to a simulated GPU and end the charge again. Usage: race THREADS ROUNDS BYTES.
+ * Fails if more than the GPU's memory was charged at any time, or if a charge is left at the end. */
 #include "sim.h"
 
 #include <pthread.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The simulated GPU of the model (gpu.h): runs the queues of the contexts and records the busy time. */
+/* The simulated GPU of the model; gpu.h describes it. It runs the queued work of the contexts and records for how long
+ * the GPU is busy. */
 #include "gpu.h"
 
 #include <stdio.h>
@@ -53,7 +54,8 @@ static void note(struct gpu *gpu, int context, uint64_t from, uint64_t to)
     }
 }
 
-/* Returns whether the context has a kernel to run. Events at the head of the queue complete here and take no time. */
+/* Returns whether the context has a kernel to run. Events at the head of the queue take no time, so this function
+ * completes them first. */
 static bool ready(struct gpu *gpu, int context)
 {
     struct context *c = &gpu->context[context];

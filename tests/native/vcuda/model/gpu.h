@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The simulated GPU of the model. Contexts run in time slices, each context has a FIFO queue, and a log records the
- * busy time. */
+/* The simulated GPU of the model (model.c). Each CUDA context has a first-in, first-out queue of work. The GPU runs one
+ * context at a time and switches between them in time slices. A log records when each context ran. */
 #ifndef MODEL_GPU_H
 #define MODEL_GPU_H
 
@@ -12,10 +12,10 @@
 #define BIN_NS 1000000ull
 
 struct item {
-    uint64_t left; /* remaining kernel time in ns; 0 for an event */
-    uint64_t aside; /* ns for which a copy or host callback occupies the stream but not the GPU */
-    uint64_t until; /* time at which the copy or host callback ends; 0 before it starts */
-    uint64_t *passed; /* for an event: the GPU writes here the time at which it passed the event */
+    uint64_t left; /* Remaining kernel time in ns; 0 for an event. */
+    uint64_t aside; /* Duration in ns of a copy or host callback, which occupies the stream but not the GPU. */
+    uint64_t until; /* Time at which the copy or host callback ends; 0 before it starts. */
+    uint64_t *passed; /* For an event: where the GPU writes the time at which it passed the event. */
 };
 
 struct context {
@@ -28,7 +28,7 @@ struct gpu {
     uint64_t slice_ns, switch_ns, end_ns;
     int holder, contexts;
     struct context context[CONTEXTS];
-    uint32_t *bins[CONTEXTS]; /* the log: for each context, the ns of each millisecond in which it ran kernels */
+    uint32_t *bins[CONTEXTS]; /* The log: for each context and millisecond, for how many ns the context ran kernels. */
     uint64_t busy[CONTEXTS], switching;
 };
 

@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A discrete-event model of tenants (containers) on one GPU. The model links the real object code of the library and of
- * the arbiter, the node's service that gives tenants turns on the GPU. This code is the limiter's arithmetic, the
- * schedule, and the wake-up rate of the controller thread. Fences are pairs of timing events, by which this thread of
- * the library measures how long launches really took. The model simulates the GPU (gpu.c), the launching threads, the
- * times at which the controller checks fences, and the delays of wake-ups.
+ * A discrete-event model of tenants (containers) that share one GPU. In each tenant, the library limits launches. The
+ * arbiter, a service of the node, gives tenants turns on the GPU.
  *
- * The program prints one JSON object. Shares come from the GPU's log. "charged" is the least and the largest ratio of
- * charged time to busy GPU time over all windows of max(1 s, 20 times the longest kernel) after --warm.
+ * Parts of the model are the real object code of the library and the arbiter: the limiter's arithmetic, the arbiter's
+ * schedule, and the wake-up rate of the controller thread. This thread of the library reads fences: pairs of timing
+ * events that measure how long a series of launches (a segment) really took. Other parts are simulated here: the GPU
+ * (gpu.c), the launching threads, the times at which the controller thread checks fences, and the delays of wake-ups.
+ *
+ * The program prints one JSON object. Its shares come from the GPU's log. Its key "charged" is the least and the
+ * largest ratio of charged time to busy GPU time in any window after the first --warm seconds. A window is one second
+ * or, if that is longer, 20 times the longest kernel.
  *
  *   model [--seconds S] [--warm S] [--seed N] [--slice US] [--switch US] [--jitter PERCENT] [--no-arbiter] TENANT...
  *
@@ -28,21 +31,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LAUNCH_NS 3000ull  /* host time of a kernel launch call */
-#define MARK_NS 1500ull    /* host time of an event record call */
+#define LAUNCH_NS 3000ull  /* Host time of a kernel launch call. */
+#define MARK_NS 1500ull    /* Host time of a call that records an event. */
 #define GAP_NS 20000ull
 #define FENCES 4096u
 #define NEVER UINT64_MAX
-#define STEP_NS (50 * MS) /* distance between the starts of two measured windows */
+#define STEP_NS (50 * MS) /* Distance between the starts of two measured windows. */
 
 struct fence {
     struct segment segment;
-    bool shared; /* its begin event is the end event of the fence before it */
-    uint64_t begin, end; /* times at which the GPU passed the events; 0: not passed yet */
+    bool shared; /* True if its begin event is the end event of the fence before it. */
+    uint64_t begin, end; /* Times at which the GPU passed the two events; 0 if it has not passed them yet. */
 };
 
 struct tenant {
-    /* settings from the TENANT argument */
+    /* Settings from the TENANT argument. */
     uint32_t share_ppm, change_ppm;
     bool force, disable;
     int priority, kernel_count;
@@ -52,26 +55,26 @@ struct tenant {
     uint64_t rest, copy;
     bool one_key;
     unsigned streak;
-    /* state of the library in the tenant's process */
+    /* State of the library in the tenant's process. */
     struct vgpu_tenant_device page;
     struct schedule_output gpu_page;
     struct costs costs;
     struct settler settler;
     struct segment open;
     uint64_t busy_until, queued, looked, began;
-    bool free; /* nothing throttled the tenant at its last launch by the slow path (thread_state.open in the library) */
+    bool free; /* True if nothing throttled the tenant at the last launch that took the limiter's slow path. */
     uint64_t segment_ns; /* predicted work after which a segment (the launches between two events) ends */
     struct fence fences[FENCES];
     uint64_t fence_head, fence_tail;
-    struct wakes wakes; /* wake-ups of the controller thread */
+    struct wakes wakes; /* Wake-ups of the controller thread. */
     uint64_t soon, helped;
-    /* state of the tenant's launching thread */
+    /* State of the tenant's launching thread. */
     uint64_t next, wants_since, poll, unlimited_wait;
     bool at_gate, waits, syncs;
     int kernel;
     unsigned grid, in_burst, segments;
-    /* results */
-    uint64_t *charged; /* total charged ns at the end of each STEP_NS */
+    /* Results of the simulation. */
+    uint64_t *charged; /* Total charged time in ns at the end of each STEP_NS. */
     uint64_t launches, longest_hold, hold_sum;
 };
 
@@ -132,7 +135,7 @@ static void close_segment(struct tenant *t, int index, uint64_t now)
     segment_start(&t->open);
 }
 
-/* Returns the time at which the library's settle.c would check the fences again. */
+/* Returns the time at which the library's settle.c would next check the open fences. */
 static uint64_t look_again(struct tenant *t, uint64_t now, bool finished)
 {
     const struct fence *first = &t->fences[t->fence_head % FENCES];
@@ -184,7 +187,8 @@ static void controller(struct tenant *t, uint64_t now)
 /* Tries one launch. Returns false if the launch must wait until t->next or for the gate that the arbiter opens. */
 static bool launch(struct tenant *t, int index, uint64_t now)
 {
-    const char *functions = NULL; /* base address of the kernel handles; a real driver places handles 0x240 apart */
+    /* Base address of the kernels' handles. As with a real driver, the handles are 0x240 bytes apart. */
+    const char *functions = NULL;
     uint64_t cost, until;
     uint32_t key = cost_key(functions + 0x55d1c0a01000 + 0x240 * (t->one_key ? 0 : t->kernel), t->blocks[t->grid], 1, 1, 256);
     double factor = 1.0 + jitter / 100.0 * (2.0 * chance() - 1.0);
@@ -200,7 +204,8 @@ static bool launch(struct tenant *t, int index, uint64_t now)
     unsigned item = cost_find(&t->costs, key, &cost, &known);
     bool looks = segment_looks(t->open.count, cost);
     if (t->open.count && known && !looks)
-        t->looked += gap_ns; /* the library reads no clock here: it adds a gap to its last reading */
+        /* As the library does, add a gap to the last clock reading instead of reading the clock. */
+        t->looked += gap_ns;
     else
         t->looked = now;
     if (t->open.count && known && (!looks || (!gap && t->open.count < SEGMENT_LAUNCHES && t->open.predicted + cost < t->segment_ns))) {
@@ -246,7 +251,7 @@ static bool launch(struct tenant *t, int index, uint64_t now)
     if (!shares)
         gpu_put(&gpu, index, 0, &fence->begin);
     segment_add(&t->open, item, cost);
-    gpu_advance(&gpu, now + LAUNCH_NS); /* an idle GPU passes the begin event before the kernel is queued */
+    gpu_advance(&gpu, now + LAUNCH_NS); /* An idle GPU passes the begin event before the kernel is queued. */
     gpu_put(&gpu, index, real, NULL);
     if (alone || cost >= SEGMENT_NS)
         close_segment(t, index, now + LAUNCH_NS);
@@ -260,7 +265,7 @@ static void thread(struct tenant *t, int index, uint64_t now)
         t->next = NEVER;
         return;
     }
-    if (gpu_depth(&gpu, index) > 1024) { /* the driver's queue is full: the launch call blocks */
+    if (gpu_depth(&gpu, index) > 1024) { /* The driver's queue is full, so the launch call blocks. */
         t->next = now + 20 * US;
         return;
     }
@@ -270,7 +275,7 @@ static void thread(struct tenant *t, int index, uint64_t now)
             return;
         }
         t->syncs = false;
-        /* The library's fence_waited() also corrects the charges after a wait. */
+        /* After such a wait the library's fence_waited() corrects the charges, so do the same here. */
         if (now > t->helped + FENCE_HELP_NS) {
             t->helped = now;
             settle_open(t, now);
@@ -297,7 +302,7 @@ static void thread(struct tenant *t, int index, uint64_t now)
     if (t->burst && ++t->in_burst >= t->burst) {
         t->in_burst = 0;
         close_segment(t, index, now);
-        t->syncs = true; /* the host waits for the results of its kernels, then pauses */
+        t->syncs = true; /* The program waits for the results of its kernels, then pauses. */
     }
 }
 
@@ -399,7 +404,7 @@ static void report_windows(const struct tenant *t, int index)
         double share = gpu_share(&gpu, index, from, window), ran = share / 100 * (double)window;
         low = share < low ? share : low;
         high = share > high ? share : high;
-        if (ran < 5e6) /* skips a window with too little work, because its charge belongs to earlier kernels */
+        if (ran < 5e6) /* In a window with so little work, most of the charge belongs to earlier kernels, so skip it. */
             continue;
         double charged = (double)(t->charged[(from + window) / STEP_NS] - t->charged[from / STEP_NS]) / (ran > 1 ? ran : 1);
         charged_low = charged < charged_low ? charged : charged_low;

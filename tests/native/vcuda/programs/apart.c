@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Uses two GPUs: one thread waits for the queue of GPU 0, and the driver keeps this GPU's context locked. Meanwhile
- * another thread uses GPU 1. GPU 0 waits for a host callback, and the callback waits for the second thread. Usage:
- * apart LAUNCHES
+ * Uses two GPUs. One thread waits until the queue of GPU 0 is empty; during this wait the driver keeps the context of
+ * GPU 0 locked. The queue of GPU 0 contains a host callback, which returns only after a second thread has used GPU 1.
+ * So the program hangs if work on GPU 1 has to wait for GPU 0. Usage: apart LAUNCHES
  */
 #include "driver/cuda_abi.h"
 
@@ -69,7 +69,9 @@ static void *drains(void *unused)
     MUST(cuCtxSetCurrent(gpu[0].context));
     launch(0, 4);
     MUST(cuLaunchHostFunc(gpu[0].stream, callback, NULL));
-    launch(0, 4); /* without synchronization, so the fences (timing events) of these launches stay open */
+    /* The program does not synchronize, so the library has not yet read the fences (timing events) of these
+     * launches. */
+    launch(0, 4);
     MUST(cuStreamSynchronize(gpu[0].stream));
     return NULL;
 }
@@ -85,7 +87,7 @@ int main(int argc, char **argv)
     sem_init(&other_done, 0, 0);
     pthread_create(&thread, NULL, drains, NULL);
     sem_wait(&begun);
-    usleep(20000); /* now the library's controller thread, which reads the fences of GPU 0, is blocked in the driver */
+    usleep(20000); /* Now the library's controller thread, which reads the fences of GPU 0, is blocked in the driver. */
     MUST(cuCtxSetCurrent(gpu[1].context));
     for (int round = 0; round < 4; round++) {
         launch(1, launches / 4);

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocates past the library by the driver's own function, as a video library does, then by CUDA: beside.py OTHER STEP
-TIMES
+"""Makes one allocation that bypasses the library, as a video library may do, and then allocations by CUDA. Usage:
+beside.py OTHER STEP TIMES
 
-The first allocation has OTHER bytes. The address of the driver's function comes from the symbol table of the mapped
-driver, so no preloaded library sees this call. Prints how many of TIMES allocations of STEP bytes CUDA then granted.
-"""
+The first allocation, of OTHER bytes, calls the driver's own function. Its address comes from the symbol table of the
+mapped driver, so no preloaded library sees this call. Then the program makes TIMES allocations of STEP bytes by CUDA,
+and prints how many were granted."""
 
 from __future__ import annotations
 

@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A program whose driver calls block, or call the driver again from a callback: blocked MODE. Each mode prints the
+ * Makes driver calls that block, and driver calls during which the driver calls a tool. A tool is a profiler or the
+ * like: the driver calls it back, and it makes driver calls of its own. Usage: blocked MODE. Each mode prints the
  * results of its calls, waits until standard input closes, and exits without cleanup.
  *
- *   free      one thread frees memory behind an endless kernel; meanwhile other threads allocate and load a module
+ *   free      one thread's free waits for an endless kernel; meanwhile other threads allocate and load a module
  *   slow      one thread loads code for seconds; meanwhile another creates a context, allocates and loads code
  *   load      the driver calls a tool back while it loads a module; the tool loads its own module
  *   library   the driver calls the tool back while it loads a library onto the GPU
  *   create    the driver calls the tool back while it creates a context; the tool retains and uses the primary context
  *   second    the driver calls the tool back while it creates a context; the tool creates and destroys a context
  *
- * The callback is pthread_mutex_init: the simulated driver calls it while it holds no lock, and the definition in this
- * program precedes libc's.
+ * The callback is a function of this program with the name pthread_mutex_init. The simulated driver calls it instead of
+ * libc's function of this name, at moments at which the driver holds no lock.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -64,7 +65,8 @@ char *strdup(const char *text)
 int pthread_mutex_init(pthread_mutex_t *mutex, const pthread_mutexattr_t *attributes)
 {
     static const pthread_mutex_t plain = PTHREAD_MUTEX_INITIALIZER;
-    (void)attributes; /* not needed, because the simulated driver passes only default attributes here */
+    /* The attributes are ignored, because the simulated driver passes only default attributes here. */
+    (void)attributes;
     *mutex = plain;
     call_back();
     return 0;
@@ -149,7 +151,7 @@ static int beside_a_load(int *status)
     if (done == 0 && (done = cuMemAlloc_v2(&pointer, 1 << 20)) == 0)
         done = cuModuleLoadData(&module, image);
     if (atomic_load(&loaded))
-        done = -1; /* the call waited for the other thread's load */
+        done = -1; /* The call waited until the other thread's load had ended. */
     pthread_join(loading, NULL);
     return done;
 }
@@ -181,7 +183,7 @@ int main(int argc, char **argv)
         called_back = strcmp(what, "create") ? makes : retains;
         status = cuCtxCreate_v2(&context, 0, 0);
     }
-    /* The library charges memory that it could not measure during the callback with the next allocation. */
+    /* The library charges memory that it could not measure during the callback at the next allocation. */
     int later = cuMemAlloc_v2(&pointer, 200 << 20);
     printf("%d %d %d\n", status, nested, later);
     fflush(stdout);

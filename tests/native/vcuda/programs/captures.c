@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Captures launches into graphs while the library limits launches: captures HOW LAUNCHES. Prints the number of nodes of
- * each captured graph.
+ * Captures launches into graphs while the library limits launches. Usage: captures HOW LAUNCHES. Prints the number of
+ * nodes of each captured graph. HOW is one of:
  *
  *   hooked       the capture begins with the hooked cuStreamBeginCapture_v2
  *   unseen       the capture begins with the driver's own function, bypassing the hooks
- *   recaptured   like unseen, repeatedly, with launches outside the captures
- *   unmatched    like hooked; before and during the capture the program ends captures that never began
- *   meanwhile    like unseen, in global mode; another thread launches, and the library queries its events
+ *   recaptured   like unseen, but several captures, with uncaptured launches between them
+ *   unmatched    like hooked; before and during the capture the program also tries to end captures that never began
+ *   meanwhile    like unseen, in global mode; another thread launches meanwhile, and the library queries that thread's
+ *                events
  *   newer        cuStreamBeginRecaptureToGraph (CUDA 13.3) captures into an existing graph
  */
 #include "driver/cuda_abi.h"
@@ -28,7 +29,7 @@ CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *
 CUresult cuStreamSynchronize(CUstream stream);
 CUresult cuStreamBeginCapture_v2(CUstream stream, int mode);
 CUresult cuLaunchKernel(CUfunction function, SHAPE, CUstream stream, void **parameters, void **extra);
-void *unhooked(const char *name); /* defined in unhooked.c */
+void *unhooked(const char *name); /* This function is defined in unhooked.c. */
 CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph);
 CUresult cuStreamCreate(CUstream *stream, unsigned flags);
 CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count);
@@ -60,7 +61,7 @@ static size_t captured(CUresult (*begin)(CUstream stream, int mode))
     size_t count = 0;
     MUST(begin(stream, 0));
     launch(stream, launches);
-    usleep(2000); /* in this pause the library's thread that queries timing events runs */
+    usleep(2000); /* In this pause the library's controller thread runs, which queries timing events. */
     launch(stream, 1);
     MUST(cuStreamEndCapture(stream, &graph));
     MUST(cuGraphGetNodes(graph, NULL, &count));
@@ -91,7 +92,7 @@ static void *meanwhile(void *unused)
     return NULL;
 }
 
-/* Ends a capture that never began: the driver's error is returned and nothing changes. */
+/* Tries to end a capture that never began. The call must return the driver's error and change nothing. */
 static void end_unmatched(void)
 {
     CUstream other;
@@ -128,7 +129,7 @@ int main(int argc, char **argv)
         begin = begin_unmatched;
     launch(stream, 3);
     MUST(cuStreamSynchronize(stream));
-    usleep(50000); /* in this pause the budget that the first launches used is refilled */
+    usleep(50000); /* In this pause the limiter refills the budget of GPU time that the first launches used. */
     pthread_t thread;
     if (!strcmp(how, "meanwhile")) {
         pthread_create(&thread, NULL, meanwhile, NULL);

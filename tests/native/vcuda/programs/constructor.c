@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One thread opens a library whose constructor uses the GPU, while another thread makes a call: constructor PLUGIN WHAT
+ * One thread opens a library whose constructor uses the GPU, while another thread makes a driver call. Usage:
+ * constructor PLUGIN WHAT. PLUGIN is the opened library, WHAT one of:
  *
- *   context   both threads make the first call that a hook sees
- *   late      both threads create the first context; a hook has seen an earlier call
+ *   context   both threads make the process's first hooked call at the same time
+ *   late      both threads create the first context; the process has made a hooked call before
  *   nvml      both threads make the first call of NVML
  *   launch    both threads make the first launch, in an existing context
  *
- * While the constructor runs, its thread holds the loader's lock. It waits until the other thread is about to call, and
- * a while longer. If the other thread waits for the loader's lock while it holds a lock that the constructor needs,
- * both hang. -DPLUGIN compiles the library with the constructor.
+ * While the constructor runs, its thread holds the dynamic loader's lock. The constructor waits until a moment after
+ * the other thread has begun its call. If the other thread waits for the loader's lock while it holds a lock that the
+ * constructor needs, both threads hang. -DPLUGIN compiles the opened library.
  */
 #include "driver/cuda_abi.h"
 

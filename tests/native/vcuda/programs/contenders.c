@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Runs concurrent threads in one process: contenders CASE ROUNDS. Prints one line and waits until standard input
- * closes, so that the test can compare the ledger, in which the library records the container's GPU memory, with the
- * driver's account.
+ * Runs concurrent threads in one process. Usage: contenders CASE ROUNDS. Prints one line and waits until standard input
+ * closes. Meanwhile the test compares the ledger, the file in which the library records the container's GPU memory,
+ * with the driver's own figures.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -78,7 +78,8 @@ static int ledgers(void)
     return count;
 }
 
-/* Forks while another thread waits to measure its first context. Returns how many descriptors of the ledger the child has. */
+/* Forks while another thread waits for its turn to measure its first context. Returns how many descriptors of the
+ * ledger the child has. */
 static int forked(void)
 {
     pthread_t thread;
@@ -86,7 +87,8 @@ static int forked(void)
     pthread_create(&thread, NULL, create, NULL);
     while (!ledgers())
         usleep(1000);
-    usleep(50000); /* by now the thread has closed its first descriptor of the ledger and uses another to wait */
+    /* By now the thread has closed its first descriptor of the ledger and waits on another descriptor. */
+    usleep(50000);
     if (!ledgers())
         return -1;
     pid_t child = fork();
@@ -105,7 +107,8 @@ static void together(int count, void *(*work)(void *))
         pthread_join(threads[i], NULL);
 }
 
-/* Creates contexts and modules and destroys nine of ten, while two threads allocate and free large blocks. */
+/* Creates contexts and modules and destroys nine out of ten of them, while two threads allocate and free large
+ * blocks. */
 static void among_churn(void)
 {
     pthread_t threads[2];
@@ -133,7 +136,7 @@ static void among_churn(void)
     stop = 1;
     for (int i = 0; i < 2; i++)
         pthread_join(threads[i], NULL);
-    /* The first allocation after AGAIN_NS charges contexts that could not be measured during the race. */
+    /* Some contexts could not be measured during the race. The first allocation after AGAIN_NS charges them. */
     CUdeviceptr last;
     cuCtxSetCurrent(shared);
     usleep(60000);

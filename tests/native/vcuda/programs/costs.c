@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Calls the library's inline functions of the launch path without a driver or a clock. These functions keep a table of
- * kernel costs and end a segment of launches when the stream may have been idle.
- *   costs entries BASE STEP COUNT GX GY  prints how many entries of the cost table COUNT functions use
- *   costs looks NS...                    launches kernels of NS each in one segment; prints for each launch whether the
- *                                        clock is read
- *   costs pauses GAP TICKS...            makes launches at these clock readings, after a launch at BEGAN. "-": a launch
- *                                        that does not read the clock. Prints for each reading: 0 after a pause, else 1
- *   costs decides BALANCE RATE COST WAITED  decides about one launch with this budget: prints 0 if it goes, else 1; the
- *                                        wait in ns; and the budget after the wait
+ * Calls the library's inline functions that run in each launch, without a driver or a clock. They keep the cost table:
+ * the GPU time that each kernel was measured to take. They also divide the launches into segments; a segment ends at a
+ * pause in which the stream may have been idle.
+ *   costs entries BASE STEP COUNT GX GY  prints how many entries of the cost table COUNT kernels occupy; the kernels'
+ *                                        handles start at BASE, at distance STEP; GX and GY are the grid sizes
+ *   costs looks NS...                    launches kernels that take NS each, in one segment; prints for each launch
+ *                                        whether the clock is read
+ *   costs pauses GAP TICKS...            makes launches at these clock readings, after a launch at BEGAN. "-" is a
+ *                                        launch that does not read the clock. Prints for each reading whether
+ *                                        the launch continues the segment: 0 after a pause, else 1
+ *   costs decides BALANCE RATE COST WAITED  makes one launch with this budget; prints 0 if it starts at once, else 1;
+ *                                        the wait in ns; and the budget after the wait
  *   costs learns NS...                   launches one kernel, each launch measured alone; prints 1 if the kernel is
  *                                        known afterwards, else 0, and the learned cost in ns
  */
@@ -18,7 +21,7 @@
 
 #include "compute/limiter.h"
 
-#define BEGAN 0xffff0000u /* start value just before the 32-bit counter wraps */
+#define BEGAN 0xffff0000u /* The counter starts just before its 32 bits wrap around. */
 
 static unsigned entries(char **word)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* deep BYTES: opens inner.so with RTLD_DEEPBIND and lets it allocate BYTES. Only this program's run path leads to
- * inner.so. */
+/* Opens the library inner.so with RTLD_DEEPBIND and lets it allocate BYTES. Usage: deep BYTES. The loader finds
+ * inner.so only by this program's run path. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A library that finds the driver by dlsym or, with -DLINKED, is linked to it. Returns the result of an allocation. */
+/* The library that deep.c opens. It finds the driver's functions by dlsym, or is linked to the driver if compiled with
+ * -DLINKED. Its function allocates GPU memory and returns the CUresult. */
 #include <dlfcn.h>
 #include <stddef.h>
 

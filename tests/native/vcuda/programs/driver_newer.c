@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Linked with the objects of the simulated driver, this file makes a driver with the functions that are new in CUDA 13.5 and
- * allocate memory or begin a capture, and with invented versions of a future CUDA (_v9). Its cuGetProcAddress returns these
- * functions and passes other names to the simulated driver's, which the test has renamed.
- *
- * -DNVML compiles a newer NVML in the same way.
+ * This file is linked with the objects of the simulated driver, and the result simulates a newer driver. It has those
+ * functions of CUDA 13.5 that allocate memory or begin a capture, and invented versions of a future CUDA, with the
+ * suffix _v9. Its cuGetProcAddress returns these functions. It passes all other names to the simulated driver's own
+ * cuGetProcAddress, which the test has renamed. -DNVML compiles a newer NVML in the same way.
  */
 #include "driver/cuda_abi.h"
 
@@ -63,7 +62,8 @@ API CUresult cuMulticastBindAddr_v2(HANDLE object, CUdevice device, size_t place
     return device ? CUDA_ERROR_INVALID_VALUE : cuMulticastBindAddr(object, place, address, bytes, flags);
 }
 
-/* A logical endpoint keeps memory as a multicast object does; this driver implements it by a multicast object. */
+/* Memory that is bound to a logical endpoint stays in use, as with a multicast object. So this driver implements a
+ * logical endpoint by a multicast object. */
 static CUresult endpoint(HANDLE *object, size_t bytes)
 {
     static HANDLE made;
@@ -95,7 +95,8 @@ API CUresult cuLogicalEndpointBindAddr(unsigned id, CUdevice device, cuuint64_t 
     return status == CUDA_SUCCESS ? cuMulticastBindAddr(object, place, (CUdeviceptr)address, bytes, flags) : status;
 }
 
-/* Instead of graphics parameters the program passes this pointer, which gets the number of captured nodes. */
+/* The program passes this pointer in place of graphics parameters. The function writes the number of captured nodes
+ * there. */
 static size_t *nodes_to;
 
 #define CAPTURES(suffix, begin, end) \
@@ -149,7 +150,8 @@ API CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *propertie
 
 /* --- versions that the library does not know ------------------------------------------------------------------ */
 
-/* Parameters fill every register and the stack, so that an entry that loses a parameter is found. */
+/* The functions have so many parameters that these fill every parameter register and a part of the stack. If the
+ * library loses a parameter on the way to the driver, the test notices it. */
 API CUresult cuMemAlloc_v9(CUdeviceptr *pointer, size_t bytes, int two, int three, int four, int five, double half, double third,
                            int seven, int eight)
 {

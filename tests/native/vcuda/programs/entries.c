@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests src/routes/newer_entry.S alone. The library gives a program such an entry for a driver function whose
- * parameters it does not know. Each entry must pass all arguments to its function and mark every device for a check of
- * its memory. */
+/* Tests src/routes/newer_entry.S alone. If a program looks up a driver function whose parameters the library does not
+ * know, the library returns one of the entries of that file instead. Each entry must pass all arguments on to its
+ * driver function. It must also mark every device, so that the library then checks the device's memory. */
 #include "account/counters.h"
 
 #include <stdio.h>

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A program that exits while the library still has timing events (fences) of its launches to read: exits HOW
+ * A program that exits while the library has not yet read all timing events (fences) of its launches. Usage: exits HOW
  *
  *   main      main returns
  *   handler   main returns; an exit handler registered before cuInit launches and synchronizes again
  *   thread    main returns while another thread launches; an exit handler waits until this thread has launched more
  *   destroy   an exit handler registered before cuInit destroys the context
  *   one       makes one launch of a measured kernel, synchronizes, and prints the number of further threads
- *   few       the same with five launches
+ *   few       like one, but with five launches
  */
 #include "driver/cuda_abi.h"
 
@@ -79,7 +79,8 @@ static void launches_on(void)
     for (long seen = atomic_load(&launched); atomic_load(&launched) < seen + 300;)
         usleep(1000);
     write(1, "handled\n", 8);
-    _exit(0); /* ends without exit handlers, because the launching thread would call a driver that is being torn down */
+    /* Ends without exit handlers. They would tear the driver down, and the launching thread would still call it. */
+    _exit(0);
 }
 
 static int threads(void)
@@ -125,7 +126,8 @@ int main(int argc, char **argv)
     }
     if (!strcmp(how, "thread"))
         pthread_create(&thread, NULL, launches, NULL);
-    /* varies the moment at which the process exits in the cycle of the library's controller thread */
+    /* The library's controller thread works in a cycle. This delay varies the moment of the cycle at which the process
+     * exits. */
     launch(150 + getpid() % 50);
     usleep((useconds_t)getpid() % 7 * 300);
     return 0;

@@ -1,12 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tests the library's fence.c on a driver that fails. Usage: fences CASE. A fence is a pair of timing events around a
- * segment of launches; settling reads its events and replaces the predicted charge by the measured time. A flow is the
- * launches of a thread into one stream. The time base of a context is the event from which the times of its other
- * events are measured. This file has its own driver, which knows the context of each event. The driver aborts the
- * program if an event of a destroyed context is used, and counts live events.
+ * Tests the library's fence.c on a driver that fails. Usage: fences CASE.
  *
- *   record     the driver records no event (destroyed stream): each launch is charged its prediction, and no event leaks
+ * The library measures launches in groups, called segments. A fence is a pair of timing events, one before and one
+ * after a segment. To settle a fence is to read its events and to replace the predicted charge of the segment by the
+ * measured time. Until then the fence is open. A flow is the launches of one thread into one stream. The time base of a
+ * context is one event; the times of the context's other events are measured from it.
+ *
+ * This file has its own driver, which knows the context of each event. The driver aborts the program if an event of a
+ * destroyed context is used, and it counts the live events, so that leaked events are found.
+ *
+ *   record     the driver records no event, as in a destroyed stream: each launch is charged its prediction, and no
+ *              event leaks
  *   sticky     the context has a permanent error while fences are open
  *   destroyed  contexts are destroyed with open fences, more contexts than the library can track at once
  *   vanished   contexts are destroyed with open fences by a call that bypasses the library
@@ -16,9 +21,10 @@
  *   marks      segments begin but get no fence, because the context or the capture changed: no event leaks
  *   launched   another thread launches while the context is being destroyed
  *   times      event times are unreadable for a while; then launches are charged the measured time again
- *   shared     a segment's end event is the begin of the next: each is charged its measured time, with one event
- *   gaps       the same, and the times of some ends were unreadable: the segments after them are charged the measured time
- *   streams    the same in 300 streams whose handles differ by 256
+ *   shared     consecutive segments share the event between them, and each is charged its measured time
+ *   gaps       like shared, but some events' times are unreadable: the segments after them are charged the measured
+ *              time
+ *   streams    like shared, in 300 streams whose handles differ by 256
  *   left       the context ends while a flow owns a shared event
  *   late       a segment begins 2000 s before the context gets its time base: it is charged as predicted
  *   renewed    a flow begins a segment, and ends it in another context with the same handle: it is charged as predicted
@@ -49,17 +55,17 @@ struct CUctx_st {
 struct CUevent_st {
     struct CUevent_st *next;
     CUcontext context;
-    double ms; /* GPU time at which the event was recorded; negative: not recorded */
+    double ms; /* GPU time at which the event was recorded; negative if it was not recorded */
 };
 
-enum { POOL = 1024 }; /* events that a context keeps */
+enum { POOL = 1024 }; /* The most unused events that the library keeps for a context. */
 
 static bool capturing, relaxes = true;
-static int relaxed; /* 1: the thread's capture mode is RELAXED */
+static int relaxed; /* 1 if the thread's capture mode is RELAXED */
 static CUcontext current;
 static CUresult record_answer, time_answer;
-static double gpu_ms = 1; /* GPU time that the next recorded event gets */
-static double done_ms = 1e9; /* events recorded after this GPU time are still pending */
+static double gpu_ms = 1; /* GPU time that the next recorded event gets. */
+static double done_ms = 1e9; /* Events recorded after this GPU time are still pending. */
 static int live_events;
 
 static CUresult use(CUevent event)
@@ -97,14 +103,14 @@ static CUresult destroy(CUevent event)
 static CUresult record(CUevent event, CUstream stream)
 {
     (void)stream;
-    CHECK(!capturing); /* the event would become a node of the program's graph */
+    CHECK(!capturing); /* In the real driver this event would become a node of the program's graph. */
     CUresult status = use(event);
     if (status == CUDA_SUCCESS && (status = record_answer) == CUDA_SUCCESS)
         event->ms = gpu_ms;
     return status;
 }
 
-static int queries; /* number of event queries */
+static int queries; /* Number of event queries. */
 
 static CUresult query(CUevent event)
 {
@@ -151,7 +157,7 @@ static CUcontext begin_context(void)
     return current = context;
 }
 
-/* Destroys a context as the driver does: the context's events are destroyed too. */
+/* Destroys a context. Like the real driver, it also destroys the context's events. */
 static void end_context(CUcontext context)
 {
     while (context->events)
@@ -164,7 +170,7 @@ static void end_context(CUcontext context)
 void *vgpu_real[FUNCTION_COUNT];
 struct costs vgpu_costs;
 static uint64_t clock_ns = 1000 * MS;
-static int64_t charged; /* charged GPU time with all corrections */
+static int64_t charged; /* Charged GPU time in ns, with all corrections. */
 
 uint64_t limiter_now(void)
 {
@@ -175,17 +181,18 @@ void limiter_forget_all(void)
 }
 CUcontext green_enters(CUcontext context)
 {
-    return context; /* no context is a green context */
+    return context; /* In this program no context is a green context. */
 }
 
-/* Returns the simulated capture state. The library reads the capture state before it records an event. */
+/* Returns whether a simulated capture is active. The library calls this function before it records an event. */
 bool capture_of(CUstream stream, bool per_thread)
 {
     (void)stream;
     (void)per_thread;
     return capturing;
 }
-/* Relaxes the thread's capture mode. If this fails, the library must query no event. */
+/* Stub of the function by which the library relaxes the thread's capture mode. If this fails, the library must query no
+ * event. */
 bool capture_relax(int *mode)
 {
     relaxed += relaxes;
@@ -198,7 +205,7 @@ void capture_restore(int mode)
 }
 void controller_tell(uint64_t now)
 {
-    (void)now; /* starts no controller thread, because the program itself calls fence_settle() */
+    (void)now; /* No controller thread starts, because this program calls fence_settle() in its place. */
 }
 void controller_reset(void)
 {
@@ -208,7 +215,7 @@ void tenant_correct(struct limited *limited, uint64_t predicted, uint64_t real)
     (void)limited;
     charged += (int64_t)(real - predicted);
 }
-struct thread_calls vgpu_threads; /* empty, because there is no controller thread to wake */
+struct thread_calls vgpu_threads; /* This table stays empty, because there is no controller thread to wake. */
 _Atomic int vgpu_log_level = LOG_ERROR;
 void vgpu_log_line(enum log_level level, const char *format, ...)
 {
@@ -238,8 +245,8 @@ static void fence_settle(void)
     }
 }
 
-/* Launches a kernel as limiter.c does; its predicted cost is 100 us. `goes_on`: its end event is the begin of the flow's
- * next launch. Returns false if no fence was recorded. */
+/* Launches a kernel as limiter.c does; its predicted cost is 100 us. If `goes_on` is true, the end event of this launch
+ * is also the begin event of the flow's next launch. Returns false if no fence was recorded. */
 static bool launch_in(struct flow *flow, CUcontext context, double really_us, bool goes_on)
 {
     uint64_t known = 100 * US;
@@ -314,7 +321,7 @@ static void does_sticky(void)
     context->broken = (CUresult)214; /* CUDA_ERROR_ECC_UNCORRECTABLE */
     fence_settle();
     at_rest(passed + 1200);
-    /* the remaining live events: those in the event pool, and the event that is the time base */
+    /* The remaining live events are the events in the pool of unused events, and the time base. */
     CHECK(live_events <= POOL + 1);
     for (int i = 0; i < 100; i++)
         CHECK(!launch(context, 100));
@@ -354,7 +361,8 @@ static void does_vanished(void)
     destroys(false);
 }
 
-/* Simulates another thread: while `launches_into` is set, up to two calls of free() in the library launch a kernel. */
+/* Replaces free(). It simulates another thread that launches: while `launches_into` is set, up to two of the library's
+ * calls of free() launch a kernel. */
 static CUcontext launches_into;
 static int frees_before, launched;
 void __real_free(void *pointer);
@@ -385,7 +393,7 @@ static void does_launched(void)
         fence_context_leaving(&(struct leaving){.context = context});
         launches_into = NULL;
         end_context(context);
-        CUcontext next = begin_context(); /* the fences of the destroyed context are not settled yet */
+        CUcontext next = begin_context(); /* The fences of the destroyed context are not settled yet. */
         done_ms = 1e9;
         CHECK(launch(next, 100));
         fence_settle();
@@ -404,7 +412,8 @@ static void does_refused(void)
         done_ms = gpu_ms;
         for (int i = 0; i < 20; i++)
             CHECK(launch(context, 100));
-        fence_context_leaving(&(struct leaving){.context = context}); /* cuCtxDestroy fails, so the context stays */
+        /* cuCtxDestroy has failed, so the context stays. */
+        fence_context_leaving(&(struct leaving){.context = context});
         CHECK(atomic_load(&limited.queued) == 0);
         CHECK(live_events == 0);
         done_ms = 1e9;
@@ -421,14 +430,16 @@ static void does_times(void)
         int64_t before = charged;
         CHECK(launch(context, 130));
         fence_settle();
-        CHECK(charged - before == (int64_t)(100 * US)); /* without event times each launch is charged the predicted cost */
+        /* Event times are unreadable now, so each launch is charged the predicted cost. */
+        CHECK(charged - before == (int64_t)(100 * US));
     }
     CHECK(live_events <= POOL + 1);
     time_answer = CUDA_SUCCESS;
     works(context);
 }
 
-/* Launches `count` segments that share their events, and settles them. Returns what they were charged in us. */
+/* Launches `count` consecutive segments that share the events between them, and settles their fences. Returns the
+ * charged time in us. */
 static double shared(struct flow *flow, CUcontext context, int count)
 {
     int64_t before = charged;
@@ -445,12 +456,12 @@ static void does_shared(void)
     works(context);
     int events = live_events, before = queries;
     double us = shared(&flow, context, 1000);
-    CHECK(queries - before <= 1001); /* each event is read once */
+    CHECK(queries - before <= 1001); /* Each event was read once. */
     CHECK(us > 129000 && us < 131000);
     CHECK(live_events - events <= 1001);
     us = shared(&flow, context, 1000);
     CHECK(us > 129000 && us < 131000);
-    CHECK(live_events - events <= 1002); /* one of these events belongs to the flow, and one is the time base */
+    CHECK(live_events - events <= 1002); /* Of these events the flow holds one, and one is the time base. */
     fence_drop_mark(flow.begin);
     works(context);
 }
@@ -463,8 +474,8 @@ static void does_gaps(void)
     CHECK(shared(&flow, context, 1) > 129);
     for (int round = 0; round < 20; round++) {
         time_answer = CUDA_ERROR_INVALID_VALUE;
-        CHECK(shared(&flow, context, 10) == 1000); /* charged as predicted */
-        /* The end before this segment was not read in time, but can be read now. */
+        CHECK(shared(&flow, context, 10) == 1000); /* The launches are charged as predicted. */
+        /* The event before this segment was unreadable so far, but can be read now. */
         time_answer = CUDA_SUCCESS;
         double us = shared(&flow, context, 1);
         CHECK(us > 129 && us < 131);
@@ -490,7 +501,8 @@ static void does_streams(void)
         for (unsigned i = 0; i < STREAMS; i++) {
             flow[i].chain = 256 * (i + 1);
             us += shared(&flow[i], context, 1);
-            fence_drop_mark(flow[i].begin); /* other streams run in between, so the next begin is a new event */
+            /* Other streams launch in between, so the next segment begins with a new event. */
+            fence_drop_mark(flow[i].begin);
             flow[i].begin = NULL;
             us += shared(&flow[i], context, 2);
             fence_drop_mark(flow[i].begin);
@@ -507,7 +519,7 @@ static void does_left(void)
         CUcontext context = begin_context();
         CHECK(shared(&flow, context, round % 3 + 1) > 100);
         struct flow first = {.chain = 10};
-        CHECK(launch_in(&first, context, 130, true)); /* this end is both in an open fence and in a flow */
+        CHECK(launch_in(&first, context, 130, true)); /* At this moment an open fence and a flow hold this end event. */
         fence_context_leaving(&(struct leaving){.context = context});
         end_context(context);
         CUcontext next = begin_context();
@@ -527,7 +539,7 @@ static void does_late(void)
     CUcontext context = begin_context();
     flow.begin = fence_mark(context, NULL, false);
     gpu_ms += 2e6;
-    works(context); /* this flow's events become the time base */
+    works(context); /* An event of these launches becomes the time base. */
     int64_t before = charged;
     CHECK(launch_in(&flow, context, 130, false));
     fence_settle();
@@ -594,10 +606,10 @@ static void does_marks(void)
         fence_drop_mark(fence_mark(current, NULL, false));
     }
     CHECK(live_events <= 2);
-    struct mark *held = fence_mark(context, NULL, false); /* a flow holds this event when the context ends */
+    struct mark *held = fence_mark(context, NULL, false); /* A flow holds this event when the context is destroyed. */
     fence_context_leaving(&(struct leaving){.context = context});
     end_context(context);
-    begin_context(); /* the new context replaces the destroyed context */
+    begin_context(); /* The new context replaces the destroyed context. */
     fence_drop_mark(held);
     works(current);
     current = other;

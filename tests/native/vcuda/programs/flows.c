@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tests limiter.c without a driver: flows WHAT. A segment is a series of launches that the library times by a begin
- * event and an end event, together a fence. Each segment takes a begin event; the event must go to a fence or be
- * returned, however the segment ends. In its page, the arbiter of the node tells the container whether it may launch
- * (its gate is open) and how much work it may queue. Kernels have a known cost of 10 us, so that a segment stays open
- * after its launch.
+ * Tests limiter.c without a driver. Usage: flows WHAT.
+ *
+ * A segment is a series of launches into one stream. The library records an event before and after each segment; the
+ * pair is called a fence. Each segment takes a begin event from a pool. However the segment ends, this event must
+ * become part of a fence or be returned to the pool.
+ *
+ * The arbiter, a service of the node, gives containers turns on the GPU. In a page (a mapped file) it tells a container
+ * whether the container may launch now (then its gate is open) and how much work it may queue. Unless a case says
+ * otherwise, kernels have a known cost of 10 us, so that one launch does not fill a segment and the segment stays open.
  *
  *   context    the thread switches between contexts with an open segment
  *   capture    a capture of the segment's stream begins
@@ -12,15 +16,17 @@
  *   failed     the driver refuses the launch
  *   threads    threads exit with open segments
  *   alone      640 launches with pauses of 40 us while the arbiter's gate is open; prints the number of recorded events
- *   share      the same under a share
- *   waits      the same under a share, and each launch has to wait
- *   low        as alone, but the page has a maximum of queued work (1 ms), because a tenant of high priority is present
- *   mid        64 launches of a kernel of 100 us without pauses, the gate is open; prints the number of recorded events
- *   midlow     the same, and the page has a maximum of queued work
- *   midtiny    the same, and the maximum is 100 us
- *   long       as mid, with kernels of 500 us
- *   full       a launch waits for queued work of 20 ms, the gate is open; prints the throttled time in microseconds
- *   fulllow    the same, and the page has a maximum of queued work
+ *   share      like alone, but the container has a share of the GPU time
+ *   waits      like share, and each launch has to wait
+ *   low        like alone, but the page has a maximum of queued work (1 ms), as if a container of high priority were
+ *              present
+ *   mid        64 launches of 100 us without pauses while the gate is open; prints the number of recorded events
+ *   midlow     like mid, but the page has a maximum of queued work (1 ms)
+ *   midtiny    like midlow, but the maximum is 100 us
+ *   long       like mid, with kernels of 500 us
+ *   full       a launch waits for 20 ms of queued work while the gate is open; prints the throttled time in
+ *              microseconds
+ *   fulllow    like full, but the page has a maximum of queued work (1 ms)
  */
 #include "compute/limiter.h"
 
@@ -39,11 +45,13 @@
 
 /* --- stubs of the rest of the library -------------------------------------------------------------------------------- */
 
-static int out; /* number of begin events that flows (a thread's launches into one stream) own */
-static int recorded; /* number of recorded events */
-static bool alone; /* the arbiter's gate is open at full rate */
-static uint32_t most_us; /* the page's maximum of queued work; 0: none */
-static bool waits, waited; /* waits: each launch finds an empty budget once; waited: this launch has found it */
+/* Number of begin events that are in use by flows. A flow is the launches of one thread into one stream. */
+static int out;
+static int recorded; /* Number of recorded events. */
+static bool alone; /* True if the arbiter's gate is open at full rate. */
+static uint32_t most_us; /* The page's maximum of queued work, or 0 for none. */
+/* `waits`: each launch once finds an empty budget. `waited`: the present launch has found it. */
+static bool waits, waited;
 static bool capturing;
 static CUcontext context = (CUcontext)0x1000;
 static uint64_t lane;
@@ -133,7 +141,7 @@ static void launch(uintptr_t stream, CUresult answer)
     limiter_after(&ticket, answer);
 }
 
-/* Measures the kernel repeatedly, until several launches can share a segment. */
+/* Measures the kernel repeatedly, until the library knows its cost, so that several launches can share a segment. */
 static void learn(uint64_t took)
 {
     struct settler settler = {0};
@@ -188,7 +196,7 @@ static bool prints(const char *what)
 int main(int argc, char **argv)
 {
     const char *what = argc > 1 ? argv[1] : "";
-    bool seen = false; /* whether a segment was open in at least one round */
+    bool seen = false; /* True if a segment was open in at least one round. */
     learn(!strcmp(what, "long") ? 500 * US : !strncmp(what, "mid", 3) ? 100 * US : 10 * US);
     if (prints(what))
         return 0;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tests gate.c alone. The gate holds back allocations while a thread compares the ledger with NVML's figures. Here a
- * reader shuts the gate and queries NVML, which does not respond. An allocation that waited too long forces its way
- * through, and the reader can see this. A short wait ends without force. A reader that shuts the gate repeatedly must
- * let waiting allocations through in between.
+ * Tests gate.c alone. While a thread of the library compares its charges with NVML's figures, it shuts the gate, and
+ * allocations of other threads wait. An allocation that waits too long, for example because NVML does not respond, goes
+ * through the shut gate; the gate is then "forced", and the comparing thread can see this. After a short wait the gate
+ * must not be forced. If a thread shuts the gate repeatedly, a waiting allocation must go through while the gate is
+ * open in between.
  */
 #include "account/account.h"
 #include "events.h"
@@ -34,8 +35,8 @@ static void *allocates(void *unused)
     return NULL;
 }
 
-/* Shuts the gate for `us` microseconds, or with 0 until the allocation went through. Returns whether the allocation
- * forced its way through the gate. */
+/* Shuts the gate while another thread allocates: for `us` microseconds, or until the allocation has gone through if
+ * `us` is 0. Returns whether the gate was forced. */
 static bool forced(unsigned us)
 {
     pthread_t thread;
@@ -53,7 +54,8 @@ static bool forced(unsigned us)
     return found;
 }
 
-/* Returns whether a gate shut for 2 ms was not forced. Tries ten times, since a sleep may last too long on a busy machine. */
+/* Shuts the gate for 2 ms. Returns true if the allocation waited until the gate opened. Tries up to ten times, because
+ * on a busy machine the sleep may last so long that the allocation forces the gate. */
 static bool shut_shortly(void)
 {
     for (int i = 0; i < 10; i++)
@@ -62,7 +64,8 @@ static bool shut_shortly(void)
     return false;
 }
 
-/* Shuts the gate for 5 ms again and again until the allocation went through. Returns how often it shut the gate. */
+/* Shuts the gate for 5 ms, opens it and shuts it again, until the allocation has gone through. Returns how many times
+ * the gate was shut. */
 static int shut_while_it_waits(void)
 {
     pthread_t thread;
@@ -87,7 +90,8 @@ int main(void)
     CHECK(shut_shortly());
     CHECK(forced(0));
     CHECK(shut_shortly());
-    /* On a busy machine a thread may start or wake late, so only most of the rounds must be quick. */
+    /* In a quick round the allocation goes through after at most three times. On a busy machine a thread may start or
+     * wake late, so only most of the rounds must be quick. */
     int quick = 0;
     for (int i = 0; i < ROUNDS; i++)
         quick += shut_while_it_waits() <= 3;

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* green: launches 300 kernels of 50 us on 16 SMs, in a stream of a green context; green-default: in its default stream. */
+/* Launches 300 kernels of 50 us in a green context, which has 16 of the GPU's SMs. Usage: green WAY. If WAY is "green",
+ * the program creates a stream for the launches; if it is "green-default", the launches use the context's default
+ * stream. */
 #include "driver/cuda_abi.h"
 
 #include <stdio.h>

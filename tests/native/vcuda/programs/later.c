@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The cuGetProcAddress of a driver of a later CUDA: some functions have versions (_v9) that the tested library does not
- * know. */
+/* Replaces the simulated driver's cuGetProcAddress by that of a later CUDA. There some functions have versions, with
+ * the suffix _v9, that the tested library does not know. */
 #include <stdio.h>
 #include <string.h>
 
@@ -61,5 +61,6 @@ CUresult cuGetProcAddress_v2(const char *name, void **function, int version, cuu
     CUresult status = get(name, function, version);
     if (result)
         *result = status == CUDA_SUCCESS ? 0 : 1;
-    return CUDA_SUCCESS; /* as in the real driver; the pointer and *result report whether it was found */
+    /* The real driver also returns success here. The pointer and *result say whether the function was found. */
+    return CUDA_SUCCESS;
 }

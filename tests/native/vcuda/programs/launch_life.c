@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Legal actions around limited launches: launch_life WHAT. Each case must end as it does without the library. The
- * library times segments of launches by pairs of events (fences), which its controller thread queries.
+ * Does what programs may legally do while the library limits their launches. Usage: launch_life WHAT. Each case must
+ * end as it does without the library. The library measures launches in groups (segments): it records an event before
+ * and after each segment. This pair is a fence, and the library's controller thread queries it. A fence is open until
+ * then.
  *
  *   contexts   contexts and streams are created and destroyed while work is queued
  *   streams    one thread launches, another destroys the stream afterwards, and a new stream gets the same handle
  *   captures   one thread captures repeatedly in global mode while another thread launches
  *   fork       a process that launches forks; the children cannot use the driver, the parent continues
- *   signals    threads of the library handle no signal of the program
+ *   signals    a signal to the program is never handled by a thread of the library
  *   exit       the process ends with work queued and fences open
- *   threads    threads start, make too few launches for a fence, and exit
- *   behind     the program queues more behind a host callback than the limiter allows; the callback waits for the last launch
+ *   threads    threads start, make so few launches that the library records no fence, and exit
+ *   behind     the program queues more behind a host callback than the limiter allows; the callback waits for the last
+ *              launch
  *   broken     GPUSIMCTL raises an uncorrectable error while two threads launch and fences are open
  *   popped     a context on another device is created, used and destroyed, so that the former context is current again
  */
@@ -85,7 +88,7 @@ static void contexts(void)
         launch(stream, 5);
         if (round % 3 == 0)
             MUST(cuStreamDestroy_v2(stream));
-        MUST(cuCtxDestroy_v2(other)); /* the context has queued work and open fences */
+        MUST(cuCtxDestroy_v2(other)); /* At this moment the context has queued work and open fences. */
         MUST(cuCtxSetCurrent(context));
     }
     load();
@@ -119,7 +122,7 @@ static void streams(void)
         CUstream stream, own;
         MUST(cuStreamCreate(&stream, 1));
         MUST(cuStreamCreate(&own, 1));
-        /* makes too few launches for a fence, so that the segment is open when the stream is destroyed */
+        /* The thread makes so few launches that the library has recorded no fence when the stream is destroyed. */
         launch(stream, 1 + round % 7);
         while (atomic_load(&handed))
             usleep(20);
@@ -158,7 +161,7 @@ static void captures(void)
         launch(stream, 3);
         MUST(cuStreamBeginCapture_v2(stream, 0));
         launch(stream, 100);
-        usleep(300); /* the controller thread queries its fences in this pause */
+        usleep(300); /* In this pause the controller thread queries the fences. */
         MUST(cuStreamEndCapture(stream, &graph));
         MUST(cuGraphGetNodes(graph, NULL, &nodes));
         if (nodes != 100) {
@@ -228,7 +231,7 @@ static void *launch_on(void *stream)
     MUST(cuCtxSetCurrent(context));
     for (int i = 0; i < 1000000 && status == CUDA_SUCCESS; i++)
         status = cuLaunchKernel(function, 64, 1, 1, 64, 1, 1, 0, stream, NULL, NULL);
-    for (int i = 0; i < 1000; i++) /* the error is permanent: each call returns it at once */
+    for (int i = 0; i < 1000; i++) /* The error is permanent, so each further call returns it at once. */
         if (status != (CUresult)214 || cuLaunchKernel(function, 64, 1, 1, 64, 1, 1, 0, stream, NULL, NULL) != status) {
             fprintf(stderr, "launch_life: a launch after an ECC error does not answer 214, first %d\n", status);
             _exit(7);

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A program that keeps a GPU busy by one kind of launch call, for a time or until it is killed.
+ * Keeps a GPU busy by one kind of launch call, for a time or until the program is killed.
  *
  *   launcher WAY SECONDS MICROSECONDS [DEVICE] [THREADS]
  *
- * Prints "ready" before the first launch, and at the end the number of launches and the longest launch call in us.
+ * WAY names the launch call, MICROSECONDS is the duration of each kernel. If SECONDS is 0, the program runs until it is
+ * killed. Prints "ready" before the first launch, and at the end the number of launches and the longest launch call in
+ * us.
  */
 #include "driver/cuda_abi.h"
 
@@ -117,7 +119,7 @@ static void *work(void *unused)
         if (is("sync") && count % 2)
             MUST(cuStreamSynchronize(streams[0]));
         if (is("sync") && count % 16 == 0)
-            MUST(cuCtxSetCurrent(context)); /* sets the context that is already current, which must change nothing */
+            MUST(cuCtxSetCurrent(context)); /* This context is already current, so the call must change nothing. */
         double stop = now();
         /* Ignore the first second, in which the limiter learns the kernel's cost. */
         if (stop > end - seconds + 1 && stop - start > longest)
@@ -145,7 +147,7 @@ int main(int argc, char **argv)
     snprintf(image, sizeof image, ".gpusim kernel work %s\n", argv[3]);
     MUST(cuInit(0));
     MUST(cuCtxCreate_v2(&context, 0, argc > 4 ? atoi(argv[4]) : 0));
-    if (is("library")) { /* a CUkernel passed as a CUfunction */
+    if (is("library")) { /* Passes a CUkernel where a CUfunction is expected. */
         MUST(cuLibraryLoadData(&library, image, NULL, NULL, 0, NULL, NULL, 0));
         MUST(cuLibraryGetKernel((void **)&function, library, "work"));
     } else {
@@ -156,8 +158,8 @@ int main(int argc, char **argv)
         MUST(cuFuncSetBlockShape(function, 64, 1, 1));
     if (strncmp(way, "graph", 5) == 0) {
         MUST(cuStreamCreate(&stream, 1));
-        /* In global mode an unsafe call of the library would break the capture, and an event of the library would
-         * become a node. */
+        /* If the library made an unsafe call during a capture in global mode, the capture would fail. If it recorded an
+         * event, the event would become a node of the graph. */
         MUST(cuStreamBeginCapture_v2(stream, 0));
         for (int i = 0; i < 10; i++)
             MUST(cuLaunchKernel(function, 64, 1, 1, 64, 1, 1, 0, stream, NULL, NULL));

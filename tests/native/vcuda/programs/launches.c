@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Makes launches whose result depends on the last parameters, which are passed on the stack, so that a hook that loses
- * them is found. Prints "ok", or the launch with a wrong result. Each launch is repeated, because the library handles
- * the first launch in another code path.
+ * Tests that the library's hooks pass on all parameters of a launch. The last parameters are passed on the stack, and
+ * the result of each launch depends on them, so a lost parameter gives a wrong result. Prints "ok", or the launch with
+ * a wrong result. Each launch is made twice or more, because the library handles the first launch in another code path.
  */
 #include "driver/cuda_abi.h"
 
@@ -32,7 +32,7 @@ int main(void)
     if (cuInit(0) || cuCtxCreate_v2(&context, 0, 0) || cuModuleLoadData(&module, "// .gpusim kernel k 10\n") ||
         cuModuleGetFunction(&function, module, "k") || cuStreamCreate(&stream, 1) || cuStreamCreate(&other, 1))
         return 2;
-    cuStreamDestroy_v2(other); /* `other` is now an invalid handle */
+    cuStreamDestroy_v2(other); /* From here on `other` is an invalid handle. */
     void *list[] = {NULL};
     const struct {
         unsigned bz, shared;

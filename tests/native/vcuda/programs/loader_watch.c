@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Preloaded before a library built with WATCH=1. Ends the process if a thread calls the dynamic loader while it holds a lock
- * of the library. The library reports its locks and its own loader calls; this file interposes libc's functions to see calls
- * of other code. VGPU_WATCH_FOUND names a folder for the reports.
- *
- * -DPLANTED compiles a program that makes such a call (the negative control); its argument names the call.
+ * A library that is preloaded before libvgpu.so, the library under test, to find deadlocks with the dynamic loader. It
+ * ends the process if a thread calls the loader while the thread holds a lock of libvgpu.so. libvgpu.so, built with
+ * WATCH=1, reports its locks and its own loader calls. To see the loader calls of other code, this file replaces libc's
+ * functions. The variable VGPU_WATCH_FOUND names a folder for the reports. With -DPLANTED this file is a program, the
+ * negative control. It makes a forbidden call, or an allowed call, as its argument says.
  */
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -38,7 +38,7 @@ int main(int argc, char **argv)
 static __thread const void *held[DEEPEST];
 static __thread int depth;
 
-/* After a fork the child holds no lock of its parent: the library resets its locks. */
+/* After a fork the child holds none of its parent's locks, because libvgpu.so resets them. */
 static void in_child(void)
 {
     depth = 0;
@@ -77,7 +77,7 @@ EXPORT void vgpu_watch_loader(const char *function)
     abort();
 }
 
-/* The call is forwarded by a jump, because the loader checks the return address. */
+/* This function jumps to libc's function instead of calling it, because the loader checks the return address. */
 #define STANDS_BEFORE(name)         \
     static void *real_##name; \
     __attribute__((used)) static void *ask_##name(void) \

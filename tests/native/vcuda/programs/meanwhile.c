@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Concurrent creation of contexts and loading of code, by two threads or by a tool in a driver callback: meanwhile WAY.
- * Prints the results of its calls, and waits until its standard input closes. On a simulated driver that calls tools
- * back (behaviour `callbacks`):
+ * Creates contexts or loads code twice at the same time. Either two threads do so, or the driver calls a tool (such as
+ * a profiler) during such a call, and the tool makes a second call. Usage: meanwhile WAY. Prints the results of its
+ * calls, and waits until its standard input closes. The following ways need a simulated driver with the behaviour
+ * `callbacks`, which calls tools back:
  *
  *   nested    a tool creates a context inside the callback of cuCtxCreate
  *   slow      one thread's cuCtxCreate takes longer than other threads wait for it; another thread creates a context
- *   retained  like slow, but both threads retain the primary context; it is released once, and again on an input line
+ *   retained  like slow, but both threads retain the primary context; it is released once, and again after an input
+ *             line
  *   making    like retained, but the driver reports the primary context as inactive until the first retain returns
  *   thrown    a tool leaves cuCtxCreate by longjmp; then another thread creates contexts
  *
- * On any driver:
+ * This way works on any driver:
  *   loads BYTES  two threads load code of that size concurrently, forty times; prints how often both
  *                failed and how often both succeeded
  */
@@ -38,7 +40,8 @@ CUresult cuMemFree_v2(CUdeviceptr pointer);
 CUresult cuModuleLoadData(CUmodule *module, const void *image);
 CUresult cuModuleUnload(CUmodule module);
 
-#define LONGER_US 1500000 /* longer than a thread waits for another thread's context */
+/* This is longer than the library lets a thread wait until another thread's context exists. */
+#define LONGER_US 1500000
 #define SOON_US 200000
 
 static CUcontext first, second;
@@ -85,7 +88,7 @@ static void subscribe(void (*tool)(void))
         exit(2);
 }
 
-/* The simulated driver calls this function while it creates a context; this definition precedes libc's. */
+/* The simulated driver calls this function, instead of libc's function of the same name, while it creates a context. */
 static _Atomic int making;
 
 int pthread_mutex_init(pthread_mutex_t *mutex, const pthread_mutexattr_t *attributes)
@@ -126,7 +129,7 @@ static void *makes_many(void *unused)
     return NULL;
 }
 
-/* One of two threads that load code concurrently. Either thread may wait for the other. */
+/* Body of the two threads that load code concurrently. Either of them may have to wait for the other. */
 struct loader {
     pthread_barrier_t *barrier;
     const char *image;
@@ -167,7 +170,7 @@ static int load_together(const char *bytes)
     return 0;
 }
 
-/* Waits for a line of standard input; exits if standard input is closed, which ends the test. */
+/* Waits for a line of standard input. Closed standard input means that the test has ended, so the program exits. */
 static void next_line(void)
 {
     for (int c; (c = getchar()) != '\n';)

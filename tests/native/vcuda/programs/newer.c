@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A program that calls the functions of programs/driver_newer.c: newer WAY WHAT
+ * Calls the functions of programs/driver_newer.c, a simulated driver that is newer than the library. Usage: newer WAY
+ * WHAT
  *
  *   WAY    how the program looks these functions up: link, proc (cuGetProcAddress), handle, next or default (dlsym)
  *   WHAT   cig, recapture, cig-per-thread, recapture-per-thread: captures 200 launches, prints the number of nodes

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A preloaded library in which pthread_create() fails, as on a machine that allows no further thread. */
+/* A preloaded library that makes each call of pthread_create() fail, as on a machine that allows no further thread. */
 #include <errno.h>
 
 int pthread_create(void *thread, const void *attributes, void *(*start)(void *), void *argument);

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls NVML's C functions with the structures of nvml.h. gpusim_nvml/ask_nvml.py executes this file.
-
-For an NVML function that fills a list the helpers return [status, count, entries]; for other functions they return
-plain figures.
-"""
+"""Functions that call NVML's C functions with the structures of nvml.h. gpusim_nvml/ask_nvml.py executes this file. For
+an NVML function that fills a list they return [status, count, entries], for others plain figures."""
 
 import ctypes
 

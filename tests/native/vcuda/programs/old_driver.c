@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* On a driver without cuLaunchKernelEx: launches by cuLaunchKernel, then calls cuLaunchKernelEx and prints the result. */
+/* Runs on a driver so old that it has no cuLaunchKernelEx. Launches by cuLaunchKernel, then calls cuLaunchKernelEx, for
+ * which the library has a hook, and prints the result. */
 #include "driver/cuda_abi.h"
 
 #include <stdio.h>
@@ -15,7 +16,7 @@ CUresult cuLaunchKernelEx(const void *config, CUfunction function, void **parame
 
 int main(void)
 {
-    static const unsigned long long config[8]; /* larger than any launch configuration */
+    static const unsigned long long config[8]; /* The buffer is larger than any launch configuration. */
     CUcontext context;
     CUmodule module;
     CUfunction function;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An interposer of another tool: reports each allocation on stderr and calls the next definition of the function. */
+/* Plays another tool that is preloaded next to the library. It replaces the driver's allocation function, reports each
+ * allocation on stderr, and calls the next definition of the function. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +21,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
 int puts_of_other(const char *text);
 int puts_of_other(const char *text)
 {
-    /* Two lookups of a function that the library does not hook must return the same address. */
+    /* If the library does not hook a function, two lookups of the function must return the same address. */
     int (*first)(const char *) = (int (*)(const char *))dlsym(RTLD_NEXT, "puts");
     int (*second)(const char *) = (int (*)(const char *))dlsym(RTLD_NEXT, "puts");
     return first && first == second ? second(text) : -1;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Reads lines "NAME VERSION FLAGS" from standard input and looks each function up by cuGetProcAddress_v2 and
- * cuGetProcAddress. Prints for both lookups the status, and the object and symbol that the returned pointer belongs to.
+ * cuGetProcAddress. For each lookup it prints the status, and the shared object and the symbol to which the returned
+ * pointer belongs.
  */
 #include <dlfcn.h>
 #include <stdio.h>

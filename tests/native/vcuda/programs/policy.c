@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Prints the settings that the library applies in this process, one line of figures for each input line. */
+/* Prints the limits and settings that the library applies in this process. For each input line it prints one line of
+ * figures. */
 #include "limits/limits.h"
 
 #include <stdio.h>

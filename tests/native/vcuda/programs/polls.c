@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Launches kernels of 10 ms for two seconds: polls HOW. Prints the elapsed time and the GPU time of the kernels, both
- * in ms, so that the test can check the limited share.
+ * Launches kernels of 10 ms for two seconds. Usage: polls HOW. Prints the elapsed time and the GPU time of the kernels,
+ * both in ms, so that the test can check that the program got its share of GPU time.
  *
  *   waits    the program synchronizes after each launch
  *   asks     the program queries the stream until it is empty, then launches the next kernel

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Reads commands from standard input, makes the driver calls, and prints one result line per command. The program keeps
- * pointers and handles in numbered registers; a test names a register in each command.
+ * Makes driver calls for a test. It reads one command per line from standard input, makes the call, and prints one
+ * result line. It keeps pointers and handles in numbered registers, and commands name the registers that they use.
  *
  *   puppet ROUTE        e.g. puppet link, puppet proc
  *
- * ROUTE says how the program looks up the driver's functions. The first word of a result line is the CUresult.
+ * ROUTE says how the program looks up the driver's functions. The first word of a result line is the call's CUresult.
  */
 #include "words.h"
 
@@ -61,7 +61,7 @@ struct churn {
     unsigned granted;
 };
 
-/* Allocates and frees in a loop, and counts the successful allocations. */
+/* Allocates and frees memory in a loop, and counts the successful allocations. */
 static void *churn(void *data)
 {
     struct churn *work = data;
@@ -100,7 +100,7 @@ static int threads(unsigned count, unsigned rounds, size_t bytes, CUcontext cont
     return 1;
 }
 
-/* Allocates by the named command. Returns 0 if it does not know the command. */
+/* Allocates by the call that the command names. Returns 0 if it does not know the command. */
 static int allocate(const char *verb, int to, unsigned long long a, unsigned long long b, unsigned long long c)
 {
     CUdeviceptr pointer = 0;
@@ -235,7 +235,7 @@ static int ask(const char *verb, unsigned long long a, char *text)
     } else if (strcmp(verb, "pid") == 0) {
         printf("0 %d\n", (int)getpid());
     } else if (strcmp(verb, "title") == 0) {
-        /* Copies the environment and overwrites the old one, as setproctitle() does. */
+        /* Moves the environment to a copy and overwrites the original memory, as setproctitle() does. */
         char **old = environ, *first = old[0];
         size_t count = 0;
         while (old[count])
@@ -297,7 +297,8 @@ static void obey(char *line)
     if (sscanf(line, "%31s %n", verb, &offset) < 1)
         return;
     sscanf(line + offset, "%llu %llu %llu %llu", &a, &b, &c, &d);
-    if (strcmp(verb, "aside") == 0) { /* aside LINE: another thread executes the command, while this thread waits */
+    /* aside LINE: another thread executes the command LINE, while this thread waits */
+    if (strcmp(verb, "aside") == 0) {
         pthread_t thread;
         pthread_create(&thread, NULL, obey_there, line + offset);
         pthread_join(thread, NULL);
@@ -320,7 +321,8 @@ int main(int argc, char **argv)
 {
     char line[256];
     setvbuf(stdout, NULL, _IOLBF, 0);
-    /* Standard input is unbuffered, so that after a fork or exec the next reader gets the next line. */
+    /* Standard input is unbuffered, so that no line is lost in a buffer if another process reads on after a fork or
+     * exec. */
     setvbuf(stdin, NULL, _IONBF, 0);
     if (argc != 2 || !route_fill(&cu, argv[1]))
         return 2;

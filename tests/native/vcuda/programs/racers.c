@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * racers LIBRARY PROCESSES ROUNDS BYTES LIMIT
+ * Tests that the library grants no memory beyond the limit if many processes allocate at once. Usage: racers LIBRARY
+ * PROCESSES ROUNDS BYTES LIMIT
  *
- * In every round all processes allocate BYTES after a common barrier. Then this process, which has no library loaded, asks
- * the driver for the total memory in use. Prints four numbers: rounds, rounds over the limit, the greatest total, and
- * granted allocations.
+ * In every round all processes allocate BYTES after a common barrier. Then this process, which does not load the
+ * library, asks the driver for the memory in use. Prints four numbers: the rounds, the rounds in which more than LIMIT
+ * was in use, the most memory in use, and the granted allocations.
  */
 #include <fcntl.h>
 #include <pthread.h>

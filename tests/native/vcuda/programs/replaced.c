@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tests controller.c alone, with contexts of this file: replaced SEED. Threads add fences (pairs of timing events
- * around launches) while the controller thread, which reads them, repeatedly blocks inside the driver and is replaced.
- * Each fence must be settled (read, and its launches charged) soon. Prints how often a controller thread blocked.
+ * Tests controller.c, the library's controller thread, alone. Usage: replaced SEED.
+ *
+ * A fence is a pair of timing events around launches. The controller thread settles fences: it reads their events and
+ * charges the launches. If it blocks inside the driver, the library replaces it by a new thread. Here other threads add
+ * fences, and the controller thread blocks repeatedly. Each fence must still be settled soon. Prints how often a
+ * controller thread blocked. The contexts are simulated in this file.
  */
 #include "compute/limiter.h"
 
@@ -13,7 +16,7 @@
 #include <unistd.h>
 
 enum { CONTEXTS = 3, THREADS = 3, ROUNDS = 4, PUTS = 150 };
-#define FORGOTTEN_NS (10000 * MS) /* generous time limit, because the test machine may be busy */
+#define FORGOTTEN_NS (10000 * MS) /* The time limit is generous, because the test machine may be busy. */
 
 /* --- stubs of the rest of the library ---------------------------------------------------------------------------------- */
 
@@ -35,7 +38,8 @@ uint64_t limiter_now(void)
 
 static _Atomic int put_into[CONTEXTS], open_fences, times_stuck;
 static pthread_mutex_t settling[CONTEXTS] = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER};
-static _Atomic unsigned stuck_us; /* time for which reading the events of the first context blocks */
+/* For how long the controller thread blocks when it reads events of context 0. */
+static _Atomic unsigned stuck_us;
 
 bool fence_open(void)
 {
@@ -112,7 +116,7 @@ int main(int argc, char **argv)
     unsigned seed = argc > 1 ? (unsigned)atoi(argv[1]) : 1, seeds[THREADS];
     vgpu_threads.create = pthread_create;
     vgpu_threads.detach = pthread_detach;
-    put(1); /* the controller thread starts with the second fence */
+    put(1); /* The controller thread starts with the second fence. */
     put(1);
     for (int round = 0; round < ROUNDS; round++) {
         pthread_t threads[THREADS];
@@ -124,7 +128,7 @@ int main(int argc, char **argv)
         for (int i = 0; i < THREADS; i++)
             pthread_join(threads[i], NULL);
         until_settled();
-        /* Each single fence finds the controller thread asleep or about to sleep. */
+        /* From now on one fence at a time is added, so that it finds the controller thread asleep or about to sleep. */
         for (int single = 0; single < 20; single++) {
             usleep((unsigned)rand_r(&seed) % 8000);
             put((unsigned)rand_r(&seed) % CONTEXTS);

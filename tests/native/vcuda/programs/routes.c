@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Looks up the driver functions of routes.h by one of the routes that a real program may take. */
+/* Looks up the driver functions of routes.h for the puppet program. A route is a way to look functions up, such as
+ * dlsym or cuGetProcAddress; there is one for each way that real programs use. */
 #include "routes.h"
 
 #include <dlfcn.h>
@@ -10,7 +11,7 @@
 typedef CUresult (*get_proc)(const char *, void **, int, cuuint64_t, int *);
 typedef void *(*lookup)(void *, const char *);
 
-#ifndef UNLINKED /* with UNLINKED the program is not linked to the driver and opens it by dlopen */
+#ifndef UNLINKED /* With UNLINKED the program is not linked to the driver, but opens the driver by dlopen. */
 static void fill_link(struct api *api)
 {
 #define FN(symbol, name, version, stream, parameters) api->symbol = symbol;
@@ -57,7 +58,8 @@ int route_fill(struct api *api, const char *route)
     } else if (strncmp(route, "copy:", 5) == 0) {
         fill_by(api, dlopen(route + 5, RTLD_LAZY | RTLD_LOCAL), dlsym);
     } else if (strcmp(route, "dlsym-of-libc") == 0) {
-        /* The program looks up dlsym itself in libc's handle, by dlsym, and uses that address. */
+        /* This route looks up the function dlsym in libc by dlsym, and uses the address found for all further
+         * lookups. */
         lookup look = (lookup)dlsym(dlopen("libc.so.6", RTLD_LAZY), "dlsym");
         fill_by(api, dlopen("libcuda.so.1", RTLD_LAZY), look);
     } else if (strcmp(route, "dlvsym-of-libc") == 0) {

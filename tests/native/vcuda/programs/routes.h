@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The driver functions that the puppet calls, each reachable by any of the routes a real program may take. */
+/* The driver functions that the puppet program calls. Each can be looked up by any route, that is, in each way in which
+ * real programs look functions up. */
 #ifndef ROUTES_H
 #define ROUTES_H
 
@@ -125,7 +126,8 @@ struct api {
 #undef FN
 };
 
-/* Fills the functions by a route: link, handle, default, next, self, proc, copy:PATH... Missing functions stay NULL. */
+/* Looks up all functions by the named route: link, handle, default, next, self, proc, copy:PATH... A function that the
+ * route does not find stays NULL. */
 int route_fill(struct api *api, const char *route);
 
 #endif

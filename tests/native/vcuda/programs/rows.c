@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Returns any function that the library hooks, by its link-time symbol or by the address from cuGetProcAddress. */
+/* Returns the address of any function that the library hooks. The address is that of the link-time symbol, or the one
+ * that cuGetProcAddress returns. */
 #include "rows.h"
 
 #include <dlfcn.h>
 #include <stddef.h>
 #include <string.h>
 
-/* Only the address is used, so parameter types do not matter. A function missing in the driver stays NULL. */
+/* The functions are declared without parameters, because only their addresses are used here. If the driver lacks a
+ * function, its address is NULL. */
 #ifdef UNLINKED
 #define LINKED_ADDRESS(symbol) NULL
 #else

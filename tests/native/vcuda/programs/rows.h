@@ -2,9 +2,10 @@
 #ifndef ROWS_H
 #define ROWS_H
 
-/* Returns a function of hooks.def by its link-time symbol, or NULL if it is not hooked or the driver lacks it. */
+/* Returns the address of a function by its link-time symbol. Returns NULL if hooks.def, the list of the library's
+ * hooks, does not contain the function or the driver lacks it. */
 void *row_linked(const char *symbol);
-/* Returns the function by cuGetProcAddress, called with the name, version and stream flag of the symbol. */
+/* Returns the address that cuGetProcAddress gives for the symbol's name, version and stream flag. */
 void *row_by_address(const char *symbol);
 
 #endif

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Runs the code by which vgpu-probe chooses a kernel, for a GPU with two given figures: the base time of a kernel and
- * the time of a loop round. Prints the chosen number of rounds, and the kernel duration that the probe predicts.
+ * Runs the code by which vgpu-probe chooses how long its measuring kernel runs. The kernel consists of a loop. Two
+ * arguments describe a simulated GPU: the time of a kernel without loop rounds, and the time of a loop round, both in
+ * us. Prints the number of rounds that the probe chooses, and the kernel duration that it predicts.
  */
 #include "share.c"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A library that exports the driver's function names and opens the driver at the first call. Programs that also run
- * without a driver use such libraries. */
+/* A library that exports the driver's function names, opens the driver at the first call, and passes the calls on.
+ * Programs that must run without a driver too are linked to such libraries. */
 #include "routes.h"
 
 #include <dlfcn.h>

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
+ * Tests that the library loses no memory if a process is killed in any moment of an allocation. Usage:
  * stepper LIBRARY STRIDE LIMIT
  *
- * Kills a process at every STRIDE-th instruction of an allocation and its free, and has a survivor then take all that
- * the slice has. The driver, asked from this process without the library, must show exactly LIMIT bytes in use each time.
- * Prints the number of kills and the number of instructions.
+ * Kills processes while they allocate and free memory: the first at the start, and each further process STRIDE
+ * instructions later than the one before. After each kill another process of the container, the survivor, allocates all
+ * memory of the container's slice. Then the driver must report exactly LIMIT bytes in use. This process asks the
+ * driver, and does not load the library. Prints the number of kills and of instructions.
  */
 #include <poll.h>
 #include <signal.h>
@@ -58,7 +60,8 @@ static int survivor(void)
     while (read(STDIN_FILENO, &order, 1) == 1) {
         int count = 0;
         size_t left = 0, total;
-        /* The dead process's bytes may still be shown as used for a moment, so find the free memory by allocating. */
+        /* For a moment the dead process's bytes may still be shown as used. So this process does not ask for the free
+         * memory, but allocates until it is refused. */
         for (size_t piece = 8ull << 30; piece && count < 64; piece /= 2)
             if (cuMemAlloc_v2(&held[count], piece) == CUDA_SUCCESS)
                 count++;
@@ -78,7 +81,8 @@ static pid_t start(char **argv, const char *role, int in, int out)
 {
     pid_t child = fork();
     if (child == 0) {
-        /* A survivor that outlived this program would keep standard error open and block the reader. */
+        /* The kernel kills the child when this program ends. Otherwise the survivor would keep standard error open, and
+         * the test would wait for its end. */
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (in >= 0)
             dup2(in, STDIN_FILENO);

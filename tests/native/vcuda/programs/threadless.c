@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A preloaded library: libvgpu.so can create THREADS threads and then gets EAGAIN, as under a process limit. The
- * program itself can create any number of threads. */
+/* A preloaded library that simulates a limit on threads. libvgpu.so can create as many threads as the variable THREADS
+ * says; further attempts fail with EAGAIN. The program itself can create any number of threads. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A tool like a profiler: the driver loads the tool (CUDA_INJECTION64_PATH) and calls it back while it loads code and creates
- * contexts. The callback loads the tool's own module through the public driver functions. The tool finds these functions by
- * name, also in a driver that the program opened with RTLD_LOCAL.
+ * A tool like a profiler. The driver loads the tool because the variable CUDA_INJECTION64_PATH names it, and calls it
+ * back during each load of code and creation of a context. The callback loads the tool's own module through the public
+ * driver functions. The tool looks these functions up by name, even if the program opened the driver with RTLD_LOCAL.
  */
 #include "../../../../native/gpusim/cuda/private.h"
 
@@ -23,10 +23,11 @@ static void called_back(void *data, enum gpusim_moment moment, void *handle)
     void *module, *function, *popped;
     (void)data;
     if (moment == GPUSIM_LIBRARY_LOADED)
-        return; /* does nothing, because a library belongs to no context */
+        return; /* A library belongs to no context, so the callback does nothing here. */
     if (moment == GPUSIM_CONTEXT_CREATED && push(handle))
         return;
-    if (load(&module, ".gpusim kernel tool 1\n") == 0) /* the load fails while a capture forbids loads */
+    /* During a stream capture that forbids loads, this load fails. */
+    if (load(&module, ".gpusim kernel tool 1\n") == 0)
         get_function(&function, module, "tool");
     if (moment == GPUSIM_CONTEXT_CREATED)
         pop(&popped);
@@ -51,7 +52,7 @@ int InitializeInjection(void)
         return 0;
     int status = ((const struct gpusim_private *)table)->subscribe(called_back, NULL);
     if (status == NOT_INITIALIZED)
-        return 0; /* the program uses another driver, which has another name, so there is no driver to subscribe to */
+        return 0; /* The program uses a driver with another name, so the tool cannot subscribe to its callbacks. */
     if (status) {
         fprintf(stderr, "tool: this driver takes no subscriber\n");
         abort();

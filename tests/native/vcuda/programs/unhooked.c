@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Returns the driver's own functions, so that a call of them bypasses the library's hooks. Programs link it with
- * src/driver/elf.c. */
+/* Returns the addresses of the driver's own functions, so that calls bypass the library's hooks. A program that uses
+ * this file must be linked with src/driver/elf.c. */
 #include "driver/real.h"
 
 #include <stdio.h>

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tests the parts of the library that need no driver, compiled with sanitizers: unit WHAT
- *   parse   runs the parser of limits files on mutated files: the parser returns, and never reads past its input
- *   blocks  compares the block map, in which the library records allocations, with a plain array
- *   ledger  threads and processes charge and uncharge, some are killed; their sum never exceeds the limit
+ * Tests the parts of the library that need no driver, compiled with sanitizers. Usage: unit WHAT. The ledger is the
+ * file in which a container's processes charge the GPU memory that they use.
+ *   parse   runs the parser of limits files on mutated files; it must always return, and never read past its input
+ *   blocks  compares the block map, in which the library records allocations (blocks), with a plain array
+ *   ledger  processes with several threads charge and uncharge memory, and some are killed; together they must never
+ *           have more than the limit
  */
 #include "account/blocks.h"
 #include "limits/limits_file.h"
@@ -18,7 +20,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* Replacements for functions of limits.c. */
+/* Replacements for functions of the library's file limits.c. */
 static const char *ledger_path;
 const char *limits_ledger_path(unsigned share)
 {
@@ -106,7 +108,7 @@ static void parse(void)
     CHECK(limits_parse(good, sizeof good, &out, reason, sizeof reason));
     for (unsigned round = 0; round < 60000; round++) {
         size_t length = round % 3 ? sizeof good : random_number() % (sizeof good + 1);
-        /* the copy has exactly the input's size, so that the sanitizer reports a read past the end */
+        /* The copy has exactly the input's size, so that the sanitizer reports a read past the end. */
         unsigned char *copy = malloc(length ? length : 1);
         memcpy(copy, good, length);
         for (unsigned changes = 1 + random_number() % 4; length && changes; changes--) {
@@ -116,7 +118,7 @@ static void parse(void)
             if (random_number() % 2 && at + 4 <= length)
                 memset(copy + at, random_number() % 2 ? 0xff : 0, 4);
         }
-        /* writes a correct checksum, as in a file forged on purpose */
+        /* Most files get a correct checksum, as a file would that is forged on purpose. */
         if (random_number() % 4 && length >= offsetof(struct vgpu_limits, flags)) {
             uint32_t size, crc;
             memcpy(&size, copy + offsetof(struct vgpu_limits, size), 4);
@@ -133,7 +135,7 @@ static void parse(void)
             CHECK(reason[0] != 0);
         free(copy);
     }
-    CHECK(accepted > 100); /* makes sure that the mutations reach the code behind the checksum */
+    CHECK(accepted > 100); /* Enough mutated files were valid, so the mutations reach the code behind the checksum. */
 }
 
 #define KEYS 4096
@@ -143,7 +145,7 @@ static bool odd_owner(const struct block *block, void *data)
     return block->owner & 1;
 }
 
-/* Adds a block as the hooks do: sometimes by the fast path first. */
+/* Adds a block as the hooks do: sometimes they try the fast path first. */
 static bool put(const struct block *block)
 {
     return (random_number() % 2 && block_put_now(&vgpu_memory, block)) || block_put(&vgpu_memory, block);
@@ -156,7 +158,8 @@ static bool take(uint64_t key, struct block *block)
 
 static void blocks(void)
 {
-    static uint64_t model[KEYS]; /* bytes of each block, 0 if it is absent; the index is also the block's owner */
+    /* The index is the block's number and its owner; the value is its bytes, or 0 if the block is absent. */
+    static uint64_t model[KEYS];
     for (unsigned round = 0; round < 400000; round++) {
         uint64_t index = random_number() % KEYS, key = index * 4096 + 1;
         struct block block;
@@ -186,9 +189,9 @@ static void blocks(void)
 
 #define LIMIT 1000000ull
 #define MEMBERS 4
-static _Atomic uint64_t *held; /* bytes that each member really uses, in shared memory */
+static _Atomic uint64_t *held; /* Bytes that each member (process) really uses; in shared memory. */
 
-static unsigned killed; /* number of members that are killed: 1 (the first member) or 0 */
+static unsigned killed; /* Number of members that are killed: 1, which is the first member, or 0. */
 
 static void *churn(void *data)
 {
@@ -201,7 +204,8 @@ static void *churn(void *data)
             continue;
         uint64_t sum = 0;
         atomic_fetch_add(&held[member], bytes);
-        /* A killed member's bytes are released before `held` can be updated, so other members skip its entry. */
+        /* When a member is killed, the ledger releases its bytes, but its entry of `held` keeps them. So the other
+         * members skip this entry. */
         for (unsigned m = member == 0 ? 0 : killed; m < MEMBERS; m++)
             sum += atomic_load(&held[m]);
         CHECK(sum <= LIMIT);

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tests vmm.c, the library's hooks of cuMemCreate, cuMemMap and their like, with the driver in this file:
- *   vmm_unit order CALL   a call for GPU 0 blocks in the driver; exits with 1 if GPU 1 cannot be used meanwhile
- *   vmm_unit poor CALL    the library has no host memory to record an allocation: it frees the memory and returns an error
+ * Tests vmm.c, the library's hooks of cuMemCreate, cuMemMap and similar functions, on the simple driver in this file.
+ * Usage:
+ *   vmm_unit order CALL   CALL, for GPU 0, blocks in the driver; exits with 1 if GPU 1 cannot be used meanwhile
+ *   vmm_unit poor CALL    the library has no host memory to record an allocation; it must free the memory and return an
+ *                         error
  *   vmm_unit stress       threads create, map, unmap and release; the driver reuses the value of each handle at once
  *   vmm_unit fail         the driver refuses a release and an unmap, and the library must change nothing
  */
@@ -114,8 +116,8 @@ bool __wrap_block_put(struct block_map *map, const struct block *block)
 static pthread_mutex_t driver_mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct {
     int handles, mappings, device;
-} objects[OBJECTS]; /* a handle is an index of this array plus 1 */
-static int mapped[OBJECTS]; /* index: address range; value: handle mapped there, or 0 */
+} objects[OBJECTS]; /* A handle's value is its index in this array plus 1. */
+static int mapped[OBJECTS]; /* For each address range, the handle that is mapped there, or 0. */
 static bool refuses;
 static const char *slow = "";
 static sem_t inside, released;
@@ -271,7 +273,7 @@ static CUdeviceptr at(int slot)
 
 static CUmemGenericAllocationHandle first;
 
-/* Makes `call` on GPU 0 with the memory `first`, mapped in slot 0. All its driver calls must return `answer`. */
+/* Makes `call` on GPU 0 with the memory `first`, which is mapped in slot 0. Each driver call must return `answer`. */
 static void use(const char *call, CUresult answer)
 {
     CUmemGenericAllocationHandle handle = 0;

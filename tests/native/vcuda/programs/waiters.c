@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * waiters PAGE THREADS: threads wait on the `wake` word of a GPU page (a file in which the arbiter publishes turns), as
- * any program of a container may. Prints "ready" when all threads wait, then for each input line the total number of
- * wake-ups so far.
+ * Threads of a container that wait until it is the container's turn on the GPU. The arbiter, a service of the node,
+ * publishes turns in a file, the GPU page; the threads wait (futex) on the word `wake` of this page. Usage: waiters
+ * PAGE THREADS. Prints "ready" when all threads wait. Then it prints, for each input line, the total number of wake-ups
+ * so far.
  */
 #include <fcntl.h>
 #include <linux/futex.h>
@@ -50,7 +51,7 @@ int main(int argc, char **argv)
     }
     while (waiting < threads)
         usleep(1000);
-    usleep(100000); /* each thread counts itself shortly before it waits */
+    usleep(100000); /* Each thread counts itself shortly before it waits, so leave it time to begin its wait. */
     puts("ready");
     fflush(stdout);
     while (getchar() != EOF) {

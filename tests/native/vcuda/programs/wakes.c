@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Simulates the wake-ups of the library's controller thread, which checks timing events, for 100 s: wakes SEED
- * EVERY_US. The thread requests a wake-up about every EVERY_US. Prints the most wake-ups in any second, the longest
- * delay of a wake-up in us, and how many came too early.
+ * Simulates 100 s of the library's controller thread, which sleeps and wakes up to check timing events. The library
+ * limits the rate of these wake-ups. Usage: wakes SEED EVERY_US. The thread requests a wake-up about every EVERY_US.
+ * Prints the most wake-ups in any second, the longest delay of a wake-up in us, and the number of wake-ups that came
+ * too early.
  */
 #include "compute/pace.h"
 

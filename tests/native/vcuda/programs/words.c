@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* More commands of the puppet program: graphs, graph memory, code, heaps, and memory bound to other objects. Each function
+/* More commands of the puppet program (puppet.c), which makes driver calls for tests and keeps handles in numbered
+ * registers. These commands are for graphs, graph memory, code, heaps, and memory bound to other objects. Each function
  * prints the result line and returns 1, or returns 0 if it does not know the command. */
 #include "words.h"
 
@@ -84,7 +85,7 @@ static CUresult capture(const struct api *cu, unsigned long long *reg, int to, s
     return status != CUDA_SUCCESS ? status : ended;
 }
 
-/* Captures the launch of a graph: the launched graph becomes a child graph of `graph`. */
+/* Captures the launch of a graph into `graph`: the launched graph becomes a child graph of `graph`. */
 static CUresult capture_launch(const struct api *cu, CUgraph *graph, CUgraphExec exec)
 {
     CUstream stream;
@@ -144,7 +145,8 @@ int graph_word(const struct api *cu, unsigned long long *reg, const char *verb, 
     return 1;
 }
 
-/* Returns a code image of `bytes` bytes. The buffer is static because libraries keep a pointer to their image. */
+/* Returns a code image of `bytes` bytes. The buffer is static, because a loaded library keeps a pointer to its
+ * image. */
 static const char *image(unsigned long long bytes)
 {
     static char text[352];
@@ -257,15 +259,15 @@ int bind_word(const struct api *cu, unsigned long long *reg, const char *verb, u
 }
 
 /*
- * call NAME ARGUMENT...    calls any function whose arguments fit into registers of 8 bytes
+ * call NAME ARGUMENT...    calls any function whose arguments are integers or pointers of up to 8 bytes
  * linked NAME ARGUMENT...  calls a hooked function by its link-time symbol
  * proc NAME ARGUMENT...    calls a hooked function by the address from cuGetProcAddress
  * driver OFFSET ARGUMENT...  calls the function at this offset in libcuda.so.1. As with NVIDIA's runtime and its private
  *                          functions, the call bypasses the hooks.
  *
- * An argument is 7: a number; $7: the value of register 7; @7: the address of register 7; 'k: the string "k"; %7: a code
- * image of 7 bytes; #7: the name of a file with such an image; &f: the address of the libc function f. A structure of
- * 8 bytes that is passed by value is written as one number.
+ * An argument has one of these forms. 7 is a number; $7 is the value of register 7; @7 is the address of register 7; 'k
+ * is the string "k"; %7 is a code image of 7 bytes; #7 is the name of a file with such an image; &f is the address of
+ * the libc function f. A structure of 8 bytes that is passed by value is written as one number.
  */
 static int base_of_driver(struct dl_phdr_info *object, size_t size, void *base)
 {
@@ -325,7 +327,7 @@ int call_word(unsigned long long *reg, const char *verb, char *text)
         printf("%d\n", open(&reg[to], handle, 1));
         return 1;
     }
-    if (strcmp(verb, "gl") == 0) { /* gl: glXGetCurrentContext returns a context from now on */
+    if (strcmp(verb, "gl") == 0) { /* gl: from now on glXGetCurrentContext returns a context */
         gl_context = true;
         puts("0");
         return 1;
@@ -357,7 +359,8 @@ int call_word(unsigned long long *reg, const char *verb, char *text)
             value[i] = (unsigned long long)path;
     }
     typedef unsigned long long one;
-    /* Every call passes eleven arguments, as many as cuLaunchKernel has, so that no argument is unset stack memory. */
+    /* Every call passes eleven arguments, as many as cuLaunchKernel has, so that no function reads an argument that was
+     * not set. */
     int (*function)(one, one, one, one, one, one, one, one, one, one, one);
     *(void **)&function = function_of(verb, name);
     printf("%d\n", function ? function(value[0], value[1], value[2], value[3], value[4], value[5], value[6], value[7],

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps a context, memory and one kernel on a GPU until standard input closes: worker.py ORDINAL BYTES KERNEL_US.
-
-KERNEL_US is the kernel's duration: a number, `inf`, or 0 for no kernel. Prints the pid after the launch.
-"""
+"""Keeps a context, memory and one kernel on a GPU until standard input closes. Usage: worker.py ORDINAL BYTES
+KERNEL_US. ORDINAL is the GPU's number in CUDA's order, BYTES the size of the memory. KERNEL_US is the kernel's duration
+in microseconds: a number, `inf`, or 0 for no kernel. Prints the pid after the launch."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ def main() -> None:
         call("cuLaunchKernel", function, 1, 1, 1, 1, 1, 1, 0, None, None, None)
     print(os.getpid(), flush=True)
     sys.stdin.read()
-    os._exit(0)  # exits without waiting for an endless kernel
+    os._exit(0)  # Exits at once, because a normal exit would wait for the end of an endless kernel.
 
 
 main()

@@ -128,8 +128,8 @@ def test_xid_without_a_gpu_counts_for_all_gpus(node, daemon, capsys):
 
 
 def test_metrics_of_a_plugin_of_a_former_version():
-    """A plugin of an older version reports no power, clocks and errors. The new vgpuctl then omits these metrics and
-    writes no 0.
+    """A plugin of an older version reports no power, clocks and errors. The new vgpuctl must then omit these metrics
+    instead of writing 0.
     """
     gpu = {"index": 0, "uuid": "GPU-a", "model": "T4", "memory_mib": 1, "healthy": True}
     gpu |= {"memory_used_mib": -1, "utilisation": -1, "temperature": -1}

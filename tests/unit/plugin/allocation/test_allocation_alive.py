@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that a slice (a part of a GPU) does not become free while a process of its container still runs on the GPU,
-even if the container's files or the plugin's records say otherwise.
+"""Tests that a slice (a part of a GPU) does not become free while a process of its container still runs on the GPU.
+This must hold even if the container's files are gone or the plugin has no record of the container.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def test_allocation_does_not_end_while_its_processes_run(node, recorded):
         time[0] += GRACE_S
     assert files.present() == [one.allocation]
     alive.clear()
-    # This poll is the first for which the kubelet's checkpoint does not contain the allocation.
+    # From this poll on, the kubelet's checkpoint does not contain the allocation.
     assert collector.collect() == []
     time[0] += GRACE_S
     assert collector.collect() == [one.allocation]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests Allocate and PreStartContainer, the two calls by which the kubelet assigns slices (parts of a GPU) to a
-container, by the files that they write for the container.
+container. The tests check the files that both calls write for the container.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def devices_of(answer) -> list[tuple[str, int, int]]:
 
 
 def test_limits_of_slices(node):
-    """Each row of the table has the GPU's MiB, the number of slices per GPU, the scaling factors of memory and of
-    cores; then the expected MiB and percent of the SMs for one slice.
+    """Each row of the table has four inputs: the GPU's MiB, the number of slices per GPU, and the scaling factors of
+    memory and of cores. The last two values are the expected MiB and percent of the SMs for one slice.
     """
     table = [
         (16160, 2, "1.0", "2", 8080, 100),
@@ -108,8 +108,8 @@ def test_files_and_their_rights(node):
 
 
 def test_mounts_of_a_new_container(node):
-    """The mounted folder has hard links to the files that arbiter and watcher (programs of the node) use, and empty
-    mount points for the files that the container writes.
+    """The arbiter and the watcher are programs of the node. The mounted folder has hard links to the files that they
+    use, and empty mount points for the files that the container writes.
     """
     _pool, allocator, files = node.parts()
     (answer,) = allocator.allocate([[slice_id(node.gpus[0])]])
@@ -139,7 +139,7 @@ def test_mounts_of_a_new_container(node):
     assert (folder / "ld.so.preload").read_text() == "/usr/local/lib/vgpu/libvgpu.so\n"
 
 
-# columns: the damage to the files that an allocation's container has mounted, the function that causes this damage
+# columns: the damage to files that the container has mounted; the function that causes the damage
 SPOILT = [
     ("files of an older version", shutil.rmtree),
     ("limits file of an earlier folder", lambda share: replace_by(share / "limits", b"other")),
@@ -389,7 +389,8 @@ def test_allocation_without_a_record_leaves_no_files(node, disk):
 
 
 def test_allocation_ends_even_if_the_disk_is_full(node, disk):
-    """A lease must end and a slice become free even if the full disk prevents a change of the records."""
+    """A lease (a slice for a program outside Kubernetes) must end, and its slice must become free, even if the full
+    disk prevents a change of the records."""
     _pool, allocator, files = node.parts()
     (one,) = allocator.allocate([[slice_id(node.gpus[0])]])
     (two,) = allocator.allocate([[slice_id(node.gpus[1])]])

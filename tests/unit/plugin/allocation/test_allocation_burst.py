@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests burst memory: a pod may be promised less memory than its limit, and GPU memory that is promised to no pod is
-distributed among such pods up to their limits. The tests read the limits files on disk. A child process that locks a
-slot of a container's ledger (its file of memory counts) simulates a program.
+"""Tests burst memory. A pod may be promised (guaranteed) less memory than its limit. GPU memory that is promised to no
+pod is distributed among such pods, up to their limits. The tests read the limits files on disk. A child process that
+locks a slot of a container's ledger (its file of memory counts) simulates a program.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ class Node(Ground):
         return allocation
 
     def comes(self, n: int, promised: int, burst: int = 0) -> str:
-        """Starts a container in slice ``n``; passes on the errors of the start, such as a refusal."""
+        """Starts a container in slice ``n``. If the start fails, for example because it is refused, the error is
+        raised."""
         found = [one for one in self.records.all() if one.slice_ids == (f"{self.first.uuid}::{n}",)]
         allocation = found[0].id if found else self.take(self.first, n)
         sizer = self.allocator.sizer
@@ -159,8 +160,8 @@ def test_new_pod_waits_with_a_reason_while_other_pods_use_its_promised_memory(gr
 
 
 def test_memory_reserved_for_a_starting_pod_counts_once(ground):
-    """A new pod's memory is reserved before the pod gets a record. A poll runs between both steps, and the memory must
-    count only once.
+    """A new pod's memory is first reserved, then written to the pod's record. If a poll runs between the two steps, the
+    memory must count only once.
     """
     here = ground()
     one, plain = here.comes(0, 2000, 10000), here.comes(1, 3360)
@@ -168,8 +169,8 @@ def test_memory_reserved_for_a_starting_pod_counts_once(ground):
     sizer._reserve_promised(here.records.get(newcomer), [Device(here.first.uuid, 6000, 0)], 1)
     here.burst.poll()
     assert here.mib(one, plain) == [6000, 3360]
-    # The same for a pod that grows: a poll runs while the resize calls the API server, and the memory must count only
-    # once.
+    # The same holds for a pod that grows: if a poll runs while the resize calls the API server, the memory must count
+    # only once.
     with here.records.lock:
         here.records.put(sizer._reserved.pop(newcomer))
     here.files.make(here.records.get(newcomer))
@@ -206,8 +207,9 @@ def test_promise_larger_than_the_free_memory_is_refused(ground):
 
 
 def test_oom_killer_setting_of_a_pod_does_not_apply_to_its_neighbour(ground):
-    """The OOM killer is an option per pod: if it is on, the limit of the pod may fall below its used memory, but only
-    as far as other pods need the memory. The limit of a neighbour without the option never does.
+    """The OOM killer is an option per pod. If it is on, the limit of the pod may fall below its used memory, but only
+    as far as other pods need the memory. The limit of a neighbour without the option must never fall below the memory
+    that the neighbour uses.
     """
     here = ground()
     kills = here.pod(0, 2000, 9000, 9000, oom_killer=True)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests leases of docker and podman containers (slices of a GPU that the plugin withholds from the kubelet for them):
-the size of a lease, its number of GPUs, and that it lasts as long as its container.
+"""Tests the leases of docker and podman containers. A lease is a slice of a GPU that the plugin withholds from the
+kubelet for such a container. The tests check a lease's size and number of GPUs, and that it lasts as long as its
+container.
 """
 
 from __future__ import annotations
@@ -106,8 +107,8 @@ def test_invalid_lease_terms(node, uuid, terms, sentence):
         leases_of(node, node.parts()).lease(node.gpus[0].uuid if uuid else "", terms=terms)
 
 
-# columns: the case; the engine's successive responses, each with the seconds before it ("web" is the running container,
-# None means no response); whether the lease is expected to exist afterwards
+# columns: the case; the engine's successive responses, each with the seconds that pass before it ("web" is the running
+# container, None means no response); whether the lease is expected to exist afterwards
 LIVES = [
     ("the container runs for long", [("web", 10), ("web", 100000)], True),
     ("the container never appeared, its start time is not over", [("", 10), ("", 10), ("", 10)], True),
@@ -158,7 +159,7 @@ def test_reboot(node, seen):
     node.mounter.mounted.clear()
     node.clock.boot, node.clock.seconds = "boot-b", 5.0
     parts = node.parts()
-    engines.shown = None  # In this case docker starts after the plugin.
+    engines.shown = None  # docker does not answer yet, because it starts later.
     leases = leases_of(node, parts, engines)
     leases.follow()
     leases.expire()

@@ -110,8 +110,8 @@ def test_cached_leases_equal_reloaded_leases(tmp_path):
     path = tmp_path / "allocations.json"
     kept = store(path)
     rows = [
-        # columns: the operation and its argument; then what is expected: the lease that uses slice a, the lease that
-        # uses slice b, whether any record has other slices than the kubelet requested
+        # columns: the operation and its argument; expected lease that uses slice a; expected lease that uses slice b;
+        # whether a record is expected that has other slices than the kubelet requested
         ("put", Record("1", KUBELET, ("a",)), None, None, False),
         ("put", Record("2", LEASE, ("b",)), None, "2", False),
         ("put", Record("3", KUBELET, ("c",), asked=("d",)), None, "2", True),

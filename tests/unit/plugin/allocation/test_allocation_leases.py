@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests leases (slices of a GPU that are withheld from the kubelet for a program, a container or a check on this host),
-and the collection of allocations: which allocations stay, which end, and when.
+"""Tests leases: slices of a GPU that are withheld from the kubelet for a program, a container or a check on this host.
+Also tests the collection of allocations: which allocations stay, which end, and when.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ def test_kubelets_concurrent_allocation_wins_over_a_lease(node):
 
 
 def test_late_allocate_wins_over_a_lease(node, monkeypatch):
-    """The kubelet's Allocate call arrives after the lease checked for the last time which slices are in use."""
+    """If the kubelet allocates a slice after the lease's last check of the slices in use, the kubelet keeps this slice
+    and the lease gets another one."""
     parts = node.parts(splitCount=1)
     first, second = (f"{gpu.uuid}::0" for gpu in node.gpus)
     look = Leases._withdrawn
@@ -301,7 +302,8 @@ def test_checkpoint_without_responses_keeps_the_allocation(node):
 
 
 def test_containers_of_a_renamed_resource_keep_their_files(node):
-    """The resource was renamed in the configuration. The kubelet still lists running containers under the old name."""
+    """The resource was renamed in the configuration, but the kubelet still lists running containers under the old name.
+    The files of these containers must stay."""
     parts = node.parts(splitCount=1)
     time = Time()
     (kept,) = parts[1].allocate([[f"{node.gpus[0].uuid}::0"]])

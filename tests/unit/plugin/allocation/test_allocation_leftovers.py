@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests directories that a container engine leaves: if the engine starts a container before the plugin has made the
-files that the container mounts, the engine makes a directory in place of each file.
+"""Tests directories that a container engine leaves. If the engine starts a container before the plugin has made the
+files that the container mounts, the engine makes a directory in place of each file. The plugin must replace these
+directories.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the recovery of the plugin's records (its list of allocations) from their copies in /run/vgpu if the file is
-lost, so that no slice in use becomes free.
+"""Tests the recovery of the plugin's records (its list of allocations). If the records file is lost, the plugin must
+restore it from the copies in /run/vgpu, so that no slice in use becomes free.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests size changes of running allocations, by their limits files and ledgers (files in which a container's processes
-count their memory) on disk. A child process that locks a slot of a ledger simulates a program.
+"""Tests size changes of running allocations. The tests read the limits files and the ledgers (files in which a
+container's processes count their memory) on disk. A child process that locks a slot of a ledger simulates a program.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Ground:
         return [(one["memory_bytes"] // MIB, one["sm_percent"]) for one in devices]
 
     def holds(self, allocation: str, mib: int, slot: int = 0, device: int = 0, context: int = 0) -> int:
-        """Forks a process that uses this many MiB in its own slot of the ledger, ``context`` MiB of them for a CUDA
-        context; returns its pid.
+        """Forks a process that has its own slot in the ledger and uses ``mib`` MiB; returns its pid. ``context``: the
+        part of these MiB that a CUDA context uses.
         """
         path = str(self.files.folder(allocation) / "rw" / "ledger")
         base = fields.LEDGER_SLOT_OFFSET + slot * fields.LEDGER_SLOT_SIZE
@@ -127,8 +127,9 @@ def ground(node):
 
 
 REQUESTED = {"sliceSizing": "requested"}
-# columns: the case; (MiB, percent of the SMs) of other pods on a T4 of 15360 MiB; the pod's size before; the MiB that
-# the pod uses; the requested size (None means unchanged); then the expected size or words of the expected refusal
+# Resizes of a pod on a T4 of 15360 MiB. A size is (MiB, percent of the SMs). columns: the case; sizes of the other
+# pods; the pod's size before; MiB that the pod uses; requested size (None means unchanged); expected new size, or words
+# of the expected refusal
 TABLE = [
     ("larger size", [], (4000, 20), 0, (8000, 40), (8000, 40)),
     ("all of the GPU's free memory", [(5360, 30)], (4000, 20), 0, (10000, 70), (10000, 70)),

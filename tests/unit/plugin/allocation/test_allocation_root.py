@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the node's root, the folder that every container mounts at /dev/vgpu: its repair, and allocations of older
-versions, which had a root of their own.
+"""Tests the node's root, which is the folder that every container mounts at /dev/vgpu. The tests cover its repair, and
+allocations of older versions, which had a root of their own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the rules that decide how much compute and memory of a GPU is free: next to equal slices, on GPUs without a
-NUMA node, and next to containers whose size is not known yet.
+"""Tests the rules that decide how much compute and memory of a GPU is free: if the GPU also has equal slices, if it has
+no NUMA node, and if the size of another container is not known yet.
 """
 
 from __future__ import annotations

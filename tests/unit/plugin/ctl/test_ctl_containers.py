@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests vgpuctl run, which leases a slice of a GPU and starts a docker or podman container with it: the arguments for
-the engine with and without CDI, and the release of the slice. The engine is a double.
+"""Tests vgpuctl run, which leases a slice of a GPU and starts a docker or podman container with this slice. The tests
+check the arguments for the engine, with and without CDI, and the release of the slice. The engine is a double.
 """
 
 from __future__ import annotations

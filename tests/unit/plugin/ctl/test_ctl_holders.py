@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests how vgpuctl names the holders of slices (pods, containers, checks): it accepts the names that its lists print,
-and its words fit the node: current sizes, singular and plural, and no mention of a kubelet on a host without
-Kubernetes.
+"""Tests how vgpuctl names the holders of slices (pods, containers, checks). It must accept every name that its lists
+print. Its texts must have the current sizes and the right singular or plural, and must not mention a kubelet on a host
+without Kubernetes.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ SHOWN = {
     "a8": "ann: train.py",
     "a9": "db",
 }
-# columns: a name on the command line; the expected id of its allocation (an empty string means none; a list has the
-# candidates that the error for an ambiguous name shows)
+# columns: a name on the command line; the expected id of its allocation. An empty string means that no allocation is
+# found. A list means that the name is ambiguous: the error must show these candidates.
 NAMES: list[tuple[str, Any]] = [
     ("ml/train-0/main", "a1"),
     ("ml/train-0", "a1"),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests vgpuctl explain pod, which tells why a pod waits: it asks this project's scheduler if it listens on this host,
-otherwise the API server.
+"""Tests vgpuctl explain pod, which explains why a pod waits. If this project's scheduler listens on this host, vgpuctl
+asks the scheduler, otherwise the API server.
 """
 
 from __future__ import annotations

@@ -127,8 +127,9 @@ def test_slices_fit_the_terminal(width, name):
 
 
 def test_slices_show_their_current_size():
-    """A slice has another size than its offer if it was resized or if its pod requested a size. Two slices of one GPU
-    in one container share one size, so each of them shows the offered size.
+    """A slice shows its current size, which differs from the offered size if the slice was resized or if its pod
+    requested a size. If one container has two slices of a GPU, they have one size together, so each of them shows the
+    offered size.
     """
     pieces = [piece(n, state="in use", in_use=True) for n in range(3)] + [piece(3)]
     answer = status(pieces, {"GPU-a::0": "kubelet"})

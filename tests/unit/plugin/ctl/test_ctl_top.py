@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests vgpuctl top: its table of GPU usage and its live screen show figures, processes and tenants (pods and leases,
-which are slices for containers outside Kubernetes) within the size of the terminal.
+"""Tests vgpuctl top, which shows the usage of GPUs as a table or as a live screen. The output has figures, processes
+and tenants, and must fit the terminal. A tenant is a pod or a lease (a slice for a container outside Kubernetes).
 """
 
 from __future__ import annotations

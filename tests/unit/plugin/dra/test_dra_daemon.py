@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the whole device plugin on a node that offers its GPUs by ResourceClaims, against doubles of the kubelet's
-claim manager and of the API server, over real sockets and HTTP.
+"""Tests the whole device plugin on a node that offers its GPUs by ResourceClaims. The kubelet's claim manager and the
+API server are doubles, which the plugin reaches over real sockets and HTTP.
 
-The double repeats the recorded behaviour of kubelet 1.36.3: it deletes the node's ResourceSlices at its start and when
-the plugin is gone; one kubelet process prepares a claim only once; it adds later responses to the earlier ones; and it
-does not prepare the claim again when a container restarts.
+The kubelet double behaves as kubelet 1.36.3 was recorded. It deletes the node's ResourceSlices when it starts and when
+the plugin is gone. It prepares a claim only once, also if a container restarts, and it adds later responses to the
+earlier ones.
 """
 
 from __future__ import annotations
@@ -323,8 +323,9 @@ def test_deleted_resource_slices_are_restored(api: ClaimApi, begin: Begin) -> No
 
 
 def test_extender_gets_no_gpus_with_claims(api: ClaimApi, begin: Begin) -> None:
-    """If the node offers claims, the kube-scheduler allocates all its GPUs, so the annotation for this project's
-    scheduler extender, which an earlier program wrote, must name no GPU.
+    """If the node offers claims, the kube-scheduler allocates all GPUs of the node. An earlier program may have written
+    the annotation from which this project's scheduler extender allocates GPUs, so the plugin must change it to name no
+    GPU.
     """
     gpus = [NodeGpu(GPUS[0], "Tesla T4", 15360, 15360, 4, 3840, 25)]
     api.node["metadata"]["annotations"] = {pod_annotations.GPUS: pod_annotations.write_gpus(gpus)}

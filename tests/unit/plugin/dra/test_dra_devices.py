@@ -48,8 +48,8 @@ def test_node_without_slices_publishes_no_device() -> None:
     assert devices(EQUAL, []) == []
 
 
-# columns: the node's configuration; for the first GPU each capacity → (expected value, expected default of a request,
-# expected range of valid requests)
+# columns: the node's configuration; expected capacities of the first GPU, each as name → (value, default of a request,
+# range of valid requests)
 VALID, RANGE = "validValues", "validRange"
 CAPACITIES = [
     (
@@ -119,7 +119,7 @@ def test_policies_keep_the_rules_of_the_api(config: dict[str, Any]) -> None:
 
 
 def test_equal_slices_fill_a_gpu_exactly() -> None:
-    """As many claims of the default size as the GPU has slices fit on it, and one more does not."""
+    """If a GPU has N slices, exactly N claims of the default size must fit on the GPU."""
     for capacity in devices(EQUAL)[0]["capacity"].values():
         value, default = quantity.exact(capacity["value"]), quantity.exact(capacity["requestPolicy"]["default"])
         assert 7 * default <= value < 8 * default
@@ -156,8 +156,8 @@ def test_mig_device_is_a_separate_device() -> None:
     assert found["capacity"] == {"memory": {"value": mebibytes(40192)}}
 
 
-# columns: number of a faulty GPU → its fault, numbers of GPUs on which pods still have slices from the device plugin;
-# the expected taints of GPU 0 (key, value)
+# columns: number of each faulty GPU → its fault; numbers of the GPUs on which pods still have slices from the device
+# plugin; expected taints of GPU 0 as (key, value)
 TAINTS = [
     ({}, frozenset(), []),
     ({0: "Xid 79"}, frozenset(), [("gpu.vgpu.fleet/unhealthy", "xid-79")]),

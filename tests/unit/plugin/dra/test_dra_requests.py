@@ -19,7 +19,8 @@ def of_slices(api: ClaimApi) -> list[str]:
 
 
 def test_change_causes_one_dry_run_and_one_write(api: ClaimApi, begin: Begin, polls: Callable[[int], None]) -> None:
-    """Compares only requests that write, among them dry runs; lists are counted separately."""
+    """Only requests that write are compared; a dry run counts as such a request. Requests for lists are counted
+    separately."""
     daemon = begin()
     assert of_slices(api) == ["POST", "POST"]
     api.calls.clear()

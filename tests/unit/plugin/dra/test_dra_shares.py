@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests how an allocated ResourceClaim becomes shares (one for each request, with its part of each GPU) of the node's
-devices, and that the claim's parameters can only tighten the node's limits.
+"""Tests how an allocated ResourceClaim becomes shares of the node's devices. Each request of the claim becomes one
+share, which has a part of one or more GPUs. The parameters of a claim can only tighten the node's limits.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ def test_parameters_are_read_strictly(raw: Any, reason: str) -> None:
     assert reason in str(refused.value) and str(refused.value).startswith("claim default/c: parameters of the claim")
 
 
-# columns: the claim's configuration; the expected parameters of each request in their order, in which those of the
-# DeviceClass come first
+# columns: the claim's configuration; for each request, the expected list of its parameters. Parameters of the
+# DeviceClass come first in the list.
 GIVEN = [
     ((opaque(corePolicy="force"),), {"gpu": [{"corePolicy": "force"}]}),
     ((opaque(requests=("other",), corePolicy="force"),), {"gpu": []}),

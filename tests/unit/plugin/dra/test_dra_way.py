@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests a change of node.yaml between the two ways to offer GPUs, as slices of the device plugin and by ResourceClaims,
-while the program runs: the program ends, its systemd unit restarts it, and at no time are GPUs offered in both ways.
+"""Tests a change of node.yaml between the two ways to offer GPUs: as slices of the device plugin, and by
+ResourceClaims. The running program must end so that its systemd unit restarts it, and at no time may GPUs be offered in
+both ways.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def test_claims_in_use_keep_the_allocation_mode(
     begin: Begin,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Without this driver the kubelet could not unprepare the claims of pods that end, so the node keeps offering
+    """The kubelet needs the plugin's claim driver to release the claims of pods that end. So the node keeps offering
     claims while claims are in use.
     """
     daemon = begin()

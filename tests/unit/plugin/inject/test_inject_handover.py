@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests how a container gets its GPU: every device list strategy (the ways of NVIDIA's device plugin to tell the
-runtime which GPUs), the choice of the strategy "auto" on a host, the CDI files, and the driver's files.
+"""Tests how a container gets its GPU. A device list strategy is a way in which the device plugin names the GPUs to the
+container runtime. The tests cover every strategy, the choice that the strategy "auto" makes on a host, the CDI files,
+and the driver's files.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ def configured(node, **plugin_flags) -> None:
     node.config_text = json.dumps(config)
 
 
-# columns: the strategy, more options; then the expected response for GPUs 0 and 1: the variable NVIDIA_VISIBLE_DEVICES,
-# mounts of /dev/null, CDI devices, values of annotations
+# columns: the strategy; more options; then four expected parts of the response for GPUs 0 and 1: the variable
+# NVIDIA_VISIBLE_DEVICES, mounts of /dev/null, CDI devices, values of annotations
 STRATEGIES = [
     ("envvar", {}, "{0},{1}", [], [], []),
     ("envvar", {"deviceIDStrategy": "index"}, "0,1", [], [], []),
@@ -292,8 +293,8 @@ def test_second_check_writes_nothing(node):
     assert {path: path.stat().st_ino for path in node.paths.cdi_dir.iterdir()} == before
 
 
-# columns: name and text of a CDI file of another program; whether this program is expected to write its own file of the
-# kind nvidia.com/gpu
+# columns: name and text of a CDI file that another program wrote; whether the plugin is expected to write its own file
+# of the kind nvidia.com/gpu
 @pytest.mark.parametrize(
     ("name", "text", "ours"),
     [

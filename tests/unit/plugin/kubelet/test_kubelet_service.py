@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests many concurrent ListAndWatch streams, by which the kubelet gets the list of devices: each stream gets each
-change, other calls are served meanwhile, and too many streams are refused.
+"""Tests many concurrent ListAndWatch streams, by which the kubelet gets the list of devices. Each stream must get each
+change, other calls must be served meanwhile, and too many streams must be refused.
 """
 
 from __future__ import annotations

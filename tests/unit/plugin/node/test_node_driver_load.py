@@ -38,7 +38,8 @@ class Host:
         pass
 
 
-# Successive events, each with the expected answer of the next check whether the driver was loaded again.
+# Each row has successive events. After each event the plugin checks whether the driver was loaded again; the second
+# value is the expected answer.
 STORIES = [
     ([("nothing", False), ("nothing", False)]),
     ([("load", True), ("nothing", False), ("load", True)]),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests a GPU's gauges (memory use, temperature, power and so on): exactly the values that the driver reports, read
-within bounded time and not too often.
+"""Tests a GPU's gauges (memory use, temperature, power and so on). The gauges must be exactly the values that the
+driver reports. Reads must end within bounded time and must not be too frequent.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that a lost GPU (one that the driver no longer lists or cannot read) stays visible if it was offered before,
-also after a restart of the program or the host.
+"""Tests lost GPUs, which the driver no longer lists or cannot read. If such a GPU was offered before, it must stay
+visible, even after a restart of the program or the host.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def test_lost_gpu_is_remembered_over_many_restarts(node, begin, capsys):
 
 
 def test_counted_but_never_readable_gpu_is_shown(node, begin, capsys):
-    """A GPU that has been unreadable since the boot has no known UUID, and is shown all the same."""
+    """A GPU that has been unreadable since the boot has no known UUID. The status must show it nevertheless."""
     begin(node.gpus[:2], unreadable=[2])
     status = ask(node, capsys, "status")
     assert [(one["index"], one["uuid"], one["healthy"]) for one in status["gpus"]][2] == (2, "", False)

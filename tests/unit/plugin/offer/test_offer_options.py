@@ -13,8 +13,8 @@ from vgpu_plugin.errors import Fatal
 from vgpu_plugin.offer import options
 from vgpu_plugin.offer.settings import load
 
-# columns: the flag, the environment variable and the key in node.yaml of one option; then three values, one for the
-# file, one for the environment and one for the flag
+# Each row is an option. columns: its flag, its environment variable and its key in node.yaml; then three values for the
+# test: one for node.yaml, one for the environment and one for the flag
 ROWS = [
     ("fail-on-init-error", "FAIL_ON_INIT_ERROR", "flags.failOnInitError", False, "true", "false"),
     ("device-split-count", "DEVICE_SPLIT_COUNT", "sharing.vcuda.splitCount", 2, "3", "4"),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the feature labels that the device plugin sets on its Node object: which labels it adds, updates, leaves to
-other owners, and removes.
+"""Tests the feature labels that the device plugin sets on its Node object: which labels it adds, updates and removes,
+and which it does not change because they have another owner.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ COUNT, PRODUCT, STAMP = P + "gpu.count", P + "gpu.product", P + "gfd.timestamp"
 NFD = "nfd.node.kubernetes.io/feature-labels"
 
 PATCHES: dict[str, tuple[dict[str, str], dict[str, str], dict[str, str], Any, Any]] = {
-    # columns: the node's labels, the node's annotations, the desired labels; the expected labels in the patch, the
-    # expected annotation in the patch ("-" means that the patch does not change it)
+    # columns: present labels of the node; present annotations of the node; desired labels; expected labels in the
+    # patch; expected annotation in the patch ("-" means that the patch does not change the annotation)
     "first": ({"a": "b"}, {}, {COUNT: "2", PRODUCT: "T4"}, {COUNT: "2", PRODUCT: "T4"}, "gpu.count,gpu.product"),
     "nothing changed": ({COUNT: "2"}, {NAMES: "gpu.count"}, {COUNT: "2"}, None, "-"),
     "label with an old value": ({COUNT: "2"}, {NAMES: "gpu.count"}, {COUNT: "1"}, {COUNT: "1"}, "-"),

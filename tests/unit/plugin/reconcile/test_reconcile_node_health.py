@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests what the device plugin writes on the Node object if a GPU has a fatal Xid: a condition that names the GPU, a
-taint if the policy requires it, and the removal of both.
+"""Tests what the device plugin writes on the Node object if a GPU has a fatal Xid: a condition that names the GPU, and
+a taint if the policy requires it. Also tests that both are removed later.
 """
 
 from __future__ import annotations

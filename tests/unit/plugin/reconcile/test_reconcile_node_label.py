@@ -383,8 +383,8 @@ def listed(api) -> dict[str, str]:
 
 def test_node_lists_the_resource_names_of_gpu_parts(node, kubelet, api, start):
     api.node["status"].update(capacity={"cpu": "8", "aliyun.com/gpu-mem": "3"}, allocatable={"cpu": "7"})
-    # The memory of the whole GPU is counted four times, once for each of its slots, because the limits of pods may
-    # exceed what they are promised.
+    # The GPU has four slots, and each slot counts with the memory of the whole GPU, because a pod's limit may exceed
+    # its promised memory.
     memory = 4 * sum(gpu.memory_mib for gpu in node.gpus)
     node.configure(splitCount=4, sliceSizing="requested", resourceNames={"cores": "x.io/cores"})
     start()

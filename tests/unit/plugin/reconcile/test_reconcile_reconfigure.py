@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests a configuration that changes while the device plugin runs, by the device lists that the kubelet gets."""
+"""Tests changes of the configuration while the device plugin runs. The tests check the device lists that the kubelet
+gets.
+"""
 
 from __future__ import annotations
 
@@ -123,8 +125,8 @@ def test_new_split_waits_for_the_last_slice(node, kubelet, daemon, capsys, monke
     kubelet.run_pod("one", ids=[f"{node.gpus[0].uuid}::3"])
     put(node, node_yaml(node.library_root, splitCount=2))
     until(lambda: capacity(kubelet) == 6, "the free GPU's new split")
-    # The container's slice has a name that exists in both splits, but with different sizes. So its GPU keeps the old
-    # split until the slice is free.
+    # A split is the number of slices of a GPU. The name of the container's slice exists in both splits, but with
+    # different sizes. So its GPU keeps the old split until the slice is free.
     kubelet.delete_pod("one")
     # The kubelet's checkpoint still names the deleted pod; its PodResources service shows that the pod has ended.
     server = podresources.serve(kubelet, node.paths.pod_resources)

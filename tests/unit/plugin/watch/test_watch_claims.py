@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the watcher, which compares the driver's data about GPU processes with each container's limits and ledgers
-(files in which a container counts its memory). Here containers have several shares from ResourceClaims: a process has a
-slot in the ledger of each share and is judged by the sum.
+(files in which a container counts its memory). Here a container has several shares (parts of a GPU that it got by
+ResourceClaims). Each process has a slot in the ledger of each share, and the watcher compares the sum of the slots.
 """
 
 from __future__ import annotations

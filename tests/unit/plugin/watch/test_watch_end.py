@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests how the watcher terminates processes that bypass the library, with real processes."""
+"""Tests with real processes how the watcher, which looks for processes that bypass the library, terminates them."""
 
 from __future__ import annotations
 

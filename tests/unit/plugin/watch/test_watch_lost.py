@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the watcher, which compares the driver's data about GPU processes with the limits of their containers, on
-containers whose files were removed from the node and on processes of no known container: what it still reports, what it
-reports as unknown, and that it terminates none of these processes.
+"""Tests the watcher, which compares the driver's data about GPU processes with the limits of their containers. Here the
+files of the container were removed from the node, or the process belongs to no known container. The watcher must report
+such processes, as unknown if it cannot judge them, and must terminate none of them.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def test_status_shows_findings_of_the_watcher(watched):
     watched.look(2)
     (note,) = watch_setup.notes(watched.watch.state())
     assert "1 container" in note and "vgpuctl watch" in note
-    watched.kind = "lease"  # A lease of this kind belongs to an isolation check, which bypasses the limits on purpose.
+    watched.kind = "lease"  # This lease belongs to an isolation check, which bypasses the limits on purpose.
     watched.look(2)
     assert watch_setup.notes(watched.watch.state()) == []
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests how the watcher, which looks for containers that bypass their limits, reads the kernel's mount lists of
-containers and finds mounts of a tenant at the paths of this project's files.
+"""Tests the mount check of the watcher, which looks for containers that bypass their limits. The watcher reads the
+kernel's mount lists of containers and must find mounts that a tenant made at the paths of this project's files.
 """
 
 from __future__ import annotations
@@ -58,8 +58,7 @@ def table(*rows: tuple[int, int, str, str, str]) -> mounts.Table:
 
 
 ROOT, DEV = (1, 0, "0:9", "/", "/"), (2, 1, "0:5", "/", "/dev")
-# columns: the case, mounts in addition to ROOT and DEV, a path; the expected number of the mount to which this path
-# leads
+# columns: the case; mounts in addition to ROOT and DEV; a path; expected number of the mount to which the path leads
 SEEN: list[tuple[str, list[tuple[int, int, str, str, str]], str, int]] = [
     ("no mount at the path", [], "/dev/vgpu/0", 2),
     ("a mount at the path", [(3, 2, "0:7", "/x", "/dev/vgpu/0")], "/dev/vgpu/0", 3),
@@ -96,8 +95,8 @@ def test_mounts_below_a_chroot_have_no_root():
     assert table((7, 3, "0:7", "/x", "/dev")).seen_at("/etc") is None
 
 
-# columns: the case, the mounts that the program sees, whether the program is in the host's mount namespace; the
-# expected file system and folder of the path
+# columns: the case; mounts that the program sees; whether the program is in the host's mount namespace; expected
+# location of the path as (file system, folder)
 PLACES: list[tuple[str, list[tuple[int, int, str, str, str]], bool, Place]] = [
     ("on the host", [ROOT, (2, 1, "0:25", "/", "/run")], True, Place("/p", "0:25", "/vgpu/allocations/a/ro")),
     ("in a pod", [ROOT, (2, 1, "0:25", "/vgpu", "/run/vgpu")], False, Place("/p", "0:25", "/vgpu/allocations/a/ro")),

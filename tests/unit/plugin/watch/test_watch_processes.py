@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests how the watcher, which looks for processes that bypass the library, lists the processes on a GPU (by a double
-of the driver) and finds the container of each process by a fake /proc. A mounted ledger (the file in which a container
-counts its memory) identifies a container.
+"""Tests the process lists of the watcher, which looks for processes that bypass the library. A double of the driver
+lists the processes on a GPU, and a fake /proc shows the container of each process. A mounted ledger (the file in which
+a container counts its memory) identifies a container.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ def test_unknown_process_causes_an_occasional_scan_of_all_processes(tmp_path):
 
 
 CROWD = 200
-# columns: the case, the control group of the container, the function that returns the subgroup of process n, the number
-# of groups whose mount lists are read
+# columns: the case; control group of the container; function that returns the subgroup of process n; expected number of
+# groups whose mount lists are read
 CROWDED = [
     ("one group", "/docker/" + "0a" * 32, lambda n: "", 1),
     ("a subgroup for each process", "/docker/" + "0a" * 32, lambda n: f"/{n}", 1),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Property tests of the watcher, which reports containers that use more GPU memory than their limit: its findings must
-not depend on what a tenant writes into its ledger (the file in which a container counts its memory), even during a
-poll. `make fuzz` tries more cases.
+"""Property tests of the watcher, which reports containers that use more GPU memory than their limit. A tenant can write
+anything into its ledger (the file in which a container counts its memory), even during a poll. The watcher's findings
+must not depend on this. `make fuzz` tries more cases.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests how the watcher checks compute shares (the part of a GPU's time that a container may use) by the driver's
-samples: which container used more than its share, and which container only used time that no other container wanted.
+"""Tests how the watcher, which looks for containers that exceed their limits, checks compute shares. A compute share is
+the part of a GPU's time that a container may use. From the driver's samples the watcher must find which container used
+more than its share, and which container only used time that no other container needed.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ def took(*parts: tuple[float, float, float], share: float = 0.2) -> Took | None:
     return window.took(share)
 
 
-# columns: the case, (seconds, used time, time alone on the GPU) of each interval; then what is expected: the used
-# share, the allowed share, whether it is a violation
+# columns: the case; (seconds, used time, time alone on the GPU) of each interval; expected (used share, allowed share,
+# whether this is a violation), or None if the intervals are too short for a result
 WINDOWS: list[tuple[str, list[tuple[float, float, float]], tuple[float, float, bool] | None]] = [
     ("window not full", [(2, 2, 0)] * 4, None),
     ("uses all time, GPU shared", [(2, 2, 0)] * 5, (1, 0.2, True)),
@@ -89,9 +90,9 @@ def test_effective_share(limits, device, share):
 
 NOW = 10**12
 PAGE = {"open_ns": 500 * MS, "gate": "closed", "rate_ppm": 10**6, "heartbeat_ns": NOW - MS}
-# columns: the case, the arbiter's GPU page at two polls that are two seconds apart; the expected seconds in which the
-# container was allowed the whole GPU (2.0 also if that is unknown). The gate in the page is open while the container
-# may use the whole GPU.
+# The gate, a field of the arbiter's GPU page, is open while the container may use the whole GPU. columns: the case; the
+# page at two polls that are two seconds apart; expected seconds in which the container was allowed the whole GPU (2.0
+# if that is unknown)
 ALONE: list[tuple[str, dict[str, Any] | None, dict[str, Any] | None, float]] = [
     ("one second of open gate", PAGE, {**PAGE, "open_ns": 1500 * MS}, 1.0),
     ("gate closed all the time", PAGE, PAGE, 0.0),
@@ -112,7 +113,8 @@ def test_time_without_competition(about, before, after, seconds):
 
 @pytest.fixture
 def watched(tmp_path) -> Watched:
-    """Makes a container with a share of 50 %, whose process 20 has its memory in the ledger."""
+    """Makes a container with a share of 50 %. The ledger (its file of memory counts) has the memory of its process
+    20."""
     out = Watched(tmp_path)
     out.run(20, 100 * MIB)
     descriptor = out.charge(20, 100 * MIB)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the watcher, which compares the memory that the driver reports for each process with the container's limit and
-ledger (the file in which the container's processes count their memory): its rule by tables of cases, the processes that
-it names, and the processes that it terminates.
+"""Tests the watcher. It compares the memory that the driver reports for each process with the container's limit and
+with its ledger (the file in which the container's processes count their memory). The tests check its rule by tables of
+cases, the processes that it reports, and the processes that it terminates.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def process(pid: int = 10, space: int = 77) -> Process:
     return Process(pid, 5, "python", (space, pid))
 
 
-# columns: the case, pid → memory that the driver reports, slots of the ledger by (pid namespace, pid), whether the
-# ledger counts CUDA contexts; the expected findings
+# columns: the case; pid → memory that the driver reports; (pid namespace, pid) → memory in the ledger's slot; whether
+# the ledger counts CUDA contexts; expected findings
 RULE: list[tuple[str, dict[int, int | None], dict[tuple[int, int], int], bool, list[str]]] = [
     ("ledger equals the driver's value", {10: 900 * MIB}, {(77, 10): 900 * MIB}, True, []),
     ("ledger has more than the driver", {10: 300 * MIB}, {(77, 10): 900 * MIB}, True, []),
@@ -70,8 +70,8 @@ def test_finding_of_each_process(about, seen, slots, counted, reasons):
     assert [one.reason for one in found] == reasons
 
 
-# columns: the case, the limit in MiB, pid → MiB that the driver reports, MiB of the ledger's slots, MiB of exported
-# memory in the ledger; the expected findings
+# columns: the case; the limit in MiB; pid → MiB that the driver reports; (pid namespace, pid) → MiB in the ledger's
+# slot; MiB of exported memory in the ledger; expected findings
 LIMITED: list[tuple[str, int, dict[int, int | None], dict[tuple[int, int], int], int, list[str]]] = [
     ("live slot with the true sum", 2048, {10: 10228}, {(77, 10): 10228}, 0, [MEMORY]),
     (
@@ -178,8 +178,8 @@ def test_process_of_an_unknown_container_is_a_metric_and_a_finding(watched):
 
 
 def test_invisible_process_is_reported(watched):
-    """A process that is invisible at one poll may have just ended. If there is an unknown process at every poll, it is
-    reported.
+    """A process that is invisible at one poll may have just ended, so it is not reported yet. If there is an unknown
+    process at every poll, it is reported.
     """
     for pid in range(50, 55):
         watched.card.running[watched.uuid] = {pid: MIB}
@@ -190,7 +190,8 @@ def test_invisible_process_is_reported(watched):
 
 
 def test_file_lease_on_the_ledger_does_not_block_the_poll(watched):
-    """If a process has a file lease (F_SETLEASE) on the ledger, a plain open waits for it for up to 45 seconds."""
+    """If a process has a file lease (F_SETLEASE) on the ledger, a plain open waits for up to 45 seconds. So the watcher
+    must open the ledger without waiting."""
     watched.run(20, 900 * MIB)
     descriptor = os.open(watched.folder / "rw" / "ledger", os.O_RDWR)
     signal.signal(signal.SIGIO, signal.SIG_IGN)
@@ -212,8 +213,8 @@ def test_slot_of_a_dead_process_covers_no_live_process(watched):
 
 @pytest.mark.parametrize(("exported_mib", "found"), [(900, []), (700, [MEMORY]), (0, [MEMORY]), (1 << 31, [])])
 def test_exports_of_a_dead_process_stay_charged(watched, exported_mib, found):
-    """A process exported memory and died, and another process that imported the memory still uses it. So the ledger
-    keeps the memory in the dead slot, at most as much as the dead process had.
+    """A process exported memory and died, but another process that imported the memory still uses it. So the memory
+    stays charged in the slot of the dead process, but at most as much as that process had.
     """
     watched.run(20, 900 * MIB)
     descriptors = [watched.charge(20, 0), watched.imported()]
@@ -243,7 +244,8 @@ def test_exported_memory_without_importers_covers_no_process(watched, slot, held
 
 @pytest.mark.parametrize("charged", [10228 * MIB, 1 << 62])
 def test_use_over_the_limit_is_reported_for_any_ledger(watched, charged):
-    """The tenant writes into its own live slot the true sum, which is over the limit, or any other value."""
+    """A container uses more than its limit. Its process writes the true sum or any other value into its own slot. In
+    both cases the use must be reported."""
     watched.run(20, 10228 * MIB)
     descriptor = watched.charge(20, charged)
     assert watched.look(2) == [MEMORY]

@@ -161,7 +161,7 @@ HOSTS: list[tuple[dict[str, str], dict[str, Any], list[str], bool]] = [
     (UBUNTU, {}, [], True),
     (UBUNTU, {"state": "absent"}, [], False),
     (UBUNTU, {}, [VERSION], False),
-    # The version of a configured interpreter is unknown until the host is read, so the plan does not refuse it.
+    # The version of a configured interpreter is unknown until the host is read, so the plan does not refuse the host.
     (UBUNTU, {"python": "/opt/python/bin/python3"}, [], False),
 ]
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that the module driver_choice reads also the installed packages of a host. It needs them to warn about packages
-that are missing for NVLink 5 switches.
+"""Tests that the module driver_choice also reads which packages a host has. With this list it warns about packages that
+are missing for NVLink 5 switches.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 from ansible_collections.vgpu.fleet.plugins.modules import driver_choice as module_under_test
 from doubles.host import host
 
-# A host of which the GPU and the InfiniBand device show that it has NVLink 5 switches.
+# A host with NVLink 5 switches, as its GPU and its InfiniBand device show.
 FILES = {
     "etc/os-release": 'ID=ubuntu\nVERSION_ID="24.04"\n',
     "sys/bus/pci/devices/0000:01:00.0/vendor": "0x10de",

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the module kube_claims with an API server in memory: it creates and removes the cluster's objects for GPUs by
-ResourceClaims, and refuses versions and rights that are not enough.
+ResourceClaims. It refuses a cluster whose Kubernetes is too old, and a user who lacks rights.
 """
 
 from __future__ import annotations

@@ -79,8 +79,8 @@ def test_value_that_needs_unread_facts_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("own", "most"),
     [
-        ("rack", 1),  # No default depends on it.
-        ("vgpu_devices", 1),  # No default of a role depends on it.
+        ("rack", 1),  # No default depends on the variable rack.
+        ("vgpu_devices", 1),  # No default of a role depends on vgpu_devices.
         ("mps_packages", 1),
         ("mps_resource", 40),
     ],

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the check of the variables before a run: every variable of the collection with a wrong value, a typing error in
-its name, and a right value.
+"""Tests the check of the variables before a run. Every variable of the collection is checked three times: with a wrong
+value, with a typing error in its name, and with a right value.
 
 The rows follow from the argument specifications and the table of group variables, so a new variable has rows at once.
 The wrong values follow from the documented type, not from the code that reads the variable.

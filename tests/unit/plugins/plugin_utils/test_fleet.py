@@ -14,7 +14,7 @@ from ansible_collections.vgpu.fleet.plugins.plugin_utils import fleet
 
 UUID = "GPU-a"
 IDS = [f"{UUID}::{number}" for number in range(2)]
-# The capacity of a node as the module reports it: one T4 with two slices, both advertised.
+# The capacity of a node as the module reports it: one T4 with two slices (parts of the GPU), both advertised.
 CAPACITY = {
     "ok": True,
     "shared": True,

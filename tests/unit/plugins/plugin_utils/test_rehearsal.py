@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the plan of a rehearsal, in which the playbooks run on simulated hosts with the inventory of a real fleet: the
-GPUs of each host, the simulated hosts, and the check that no variable leads to a real host or cluster.
+"""Tests the plan of a rehearsal. In a rehearsal the playbooks run on simulated hosts with the inventory of a real
+fleet. The plan has the GPUs of each host and the simulated hosts. It checks that no variable leads to a real host or
+cluster.
 """
 
 from __future__ import annotations

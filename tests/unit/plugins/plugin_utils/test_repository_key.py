@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the keys that sign NVIDIA's package repositories: which key each release has, the keys that the collection
-contains, and the keys that the controller refuses, because their fingerprint is not the expected one.
+"""Tests the keys that sign NVIDIA's package repositories: which key belongs to each release of a distribution, whether
+the keys in the collection are right, and that the controller refuses a key whose fingerprint is not the expected one.
 """
 
 from __future__ import annotations

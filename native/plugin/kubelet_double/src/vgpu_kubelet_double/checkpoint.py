@@ -52,7 +52,7 @@ def write(path: Path, held: list[Held], registered: dict[str, list[str]]) -> Non
         "RegisteredDevices": registered,
     }
     text = json.dumps({"Data": data, "Checksum": zlib.crc32(json.dumps(data, sort_keys=True).encode())})
-    # This also writes to a temporary file and renames it, as the kubelet's file store does.
+    # The file is replaced as by the kubelet's file store: a temporary file is written and renamed.
     fresh = path.with_name(f".{path.name}.new")
     fresh.write_text(text)
     os.chmod(fresh, 0o600)

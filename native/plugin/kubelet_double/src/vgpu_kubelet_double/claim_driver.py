@@ -148,7 +148,7 @@ class Driver:
                 self._stream = stub.NodeWatchResources(dra_health_pb2.NodeWatchResourcesRequest())
                 for one in self._stream:
                     self._health = {_key(device): _shown(device) for device in one.devices}
-            except (grpc.RpcError, ValueError):  # ValueError means that the channel was closed
+            except (grpc.RpcError, ValueError):  # ValueError means that the channel was closed.
                 pass
             self._health = {}
             self._closed.wait(STREAM_AGAIN_S)

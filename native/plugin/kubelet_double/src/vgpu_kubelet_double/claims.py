@@ -3,9 +3,9 @@
 1.36.
 
 It finds drivers by the sockets in ``plugins_registry``. It deletes the node's ResourceSlices when it starts, and the
-slices of a driver that has been gone for 30 s. It calls NodePrepareResources when a pod's sandbox is created, once for
-each claim while the process lives, never at a container's restart, and adds the response to its state file. It calls
-NodeUnprepareResources at the end of the last pod of a claim, even if that pod never started.
+slices of a driver that has been gone for 30 s. It calls NodePrepareResources when a pod's sandbox is created, and adds
+the response to its state file. It does so once for each claim while the process lives, and never at a container's
+restart. It calls NodeUnprepareResources at the end of the last pod of a claim, even if that pod never started.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Endpoint:
         self.options = self._stub.GetDevicePluginOptions(api.Empty(), timeout=CONNECT_S)
 
     def watch(self) -> None:
-        """Follows the stream of devices in a thread of its own until the stream ends."""
+        """Starts a thread that follows the plugin's stream of devices until the stream ends."""
         self._stream = self._stub.ListAndWatch(api.Empty())
         threading.Thread(target=self._follow, name=f"watch {self.resource}", daemon=True).start()
 
@@ -56,7 +56,7 @@ class Endpoint:
                 self.devices = {device.ID: device for device in answer.devices}
                 self._on_list(self)
         except grpc.RpcError:
-            pass  # the plugin ended or was replaced, so its devices are unhealthy from now on
+            pass  # The plugin ended or was replaced, so its devices are unhealthy from now on.
         self.stopped = True
 
     def stop(self) -> None:

@@ -56,8 +56,8 @@ class Manager(rpc.RegistrationServicer):
         self.lock = threading.RLock()
         self.endpoints: dict[str, Endpoint] = {}
         self.held: list[Held] = []
-        # Devices of deleted pods. The list is cleared when the next pod is admitted or PodResources is called. In the
-        # checkpoint file such devices stay until the file is written after that.
+        # Devices of deleted pods. As in the real kubelet, this list is cleared only when the next pod is admitted or
+        # PodResources is called. The checkpoint file still has these devices until it is next written after that.
         self._ended: list[Held] = []
         self._server: grpc.Server | None = None
 

@@ -30,7 +30,7 @@ class PodResources(rpc.PodResourcesListerServicer):
                     pod = answer.pod_resources.add(name=held.pod, namespace=held.namespace)
                     pods[held.pod_uid] = pod
                 if held.container == "init":
-                    continue  # the real kubelet lists only running containers, and init containers have ended by then
+                    continue  # The real kubelet lists only running containers, and init containers have ended by then.
                 container = pod.containers.add(name=held.container)
                 for node, ids in held.by_numa.items():
                     devices = container.devices.add(resource_name=held.resource, device_ids=ids)

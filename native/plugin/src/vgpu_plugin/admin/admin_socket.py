@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Unix socket over which vgpuctl sends requests to the device plugin. Only root may use it, and each connection
-carries one call.
+"""The Unix socket over which vgpuctl sends requests to the device plugin. Only root may use it. Each connection carries
+one call.
 
-It does not use gRPC: a second gRPC server would poll for calls every 200 ms, which is a quarter of an idle plugin's
-processor time, and vgpuctl would load all of gRPC for one request. The messages are those of admin.proto.
+The socket does not use gRPC, for two reasons. A second gRPC server would poll for calls every 200 ms, which is a
+quarter of an idle plugin's processor time. And vgpuctl would load all of gRPC for a single request.
 
-A call is the method's name, a line end, four bytes with the length of the message (big endian), and the message. The
-response is OK or the name of a gRPC status, a line end, the length, and a message or an error text.
+A request is the name of a method, a line end, the length of the message (four bytes, big endian), and the message. A
+response is OK or the name of a gRPC status, a line end, the length, and a message or an error text. The messages are
+defined in admin.proto.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ CODES = (
     (Unknown, "NOT_FOUND"),
 )
 MOST_CALLS = 4
-# Timeout for a client that sends nothing, maximum bytes of a method's name, and maximum bytes of a message.
+# The three limits: the timeout for a client that sends nothing, the maximum bytes of a method's name, and the maximum
+# bytes of a message.
 SILENT_S, LONGEST_NAME, LONGEST_CALL = 10.0, 64, 1 << 16
 AGAIN_S = 1.0
 EARLY = "new.sock"
@@ -53,7 +55,7 @@ log = logging.getLogger(__name__)
 
 
 class Fault(Exception):
-    """Raised if the plugin returns an error or does not respond. ``code`` is the name of a gRPC status."""
+    """Raised in vgpuctl if the plugin returns an error or does not respond. ``code`` is the name of a gRPC status."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
@@ -81,15 +83,15 @@ class Server:
         former = self._socket
         self._socket, self._served = _listen(self._path)
         with contextlib.suppress(OSError):
-            former.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in accept
+            former.shutdown(socket.SHUT_RDWR)  # Wakes the thread that waits in accept.
 
     def stop(self) -> None:
         """Accepts no more calls. It does not wait for calls in progress, because a lease may take most of a minute."""
         self._stopping.set()
         self._path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in accept
-        self._free.release()  # wakes the thread if it waits for one of the MOST_CALLS calls to end
+            self._socket.shutdown(socket.SHUT_RDWR)  # Wakes the thread that waits in accept.
+        self._free.release()  # Wakes the same thread if it waits for one of the MOST_CALLS calls to end.
         self._thread.join()
         self._socket.close()
 
@@ -133,8 +135,9 @@ class Server:
             self._free.release()
 
     def _end_unheard(self, answer: bytes) -> None:
-        """Ends a lease (slices reserved for this client) whose client is gone. To create a lease may take seconds, and
-        a client that was killed or gave up meanwhile cannot release it.
+        """Ends a lease (slices reserved for this client) if its client disconnected before it received the response.
+        Creating a lease may take seconds. A client that was killed or gave up meanwhile does not know its lease and
+        cannot release it.
         """
         lease = api.LeaseResponse.FromString(answer).allocation
         log.warning("lease %s ends now, because its client is gone", lease)
@@ -163,8 +166,8 @@ class Server:
 
 def _listen(path: Path) -> tuple[socket.socket, tuple[int, int]]:
     """Returns a listening socket, and the device and inode of its file. Raises OSError."""
-    # The socket listens before its file is renamed to the final name, so that a client that finds the file is served.
-    # The temporary name is not longer than the final one, because the length of a socket's path is limited (unix(7)).
+    # The socket listens before its file is renamed to the final name, so a client that finds the file is served. The
+    # temporary name is as long as the final one at most, because the length of a socket's path is limited (unix(7)).
     early = path.with_name(EARLY)
     early.unlink(missing_ok=True)
     out = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -224,7 +227,8 @@ def _frame(word: str, body: bytes) -> bytes:
 
 
 def _line(channel: socket.socket) -> str:
-    """Reads the text before the first line end. Raises OSError, or ValueError if the text is too long or not ASCII."""
+    """Reads a line and returns its text without the line end. Raises OSError, or ValueError if the text is too long or
+    not ASCII."""
     out = b""
     while not out.endswith(b"\n"):
         out += _exactly(channel, 1)

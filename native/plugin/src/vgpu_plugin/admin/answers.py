@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers the calls of vgpuctl: the service vgpu.v1.Admin, which admin_socket.py serves to root on this host."""
+"""Answers the calls of vgpuctl. The calls are the methods of the service vgpu.v1.Admin in admin.proto. admin_socket.py
+serves them to root on this host.
+"""
 
 from __future__ import annotations
 
@@ -24,22 +26,23 @@ from ..watch import setup as watch_setup
 from .containers import Containers
 from .resizing import Resizing
 
-# States of a slice (the part of a GPU that one container gets) as vgpuctl shows them. They differ from the health that
-# the kubelet sees: an allocated slice of a healthy GPU may be reported to the kubelet as Unhealthy.
+# States in which vgpuctl shows a slice (the part of a GPU that one container gets). The health that the kubelet sees is
+# a different value: for example, an allocated slice of a healthy GPU may be reported to the kubelet as Unhealthy.
 FREE, IN_USE, UNHEALTHY = "free", "in use", "unhealthy"
-# Fields of Gauges that are omitted from the response if the driver does not report them.
+# Fields of the message Gauges (current measurements of a GPU). A field is omitted from the response if the driver does
+# not report it.
 MAY_LACK = ("power_milliwatts", "sm_clock_mhz", "memory_clock_mhz", "ecc_corrected", "ecc_uncorrected")
 
 
 class Served(Protocol):
-    """This program's registrations with the kubelet, either for the resources or for the driver of claims."""
+    """What this program has registered with the kubelet: either its resources, or its driver for claims."""
 
     def state(self) -> tuple[bool, str]:
         """Returns whether the plugin is registered with the kubelet, and the last error if it is not."""
 
 
 class Admin:
-    # Both are set by assembly.py.
+    # The two attributes below are set by assembly.py after both objects exist.
     resizing: Resizing
     driver_limits: DriverLimits
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collects, for vgpuctl and Prometheus, the GPU usage of containers and the findings of the watcher, which looks for
-programs that bypass their limits.
+"""Collects data about containers for vgpuctl and Prometheus: their GPU usage, and the findings of the watcher, which
+looks for programs that bypass their limits.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the holder of a slice (a pod's container, a docker or podman container, or a program) by the name that vgpuctl
-slices and vgpuctl top print, or by a part of that name. No I/O.
+"""Finds the holder of a slice (a part of a GPU) by its name or by a part of the name. A holder is a pod's container, a
+docker or podman container, or a program. Its name is what vgpuctl slices and vgpuctl top print. No I/O.
 """
 
 from __future__ import annotations

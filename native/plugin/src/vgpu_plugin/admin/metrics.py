@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prometheus metrics of a node, for each GPU, slice and container, in bytes, seconds and ratios.
+"""Prometheus metrics of a node: for each GPU, for each slice (part of a GPU), and for each container. The units are
+bytes, seconds and ratios.
 
-The number of time series is limited by the GPUs and slices of the node, and the series of a container end with its
-allocation, so they do not grow over time.
+The number of time series is limited by the node's GPUs and slices. The series of a container end with the container's
+allocation, so the number does not grow over time.
 """
 
 from __future__ import annotations

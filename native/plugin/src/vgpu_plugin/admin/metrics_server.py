@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 
 
 class Server:
-    """``make`` returns the text of the metrics. If the address cannot be used yet, each call of ``renew``
-    tries again.
+    """Serves the metrics. ``make`` returns their text. If the address cannot be used yet, each call of ``renew`` tries
+    again.
     """
 
     def __init__(self, address: str, make: Callable[[], str]) -> None:
@@ -51,7 +51,7 @@ class Server:
         return [self._fault] if self._fault else []
 
     def renew(self) -> None:
-        """Starts listening if an earlier attempt failed. Raises OSError for an error that will not go away."""
+        """Starts listening if an earlier attempt failed. Raises OSError if the error is permanent."""
         if self._socket is not None:
             return
         try:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Implements vgpuctl resize, which changes the memory and the share of a running container: finds its allocation,
-resizes it, and writes the new size on its pod.
+"""Implements vgpuctl resize, which changes the GPU memory and the share of GPU time of a running container. It finds
+the container's allocation, resizes it, and writes the new size on the container's pod.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ class Resizing:
             raise Unknown(f"allocation {record.id} has no GPU {request.uuid}; it has {', '.join(uuids) or 'none'}")
         wanted = Wanted(request.memory_mib or None, cores)
         chosen = [request.uuid] if request.uuid else uuids
-        # The scheduler counts the sizes in the pod's annotations, so the new size of a pod that it planned must be
-        # written there.
+        # The scheduler adds up the sizes in the pods' annotations. So if the scheduler planned this pod, the new size
+        # must be written on the pod.
         planned = self._pods is not None and record.kind == KUBELET and sizing.SIZED in record.limits
         publish = self._publisher(record, uuids) if planned and self._resizer.promises(record) else None
         done = self._resizer.resize(record.id, dict.fromkeys(chosen, wanted), request.oom_killer, publish)
         return _answer(done, _pod(record, holders) or record.holder)
 
     def _record(self, what: str, holders: dict[str, Holder]) -> Record:
-        """Finds the allocation by its id, by one of its slices, or by the name of its holder. Raises Unknown,
-        BadRequest.
+        """Finds an allocation by its id, by one of its slices, or by the name of its holder, and returns its record.
+        Raises Unknown, BadRequest.
         """
         known = {one.id: one for one in self._resizer.known()}
         shown = {one.id: _pod(one, holders) or one.holder or f"{one.kind} {one.id}" for one in known.values()}
@@ -87,8 +87,8 @@ class Resizing:
         return f"{index}::{number}" if index is not None and number else slice_id
 
     def _publisher(self, record: Record, uuids: list[str]) -> Publish:
-        """Reads the pod of a record and returns a function that writes the new sizes on the pod. The function fails if
-        the pod was changed after it was read here. Raises PluginError.
+        """Reads the pod of a record, and returns a function that later writes the new sizes on the pod. That function
+        fails if the pod was changed after it was read here. Raises PluginError.
         """
         assert self._pods is not None
         pods, owner = self._pods, self._pods.owner(record)
@@ -103,8 +103,9 @@ class Resizing:
             )
 
         def publish(devices: list[Device], leaving: bool) -> None:
-            # A device with burst memory (memory above the guaranteed amount, while it is free) keeps its planned memory
-            # on the pod, because only the node needs the current limit.
+            # A device may have burst memory: memory above the guaranteed amount, which the container may use while it
+            # is free. The planned memory of such a device stays on the pod, because only the node needs its current
+            # limit.
             had = {one.uuid: one for one in planned.devices}
             kept = [had[one.uuid]._replace(cores=one.cores) if had[one.uuid].burst_mib else one for one in devices]
             after = sizing.with_part(plan, owner.container, kept)

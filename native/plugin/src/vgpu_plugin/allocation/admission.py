@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules that decide whether a container may have the slices (parts of GPUs) that it requests. Each rule takes plain
-values or a look-up function, does no I/O of its own, and raises the error that the kubelet shows on the pod.
+values or a look-up function, and does no I/O of its own. If the container is refused, the rule raises an error, which
+the kubelet shows on the pod.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ def refuse_outside(pieces: Iterable[Piece], used_outside: Callable[[str], bool])
 
 
 def refuse_several(pieces: list[Piece], config: dict[str, Any]) -> None:
-    """Raises Refused if a container requests several shared slices and NVIDIA's option failRequestsGreaterThanOne is
-    set.
+    """Raises Refused if a container requests several slices of shared GPUs and NVIDIA's option
+    failRequestsGreaterThanOne is set.
     """
     if len(pieces) < 2:
         return
@@ -66,8 +67,8 @@ def refuse_several(pieces: list[Piece], config: dict[str, Any]) -> None:
 
 
 def has_sized_neighbours(devices: Iterable[dict[str, Any]], records: Iterable[Record]) -> bool:
-    """Returns whether a container on these GPUs has its own size instead of its slice's size. Such a container was
-    resized, or was admitted with a requested size before the node's settings changed.
+    """Returns whether any container on these GPUs has a size that differs from the size of its slice. That is so if the
+    container was resized, or if it requested a size before the node's settings changed.
     """
     uuids = {one["uuid"] for one in devices}
     sized = (one.limits["devices"] for one in records if sizing.SIZED in one.limits)
@@ -80,8 +81,8 @@ def refuse_oversold(
     config: dict[str, Any],
     before: Mapping[str, sizing.Held],
 ) -> None:
-    """Raises Taken if a slice of the usual, equal size no longer fits, because containers with their own sizes hold too
-    much of its GPU. ``before`` maps GPU UUIDs to the memory and cores that containers hold.
+    """Raises Taken if a slice of the normal, equal size does not fit on its GPU, because containers with other sizes
+    hold too much of the GPU. ``before`` maps GPU UUIDs to the memory and cores that containers hold.
     """
     for one in devices:
         requested = Device(one["uuid"], one["memory_bytes"] // MIB, 0)
@@ -90,8 +91,8 @@ def refuse_oversold(
 
 
 def refuse_unnamed(gpus: Iterable[Gpu], uuids: Iterable[str], nodes: Callable[[Gpu, MigDevice], object]) -> None:
-    """Raises Refused for a MIG device that no CDI file can name. Without this check its container would fail to start
-    with a less helpful error. ``nodes`` finds the device nodes of a MIG device, or raises OSError.
+    """Raises Refused for a MIG device that cannot be named in a CDI file. Without this check its container would fail
+    to start, with a less helpful error. ``nodes`` returns the device nodes of a MIG device, or raises OSError.
     """
     for gpu in gpus:
         for mig in gpu.mig:

@@ -1,31 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of an allocation: /run/vgpu/allocations/<id>/
+"""Creates and removes the files of allocations. An allocation is the set of GPU slices that one container has. Its
+files are in the folder /run/vgpu/allocations/<id>/:
 
-    record                     a copy of the allocation's record, used if the file of all records is lost (recovery.py);
-                               an allocation without limits (whole GPUs) has only the file <id>.record and no folder
-    limits, gpu-<uuid>         the limits, and a page for each GPU; read by vgpu-arbiter (it divides the time of a GPU
-                               between containers), the watcher (it finds programs that bypass their limits) and
-                               vgpuctl; if limits change while the container runs, the file is changed in place
-    rw/ledger, rw/tenant       files that the container writes, and which are mounted into it: the ledger records its
-                               used GPU memory
-    ro/                        a folder that is mounted into the container as a whole, read-only: it has hard links to
-                               limits and gpu-<uuid>, ld.so.preload, and empty mount points for ledger and tenant
-    root                       a link to /run/vgpu/root, which all containers of the node mount read-only; its two empty
-                               folders are the mount points of ro and of the library. An older version made a folder
-                               here. The link of a claim points to /run/vgpu/claims, which has a mount point for each
-                               number: a container may have several claims, and one path can have only one mount
-    ld.so.preload              for containers of an older version, with mounts of single files (``old_mounts``)
+    record: a copy of the allocation's record, which is used if the file of all records is lost (recovery.py). An
+        allocation without limits (whole GPUs) has no folder, and only the file <id>.record.
+    limits: the limits that the library in the container enforces. If they change while the container runs, the file is
+        changed in place.
+    gpu-<uuid>: for each GPU one page, in which vgpu-arbiter (it divides a GPU's time between containers) writes whether
+        the container may launch kernels now. The watcher, which finds programs that bypass their limits, and vgpuctl
+        read these pages and the limits.
+    rw/ledger, rw/tenant: the files that the container writes. The ledger records the GPU memory that it uses.
+    ro/: a folder that is mounted into the container read-only. It has hard links to limits and gpu-<uuid>, the file
+        ld.so.preload, and empty files as mount points for ledger and tenant.
+    root: a link to /run/vgpu/root, which all containers of the node mount read-only. The two empty folders in it are
+        the mount points of ro and of the library. An older version created a folder instead of the link. For a claim
+        the link points to /run/vgpu/claims, which has a mount point for each share number, because a container may
+        have several claims and one path can have only one mount.
+    ld.so.preload: for containers of an older version, which mounted single files (``old_mounts``).
 
-A container gets folders and not single files as mounts, because it cannot rename a mount point, but could rename the
-folder that contains a mounted file.
+Folders are mounted and not single files. A container cannot rename a mount point, but it could rename the folder that
+contains a mounted file.
 
-vgpu-arbiter finds the folders here and writes the files gpu-<uuid> in place. It creates nothing.
+vgpu-arbiter only writes existing files gpu-<uuid>, in place. It creates no files.
 
-If a container engine starts a container before the files exist (docker after a boot), the engine creates a directory in
-place of each file. Every write here removes such a directory.
+A container engine may start a container before its files exist, for example docker after a boot. The engine then
+creates a directory in place of each file. So every write in this module removes such a directory first.
 
-``rw`` is a tmpfs of 1 MiB, so that a tenant (a container's user) who fills its writable files fills no other file
-system. It is not below ``ro``, because container runtimes bind a folder together with the mounts below it.
+``rw`` is a tmpfs of 1 MiB. So a tenant (a container's user) who fills its files fills no other file system. ``rw`` is
+not below ``ro``, because container runtimes bind a folder together with the mounts below it.
 """
 
 from __future__ import annotations
@@ -61,26 +63,28 @@ from ..node.paths import (
 from .records import Record
 
 RW_SIZE = 1 << 20
-# The copy of a record is <id>/record in the allocation's folder, or <id>.record if the allocation has no folder.
+# If an allocation has a folder, the copy of its record (all data about the allocation) is the file <id>/record.
+# Otherwise it is the file <id>.record.
 IN_FOLDER, ALONE = "/record", ".record"
-# The limits file of an allocation without a folder is <id>.limits. Only the driver enforces these limits.
+# If an allocation has no folder, its limits file is <id>.limits. In that case only the driver enforces the limits.
 LIMITS = ".limits"
 LIBRARY_FILE = "libvgpu.so"
-# The files in ``rw``, which the container writes. ``ro`` has an empty mount point for each.
+# The files in ``rw``, into which the container writes. For each of them ``ro`` has an empty file as mount point.
 WRITABLE = ("ledger", "tenant")
-# The folder of mount points that all containers of the node share. It is next to the folder of all allocations.
+# The folder of mount points that all containers of the node share. It is in the parent folder of the folder of all
+# allocations.
 ROOT = "root"
-# Target of the link ``root`` in each allocation.
+# The link ``root`` in each allocation points to this path.
 TO_ROOT = f"../../{ROOT}"
-# For claims: the folder of mount points, the ld.so.preload file of all containers with claims, and the number of mount
-# points.
+# Three values for claims: the folder of mount points, the ld.so.preload file of all containers with claims, and the
+# number of mount points.
 CLAIMS, CLAIMS_PRELOAD, MOST_CLAIMS = "claims", "claims.ld.so.preload", 256
-# Names of the empty folders in ``root``, which are the mount points of the library and of ``ro``.
+# Names of the two empty folders in ``root``. They are the mount points of the library and of ``ro``.
 PLACES = tuple(one.rpartition("/")[2] for one in (CONTAINER_LIBRARY_FOLDER, CONTAINER_SHARE))
-# Name prefix of the folders of slices for containers outside Kubernetes (static_slices.py). The ids of all other
-# allocations are hexadecimal, so they cannot have this prefix.
+# Prefix of the folder names of slices for containers outside Kubernetes (static_slices.py). All other allocations have
+# hexadecimal ids, which cannot begin with this prefix.
 STATIC = "slice-"
-# Sets the SELinux label of an open file, so that confined containers may use it.
+# Type of the function that sets the SELinux label of an open file. The label lets confined containers use the file.
 Label = Callable[[int], None]
 
 
@@ -135,32 +139,34 @@ class AllocationFiles:
         _removed(f"{self._root.parent}/{CLAIMS_PRELOAD}")
 
     def make(self, record: Record, new: bool = False) -> None:
-        """Creates every file of an allocation again. It may be repeated, but only while no container of the allocation
-        runs. ``new`` means that the kubelet has not yet received this allocation, so no container can have the mounts
-        of an older version and the files for such a container are left out. Raises OSError.
+        """Creates every file of an allocation again. It may be called repeatedly, but only while no container of the
+        allocation runs. ``new`` means that the kubelet has not yet received this allocation. Then no container can have
+        the mounts of an older version, so the files for such mounts are left out. Raises OSError.
         """
         # Paths are strings here instead of Path objects, because a dozen Path objects would take a third of the time of
         # an Allocate.
         root = str(self._root)
         folder = f"{root}/{record.id}"
         rw = f"{folder}/rw"
-        # Only root can open the files by this path, and containers get bind mounts of the files. So the ledger may be
-        # writable for every user that a container may run as.
+        # The mode of the ledger lets every user write it, because a container may run as any user. On the host only
+        # root can reach it, because the folder is closed to others; a container reaches it through a bind mount.
         try:
             fresh = _made(folder)
-        except FileNotFoundError:  # the folder of all allocations is missing, for example because /run was emptied
+        except FileNotFoundError:  # The folder of all allocations is missing, for example because /run was emptied.
             self.prepare()
             fresh = _made(folder)
         if _made(rw) or not self._mounter.is_mount(Path(rw)):
             self._mounter.mount_tmpfs(Path(rw), RW_SIZE)
         uuids = [device["uuid"] for device in record.limits["devices"]]
         if not fresh:
-            # The files are removed to make room, because the previous container may have filled the tmpfs through them.
+            # The existing files are removed first, because the previous container may have filled the tmpfs through
+            # them.
             for name in WRITABLE:
                 _removed(f"{rw}/{name}")
             _removed(f"{folder}/ro")
-        # No process has opened a file of a new folder, so the files are written in place. The arbiter and the watcher
-        # read the limits first, so the limits are written last and in one step.
+        # In a new folder no process can have opened a file, so the files are written in place. In an existing folder
+        # they are replaced. The limits file is written last and in one step, because the arbiter and the watcher read
+        # it first.
         write, label = _write if fresh else _replace, self._label
         if not new:
             if not record.id.startswith(STATIC):
@@ -182,12 +188,13 @@ class AllocationFiles:
         return not (there and (not record.claim or self._has_claims()))
 
     def mend(self, record: Record) -> None:
-        """Creates the missing files again. Existing files stay, because a container may have them mounted. Raises
-        OSError.
+        """Creates the missing files of an allocation again. Existing files stay, because a container may have them
+        mounted. Raises OSError.
         """
         folder, label = f"{self._root}/{record.id}", self._label
         if not os.path.isfile(f"{folder}/rw/ledger"):
-            # The ledger (the container's account of used GPU memory) is gone, so no state is worth keeping.
+            # The ledger (the container's account of used GPU memory) is missing, so no data of the folder is worth
+            # keeping.
             self.make(record)
             return
         uuids = [device["uuid"] for device in record.limits["devices"]]
@@ -201,8 +208,8 @@ class AllocationFiles:
         self.make_share(record)
 
     def make_share(self, record: Record) -> None:
-        """Creates the missing files of ``ro`` and the link ``root``, for example in a folder of an older version. It
-        may be called while a container runs. Raises OSError.
+        """Creates the missing files of ``ro`` and the link ``root``. They are missing, for example, in a folder that an
+        older version created. It may be called while a container runs. Raises OSError.
         """
         folder = f"{self._root}/{record.id}"
         share, label = f"{folder}/ro", self._label
@@ -236,8 +243,9 @@ class AllocationFiles:
 
     @staticmethod
     def _lead_to_root(path: str, root: str) -> None:
-        """Creates the allocation's link to its root folder, through which the watcher and an older version find a
-        container's mounts. A complete folder of an older version is kept, because a container may have it mounted.
+        """Creates the link ``root`` of an allocation. Through this path the watcher and an older version find a
+        container's mounts. If an older version created a complete folder at this path, the folder is kept, because a
+        container may have it mounted.
         """
         try:
             os.symlink(root, path)
@@ -247,9 +255,9 @@ class AllocationFiles:
                 os.symlink(root, path)
 
     def keep_record(self, record: Record) -> None:
-        """Writes the copy of a record into the allocation's folder, or as a file of its own if the allocation has no
-        limits and so no folder. Errors are ignored, because the copy is only a backup and its reader skips a truncated
-        file.
+        """Writes the copy of a record into the allocation's folder. If the allocation has no limits, it has no folder,
+        and the copy is a file of its own. Errors are ignored, because the copy is only a backup, and its reader skips a
+        truncated file.
         """
         path, words = f"{self._root}/{record.id}{IN_FOLDER if record.limits else ALONE}", _words(record)
         with contextlib.suppress(OSError):
@@ -259,22 +267,23 @@ class AllocationFiles:
                 _replace(path, words, 0o600, None)
 
     def keep_limits(self, allocation: str, limits: Mapping[str, Any]) -> None:
-        """Writes the limits of an allocation without a folder, which only the driver enforces. The hook that sets them
-        finds them through the record that the container mounts. Raises OSError.
+        """Writes the limits file of an allocation without a folder, whose limits only the driver enforces. The CDI hook
+        that sets these limits finds the file through the record that the container mounts. Raises OSError.
         """
         _replace(f"{self._root}/{allocation}{LIMITS}", abi_files.pack_limits(limits), 0o400, None)
 
     def lone_mount(self, record: Record) -> list[tuple[str, str, bool]]:
-        """Returns the mount by which the hook (it sets the driver's limits when a container starts) finds the
-        allocation of a container without a folder. The list is empty if the driver does not limit this allocation.
+        """Returns the mount for a container whose allocation has no folder. By this mount the CDI hook, which sets the
+        driver's limits when a container starts, finds the allocation. The list is empty if the driver does not limit
+        this allocation.
         """
         path = f"{self._root}/{record.id}"
         there = not record.limits and os.path.isfile(path + LIMITS)
         return [(CONTAINER_ALLOCATION, path + ALONE, True)] if there else []
 
     def record(self, allocation: str) -> Record | None:
-        """Returns the copy of a record, updated with the limits of the current limits file. Returns None if the copy
-        cannot be read.
+        """Reads the copy of a record, and returns it with the limits of the current limits file. Returns None if the
+        copy cannot be read.
         """
         folder = f"{self._root}/{allocation}"
         try:
@@ -305,8 +314,8 @@ class AllocationFiles:
                 (f"{share}/tenant", f"{folder}/rw/tenant", False),
                 (CONTAINER_PRELOAD, f"{self._root.parent}/{CLAIMS_PRELOAD}", True),
             ]
-        # The library is mounted from the folder of its version. If ``current`` were mounted, a restart of the container
-        # could change the version.
+        # The library is mounted from the folder of its version. A mount of the link ``current`` could give the
+        # container another version after a restart.
         return [
             (CONTAINER_ROOT, f"{folder}/root", True),
             (CONTAINER_LIBRARY_FOLDER, record.library, True),
@@ -317,8 +326,8 @@ class AllocationFiles:
         ]
 
     def old_mounts(self, record: Record) -> list[tuple[str, str, bool]]:
-        """Returns the mounts of a container that an older version admitted, which mounted single files instead of
-        folders.
+        """Returns the mounts of a container that an older version admitted. That version mounted single files instead
+        of folders.
         """
         folder = f"{self._root}/{record.id}"
         return [
@@ -334,7 +343,7 @@ class AllocationFiles:
         ]
 
     def has_copy(self, record: Record) -> bool:
-        """Returns whether the copy of the record of an allocation without limits exists."""
+        """Returns whether an allocation without limits has the copy of its record."""
         return os.path.isfile(f"{self._root}/{record.id}{ALONE}")
 
     def remove(self, allocation: str) -> None:
@@ -374,11 +383,12 @@ class AllocationFiles:
         )
 
     def present(self) -> list[str]:
-        """Returns the ids of the allocations that have a folder, or only the copy of a record."""
+        """Returns the ids of all allocations on the host: those with a folder, and those of which only the copy of the
+        record exists."""
         return [one for one in self._names() if not one.startswith(STATIC)]
 
     def static(self) -> list[str]:
-        """Returns the names of the folders of slices for containers outside Kubernetes."""
+        """Returns the folder names of the slices for containers outside Kubernetes."""
         return [one for one in self._names() if one.startswith(STATIC)]
 
     def _names(self) -> list[str]:
@@ -503,18 +513,18 @@ def _made(folder: str) -> bool:
 
 
 def _replace(path: str, data: bytes, mode: int, label: Label | None, size: int | None = None) -> None:
-    """Replaces a file with a new one, so that a container that has the old file mapped keeps the old content. ``size``
-    is the size of the new file, in which the bytes after ``data`` are zero.
+    """Replaces a file with a new file. A container that has the old file mapped keeps the old content. ``size`` is the
+    size of the new file, in which all bytes after ``data`` are zero.
     """
     fresh = path + ".new"
     try:
         _write(fresh, data, mode, label, size)
-    except FileExistsError:  # left by a killed program, or created by a tenant
+    except FileExistsError:  # A killed program left the file, or a tenant created it.
         _removed(fresh)
         _write(fresh, data, mode, label, size)
     try:
         os.replace(fresh, path)
-    # a container engine created this folder, because it started a container before the files existed
+    # A container engine created a folder at this path, because it started a container before the files existed.
     except IsADirectoryError:
         _removed(path)
         os.replace(fresh, path)
@@ -530,7 +540,7 @@ def _write(path: str, data: bytes, mode: int, label: Label | None, size: int | N
             view = view[os.write(descriptor, view) :]
         if size is not None:
             os.ftruncate(descriptor, size)
-        # The mode is set after the file was created, because os.open would clear the bits of the process's umask.
+        # The mode is set by a separate call, because os.open would clear the bits of the process's umask.
         if mode != 0o600:
             os.fchmod(descriptor, mode)
         if label is not None:

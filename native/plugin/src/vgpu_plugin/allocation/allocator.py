@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers the kubelet's calls Allocate and PreStartContainer: turns the ids of slices (parts of GPUs) into the files,
-mounts and environment of a container. admission.py decides which requests are refused, sizer.py which size a pod gets,
-and answer.py what the container sees.
+"""Answers the kubelet's calls Allocate and PreStartContainer. It turns the ids of slices (parts of GPUs) into the
+files, mounts and environment of a container. Such an allocation is saved as a record (records.py).
+
+admission.py decides which requests are refused, sizer.py which size a pod gets, and answer.py what the container sees.
 """
 
 from __future__ import annotations
@@ -34,19 +35,20 @@ log = logging.getLogger(__name__)
 
 
 class OutsideUse(Protocol):
-    """The slices that containers outside Kubernetes use, for example containers of podman (static_slices.py)."""
+    """Interface to the slices that containers outside Kubernetes use, for example containers of podman
+    (static_slices.py)."""
 
     def poll_slice(self, slice_id: str) -> bool:
         """Returns whether a container outside Kubernetes uses the slice now."""
 
     def deny(self, slice_ids: tuple[str, ...], denied: bool) -> None:
-        """If ``denied``, forbids containers outside Kubernetes to use these slices, which were allocated. Otherwise
-        allows it again.
+        """If ``denied`` is true, forbids containers outside Kubernetes to use these slices, because they were
+        allocated. Otherwise permits it again.
         """
 
 
 class NoOutsideUse:
-    """Used on a node that offers no slices to containers outside Kubernetes."""
+    """Takes the place of OutsideUse on a node that offers no slices to containers outside Kubernetes."""
 
     def poll_slice(self, slice_id: str) -> bool:
         return False
@@ -81,14 +83,15 @@ class Allocator:
         # Prevents containers inside and outside Kubernetes from using the same slice at the same time
         # (static_slices.py).
         self.outside: OutsideUse = NoOutsideUse()
-        # Whether the kubelet has called GetPreferredAllocation. A kubelet before 1.19 does not have that call.
+        # True once the kubelet has called GetPreferredAllocation. A kubelet before 1.19 does not have that call.
         self.kubelet_asks = False
         # Decides whether the library or the driver enforces memory limits, and which CDI hooks a container gets.
         self.enforcement = enforcement.none(paths)
         # Clears the driver's limits of an allocation. It does nothing on a node where the driver enforces no limits.
         self.clear_limits: Callable[[str], None] = lambda _allocation: None
         self._library = CurrentLibrary()
-        # UUID → the settings and the GPU from which the flags of the limits file were computed, and these flags.
+        # Cache of the flags for limits files: UUID → the settings and the GPU from which the flags were computed, and
+        # the flags.
         self._flags: dict[str, tuple[Settings, Gpu, dict[str, Any]]] = {}
 
     def configure(self, settings: Settings, driver: DriverFiles) -> None:
@@ -141,8 +144,8 @@ class Allocator:
                 raise
 
     def _given(self, ids: list[str], pieces: list[Piece]) -> tuple[list[str], list[Piece]]:
-        """Returns the slices to allocate for the ids that the kubelet chose. They are other slices if this kubelet
-        cannot spread its pods over the GPUs itself (substitution.py).
+        """Returns the slices to allocate for the ids that the kubelet chose. Normally they are the slices with these
+        ids. A kubelet before 1.19 cannot spread its pods over the GPUs, so it may get other slices (substitution.py).
         """
         if any(piece.mode != VCUDA for piece in pieces):
             return ids, pieces
@@ -164,8 +167,8 @@ class Allocator:
     def _record(
         self, kind: str, ids: list[str], given: list[str], pieces: list[Piece], at_most: AtMost | None
     ) -> Record:
-        """Returns a new record, which is not saved yet. ``ids`` are the ids that the kubelet requested, and ``given``
-        the slices allocated for them.
+        """Returns a new record, and does not save it. ``ids`` are the ids that the kubelet requested, and ``given`` the
+        slices that were allocated for them.
         """
         devices = limit_devices(pieces, self.settings, len(self.pool.gpus))
         if at_most is not None:
@@ -176,7 +179,7 @@ class Allocator:
             return record
         limits = self._limits(record.id, devices)
         if self.settings.requested and kind == KUBELET:
-            # every memory allocation is denied until the size is known, when the container starts
+            # The container's size is decided only when it starts. Until then every memory allocation is denied.
             limits["deny"] = True
         elif self.settings.requested or admission.has_sized_neighbours(devices, self.records.all()):
             admission.refuse_oversold(devices, self.pool.gpu, self.settings.config, self.sizer.held(ids))
@@ -211,8 +214,8 @@ class Allocator:
             raise
 
     def asked_for_preference(self) -> None:
-        """Remembers that the current kubelet asks the plugin for a preferred allocation. From then on the slices that
-        the kubelet names are used.
+        """Notes that the current kubelet asks the plugin for a preferred allocation. From then on the kubelet gets
+        exactly the slices that it names.
         """
         if self.settings.legacy_preferred and not self.kubelet_asks:
             log.warning("legacyPreferred has no effect, because this kubelet calls GetPreferredAllocation")
@@ -224,9 +227,7 @@ class Allocator:
         return {"allocation": allocation, "devices": devices, **self._flags_of(gpus)}
 
     def _keep_limits(self, record: Record, pieces: list[Piece]) -> None:
-        """Writes the limits of a container that only the driver limits, because its GPUs are not shared by
-        the library.
-        """
+        """Writes the limits of a container that only the driver limits, because the library does not share its GPUs."""
         if record.limits or not self.enforcement.by_driver:
             return
         offered = [piece.uuid for piece in self.pool.slices]
@@ -243,8 +244,8 @@ class Allocator:
             ) from fault
 
     def _flags_of(self, gpus: list[Gpu]) -> dict[str, Any]:
-        """Returns the flags of the limits file. They are cached, because computing them takes long and they are equal
-        for all slices of a GPU until the settings or the GPU change.
+        """Returns the flags of the limits file. They are cached, because their computation is slow and their values are
+        the same for all slices of a GPU until the settings or the GPU change.
         """
         if len(gpus) > 1:
             return self.settings.limit_flags(gpus)
@@ -270,11 +271,12 @@ class Allocator:
             ) from fault
 
     def prestart(self, ids: list[str]) -> None:
-        """Creates the files of an allocation again before its container starts, because /run is empty after a reboot,
-        and because a restarted container starts with zero usage.
+        """Creates the files of an allocation again before its container starts. There are two reasons: after a reboot
+        /run is empty, and a restarted container starts with zero usage.
 
-        Several records may hold the same slices (an init container and a container of one pod). Only one of these
-        containers runs at a time, and the call does not tell which one starts, so the files of all are created.
+        Several records may hold the same slices, for example those of an init container and of a container of one pod.
+        Only one of these containers runs at a time, and the call does not tell which one starts, so the files of all
+        are created.
         """
         with self.lock:
             self.pool.refuse_unhealthy(ids)
@@ -290,7 +292,7 @@ class Allocator:
                     f"slices {', '.join(ids)}: neither {self._paths.records} nor the kubelet's checkpoint contains "
                     "an allocation of these slices; delete the pod so that it is admitted again"
                 )
-        for record in records:  # without the lock, because the API server is asked here
+        for record in records:  # The lock is not held here, because the API server is asked.
             if record.limits.get("deny"):
                 self.sizer.size(record)
             elif record.limits:
@@ -307,7 +309,7 @@ class Allocator:
                     self.make_again(record)
 
     def make_again(self, record: Record) -> None:
-        """Creates the files of an allocation again before its container starts. Raises Refused, NotNow."""
+        """Creates the files of one allocation again before its container starts. Raises Refused, NotNow."""
         if not (Path(record.library) / LIBRARY_FILE).is_file():
             raise Refused(
                 f"allocation {record.id}: {record.library}/{LIBRARY_FILE} is gone, and the container mounts "

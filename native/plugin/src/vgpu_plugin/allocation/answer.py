@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the response for an allocation: the mounts, environment variables and devices that its container gets."""
+"""Builds the response to an Allocate request: the mounts, environment variables and devices that a container gets."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ class Answers:
         self._files = files
 
     def of(self, record: Record, pieces: list[Piece], settings: Settings, hand_over: HandOver) -> Answer:
-        """Returns the response for a record. Raises Refused if a device has no name by which the container's runtime
-        could provide it.
+        """Returns the response for a record (the saved data of an allocation). Raises Refused if a device has no name
+        by which the container's runtime could provide it.
         """
         envs: dict[str, str] = {}
         annotations: dict[str, str] = {}
         mounts: list[tuple[str, str, bool]] = []
         if record.limits:
-            # The driver capability ``video`` is withheld, because the memory that video engines use is not counted
-            # against the limit.
+            # Containers do not get the driver capability ``video``, because the memory that video engines use is not
+            # counted against the limit.
             envs["NVIDIA_DRIVER_CAPABILITIES"] = "compute,utility"
-            # The plugin reads these UUIDs from the kubelet's checkpoint to rebuild a lost record. They are written
-            # here, because no mount contains them.
+            # The UUIDs of the GPUs are part of the response, because no mount contains them. If a record is lost, the
+            # plugin reads them from the kubelet's checkpoint, which has a copy of the response.
             annotations[DEVICES_ANNOTATION] = ",".join(device["uuid"] for device in record.limits["devices"])
             mounts += self._files.expected_mounts(record)
         mounts += self._files.lone_mount(record)

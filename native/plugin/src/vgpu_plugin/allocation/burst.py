@@ -3,10 +3,12 @@
 promised to others.
 
 A pod may be promised less than its limit (``pods/burst`` of the shared modules). The promises decide whether a new
-container fits on a GPU. The current limits of all containers of a GPU together never exceed the GPU's memory. So the
-current limit of a container lies between its promise and the pod's limit; it is set by a resize (resizer.py), and is
-lowered before another container gets its promised memory. Memory in use is taken back only if the slice has an OOM
-killer, which kills processes above the limit; otherwise the new container waits.
+container fits on a GPU. The current limits of all containers of a GPU never add up to more than the GPU's memory. So
+the current limit of a container lies between its promise and the pod's limit.
+
+A resize (resizer.py) sets the current limit, and lowers it before another container gets its promised memory. If that
+memory is in use, it is taken back only from a slice with an OOM killer, which kills processes above the limit.
+Otherwise the new container waits.
 """
 
 from __future__ import annotations
@@ -28,16 +30,17 @@ from .resizer import Resizer, Wanted
 from .sizer import Sizer
 from .sizing import Bounds
 
-# About every ten seconds the kubelet tries again to start a container whose promised memory is still in use. If it does
-# not try again within this time, no memory is kept free for that container any longer.
+# Time for which memory is kept free for a waiting container. If its promised memory is still in use, the kubelet tries
+# again about every ten seconds to start the container. If it stops trying, the memory is free for others after this
+# time.
 PATIENCE_S = 60.0
 
 log = logging.getLogger(__name__)
 
 
 class Holder(NamedTuple):
-    """The bounds (promised memory and limit) and the usage of one container on one GPU, in MiB. Its current limit is
-    never set below ``used``.
+    """One container on one GPU, in MiB: its bounds (promised memory and maximum limit) and its usage. Its current limit
+    is never set below ``used``.
     """
 
     bounds: Bounds
@@ -45,16 +48,17 @@ class Holder(NamedTuple):
 
 
 def spread(room: int, holders: Sequence[Holder]) -> list[int]:
-    """Returns the current limit of each holder, in MiB. A holder gets its promise and an equal part of ``room`` (the
-    MiB of the GPU that nobody was promised), but not more than its own limit. A holder that already uses more keeps
-    what it uses, and the others share the rest.
+    """Returns the current limit of each holder, in MiB. A holder gets its promise and an equal part of ``room``, the
+    MiB of the GPU that no container was promised. It never gets more than its maximum limit. A holder that already uses
+    more than this keeps what it uses, and the others share the rest.
     """
     kept: dict[int, int] = {}
     while True:
         free = max(0, room - sum(used - holders[n].bounds.promised for n, used in kept.items()))
         out = dict(kept)
         rest = [n for n in range(len(holders)) if n not in kept]
-        # Holders that can use least are served first, so that the part that they cannot use goes to the others.
+        # The holders that can use the least extra memory come first, so that the part that they cannot use goes to the
+        # others.
         for count, n in enumerate(sorted(rest, key=lambda n: holders[n].bounds.above)):
             more = min(holders[n].bounds.above, free // (len(rest) - count))
             out[n] = holders[n].bounds.promised + more
@@ -66,8 +70,8 @@ def spread(room: int, holders: Sequence[Holder]) -> list[int]:
 
 
 class _Slice(NamedTuple):
-    """The records of one pod that share slices of one GPU: an init container and the containers that run after it. The
-    fields are the largest values of these records, because only one container runs at a time.
+    """All records of one pod that share slices of one GPU: an init container and the containers that run after it. Only
+    one of these containers runs at a time, so each field is the largest value of the records.
     """
 
     records: tuple[Record, ...]
@@ -98,13 +102,13 @@ class Burst:
         self._resizer = resizer
         self._now = now
         self._one_at_a_time = threading.Lock()
-        # Allocations that wait for their promised memory: allocation id → (GPU UUID → promise and limit, time at which
+        # Allocations that wait for their promised memory. Allocation id → (GPU UUID → promise and limit, time at which
         # the wait expires).
         self._waiting: dict[str, tuple[dict[str, Bounds], float]] = {}
 
     def waits_for(self, uuid: str, without: str = "") -> int:
-        """Returns the MiB of a GPU that were promised to waiting containers, so that no other container may use them as
-        burst memory.
+        """Returns how many MiB of a GPU were promised to waiting containers. No other container may use them as burst
+        memory.
         """
         with self._records.lock:
             return sum(
@@ -115,9 +119,9 @@ class Burst:
         return [entry for entry in self._waiting.items() if entry[1][1] > self._now()]
 
     def give_back(self, allocation: str, wanted: Mapping[str, Bounds], promised: bool = True) -> None:
-        """Lowers burst limits so that an allocation can get its promised memory. Only free memory is taken back, and
-        memory that a slice's OOM killer frees. If that is not enough, the allocation waits, and until then no burst
-        limit is raised. If ``promised`` is False, no process is killed.
+        """Lowers the current limits of other containers so that an allocation can get its promised memory. It takes
+        back free memory, and if ``promised`` is true, also memory that a slice's OOM killer frees by killing processes.
+        If that is not enough, the allocation waits. Until the wait ends, no current limit is raised into that memory.
         """
         with self._records.lock:
             if not self._bursts():
@@ -128,7 +132,7 @@ class Burst:
             self._share_out(uuid, kills=(False, True) if promised else (False,))
 
     def done(self, allocation: str) -> None:
-        """Ends the wait of an allocation, because it has its promised memory or no longer needs it."""
+        """Ends the wait of an allocation. Called when it has its promised memory or no longer needs it."""
         with self._records.lock:
             self._waiting.pop(allocation, None)
 
@@ -155,22 +159,22 @@ class Burst:
                     others = self._sizer.others(())
                     slices_of = self._slices(uuid, others)
                     targets = self._targets(uuid, others, slices_of, kill) if slices_of else []
-                # Limits that shrink are set first, because the limits that grow use the freed memory.
+                # Limits that shrink are set first, because limits that grow use the memory that becomes free.
                 for shrinks in (True, False):
                     for one, target in zip(slices_of, targets, strict=True):
                         if target != one.now and (target < one.now) == shrinks:
                             self._set(one, uuid, target)
 
     def _targets(self, uuid: str, others: Sequence[Record], slices_of: Sequence[_Slice], kill: bool) -> list[int]:
-        """Returns the new limit of each slice. With ``kill``, limits of slices with an OOM killer may be set below
-        their usage, but only as far as other containers wait for memory.
+        """Returns the new limit of each slice. If ``kill`` is true, the limit of a slice with an OOM killer may be set
+        below its usage, but only as far as other containers wait for memory.
         """
         gpu = self._pool.gpu(uuid)
         promised = sizing.held(others, promised=True).get(uuid, sizing.Held()).memory_mib
         comers = [Holder(wanted[uuid]) for _one, (wanted, _until) in self._waits() if uuid in wanted]
         room = sizing.room_mib(gpu, self._sizer.settings.config) - promised - sum(one.bounds.promised for one in comers)
-        # While no container waits, the limits of slices with an OOM killer are not lowered, because their programs
-        # could allocate memory a moment later and would be killed.
+        # The limit of a slice with an OOM killer is lowered only while a container waits. Otherwise a program could
+        # allocate memory a moment later and would be killed without need.
         floors = [one.now if one.kills and not comers else one.used for one in slices_of]
         if kill and room < sum(max(0, used - one.bounds.promised) for one, used in zip(slices_of, floors, strict=True)):
             floors = [0 if one.kills else used for one, used in zip(slices_of, floors, strict=True)]
@@ -213,5 +217,6 @@ class Burst:
             try:
                 self._resizer.resize(record.id, {uuid: Wanted(mine, burst=True)}, waits=False)
             except PluginError as fault:
-                # The container allocated more memory meanwhile, or is ending. The next poll sees its new state.
+                # The new limit was refused, because the container allocated more memory meanwhile or is ending. The
+                # next poll sees its new state.
                 log.info("allocation %s: its burst limit of GPU %s is not %d MiB: %s", record.id, uuid, mine, fault)

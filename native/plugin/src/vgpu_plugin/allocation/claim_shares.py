@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares of claims (Dynamic Resource Allocation): each request of a claim gets a record and files, which are created
-once and kept until the kubelet unprepares the claim.
+"""Shares of claims (Dynamic Resource Allocation). Each request of a claim gets a record (its saved data) and files.
+They are created once, and are kept until the kubelet unprepares the claim.
 
 The cluster's scheduler allocated the requested shares, but it may be wrong, for example after a pod was deleted by
-force or with two schedulers. So the node checks again whether the shares fit, next to the containers of the device
-plugin, leases and other claims. Each share takes a free slice of its GPU, so that the device plugin cannot allocate the
-same slice.
+force, or if two schedulers run. So the node checks again whether the shares fit next to everything else on the GPU:
+containers of the device plugin, leases and other claims.
+
+Each share takes a free slice of its GPU, so that the device plugin cannot allocate the same slice.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Wanted:
-    """One request of a claim. ``parts`` are (UUID of the device, MiB, percent of the SMs), where None as MiB or percent
-    means all of the device. ``flags`` are written into the limits file.
+    """One request of a claim. ``parts`` are (UUID of the device, MiB, percent of the SMs); None as MiB or percent means
+    all of the device. ``flags`` are written into the limits file.
     """
 
     request: str
@@ -42,8 +43,8 @@ class Wanted:
 
 
 def allocation_id(uid: str, request: str) -> str:
-    """Returns an allocation id that depends only on the claim and the request, so that it is the same after a reboot or
-    after the record was lost.
+    """Returns an allocation id that is computed from the claim and the request only. So it is the same after a reboot,
+    and after the record was lost.
     """
     return hashlib.sha256(f"{uid}/{request}".encode()).hexdigest()[:16]
 
@@ -63,9 +64,9 @@ class ClaimShares:
     def prepare(
         self, uid: str, holder: str, wanted: Sequence[Wanted], publish: Callable[[list[Record]], None]
     ) -> list[Record]:
-        """Returns the record of each request, and creates its files. If one request fails, all allocations created by
-        this call are ended. Existing files are kept, because containers may have them mounted. ``publish`` passes the
-        records to the container runtime. Raises PluginError.
+        """Returns the record of each request, and creates its files. Existing files are kept, because containers may
+        have them mounted. ``publish`` writes the records into a CDI file for the container runtime. If one request
+        fails, all allocations created by this call are ended. Raises PluginError.
         """
         made: list[Record] = []
         with self._allocator.lock:
@@ -80,8 +81,8 @@ class ClaimShares:
         return records
 
     def _end_others(self, uid: str, wanted: Sequence[Wanted]) -> None:
-        """Ends allocations that remain from an earlier allocation of the claim: a claim that a user created outlives
-        its pods, and the scheduler may allocate other devices to it.
+        """Ends allocations that the same claim had before. A claim that a user created outlives its pods, so the
+        scheduler may allocate other devices to it later.
         """
         now = {one.request: one for one in wanted}
         for record in self.of(uid):
@@ -117,7 +118,7 @@ class ClaimShares:
         return record
 
     def _make_whole(self, record: Record) -> None:
-        """Creates the missing files of a record again; after a reboot all files are missing."""
+        """Creates the missing files of a record again. After a reboot all files are missing."""
         if not (Path(record.library) / LIBRARY_FILE).is_file():
             raise Refused(
                 f"allocation {record.id}: {record.library}/{LIBRARY_FILE} is gone, and containers of the claim mount "
@@ -154,7 +155,8 @@ class ClaimShares:
         return replace(record, limits=limits, cores=promised, library=library, number=self._number())
 
     def _devices(self, wanted: Wanted) -> list[dict[str, Any]]:
-        """Returns the devices for the limits file. If two parts are on one device, their sizes are added up."""
+        """Returns the devices for the limits file. If two parts are on one device, the device has the sum of their
+        sizes."""
         out: dict[str, dict[str, Any]] = {}
         for uuid, mib, cores in wanted.parts:
             device = out.setdefault(uuid, {"uuid": uuid, "memory_bytes": 0, "sm_percent": 0})
@@ -163,8 +165,8 @@ class ClaimShares:
         return list(out.values())
 
     def _promised(self, wanted: Wanted) -> dict[str, int]:
-        """Returns GPU UUID → promised percent of the SMs, where the parts of one device are added up. The result is
-        empty on a node with equal slices, because there the percent is only a limit.
+        """Returns GPU UUID → promised percent of the SMs. If several parts are on one device, their percents are added
+        up. The result is empty on a node with equal slices, because there the percent is only a limit.
         """
         out: dict[str, int] = {}
         for uuid, _mib, percent in wanted.parts if self._allocator.settings.requested else ():
@@ -220,7 +222,7 @@ class ClaimShares:
         return ended
 
     def restore(self) -> list[str]:
-        """Creates the missing files of all claims. Called once when the plugin starts. Returns an error message for
+        """Called once when the plugin starts: creates the missing files of all claims. Returns an error message for
         each share whose files cannot be created.
         """
         faults = []

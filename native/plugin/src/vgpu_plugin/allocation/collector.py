@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends allocations that the kubelet no longer knows, and removes folders of allocations without a record."""
+"""Ends allocations that the kubelet no longer knows, and removes the folders of allocations without a record. The
+kubelet's checkpoint, the file in which it saves its allocations, shows which ones it knows.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +16,20 @@ from .allocation_files import AllocationFiles
 from .allocator import Allocator
 from .records import KUBELET
 
-# Time for which an allocation must be missing before it is ended. It is this long because the kubelet writes its
-# checkpoint only after it has admitted the whole pod.
+# Time for which an allocation must be missing in the checkpoint before it is ended. It is this long because the kubelet
+# writes its checkpoint only after it has admitted the whole pod.
 GRACE_S = 60.0
-# Pause between two attempts to make the kubelet write its checkpoint; the pause is doubled after each attempt without
-# effect.
+# The first and the longest pause between two attempts to make the kubelet write its checkpoint. The pause is doubled
+# after each attempt without effect.
 FIRST_REQUEST_S, LAST_REQUEST_S = 10.0, 300.0
 
 log = logging.getLogger(__name__)
 
 
 class Collector:
-    """Ends an allocation if, for GRACE_S seconds of this program's life, every poll found that the kubelet's checkpoint
-    does not list it and that none of its processes is on a GPU.
+    """Ends the allocations whose containers are gone. An allocation is ended if for GRACE_S seconds every poll found
+    two facts: the kubelet's checkpoint does not list it, and none of its processes is on a GPU. Only time in which this
+    program runs counts.
 
     Without a readable checkpoint no allocation is ended, because the containers of a stopped kubelet continue to run.
     """
@@ -40,9 +43,7 @@ class Collector:
         monotonic: Callable[[], float] = time.monotonic,
         send_again: Callable[[], None] = lambda: None,
     ) -> None:
-        """``send_again`` sends the list of slices to the kubelet again, because the kubelet then writes its
-        checkpoint.
-        """
+        """``send_again`` sends the list of slices to the kubelet again. The kubelet then writes its checkpoint."""
         self._allocator = allocator
         self._files = files
         self._checkpoint_file = checkpoint_file
@@ -57,8 +58,8 @@ class Collector:
 
     def collect(self) -> list[str]:
         """Polls once, and returns the allocations that it ended."""
-        # The kubelet is asked without the lock, and before its file is read. A container that the kubelet admits
-        # between the two is in the file, so it is not missed.
+        # The kubelet is asked first, and then its file is read. So a container that the kubelet admits in between is in
+        # the file and is not missed. The lock is not held during the request.
         holders = self._holders() if any(one.kind == KUBELET for one in self._allocator.records.all()) else None
         with self._allocator.lock:
             found = checkpoint.read(self._checkpoint_file)
@@ -71,8 +72,8 @@ class Collector:
                 if record.kind == KUBELET and not found.holds(record.id, frozenset(record.kubelet_ids))
             }
             self._ask_for_the_checkpoint(missing, holders, now)
-            # If the file lists a slice under another allocation, a container with that slice does not prove that this
-            # allocation is still alive.
+            # PodResources names only slices. If the checkpoint lists a slice under another allocation, a container with
+            # that slice does not prove that this allocation still exists.
             in_use = found.ids_in_use
             unexplained = {one: who for one, who in (holders or {}).items() if one not in in_use}
             missing = {one for one in missing if not self._held(one, unexplained)}
@@ -87,17 +88,18 @@ class Collector:
             return ended
 
     def _held(self, allocation: str, holders: Mapping[str, Holder]) -> bool:
-        """Returns whether PodResources lists a container with slices of the allocation."""
+        """Returns whether PodResources (the kubelet's service that lists the devices of containers) has a container
+        with slices of the allocation."""
         record = self._allocator.records.get(allocation)
         return record is not None and any(one in holders for one in record.kubelet_ids)
 
     def _ask_for_the_checkpoint(self, missing: set[str], holders: Mapping[str, Holder] | None, now: float) -> None:
-        """Makes the kubelet write its checkpoint, if the checkpoint lists an allocation for which PodResources lists no
-        container.
+        """Makes the kubelet write its checkpoint if the checkpoint lists an allocation for which PodResources lists no
+        container. This is needed because the kubelet removes a deleted pod from its checkpoint only when it admits
+        another pod or receives a message from a plugin.
 
-        The kubelet removes a deleted pod from its checkpoint only when it admits another pod or receives a message from
-        a plugin. Whether the pod is gone is decided by the kubelet alone: a kubelet that has just started lists no pod
-        in PodResources, and keeps all entries in its checkpoint.
+        Only the kubelet decides whether the pod is gone: a kubelet that has just started lists no pod in PodResources,
+        and keeps all entries in its checkpoint.
         """
         stale = holders is not None and any(
             record.kind == KUBELET and record.id not in missing and not self._held(record.id, holders)
@@ -110,7 +112,7 @@ class Collector:
             self._next_request, self._pause = now + self._pause, min(2 * self._pause, LAST_REQUEST_S)
 
     def _unexplained(self, found: checkpoint.Checkpoint) -> list[str]:
-        """Returns the allocations that have a folder but neither a record nor an entry in the kubelet's checkpoint. An
+        """Returns the allocations that have a folder, but no record and no entry in the kubelet's checkpoint. An
         allocation with an entry is kept, because its record is rebuilt when its container starts.
         """
         named = {entry.allocation for entry in found.entries}

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The memory limits that the driver itself enforces on the control group (cgroup) of each container. This module reads
-them regularly, compares them with the limits file, sets lost limits again, and clears the limits of ended containers.
+them regularly and compares them with the limits file, the file with the desired limits of an allocation. It sets lost
+limits again, and clears the limits of ended containers.
 
-When a container starts, a CDI hook sets its limits and writes a file ``driver-limit`` next to the limits file of its
-allocation. The file names the control group and the limits that were set. ``used`` is the driver's own count of the
-container's memory, which no program in the container can change.
+When a container starts, a CDI hook sets its limits and writes the file ``driver-limit``, which names the control group
+and the limits that were set. ``used`` is the driver's own count of the container's memory, which no program in the
+container can change.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .._shared.gpu.memory_limits import UNLIMITED, Limits
 from ..node.gpus import GpuError, GpuSource
 from .enforcement import DRIVER, Enforcement, host_group
 
-# Files of an allocation, in its folder. An allocation without a folder has the files ``<id>.driver-limit`` and
+# Files in the folder of an allocation. If an allocation has no folder, the files are ``<id>.driver-limit`` and
 # ``<id>.limits``.
 FILE, LIMITS = "driver-limit", "limits"
 LOST = "the driver's limit was {found}, expected {expected}; it was set again"
@@ -41,8 +42,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Active:
-    """The content of the file that the hook wrote. ``hard`` maps GPU UUIDs to limits in bytes, and ``group`` is the
-    folder of the control group.
+    """The content of the file ``driver-limit``, which the hook wrote. ``hard`` maps GPU UUIDs to limits in bytes, and
+    ``group`` is the folder of the control group.
     """
 
     allocation: str
@@ -83,16 +84,16 @@ class DriverLimits:
         self.repaired = 0
         # Number of limits that the driver lost after they were set, for example when the driver was reloaded.
         self.lost = 0
-        # Allocation → the reason why its container runs without a limit by the driver.
+        # Allocation → the reason why the driver does not limit its container.
         self.without: dict[str, str] = {}
-        # Returns whether a process has the allocation's ledger open, which means that its container uses the library.
+        # Returns whether any process has the allocation's ledger (the file in which the library counts used memory)
+        # open. If so, its container uses the library.
         self.in_use: Callable[[str], bool] = abi_files.ledger_in_use
-        # Called with an allocation and a message if its limit was lost or cannot be set.
+        # Function that is called with an allocation and a message if its limit was lost or cannot be set.
         self.tell: Callable[[str, str], None] = lambda _allocation, _text: None
         self._reported: set[tuple[str, str, str]] = set()
-        # Allocations whose limits were cleared after the container ended, with the inode of the container's control
-        # group. If a later container uses the same allocation, it gets another group, so its limits are still set and
-        # checked.
+        # Limits that were cleared after their container ended: the allocation, and the inode of the container's control
+        # group. A later container of the same allocation gets another group, so its limits are still set and checked.
         self._cleared: set[tuple[str, int]] = set()
 
     def poll(self) -> None:
@@ -103,8 +104,9 @@ class DriverLimits:
         without: dict[str, str] = {}
         for one in self._all():
             if not self._lives(one):
-                # The limit is cleared while the group exists. Otherwise the driver, which with the misc controller
-                # identifies a group by its address, would apply the limit to the next group with the same address.
+                # The limit is cleared while the control group still exists. With the misc controller the driver
+                # identifies a group by its address, so it would apply a remaining limit to the next group with the same
+                # address.
                 if self._is_there(one) and (one.allocation, one.inode) not in self._cleared:
                     self._clear(one)
                     self._cleared.add((one.allocation, one.inode))
@@ -119,8 +121,8 @@ class DriverLimits:
         self.state, self.without = tuple(found), without
 
     def _without_hook(self, limited: Iterable[str]) -> list[str]:
-        """Returns the allocations whose container uses the library, and for which no hook has set a limit of the
-        driver.
+        """Returns the allocations whose container uses the library but got no limit of the driver, because no hook ran
+        for it.
         """
         if not self._enforcement.verdict.by_driver:
             return []
@@ -186,8 +188,8 @@ class DriverLimits:
         return self._report(active, Status(active.allocation, uuid, expected, now.hard, now.used, fault))
 
     def _now(self, active: Active, uuid: str) -> Limits | None:
-        """Returns the driver's limits of the group. Returns None if the driver reports none; with the misc controller
-        that is also the case if neither the group nor a parent has a limit.
+        """Returns the driver's limits of the group, or None if the driver reports none. With the misc controller it
+        reports none if neither the group nor a parent has a limit.
         """
         try:
             return self._source.group_limits(uuid, active.group)
@@ -206,8 +208,8 @@ class DriverLimits:
             self.tell(allocation, where + fault)
 
     def _expected(self, active: Active) -> dict[str, int]:
-        """Returns GPU UUID → bytes from the current limits file, but not more than the GPU's memory. If several
-        allocations share the control group, returns the sum of their limits, which the hook has set.
+        """Returns GPU UUID → expected bytes: the limit of the current limits file, but at most the GPU's memory. If
+        several allocations share the control group, returns the sum of their limits, because the hook has set the sum.
         """
         if active.shared:
             return active.hard
@@ -238,7 +240,7 @@ class DriverLimits:
         return [one for one in found if one is not None]
 
     def _names(self) -> list[str]:
-        """Returns the names of all allocations, those with a folder and those without one."""
+        """Returns the names of all allocations, with or without a folder."""
         try:
             entries = sorted(os.listdir(self._root))
         except OSError:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides whether the library or the driver enforces memory limits, from the setting ``vgpu_memory_enforcement`` and
-facts about the host.
+"""Decides whether the library or the driver enforces memory limits. The inputs are the setting
+``vgpu_memory_enforcement`` and facts about the host.
 
-The rule (gpu/enforcement.py) is shared with the Ansible modules that predict the result. This module collects the facts
-of the host, and runs the probe (it sets a limit of the driver and checks it) that makes the final decision.
+The rule itself (gpu/enforcement.py) is shared with the Ansible modules that predict the result. This module collects
+the facts. It also runs the probe, which sets a limit of the driver and checks it; the result of the probe is final.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 
 
 class Enforcement:
-    """Holds the decision who enforces memory limits, and the CDI hook for containers. The caller of ``configure`` holds
-    the allocator's lock. ``verdict`` may be read by any thread.
+    """Holds two results: the verdict (who enforces memory limits), and the CDI hook for containers. The caller of
+    ``configure`` holds the allocator's lock. Any thread may read ``verdict``.
     """
 
     def __init__(self, paths: Paths, source: GpuSource) -> None:
@@ -73,7 +73,8 @@ class Enforcement:
         sharing, count = settings.sharing, bool(settings.vcuda.get("countContext", True))
         facts = self._facts(hand_over)
         verdict = rule.decide(self.requested, facts, sharing, count)
-        # If the facts allow enforcement by the driver, the probe decides. Otherwise no probe is needed.
+        # If the facts permit enforcement by the driver, the probe decides. Otherwise the library enforces the limits,
+        # and no probe is needed.
         self.probed = False
         undecided = rule.decide(self.requested, facts._replace(probed=("misc", "")), sharing, count).by_driver
         if not undecided:
@@ -100,8 +101,8 @@ class Enforcement:
         )
 
     def refuse_unproved(self) -> None:
-        """Raises Refused if the setting demands enforcement by the driver and no probe proved that the driver enforces
-        limits.
+        """Raises Refused if the setting demands enforcement by the driver, but no probe has proved that the driver
+        enforces limits.
         """
         if self.requested == DRIVER and not self.by_driver:
             why = self.verdict.why
@@ -110,8 +111,8 @@ class Enforcement:
             )
 
     def refuse_without_hook(self, what: str) -> None:
-        """Raises Refused if the setting demands enforcement by the driver, because no hook runs for ``what`` to set its
-        limit.
+        """Raises Refused if the setting demands enforcement by the driver. It is called for a container (``what``) for
+        which no hook runs, so that the driver's limit cannot be set.
         """
         if self.requested == DRIVER:
             raise Refused(
@@ -120,12 +121,13 @@ class Enforcement:
             )
 
     def hooks(self) -> list[dict[str, Any]]:
-        """Returns the CDI hooks of a device whose container the driver must limit."""
+        """Returns the CDI hooks for a device. They set the driver's limit of its container. The list is empty if the
+        driver does not limit the container."""
         return [self._hook] if self._hook is not None else []
 
     def with_cards(self, devices: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Returns the devices of a limits file. If the driver enforces limits, each device also gets the memory size of
-        its GPU, because the driver then shows the limit to containers as the size of the GPU.
+        its GPU. The library needs this size, because the driver then reports the limit as the size of the GPU.
         """
         cards = {gpu.uuid: gpu.memory_mib * MIB for gpu in self.gpus} if self.by_driver else {}
         return [
@@ -134,12 +136,12 @@ class Enforcement:
         ]
 
     def limits_of(self, allocation: str, pieces: Sequence[Piece], replicas: dict[str, int]) -> dict[str, Any]:
-        """Returns the content of the limits file of an allocation that no library limits; empty if the driver does not
-        limit it either.
+        """Returns the content of the limits file of an allocation that the library does not limit. It is empty if the
+        driver does not limit it either.
 
         ``replicas`` maps GPU UUIDs to the number of replicas of the GPU. Each replica of a time-sliced GPU gets an
-        equal part of its memory. Whole GPUs are written as unlimited, because a new control group may have inherited a
-        limit.
+        equal part of its memory. A whole GPU is written as unlimited, because a new control group may have inherited a
+        limit that must be removed.
         """
         if not self.by_driver or any(piece.device != piece.uuid for piece in pieces):
             return {}
@@ -160,7 +162,7 @@ def _without_card(device: dict[str, Any]) -> dict[str, Any]:
 
 
 def none(paths: Paths) -> Enforcement:
-    """Returns the enforcement of a node before its settings are read: the library enforces the limits."""
+    """Returns the initial enforcement, before the node's settings are read: the library enforces the limits."""
     return Enforcement(paths, _NoDriver())
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks docker and podman which leases (reserved slices) still have a container, running or not. A container names its
-lease in a label.
+"""Asks docker and podman which leases (slices reserved for a container of this host) still have their container,
+running or not. A label of the container names its lease.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 DOCKER, PODMAN = "docker", "podman"
 ENGINES = (DOCKER, PODMAN)
 LABEL = "vgpu.fleet/lease"
-# Matches one line of the output of docker or podman: the container's name, then its labels, which docker prints as
-# a=b,c=d and podman as map[a:b c:d].
+# Matches one line of the output of docker or podman: first the container's name, then its labels. Docker prints the
+# labels as a=b,c=d, and podman as map[a:b c:d].
 NAMED = re.compile(r"^(\S*)\t.*" + re.escape(LABEL) + r"[=:]([0-9a-f]+)", re.MULTILINE)
 # Docker is asked only if this file exists, because a connection to its socket would start a stopped daemon.
 DOCKER_PID = Path("/run/docker.pid")
@@ -33,7 +33,7 @@ class EngineLists:
         self._docker_pid = docker_pid
 
     def leases(self, engines: Iterable[str]) -> dict[str, dict[str, str]]:
-        """Returns engine → (lease → container name). Engines that do not respond are left out."""
+        """Returns engine → (lease → container name). An engine that does not respond is left out."""
         out = {}
         for engine in sorted(set(engines)):
             if engine not in ENGINES or (engine == DOCKER and not self._docker_pid.exists()):

@@ -33,7 +33,7 @@ MAX_TTL_S = 3600
 # Maximum wait until the kubelet has withdrawn a slice. A kubelet that responds takes milliseconds, and this time is
 # enough for a busy host.
 CONFIRM_S = 20.0
-# A lease ends after so many polls in a row in which its engine did not list the container.
+# A lease ends after this number of polls in a row in which its engine did not list the container.
 LOOKS = 2
 
 log = logging.getLogger(__name__)
@@ -43,8 +43,8 @@ ALL = AtMost()
 
 @dataclass(frozen=True)
 class Terms:
-    """Who wants a lease, and which size. ``engine`` is docker or podman if one of them runs the container. ``by_cdi``
-    tells whether the container gets its GPU by CDI.
+    """The request for a lease: who wants it, and which size. ``engine`` is docker or podman if one of them runs the
+    container. ``by_cdi`` is true if the container gets its GPU by CDI.
     """
 
     kind: str = LEASE
@@ -84,7 +84,7 @@ class Leases:
         self._clock = clock or Clock()
         self._engines = engines or EngineLists()
         self._one_at_a_time = threading.Lock()
-        # Lease → number of polls in a row in which its engine did not list the container.
+        # Lease → number of polls in a row in which docker or podman did not list its container.
         self._missing: dict[str, int] = {}
 
     def restore(self) -> None:
@@ -100,8 +100,8 @@ class Leases:
                     self._begin_again(record)
 
     def _begin_again(self, record: Record) -> None:
-        """Creates the files of a container's lease again after a reboot, because /run is empty then and the engine may
-        start the container at any time.
+        """Creates the files of a container's lease again after a reboot. /run is empty then, and the engine may start
+        the container at any time.
         """
         try:
             if record.limits:
@@ -150,8 +150,8 @@ class Leases:
     def _grant(self, ids: list[str], ttl_s: int, terms: Terms) -> Answer:
         expires, boot_id = self._clock.now() + ttl_s, self._clock.boot_id()
         whose = {"holder": terms.holder, "engine": terms.engine}
-        # A lease has no promised memory, so no process of another container is killed for it: only free burst memory
-        # (memory above other containers' promises) is taken back.
+        # A lease has no promised memory, so no process of another container is killed to make room for it. Only free
+        # burst memory (memory above the promises of other containers) is taken back.
         lender, key = self._allocator.sizer.lender, ids[0]
         lender.give_back(key, self._sizes(ids, terms.at_most), promised=False)
         try:
@@ -160,7 +160,7 @@ class Leases:
             lender.done(key)
 
     def _sizes(self, ids: Iterable[str], at_most: AtMost) -> dict[str, Bounds]:
-        """Returns GPU UUID → the memory that a lease of these slices holds."""
+        """Returns GPU UUID → the memory that a lease of these slices gets."""
         out = {}
         for piece in filter(None, map(self._pool.piece, ids)):
             mib = min(piece.memory_mib, -(-at_most.memory_bytes // MIB) or piece.memory_mib)
@@ -193,8 +193,8 @@ class Leases:
         return f"{text}; see: vgpuctl status"
 
     def _free(self, uuid: str, at_most: AtMost) -> list[str]:
-        """Returns free, healthy slices that are large enough. The slices that the kubelet would take first come last,
-        so that a lease and the kubelet seldom choose the same slice.
+        """Returns free, healthy slices that are large enough, in the order in which they should be leased. The slices
+        that the kubelet would take first come last, so a lease and the kubelet seldom choose the same slice.
         """
         used = self.in_use() | self._named()
         free = [
@@ -206,14 +206,14 @@ class Leases:
         return sorted(free, key=ordinal, reverse=True)
 
     def in_use(self) -> frozenset[str]:
-        """Returns the slices that containers or leases hold, according to our records and to the kubelet's
+        """Returns the slices that containers or leases hold, according to the plugin's records and to the kubelet's
         checkpoint.
         """
         found = checkpoint.read(self._checkpoint_file)
         records = self._allocator.records.all()
         ours = frozenset(one for record in records for one in record.slice_ids)
-        # Allocations of containers that hold other slices than the kubelet named. Their entries in the checkpoint are
-        # ignored, because the records name the real slices.
+        # Some containers hold other slices than the kubelet named. Their entries in the checkpoint are ignored, because
+        # the records name the real slices.
         other = {record.id for record in records if record.asked}
         kubelet = [
             one
@@ -224,8 +224,8 @@ class Leases:
         return ours.union(kubelet)
 
     def _named(self) -> frozenset[str]:
-        """Returns the ids that the kubelet has allocated. The slices that their containers really hold may be
-        others.
+        """Returns the slice ids that the kubelet has allocated, according to its checkpoint. The containers may hold
+        other slices (substitution.py).
         """
         found = checkpoint.read(self._checkpoint_file)
         return found.ids_in_use if found else frozenset()
@@ -234,7 +234,7 @@ class Leases:
         """Waits until the kubelet no longer offers a slice to pods. Returns False if a pod got the slice in the
         meantime.
 
-        Without this wait the kubelet could allocate the slice before it receives the update that withholds it.
+        Without this wait the kubelet could allocate the slice before it learns that the slice is withheld.
         """
         deadline = time.monotonic() + CONFIRM_S
         while self._registered():
@@ -263,7 +263,7 @@ class Leases:
 
     def follow(self) -> None:
         """Asks docker and podman once which containers with a lease exist, and ends the leases whose container is gone.
-        The lock is not held meanwhile, because the engines are slow.
+        The engines are slow, so the lock is not held while they are asked.
         """
         before = [one for one in self._leases() if one.engine]
         seen = self._engines.leases(one.engine for one in before)

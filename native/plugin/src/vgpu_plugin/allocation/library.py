@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the version of the library libvgpu.so that new containers get: the folder to which the link
-``current`` points.
-"""
+"""Finds the library libvgpu.so that new containers get. The link ``current`` points to the folder of its version."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from .allocation_files import LIBRARY_FILE
 
 
 class CurrentLibrary:
-    """Caches the target of the link, because every Allocate needs it. The link is resolved again only after it has
+    """Caches the target of the link, because every Allocate needs it. The link is resolved again only after it was
     changed.
     """
 

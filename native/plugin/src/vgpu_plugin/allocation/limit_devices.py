@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the devices of a limits file, one for each GPU of a container's slices. No I/O.
+"""Builds the devices of a limits file: one device for each GPU of a container's slices. No I/O.
 
-Two slices of one GPU are added up or refused, depending on the node's settings. Two replicas in one of NVIDIA's sharing
-modes count as one share, as with failRequestsGreaterThanOne: false, and the status warns about them.
+If two slices are on one GPU, they are added up or refused, depending on the node's settings. Two replicas in one of
+NVIDIA's sharing modes count as one share, as with failRequestsGreaterThanOne: false. The status shows a warning about
+them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from .records import Record
 
 @dataclass(frozen=True)
 class AtMost:
-    """Upper bound for the memory and SMs of each slice of a container; 0 means all of the slice."""
+    """Upper bound for the memory and SMs of each slice of a container. 0 means no bound, so the container gets all of
+    the slice."""
 
     memory_bytes: int = 0
     sm_percent: int = 0
@@ -30,8 +32,8 @@ class AtMost:
         return self.memory_bytes <= piece.memory_mib * MIB and self.sm_percent <= piece.sm_percent
 
     def of(self, device: dict[str, Any]) -> dict[str, Any]:
-        """Returns the device of a limits file, reduced to this bound. Raises BadRequest for a device that has no
-        limits.
+        """Returns the device of a limits file, with its limits reduced to this bound. Raises BadRequest for a device
+        that has no limits.
         """
         if device.get("unlimited") and (self.memory_bytes or self.sm_percent):
             raise BadRequest(f"{device['uuid']} is not shared by libvgpu and has no limits; leave out the size")
@@ -43,8 +45,8 @@ class AtMost:
 
 
 def limit_devices(pieces: list[Piece], settings: Settings, gpus: int) -> list[dict[str, Any]]:
-    """Returns the devices for these slices. ``gpus`` is the number of GPUs of the node, which only the error message
-    needs. Raises Refused.
+    """Returns the devices for these slices. ``gpus`` is the number of GPUs of the node, which is used only in an error
+    message. Raises Refused.
     """
     devices: dict[str, dict[str, Any]] = {}
     for piece in pieces:
@@ -69,7 +71,7 @@ def limit_devices(pieces: list[Piece], settings: Settings, gpus: int) -> list[di
 
 
 def notes(records: Iterable[Record]) -> list[str]:
-    """Returns warnings for containers that hold several replicas of one unlimited GPU."""
+    """Returns warnings about containers that hold several replicas of one GPU on which nothing limits them."""
     found = []
     for record in records:
         replicas, gpus = len(record.slice_ids), len({gpu_of(one) for one in record.slice_ids})

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the memory usage of a running container from the files of its allocation, and changes its limits in them."""
+"""Two functions for running containers: they change a container's limits and read its memory usage, both in the files
+of its allocation.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from .records import Record
 
 
 def rewrite(files: AllocationFiles, record: Record) -> None:
-    """Writes the record's limits into the limits file. The file is changed in place, so that every process of the
+    """Writes the limits of a record into the limits file. The file is changed in place, so every process of the
     container sees the new limits. Raises NotNow.
     """
     path = f"{files.root}/{record.id}/limits"
@@ -24,7 +26,7 @@ def rewrite(files: AllocationFiles, record: Record) -> None:
 
 
 def used(files: AllocationFiles, record: Record) -> dict[str, int]:
-    """Returns GPU UUID → bytes in use, including CUDA contexts. They come from the allocation's ledger, the file in
+    """Returns GPU UUID → bytes in use, including CUDA contexts. The source is the allocation's ledger, the file in
     which the container's processes record their usage. Raises NotNow.
     """
     path = f"{files.root}/{record.id}/rw/ledger"

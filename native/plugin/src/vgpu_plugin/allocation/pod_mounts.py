@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuses a container whose pod mounts a volume over the files of its allocation, which would hide its limits. This is
-checked only if an API server is configured.
+"""Refuses a container if its pod mounts a volume over the files of its allocation, because the volume would hide its
+limits. The check needs the API server and is skipped if none is configured.
 
-Admission refuses such a pod before it is stored (``kube/mount_policy``, the webhook of vgpu_scheduler). This check is
-for clusters without that webhook, and for pods created before it was installed. If the API server does not respond, the
-container starts unchecked and is counted, so that a harmless pod does not wait. The watcher, which compares each
-container's GPU usage with its limits, still finds such a container, because it reads the node's limits file and not the
-file that the container sees.
+Normally the webhook of vgpu_scheduler (``kube/mount_policy``) refuses such a pod before it is stored. This check is for
+clusters without the webhook, and for pods that are older than the webhook.
+
+If the API server does not respond, the container starts unchecked and is counted, so that a harmless pod does not wait.
+The watcher, which compares each container's GPU usage with its limits, still finds a container with hidden limits. It
+reads the limits file on the node and not the file that the container sees.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ log = logging.getLogger(__name__)
 
 
 class MountCheck:
-    """``pods`` finds the pods at the API server; it is None if no API server is configured. ``unchecked`` is the number
-    of container starts that were not checked because the API server did not respond.
+    """Checks the mounts of pods. ``pods`` finds the pods at the API server; it is None if no API server is configured.
+    ``unchecked`` is the number of containers that started unchecked because the API server did not respond.
     """
 
     def __init__(self, pods: PodSizes | None) -> None:
         self._pods = pods
         self._counting = threading.Lock()
         self.unchecked = 0
-        # Allocations whose pod was checked without a finding. A pod's mounts never change, so restarts of its
-        # containers need no further request.
+        # Allocations whose pod has passed the check. A pod's mounts never change, so a restart of its containers needs
+        # no further request.
         self._passed: set[str] = set()
 
     def check(self, record: Record) -> None:
@@ -56,8 +57,8 @@ class MountCheck:
         self.refuse(owner, record)
 
     def refuse(self, owner: Owner, record: Record) -> None:
-        """Raises Refused, and reports an event on the pod, if the record's container mounts a volume over the
-        allocation's files.
+        """Raises Refused if the record's container mounts a volume over the allocation's files. In that case it also
+        reports an event on the pod.
         """
         spec = owner.pod.get("spec") or {}
         found = [

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the pod that holds slices, and its plan: the GPUs and sizes that the scheduler chose for its containers. The
-kubelet's PodResources and checkpoint name the pod, and the plan is in the annotations of the pod at the API server
-(``pods/annotations`` of the shared modules).
+"""Finds the pod that holds given slices, and its plan: the GPUs and sizes that the scheduler chose for its containers.
+The kubelet's PodResources service and checkpoint name the pod. The plan is in the annotations of the pod at the API
+server (``pods/annotations`` of the shared modules).
 
-This happens in PreStartContainer, because that is the only call before the start of a container that comes after the
+This happens in the call PreStartContainer. It is the only call that comes before the start of a container and after the
 kubelet has assigned the slice ids to a pod.
 """
 
@@ -41,7 +41,7 @@ class Client(Protocol):
 
 
 class Owner(NamedTuple):
-    """A container and its pod, as read from the API server."""
+    """A container and its pod. The data come from the API server."""
 
     pod: dict[str, Any]
     container: str
@@ -54,7 +54,7 @@ class Owner(NamedTuple):
 
 class PodSizes:
     """Reads and writes pods at the API server. ``holders`` asks PodResources which container holds which slice. Every
-    error is Refused or NotNow, with a message that the kubelet shows.
+    error is raised as Refused or NotNow, with a message that the kubelet shows.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class PodSizes:
         self._holders = holders
 
     def owner(self, record: Record) -> Owner:
-        """Returns the container that holds an allocation, and its pod. PodResources gives the name of the pod, and the
-        checkpoint gives the name of the container and the uid of the pod.
+        """Returns the container that holds an allocation, and its pod. The pod's name comes from PodResources. The
+        container's name and the pod's uid come from the kubelet's checkpoint.
         """
         known = self._holders() or {}
         holder = next((known[one] for one in record.kubelet_ids if one in known), None)
@@ -79,7 +79,8 @@ class PodSizes:
         if holder is not None:
             pod = self._get(f"/api/v1/namespaces/{quote(holder.namespace)}/pods/{quote(holder.pod)}")
         if (pod is None or (uid and _uid(pod) != uid)) and uid:
-            # The pod is searched by its uid, because PodResources does not list init containers.
+            # PodResources does not list init containers. So their pod is searched by its uid, which comes from the
+            # checkpoint.
             pod = next((one for one in self.pods() if _uid(one) == uid), None)
         if pod is None or not container:
             raise NotNow(
@@ -130,14 +131,14 @@ class PodSizes:
         return 1 if asked is None else asked
 
     def write_given(self, owner: Owner, plan: Iterable[Part]) -> None:
-        """Writes on the pod which devices it really gets, before it gets them. The scheduler then uses this annotation
-        instead of the plan.
+        """Writes on the pod which devices it really gets. This is done before the pod gets them. From then on the
+        scheduler uses this annotation instead of the plan.
         """
         self._annotate(owner, {pod_annotations.GIVEN: pod_annotations.write_plan(tuple(plan))})
 
     def write_resized(self, owner: Owner, plan: Iterable[Part], former: Iterable[Part] = ()) -> None:
-        """Writes the new sizes of a resized pod. Fails with NotNow if the pod was changed after it was read. ``former``
-        has the sizes that the pod's processes still hold, if they use more than the new sizes.
+        """Writes the new sizes of a resized pod. ``former`` has the larger, former sizes if the pod's processes still
+        use more than the new sizes. Raises NotNow if the pod was changed after it was read.
         """
         texts: dict[str, str | None] = {pod_annotations.GIVEN: pod_annotations.write_plan(tuple(plan))}
         if held := tuple(former):
@@ -145,8 +146,8 @@ class PodSizes:
         self._annotate(owner, texts, as_read=True)
 
     def write_done(self, owner: Owner) -> None:
-        """Marks a resize as finished, which means that the pod no longer holds its former size. Raises NotNow, also if
-        the pod was changed after it was read.
+        """Marks a resize as finished, so that the pod's former size is no longer counted. Raises NotNow if the request
+        fails or the pod was changed after it was read.
         """
         self._annotate(owner, {resizes.FORMER: None}, as_read=True)
 
@@ -162,7 +163,7 @@ class PodSizes:
             raise NotNow(f"pod {owner.name}: its GPUs and sizes cannot be written on it: {fault}") from None
 
     def report(self, owner: Owner, reason: str, text: str, kind: str = "Warning") -> None:
-        """Reports an event on a pod. If the request fails, this is only logged."""
+        """Reports an event on a pod. If the request fails, the failure is only logged."""
         metadata = owner.pod["metadata"]
         about = {key: metadata.get(key, "") for key in ("namespace", "name", "uid")}
         event = {
@@ -179,8 +180,9 @@ class PodSizes:
             log.warning("pod %s: an event could not be written: %s", owner.name, fault)
 
     def expected(self, size: int) -> list[str]:
-        """Returns the planned GPUs of the container that the kubelet most likely admits now: of the oldest pod that is
-        not in the checkpoint yet. The result is only a hint for the choice of slices, and may be empty.
+        """Returns the planned GPUs of the container that the kubelet most likely admits now. This container belongs to
+        the oldest pod that is not in the checkpoint yet. The result is only a hint for the choice of slices, and may be
+        empty.
         """
         found = checkpoint.read(self._checkpoint_file)
         known = {(one.pod_uid, one.container) for one in found.entries} if found else set()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The records of all allocations. They are saved in /var/lib/vgpu/allocations.json, so that they survive restarts and
-reboots.
+"""The records of all allocations. A record is the saved data of the slices (parts of GPUs) that one container holds.
+All records are saved in /var/lib/vgpu/allocations.json, so that they survive restarts and reboots.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ..errors import NotNow
 
 FORMAT = 1
 KUBELET = "kubelet"
-# Kinds of leases (slices reserved for something on this host): for a check or by hand, for a program that vgpuctl exec
-# runs, and for a container of docker or podman.
+# Kinds of leases. A lease reserves slices on this host: for a check or by hand, for a program that vgpuctl exec runs,
+# or for a container of docker or podman.
 LEASE, EXEC, CONTAINER = "lease", "exec", "container"
 # Kinds of allocations that the kubelet does not know. Their slices must be withheld from the kubelet.
 LEASES = (LEASE, EXEC, CONTAINER)
@@ -46,27 +46,29 @@ class Record:
     limits: dict[str, Any] = field(default_factory=dict)
     # Folder of the library version that the container mounts; empty if its GPU is not shared by the library.
     library: str = ""
-    # For leases only: time of expiry, in seconds since the boot that boot_id names.
+    # For leases only: the time at which the lease expires, in seconds since the boot whose id is boot_id.
     expires: float = 0.0
     boot_id: str = ""
-    # The ids that the kubelet named, if the container holds other slices than these (substitution.py); otherwise empty.
+    # The slice ids that the kubelet named, if the container holds other slices (substitution.py). Otherwise empty.
     asked: tuple[str, ...] = ()
-    # GPU UUID → promised percent of the SMs, if a pod requested a size. GPUs with 0 % have no entry.
+    # GPU UUID → promised percent of the SMs, for a pod that requested a size. GPUs with 0 % have no entry.
     cores: dict[str, int] = field(default_factory=dict)
     # For leases only: a text for people that says who holds the lease.
     holder: str = ""
-    # For leases of containers only: docker or podman. Its list of containers shows whether the container still exists.
+    # For leases of containers only: docker or podman. The list of containers that this engine prints shows whether the
+    # container still exists.
     engine: str = ""
     # For claims only: the uid of the claim.
     claim: str = ""
     # For claims only: the name of the request.
     request: str = ""
-    # For claims only: the number of the share's folder in a container, which is unique on the node.
+    # For claims only: a number that is unique on the node. The folder of the share in a container has this number as
+    # its name.
     number: int = 0
 
     @classmethod
     def of(cls, words: dict[str, Any]) -> Record:
-        """Returns the record for a JSON object. Raises KeyError, TypeError, AttributeError."""
+        """Returns the record that a JSON object describes. Raises KeyError, TypeError, AttributeError."""
         return cls(**dict(words, slice_ids=tuple(words["slice_ids"]), asked=tuple(words.get("asked", ()))))
 
     @property
@@ -75,33 +77,36 @@ class Record:
 
 
 class RecordStore:
-    """All records, in memory and in one file. The caller holds ``lock``, which also protects the files of allocations.
+    """Holds all records, in memory and in one file. The caller of a method holds ``lock``, which also protects the
+    files of allocations.
 
-    The file is always replaced as a whole. It is not synced, because a sync would add ten milliseconds to every
-    Allocate and a lost last entry is rebuilt from the kubelet's checkpoint. It is also not replaced by rename(2),
-    because ext4 would then write the new file to disk at once. Instead two files are exchanged, and the older one is
-    overwritten at the next save.
+    Every save writes the whole file. The file is not synced to disk: a sync would add ten milliseconds to every
+    Allocate, and a lost last record is rebuilt from the kubelet's checkpoint.
+
+    A save does not use rename(2), because ext4 would then write the new file to disk at once. Instead it writes a
+    second file and exchanges the two. The next save overwrites the older one.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.lock = threading.RLock()
         self._records: dict[str, Record] = {}
-        # The JSON text of each record. It is kept, because the whole file is written with every allocation.
+        # Record id → the record's JSON text. The texts are cached, because the whole file is written with every
+        # allocation.
         self._words: dict[str, str] = {}
-        # Indexes for Allocate, which would otherwise have to search hundreds of records: the lease of each leased
-        # slice, and the records whose container holds other slices than the kubelet named.
+        # Two indexes for Allocate, which would otherwise have to search hundreds of records. The first has the lease of
+        # each leased slice. The second has the records whose container holds other slices than the kubelet named.
         self._leased: dict[str, str] = {}
         self._substituted: frozenset[str] = frozenset()
         self._name, self._fresh = str(path), str(path.with_suffix(".new"))
         self.warnings: list[str] = []
-        # Called with each record that was saved.
+        # Function that is called with each saved record.
         self.on_put: Callable[[Record], None] = lambda _record: None
         # True if the last load found no file, or could not read it.
         self.lost = False
 
     def load(self) -> None:
-        """Reads the file. If the file cannot be read, it is renamed, and the records are rebuilt by recovery.py and
+        """Reads the file. If the file cannot be read, it is renamed. The records are then rebuilt by recovery.py and
         from the kubelet's checkpoint.
         """
         try:
@@ -116,8 +121,8 @@ class RecordStore:
         except FileNotFoundError:
             self.lost = True
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as fault:
-            # All records are dropped. If those that were read were kept, the next save would write a file without the
-            # others.
+            # If one record cannot be read, all are dropped. Otherwise the next save would write a file that lacks the
+            # unreadable ones.
             self._records, self._words, self._leased, self._substituted = {}, {}, {}, frozenset()
             self.lost = True
             aside = self._path.with_suffix(".broken")
@@ -135,7 +140,7 @@ class RecordStore:
             data = f'{{"version": {FORMAT}, "allocations": [\n{text}\n]}}\n'.encode()
             try:
                 _overwrite(self._fresh, data)
-            except FileNotFoundError:  # the folder of the file does not exist yet
+            except FileNotFoundError:  # The folder of the file does not exist yet.
                 os.makedirs(os.path.dirname(self._fresh), exist_ok=True)
                 _overwrite(self._fresh, data)
             if not _exchanged(self._fresh, self._name):
@@ -180,15 +185,15 @@ class RecordStore:
         return bool(self._substituted)
 
     def with_ids(self, ids: Iterable[str]) -> list[Record]:
-        """Returns the records for which the kubelet named exactly these ids. There may be several, because an init
-        container and a container of one pod may share slices.
+        """Returns the records for which the kubelet named exactly these ids. There may be several records, because an
+        init container and a container of one pod may share slices.
         """
         given = frozenset(ids)
         return [one for one in self._records.values() if frozenset(one.kubelet_ids) == given]
 
     def put(self, record: Record) -> None:
-        """Saves the record in the file, and only then in memory, because an allocation must survive a restart. If the
-        file cannot be written, raises NotNow and changes nothing.
+        """Saves the record in the file and then in memory. The file comes first, because an allocation must survive a
+        restart. If the file cannot be written, raises NotNow and changes nothing.
         """
         try:
             self._save({**self._words, record.id: json.dumps(vars(record))})
@@ -203,8 +208,8 @@ class RecordStore:
         self.on_put(record)
 
     def drop(self, allocation: str) -> None:
-        """Deletes a record. It never fails, because a full disk must not keep a slice allocated. If the record could
-        not be deleted from the file and reappears after a restart, the allocation is ended again.
+        """Deletes a record. It never fails, because a full disk must not keep a slice allocated. If the record stays in
+        the file, it reappears after a restart, and the allocation is then ended again.
         """
         record = self._records.pop(allocation, None)
         if record is None:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recovers the records of allocations from their copies in /run/vgpu after the file of all records was lost.
+"""Recovers the records of allocations if the file of all records was lost. The source is the copies of the records in
+/run/vgpu.
 
-The copies are read only if that file is missing or unreadable. If the file is intact, a copy without a record belongs
-to an ended allocation.
+The copies are read only if the file is missing or unreadable. If the file is intact, a copy without a record in the
+file belongs to an ended allocation.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ log = logging.getLogger(__name__)
 
 
 def recover(records: RecordStore, files: AllocationFiles) -> None:
-    """Called once when the plugin starts, after ``load``. From then on each record has a copy, also the records that an
-    older version saved.
+    """Called once when the plugin starts, after the records were loaded. It also makes sure that from then on each
+    record has a copy, because an older version saved records without copies.
     """
     records.on_put = files.keep_record
     with records.lock:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Restores files that were deleted or damaged while the plugin runs: its folders, the file of all records, and the
-files of allocations.
-
-A running container keeps the files that it has mounted; it needs the restored files when it starts again.
+"""Restores files that were deleted or damaged while the plugin runs: the plugin's folders, the file of all records, and
+the files of allocations. A running container keeps the files that it has mounted. It gets the restored files when it
+starts again.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from .records import Record, RecordStore
 
 log = logging.getLogger(__name__)
 
-# Bytes and files that must be free in /run and on the disk: as many as an allocation may need, with a margin.
+# Bytes and files that must be free in /run and on the disk. An allocation may need so many, and a margin is added.
 LEAST_BYTES, LEAST_FILES = 1 << 20, 64
 
 
 def shortage(path: Path) -> str:
-    """Returns the free space of the file system of ``path`` if it is too little. Returns an empty string if it is
-    enough or unknown.
+    """Checks the file system of ``path``. If it has too little free space, returns the free space as text, otherwise an
+    empty string. The text is also empty if the free space is unknown.
     """
     try:
         found = os.statvfs(path)
     except OSError:
-        return ""  # Repair reports a missing folder itself
+        return ""  # The class Repair reports a missing folder.
     left = found.f_bavail * found.f_frsize
     if left < LEAST_BYTES:
         return f"{left >> 10} KiB"
@@ -61,8 +60,8 @@ class Repair:
         self._spoilt: dict[str, str] = {}
 
     def poll(self) -> None:
-        """Restores missing files. It is cheap if none is missing. Errors are listed in ``notes``, and do not prevent
-        the other repairs.
+        """Restores missing files. The call is cheap if no file is missing. Errors are listed in ``notes``, and do not
+        prevent the other repairs.
         """
         fault, before = "", self._spoilt
         self._look_for_room()
@@ -117,8 +116,8 @@ class Repair:
         self._mend_ledger(record)
 
     def _mend_ledger(self, record: Record) -> None:
-        """Writes a damaged ledger again as soon as no process uses it. Until then the container's programs cannot
-        allocate memory, even after a restart. Raises OSError.
+        """Replaces a damaged ledger with an empty one as soon as no process uses it. Until then the container's
+        programs cannot allocate memory, even after a restart of the container. Raises OSError.
         """
         path = f"{self._files.root}/{record.id}/rw/ledger"
         uuids = [device["uuid"] for device in record.limits["devices"]]
@@ -127,7 +126,7 @@ class Repair:
             if abi_files.is_ledger_of(path, uuids, record.id):
                 return
         except BlockingIOError:
-            return  # a process of the container holds a file lease on the ledger
+            return  # A process of the container holds a file lease (fcntl) on the ledger.
         except abi_files.LayoutError as fault:
             reason = str(fault)
         if not abi_files.ledger_in_use(path):

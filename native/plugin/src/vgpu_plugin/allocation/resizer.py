@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Changes the size of an allocation (memory and share of each GPU) while its container runs.
 
-A larger size is counted as soon as it is decided; the record is saved first, then the limits file is written. A smaller
-size is counted only after it is saved: first the limits file is written, then the ledger (the container's account of
-used memory) is checked, then the record is saved. If the plugin is killed in between, the size of the record is valid,
-and ``restore`` writes it into the limits file.
+For a larger size, the record (the saved data of the allocation) is saved first, and then the limits file is written.
+The larger size is counted as soon as it is decided.
 
-On a node with equal slices, a container that grew uses the memory of free slices, which are then not offered to the
-kubelet (``sizing.surplus``).
+For a smaller size, the limits file is written first. Then the ledger (the container's account of used memory) is
+checked, and then the record is saved. The smaller size is counted only from then on. If the plugin is killed in
+between, the size of the record is valid, and ``restore`` writes it into the limits file.
+
+On a node with equal slices, a container that grew uses the memory of free slices. These slices are then not offered to
+the kubelet (``sizing.surplus``).
 """
 
 from __future__ import annotations
@@ -29,19 +31,19 @@ from .allocation_files import AllocationFiles
 from .records import CLAIM, KUBELET, Record, RecordStore
 from .sizer import Lender, NoLender, Sizer
 
-# Wait after the limits were lowered: a memory allocation that the former limits still allowed is recorded in the ledger
-# within this time.
+# Wait after the limits were lowered. A memory allocation that passed the former limits may not be in the ledger yet; it
+# is recorded there within this time.
 SETTLE_S = 0.2
-# Maximum wait for the OOM killer (a process ends at its next driver call), maximum wait until the driver reports as
-# little memory as the ledger (the driver's figures are read every two seconds), and pause between two checks.
+# Three times. Maximum wait for the OOM killer: a process ends at its next driver call. Maximum wait until the driver
+# reports as little memory as the ledger: the driver's figures are read every two seconds. Pause between two checks.
 KILL_S, SHOWN_S, LOOK_S = 10.0, 6.0, 0.1
 
 log = logging.getLogger(__name__)
 
 
 class Wanted(NamedTuple):
-    """The requested size on one GPU. None means unchanged, and 0 cores mean no limit. ``burst`` marks a current limit
-    that lies between the promised memory and the pod's limit (burst.py).
+    """The requested size on one GPU. None means unchanged, and 0 cores mean no limit. ``burst`` is true if only the
+    current limit changes, which lies between the promised memory and the pod's limit (burst.py).
     """
 
     memory_mib: int | None = None
@@ -60,8 +62,8 @@ class Change(NamedTuple):
 
 
 class Resized(NamedTuple):
-    """The result of a resize. ``leaving`` means that processes still use more than the new size, so the former size is
-    counted until they end.
+    """The result of a resize. ``leaving`` is true if processes still use more than the new size. The former size is
+    then counted until they end.
     """
 
     record: Record
@@ -73,8 +75,8 @@ class Resized(NamedTuple):
         return any(one.before != one.now for one in self.gpus)
 
 
-# Function that reports a container's new sizes to the cluster, in the order of its record, and whether its processes
-# still use more than that. Raises PluginError.
+# Type of the function that reports a container's new sizes to the cluster. The arguments are the sizes in the order of
+# the record, and whether the container's processes still use more. It raises PluginError.
 Publish = Callable[[list[Device], bool], object]
 
 
@@ -97,13 +99,14 @@ class Resizer:
         # Allocations whose processes still use more than the new size.
         self._leaving: set[str] = set()
         self._withheld: set[str] = set()
-        # (record, GPU UUID) → bytes in use according to the driver, if they exceed the ledger by more than the
-        # tolerance. They are checked too, because a tenant can forge its ledger.
+        # Returns the bytes that the driver reports as used by (record, GPU UUID), if they exceed the ledger by more
+        # than the tolerance, otherwise 0. The driver's value is checked, because a tenant can forge its ledger.
         self.shown: Callable[[Record, str], int] = lambda _record, _uuid: 0
-        # Takes back burst memory from other containers, for an allocation that was promised this memory.
+        # Takes back burst memory from other containers for an allocation that was promised this memory. Burst memory is
+        # memory above a container's promised amount.
         self.lender: Lender = NoLender()
-        # Sets the driver's own limit to that of an allocation's current limits file, on a node where the driver
-        # enforces limits.
+        # On a node where the driver enforces limits, sets the driver's limit of an allocation to that of its limits
+        # file.
         self.enforce: Callable[[str], str] = lambda _allocation: ""
 
     def resize(
@@ -115,8 +118,8 @@ class Resizer:
         waits: bool = True,
     ) -> Resized:
         """Gives an allocation new sizes, by GPU UUID. ``kill`` switches the OOM killer on for the allocation, so that a
-        size below the current usage is allowed. ``waits`` tells whether to wait for the driver and the OOM killer; if
-        not, the caller tries again later. Raises PluginError, and then nothing is changed.
+        size below the current usage is allowed. ``waits`` is true if this call waits for the driver and the OOM killer.
+        Otherwise the caller tries again later. Raises PluginError, and then nothing is changed.
         """
         self._make_room(allocation, wanted)
         with self._records.lock:
@@ -154,8 +157,8 @@ class Resizer:
             if any(one.now.memory_mib < one.before.memory_mib for one in changes):
                 leaving = self._lower(record, after, [_lesser(one.before, one.now) for one in changes], waits)
             tell = functools.partial(publish or _nobody, [one.now for one in changes], leaving)
-            # The steps are ordered so that, whichever step fails, the size that the cluster counts is never below the
-            # real size.
+            # The order of the steps makes sure that the size that the cluster counts is never below the real size, even
+            # if a step fails.
             grows = any(_greater(one.before, one.now) != one.before for one in changes)
             steps: list[Callable[[], object]] = [functools.partial(self._put, after, leaving), tell]
             for step in reversed(steps) if grows else steps:
@@ -191,8 +194,8 @@ class Resizer:
             live_limits.rewrite(self._files, record)
 
     def _lower(self, record: Record, after: Record, lesser: list[Device], waits: bool) -> bool:
-        """Lowers the limits to the smaller of both sizes. Returns True if the OOM killer has not freed enough memory
-        yet. Raises Refused if the container has allocated more memory meanwhile.
+        """Lowers the limits to the smaller of the former and the new size. Returns True if the OOM killer has not freed
+        enough memory yet. Raises Refused if the container has allocated more memory meanwhile.
         """
         low = self._sized(record, lesser, bool(after.limits.get("oom_killer")))
         with self._records.lock:
@@ -214,15 +217,15 @@ class Resizer:
         return True
 
     def _over(self, record: Record, devices: list[Device]) -> bool:
-        """Returns whether the container's programs use more than these sizes, according to the ledger or to the driver.
-        Raises NotNow.
+        """Returns whether the container's programs use more than these sizes. The larger value of the ledger and of the
+        driver counts. Raises NotNow.
         """
         used = live_limits.used(self._files, record)
         return any(max(used.get(one.uuid, 0), self.shown(record, one.uuid)) > one.memory_mib * MIB for one in devices)
 
     def known(self) -> list[Record]:
-        """Returns the records whose containers hold memory. Records of ended pods are left out: such a record stays for
-        a minute, in which another pod may already have its slices.
+        """Returns the records whose containers hold memory. The records of ended pods are left out. Such a record is
+        kept for a minute, in which another pod may already have its slices.
         """
         with self._records.lock:
             ids = {one.id for one in self._sizer.others(())}
@@ -258,8 +261,8 @@ class Resizer:
         return record.kind == KUBELET and self._sizer.settings.requested
 
     def _devices(self, record: Record) -> list[Device]:
-        """Returns the record's sizes in MiB and percent of the SMs. On a node that promises shares, 0 percent means no
-        limit.
+        """Returns the sizes of a record in MiB and percent of the SMs. On a node that promises shares, 0 percent means
+        no limit.
         """
         promises = self.promises(record)
         return [
@@ -281,8 +284,8 @@ class Resizer:
         return Device(device.uuid, memory, cores)
 
     def _sized(self, record: Record, devices: list[Device], kill: bool) -> Record:
-        """Returns the record with new sizes. A size in bytes that is not a whole number of MiB is kept if the number of
-        MiB stays the same.
+        """Returns a copy of the record with new sizes. A size in bytes that is not a whole number of MiB stays as it is
+        if its number of MiB does not change.
         """
         rows = []
         for had, old, new in zip(record.limits["devices"], self._devices(record), devices, strict=True):
@@ -300,8 +303,8 @@ class Resizer:
     # --- checks before a resize
 
     def _make_room(self, allocation: str, wanted: Mapping[str, Wanted]) -> None:
-        """Takes back burst memory from other containers, if the allocation requests more memory than it has and the new
-        size fits next to the memory that others were promised.
+        """If the allocation requests more memory than it has, takes back burst memory from other containers. This is
+        done only if the new size fits next to the memory that others were promised.
         """
         with self._records.lock:
             record = self._records.get(allocation)
@@ -324,8 +327,8 @@ class Resizer:
 
     @staticmethod
     def _refuse_bursting(record: Record, wanted: Mapping[str, Wanted]) -> None:
-        """Raises Refused if new memory is requested on a GPU where the pod has burst memory, because its limit there
-        changes automatically.
+        """Raises Refused if new memory is requested on a GPU where the pod has burst memory. The plugin changes the
+        limit there automatically, so a requested limit would not last.
         """
         for uuid, size in wanted.items():
             bounds = sizing.bounds_of(record, uuid)
@@ -337,8 +340,8 @@ class Resizer:
                 )
 
     def _used(self, record: Record, before: list[Device], now: list[Device]) -> dict[str, int]:
-        """Returns the memory in use by GPU UUID. If the container only grows, an unknown usage is no error and the
-        result is empty.
+        """Returns GPU UUID → bytes in use. If the usage cannot be read and the container only grows, the result is
+        empty and no error is raised.
         """
         shrinks = any(new.memory_mib < old.memory_mib for old, new in zip(before, now, strict=True))
         try:
@@ -375,7 +378,7 @@ class Resizer:
     # --- regular work
 
     def restore(self) -> None:
-        """Called after a restart of the plugin: writes the records' sizes into the limits files, and notes which
+        """Called after a restart of the plugin: writes the sizes of the records into the limits files, and notes which
         containers use more than their size.
         """
         with self._records.lock:
@@ -388,11 +391,11 @@ class Resizer:
                     live_limits.rewrite(self._files, record)
                     used = live_limits.used(self._files, record)
                 except NotNow as fault:
-                    log.debug("%s", fault)  # missing files are created when the container starts
+                    log.debug("%s", fault)  # The missing files are created when the container starts.
                     continue
                 if record.kind == CLAIM or not record.limits.get("oom_killer"):
-                    # Without an OOM killer the usage cannot exceed the size. A ledger that shows more is forged, and
-                    # would only take memory from other containers.
+                    # Without an OOM killer the usage cannot exceed the size. If the ledger shows more, a tenant has
+                    # forged it, to take memory from other containers.
                     continue
                 devices = self._devices(record)
                 if any(used.get(one.uuid, 0) > one.memory_mib * MIB for one in devices):
@@ -409,8 +412,8 @@ class Resizer:
         return allocation in self._leaving
 
     def poll(self) -> None:
-        """Stops counting the former size of allocations whose processes have freed their memory, and offers the slices
-        that fit again.
+        """For containers that were resized to less than they used: once their processes have freed the memory, the
+        former size is no longer counted, and the slices that fit again are offered.
         """
         with self._records.lock:
             for allocation in list(self._leaving):
@@ -425,8 +428,8 @@ class Resizer:
         self.offer()
 
     def offer(self) -> None:
-        """Withholds from the kubelet the slices whose memory is used by containers that grew, and offers the slices
-        that fit again.
+        """Updates which slices are offered to the kubelet. A slice is withheld if a container that grew uses its
+        memory.
         """
         with self._records.lock:
             desired: set[str] = set()
@@ -438,7 +441,8 @@ class Resizer:
                     share = slices.share_of(gpu.facts(), self._sizer.settings.config)
                     if at and share is not None:
                         desired |= sizing.surplus(at, records, sizing.capacity_mib(gpu, share))
-            # Slices of leases are left out, because leases.py withholds and releases them itself.
+            # Slices of leases (reservations for programs on this host) are left out, because leases.py withholds and
+            # releases them.
             desired = {one for one in desired if not self._records.lease_of(one)}
             for slice_id in self._withheld - desired:
                 if not self._records.lease_of(slice_id):
@@ -476,8 +480,8 @@ def _greater(one: Device, other: Device) -> Device:
 
 
 def _lesser(one: Device, other: Device) -> Device:
-    """Returns the device with the smaller of both memory sizes. The percent of the SMs stays, because it changes later,
-    together with the record.
+    """Returns the device with the smaller memory of both sizes. Its percent of the SMs is the former one, which changes
+    later, together with the record.
     """
     return Device(one.uuid, min(one.memory_mib, other.memory_mib), one.cores)
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Applies the size that a container's pod requested (setting ``sliceSizing: requested``). It reads the plan of the
-scheduler from the API server, reserves the memory and cores, and saves the size in the record.
+scheduler (the chosen GPUs and sizes) from the API server, reserves the memory and cores on the node, and saves the size
+in the record, the saved data of the allocation.
 
-The lock is not held while the API server is asked. So a size that is decided but not yet saved is counted like a saved
-one.
+The lock is not held while the API server is asked. In this time the decided size is not saved yet, so it is reserved in
+memory and counted like a saved one.
 """
 
 from __future__ import annotations
@@ -31,24 +32,24 @@ log = logging.getLogger(__name__)
 
 
 class Lender(Protocol):
-    """Manages burst memory (burst.Burst): memory above a container's promised amount, which it may use until another
-    container needs it.
+    """Interface of burst.Burst, which manages burst memory. This is memory above a container's promised amount, which
+    it may use until another container needs it.
     """
 
     def give_back(self, allocation: str, wanted: Mapping[str, sizing.Bounds], promised: bool = True) -> None:
-        """Takes back unused burst memory of other containers on these GPUs. With ``promised`` it also takes back memory
-        in use, for which the OOM killer kills processes.
+        """Takes back unused burst memory of other containers on these GPUs. If ``promised`` is true, it also takes back
+        memory in use, for which the OOM killer kills processes.
         """
 
     def done(self, allocation: str) -> None:
-        """Ends the wait of an allocation, because it has its promised memory or no longer needs it."""
+        """Ends the wait of an allocation for memory. Called when it has its promised memory or no longer needs it."""
 
     def waits_for(self, uuid: str, without: str = "") -> int:
-        """Returns the MiB of a GPU that were promised to other, waiting containers."""
+        """Returns how many MiB of a GPU were promised to other containers that wait for them."""
 
 
 class NoLender:
-    """Used on a node without burst memory."""
+    """Takes the place of the manager on a node without burst memory."""
 
     def give_back(self, allocation: str, wanted: Mapping[str, sizing.Bounds], promised: bool = True) -> None:
         pass
@@ -61,8 +62,8 @@ class NoLender:
 
 
 class Short(Exception):
-    """Raised if promised memory is still used by other containers as burst memory. It has, by GPU UUID, the promised
-    amount and limit that are wanted, and the MiB that are missing.
+    """Raised if other containers still use promised memory as burst memory. It has two values by GPU UUID: the promised
+    amount and the limit that the container should get, and the MiB that are missing.
     """
 
     def __init__(self, wanted: dict[str, sizing.Bounds], missing: dict[str, int]) -> None:
@@ -72,7 +73,7 @@ class Short(Exception):
 
 class Sizer:
     """Decides and saves the sizes of containers. ``pods`` finds the pods and their plans at the API server; it is None
-    if no API server is configured. ``mounts`` is the check of a pod's mounts, which may use another client with its own
+    if no API server is configured. ``mounts`` checks a pod's mounts; its client of the API server may have another
     timeout. ``settings`` may be replaced only while the records' lock is held.
     """
 
@@ -91,9 +92,9 @@ class Sizer:
         self.settings = settings
         self._pods = pods
         self.mounts = mounts or MountCheck(pods)
-        # Set by assembly.py.
+        # The manager of burst memory. It is set by assembly.py.
         self.lender: Lender = NoLender()
-        # Allocation → its record with the new size, for sizes that are decided and not yet saved.
+        # Sizes that are decided and not yet saved: allocation → its record with the new size.
         self._reserved: dict[str, Record] = {}
 
     def planned(self, available: Sequence[str], size: int) -> list[str]:
@@ -109,14 +110,15 @@ class Sizer:
         return chosen
 
     def held(self, without: Iterable[str]) -> dict[str, sizing.Held]:
-        """Returns GPU UUID → memory and cores that containers hold. Two kinds of records are not counted: those of
-        containers that the kubelet no longer knows, and those that contain one of the ids ``without``. These are the
-        ids of one container, so such records belong to its own pod and do not run at the same time.
+        """Returns GPU UUID → memory and cores that containers hold. Two kinds of records are not counted. The first are
+        those of containers that the kubelet no longer knows. The second are those with one of the slice ids
+        ``without``, which are the ids of one container: such a record belongs to the same pod, whose containers with
+        these ids run one after the other.
         """
         return sizing.held(self.others(without))
 
     def others(self, without: Iterable[str]) -> list[Record]:
-        """Returns the records whose memory and cores ``held`` adds up."""
+        """Returns the records that ``held`` counts."""
         found = checkpoint.read(self._checkpoint_file)
         own = frozenset(without)
         return [
@@ -127,7 +129,7 @@ class Sizer:
         ]
 
     def reserve(self, record: Record) -> None:
-        """From now on, counts this record instead of the saved record of its allocation, until ``release``. The caller
+        """Counts this record instead of the saved record of its allocation, until ``release`` is called. The caller
         holds the records' lock.
         """
         self._reserved[record.id] = record
@@ -140,9 +142,9 @@ class Sizer:
         return allocation in self._reserved
 
     def size(self, record: Record) -> None:
-        """Saves the size that the pod of a record requested. Raises Refused if the pod has no plan, mounts a volume
-        over the allocation's files, or does not fit on the GPUs that the kubelet chose. The caller must not hold the
-        lock.
+        """Saves the size that the pod of a record requested. Raises Refused in three cases: the pod has no plan, it
+        mounts a volume over the allocation's files, or the size does not fit on the GPUs that the kubelet chose. The
+        caller must not hold the lock.
         """
         if self._pods is None:
             raise NotNow(
@@ -173,8 +175,8 @@ class Sizer:
                 del self._reserved[record.id]
 
     def _reserve_promised(self, record: Record, planned: Sequence[Device], priority: int) -> list[Device]:
-        """Reserves the size like _reserve. If its memory is in use as burst memory, takes that back and tries once
-        more. Raises NotNow if the memory is then still in use.
+        """Reserves the size like _reserve. If other containers use the memory as burst memory, takes it back and tries
+        once more. Raises NotNow if the memory is still in use after that.
         """
         for last in (False, True):
             try:
@@ -187,11 +189,11 @@ class Sizer:
                         "containers; its start is tried again until they have freed that memory"
                     ) from None
                 self.lender.give_back(record.id, fault.wanted)
-        raise AssertionError  # not reached: the loop returns or raises
+        raise AssertionError  # This line is never reached, because the loop returns or raises.
 
     def _reserve(self, record: Record, planned: Sequence[Device], priority: int) -> list[Device]:
-        """Decides a size, and reserves it so that it is counted while the API server is asked. Raises Refused if the
-        size does not fit, and Short if other containers use the promised memory as burst memory.
+        """Decides the size of a container and reserves it, so that it is counted while the API server is asked. Raises
+        Refused if the size does not fit, and Short if other containers use the promised memory as burst memory.
         """
         with self._records.lock:
             if record.id in self._reserved:
@@ -213,13 +215,14 @@ class Sizer:
             rows = [{**one, **cards.get(one["uuid"], {})} for one in sizing.limits_of(devices)]
             for one in rows:
                 if sizing.PROMISED in one:
-                    # The limit starts with all free memory, because a program may ask for the size of the GPU's memory
-                    # only once.
+                    # The container's first limit includes all free memory, because a program may ask for the size of
+                    # the GPU's memory only once.
                     spare = free[one["uuid"]] - self.lender.waits_for(one["uuid"], record.id)
                     one["memory_bytes"] = max(one[sizing.PROMISED], min(one[sizing.LIMIT], spare)) * sizing.MIB
             limits.update(devices=rows, priority=priority)
             cores = {one.uuid: one.cores for one in devices if one.cores}
             self._reserved[record.id] = replace(record, limits=limits, cores=cores)
-            # The wait ends under the same lock, so that the memory is never counted twice, as waiting and as reserved.
+            # The container no longer waits, because its memory is reserved now. Both changes are made under one lock,
+            # so that the memory is never counted twice.
             self.lender.done(record.id)
             return devices

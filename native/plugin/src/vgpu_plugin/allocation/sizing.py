@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Assigns the sizes that pods requested to the GPUs that the kubelet chose, and checks whether they fit. No I/O.
 
-The scheduler plans and the kubelet chooses, but only this node knows what its containers hold. So a size is applied
-only if the memory and cores of all containers stay within the GPU, whatever was planned.
+The scheduler plans the sizes and the kubelet chooses the slices, but only this node knows what its containers hold. So
+a size is applied only if the memory and cores of all containers stay within the GPU, whatever the plan says.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from ..offer.preference import gpu_of
 from .records import Record
 
 WHOLE = 100
-# Key in a container's limits that exists only if the container has a size of its own instead of its slice's size.
+# This key is in a container's limits only if the container has a size of its own instead of the size of its slice.
 SIZED = "priority"
-# Keys of a device in a record's limits, in MiB. They exist only if the container is promised less memory than its limit
-# (burst.py).
+# Two keys of a device in a record's limits, both in MiB: the promised memory and the maximum limit. They exist only if
+# the container is promised less memory than its limit (burst.py).
 PROMISED, LIMIT = "promised_mib", "limit_mib"
 
 
 @dataclass(frozen=True)
 class Held:
-    """Memory (MiB) and percent of the SMs that containers hold on a GPU. A container without a limit of its SMs is
-    counted with 0 %.
+    """Memory (MiB) and percent of the SMs that containers hold on a GPU. A container without a limit of its SMs counts
+    as 0 %.
     """
 
     memory_mib: int = 0
@@ -82,8 +82,8 @@ def room_mib(gpu: Gpu, config: dict[str, Any]) -> int:
 
 
 class Bounds(NamedTuple):
-    """The promised memory and the limit of a container on one GPU, in MiB. Its current limit lies between the two
-    (burst.py).
+    """The promised memory and the maximum limit of a container on one GPU, in MiB. Its current limit lies between the
+    two (burst.py).
     """
 
     promised: int
@@ -95,16 +95,17 @@ class Bounds(NamedTuple):
 
 
 def bounds_of(record: Record, uuid: str) -> Bounds | None:
-    """Returns the promised memory and the limit of a container on a GPU, or None if its size there is fixed."""
+    """Returns the promised memory and the maximum limit of a container on a GPU, or None if its size there is fixed."""
     rows = [one for one in record.limits.get("devices") or [] if one["uuid"] == uuid and PROMISED in one]
     return Bounds(rows[0][PROMISED], rows[0][LIMIT]) if rows else None
 
 
 def held(records: Iterable[Record], limits: bool = False, promised: bool = False) -> dict[str, Held]:
-    """Returns GPU UUID → memory and cores that these records hold. Containers that share a slice belong to one pod and
-    run one after the other, so only the largest is counted (an init container may have more GPUs). A container that has
-    no size yet holds nothing. With ``limits``, the limits of the cores are counted instead of the promised cores. With
-    ``promised``, the promised memory is counted instead of the current limit.
+    """Returns GPU UUID → memory and cores that these records hold.
+
+    Containers that share a slice belong to one pod and run one after the other, so only the largest is counted. A
+    container that has no size yet counts as 0. If ``limits`` is true, the limits of the cores are counted, otherwise
+    the promised cores. If ``promised`` is true, the promised memory is counted, otherwise the current limit.
     """
     shares: dict[tuple[str, frozenset[str]], Held] = {}
     for record in records:
@@ -124,7 +125,8 @@ def held(records: Iterable[Record], limits: bool = False, promised: bool = False
 
 
 def misfit(gpu: Gpu, config: dict[str, Any], before: Held, requested: Device) -> str:
-    """Returns why a size does not fit on a GPU next to what other containers hold, or an empty string if it fits."""
+    """Returns why a size does not fit on a GPU next to the sizes of other containers. The text is empty if the size
+    fits."""
     capacity = room_mib(gpu, config)
     if before.memory_mib + requested.memory_mib > capacity:
         return (
@@ -137,9 +139,9 @@ def misfit(gpu: Gpu, config: dict[str, Any], before: Held, requested: Device) ->
 
 
 def crowded(pieces: Iterable[Piece], others: Held, sm_percent: int) -> str:
-    """Returns why a percent of the SMs does not fit on a GPU with equal slices, or an empty string if it fits. All
-    containers together get at most the sum of the offered slices, which may exceed 100 %. ``pieces`` are the slices of
-    the GPU.
+    """Returns why a percent of the SMs does not fit on a GPU with equal slices. The text is empty if it fits.
+    ``pieces`` are the slices of the GPU. All containers together get at most the sum of the percents of these slices,
+    which may exceed 100 %.
     """
     shares = [one.sm_percent for one in pieces]
     most = max(WHOLE, sum(shares))
@@ -150,8 +152,10 @@ def crowded(pieces: Iterable[Piece], others: Held, sm_percent: int) -> str:
 
 def surplus(pieces: Iterable[Piece], records: Iterable[Record], capacity: int) -> set[str]:
     """Returns the slices of one GPU that must not be offered, because containers that are larger than their slice use
-    the memory. Allocated slices may be among them: if a container is smaller than its slice, the slice would have its
-    full size again when the container ends. ``capacity`` is the MiB of all containers together.
+    the memory. ``capacity`` is the MiB that all containers may hold together.
+
+    The result may include allocated slices: if a container is smaller than its slice, the slice would have its full
+    size again when the container ends.
     """
     at, holds = list(pieces), list(records)
     sized = [one for one in holds if SIZED in one.limits]
@@ -205,13 +209,13 @@ def assign(
 
 
 def with_part(plan: Sequence[Part], container: str, devices: Sequence[Device]) -> list[Part]:
-    """Returns the plan with other devices for one of its containers."""
+    """Returns a copy of the plan in which one container has these devices."""
     return [part._replace(devices=tuple(devices)) if part.container == container else part for part in plan]
 
 
 def limits_of(devices: Sequence[Device]) -> list[dict[str, Any]]:
-    """Returns the devices of a limits file. 0 and 100 % of the SMs mean no limit, because no other container uses such
-    a GPU. A device with burst memory starts with the promised memory as its limit.
+    """Returns the devices of a limits file. 0 and 100 % of the SMs mean no limit, because then no other container uses
+    the GPU. A device with burst memory starts with the promised memory as its limit.
     """
     return [
         {

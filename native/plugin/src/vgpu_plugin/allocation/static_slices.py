@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slices (parts of GPUs) for containers outside Kubernetes: each slice has one folder of files, and the CDI files name
-the slices, so that ``podman run --device vgpu.fleet/slice=<uuid>::<n>`` gets a limited GPU.
+"""Slices (parts of GPUs) for containers outside Kubernetes. Each slice has one folder of files. The CDI files name the
+slices, so that ``podman run --device vgpu.fleet/slice=<uuid>::<n>`` gives a container a limited GPU.
 
-All containers with the same slice share its ledger (the record of used memory), so that together they never hold more
-than the slice. A slice is used either by Kubernetes or outside. While a container outside Kubernetes uses it, it is
-reported to the kubelet as unhealthy. While the kubelet has allocated it, its limits file here denies every memory
-allocation.
+All containers with the same slice share its ledger (the account of used memory), so together they never hold more than
+the slice.
+
+A slice is used either by Kubernetes or by containers outside it. While a container outside Kubernetes uses it, the
+plugin reports it to the kubelet as unhealthy. While the kubelet has allocated it, its limits file in this folder denies
+every memory allocation.
 """
 
 from __future__ import annotations
@@ -30,14 +32,14 @@ from .allocation_files import AllocationFiles
 from .allocator import Allocator
 from .records import Record
 
-# Maximum number of slices. Each has a mount of its own, and more mounts would slow every mount on the host.
+# Maximum number of slices. Each slice has a mount of its own, and more mounts would slow down every mount on the host.
 MOST_SLICES = 256
 OUTSIDE = "used by a container outside Kubernetes"
-# Every sixth call of ``refresh_if_changed`` refreshes everything, even if no change is visible.
+# Every sixth call of ``refresh_if_changed`` refreshes all files, even if no change is visible.
 WHOLE_EVERY = 6
-# Errors because of which one slice is not offered; the others still are.
+# After one of these errors a slice is not offered. The other slices still are.
 FAULTS = (OSError, PluginError, abi_files.LayoutError)
-# Maximum number of slices with an error that get a line of their own in the status.
+# Maximum number of slices whose errors get a line of their own in the status.
 MOST_NOTES = 8
 
 log = logging.getLogger(__name__)
@@ -59,17 +61,18 @@ class StaticSlices:
         self._allocator = allocator
         self._files = files
         self._driver = driver
-        # Returns the folders of which containers still use removed files, because the files were created again
-        # meanwhile. The current files do not show what these containers use.
+        # Returns the folders whose files were deleted and created again while containers used them. These containers
+        # still use the deleted files, so the current files do not show their usage.
         self.stale: Callable[[], frozenset[str]] = frozenset
-        # The reasons why slices cannot be offered now. Each is logged once.
+        # The reasons why slices cannot be offered now. They are kept so that each is logged only once.
         self._faults: list[str] = []
-        # What ``_signs_now`` returned at the last refresh, and the number of calls of ``refresh_if_changed`` since
+        # The result of ``_signs_now`` at the last refresh, and the number of calls of ``refresh_if_changed`` since
         # then.
         self._signs: tuple[object, ...] = ()
         self._calls = 0
-        # Name of a slice's folder → the bytes of its limits file, and the limits from which they were made. It saves
-        # parsing an unchanged file at each refresh. A file that has other limits than desired has no entry.
+        # Cache, so that a refresh need not parse unchanged limits files: name of a slice's folder → the bytes of its
+        # limits file, and the limits from which they were made. If a file has other limits than desired, it has no
+        # entry.
         self._written: dict[str, tuple[bytes, dict[str, Any]]] = {}
 
     def configure(self, settings: Settings, driver: driver_files.DriverFiles) -> None:
@@ -87,13 +90,13 @@ class StaticSlices:
                 self.refresh()
 
     def _signs_now(self) -> tuple[object, ...]:
-        """Returns values that are cheap to read and that change whenever a refresh is needed: the split of the GPUs,
-        the held slices, the library, and the identities of files and folders.
+        """Returns values that show whether a refresh is needed: the split of the GPUs, the held slices, the library,
+        and the identities of files and folders. They are cheap to read.
         """
         return (*self._causes_now(), *self._files_now())
 
     def _causes_now(self) -> tuple[object, ...]:
-        """Returns those of these values that ``refresh`` reads but does not change itself."""
+        """Returns the values of ``_signs_now`` that a refresh only reads and does not change."""
         if self._paths.cdi_dir is None:
             return ()
         try:
@@ -121,7 +124,7 @@ class StaticSlices:
         listed in ``notes``; none is raised.
         """
         with self._allocator.lock:
-            # The values are read before the refresh, so that a change during the refresh (such as a switched library)
+            # These values are read before the refresh. So a change during the refresh, such as another library version,
             # is noticed at the next call.
             causes, before = self._causes_now(), self._faults
             try:
@@ -134,13 +137,13 @@ class StaticSlices:
                 log.warning("%s", fault)
 
     def notes(self) -> list[str]:
-        """Returns messages about slices that cannot be offered now."""
+        """Returns messages about the slices that cannot be offered now."""
         faults = self._faults
         more = [f"{len(faults) - MOST_NOTES} more slices cannot be offered by CDI"] if len(faults) > MOST_NOTES else []
         return faults[:MOST_NOTES] + more
 
     def _refresh(self) -> list[str]:
-        """Returns an error message for each slice that cannot be offered."""
+        """Refreshes folders and CDI files. Returns an error message for each slice that cannot be offered."""
         folder = self._paths.cdi_dir
         if folder is None:
             return []
@@ -192,8 +195,8 @@ class StaticSlices:
     def _offered(self) -> list[Piece]:
         pieces = [one for one in self._pool.slices if self._pool.limited(one.id)]
         if self._settings.claims:
-            # On a node with claims the scheduler allocates all of a GPU to claims, so only slices that are already in
-            # use are still offered here.
+            # On a node with claims, the scheduler allocates whole GPUs to claims. So here only slices that containers
+            # already use are still offered.
             pieces = [one for one in pieces if self._in_use(self._files.static_name(one.id))]
         if len(pieces) > MOST_SLICES:
             log.debug("%d slices exceed the maximum of %d; none is offered by CDI", len(pieces), MOST_SLICES)
@@ -201,17 +204,17 @@ class StaticSlices:
         return pieces
 
     def _make(self, piece: Piece, gpu: Gpu, flags: dict[str, Any], library: str, denied: bool) -> dict[str, Any]:
-        """Creates the folder of one slice if it is incomplete, and returns the slice's CDI edits. ``flags`` are the
+        """Creates the folder of one slice if files are missing, and returns the slice's CDI edits. ``flags`` are the
         flags of the GPU's limits file.
         """
         record = Record(self._files.static_name(piece.id), "slice", (piece.id,), self._limits(piece, flags), library)
         desired = {**record.limits, "deny": denied}
-        # First, files that an older version did not have are added. The other files stay, because a container may have
-        # them mounted. If this fails, the folder itself is missing or damaged, and is created again below.
+        # A folder of an older version lacks some files. They are added first, and the other files stay, because a
+        # container may have them mounted. If that fails, the folder is missing or damaged, and is created again below.
         if not self._files.has_share(record):
             with contextlib.suppress(OSError):
                 self._files.make_share(record)
-        # While a container runs, its ledger is kept, even a damaged one: with a new ledger, the slice would look
+        # A ledger is kept while a container runs, even if it is damaged, because with a new ledger the slice would look
         # unused.
         if self._files.is_whole(record) or abi_files.ledger_in_use(self._ledger(record.id)):
             path = self._files.folder(record.id) / "limits"
@@ -235,7 +238,8 @@ class StaticSlices:
         }
 
     def _held(self) -> set[str]:
-        """Returns the slices that no container outside Kubernetes may start to use now."""
+        """Returns the slices that containers outside Kubernetes must not start to use now, because the kubelet or a
+        lease holds them."""
         stale = self.stale()
         removed = {one.id for one in self._offered() if self._files.static_name(one.id) in stale} if stale else set()
         return removed.union(one for record in self._allocator.records.all() for one in record.slice_ids)
@@ -252,8 +256,8 @@ class StaticSlices:
         return frozenset(one.id for one in self._offered() if self._in_use(self._files.static_name(one.id)))
 
     def poll(self) -> None:
-        """Marks in the pool which slices are in use outside Kubernetes, so that the kubelet is offered only
-        the others.
+        """Notes in the pool which slices are in use outside Kubernetes, so that only the others are offered to the
+        kubelet.
         """
         with self._allocator.lock:
             for piece in self._offered():
@@ -265,8 +269,9 @@ class StaticSlices:
         return busy
 
     def deny(self, slice_ids: tuple[str, ...] | list[str], denied: bool) -> None:
-        """If ``denied``, forbids containers outside Kubernetes to use these slices, because the kubelet or a lease has
-        allocated them. Otherwise allows it again for slices that were freed. The caller holds the allocator's lock.
+        """If ``denied`` is true, forbids containers outside Kubernetes to use these slices, because the kubelet or a
+        lease has allocated them. Otherwise permits it again, because the slices were freed. The caller holds the
+        allocator's lock.
         """
         if self._paths.cdi_dir is None:
             return
@@ -279,7 +284,7 @@ class StaticSlices:
                 if found["deny"] != desired:
                     abi_files.rewrite_limits(str(path), abi_files.as_packed(found, deny=desired))
             except FileNotFoundError:
-                continue  # the slice has no files, because it is not offered by CDI
+                continue  # The slice has no files, because it is not offered by CDI.
             except (OSError, abi_files.LayoutError) as fault:
                 log.warning("%s cannot be changed: %s", path, fault)
 
@@ -290,9 +295,10 @@ class StaticSlices:
 
 
 class _Same:
-    """Compares two objects by identity, and keeps its object alive so that the address is not reused. This detects a
-    change, because the pool creates a new shape object with every change of slices or GPUs, even if the new shape is
-    equal.
+    """Compares two objects by identity. It keeps its object alive, so that the address is not reused.
+
+    This detects a change: the pool creates a new object for its slices at every change of slices or GPUs, even if the
+    new object is equal to the former.
     """
 
     def __init__(self, thing: object) -> None:
@@ -305,8 +311,8 @@ class _Same:
 
 
 def _identity(path: str) -> tuple[int, int, int]:
-    """Returns inode, modification time and size of a file, which together show whether the file was changed or
-    replaced. Returns zeros if the file does not exist.
+    """Returns inode, modification time and size of a file. Together they show whether the file was changed or replaced.
+    If the file does not exist, returns zeros.
     """
     try:
         found = os.stat(path)

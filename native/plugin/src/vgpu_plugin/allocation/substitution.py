@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocates other slices than the kubelet named, for a kubelet before 1.19. Such a kubelet takes any free id without
+"""Allocates other slices than the kubelet named. This is needed for a kubelet before 1.19: it takes any free id without
 asking the plugin for a preference, so its pods would fill one GPU. No I/O.
 
-The kubelet only counts ids, and the node has as many free slices as the kubelet has free ids. So each id that the
-kubelet allocated stands for one slice, and our records say for which one.
+Such a kubelet only counts ids, and the node has as many free slices as the kubelet has free ids. So each id that the
+kubelet allocated stands for one slice. The record of the allocation says for which one.
 """
 
 from __future__ import annotations
@@ -20,15 +20,13 @@ from .records import Record
 def substitute(
     ids: Sequence[str], offers: Sequence[Offer], records: Iterable[Record], spread: bool, packed: bool = False
 ) -> list[str]:
-    """Returns the slices to allocate for ``ids``. They are ``ids`` itself if no other slices are better.
-
-    ``offers`` are the slices of that resource with their health, in NVML's order. With ``spread`` the slices are always
-    chosen here; without it, only if a slice of ``ids`` is already held by an allocation with other ids. Raises NotNow
-    if too few slices are free.
+    """Returns the slices to allocate for ``ids``. ``offers`` are the slices of that resource with their health, in
+    NVML's order. If ``spread`` is true, the best slices are always chosen here. Otherwise ``ids`` is returned, unless
+    an allocation with other ids already holds one of these slices. Raises NotNow if too few slices are free.
     """
     wanted, records = frozenset(ids), list(records)
-    # The kubelet names an id again once its pod is gone, and for containers of one pod that run one after another.
-    # These get the same slices again.
+    # The kubelet may name an id again after its pod has ended, or for another container of the same pod that runs
+    # later. The same ids get the same slices again.
     again = next((one for one in records if one.asked and frozenset(one.asked) == wanted), None)
     known = {offer.slice.id for offer in offers}
     if again is not None and known.issuperset(again.slice_ids):
@@ -47,8 +45,8 @@ def substitute(
 
 
 def on_gpus(uuids: Sequence[str], ids: Sequence[str], offers: Sequence[Offer], records: Iterable[Record]) -> list[str]:
-    """Returns the slices of a container whose record is lost. They are ``ids`` if these are on the container's GPUs,
-    and otherwise free slices of its GPUs.
+    """Returns the slices of a container whose record is lost. If ``ids`` are on the container's GPUs, they are
+    returned, and otherwise free slices of its GPUs.
     """
     devices = {offer.slice.id: offer.slice.uuid for offer in offers}
     if not uuids or sorted(devices.get(one, "") for one in ids) == sorted(uuids):

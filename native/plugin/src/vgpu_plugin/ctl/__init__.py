@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line vgpuctl for a node's administrator, and the text that it prints."""
+"""The command line tool vgpuctl for the administrator of a node, and the text that it prints."""

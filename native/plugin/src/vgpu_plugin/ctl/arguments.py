@@ -229,8 +229,8 @@ def _whole(text: str, most: int, what: str, unit: str, least: int = 1) -> int:
 
 
 def _ttl(text: str) -> int:
-    """Parses a duration in seconds. The plugin checks the maximum; this limit is the largest number that fits in the
-    message.
+    """Parses a duration in seconds. This limit is only the largest number that fits in the message; the plugin checks
+    the real maximum.
     """
     return _whole(text, (1 << 31) - 1, "a lease of", " s")
 

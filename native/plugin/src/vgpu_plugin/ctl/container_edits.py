@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the mounts, environment, devices and label that a docker or podman container needs for a lease (slices
-reserved for it). By the label the plugin notices whether the container still exists. The result is printed as options
-of the engine's command, or as a service of docker compose. The only I/O is reading the CDI file.
+"""Builds what a docker or podman container needs for a lease (slices of GPUs that are reserved for it): mounts,
+environment, devices and a label. By the label the plugin notices whether the container still exists. The result is
+printed as options of the engine's command, or as a service of docker compose.
 
-An engine with CDI support gets the GPU by its CDI name. For another engine, the edits in the CDI file become mounts and
-devices, so neither NVIDIA's runtime nor a setting of the engine is needed.
+An engine with CDI support gets the GPU by its CDI name. For another engine, the edits in the CDI file are converted to
+mounts and devices, so neither NVIDIA's runtime nor a setting of the engine is needed.
+
+The only I/O is reading the CDI file.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ class Edits:
     names: tuple[str, ...] = ()
 
     def options(self) -> list[str]:
-        """Returns options for docker run and podman run. They use --mount, because with --volume docker would create a
-        folder for a missing source.
+        """Returns options for docker run and podman run. They contain --mount and not --volume, because docker creates
+        a folder for a missing source of --volume.
         """
         out = ["--label", self.label]
         for name, value in sorted(self.envs.items()):
@@ -51,8 +53,8 @@ class Edits:
         return out
 
     def service(self, forbids_folders: bool) -> dict[str, Any]:
-        """Returns a service for docker compose. With ``forbids_folders``, the service tells compose to create no folder
-        for a missing source.
+        """Returns a service for docker compose. If ``forbids_folders`` is true, the service tells compose to create no
+        folder for a missing source of a mount.
         """
         bind = {"bind": {"create_host_path": False}} if forbids_folders else {}
         name, _equals, value = self.label.partition("=")
@@ -71,7 +73,7 @@ def of_lease(lease: Mapping[str, Any], devices: Sequence[str], by_cdi: bool, cdi
     """Returns the edits for a lease. ``lease`` is the lease in the form that vgpuctl prints, and ``devices`` are the
     UUIDs of its GPUs or MIG devices. Raises EditsError.
     """
-    # A mount of /dev/null is left out: it is only a signal to NVIDIA's runtime, which is not used here.
+    # A mount of /dev/null is left out. It is only a signal to NVIDIA's runtime, which is not used here.
     mounts = [
         (one["container_path"], one["host_path"], bool(one["read_only"]))
         for one in lease["mounts"]
@@ -95,9 +97,7 @@ def _environment(words: Iterable[str]) -> dict[str, str]:
 
 
 def _from_file(path: Path, devices: Sequence[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Returns the edits in the CDI file that apply to all containers, and the edits of each device. Raises
-    EditsError.
-    """
+    """Returns the edits in the CDI file: those for all containers, and those of each device. Raises EditsError."""
     try:
         found = json.loads(path.read_text())
         named = {one["name"]: one["containerEdits"] for one in found["devices"]}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``vgpuctl run``: runs a docker or podman container in slices (parts of GPUs) of this host.
 
-The container has a label by which the plugin notices whether it still exists. So the container keeps its slices until
-it is removed, even if this program was killed.
+A label of the container shows the plugin whether the container still exists. So the container keeps its slices until it
+is removed, even if this program is killed.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from .container_edits import Edits, EditsError, of_lease
 
 # Exit statuses of the engine's command which mean that the container did not start.
 NOT_STARTED = (125, 126, 127)
-# The first version of podman whose CDI can read our files.
+# The first version of podman that can read the CDI files of vgpu.fleet.
 PODMAN_WITH_CDI = (4, 3)
 PODMAN_FOLDERS = ("/etc/cdi", "/var/run/cdi")
-# Seconds within which the container must appear. They are many, because its image may have to be pulled first.
+# Seconds within which the container must appear. The time is long, because its image may have to be pulled first.
 TTL_S = 3600
 FAILED, USAGE = 1, 2
 
@@ -71,14 +71,14 @@ def knows_cdi(engine: str, folder: str) -> bool:
             folders = PODMAN_FOLDERS
     else:
         with contextlib.suppress(ValueError):
-            # an older docker does not know this field, and the command fails
+            # An older docker does not know this field. Then the command fails.
             folders = json.loads(ask(DOCKER, "info", "--format", "{{json .CDISpecDirs}}") or "null") or ()
     return os.path.realpath(folder) in {os.path.realpath(one) for one in folders}
 
 
 def compose_makes_folders() -> bool:
-    """Returns whether docker compose creates a folder for a missing bind source unless the service forbids it. Version
-    2 does. Version 1.29 does not, and rejects a service that forbids it.
+    """Returns whether docker compose creates a folder for a missing source of a bind mount. Version 2 does so unless
+    the service forbids it. Version 1.29 never does, and rejects a service that forbids it.
     """
     if ask(DOCKER, "compose", "version") is not None:
         return True
@@ -94,7 +94,7 @@ def run(given: argparse.Namespace, plugin: Client) -> int:
         return USAGE
     try:
         engine = DOCKER if given.compose else chosen(given.engine)
-        # The service that is printed must work with every version of the engine, so it does not use CDI.
+        # The printed service must work with every version of the engine, so it does not use CDI.
         by_cdi = not given.compose and knows_cdi(engine, str(given.cdi_dir))
         lease = _lease(given, plugin, engine, by_cdi)
         try:
@@ -112,8 +112,8 @@ def run(given: argparse.Namespace, plugin: Client) -> int:
 
 
 def command(engine: str, edits: Edits, words: Sequence[str], detach: bool) -> list[str]:
-    """Returns the engine's command. Without --detach or --restart the container is removed when it ends, which frees
-    its slices.
+    """Returns the engine's command. Without --detach and --restart it includes the option that removes the container
+    when it ends, which frees the slices.
     """
     kept = detach or any(one.split("=")[0] in ("--restart", "--rm") for one in words)
     return [engine, "run", *(["--detach"] if detach else []), *([] if kept else ["--rm"]), *edits.options(), *words]
@@ -155,8 +155,8 @@ def _supervise(plugin: Client, engine: str, allocation: str, words: list[str]) -
         def forward(number: int, _frame: FrameType | None) -> None:
             process.send_signal(number)
 
-        # The engine's command forwards signals to the container. SIGINT is not forwarded here, because the terminal
-        # sends Ctrl-C to the engine's command directly.
+        # Signals are forwarded to the engine's command, which forwards them to the container. SIGINT is not forwarded
+        # here, because at Ctrl-C the terminal sends it to the engine's command directly.
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, forward)
@@ -165,7 +165,7 @@ def _supervise(plugin: Client, engine: str, allocation: str, words: list[str]) -
     status = status if status >= 0 else 128 - status
     mine = f"label={LABEL}={allocation}"
     if status in NOT_STARTED:
-        # A container that was created but did not start is removed, because it would keep the slices.
+        # If the container was created but did not start, it is removed, because it would keep the slices.
         left = (ask(engine, "ps", "--all", "--quiet", "--filter", mine, "--filter", "status=created") or "").split()
         if left:
             ask(engine, "rm", "--force", *left)
@@ -176,6 +176,7 @@ def _supervise(plugin: Client, engine: str, allocation: str, words: list[str]) -
 
 
 def _release(plugin: Client, allocation: str) -> None:
-    # An error is ignored, because the plugin has noticed the container's end already or will notice it later.
+    # An error of this call is ignored. The plugin has noticed the end of the container already, or will notice it
+    # later.
     with contextlib.suppress(Fault):
         plugin.call("Release", api.ReleaseRequest(allocation=allocation))

@@ -23,7 +23,7 @@ def adopt() -> None:
 
 def end(patience_s: float = PATIENCE_S) -> list[int]:
     """Kills every child of this process, including processes that become its children meanwhile. Returns the processes
-    that did not end. May be called only by a process all of whose children must end.
+    that did not end. Use it only in a process whose children must all end.
     """
     until = time.monotonic() + patience_s
     while (left := children()) and time.monotonic() < until:
@@ -40,7 +40,7 @@ def children() -> list[int]:
     """Returns the children of all threads of this process, including zombies."""
     found: list[int] = []
     for one in Path("/proc/self/task").glob("*/children"):
-        # the thread has ended since it was listed
+        # The thread has ended since it was listed.
         with contextlib.suppress(OSError):
             found += [int(pid) for pid in one.read_text().split()]
     return found

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a program in a slice of a GPU, in a mount namespace of its own. This is the second half of ``vgpuctl exec``.
-
-It is a separate process, because gRPC's threads do not survive a fork. The mounts are passed as an argument, because
-standard input belongs to the terminal.
+"""Runs a program in a slice (part of a GPU), in a mount namespace of its own. This is the second half of ``vgpuctl
+exec``. It is a separate process, because the threads of gRPC do not survive a fork. It gets the mounts as an argument,
+because standard input belongs to the terminal.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ USAGE = 2
 
 
 def holder(program: Sequence[str]) -> str:
-    """Returns a text for people that names the holder of the slice: the user who called sudo, and the program."""
+    """Returns a text that names the holder of the slice: the user who called sudo, and the program."""
     try:
         user = os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -37,13 +37,13 @@ def holder(program: Sequence[str]) -> str:
 
 def execute(given: argparse.Namespace, plugin: Client) -> int:
     """Runs a program in a leased slice, and frees the slice at the end. Returns the program's exit status as a shell
-    reports it.
+    would report it.
     """
     program = given.program[1:] if given.program[:1] == ["--"] else given.program
     if not program:
         print("vgpuctl: exec needs a program: vgpuctl exec -- nvidia-smi", file=sys.stderr)
         return USAGE
-    # After a signal the slice is freed too, and the program in it is killed.
+    # If this program gets one of these signals, it kills the program in the slice and frees the slice.
     _on_ends(_end, signal.SIGTERM, signal.SIGHUP)
     descendants.adopt()
     request = api.LeaseRequest(uuid=given.uuid, ttl_s=given.ttl, kind=EXEC, holder=holder(program))
@@ -68,7 +68,8 @@ def execute(given: argparse.Namespace, plugin: Client) -> int:
 
 
 def _give_back(plugin: Client, allocation: str) -> None:
-    # The background processes of the program are ended before the slice is freed, because they still use its memory.
+    # Background processes of the program still use the memory of the slice. So they are killed before the slice is
+    # freed.
     left = descendants.end()
     if left:
         names = ", ".join(str(pid) for pid in left)
@@ -76,7 +77,7 @@ def _give_back(plugin: Client, allocation: str) -> None:
         return
     try:
         plugin.call("Release", api.ReleaseRequest(allocation=allocation))
-    except Fault as fault:  # the error is only printed, so that the exit status is still that of the program
+    except Fault as fault:  # The error is only printed, so that the exit status is still that of the program.
         print(
             f"vgpuctl: the slice was not released; it is free when the time of its lease is over: {fault}",
             file=sys.stderr,
@@ -84,8 +85,8 @@ def _give_back(plugin: Client, allocation: str) -> None:
 
 
 def _on_ends(handler: Callable[[int, FrameType | None], None], *numbers: int) -> None:
-    """Installs a signal handler. Signals that were ignored when this program started (nohup) stay ignored, so that the
-    program in the slice inherits that.
+    """Installs a signal handler. A signal that was ignored when this program started (nohup) stays ignored, so that the
+    program in the slice inherits this.
     """
     for number in numbers or (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:
@@ -93,19 +94,20 @@ def _on_ends(handler: Callable[[int, FrameType | None], None], *numbers: int) ->
 
 
 def _end(number: int, _frame: FrameType | None) -> None:
-    # Only the first signal is handled. A second one, for example when the session ends, could interrupt the cleanup.
+    # Only the first signal is handled. A second one, which for example comes when the session ends, could interrupt the
+    # cleanup.
     _on_ends(_ends_already)
     sys.exit(128 + number)
 
 
 def _ends_already(_number: int, _frame: FrameType | None) -> None:
-    """Does nothing on a further signal, so that the slice is freed."""
+    """Handler for further signals. It does nothing, so that the slice is freed."""
 
 
 def _enter() -> str:
-    """Returns the code that starts enter.py. It runs in an isolated Python, which imports nothing from the working
+    """Returns the Python code that starts enter.py. Python runs it in isolated mode, without imports from the working
     directory or PYTHONPATH, because root may be in another user's folder. The path of this package is added, because a
-    checkout is not installed.
+    checkout of the repository is not installed.
     """
     root = str(Path(__file__).resolve().parents[2])
     return f"import sys; sys.path.append({root!r}); from {__package__}.enter import main; sys.exit(main())"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text of vgpuctl explain, which says why a GPU, a slice or the node is in its state. It is made from the plugin's
-responses, without I/O.
+"""The text of vgpuctl explain, which says why a GPU, a slice (part of a GPU) or the node is in its state. It is made
+from the plugin's responses, without I/O.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ def explain(
     usages: list[dict[str, Any]] | None = None,
     tenants: Mapping[str, str] | None = None,
 ) -> list[dict[str, str]]:
-    """Explains a GPU (index or UUID), a slice, the slices of a holder, or, if ``wanted`` is empty, the whole node.
-    Returns facts, each with its subject; the list is empty if ``wanted`` does not exist here. Raises BadRequest if
-    several holders match.
+    """Returns facts that explain the state of ``wanted``, each with its subject. ``wanted`` is a GPU (index or UUID), a
+    slice, or a holder of slices. If it is empty, the whole node is explained. If it does not exist here, the list is
+    empty. Raises BadRequest if several holders match.
     """
     status = {**status, "slices": slice_rows(status, usages or [], tenants)}
     gpus = [gpu for gpu in status["gpus"] if wanted in ("", gpu["uuid"], str(gpu["index"]))]
@@ -46,7 +46,7 @@ def _fact(about: str, name: str, text: str) -> dict[str, str]:
 
 
 def _held(rows: list[dict[str, Any]], what: str) -> list[dict[str, Any]]:
-    """Returns the slices of a holder, which is named by its name or by its allocation."""
+    """Returns the slices of a holder. The holder is given by its name or by its allocation."""
     keys = [one["allocation"] or AllocationFiles.static_name(one["id"]) for one in rows]
     shown = {key: one["held_by"] for key, one in zip(keys, rows, strict=True) if one["held_by"]}
     found = what if what in shown else holder_names.find(shown, what)

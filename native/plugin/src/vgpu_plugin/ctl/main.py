@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line vgpuctl, which sends requests to this host's device plugin. It is for root only, because only root
-may open the plugin's socket.
+"""The command line tool vgpuctl, which sends requests to this host's device plugin. Only root can use it, because only
+root may open the plugin's socket.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MIB = 1 << 20
 
 def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
-        # A character that the output's encoding does not have is printed as a question mark and raises no error.
+        # If the output's encoding lacks a character, a question mark is printed instead, and no error is raised.
         if reconfigure := getattr(stream, "reconfigure", None):
             reconfigure(errors="replace")
     try:
@@ -57,8 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _lose_output() -> None:
-    """Redirects standard output to /dev/null after its reader has gone, because Python would otherwise try to write
-    again at exit.
+    """Redirects standard output to /dev/null. Called after the reader of the output has gone, because Python would
+    otherwise fail when it flushes the output at exit.
     """
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -70,7 +70,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     if given.command == "explain" and given.pod and given.what != "pod":
         reader.error(f"explain expects one name, or: pod NAMESPACE/NAME; found {given.what} and {given.pod}")
     if given.command == "explain" and given.what == "pod":
-        from . import pod as ctl_pod  # imported here, because only this command needs it
+        from . import pod as ctl_pod  # Imported here, because only this command needs the module.
 
         return ctl_pod.explain(given)
     if given.command == "completion":
@@ -147,8 +147,8 @@ def resize(plugin: Client, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _resizable(plugin: Client, what: str) -> str:
-    """Returns the allocation of a container whose name only its engine knows (see Tenants). Returns any other name
-    unchanged. Raises Fault if the name is ambiguous.
+    """Returns the allocation of a container if only docker or podman knows its name (see Tenants). Returns any other
+    name unchanged. Raises Fault if the name is ambiguous.
     """
     usages = usage(plugin)
     tenants = Tenants().of(usages)
@@ -206,13 +206,14 @@ COMMANDS: dict[str, Callable[[Client, argparse.Namespace], dict[str, Any]]] = {
     "metrics": metrics_of,
     "watch": watched,
 }
-# Commands that print their own output, and the functions that run them.
+# Commands that print their own output: command → the function that runs it.
 PROGRAMS: dict[str, Callable[[argparse.Namespace, Client], int]] = {
     "top": top.run,
     "exec": execute.execute,
     "run": containers.run,
 }
-# Command → function that makes the text to print from the response and the terminal's width (0 means unlimited).
+# Other commands: command → the function that makes the text to print. Its arguments are the response and the terminal's
+# width (0 means unlimited).
 TEXTS: dict[str, Callable[[dict[str, Any], int, argparse.Namespace], str]] = {
     "status": lambda answer, width, _given: ctl_text.status(answer, width),
     "lease": lambda answer, _width, _given: lease_text(answer),

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``vgpuctl explain pod NAMESPACE/NAME``: says why a pod waits, or which GPUs it holds. It needs no device plugin.
+"""``vgpuctl explain pod NAMESPACE/NAME``: says why a pod waits, or which GPUs it holds. It works without a running
+device plugin.
 
-The scheduler vgpu-scheduler knows most and is asked first; it listens only on the loopback address of its pod. If this
-program runs elsewhere, it asks the API server for the pod's requests, the plan that the scheduler wrote on it, and the
-events about it.
+The scheduler vgpu-scheduler knows most, so it is asked first. It listens only on the loopback address of its pod. If
+vgpuctl runs elsewhere, it asks the API server instead for the pod's requests, for the plan that the scheduler wrote on
+the pod, and for the events about it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ..errors import Fatal
 from ..node import kube_access, kube_api
 
 SCHEDULER = "127.0.0.1:8880"
-# Candidates for a kubeconfig that may read pods. The first file that exists is used.
+# Paths at which a kubeconfig that may read pods can be. The first file that exists is used.
 KUBECONFIGS = (
     "~/.kube/config",
     "/etc/kubernetes/admin.conf",
@@ -35,7 +36,8 @@ ANSWER_S = 30.0
 
 
 def explain(given: argparse.Namespace) -> int:
-    """Prints the explanation, and returns the exit status: 1 if neither source responds, 2 if no pod is named."""
+    """Prints the explanation, and returns the exit status. The status is 1 if neither the scheduler nor the API server
+    responds, and 2 if no pod is named."""
     namespace, _slash, name = given.pod.rpartition("/")
     namespace = namespace or "default"
     if not name:
@@ -85,7 +87,7 @@ def kubeconfig(named: str) -> str:
 
 
 def of_api(api: Any, namespace: str, name: str) -> list[str]:
-    """Returns the explanation made from the API server's responses. Raises ApiError."""
+    """Returns the explanation that follows from the API server's responses. Raises ApiError."""
     folder = f"/api/v1/namespaces/{quote(namespace)}"
     pod = api.get(f"{folder}/pods/{quote(name)}")
     meta, spec, status = (pod.get(key) or {} for key in ("metadata", "spec", "status"))
@@ -127,8 +129,8 @@ def plan(annotations: dict[str, str]) -> list[str]:
 
 
 def events(found: list[dict[str, Any]]) -> list[str]:
-    """Returns a line for each of the last ten warnings and events of schedulers, device plugin and kubelet, the newest
-    last.
+    """Returns a line for each of the last ten events of the pod, the newest last. Only warnings, and events of
+    schedulers, of the device plugin and of the kubelet, are included.
     """
 
     def when(one: dict[str, Any]) -> str:

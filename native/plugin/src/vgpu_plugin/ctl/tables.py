@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 
 Row = Sequence[object]
-# A name is not shortened below this width.
+# Minimum width of a name when the table is shortened.
 SHORT_NAME = 12
 
 
@@ -16,9 +16,9 @@ def shortened(text: str, width: int) -> str:
 
 
 def table(rows: Sequence[Row], right: Sequence[int] = (), width: int = 0, gives_way: int = -1) -> list[str]:
-    """Returns the table's lines with aligned columns; the first row is the head. ``right`` has the columns that are
-    aligned to the right. ``width`` is the width of the terminal, 0 if unlimited. If the table is too wide, the column
-    ``gives_way`` is shortened, and lines are cut if that is not enough.
+    """Returns the table's lines with aligned columns. The first row is the head. ``right`` has the columns that are
+    aligned to the right. ``width`` is the width of the terminal; 0 means unlimited. If the table is too wide, the
+    column ``gives_way`` is shortened. If it is still too wide, its lines are cut.
     """
     texts = [[str(cell) for cell in row] for row in rows]
     if width and gives_way >= 0 and (over := max(map(len, _aligned(texts, right))) - width) > 0:

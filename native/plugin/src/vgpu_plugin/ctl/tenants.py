@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the names of docker and podman containers by the processes that use a GPU. This is needed where the plugin does
-not know the container: for a lease made by hand, and for a slice that an engine got by its CDI name.
+"""Finds the names of docker and podman containers by the processes that use a GPU. In two cases the plugin does not
+know the container: if the lease was made by hand, and if the engine got a slice by its CDI name.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ ENGINE_OF = {"docker": DOCKER, "libpod": PODMAN}
 
 
 class Tenants:
-    """Returns names of containers. The engine is asked only once for each container."""
+    """Returns the names of containers. The engine is asked only once for each container."""
 
     def __init__(self, proc: Path = Path("/proc"), ask: Callable[..., str | None] = ask) -> None:
         self._proc, self._ask = proc, ask
-        # (engine, container id) → name of the container
+        # Cache: (engine, container id) → name of the container.
         self._names: dict[tuple[str, str], str] = {}
 
     def of(self, usages: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-        """Returns allocation → container name, for allocations of which the plugin knows neither pod nor holder."""
+        """Returns allocation → container name, for allocations for which the plugin knows neither a pod nor a
+        holder."""
         out = {}
         for one in usages:
             unnamed = one["programs"] and not one["pod"] and not one["holder"]

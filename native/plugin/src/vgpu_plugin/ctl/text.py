@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the text that vgpuctl prints from the plugin's responses (as plain values). No I/O."""
+"""Makes the text that vgpuctl prints from the plugin's responses, which are passed as plain values. No I/O."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from ..errors import counted
 from ..node.paths import NO_KUBELET
 from .tables import Row, age, known, table, wide, wrapped
 
-# Prefix of the reason of a GPU that the driver no longer finds.
+# The reason of an unhealthy GPU begins with this text if the driver no longer finds the GPU.
 LOST = "lost: "
 
 HEALTHY = "healthy"
 MIB = 1 << 20
-# Name for the holder of a slice that was given to a container by its CDI name, because the plugin does not know that
-# container.
+# This text is printed as the holder of a slice that a container got by its CDI name, because the plugin does not know
+# that container.
 OUTSIDE = "a container outside Kubernetes"
 STATES = ("free", "in use", "unhealthy")
 
 
 def gpu_table(status: dict[str, Any], width: int = 0) -> list[str]:
-    """Returns a table of all GPUs with their load, and with the number of their slices in each state. If the terminal
-    is narrow, the model is printed without "NVIDIA" and a reason is cut after its first words; ``reasons`` prints it in
-    full.
+    """Returns a table of all GPUs with their load, and with the number of their slices in each state. For a narrow
+    terminal, "NVIDIA" is omitted from the model and reasons are cut after their first words. ``reasons`` returns them
+    in full.
     """
     rows: list[Row] = [("GPU", "MODEL", "MiB", "OF MiB", "UTIL %", "°C", "SLICES", "HEALTH")]
     for gpu in status["gpus"]:
@@ -100,8 +100,8 @@ def _whose(allocation: dict[str, Any]) -> str:
 
 
 def ends(allocation: dict[str, Any]) -> str:
-    """Returns words for the end of a line that say when an allocation ends. They are empty for an allocation of the
-    kubelet.
+    """Returns the words at the end of a line that say when an allocation ends. The text is empty for an allocation of
+    the kubelet.
     """
     if allocation["kind"] == "kubelet":
         return ""
@@ -111,8 +111,8 @@ def ends(allocation: dict[str, Any]) -> str:
 
 
 def container(one: dict[str, Any]) -> str:
-    """Returns namespace/pod/container. For an allocation without a pod, returns its holder, or its kind if the holder
-    is unknown.
+    """Returns namespace/pod/container. If the allocation has no pod, returns its holder, or its kind if the holder is
+    unknown.
     """
     if one["pod"]:
         return "/".join((one["namespace"], one["pod"], one["container"]))
@@ -120,8 +120,8 @@ def container(one: dict[str, Any]) -> str:
 
 
 def watch(answer: dict[str, Any], everything: bool = False, width: int = 0) -> str:
-    """Returns the watcher's current findings (processes that bypass their limits), then the past ones. Past findings
-    about checks that this host itself ran are only counted, unless ``everything`` is set.
+    """Returns the watcher's current findings (processes that bypass their limits), and then the past ones. Some past
+    findings are about checks that this host itself ran. These are only counted, unless ``everything`` is set.
     """
     lines = [
         f"policy {answer['policy']}; {counted(answer['looks'], 'poll')}, one every {answer['interval_s']:g} s; a "
@@ -157,11 +157,11 @@ def _finding(one: dict[str, Any]) -> str:
 def slice_rows(
     status: dict[str, Any], usages: list[dict[str, Any]], tenants: Mapping[str, str] | None = None
 ) -> list[dict[str, Any]]:
-    """Returns all slices in the form that slices --json prints. ``tenants`` maps allocations to the names of containers
-    that the plugin does not know.
+    """Returns all slices in the form that vgpuctl slices --json prints. ``tenants`` maps allocations to names of
+    containers that the plugin does not know.
     """
     tenants = tenants or {}
-    # (allocation, GPU UUID) → the current size, which differs from the slice's size after a resize
+    # (allocation, GPU UUID) → the current size. After a resize it differs from the slice's size.
     sizes = {
         (one["allocation"], one["uuid"]): (
             *(one["memory_limit"] // MIB, round(100 * one["share_limit"])),
@@ -216,7 +216,7 @@ def slices(rows: list[dict[str, Any]], width: int = 0) -> str:
         if one.get("promised_mib", 0) < one.get("most_mib", 0)
     ]
     if wide(whole := table(lines, (2, 3)), width):
-        # The slice id is shortened to the index of the GPU and a number, which explain accepts too.
+        # The slice id is shortened to the index of the GPU and a number. The command explain accepts this form too.
         numbers = [one["id"].partition("::")[2] for one in rows]
         short = [f"{one['gpu']}::{number}" if number else one["id"] for one, number in zip(rows, numbers, strict=True)]
         lines = [lines[0], *((*row[:-1], name) for row, name in zip(lines[1:], short, strict=True))]
@@ -225,7 +225,7 @@ def slices(rows: list[dict[str, Any]], width: int = 0) -> str:
 
 
 def bursting(name: str, gpu: object, promised: int, most: int, now: int) -> str:
-    """Returns a line about a container with burst memory (memory above its promised amount), in MiB."""
+    """Returns a line about a container with burst memory (memory above its promised amount). The figures are in MiB."""
     return f"{name}: {promised} MiB of GPU {gpu} are promised; the limit is {now} MiB now, and at most {most} MiB"
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``vgpuctl top``: shows the GPUs and the GPU usage of each container, either once, as JSON, or as a live screen with
-ANSI sequences.
+"""``vgpuctl top``: shows the GPUs, and how much each container uses of them. It prints this once as text or as JSON, or
+shows a live screen with ANSI sequences.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from .text import MIB, bursting, gpu_table, reasons
 
 HEAD = ("GPU", "TENANT", "MEM MiB", "OF MiB", "MEM %", "SM %", "GRANT %", "GOT %", "PID", "PROGRAM")
 NUMBERS = (2, 3, 4, 5, 6, 7, 8)
-# Head of the table for a narrow terminal. The column MEM % is left out, because it follows from two other columns.
+# Head of the table for a narrow terminal. It has no column MEM %, because that value can be computed from two other
+# columns.
 SHORT_HEAD = ("GPU", "TENANT", "MiB", "OF MiB", "SM%", "GRANT%", "GOT%", "PID", "PROGRAM")
 LEFT_OUT = 4
 TENANT, MOST_PROGRAMS, LONGEST_PROGRAM, SHORT_PROGRAM = 1, 4, 15, 11
 NOBODY = "no container holds a limited slice"
-# ANSI sequences for the live screen: BEGIN switches to the terminal's alternate screen and hides the cursor, END
+# ANSI sequences for the live screen. BEGIN switches to the terminal's alternate screen and hides the cursor, and END
 # reverts both.
 BEGIN, END = "\033[?1049h\033[?25l", "\033[?25h\033[?1049l"
 HOME, REST_OF_LINE, REST_OF_SCREEN = "\033[H", "\033[K", "\033[J"
@@ -43,12 +44,14 @@ def rows_of(one: Mapping[str, Any], index: str, tenant: str, got: str) -> list[R
     each further process has a row of its own.
     """
     limit = one["memory_limit"]
-    # The memory is counted by the container's own ledger and by the driver; the larger figure is shown.
+    # Two sources count the memory: the container's own ledger (the file in which its processes record their usage) and
+    # the driver. The larger figure is shown.
     used = max(one["memory_used"], one.get("memory_driver", -1))
     programs = one.get("programs", [])
     named = [(str(each["pid"]), shortened(each["name"], LONGEST_PROGRAM)) for each in programs[:MOST_PROGRAMS]]
     if not named:
-        # The driver lists no process, because the process has just started or because there is none.
+        # The driver lists no process, because the process has just started or because there is none. So the row shows
+        # the number of processes in the ledger.
         named = [("-", f"{one['processes']} in ledger" if one["processes"] else "-")]
     if len(programs) > MOST_PROGRAMS:
         named.append(("", f"and {len(programs) - MOST_PROGRAMS} more"))
@@ -74,7 +77,7 @@ def top(
     tenants: Mapping[str, str] | None = None,
 ) -> str:
     """Returns the table as text. ``before`` has the GPU seconds that each (allocation, GPU UUID) had used ``seconds``
-    ago, from which the share that it really got is computed. ``width`` is the width of the terminal, 0 if unlimited.
+    ago. From this the share that it really got is computed. ``width`` is the width of the terminal; 0 means unlimited.
     ``indexes`` maps UUIDs to indexes of GPUs, and ``tenants`` maps allocations to names of containers.
     """
     rows: list[Row] = [HEAD]
@@ -98,8 +101,8 @@ def top(
 def bursts(
     usages: Sequence[Mapping[str, Any]], indexes: Mapping[str, int], tenants: Mapping[str, str]
 ) -> Iterator[tuple[str, Any, int, int, int]]:
-    """Yields (container, GPU, promised MiB, maximum MiB, current MiB) for each container with burst memory, whose limit
-    may grow above its promised memory.
+    """Yields (container, GPU, promised MiB, maximum MiB, current MiB) for each container with burst memory. The limit
+    of such a container may grow above its promised memory.
     """
     for one in usages:
         sizes = [one.get(name, 0) // MIB for name in ("memory_promised", "memory_most", "memory_limit")]
@@ -109,14 +112,14 @@ def bursts(
 
 
 def tenant(one: Mapping[str, Any]) -> str:
-    """Returns namespace/pod/container. Without a pod, returns the holder of a lease, or the allocation."""
+    """Returns namespace/pod/container. If there is no pod, returns the holder of the lease, or the allocation's id."""
     if one["pod"]:
         return "/".join((one["namespace"], one["pod"], one["container"]))
     return str(one.get("holder") or f"({one['kind']} {one['allocation']})")
 
 
 class Source:
-    """Fetches the data to show from the plugin. ``usages`` and ``status`` may raise Fault."""
+    """Fetches the data to show from the plugin. The functions ``usages`` and ``status`` may raise Fault."""
 
     def __init__(self, plugin: Client) -> None:
         self._plugin = plugin
@@ -131,8 +134,8 @@ class Source:
         return plain(self._plugin.call("Status", api.StatusRequest()))
 
     def measure(self) -> list[dict[str, Any]]:
-        """Returns the usages, and remembers them: the next ``table`` shows the shares that containers got since this
-        call.
+        """Returns the usages and stores them. The next call of ``table`` shows the shares that containers got since
+        this call.
         """
         found, self._then = self.usages(), time.monotonic()
         self._before = {(one["allocation"], one["uuid"]): one["device_seconds"] for one in found}
@@ -169,8 +172,8 @@ def run(given: argparse.Namespace, plugin: Client) -> int:
 
 
 def screen(table_text: str, status: dict[str, Any], size: tuple[int, int], interval: float) -> str:
-    """Returns the text of the live screen, with GPUs and containers, for a terminal of ``size`` (columns, lines). If
-    lines must be omitted, the last line says how many.
+    """Returns the text of the live screen, with GPUs and containers. ``size`` is the size of the terminal (columns,
+    lines). If lines must be omitted, the last line says how many.
     """
     width, height = size
     states = [one["state"] for one in status["slices"]]
@@ -194,8 +197,8 @@ def _live(given: argparse.Namespace, source: Source) -> int:
                 text = screen(*source.table(size.columns), (size.columns, size.lines), given.interval)
                 failed_since = 0.0
             except Fault as fault:
-                # An error is shown on the screen and the loop goes on, because a plugin that restarts soon responds
-                # again.
+                # An error is shown on the screen and the loop goes on, because the plugin may be restarting and respond
+                # again soon.
                 failed_since = failed_since or time.monotonic()
                 text = f"vgpuctl: {fault}\nno response for {age(time.monotonic() - failed_since)}; q ends"
             rows = [shortened(line, size.columns) + REST_OF_LINE for line in text.splitlines()]
@@ -209,7 +212,7 @@ def _live(given: argparse.Namespace, source: Source) -> int:
 
 
 def _quit_within(seconds: float) -> bool:
-    """Waits up to ``seconds`` for a key. Returns whether q was typed."""
+    """Waits up to ``seconds`` for a key. Returns whether the key q was typed."""
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
         if not sys.stdin.isatty():

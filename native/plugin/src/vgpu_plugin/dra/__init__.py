@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver for Dynamic Resource Allocation: publishes the node's devices, and prepares claims for the kubelet."""
+"""The driver for Dynamic Resource Allocation. It publishes the node's devices and prepares claims for the kubelet."""

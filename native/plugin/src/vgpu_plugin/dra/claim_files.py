@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CDI file of a claim: it has one device for each request, named only by the claim and the request.
+"""The CDI file of a claim. It has one device for each request, and the device's name contains only the claim and the
+request.
 
-The kubelet saves the CDI names of a claim and, up to 1.36, adds the names of a later response. A container that names a
-device which no file defines does not start. Container runtimes cache what they have read for a name, so a name must
-never change its meaning.
+A name must never get another meaning, and must be defined as long as a container uses it, for three reasons. The
+kubelet saves the CDI names of a claim and, up to 1.36, adds the names of a later response. A container that uses a name
+that no file defines does not start. And container runtimes cache what they have read for a name.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ..node.paths import Paths
 
 KIND = "vgpu.fleet/claim"
 PREFIX = cdi.OF_CLAIMS
-# Valid uids of claims. They are checked, because a uid becomes part of a file name and of a device's name.
+# Pattern of valid uids of claims. A uid is checked, because it becomes part of a file name and of a device's name.
 UID = re.compile(r"^[0-9A-Za-z]([-0-9A-Za-z]{0,61}[0-9A-Za-z])?\Z")
 
 
@@ -40,7 +41,7 @@ def device_id(uid: str, request: str) -> str:
 
 
 class ClaimFiles:
-    """Writes and removes the CDI files of claims. ``configure`` sets the driver's files that containers get."""
+    """Writes and removes the CDI files of claims. ``configure`` sets which files of the driver containers get."""
 
     def __init__(self, paths: Paths, files: AllocationFiles, hooks: Callable[[], list[dict[str, Any]]] = list) -> None:
         """``hooks`` returns the CDI hooks for a container whose memory the driver limits."""
@@ -54,7 +55,7 @@ class ClaimFiles:
         self._driver, self._dev_root = driver, dev_root
 
     def write(self, uid: str, records: Sequence[Record], gpus: Iterable[Gpu]) -> None:
-        """Writes the CDI file of a claim. Raises OSError, and raises Refused if a device has no device node or if the
+        """Writes the CDI file of a claim. Raises OSError. Raises Refused if a device has no device node, or if the
         driver's library libcuda.so.1 was not found.
         """
         folder = self._folder()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepares a claim for the kubelet: reads the claim from the API server, creates its shares of GPUs, and returns the
-CDI devices of its containers.
+"""Prepares a claim (Dynamic Resource Allocation) for the kubelet: reads the claim from the API server, creates its
+shares of GPUs, and returns the CDI devices of its containers.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Claims:
         self._settings = settings
 
     def prepare(self, claim: Claim) -> list[Prepared]:
-        """Prepares the devices of a claim, with all files that a container needs. A repeated call returns the same
-        devices. Raises PluginError.
+        """Prepares the devices of a claim, with all files that a container needs, and returns the devices. A repeated
+        call returns the same devices. Raises PluginError.
         """
         check_uid(claim.uid)
         found = self._read(claim)
@@ -122,7 +122,7 @@ class Claims:
         """Ends all shares of a claim. The claim itself may be gone from the API server. Raises PluginError."""
         check_uid(uid)
         try:
-            # The CDI file is removed first, so that no container starts with a share that is about to end.
+            # The CDI file is removed first. Otherwise a container could start with a share that is about to end.
             self._files.remove(uid)
         except OSError as fault:
             raise NotNow(f"the CDI file of claim {uid} cannot be removed: {fault}") from fault
@@ -130,8 +130,8 @@ class Claims:
             log.info("allocation %s ends, because its claim is unprepared", allocation)
 
     def restore(self, records: Sequence[Record]) -> None:
-        """Called once when the plugin starts: writes the files of claims again if they were deleted, and removes the
-        files of ended claims.
+        """Called once when the plugin starts. Writes the CDI files of claims again if they were deleted, and removes
+        the files of ended claims.
         """
         for fault in self._shares.restore():
             log.error("%s", fault)

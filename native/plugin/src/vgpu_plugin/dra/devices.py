@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The devices that a node publishes: its GPUs, in the form of ResourceSlice specifications. No I/O.
+"""The devices that a node publishes for claims (Dynamic Resource Allocation): its GPUs, in the form of ResourceSlice
+specifications. No I/O.
 
-A GPU that libvgpu shares is one device that many claims may have at once. Each claim consumes memory, cores and one
-slot of the device's capacity. With equal slices a claim gets exactly one slice, and with requested sizes it may have
-any size. A time-sliced GPU has only slots. A whole GPU or a MIG device belongs to one claim.
+A GPU that libvgpu shares is one device, which many claims may have at once. Each claim consumes memory, cores and one
+slot of the device's capacity; the slots limit the number of claims. With equal slices, a claim gets exactly the size of
+one slice. With requested sizes, it may have any size.
+
+A time-sliced GPU has only slots. A whole GPU or a MIG device belongs to one claim.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from .._shared.pods.quantity import mebibytes
 from ..node.gpus import NO_NUMA, Driver, Gpu, MigDevice
 from .names import CORES, DRIVER, MEMORY, SLOTS, device_names
 
-# Maximum number of devices in a ResourceSlice whose devices have taints.
+# Maximum number of devices in one ResourceSlice if its devices have taints.
 MOST_DEVICES = 64
 UNHEALTHY, MOVING, DRAINED = (f"{DRIVER}/{word}" for word in ("unhealthy", "moving", "drained"))
 WHOLE = 100
@@ -27,8 +30,8 @@ LONGEST_STRING = 64
 
 @dataclass(frozen=True)
 class NodeView:
-    """The state of a node. ``unhealthy`` maps GPU UUIDs to reasons. ``moving`` are GPUs on which pods of the device
-    plugin still have slices, so claims must wait. ``drained`` are GPUs that an administrator drains.
+    """The state of a node. ``unhealthy`` maps GPU UUIDs to reasons. ``moving`` are GPUs that pods of the device plugin
+    still use, so claims must wait for them. ``drained`` are GPUs that an administrator drains.
     """
 
     name: str
@@ -42,8 +45,8 @@ class NodeView:
 
 
 def slices_of(node: NodeView) -> list[dict[str, Any]]:
-    """Returns the specification of each ResourceSlice, in order. If the node offers no device, returns one without
-    devices. The generation of the pool is 0 here, because publish.py sets it.
+    """Returns the specification of each ResourceSlice, in order. If the node offers no device, returns one
+    specification without devices. The generation of the pool is always 0 here; publish.py sets the real one.
     """
     devices = [one for gpu in node.gpus for one in _devices(node, gpu)]
     parts = [devices[at : at + MOST_DEVICES] for at in range(0, len(devices), MOST_DEVICES)] or [[]]
@@ -85,8 +88,8 @@ def _shared(node: NodeView, gpu: Gpu, mig: MigDevice | None, pieces: list[Piece]
         return {"attributes": attributes, "allowMultipleAllocations": True, "capacity": _slots(len(pieces))}
     if mode in (NONE, MIG):
         return {"attributes": attributes, "capacity": {MEMORY: {"value": mebibytes(pieces[0].memory_mib)}}}
-    # GPUs shared by MPS are not published, because a client of MPS needs the pipes of its daemon, and only the device
-    # plugin mounts these
+    # GPUs shared by MPS are not published. A client of MPS needs the pipes of the MPS daemon, which only the device
+    # plugin mounts into containers.
     return None if mode == MPS else {}
 
 
@@ -97,7 +100,7 @@ def _capacity(gpu: Gpu, config: Mapping[str, Any], pieces: list[Piece]) -> dict[
     slice_mib, percent = slices.size_of(gpu.facts(), share)
     total = slices.claimable_mib(gpu.facts(), share, _requested(config))
     if not _requested(config):
-        # The sum of the slices' cores may exceed 100 %. In that case the sum is the capacity.
+        # The cores of all slices may add up to more than 100 %. So the capacity is this sum.
         size = mebibytes(slice_mib)
         memory = {"value": mebibytes(total), "requestPolicy": {"default": size, "validValues": [size]}}
         cores = {

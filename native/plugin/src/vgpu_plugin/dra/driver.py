@@ -46,8 +46,8 @@ class Connections(NamedTuple):
 
 
 class ClaimDriver:
-    """The driver for claims. ``start`` starts its threads and ``stop`` ends them. Any thread may call ``state`` of
-    ``registration``.
+    """The driver for claims. ``start`` starts its threads and ``stop`` ends them. Any thread may call
+    ``registration.state``.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class ClaimDriver:
         gpus = tuple(self._pool.gpus)
         records = self._allocator.records.all()
         # The scheduler of claims does not know the pods of the device plugin. So the GPUs of these pods get a taint,
-        # and claims can use them only after the pods have ended.
+        # and claims can use such a GPU only after the pods have ended.
         moving = {one.partition("::")[0] for record in records if record.kind == KUBELET for one in record.slice_ids}
         return slices_of(
             NodeView(
@@ -123,7 +123,7 @@ class ClaimDriver:
             self._threads.append(thread)
 
     def _follow_pool(self) -> None:
-        """Publishes the devices again after each change of their health or of the slices."""
+        """Publishes the devices again after each change of their health, and after each change of the slices."""
         while not self._stopping.is_set():
             generation, _offers = self._pool.offers()
             self.publisher.ask()
@@ -131,7 +131,7 @@ class ClaimDriver:
                 return
 
     def poll(self) -> None:
-        """Called regularly. It notices that the last pod of the device plugin on a GPU has ended, so that claims may
+        """Called regularly. It notices when the last pod of the device plugin on a GPU has ended, so that claims may
         use the GPU.
         """
         self.publisher.poll()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves the kubelet's stream DRAResourceHealth. It sends every device with its health, at each change and before the
-last message expires.
+"""Serves the kubelet's stream DRAResourceHealth. It sends the health of every device at each change, and again before
+the last message expires.
 
-The kubelet only shows the health in the status of pods. New pods are kept away from an unhealthy device by the device's
-taint.
+The kubelet only shows the health in the status of pods. New pods are kept away from an unhealthy device by the taint of
+the device in the ResourceSlice.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Health(rpc.DRAResourceHealthServicer):
         return self._stopping.is_set() or not context.is_active()
 
     def now(self) -> api.NodeWatchResourcesResponse:
-        """Returns the message with the health of all offered devices."""
+        """Returns the message with the health of each published device."""
         names = device_names(self._pool.gpus)
         out = api.NodeWatchResourcesResponse()
         for device, uuid in dict.fromkeys((one.device, one.uuid) for one in self._pool.slices):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names that the scheduler, the kubelet and claims use: of the driver, its devices, their capacities and parameters."""
+"""Names that the scheduler, the kubelet and claims use: the names of the driver, of its devices, of their capacities,
+and of parameters.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +11,16 @@ from collections.abc import Iterable
 from ..node.gpus import Gpu
 
 DRIVER = "gpu.vgpu.fleet"
-# Version and kind of the parameters that device classes and claims may have for this driver.
+# Version and kind of the parameters for this driver. Device classes and claims may have such parameters.
 API_VERSION, KIND = "vgpu.fleet/v1", "Share"
 MEMORY, CORES, SLOTS = "memory", "cores", "slots"
-# Number of the UUID's digits in a device's name, if these digits are unique on the node.
+# A device's name has this number of digits of the UUID, if these digits are unique on the node.
 DIGITS = 8
 
 
 def device_names(gpus: Iterable[Gpu]) -> dict[str, str]:
     """Returns UUID → name, for each GPU and MIG device. The names do not contain indexes, because an index changes when
-    another GPU fails, and allocations contain the name.
+    another GPU fails, while allocations keep the name.
     """
     prefixes: dict[str, str] = {}
     for gpu in gpus:

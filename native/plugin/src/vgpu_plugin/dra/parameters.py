@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parameters of this driver in device classes and claims: ``vgpu.fleet/v1 Share``. The API server does not check
-them, so they are parsed strictly here. They can only tighten the configuration of the node. No I/O.
+them, so this module parses them strictly. They can only make the node's limits stricter. No I/O.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 from ..errors import Refused
 from .names import API_VERSION, KIND
 
-POLICIES = ("disable", "default", "force")  # ordered from the weakest limit to the strictest
-# Name of a parameter → its allowed values.
+POLICIES = ("disable", "default", "force")  # The policies, ordered from the weakest limit to the strictest.
+# Name of each parameter → the values that it may have.
 KEYS: dict[str, tuple[Any, ...]] = {
     "corePolicy": POLICIES,
     "priority": (0, 1),
@@ -47,9 +47,9 @@ def check(raw: Any, where: str) -> dict[str, Any]:
 
 
 def tightened(flags: Mapping[str, Any], given: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
-    """Returns the flags of a limits file: those of the node, tightened by the parameters. ``given`` are (FromClass or
-    FromClaim, parameters), in order. A class is written by the cluster's administrator, so it may set the high
-    priority; a claim may not.
+    """Returns the flags of a limits file: the flags of the node, made stricter by the parameters. ``given`` are
+    (FromClass or FromClaim, parameters), in order. Only a class may set the high priority, because the cluster's
+    administrator writes it. A claim may not.
     """
     out = dict(flags)
     out["priority"] = 1

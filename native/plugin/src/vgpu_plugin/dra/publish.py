@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps this node's ResourceSlices at the API server up to date: it lists and watches them, compares them with the
+"""Keeps this node's ResourceSlices at the API server up to date. It lists and watches them, compares them with the
 desired ones, writes the differences, and checks what the server stored.
 
-A kubelet deletes all ResourceSlices of its node when it starts, and when the plugin was gone for half a minute, so they
-must be written again. An API server without consumable capacity (before 1.36, or with the feature gate off) silently
-drops fields, so it would store a shared GPU as a device for a single claim. So each ResourceSlice is first sent as a
-dry run. If fields are missing in the response, nothing is published, and ResourceSlices that were already published are
-deleted.
+A kubelet deletes all ResourceSlices of its node when it starts, and when the plugin was gone for half a minute. So they
+must be written again.
+
+An API server without consumable capacity (before 1.36, or with the feature gate off) silently drops fields. It would
+store a shared GPU as a device for a single claim. So each ResourceSlice is first sent as a dry run. If fields are
+missing in the response, nothing is published, and published ResourceSlices are deleted.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ PATH = "/apis/resource.k8s.io/v1/resourceslices"
 DRY_RUN = "?dryRun=All"
 CONFLICT, NOT_FOUND = 409, 404
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 30.0
-# The pause after the API server dropped fields is long, because only an upgrade of the server helps.
+# Pause after the API server dropped fields. It is long, because only an upgrade of the server helps.
 DROPPED_RETRY_S = 300.0
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ class Server(Protocol):
 
 
 class Dropped(Exception):
-    """Raised if the API server drops fields. The text names the first of them."""
+    """Raised if the API server drops fields. The text names the first dropped field."""
 
 
 class Publisher:
@@ -66,13 +67,15 @@ class Publisher:
         self._looked_for: list[Mapping[str, Any]] = []
 
     def ask(self) -> None:
-        """Requests a comparison of stored and desired ResourceSlices, because something may have changed."""
+        """Requests a comparison of the stored and the desired ResourceSlices. Called when something may have
+        changed."""
         self._asked.set()
 
     def poll(self) -> None:
         """Called regularly. Requests a comparison if the desired ResourceSlices have changed without a call of ``ask``.
-        Changes of the stored ones are noticed only by the watch, because regular lists by 5 000 nodes would be too much
-        load.
+
+        It does not look at the stored ones, because regular lists by 5 000 nodes would be too much load. The watch
+        notices their changes.
         """
         if list(self._desired()) != self._looked_for:
             self.ask()
@@ -124,11 +127,11 @@ class Publisher:
             log.error("%s", fault)
         self._fault = fault
 
-    # ---- one comparison
+    # ---- one comparison of stored and desired ResourceSlices
 
     def bring_in_line(self) -> None:
-        """Writes the differences between stored and desired ResourceSlices. Raises ApiError. If the API server drops
-        fields, deletes the stored ones and raises Dropped.
+        """Writes the differences between the stored and the desired ResourceSlices. If the API server drops fields,
+        deletes the stored ones and raises Dropped. Raises ApiError for other errors.
         """
         self._looked_for = desired = list(self._desired())
         found = sorted(self._own(), key=lambda one: str(one["metadata"]["name"]))
@@ -151,7 +154,7 @@ class Publisher:
         if not changed and not extra:
             return
         # If a pool has several ResourceSlices, the scheduler ignores the pool until all of them have the same
-        # generation. So all are written with a new one.
+        # generation. So all are written together, with a new generation.
         alone = len(desired) == 1 and not extra
         if not alone or not found:
             generation += 1
@@ -197,12 +200,12 @@ class Publisher:
                     raise
 
     def withdraw(self) -> None:
-        """Deletes all ResourceSlices of this driver, before the node stops offering devices. Raises ApiError."""
+        """Deletes all ResourceSlices of this driver. Called when the node stops offering devices. Raises ApiError."""
         self._delete(self._own())
 
     def _own(self) -> list[dict[str, Any]]:
-        """Returns the stored ResourceSlices of this driver. The node's credentials may list only those of this node,
-        and only with this selector. The list contains all drivers, so it is filtered here.
+        """Returns the stored ResourceSlices of this driver. The node's credentials permit only a list of this node's
+        ResourceSlices, with this selector. The list contains those of all drivers, so it is filtered here.
         """
         return [one for one in self._list().get("items") or () if one["spec"].get("driver") == DRIVER]
 
@@ -215,13 +218,13 @@ class Publisher:
 
 def slice_name(node: str, number: int) -> str:
     """Returns the name of a ResourceSlice. The number comes first, because since 1.36 the devices of a pool are ordered
-    by the names of its ResourceSlices. The name is cut to 253 characters, the limit of Kubernetes.
+    by the names of its ResourceSlices. The name is cut to 253 characters, the maximum in Kubernetes.
     """
     return f"{number:x}-{DRIVER}-{node}"[:253].rstrip("-.")
 
 
 def same(stored: Mapping[str, Any], desired: Mapping[str, Any]) -> bool:
-    """Returns whether both specifications are equal, except for the generation and for fields that the server adds."""
+    """Returns whether two specifications are equal. The generation and the fields that the server adds are ignored."""
     return not first_lost(_without_generation(desired), _without_generation(stored)) and not first_lost(
         _without_generation(stored), _without_generation(desired)
     )
@@ -238,7 +241,7 @@ ADDED = ("timeAdded",)
 
 def first_lost(sent: Any, kept: Any, place: str = "spec") -> str:
     """Returns the path of the first field of ``sent`` that is missing or different in ``kept``, or an empty string if
-    there is none. Quantities are compared as numbers, and an empty value equals a missing one.
+    there is no such field. Quantities are compared as numbers. An empty value counts as missing.
     """
     if isinstance(sent, Mapping):
         for key, value in sent.items():

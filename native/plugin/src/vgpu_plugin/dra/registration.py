@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves the two sockets to which the kubelet connects: the socket of the driver for claims, and a registration socket
-in the folder where the kubelet looks for plugins.
+"""Serves the two sockets to which the kubelet connects. One is the socket of the driver for claims. The other is a
+registration socket, in the folder where the kubelet looks for plugins.
 
 The kubelet watches that folder, and reads it when it starts. So a restart of the kubelet needs no action here. If a
-socket was deleted, it is created again, which the kubelet notices. The driver's socket listens first, so that the
-kubelet can connect to it as soon as it finds the registration socket.
+socket was deleted, it is created again, which the kubelet notices.
+
+The driver's socket listens first, so that the kubelet can connect to it as soon as it finds the registration socket.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ log = logging.getLogger(__name__)
 
 
 class Registration(rpc.RegistrationServicer):
-    """Registers the driver with the kubelet. ``run`` is the function of one thread. ``add_services`` adds the driver's
-    services to its gRPC server.
+    """Registers the driver with the kubelet. ``run`` is the function of one thread. ``add_services`` is called with the
+    gRPC server, to which it adds the driver's services.
     """
 
     def __init__(
@@ -115,8 +116,8 @@ class Registration(rpc.RegistrationServicer):
         self._served = self._identities()
 
     def _start(self, socket: Path, add: Callable[[grpc.Server], None]) -> None:
-        # The file of an earlier server is removed now. gRPC removes the file of a stopped server late, and would then
-        # remove the file of the new server.
+        # The file of an earlier, stopped server is removed before the new server starts. gRPC removes it only later,
+        # and without this call might then remove the file of the new server instead.
         socket.unlink(missing_ok=True)
         workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="claims", initializer=lean.own_timers())
         server = grpc.server(workers)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kubelet's service DRAPlugin, in the versions v1 and v1beta1. It only translates messages for claims.py.
+"""The kubelet's service DRAPlugin, in the versions v1 and v1beta1, which have the same messages in two packages. It
+only translates messages for claims.py.
 
-Both versions have the same messages, in two packages. The response contains every claim of the request, with its
-devices or with an error text. The kubelet shows the text on the pod and tries again.
+The response contains every claim of the request, either with its devices or with an error text. The kubelet shows the
+error text on the pod and tries again.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from ..errors import PluginError
 from .claims import Claims, Prepared
 from .shares import Claim
 
-# Names of the service's versions in the registration with the kubelet, the newest first. They differ from the gRPC
-# names.
+# Names of the service's versions in the registration with the kubelet, the newest first. They differ from the names of
+# the gRPC services.
 VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
 LONGEST_TEXT = 2000
 

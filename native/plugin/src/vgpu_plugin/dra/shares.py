@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converts a claim, as read from the API server, into shares of this node's devices. No I/O.
 
-Only ``status.allocation`` of the claim is used and not its spec, because the scheduler rounds requests up, and uses the
-device's defaults for capacities that are not requested.
+Only ``status.allocation`` of the claim is used, not its spec. The two differ, because the scheduler rounds requests up,
+and uses the device's defaults for capacities that are not requested.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .names import CORES, DRIVER, MEMORY
 @dataclass(frozen=True)
 class Part:
     """The part of one device that a request got. ``memory_mib`` and ``cores`` are the consumed capacities; None means
-    that the device does not share that capacity. ``share_id`` is the API's id of this part, and is empty for a device
+    that the device does not share that capacity. ``share_id`` is the API's id of this part. It is empty for a device
     that only one claim can have.
     """
 
@@ -33,8 +33,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Share:
-    """All parts that one request of a claim got on this node. ``given`` are the parameters of the request, those of the
-    device class first.
+    """All parts of devices that one request of a claim got on this node. ``given`` are the parameters for the request.
+    Those of the device class come first.
     """
 
     request: str
@@ -53,8 +53,8 @@ class Claim:
 
 
 def shares_of(claim: Claim, found: Mapping[str, Any], pool: str) -> list[Share]:
-    """Returns the claim's shares of the devices in ``pool``, which is the pool of this node. The list is empty if the
-    claim has none here. Raises Refused.
+    """Returns the claim's shares of the devices in ``pool``, the pool of this node. If the claim has no share on this
+    node, the list is empty. Raises Refused.
     """
     uid = (found.get("metadata") or {}).get("uid")
     if uid != claim.uid:
@@ -71,7 +71,7 @@ def shares_of(claim: Claim, found: Mapping[str, Any], pool: str) -> list[Share]:
         if result.get("pool") != pool:
             device = f"device {result.get('device')} belongs to pool {result.get('pool')}"
             raise Refused(f"{claim}: {device}, expected this node's pool {pool}")
-        # If the request has alternatives, the result names the chosen one: <request>/<subrequest>.
+        # A request may list alternatives. Then the result names the chosen one: <request>/<subrequest>.
         full = str(result["request"])
         request = full.partition("/")[0]
         parts.setdefault(request, []).append(_part(claim, result))
@@ -98,8 +98,8 @@ def _whole(claim: Claim, consumed: Mapping[str, Any], key: str, unit: int) -> in
 
 
 def _given(claim: Claim, config: Any, names: set[str]) -> tuple[tuple[str, Mapping[str, Any]], ...]:
-    """Returns the parameters for a request. Those of the device class come first; otherwise the order of the claim is
-    kept.
+    """Returns the parameters for a request. Those of the device class come first. Apart from that, the order of the
+    claim is kept.
     """
     out = []
     for entry in config:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes CDI specifications for whole GPUs and for slices, so that a container gets its GPU without NVIDIA's runtime
-hook.
+"""Writes CDI specifications for whole GPUs and for slices (parts of GPUs), so that a container gets its GPU without
+NVIDIA's runtime hook.
 
-The kubelet uses the devices ``vgpu.fleet/gpu=<uuid>`` (UUID of a GPU or MIG device). Users of podman or docker name
-``vgpu.fleet/slice=<uuid>::<n>``: ``podman run --device vgpu.fleet/slice=GPU-…::0 …``. The kind
-``nvidia.com/gpu=<uuid|index|all>`` is written only if no other program provides it, because a device that two files
-define is unusable.
+The kubelet uses the devices ``vgpu.fleet/gpu=<uuid>``, with the UUID of a GPU or MIG device. Users of podman or docker
+name ``vgpu.fleet/slice=<uuid>::<n>``: ``podman run --device vgpu.fleet/slice=GPU-…::0 …``.
+
+The kind ``nvidia.com/gpu=<uuid|index|all>`` is written only if no other program provides it, because a device that two
+files define is unusable.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ GPU_KIND, SLICE_KIND, NVIDIA_KIND = "vgpu.fleet/gpu", "vgpu.fleet/slice", "nvidi
 OF_CLAIMS = "vgpu-claim-"
 READ_ONLY = ["ro", "nosuid", "nodev", "bind"]
 READ_WRITE = ["rw", "nosuid", "nodev", "bind"]
-# The value void prevents the hook of an NVIDIA runtime from adding GPUs.
+# An NVIDIA runtime whose hook finds the value void adds no GPUs.
 VOID = "NVIDIA_VISIBLE_DEVICES=void"
 CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES=compute,utility"
 
@@ -61,8 +62,8 @@ def node(path: str, dev_root: Path) -> dict[str, Any]:
 
 
 def gpu_nodes(gpu: Gpu, dev_root: Path) -> list[dict[str, Any]]:
-    """Returns the device node of one GPU. The list is empty on a host with a simulated driver, which has no device
-    nodes.
+    """Returns the device node of one GPU. A host with a simulated driver has no device nodes, so the list is empty
+    there.
     """
     path = f"/dev/nvidia{gpu.minor}"
     return [node(path, dev_root)] if is_node(dev_root / path.lstrip("/")) else []
@@ -75,7 +76,7 @@ def mig_nodes(gpu: Gpu, mig: MigDevice, proc: Path, dev_root: Path) -> list[dict
     folder = proc / "driver/nvidia/capabilities" / f"gpu{gpu.minor}" / "mig"
     nodes = gpu_nodes(gpu, dev_root)
     if not nodes and not folder.is_dir():
-        return []  # the driver is simulated and has no device nodes
+        return []  # The driver is simulated and has no device nodes.
     instance = folder / f"gi{mig.gpu_instance}"
     for access in (instance / "access", instance / f"ci{mig.compute_instance}" / "access"):
         minor = re.search(r"^DeviceFileMinor:\s*(\d+)\s*$", access.read_text(), re.MULTILINE)
@@ -89,8 +90,8 @@ def mig_nodes(gpu: Gpu, mig: MigDevice, proc: Path, dev_root: Path) -> list[dict
 
 
 def mig_devices(gpus: Iterable[Gpu], proc: Path, dev_root: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Returns (UUID, edits) of each MIG device. A device whose nodes are missing is left out, and Allocate reports the
-    reason.
+    """Returns (UUID, edits) of each MIG device. A device whose nodes are missing is left out here. If a pod requests
+    it, Allocate reports the reason.
     """
     named = []
     for gpu in gpus:
@@ -112,15 +113,15 @@ def specification(kind: str, common: dict[str, Any], devices: Iterable[tuple[str
 
 
 def _filled(edits: dict[str, Any]) -> dict[str, Any]:
-    """Returns the edits without empty lists. If nothing is left, returns a harmless edit, because a device must have at
-    least one.
+    """Returns the edits without empty lists. If nothing is left, returns an edit without effect, because CDI requires
+    at least one.
     """
     return {key: value for key, value in edits.items() if value} or {"env": [VOID]}
 
 
 def gpu_devices(gpus: Sequence[Gpu], dev_root: Path, by_index: bool) -> list[tuple[str, dict[str, Any]]]:
-    """Returns (name, edits) of each GPU. The names are the UUIDs; NVIDIA's kind also needs the indexes and ``all``,
-    which ``by_index`` adds.
+    """Returns (name, edits) of each GPU. The names are the UUIDs. If ``by_index`` is true, the indexes and the name
+    ``all`` are added, which NVIDIA's kind needs.
     """
     named = [(gpu.uuid, {"deviceNodes": gpu_nodes(gpu, dev_root)}) for gpu in gpus]
     if by_index:
@@ -132,15 +133,15 @@ def gpu_devices(gpus: Sequence[Gpu], dev_root: Path, by_index: bool) -> list[tup
 def with_hooks(
     devices: list[tuple[str, dict[str, Any]]], hooks: list[dict[str, Any]]
 ) -> list[tuple[str, dict[str, Any]]]:
-    """Returns the devices with these hooks added, which run for each container that gets one of the devices. The caller
-    leaves out MIG devices, which need no hook.
+    """Returns the devices with these hooks added. The hooks run for each container that gets one of the devices. MIG
+    devices need no hook, so the caller leaves them out.
     """
     return [(name, {**edits, "hooks": hooks} if hooks else edits) for name, edits in devices]
 
 
 def file_name(kind: str) -> str:
-    """Returns the name of the CDI file for a kind. NVIDIA's tools use other names, such as nvidia.yaml, so no file of
-    theirs is overwritten.
+    """Returns the name of the CDI file for a kind. It differs from the names that NVIDIA's tools use, such as
+    nvidia.yaml, so none of their files is overwritten.
     """
     return "vgpu-" + kind.replace("/", "-") + ".json"
 
@@ -160,8 +161,8 @@ def provided_elsewhere(kind: str, folders: Iterable[Path]) -> str:
 
 
 def write(folder: Path, spec: dict[str, Any], name: str = "") -> bool:
-    """Writes a specification in one step, by a rename. Returns True if its content changed. ``name`` is the file name,
-    which is needed for a kind with several files. Raises OSError.
+    """Writes a specification in one step, by a rename. Returns True if the content of the file changed. ``name`` is the
+    file name; it is needed if a kind has several files. Raises OSError.
     """
     path = folder / (name or file_name(spec["kind"]))
     text = json.dumps(spec, indent=1, sort_keys=True) + "\n"
@@ -169,7 +170,7 @@ def write(folder: Path, spec: dict[str, Any], name: str = "") -> bool:
         if path.read_text() == text:
             return False
     folder.mkdir(parents=True, exist_ok=True)
-    # The temporary file has another suffix, because container engines read every .json and .yaml file of the folder.
+    # The temporary file has another suffix, because container engines read every .json and .yaml file in the folder.
     fresh = path.with_name(path.name + ".new")
     fresh.write_text(text)
     os.chmod(fresh, 0o644)

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The SELinux label with which a confined container may use the files of its allocation.
+"""Sets the SELinux label with which a confined container may use the files of its allocation.
 
-The label is needed, because the kubelet does not relabel the files that a device plugin mounts, and SELinux denies
-containers all files below /run: a container could not read its limits, and could create no CUDA context. The label does
-not separate containers from each other. That is not needed, because each container has only its own files mounted.
+Without the label, SELinux denies containers all files below /run, and the kubelet does not relabel the files that a
+device plugin mounts. A container could not read its limits, and could create no CUDA context.
+
+The label does not separate containers from each other. That is not needed, because each container has only its own
+files mounted.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
-# The kernel lists selinuxfs in this file if SELinux is on, enforcing or permissive. The folder /sys/fs/selinux cannot
-# be used instead, because a container, such as the plugin's own in a DaemonSet, has a /sys without it.
+# If SELinux is on (enforcing or permissive), the kernel lists selinuxfs in this file. The folder /sys/fs/selinux does
+# not show this everywhere: a container, such as the plugin's own in a DaemonSet, has a /sys without it.
 KNOWN = "/proc/filesystems"
 ATTRIBUTE = "security.selinux"
 # The label that container engines use for files shared by all containers of a host (`:z`). It has no category, so every
@@ -24,8 +26,8 @@ LABEL = b"system_u:object_r:container_file_t:s0\0"
 
 
 class Labeller:
-    """Labels open files. Only the first refusal of the kernel is logged; it happens, for example, if no policy for
-    containers is installed.
+    """Sets the label on open files. If the kernel refuses, for example because no policy for containers is installed,
+    only the first refusal is logged.
     """
 
     def __init__(self, setxattr: Callable[[int, str, bytes], None] = os.setxattr) -> None:
@@ -46,7 +48,7 @@ class Labeller:
 
 
 def labeller(known: str = KNOWN) -> Labeller | None:
-    """Returns a labeller, or None on a host without SELinux."""
+    """Returns the function that labels open files, or None on a host without SELinux."""
     try:
         with open(known, encoding="ascii", errors="replace") as stream:
             found = "selinuxfs" in stream.read().split()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the driver's files that a container needs on this host: libraries, programs and device nodes.
+"""Finds the driver's files that a container needs on this host: libraries, programs and device nodes. They are listed
+in CDI files, because with CDI no runtime hook finds them.
 
-They are needed for CDI, where no runtime hook finds them. Only files for the driver capabilities compute and utility
-are included. The libraries for video and graphics are left out, because the memory that these use is not counted
-against a container's limit.
+Only files for the driver capabilities compute and utility are included. The libraries for video and graphics are left
+out, because the memory that they use is not counted against a container's limit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LIBRARIES = (
     "libnvidia-cfg.so.1",
     "libnvidia-allocator.so.1",
 )
-# Libraries without a soname. Their file names end with the driver's version: libnvidia-gpucomp.so.535.261.03.
+# Libraries without a soname. Their file names end with the driver's version, such as libnvidia-gpucomp.so.535.261.03.
 VERSIONED = ("libnvidia-gpucomp.so.",)
 PROGRAMS = ("nvidia-smi", "nvidia-debugdump", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
 CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
@@ -34,7 +34,7 @@ PROGRAM_FOLDERS = ("usr/bin", "usr/local/bin", "usr/sbin", "opt/bin")
 
 CACHE_MAGIC = b"glibc-ld.so.cache1.1"
 CACHE_HEADER, CACHE_ENTRY = 48, 24
-# Maximum number of steps in resolving a path, so that a loop of links ends.
+# Maximum number of links that are followed in a path, so that a loop of links ends.
 MOST_STEPS = 200
 
 
@@ -57,10 +57,12 @@ class DriverFiles:
 def find(
     driver_root: Path, dev_root: Path, environment: Mapping[str, str] | None = None, host_root: Path = Path("/")
 ) -> DriverFiles:
-    """Returns the driver's files on this host. Libraries are searched like the loader does it: in the folders of
-    LD_LIBRARY_PATH of this program (only if ``driver_root`` is /), and in the loader's cache below ``driver_root``.
-    ``host_root`` is the path at which this program, if it runs in a container, sees the host's root folder; the
-    returned paths are those on the host.
+    """Returns the driver's files on this host.
+
+    Libraries are searched in the folders of LD_LIBRARY_PATH of this program (only if ``driver_root`` is /), and then in
+    the loader's cache below ``driver_root``, as the loader does. ``host_root`` is needed if this program runs in a
+    container: it is the path at which the program sees the host's root folder. The returned paths are those on the
+    host.
     """
     environment = os.environ if environment is None else environment
     if host_root != Path("/"):
@@ -92,8 +94,8 @@ def _find_below(host_root: Path, driver_root: Path, dev_root: Path) -> DriverFil
 
 
 def resolved(root: Path, path: Path) -> Path:
-    """Returns where ``path`` of the host is below ``root``. Links are resolved as on the host, so an absolute link
-    starts at ``root``.
+    """Returns the path below ``root`` to which ``path`` of the host leads. Links are resolved as on the host, so an
+    absolute link starts at ``root``.
     """
     out, rest = root, [one for one in path.parts if one != "/"]
     for _step in range(MOST_STEPS):
@@ -139,14 +141,14 @@ def is_node(path: Path) -> bool:
 
 
 def loader_cache(root: Path) -> dict[str, str]:
-    """Returns name → path of every library in ld.so.cache that has this machine's word size. If a name has several
-    entries, the first is used.
+    """Returns name → path of each library in ld.so.cache that has this machine's word size. If a name has several
+    entries, the first one is used.
     """
     try:
         data = (root / "etc/ld.so.cache").read_bytes()
     except OSError:
         return {}
-    base = data.find(CACHE_MAGIC)  # in a cache with two formats, the old one comes first
+    base = data.find(CACHE_MAGIC)  # In a cache with two formats, the old format comes first.
     if base < 0:
         return {}
     found: dict[str, str] = {}
@@ -163,8 +165,8 @@ def loader_cache(root: Path) -> dict[str, str]:
     return found
 
 
-# Architecture bits in the flags of a cache entry, as the loader writes them. 32-bit libraries have other bits, so they
-# are skipped.
+# Architecture bits in the flags of a cache entry, as the loader writes them. 32-bit libraries have other bits, so their
+# entries are skipped.
 CACHE_FLAGS = {"x86_64": 0x0300, "aarch64": 0x0A00}
 
 
@@ -173,7 +175,7 @@ def _string(data: bytes, at: int) -> str:
 
 
 def library_folders() -> tuple[str, ...]:
-    """Returns the library folders that the loaders of current distributions search without a cache: Debian's, and that
-    of other distributions. Libraries are mounted in both, so that no hook must run ldconfig in the container.
+    """Returns two library folders: Debian's, and that of other distributions. The loaders of current distributions
+    search them without a cache. Libraries are mounted in both, so that no hook must run ldconfig in the container.
     """
     return (f"/usr/lib/{platform.machine()}-linux-gnu", "/usr/lib64")

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides by which strategy a container gets its GPUs: environment variable, mounts, CDI devices or device nodes
-(NVIDIA's setting deviceListStrategy).
-
-``choose`` replaces the setting ``auto`` by a strategy, for which it reads the host's configuration.
+"""Decides how a container gets its GPUs: by an environment variable, mounts, CDI devices or device nodes. NVIDIA's
+setting deviceListStrategy names the strategy. If it is ``auto``, ``choose`` reads the host's configuration and selects
+one.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ FEATURES = (("gdrcopyEnabled", "NVIDIA_GDRCOPY"), ("gdsEnabled", "NVIDIA_GDS"), 
 
 @dataclass
 class Parts:
-    """What one or several strategies add to an Allocate response."""
+    """The parts of an Allocate response that one or several strategies add."""
 
     envs: dict[str, str] = field(default_factory=dict)
     mounts: list[tuple[str, str, bool]] = field(default_factory=list)
@@ -43,7 +42,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class HandOver:
-    """The strategies to use: the configured ones, or what ``auto`` means on this host."""
+    """The strategies to use. They are configured, or chosen for this host if the setting is ``auto``."""
 
     strategies: tuple[str, ...]
     id_strategy: str = "uuid"
@@ -52,9 +51,9 @@ class HandOver:
     dev_root: Path = Path("/")
     # A text for people that says why these strategies are used.
     reason: str = ""
-    # Set only for ``auto`` on a host without CDI. It is the root folder in which the configuration of NVIDIA's runtime
-    # is read at every allocation. The configuration may change while this program runs, and with the wrong strategy a
-    # container would start without a GPU.
+    # The root folder in which the configuration of NVIDIA's runtime is read at every allocation. It is set only if the
+    # setting is ``auto`` and the host has no CDI. The configuration may change while this program runs, and with the
+    # wrong strategy a container would start without a GPU.
     follow: Path | None = None
 
     def parts(self, gpus: list[Gpu], allocation: str, ids: list[str], uuids: list[str]) -> Parts:
@@ -90,12 +89,12 @@ class HandOver:
 
 
 def choose(root: Path) -> tuple[str, str]:
-    """Returns the strategy that ``auto`` means on this host, with the reason.
+    """Returns the strategy that ``auto`` selects on this host, and the reason.
 
-    The strategy is cdi-cri if both the kubelet and its container runtime pass on CDI devices. It is volume-mounts if
-    NVIDIA's runtime is configured to accept them, and otherwise envvar, which every NVIDIA runtime reads. With a
-    strategy that the runtime does not accept, the container would start without a GPU, so only features that the
-    configuration declares are used.
+    If both the kubelet and its container runtime pass on CDI devices, it is cdi-cri. Otherwise, if NVIDIA's runtime is
+    configured to accept volume mounts, it is volume-mounts. Otherwise it is envvar, which every NVIDIA runtime reads.
+    Only features that the configuration declares are used, because with a strategy that the runtime does not accept, a
+    container would start without a GPU.
     """
     kubelet = kubelet_version(root)
     runtime = cri_with_cdi(root)
@@ -107,15 +106,15 @@ def choose(root: Path) -> tuple[str, str]:
 
 
 def accepts_mounts(root: Path) -> bool:
-    """Returns whether the host's NVIDIA runtime accepts mounts as a request for GPUs."""
+    """Returns whether the host's NVIDIA runtime accepts volume mounts as a request for GPUs."""
     accepts = r"^\s*accept-nvidia-visible-devices-as-volume-mounts\s*=\s*true\b"
     return re.search(accepts, _text(f"{root}/{RUNTIME_CONFIG}"), re.MULTILINE) is not None
 
 
 def cri_with_cdi(root: Path) -> str:
-    """Returns a text that says which CRI runtime has CDI enabled, or an empty string if none has. For containerd the
-    option enable_cdi decides; without it CDI is enabled in version 3 of its configuration file (containerd 2). CRI-O
-    always has CDI enabled.
+    """Returns the name of a CRI runtime that has CDI enabled, or an empty string if there is none. For containerd the
+    option enable_cdi decides. Without the option, CDI is enabled in version 3 of its configuration file (containerd 2).
+    CRI-O always has CDI enabled.
     """
     path = root / "etc/containerd/config.toml"
     text = _text(path)
@@ -150,8 +149,8 @@ def _text(path: str | Path) -> str:
 
 
 def features(config: dict[str, Any]) -> dict[str, str]:
-    """Returns environment variables that make NVIDIA's runtime add further devices, according to flags and imex of
-    node.yaml.
+    """Returns environment variables that make NVIDIA's runtime add further devices. The keys flags and imex of
+    node.yaml select these devices.
     """
     envs = {name: "enabled" for flag, name in FEATURES if (config.get("flags") or {}).get(flag)}
     if channels := (config.get("imex") or {}).get("channelIDs"):
@@ -167,7 +166,7 @@ def mps_mounts(root: Path, resource: str, host_root: Path = Path("/")) -> list[t
     """Returns the mounts for a client of MPS: the pipes of its control daemon, and the memory that clients and server
     share.
 
-    The pipes are mounted read-only, because a client only connects to the sockets there. If they were writable, root of
+    The pipes are mounted read-only, because a client only connects to the sockets there. If they were writable, root in
     one container could replace the daemon's socket for all other containers.
     """
     pipe = root / resource / "pipe"

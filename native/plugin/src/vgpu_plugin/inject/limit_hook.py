@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Describes the CDI hook that sets the driver's memory limit for a container. No I/O.
 
-The hook runs at the stage createRuntime, because then the container's control group exists and none of its processes
-runs yet. The hook's program is native/vcuda/hook. It gets all data as arguments, and trusts no data of the container.
+The hook runs at the stage createRuntime, because at that time the container's control group exists and none of its
+processes runs yet. The program of the hook is native/vcuda/hook. It gets all data as arguments, and trusts no data from
+the container.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from typing import Any
 
 PROGRAM = "vgpu-limit-hook"
 STAGE = "createRuntime"
-# Timeout of the hook in seconds. If the hook takes longer, the container does not start, so the time must be enough for
-# starting NVML on a suspended GPU.
+# Timeout of the hook in seconds. If the hook takes longer, the container does not start. So the time must be enough to
+# start NVML while the GPU is suspended.
 TIMEOUT_S = 30
 
 

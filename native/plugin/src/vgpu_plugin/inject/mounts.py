@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls mount(2) and umount2(2). No other module changes the host's mounts, and tests replace this one."""
+"""Calls mount(2) and umount2(2). No other module changes the host's mounts, so tests need to replace only this one."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ class Mounter(Protocol):
         """Mounts a tmpfs of at most ``size`` bytes on an existing folder. Raises OSError."""
 
     def unmount(self, target: Path) -> None:
-        """Unmounts a folder, even while files in it are open. A missing mount is no error. Raises OSError."""
+        """Unmounts a folder, even if files in it are open. If nothing is mounted there, this is no error. Raises
+        OSError."""
 
     def is_mount(self, target: Path) -> bool: ...
 
 
 class KernelMounter:
-    """Calls the kernel through libc, because /bin/mount would need a process for each allocation."""
+    """Calls the kernel through libc. The program /bin/mount is not used, because each allocation would need a process
+    for it."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
 
     def mount_tmpfs(self, target: Path, size: int) -> None:
-        # noexec is set because a tenant writes files here, and the host must never execute them. With mode 0700 the
-        # files are reachable only through bind mounts.
+        # noexec is set because a tenant (a container's user) writes files here, and the host must never execute them.
+        # With mode 0700 the files can be reached only through bind mounts.
         options = f"size={size},nr_inodes=16,mode=0700".encode()
         flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
         if self._libc.mount(b"vgpu", os.fsencode(target), b"tmpfs", ctypes.c_ulong(flags), options) != 0:

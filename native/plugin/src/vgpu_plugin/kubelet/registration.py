@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves one resource on a socket in the kubelet's folder, and registers it with the kubelet, again after each start of
-the kubelet.
+"""Serves one resource on a socket in the kubelet's folder, and registers it with the kubelet. It registers again after
+each start of the kubelet.
 
-When a kubelet starts, it empties its folder, including our socket, and forgets every plugin. Then it creates
-kubelet.sock. During the call Register it connects back to the plugin, so our server must listen before that call.
+When a kubelet starts, it empties its folder, including this socket, and forgets every plugin. Then it creates
+kubelet.sock. During the call Register it connects back to the plugin, so the plugin's server must listen before that
+call.
 
-A killed kubelet leaves kubelet.sock behind, and a kubelet that lost the connection to its plugin does not reconnect. So
-the plugin counts as registered only while a ListAndWatch stream of the kubelet is open. When the stream ends, the
-plugin registers again.
+The file kubelet.sock does not prove that the plugin is registered: a killed kubelet leaves it behind, and a kubelet
+that lost the connection to its plugin does not reconnect. So the plugin counts as registered only while a ListAndWatch
+stream of the kubelet is open. When the stream ends, the plugin registers again.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Registration:
         resource: str,
         make_service: Callable[[Callable[[], None]], DevicePlugin],
     ) -> None:
-        """``make_service`` creates the service. It is passed a function that the service calls when a ListAndWatch
+        """``make_service`` creates the service. Its argument is a function that the service calls when a ListAndWatch
         stream begins or ends.
         """
         self._kubelet_socket = kubelet_socket
@@ -64,9 +65,9 @@ class Registration:
         self._service: DevicePlugin | None = None
         self._served: tuple[int, int] | None = None
         self._registered_with: tuple[int, int] | None = None
-        # Time at which the plugin registered with the current kubelet.
+        # The time at which the plugin registered with the current kubelet.
         self._registered_at = 0.0
-        # True if the kubelet has opened a stream after that time.
+        # True if the kubelet has opened a ListAndWatch stream since that time.
         self._streamed = False
         self._fault = self._missing()
         self.first_attempt = threading.Event()
@@ -99,8 +100,8 @@ class Registration:
         self._watch.wake()
 
     def _step(self) -> bool:
-        """Starts the server and registers, as far as needed. Returns False if this function must be called
-        again soon.
+        """Starts the server and registers, if this is not done yet. Returns False if this function must be called again
+        soon.
         """
         kubelet = _identity(self._kubelet_socket)
         if kubelet is None:
@@ -134,8 +135,8 @@ class Registration:
         return self._listens()
 
     def _missing(self) -> str:
-        """Returns a text that says why the kubelet's socket is missing: either a kubelet ran before and left its
-        checkpoint, so it will come back, or this host never had one.
+        """Returns a text that says why the kubelet's socket is missing. If the kubelet's checkpoint exists, a kubelet
+        ran before and will come back. Otherwise this host never had one.
         """
         waits = self._kubelet_socket.with_name(CHECKPOINT).exists()
         why = "; waiting for the kubelet" if waits else f": {NO_KUBELET}"
@@ -149,8 +150,8 @@ class Registration:
         self._fault = message
 
     def _serve(self) -> None:
-        # The file of an earlier server is removed now. gRPC removes the file of a stopped server late, and would then
-        # remove the file of the new server.
+        # The file of an earlier, stopped server is removed before the new server starts. gRPC removes it only later,
+        # and without this call might then remove the file of the new server instead.
         self._endpoint.unlink(missing_ok=True)
         service = self._make_service(self._watch.wake)
         workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="kubelet", initializer=lean.own_timers())

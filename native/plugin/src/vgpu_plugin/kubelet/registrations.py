@@ -28,8 +28,10 @@ class Registrations:
         self._stopped = False
 
     def bring_in_line(self, resources: Sequence[str]) -> None:
-        """Starts the missing registrations, and then ends those of other resources, so that pods always find a
-        resource. After ``stop`` this does nothing, because a registration that a late change started would never be
+        """Starts the missing registrations, and then ends those of other resources. In this order pods always find a
+        resource.
+
+        After ``stop`` it does nothing: a registration that a late change of the configuration started would never be
         stopped.
         """
         with self._lock:

@@ -21,8 +21,8 @@ from ..node.topology import nearest
 from ..offer.pool import Offer, Pool
 from ..offer.preference import preferred
 
-# Maximum number of ListAndWatch streams. It is limited because each stream occupies a thread of the server, and
-# Allocate must always find a free one.
+# Maximum number of ListAndWatch streams. Each stream occupies a thread of the server, and a free thread must remain for
+# Allocate.
 MAX_STREAMS = 256
 WORKERS = MAX_STREAMS + 8
 
@@ -48,8 +48,8 @@ def answered(method: Callable[..., Any]) -> Callable[..., Any]:
             return method(self, request, context)
         except PluginError as fault:
             code = next((code for kind, code in STATUS if isinstance(fault, kind)), grpc.StatusCode.UNKNOWN)
-            # The message is cut, because gRPC sends it as a header of limited length. A message with all ids of a
-            # request might be lost.
+            # The message is cut, because gRPC sends it as a header of limited length. An uncut message with all ids of
+            # a request might be lost.
             text = str(fault) if len(str(fault)) <= LONGEST_TEXT else str(fault)[: LONGEST_TEXT - 1] + "…"
             log.warning("%s: %s", method.__name__, text)
             context.abort(code, text)
@@ -82,7 +82,7 @@ def to_device(offer: Offer) -> api.Device:
 
 
 class DevicePlugin(rpc.DevicePluginServicer):
-    """Serves one resource to the kubelet. ``on_streams`` is called when a ListAndWatch stream begins or ends, and
+    """Serves one resource to the kubelet. ``on_streams`` is called when a ListAndWatch stream begins or ends.
     ``streams`` is the number of open streams.
     """
 

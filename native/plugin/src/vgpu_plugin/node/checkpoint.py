@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the kubelet's device checkpoint, the file in which the kubelet saves the device ids that it offers and the
+"""Reads the kubelet's device checkpoint. In this file the kubelet saves the device ids that it offers, and the
 containers that hold them.
 """
 
@@ -28,21 +28,22 @@ class Entry:
     pod_uid: str
     container: str
     slice_ids: frozenset[str]
-    # Id of the allocation. It is taken from the mounts in the saved Allocate response, which may be of an older version
-    # that mounted single files. It is empty if the response cannot be read.
+    # Id of the allocation. It is taken from the mounts in the saved Allocate response. The response may be from an
+    # older version, which mounted single files. The id is empty if the response cannot be read.
     allocation: str
-    # Folder of the library version that the container mounts, also from the saved response.
+    # Folder of the library version that the container mounts. It is also taken from the saved response.
     library: str
-    # UUIDs of the container's GPUs, also from the saved response.
+    # UUIDs of the container's GPUs. They are also taken from the saved response.
     uuids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    # Entries of all resources, because a running container keeps the resource name of its request even if the node's
-    # resource is renamed. Entries of other plugins are harmless, because they have other ids.
+    # The entries of all resources. They are not limited to the node's current resource, because a running container
+    # keeps the resource name of its request even if the node's resource is renamed. Entries of other plugins do no
+    # harm, because they have other ids.
     entries: tuple[Entry, ...]
-    # Resource → ids that the kubelet offers. Resources that the kubelet does not know are missing.
+    # Resource → ids that the kubelet offers. If the kubelet does not know a resource, the resource is missing.
     registered: dict[str, frozenset[str]]
 
     def advertised(self, slice_id: str) -> bool:
@@ -54,7 +55,8 @@ class Checkpoint:
         return frozenset(one for entry in self.entries for one in entry.slice_ids)
 
     def holds(self, allocation: str, slice_ids: frozenset[str]) -> bool:
-        """Returns whether the kubelet still knows the allocation. If its id cannot be read, the slices are compared."""
+        """Returns whether the kubelet still knows the allocation. If the id of an entry cannot be read, its slices are
+        compared instead."""
         return any(
             entry.allocation == allocation or (not entry.allocation and entry.slice_ids == slice_ids)
             for entry in self.entries
@@ -91,9 +93,7 @@ def _entry(one: dict[str, Any]) -> Entry:
 
 
 def _ids(value: Any) -> frozenset[str]:
-    """Returns the device ids. Since Kubernetes 1.20 they are grouped by NUMA node, and before they were a
-    plain list.
-    """
+    """Returns the device ids. Since Kubernetes 1.20 the file groups them by NUMA node. Before, it had a plain list."""
     if isinstance(value, dict):
         return frozenset(one for ids in value.values() for one in ids or [])
     return frozenset(value or [])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Creates this program's folders, and takes the lock file that prevents a second device plugin on the node."""
+"""Creates this program's folders, and takes a lock file, so that no second device plugin runs on the node."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def claimed(paths: Paths) -> Iterator[None]:
             raise Fatal(
                 f"{paths.lock}: another vgpu-device-plugin runs already (pid {holder}); stop it first"
             ) from None
-        # The pid is written only to be shown to people. The lock needs no disk space, so a full disk is no error.
+        # The pid is written into the lock file only for people who read it. The lock needs no disk space, so a full
+        # disk is no error.
         with contextlib.suppress(OSError):
             lock.truncate(0)
             lock.write(str(os.getpid()))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A clock that survives restarts of the program and that nobody can set: the kernel's time since boot, together with
-the id of the boot.
+"""A clock that survives restarts of the program and that nobody can set. It has two values: the kernel's time since
+boot, and the id of the boot.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Detects that the kernel driver was reloaded.
-
-This matters because a reload clears the limits of control groups, which the driver keeps in kernel memory, and because
-new module options may change whether the driver enforces limits.
+"""Detects that the kernel driver was reloaded. This matters for two reasons: the driver keeps the limits of control
+groups in kernel memory, so a reload clears them, and new module options may change whether the driver enforces limits.
 """
 
 from __future__ import annotations
@@ -13,8 +11,8 @@ from pathlib import Path
 
 
 class DriverLoad:
-    """Notices reloads of the driver. It may be used by one thread only. ``lost`` returns the number of limits that the
-    driver has lost so far; a new loss is a sign of a reload.
+    """Notices reloads of the driver. Only one thread may use it. ``lost`` returns the number of limits that the driver
+    has lost so far. A new loss shows that the driver was reloaded.
     """
 
     def __init__(self, sys_root: Path, lost: Callable[[], int]) -> None:
@@ -34,7 +32,7 @@ class DriverLoad:
 
     def _signs(self) -> tuple[tuple[int, str] | None, int]:
         """Returns values that change at a reload, because the kernel creates the folder of a module at each load. The
-        first is None if the folder is missing.
+        first value is None if the folder is missing.
         """
         try:
             inode = os.stat(self._module).st_ino

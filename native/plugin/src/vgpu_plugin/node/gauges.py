@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from .._shared.config import slices
 
 UNKNOWN = -1
-# Measurements that are younger than this are returned without asking the driver.
+# Measurements that are younger than this are returned without a request to the driver.
 FRESH_S = 1.0
 # If the driver does not respond in time, earlier measurements up to this age are returned.
 OLDEST_S = 5.0
@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 
 
 class Gauges(NamedTuple):
-    """The measurements of one GPU: utilisation in percent of the driver's sample period, temperature in degrees
-    Celsius, current clocks, and ECC errors since the driver was loaded. A value that the GPU does not report is
+    """The measurements of one GPU. The utilisation is in percent of the driver's sample period, the temperature in
+    degrees Celsius. The ECC errors are counted since the driver was loaded. A value that the GPU does not report is
     UNKNOWN.
     """
 
@@ -41,8 +41,8 @@ class Gauges(NamedTuple):
 
 
 def read(nvml: Any, uuid: str) -> Gauges:
-    """Reads all measurements of a GPU. ``nvml`` is the module pynvml. Each value is read separately, because some GPUs
-    lack one (in virtual machines the temperature) and the others must still be returned.
+    """Reads all measurements of a GPU. ``nvml`` is the module pynvml. Each value is read separately: some GPUs lack one
+    (in virtual machines the temperature), and the others must still be returned.
     """
 
     def figure(ask: Callable[[object], int]) -> int:
@@ -68,8 +68,8 @@ def read(nvml: Any, uuid: str) -> Gauges:
 
 
 class Cached:
-    """Reads each GPU at most once in FRESH_S, whatever the number of callers. A driver that does not respond blocks no
-    caller.
+    """Reads each GPU at most once in FRESH_S, whatever the number of callers. If the driver does not respond, callers
+    do not wait for it.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class Cached:
         self._asked: set[str] = set()
 
     def of(self, uuids: Collection[str]) -> dict[str, Gauges]:
-        """Returns the measurements of each GPU. If the driver is slow, returns the last ones if they are not older than
-        OLDEST_S, and UNKNOWN otherwise. Takes at most ``wait_s`` in total.
+        """Returns the measurements of each GPU. If the driver is slow, returns the last measurements, or UNKNOWN if
+        they are older than OLDEST_S. Takes at most ``wait_s`` in total.
         """
         with self._news:
             stale = {uuid for uuid in uuids if not self._is_younger(uuid, FRESH_S)}

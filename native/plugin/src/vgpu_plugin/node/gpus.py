@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface to the driver (NVML): it lists GPUs, reads their state and critical Xid events, and sets memory limits.
-
-No other module of the plugin imports pynvml, and tests replace GpuSource.
+"""The interface to the driver (NVML). It lists GPUs, reads their state and critical Xid errors, and sets memory limits.
+No other module of the plugin imports pynvml, so tests need to replace only GpuSource.
 """
 
 from __future__ import annotations
@@ -57,7 +56,8 @@ class Gpu:
     numa_node: int = NO_NUMA
     mig_enabled: bool = False
     mig: tuple[MigDevice, ...] = ()
-    # (UUID, score) of each GPU to which the connection is better than through the host. A higher score means closer.
+    # (UUID, score) of each GPU that can be reached by a better connection than through the host. A higher score means
+    # closer.
     links: tuple[tuple[str, int], ...] = ()
 
     def facts(self) -> dict[str, Any]:
@@ -94,19 +94,17 @@ class GpuSource(Protocol):
         """Returns index → error of each GPU that the last call of ``gpus`` could not read."""
 
     def next_xid(self, timeout_ms: int) -> tuple[str, int] | None:
-        """Waits for the next critical Xid error. Returns (UUID, Xid number), or None after the timeout. Raises
-        GpuError.
-
-        An uncorrectable ECC error is Xid 48, as in NVIDIA's list. The UUID is empty if the driver does not name the
-        GPU.
+        """Waits for the next critical Xid error. Returns (UUID, Xid number), or None after the timeout. The UUID is
+        empty if the driver does not name the GPU. An uncorrectable ECC error is reported as Xid 48, as in NVIDIA's
+        list. Raises GpuError.
         """
 
     def fault_of(self, uuid: str) -> str:
         """Returns why a GPU cannot be used now, or an empty string if it can be used."""
 
     def processes(self, uuid: str) -> dict[int, int | None]:
-        """Returns pid → bytes in use, for each process with a compute or graphics context on the GPU. None means that
-        the driver does not report the bytes. Raises GpuError.
+        """Returns pid → bytes in use, for each process that has a compute or graphics context on the GPU. None means
+        that the driver does not report the bytes. Raises GpuError.
         """
 
     def utilisation(self, uuid: str, since_us: int) -> dict[int, float] | None:
@@ -131,13 +129,13 @@ class GpuSource(Protocol):
         """
 
     def probe_limits(self, cgroup_root: str) -> tuple[str, str]:
-        """Tries whether the driver enforces limits on this host. Returns (backend, "") if it does, and ("", reason) if
+        """Tests whether the driver enforces limits on this host. Returns (backend, "") if it does, and ("", reason) if
         not. Raises GpuError.
         """
 
     def reopen(self) -> None:
-        """Shuts NVML down and starts it again, because NVML lists GPUs only once. Must not be called while another
-        thread waits in NVML. Raises GpuError.
+        """Shuts NVML down and starts it again, because NVML lists the GPUs only when it starts. Must not be called
+        while another thread waits in NVML. Raises GpuError.
         """
 
     def close(self) -> None: ...
@@ -154,7 +152,8 @@ class Nvml:
 
         if library:
             try:
-                # pynvml loads libnvidia-ml.so.1 later and then gets this library, because the soname is equal.
+                # pynvml loads libnvidia-ml.so.1 later. It then gets the library that is loaded here, because both have
+                # the same soname.
                 ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
             except OSError as fault:
                 raise GpuError(f"NVML of the host cannot be loaded: {fault}") from None
@@ -162,11 +161,11 @@ class Nvml:
         self._sys_root = sys_root
         self._events: object = None
         self._unreadable: dict[int, str] = {}
-        # UUID → number of uncorrected ECC errors at the last check
+        # UUID → number of uncorrected ECC errors at the last check.
         self._ecc: dict[str, int] = {}
         # PCI address → NUMA node. The nodes are cached, because only a change of hardware changes them.
         self._numa: dict[str, int] = {}
-        # The GPUs for which ``_links`` (their connections) was computed.
+        # The GPUs for which ``_links`` (the connections between GPUs) was computed.
         self._linked: tuple[str, ...] = ()
         self._links: dict[str, tuple[tuple[str, int], ...]] = {}
         self._open()
@@ -195,10 +194,10 @@ class Nvml:
             try:
                 found.append(self._gpu(index, nvml.nvmlDeviceGetHandleByIndex(index)))
             except nvml.NVMLError as fault:
-                # The loop goes on, because a GPU that fell off the bus must not hide the others.
+                # After an error the loop goes on, because a GPU that fell off the bus must not hide the others.
                 self._unreadable[index] = f"the driver says: {fault}"
         if before.keys() - self._unreadable.keys():
-            self._forget_events()  # a lost GPU is back, for which no events are registered
+            self._forget_events()  # A lost GPU is back, and no events are registered for it yet.
         uuids = tuple(gpu.uuid for gpu in found)
         if uuids != self._linked:
             # The links are cached, because only a change of hardware changes them and each pair needs a driver call.
@@ -215,7 +214,7 @@ class Nvml:
         try:
             handles = {gpu.uuid: nvml.nvmlDeviceGetHandleByIndex(gpu.index) for gpu in gpus}
         except nvml.NVMLError:
-            return {}  # a GPU was lost after it was listed
+            return {}  # A GPU was lost after it was listed.
         levels = {}
         for one, other in itertools.combinations(handles, 2):
             with contextlib.suppress(nvml.NVMLError):
@@ -233,7 +232,7 @@ class Nvml:
         return topology.scores(levels, direct, switched)
 
     def _nvlinks(self, handle: object) -> list[str]:
-        """Returns the PCI address at the other end of each active NVLink, which is a GPU or an NVSwitch."""
+        """Returns the PCI address at the other end of each active NVLink. At that end is a GPU or an NVSwitch."""
         nvml = self._nvml
         found = []
         for link in range(nvml.NVML_NVLINK_MAX_LINKS):
@@ -241,7 +240,7 @@ class Nvml:
                 if nvml.nvmlDeviceGetNvLinkState(handle, link) == nvml.NVML_FEATURE_ENABLED:
                     found.append(_text(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId).lower())
             except nvml.NVMLError:
-                break  # the GPU has no link with this number
+                break  # The GPU has no link with this number.
         return found
 
     def _gpu(self, index: int, handle: object) -> Gpu:
@@ -273,7 +272,7 @@ class Nvml:
         try:
             return bool(nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE)
         except nvml.NVMLError:
-            return False  # the driver returns an error for a GPU without MIG
+            return False  # The driver returns an error for a GPU without MIG.
 
     def _mig(self, handle: object) -> tuple[MigDevice, ...]:
         """Returns the MIG devices of a GPU, in NVML's order. Raises NVMLError if an existing device cannot be read."""
@@ -286,7 +285,7 @@ class Nvml:
             try:
                 device = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
             except nvml.NVMLError:
-                continue  # there is no MIG device with this index
+                continue  # There is no MIG device with this index.
             attributes = nvml.nvmlDeviceGetAttributes_v2(device)
             found.append(
                 MigDevice(
@@ -358,7 +357,7 @@ class Nvml:
                 )
             )
         except nvml.NVMLError:
-            return ""  # the GPU has no ECC
+            return ""  # The GPU has no ECC.
         before = self._ecc.setdefault(uuid, errors)
         self._ecc[uuid] = errors
         return f"{errors - before} more uncorrected ECC errors" if errors > before else ""
@@ -372,8 +371,8 @@ class Nvml:
                 used, before = one.usedGpuMemory, found.get(int(one.pid), 0)
                 found[int(one.pid)] = None if used is None or before is None else before + int(used)
             for one in self._graphics(handle):
-                # A process with both kinds of contexts is in both lists, each time with its total memory, so the larger
-                # value counts.
+                # A process with both kinds of contexts is in both lists, each time with its total memory. So the larger
+                # value is used, not the sum.
                 reported = [used for used in (found.get(int(one.pid)), one.usedGpuMemory) if used is not None]
                 found[int(one.pid)] = max(map(int, reported), default=None)
         except nvml.NVMLError as fault:
@@ -388,7 +387,7 @@ class Nvml:
             for one in nvml.nvmlDeviceGetProcessUtilization(handle, since_us):
                 samples.setdefault(int(one.pid), []).append(int(one.smUtil))
         except nvml.NVMLError as fault:
-            if fault.value == nvml.NVML_ERROR_NOT_FOUND:  # no process used the GPU
+            if fault.value == nvml.NVML_ERROR_NOT_FOUND:  # No process used the GPU.
                 return {}
             if fault.value in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND):
                 return None
@@ -421,8 +420,8 @@ class Nvml:
         return memory_limits.probe(nvml.nvmlLib, named, cgroup_root)
 
     def _graphics(self, handle: object) -> list[Any]:
-        """Returns processes with Vulkan or OpenGL contexts, which do not use CUDA and so are not seen by a CUDA
-        library. Raises NVMLError.
+        """Returns processes with Vulkan or OpenGL contexts. They do not use CUDA, so a CUDA library cannot see them.
+        Raises NVMLError.
         """
         nvml = self._nvml
         try:
@@ -453,10 +452,10 @@ class Nvml:
                 self._nvml.nvmlEventSetFree(self._events)
             self._nvml.nvmlShutdown()
         except self._nvml.NVMLError:
-            pass  # the driver is being unloaded, so there is nothing to free
+            pass  # The driver is being unloaded, so there is nothing to free.
 
 
-# Name in the labels of gpu-feature-discovery → field of nvmlDeviceAttributes_t.
+# Name in the labels of gpu-feature-discovery → the field of nvmlDeviceAttributes_t with its value.
 MIG_ATTRIBUTES = (
     ("memory", "memorySizeMB"),
     ("multiprocessors", "multiprocessorCount"),
@@ -472,9 +471,7 @@ MIG_ATTRIBUTES = (
 
 def numa_node(sys_root: Path, pci: str) -> int:
     """Returns the NUMA node of a PCI device, or NO_NUMA if the platform does not report one. ``pci`` is the address
-    from NVML.
-
-    The domain of NVML's address has eight digits and that of sysfs has four, so it is shortened.
+    from NVML. Its domain has eight digits, while the domain in sysfs has four, so it is shortened.
     """
     domain, _colon, rest = pci.partition(":")
     try:

@@ -17,9 +17,8 @@ MASK = IN_CREATE | IN_DELETE | IN_MOVED_TO | IN_MOVED_FROM | IN_DELETE_SELF | IN
 
 
 class FolderWatch:
-    """Wakes its caller after any change in a folder, without saying what changed: the caller checks the folder itself.
-
-    So lost and merged events do no harm. If the folder does not exist, the caller is woken once a second.
+    """Wakes its caller after any change in a folder. It does not say what changed, because the caller checks the
+    folder. So lost and merged events do no harm. If the folder does not exist, the caller is woken once a second.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -34,7 +33,8 @@ class FolderWatch:
         """Returns after a change, after ``wake``, or after the timeout."""
         watching = self._inotify >= 0
         if not watching and self._watch():
-            # The caller must check the folder again, because this watch does not report changes before its start.
+            # The caller must check the folder again, because this watch does not report changes that happened before it
+            # started.
             return
         if not watching:
             timeout_s = 1.0 if timeout_s is None else min(timeout_s, 1.0)
@@ -59,20 +59,20 @@ class FolderWatch:
 
     @staticmethod
     def _gone(data: bytes) -> bool:
-        """Returns whether the folder was deleted or moved. If so, its watch is dead, and a new folder of that name
-        needs a new watch.
+        """Returns whether the folder was deleted or moved. Its watch then reports nothing more, and a new folder of
+        that name needs a new watch.
         """
         at = 0
         while at + 16 <= len(data):
             mask = int.from_bytes(data[at + 4 : at + 8], "little")
-            if mask & (IN_DELETE_SELF | IN_MOVE_SELF | 0x8000):  # 0x8000 is IN_IGNORED, the last event of a watch
+            if mask & (IN_DELETE_SELF | IN_MOVE_SELF | 0x8000):  # 0x8000 is IN_IGNORED, the last event of a watch.
                 return True
             at += 16 + int.from_bytes(data[at + 12 : at + 16], "little")
         return False
 
     def wake(self) -> None:
-        """Makes ``wait`` return. It may be called after ``close``, because the calling thread may end late."""
-        # If the pipe is full, nothing needs to be written, because a full pipe wakes the waiting thread too.
+        """Makes ``wait`` return. It may be called after ``close``, because the thread that calls it may end late."""
+        # If the pipe is full, nothing needs to be written, because a full pipe already wakes the waiting thread.
         with self._closing, contextlib.suppress(BlockingIOError):
             if not self._closed:
                 os.write(self._wake_w, b"x")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Credentials for the Kubernetes API, from a kubeconfig file or from the pod's service account. They are used by the
-clients of the device plugin (``kube_api``) and of ``vgpu_scheduler``.
+"""Credentials for the Kubernetes API, from a kubeconfig file or from the pod's service account. The clients of the
+device plugin (``kube_api``) and of ``vgpu_scheduler`` use them.
 
-This module is not among the modules shared with the Ansible collection, because those may use only the standard
-library, while a kubeconfig is YAML. The Ansible modules read kubeconfigs with the library ``kubernetes``.
+This module is not shared with the Ansible collection. Shared modules may use only the standard library, while a
+kubeconfig is YAML. The Ansible modules read kubeconfigs with the library ``kubernetes``.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 @dataclass(frozen=True)
 class Access:
-    """Address and credentials of the API server. Files are read at each call, because credentials are replaced in place
-    when they are rotated.
+    """Address and credentials of the API server. Their files are read at each call, because credentials are replaced in
+    place when they are rotated.
     """
 
     server: str
@@ -60,7 +60,7 @@ class Access:
 
 @contextlib.contextmanager
 def _as_file(what: Path | bytes) -> Iterator[Path]:
-    """Yields a file with the data, because OpenSSL reads a client certificate only from files."""
+    """Yields a file that contains the data, because OpenSSL reads a client certificate only from files."""
     if isinstance(what, Path):
         yield what
         return
@@ -71,8 +71,8 @@ def _as_file(what: Path | bytes) -> Iterator[Path]:
 
 
 def read(kubeconfig: str, service_account: Path = SERVICE_ACCOUNT) -> Access:
-    """Reads the credentials. ``kubeconfig`` is a file, or ``in-cluster`` for the pod's service account. Raises Fatal,
-    which names the file and the position in it.
+    """Reads the credentials. ``kubeconfig`` is a file, or ``in-cluster`` for the pod's service account. Raises Fatal;
+    its text names the file and the position in it.
     """
     if kubeconfig == IN_CLUSTER:
         host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
@@ -116,7 +116,8 @@ def _of_kubeconfig(path: Path, config: Any) -> Access:
 
 
 def _named(path: Path, config: Any, many: str, one: str, holder: dict[str, Any]) -> dict[str, Any]:
-    """Returns the list entry that the context names, or, for the list of contexts, that current-context names."""
+    """Returns the entry of a list that the current context names. In the list of contexts this is the entry that
+    current-context names."""
     wanted = holder.get("current-context" if one == "context" else one)
     entries = config.get(many) if isinstance(config, dict) else None
     for entry in entries if isinstance(entries, list) else []:

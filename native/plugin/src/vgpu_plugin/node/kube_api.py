@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls of the Kubernetes API that this program needs, over HTTPS. The library ``kubernetes`` is not used, because
-it takes 60 MB and a second to import, while a node program reads only one node.
+"""The calls of the Kubernetes API that this program needs, over HTTPS.
 
-This module is imported only if an API server is configured.
+The library ``kubernetes`` is not used, because it takes 60 MB and a second to import, while the program on a node reads
+only the objects of this node. This module is imported only if an API server is configured.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 from .kube_access import Access
 
 TIMEOUT_S = 30.0
-# The server ends a watch after WATCH_S. If it stays silent for longer, plus a grace time, the connection is dead.
+# The server ends a watch after WATCH_S. If it sends nothing for this time plus a grace time, the connection is dead.
 WATCH_S, WATCH_GRACE_S = 240, 30.0
 JSON = "application/json"
 STRATEGIC = "application/strategic-merge-patch+json"
 LONGEST_LINE = 4 << 20
-# Content type that requests objects without spec and status. These have a hundredth of the size of a pod.
+# Content type that requests objects without spec and status. Such an object has a hundredth of the size of a pod.
 METADATA = "application/json;as=PartialObjectMetadata{};g=meta.k8s.io;v=v1,application/json"
 
 

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the policy of this kubelet's topology manager (it places a container's devices and CPUs on NUMA nodes) from the
-kubelet's configuration file.
+"""Reads the policy of this kubelet's topology manager, which places a container's devices and CPUs on NUMA nodes. The
+source is the kubelet's configuration file.
 
-The file is parsed with regular expressions and not as YAML, because a YAML library takes too much memory and both keys
-are at the top level. Command line flags and drop-in files of the kubelet are not read. If the policy is set only there,
-none is published, as for a kubelet without a policy.
+The file is parsed with regular expressions and not as YAML. A YAML library takes too much memory, and both keys are at
+the top level.
+
+Command line flags and drop-in files of the kubelet are not read. If the policy is set only there, none is published, as
+if the kubelet had no policy.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ def parse(text: str) -> Topology:
 
 
 class KubeletTopology:
-    """Reads the file again only after it has changed. A new policy needs a restart of the kubelet, but not of this
-    program.
+    """Provides the policy, and reads the file again only after it has changed. A kubelet uses a new policy only after a
+    restart, but this program needs none.
     """
 
     def __init__(self, path: Path) -> None:

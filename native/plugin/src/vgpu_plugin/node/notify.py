@@ -12,7 +12,7 @@ def notify(message: str, address: str | None = None) -> bool:
     address = address if address is not None else os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return False
-    # If the address begins with @, it is a name in the abstract namespace of sockets, which begins with a zero byte.
+    # An address that begins with @ is a name in the abstract namespace of sockets. There the first byte is zero.
     path = "\0" + address[1:] if address.startswith("@") else address
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:

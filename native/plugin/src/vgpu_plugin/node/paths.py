@@ -12,10 +12,9 @@ from pathlib import Path
 
 from .._shared.config import node_config
 
-# Paths in a container. They cannot be configured, because libvgpu.so contains them.
-#
-# They are in /dev, because /dev is a mount of each container: an image can have no link there, and a container cannot
-# rename /dev. Entries inside /dev can be renamed unless they are mounts, so the folder CONTAINER_ROOT is a mount too.
+# Paths in a container. They cannot be configured, because libvgpu.so contains them. They are in /dev, because /dev is a
+# mount of each container: an image can have no link there, and a container cannot rename /dev. A container can rename
+# entries inside /dev unless they are mounts, so the folder CONTAINER_ROOT is a mount too.
 CONTAINER_ROOT = "/dev/vgpu"
 CONTAINER_LIBRARY_FOLDER = f"{CONTAINER_ROOT}/lib"
 CONTAINER_LIBRARY = f"{CONTAINER_LIBRARY_FOLDER}/libvgpu.so"
@@ -25,11 +24,12 @@ CONTAINER_LIMITS = f"{CONTAINER_SHARE}/limits"
 CONTAINER_LEDGER = f"{CONTAINER_SHARE}/ledger"
 CONTAINER_TENANT = f"{CONTAINER_SHARE}/tenant"
 CONTAINER_GPU_PAGE = f"{CONTAINER_SHARE}/gpu-"
-# A file from which the hook learns the allocation of a container whose memory only the driver limits.
+# This file is mounted into a container whose memory only the driver limits. From it the hook learns the container's
+# allocation.
 CONTAINER_ALLOCATION = "/dev/vgpu-allocation"
 
-# Paths in a container that was admitted by an older version, which mounted single files. Such containers still exist:
-# the kubelet uses its saved response for every restart of the container, and docker keeps the mounts as long as the
+# Paths in a container that was admitted by an older version, which mounted single files. Such containers still exist.
+# The kubelet uses its saved response for every restart of a container, and docker keeps the mounts as long as the
 # container exists.
 OLD_LIBRARY = "/usr/local/lib/vgpu/libvgpu.so"
 OLD_LIMITS = "/etc/vgpu/limits"
@@ -38,10 +38,11 @@ OLD_TENANT = "/run/vgpu/tenant"
 OLD_GPU_PAGE = "/run/vgpu/gpu-"
 
 LONGEST_SOCKET_PATH = 107
-# Name of the kubelet's checkpoint, in its folder of device plugins. The file remains when the kubelet stops.
+# Name of the kubelet's checkpoint, in its folder of device plugins. The file still exists after the kubelet has
+# stopped.
 CHECKPOINT = "kubelet_internal_checkpoint"
 
-# Part of the error message of a registration on a host that never had a kubelet, but only docker or podman.
+# Part of the error message of a registration if the host never had a kubelet, but only docker or podman.
 NO_KUBELET = "this host runs no kubelet"
 
 
@@ -52,23 +53,23 @@ class Paths:
     run_dir: Path = Path("/run/vgpu")
     state_dir: Path = Path("/var/lib/vgpu")
     sys_root: Path = Path("/sys")
-    # Mount point of version 2 of control groups. On a host with both versions it is another folder.
+    # Mount point of version 2 of control groups. On a host with both versions it is another folder than this default.
     cgroup_root: Path = Path("/sys/fs/cgroup")
-    # The host's root folder, in which configuration files of container runtimes are read. In a DaemonSet it is another
-    # path.
+    # The host's root folder, below which the configuration files of container runtimes are read. In a DaemonSet it is
+    # another path than /.
     host_root: Path = Path("/")
-    # If it is None, no CDI files are written.
+    # Folder for CDI files. If it is None, no CDI files are written.
     cdi_dir: Path | None = Path("/var/run/cdi")
     cdi_dirs_of_others: tuple[Path, ...] = (Path("/etc/cdi"),)
     # Folder of the named configurations. If it is None, they are in a folder next to node.yaml.
     configs_dir: Path | None = None
-    # Whether this program runs in a container, where the host's folders are visible only below host_root.
+    # True if this program runs in a container, so that it sees the host's folders only below host_root.
     in_container: bool = False
 
     @property
     def seen_root(self) -> Path:
-        """The host's root folder as this program sees it, for host paths that are not mounted into this program's
-        container.
+        """The host's root folder as this program sees it. It is used for host paths that are not mounted into this
+        program's container.
         """
         return self.host_root if self.in_container else Path("/")
 
@@ -131,8 +132,8 @@ class Paths:
         return self.kubelet_dir / CHECKPOINT
 
     def endpoint(self, resource: str) -> Path:
-        """Returns the path of the socket for a resource, in the kubelet's folder. The name of a resource may have 317
-        characters, but the path of a socket only 107 bytes (unix(7)), so a longer name is replaced by its digest.
+        """Returns the path of the socket for a resource, in the kubelet's folder. The path of a socket may have only
+        107 bytes (unix(7)), but the name of a resource 317 characters. So a longer name is replaced by its digest.
         """
         named = self.kubelet_dir / f"vgpu-{resource.replace('/', '_')}.sock"
         if len(os.fsencode(named)) <= LONGEST_SOCKET_PATH:

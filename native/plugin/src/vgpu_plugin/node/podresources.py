@@ -21,7 +21,8 @@ class Holder(NamedTuple):
 
 
 def holders(socket: Path) -> dict[str, Holder] | None:
-    """Returns device id → pod and container, for all resources. Returns None if the kubelet does not respond."""
+    """Returns device id → the pod and container that hold it, for all resources. Returns None if the kubelet does not
+    respond."""
     if not socket.exists():
         return None
     try:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes how close GPUs are to each other, and chooses whole GPUs for one container that are close together. No I/O.
 
-The score of a pair of GPUs is 100 for each NVLink between them, plus 60 to 10 for the level at which their PCIe paths
-meet, from the same board to different sockets. The PCIe part is 0 if the driver does not report the level.
+The score of a pair of GPUs is 100 for each NVLink between them, plus a part for their PCIe connection. This part is 60
+if the PCIe paths meet on the same board, less if they meet farther away, and 10 if they meet only between sockets. It
+is 0 if the driver does not report the connection.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from ..errors import BadRequest, counted
 
 NVLINK = 100
-# Up to this number of possible sets, all are compared. 8 GPUs have at most 70 sets.
+# If there are at most so many possible sets, all are compared. 8 GPUs have at most 70 sets.
 MOST_SETS = 300
-# Level nvmlGpuTopologyLevel_t of NVML → score.
+# Level nvmlGpuTopologyLevel_t of NVML, at which two PCIe paths meet → score.
 PCIE = {0: 60, 10: 50, 20: 40, 30: 30, 40: 20, 50: 10}
 
 Links = Mapping[str, Mapping[str, int]]
@@ -27,9 +28,9 @@ def scores(
     direct: Mapping[tuple[str, str], int],
     switched: Mapping[str, int],
 ) -> dict[str, tuple[tuple[str, int], ...]]:
-    """Returns UUID → (other UUID, score) of each connected GPU. ``levels`` has the PCIe level at which a pair meets,
-    ``direct`` the number of NVLinks from the first GPU to the second, and ``switched`` the number of NVLinks of a GPU
-    to an NVSwitch, which connects all its GPUs.
+    """Returns UUID → (other UUID, score) of each connected GPU. ``levels`` has the PCIe level at which each pair meets.
+    ``direct`` has the number of NVLinks from the first GPU to the second. ``switched`` has the number of NVLinks from a
+    GPU to an NVSwitch, which connects all its GPUs.
     """
     uuids = sorted(
         {uuid for pair in levels for uuid in pair} | {uuid for pair in direct for uuid in pair} | {*switched}
@@ -52,9 +53,11 @@ def scores(
 def nearest(
     available: Sequence[str], must_include: Sequence[str], size: int, links: Links, order: Iterable[str]
 ) -> list[str]:
-    """Returns the ``size`` GPUs of ``available`` with the highest sum of scores. If sets are equal, prefers the one
-    with the lowest scores to the remaining GPUs, so that close GPUs remain together, and then the first by index. If
-    there are too many sets to compare all, one set is grown from each GPU and the best of these is chosen.
+    """Returns the ``size`` GPUs of ``available`` with the highest sum of scores.
+
+    If several sets have the same sum, the set with the lowest scores to the remaining GPUs is preferred, so that close
+    GPUs remain together. After that, the first set by index is preferred. If there are too many sets to compare, one
+    set is grown from each GPU, and the best of these is chosen.
     """
     if size > len(set(available)):
         found = counted(len(set(available)), "available GPU")
@@ -88,7 +91,7 @@ def _worth(chosen: Sequence[str], pool: Sequence[str], links: Links) -> tuple[in
 
 
 def _grown(start: list[str], size: int, pool: Sequence[str], links: Links) -> list[str]:
-    """Returns a set grown from ``start``, to which the GPU with the highest score to the set is added each time."""
+    """Returns a set of GPUs that is grown from ``start``: each step adds the GPU with the highest score to the set."""
     chosen = start
     near = {one: sum(links.get(one, {}).get(other, 0) for other in chosen) for one in pool if one not in chosen}
     while len(chosen) < size:

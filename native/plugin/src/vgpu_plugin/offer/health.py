@@ -26,7 +26,8 @@ APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109}) | frozenset(
     | {*range(96, 106), *range(126, 136)}
 )
 DISABLE, ENABLE = "DP_DISABLE_HEALTHCHECKS", "DP_ENABLE_HEALTHCHECKS"
-# Maximum milliseconds of one wait for an event in the driver. A stop of the program is delayed by this time.
+# Maximum milliseconds for which the thread waits in the driver for an event. If the program is stopped meanwhile, it
+# ends only after this wait.
 WAIT_MS = 1000
 PAUSE_S = 5.0
 LOOK_S = 5.0
@@ -52,7 +53,9 @@ class Xids:
 
 @dataclass(frozen=True)
 class Rules:
-    """Decides which Xids make a GPU unhealthy. ``ignored``: Xids that do not; ``only``: if set, no other Xids do."""
+    """Decides which Xids make a GPU unhealthy. ``ignored``: Xids that never do; ``only``: if set, only these Xids
+    do.
+    """
 
     ignored: frozenset[int] = APPLICATION_XIDS
     only: frozenset[int] | None = None
@@ -114,8 +117,8 @@ class HealthWatch:
         # as soon as the driver responds for it.
         self._last: dict[str, float] = {}
         self._xids: dict[str, Xids] = {}
-        # UUID of each lost GPU → the reason why it stays unhealthy after the driver responds for it again, until its
-        # period without errors is over.
+        # UUID of each lost GPU → the reason, such as an Xid, for which it was unhealthy before the loss. The GPU gets
+        # this reason again when the driver responds for it, and keeps it until its period without errors is over.
         self._besides: dict[str, str] = {}
 
     def ask(self) -> None:

@@ -21,15 +21,15 @@ from .._shared.config.sharing import Piece
 from ..node.gpus import Gpu, MigDevice
 
 FORMAT = 1
-# Fields of a GPU that are not taken from the file but found again at each start: its links to other GPUs.
+# Fields of a GPU that are not saved, because they are read from the driver at each start: its links to other GPUs.
 NOT_KEPT = ("links",)
 
 log = logging.getLogger(__name__)
 
 
 class LastOffer:
-    """Reads and writes the file, which is replaced by a rename. If the file is missing or unreadable, the program
-    starts as if the node had offered nothing before.
+    """Reads and writes the file with the last offer, and replaces it by a rename. If the file is missing or unreadable,
+    the program starts as if the node had offered nothing before.
     """
 
     def __init__(self, path: Path) -> None:

@@ -40,9 +40,9 @@ class Shape(NamedTuple):
 
 
 class Pool:
-    """The slices and their state. Thread-safe. A slice is offered as healthy unless its GPU is unhealthy, missing or
-    drained (an administrator excludes it from new allocations), or the slice is withheld because it is leased
-    (allocated with ``vgpuctl``), or a container outside Kubernetes uses it.
+    """The slices and their state. Thread-safe. A slice is offered as unhealthy if its GPU is unhealthy, missing or
+    drained (an administrator excludes it from new allocations). The same holds if the slice is leased (allocated with
+    ``vgpuctl``), or if a container outside Kubernetes uses it. Otherwise it is offered as healthy.
     """
 
     def __init__(self, gpus: Iterable[Gpu], pieces: Iterable[Piece]) -> None:

@@ -57,7 +57,8 @@ class Settings:
 
     @property
     def library_root(self) -> Path:
-        # Without slices that libvgpu limits, the library folder is needed only for the hook in it.
+        # On a node where libvgpu, our library in the containers, limits no slices, the folder is used only for the hook
+        # in it.
         root = self.vcuda.get("libraryRoot") or self.plugin_flags.get("libraryRoot")
         return Path(root or node_config.LIBRARY_ROOT)
 
@@ -77,8 +78,8 @@ class Settings:
 
     @property
     def sharing(self) -> str:
-        """The sharing mode, one of those of vgpu_sharing. If several sections are configured, the first in the order of
-        this function counts.
+        """The sharing mode: one of the values of vgpu_sharing. If node.yaml has several sections below ``sharing``, the
+        first one in the order vcuda, mps, timeSlicing counts.
         """
         sections = self.config.get("sharing") or {}
         names = (("vcuda", sharing.VCUDA), ("mps", sharing.MPS), ("timeSlicing", sharing.TIME_SLICING))

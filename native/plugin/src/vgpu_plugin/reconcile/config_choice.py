@@ -86,8 +86,8 @@ class ConfigChoice:
         return settings, node_settings.make_slices(gpus, settings)
 
     def names(self) -> list[str]:
-        """Returns the names of the existing files, without the suffix if a file has it (keys of a ConfigMap may have
-        none). Without the folder there are no names. Raises OSError.
+        """Returns the names of the configuration files. A suffix .yaml is removed; files from a ConfigMap may have
+        none. If the folder does not exist, the list is empty. Raises OSError.
         """
         try:
             found = [entry.name for entry in os.scandir(self._folder) if entry.is_file()]

@@ -37,7 +37,7 @@ class Labeller:
         self._publish = publish
         self._monotonic = monotonic
         self._written: float | None = None
-        # Labels in addition to those of gpu-feature-discovery, with other names.
+        # Labels that gpu-feature-discovery does not have.
         self.more: Callable[[], dict[str, str]] = dict
 
     def write(self, settings: Settings) -> None:

@@ -20,8 +20,8 @@ PREFIX = "nvidia.com/"
 ENFORCEMENT = "vgpu.fleet/memory-enforcement"
 FILE = Path("/etc/kubernetes/node-feature-discovery/features.d/gfd")
 MACHINE_FILE = Path("/sys/class/dmi/id/product_name")
-# Major compute capability → name of the GPU family. Two families, Ada and Turing, share a major number with another
-# one; the function ``family`` tells them apart.
+# Major compute capability → name of the GPU family. Ada and Turing are missing here, because each has the same major
+# number as another family; the function ``family`` looks at the minor number for them.
 FAMILIES = {
     3: "kepler",
     5: "maxwell",

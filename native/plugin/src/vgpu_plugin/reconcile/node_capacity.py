@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports the resource names by which pods request parts of GPUs in the capacity of this node. It only computes patches
-and sends nothing.
+"""Computes the patch that adds to this node's capacity the resource names by which pods request parts of GPUs. It sends
+nothing.
 
-No device plugin registers these names, because only our scheduler counts them. But from Kubernetes 1.36 on, the
-kube-scheduler requires each name on the node as soon as any DeviceClass maps one resource of the pod. The kubelet
-refuses a pod whose sum exceeds the capacity, so each amount must be at least what our scheduler may place: for memory,
-the whole GPU for each of its slots (the maximum number of containers on it), because a container's limit may be that
-large although less is promised to it (pods/burst.py). Unhealthy GPUs count too, because their pods are admitted again
-when the kubelet restarts.
+No device plugin registers these names, because only our scheduler counts them. But from Kubernetes 1.36 on, if any
+DeviceClass maps a resource that a pod requests, the kube-scheduler expects all resource names of that pod in the node's
+capacity. The kubelet refuses a pod if the sum of all pods' requests exceeds the capacity. So each amount must be at
+least what our scheduler may place. A GPU has a number of slots, its maximum number of containers. For memory the amount
+is the GPU's whole memory times its slots, because a container's limit may be as large as the GPU although less is
+promised to it (pods/burst.py). Unhealthy GPUs are counted like healthy ones, because their pods are admitted again when
+the kubelet restarts.
 """
 
 from __future__ import annotations
@@ -84,6 +85,6 @@ def patch(node: Mapping[str, Any], wanted: Mapping[str, int]) -> dict[str, Any] 
         if different:
             out.setdefault("status", {})[key] = different
     if text != annotation:
-        # The annotation is in the same request as the amounts, so that every added name is always recorded.
+        # One request sets the annotation and the amounts, so that the annotation always lists every added name.
         out["metadata"] = {"annotations": {ADDED: text}}
     return out or None

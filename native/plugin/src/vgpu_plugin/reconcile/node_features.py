@@ -13,7 +13,8 @@ from typing import Any
 
 from .labels import PREFIX
 
-# Annotation that lists the names of our labels, separated by commas. PREFIX is left out of names that begin with it.
+# Annotation that lists the names of our labels, separated by commas. If a name begins with PREFIX, it is listed without
+# it.
 NAMES = "vgpu.fleet/labels"
 # Name (after the prefix) of the annotation in which node-feature-discovery lists its own labels. Each of its instances
 # may have such an annotation.
@@ -40,7 +41,7 @@ def patch(metadata: Mapping[str, Any], desired: Mapping[str, str]) -> dict[str, 
     if changed:
         out["labels"] = changed
     if names != text:
-        # The annotation is in the same request as the labels, so that every label of ours is always recorded.
+        # One request sets the annotation and the labels, so that the annotation always lists every label of ours.
         out["annotations"] = {NAMES: names}
     return {"metadata": out} if out else None
 

@@ -48,9 +48,9 @@ class Client(Protocol):
 
 
 class NodeLabel:
-    """``run`` follows the label and ``report`` writes outcomes, each in its own thread, so that a slow write does not
-    delay a change of the label. ``choose`` is called with each name that the label gets, and with an empty name if the
-    node has no label.
+    """Follows the node label and reports outcomes. ``run`` follows the label and ``report`` writes outcomes, each in
+    its own thread, so that a slow write does not delay a change of the label. ``choose`` is called with each name that
+    the label gets, and with an empty name if the node has no label.
     """
 
     def __init__(
@@ -71,19 +71,20 @@ class NodeLabel:
         self._outcome: tuple[str, str] | None = None
         self._reported: tuple[str, str] | None = None
         self._name: str | None = None
-        # Annotation → (its desired text, whether to add the annotation if it is missing).
+        # Annotation → its desired text, and whether to add the annotation if it is missing.
         self._wanted: dict[str, tuple[str, bool]] = {}
         # Annotation → its text on the node as last seen.
         self._found: dict[str, str | None] = {}
         self._read = False
         # The Node object as last seen.
         self._node_seen: dict[str, Any] = {}
-        # Desired amounts of resources, labels and health. None means that they are not maintained.
+        # Desired amounts of resources, feature labels and GPU health. None means that this program does not maintain
+        # them on the node.
         self._amounts: dict[str, int] | None = None
         self._features: dict[str, str] | None = None
         self._keeps_features = True
         self._health: node_health.Health | None = None
-        # Requests that are still to be sent: (subject, path below the node) → patch.
+        # Patches that are still to be sent: (subject, path below the node) → patch.
         self._dues: dict[tuple[str, str], dict[str, Any]] = {}
         # Errors in following the label or reporting: subject → reason; empty if there is none.
         self.faults: dict[str, str] = {}
@@ -205,8 +206,8 @@ class NodeLabel:
             self._news.notify_all()
 
     def _missing(self) -> dict[str, str]:
-        """Returns the annotations whose text on the node differs from the desired text; none until the node
-        was read.
+        """Returns the annotations whose text on the node differs from the desired text. Returns none before the node is
+        first read.
         """
         return {
             key: text

@@ -37,8 +37,8 @@ class NodeReport:
         if by_extender:
             unhealthy = {gpu.uuid: self._pool.unavailable_reason(gpu.uuid) for gpu in self._pool.gpus}
             gpus = sizing.node_gpus(self._pool.gpus, settings.config, unhealthy)
-        # An empty list is published explicitly: the scheduler would take a missing annotation for one that was deleted
-        # by mistake, and would continue with the GPUs that it knows.
+        # If there are no such GPUs, an empty list is published. If the annotation were missing, the scheduler would
+        # assume that it was deleted by mistake, and would continue with the GPUs that it knows.
         topology = self._topology.read() if by_extender else pod_annotations.NO_POLICY
         self._label.annotate(pod_annotations.GPUS, pod_annotations.write_gpus(gpus, topology), add=by_extender)
         names = node_capacity.names_of(settings.vcuda)

@@ -47,7 +47,7 @@ def leave(api: Client, node: str) -> bool:
             api.patch(path, {"metadata": {"annotations": dict.fromkeys(annotations)}})
         ours = [one["type"] for one in conditions if one.get("type") in CONDITIONS]
         if ours:
-            # Conditions are merged by their type, so the kubelet's conditions stay.
+            # The API server merges conditions by their type, so this patch does not remove the kubelet's conditions.
             gone = [{"$patch": "delete", "type": one} for one in ours]
             api.patch(f"{path}/status", {"status": {"conditions": gone}})
         # This patch has no resource version, because the patches above have changed the version that was read.

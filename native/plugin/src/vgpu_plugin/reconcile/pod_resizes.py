@@ -2,9 +2,9 @@
 """Applies resizes that the scheduler granted to running pods, and reports on the pod when they are done.
 
 A pod with a granted resize has the annotation ``vgpu.fleet/former`` until its node has applied the resize (see
-``pods/resizes`` of the shared core). Such pods are found by a watch of the metadata of this node's pods, only on a node
-where containers get the size that their pod requests. A resize that cannot be applied yet, because programs use more
-than the new size, is tried again, and an event on the pod gives the reason.
+``pods/resizes`` of the shared core). This module watches the metadata of this node's pods to find them. It does so only
+if the node gives containers the size that their pod requests, not equal slices. A resize that cannot be applied yet,
+because programs use more than the new size, is tried again, and an event on the pod gives the reason.
 """
 
 from __future__ import annotations
@@ -139,7 +139,8 @@ class PodResizes:
             self._pods.write_done(owner)
         except (PluginError, PlanError) as fault:
             said, when = self._said.get(uid, ("", -BETWEEN_EVENTS_S))
-            # No event is written for a pod that changed meanwhile or is starting.
+            # NotNow usually passes soon, for example when the container has started, so no event is written for it.
+            # There is no event either if the last one gave the same error or is too recent.
             if isinstance(fault, NotNow) or said == str(fault) or time.monotonic() - when < BETWEEN_EVENTS_S:
                 log.debug("pod %s: %s", owner.name, fault)
                 return
@@ -171,15 +172,16 @@ class PodResizes:
                 self._apply_part(entries.get(part.container, ""), part)
             except PluginError as fault:
                 faults.append(fault)
-        # Raise the most important error, which is one that stays until somebody acts.
+        # Raise the most important error. An error that stays until somebody acts is more important than NotNow, which
+        # passes.
         if faults:
             raise min(faults, key=lambda one: isinstance(one, NotNow))
         return plan
 
     def _apply_part(self, allocation: str, part: Part) -> None:
         record = self._records.get(allocation)
-        # The program that starts the container reads the pod itself, and perhaps reads an older version. So the
-        # container is resized only after it has got a size.
+        # A container that is starting gets its size from a program that reads the pod, perhaps an older version of it.
+        # So a container is resized only after its start.
         if record is None or record.kind != KUBELET or record.limits.get("deny"):
             raise NotNow(f"container {part.container} has not started")
         # Memory with a burst limit is managed by burst.py.

@@ -3,8 +3,8 @@
 
 A new file is first checked against the GPUs; if it is invalid, the old configuration stays active. Allocated slices
 (parts of GPUs) are never removed: a GPU with allocated slices keeps its old split until they are free, and the status
-reports that. If the configuration changes between slices of the device plugin and claims (Dynamic Resource Allocation),
-the program exits once no container has a claim, and its systemd unit restarts it.
+reports that. The configuration may change from slices of the device plugin to claims (Dynamic Resource Allocation), or
+back. Then the program exits once no container has a claim, and its systemd unit restarts it.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class Reconfiguration:
         # Index → error, for each GPU that the driver counts but that could never be read.
         self.unknown: dict[int, str] = {}
         self._forgotten: frozenset[str] = frozenset()
-        # Function that ends the program. A change between slices and claims needs other parts of the program, so it
-        # must start again.
+        # Function that ends the program. After a change between slices and claims, the program needs other parts, so it
+        # must be started again.
         self.end: Callable[[], None] = lambda: None
         # Function that is called after each poll.
         self.on_poll: Callable[[], None] = lambda: None
@@ -171,7 +171,7 @@ class Reconfiguration:
 
     def _change_way(self, settings: node_settings.Settings) -> None:
         """Ends the program for a change between slices and claims. If claims are in use, the program continues, because
-        without it no part could end the claims; the next poll checks again.
+        only the running program can end them; the next poll checks again.
         """
         held = sorted({one.holder for one in self._allocator.records.all() if one.kind == CLAIM})
         if held and not settings.claims:
@@ -225,7 +225,7 @@ class Reconfiguration:
         """Applies settings and GPUs to the pool and the allocator, and calls all functions in ``after``."""
         try:
             pieces = node_settings.make_slices(gpus, self.settings)
-        except Fatal as fault:  # The GPUs changed, and the file no longer fits them.
+        except Fatal as fault:  # The GPUs have changed, and the configuration does not fit the new ones.
             self._refuse(str(fault))
             self._gpus = gpus
             return

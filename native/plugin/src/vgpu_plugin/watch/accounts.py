@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The limit of an allocation (the slices of one container), and how much of it the container uses according to its
-ledger, the shared file in which our library in the container counts GPU memory.
+"""Reads the limit of an allocation (the slices of one container), and how much of it the container uses. The usage
+comes from the container's ledger, the shared file in which our library in the container counts GPU memory.
 
 The limit comes from the node's own record (/var/lib/vgpu/allocations.json), which no container can see. A slice for
 containers outside Kubernetes has no record, so its limits file on the node is used, which containers mount read-only.
@@ -47,14 +47,14 @@ class Accounts:
             data = (self._files.folder(allocation) / "limits").read_bytes()
             self._limits[allocation] = abi_files.parse_limits(data)
         except abi_files.LayoutError:
-            pass  # the file is being rewritten, so the limits read before are used
+            pass  # The file is being rewritten, so the limits that were read before are used.
         except OSError:
             self._limits.pop(allocation, None)
         return self._limits.get(allocation)
 
     def account(self, record: Record, uuid: str) -> Account | None:
-        """Returns limit and usage on one GPU. Returns None if no memory limit applies there, or if the container may
-        disable the library.
+        """Returns the limit and the usage of an allocation on one GPU. Returns None if it has no memory limit on that
+        GPU, or if the container may disable the library.
         """
         mine = device_of(record, uuid)
         if mine is None or record.limits.get("allow_disable_control", False):

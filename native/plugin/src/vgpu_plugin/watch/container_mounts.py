@@ -75,7 +75,7 @@ class ContainerMounts:
         self, record: Record, processes: Iterable[Process], claims: Sequence[Record] = ()
     ) -> tuple[list[Suspicion], bool | None]:
         """Returns the foreign mounts of one container's processes, and whether the container has the mounts of an older
-        version (None if no process has the ledger among its mounts). ``claims``: other claims whose shares the
+        version (None if the ledger is not among the mounts of any process). ``claims``: other claims whose shares the
         container may mount.
         """
         if not record.library or not self._node.rows:
@@ -106,9 +106,9 @@ class ContainerMounts:
             return known
         ledger = next(one for one in places if one.point.endswith(LEDGER))
         old = mounts.has_old_mounts(table, ledger)
-        # A process without the ledger among its mounts has left the container's folders, for example by chroot, so
-        # missing mounts are no finding. In a container with mounts of an older version, our files may be at other
-        # paths, if its image had links.
+        # If the ledger is not among a process's mounts, the process has left the container's folders, for example by
+        # chroot. So its missing mounts are not reported. Missing mounts of an older version are never reported, because
+        # symbolic links in the image may have moved them to other paths.
         shows_ledger = bool(mounts.ledger_points(table, ledger))
         if old:
             expected = self._places_of(self._files.old_mounts(record))

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from .processes import Process
 
-# Seconds between SIGTERM and SIGKILL. A kubelet gives a pod thirty seconds, but a process beyond its limit harms its
-# neighbours, so it gets less.
+# Seconds between SIGTERM and SIGKILL. The kubelet gives a pod thirty seconds, but a process beyond its limit harms its
+# neighbours, so it gets less time.
 GRACE_S = 10.0
 
 
@@ -27,12 +27,12 @@ class Ender:
         self.sent: dict[str, int] = {}
 
     def forget(self) -> None:
-        """Discards running grace periods. It is called after a change of policy."""
+        """Discards running grace periods. It is called while the policy is not to kill."""
         self._signalled.clear()
 
     def end(self, process: Process, now: float, still: Callable[[Process], bool], begun: float | None = None) -> str:
-        """Sends SIGTERM the first time, SIGKILL after the grace period. Returns the name of the signal; empty if none
-        was sent.
+        """Sends SIGTERM at the first call for a process, and SIGKILL after the grace period. Returns the name of the
+        signal; empty if none was sent.
 
         ``begun``: when the first process got SIGTERM for the same finding. All processes of a finding share one grace
         period, otherwise a container could survive by starting a new process every few seconds. ``still`` checks that

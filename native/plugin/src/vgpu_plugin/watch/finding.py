@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The results of the watcher (the part that looks for processes beyond their limits): findings about containers, and
-the watcher's own state.
+"""The results of the watcher, which looks for processes that use a GPU beyond their limits: findings about containers,
+and the watcher's own state.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .processes import Process
 from .rule import Suspicion
 
 STATIC_KIND, UNKNOWN = "static", "unknown"
-# A finding has this allocation if it is not known to which allocation its processes belong.
+# The allocation of a finding whose processes belong to no known allocation.
 NONE = ""
 # Processes on a GPU with the bytes that each uses, the largest first.
 Programs = tuple[tuple[Process, int], ...]

@@ -3,7 +3,8 @@
 Only ``read`` reads a file; the other functions work on their arguments.
 
 A mount is ours if it shows the same folder of the same file system as the node's own path, and no other mount covers
-it. The kernel's device numbers are equal in every mount namespace, also in a pod that mounts the node's folders.
+it. The kernel's device numbers are equal in every mount namespace, so the node's mounts can be compared with a
+container's.
 """
 
 from __future__ import annotations
@@ -212,8 +213,8 @@ def foreign(
         mount = table.seen_at(one.point)
         if mount is not None and mount.point == one.point and one.is_shown_by(mount):
             continue
-        # A mount at one of our parent folders hides our mount. A mount further up is the container's own root, so then
-        # ours is only missing.
+        # A foreign mount at one of our parent folders hides our mount. If the nearest mount is further up, it is the
+        # container's own root, and our mount is only missing.
         if mount is not None and any(mount.point == top or mount.point.startswith(f"{top}/") for top in guarded):
             if mount.point not in wrong:
                 wrong.add(mount.point)

@@ -2,12 +2,12 @@
 """Finds to which allocation (the slices of one container) a process on a GPU belongs. It reads only /proc, never the
 process's own files.
 
-A container's ledger (the file in which the library counts GPU memory) is a file of a tmpfs that belongs to one
-allocation, so a process with that mount is in its container: a tenant without CAP_SYS_ADMIN can neither create nor copy
-the mount. A process that hides its mounts (chroot, its own mount namespace), or lost them because the folders were
-removed on the node, is identified by the ledger that it has mapped, or by its control group, which it cannot leave. A
-process in the host's mount namespace, or in its pid namespace and outside a container's control group, is a process of
-the host. Any other process on a GPU belongs to an unknown container.
+Each allocation has a tmpfs with its container's ledger, the file in which the library counts GPU memory. A process with
+a mount of that tmpfs is in the container, because a tenant without CAP_SYS_ADMIN can neither create nor copy the mount.
+Some processes do not have the mount: they hide it (by chroot or their own mount namespace), or the folders were removed
+on the node. These are identified by the ledger that they have mapped, or by their control group, which they cannot
+leave. A process in the host's mount namespace, or in its pid namespace and outside a container's control group, is a
+process of the host. Any other process on a GPU belongs to an unknown container.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from . import mounts
 from .mounts import Table
 
-# Root that mountinfo shows for the ledger's mount in a container after the file was replaced on the node.
+# Root that a container's mountinfo shows for the ledger's mount after the ledger was replaced on the node.
 REMOVED_ROOT = "/ledger//deleted"
 LEDGER_ROOTS = ("/ledger", REMOVED_ROOT)
 # Matches the control group of a pod. Its uid is written with dashes or, by the systemd driver, with underscores.
@@ -33,7 +33,8 @@ CONTAINER_ID = re.compile(r"[0-9a-f]{64}")
 # Controllers of control groups version 1 in which every runtime creates a group for each container.
 CONTROLLERS = ("memory", "pids", "devices", "name=systemd")
 MOST_GROUPS = 4096
-# Seconds between two searches of all processes for the same container, because such a search takes some 20 ms.
+# Seconds between two searches of all processes for the allocation of the same container. Such a search takes some 20
+# ms, so it must be rare.
 VAIN_S = 30.0
 # Maximum bytes that such a search reads. LONGEST_OF_OTHERS: of the list of mounts of one process; our mounts come first
 # in it, because they exist before the container runs. MOST_OF_OTHERS: of all lists of one container, because a tenant
@@ -77,8 +78,8 @@ class Processes:
         self._clock = clock
         # Control group → allocations of its container. Entries stay valid, because names of groups are never reused.
         self._groups: dict[str, frozenset[str]] = {}
-        # Control group → when all processes were last searched for it without success. Most likely it is a container
-        # without a slice.
+        # Control group → when all processes were last searched for its allocation without success. Most likely this is
+        # the group of a container without a slice.
         self._vain: dict[str, float] = {}
         # Text of mountinfo → the parsed mounts. Cached, because many processes have equal lists and few lists change
         # between two polls.
@@ -119,8 +120,8 @@ class Processes:
         """
         known = set(devices.values())
         self._groups = {group: mine for group, mine in self._groups.items() if mine <= known}
-        # The namespaces of this program count as the host's too, because it may have no permission to read those of
-        # process 1.
+        # The host's namespaces are those of process 1. This program's own namespaces count as the host's as well,
+        # because it may have no permission to read those of process 1.
         host_mounts, host_pids = ({self._link(one, kind) for one in (1, "self")} - {""} for kind in ("mnt", "pid"))
         out = Placed()
         hidden = []

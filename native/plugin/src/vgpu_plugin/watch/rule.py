@@ -2,14 +2,15 @@
 """The rules by which the watcher judges the processes of one container on one GPU. It reads and writes nothing outside
 its arguments.
 
-The limit comes from the node's record, and the driver's usage is always compared with it. The ledger (the file in which
-our library in the container counts memory) is written by the tenant. So it can only add a suspicion, if it shows less
-than the driver, and never remove one.
+The limit comes from the node's record, and the driver's usage is always compared with it. The tenant can write the
+ledger, the file in which our library in the container counts memory. So a ledger that shows less than the driver adds a
+suspicion, but no ledger removes one.
 
-NO_SLOT: a process has a context or memory on the GPU and no slot (entry of a live process) in the ledger, so its memory
-is not counted. MEMORY: the driver reports more memory for the processes than the limit or the ledger, beyond the
-tolerance. MORE_TIME: the processes used more of the GPU's time than their share. FOREIGN: another file is mounted at
-one of our paths. UNPLACED: a process on the GPU belongs neither to the host nor to a known container.
+These are the reasons of a suspicion. NO_SLOT: a process has a context or memory on the GPU, but no slot (entry of a
+live process) in the ledger, so its memory is not counted. MEMORY: the driver reports more memory for the processes than
+the limit or the ledger plus a tolerance. MORE_TIME: the processes used more of the GPU's time than their share.
+FOREIGN: another file is mounted at one of our paths. UNPLACED: a process on the GPU belongs neither to the host nor to
+a known container.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from .processes import Process
 NO_SLOT, MEMORY, MORE_TIME = "no-slot", "more-memory", "more-time"
 FOREIGN, UNPLACED = "foreign-mount", "unplaced"
 REASONS = (NO_SLOT, MEMORY, MORE_TIME, FOREIGN, UNPLACED)
-# Reasons for which a process may be killed. MORE_TIME is none of them, because a program whose kernels run for many
-# seconds cannot be limited to its share and would be killed without fault.
+# Reasons for which a process may be killed. MORE_TIME is not one of them: a program whose kernels run for many seconds
+# cannot be limited to its share, so it would be killed through no fault of its own.
 ENDED_FOR = frozenset((NO_SLOT, MEMORY, FOREIGN))
 # Seconds between two polls.
 INTERVAL_S = 2.0
 MIB = 1 << 20
 # The library adds the driver's own allocations to the ledger when a process has grown by 32 MiB or 1/32
-# (unaccounted.c). So that much may be uncounted at any time, and as much again before the next update.
+# (unaccounted.c). So that much may be uncounted at any time, and the same amount again before the next update.
 STEP_LEAST, STEP_PART = 64 * MIB, 16
 # Tolerance if contexts are not counted: the size of the largest context of current GPUs, with its modules.
 CONTEXT_MOST = 1024 * MIB
@@ -75,7 +76,9 @@ def together(owners: Mapping[int, frozenset[str]]) -> dict[str, frozenset[str]]:
 
 
 def sum_of(accounts: Sequence[Account]) -> Account:
-    """Adds up the shares of one container on one GPU: a process has a slot in each ledger."""
+    """Adds up the shares of one container on one GPU. Each share has a ledger, and a process has a slot in each of
+    them.
+    """
     slots: dict[tuple[int, int], int] = {}
     for account in accounts:
         for key, used in account.slots.items():

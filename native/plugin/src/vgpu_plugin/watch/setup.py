@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from ..allocation.pod_sizes import PodSizes
 
 EVENT = "VgpuWatch"
-# Maximum number of events that wait for a slow API server. Findings beyond that appear only in log and metrics.
+# Maximum number of events that wait for a slow API server. Further findings get no event; they appear only in log and
+# metrics.
 MOST_WAITING = 8
 # Maximum number of host programs that a message names.
 MOST_NAMED = 3
@@ -53,7 +54,8 @@ class NodeView:
         self.policy = policy
 
     def uuids(self) -> list[str]:
-        # A GPU that is lost has no processes and is reported by the health checks, so it is left out.
+        # The health checks report a lost GPU (one that the driver no longer finds), and it has no processes, so it is
+        # left out here.
         return [one for one in self._pool.shape().limited if not self._pool.is_lost(one)]
 
     def records(self) -> Mapping[str, Record]:
@@ -76,8 +78,8 @@ class NodeView:
 
 
 class Teller:
-    """Writes events on pods if an API server is configured. Each event is written in a thread of its own, so that the
-    watcher does not wait.
+    """Writes events on pods if an API server is configured. Another thread sends them, so that the watcher does not
+    wait.
     """
 
     def __init__(self, records: RecordStore, pods: PodSizes | None) -> None:

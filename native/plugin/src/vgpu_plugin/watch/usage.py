@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The usage of each limited container on each GPU, with its limits. It comes from the container's ledger (memory
+"""Reads the usage of each limited container on each GPU, and its limits. They come from the container's ledger (memory
 counted by our library), its tenant page (GPU time measured by our library), the driver, and the arbiter, the node's
 program that divides GPU time.
 
@@ -184,7 +184,7 @@ def of_static(files: AllocationFiles, state: State) -> list[Usage]:
     out = []
     shown = {name for name, _uuid in state.programs}
     for name in files.static():
-        # Of hundreds of slices most are free, so further files are read only for a slice in use.
+        # Most of the hundreds of slices are free, so the other files are read only for a slice in use.
         if name not in shown and not abi_files.ledger_in_use(f"{files.root}/{name}/rw/ledger"):
             continue
         try:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The watcher. Every two seconds it compares the driver's data about the processes on each shared GPU with the limits
-in the node's records and the ledgers of their containers (files in which our library counts GPU memory), and reports
-the processes that use a GPU beyond their limits because they bypass the library.
+"""The watcher. It finds processes that use a GPU beyond the limits of their container because they bypass our library.
+Every two seconds it reads from the driver which processes use each shared GPU. It compares this with the limits in the
+node's records, and with the containers' ledgers, files in which our library counts GPU memory.
 
 A finding is reported after two polls in a row, so a process that starts or ends between two readings is not reported.
-If the policy says so, a reported process is also killed. That concerns only processes in containers of the kubelet,
-docker or podman, and only for what the same poll found. A process of the host, of a slice that a check leased, or of an
-allocation without a record is never killed.
+If the policy says so, a reported process is killed, but only for what the same poll found, and only in a container of
+the kubelet, docker or podman. A process of the host, of a slice that a check leased, or of an allocation without a
+record is never killed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ TRY_S = 0.004
 # Minimum seconds between two reports of the same finding in log and events. The metrics count every finding.
 TELL_S = 60.0
 MOST_PAST, MOST_PROCESSES = 64, 16
-# Beginning of the name of NVIDIA's MPS server. It is a process of the host, but the memory that it holds belongs to its
+# Beginning of the name of NVIDIA's MPS server. The server runs on the host, but the memory that it holds belongs to its
 # clients, so it is not reported as a host program.
 MPS_SERVER = "nvidia-cuda-mps"
 REMOVED = (
@@ -96,7 +96,7 @@ class Kernel:
 
 @dataclass
 class Look:
-    """The data gathered in one poll. ``shown``: (allocation, UUID) → bytes that the driver reports; ``unplaced``,
+    """The data of one poll. ``shown``: (allocation, UUID) → bytes that the driver reports; ``unplaced``,
     ``unaccounted`` and ``host`` are as in finding.State; ``gone``: UUID → pids that had ended.
     """
 
@@ -298,13 +298,15 @@ class Watch:
         return tuple((one, listed[pid] or 0) for pid in pids if (one := self._processes.process(pid)) is not None)
 
     def _nobodys(self, look: Look, uuid: str, placed: Placed, listed: Mapping[int, int | None]) -> None:
-        """Finds processes on a GPU that belong to no known container. A process that just ended may look like that in
-        one poll, so it is reported only if it also had ended at the poll before.
+        """Finds processes on a GPU that belong to no known container. A process that has just ended may look the same
+        in one poll, so an ended process is reported only if two polls in a row find it on the GPU.
         """
         look.gone[uuid] = placed.gone
         pids = sorted(placed.strangers | (placed.gone & self._last.gone.get(uuid, set())))
         if pids and host_is_seen(self._processes.proc):
-            pids = []  # no process can be assigned to a container, which is reported as a fault
+            # This program cannot see the host's processes, so it cannot know their containers. It reports that as a
+            # fault.
+            pids = []
         look.unplaced[uuid] = len(pids)
         look.unaccounted[uuid] += sum(listed[pid] or 0 for pid in pids)
         if not pids:
@@ -345,8 +347,8 @@ class Watch:
         listed: Mapping[int, int | None],
         before: Account | None = None,
     ) -> list[Suspicion]:
-        """Returns the suspicions about a container. ``before``: the account that was read before ``listed``; memory
-        that is counted in one of the two readings is accepted.
+        """Returns the suspicions about a container. ``before``: the container's counted memory, read before the
+        driver's list ``listed``. For each process the larger of the two readings of the ledger counts.
         """
         seen = [
             (process, listed[pid])
@@ -421,9 +423,9 @@ class Watch:
             self._ender.forget()
 
     def _end(self, now: float, look: Look) -> None:
-        """Kills the processes of this poll's findings: they get SIGTERM, then SIGKILL. A process that is started
-        instead of a killed one gets SIGKILL at once. A finding about a GPU that did not respond may be outdated, so no
-        process is killed for it.
+        """Kills the processes of this poll's findings: they get SIGTERM, then SIGKILL. A process that the container
+        starts in place of a killed one gets no grace period of its own. A finding about a GPU that did not respond may
+        be outdated, so no process is killed for it.
         """
         for key, (_kind, suspicion) in look.found.items():
             one = self._seen[key]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the binary limits file, by which the node tells the library the memory and compute of each GPU of a container:
-the smallest and greatest values that pack_limits writes, and the bytes that parse_limits refuses.
+"""Tests the binary limits file, from which the library reads how much memory and compute of each GPU a container may
+use. pack_limits must write the smallest and greatest valid values, and parse_limits must refuse invalid bytes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def packed(**device: Any) -> bytes:
 
 
 def with_field(name: str, value: Any, device: bool, checksum: bool = True) -> bytes:
-    """Returns the bytes of a limits file with one device, after one field was set to a value. With ``checksum``, the
-    checksum is recalculated, so the file is invalid only by that field."""
+    """Returns the bytes of a limits file with one device, in which one field was set to a value. With ``checksum``, the
+    checksum is recalculated, so only this field can make the file invalid."""
     data = bytearray(packed())
     files.put_field(
         data, AT if device else 0, fields.LIMITS_DEVICE_FIELDS if device else fields.LIMITS_FIELDS, name, value

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sample data for the tests of capacity: a host with two T4 GPUs of two slices each, on which the configuration, the
-device plugin and the kubelet agree.
+"""Sample data for the tests of capacity: a host with two T4 GPUs of two slices (parts of a GPU) each. The
+configuration, the device plugin and the kubelet of this host agree.
 """
 
 from __future__ import annotations

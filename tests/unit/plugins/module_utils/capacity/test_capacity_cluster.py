@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the comparison of a node's slices with the numbers that Kubernetes shows for the node (capacity, allocatable,
-requests of its pods). Tables test the functions; a small API server that returns lists in pages tests the module.
+"""Tests the comparison of a node's slices (parts of a GPU) with the numbers that Kubernetes shows for the node
+(capacity, allocatable, requests of its pods). The functions are tested by tables. The module is tested with a small API
+server, which returns lists in pages.
 """
 
 from __future__ import annotations

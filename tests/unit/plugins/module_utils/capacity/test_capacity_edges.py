@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests rare inputs of the comparison of capacity: a source (NVML, device plugin, kubelet) reports less than usual,
-several differences have one cause, or a node label selected another configuration file.
+several differences have one cause, or a node label selected another configuration file. A slice is a part of a GPU. An
+isolation check takes a lease, which reserves a slice for a limited time. A ledger is the file in which the library
+counts a container's GPU memory.
 """
 
 from __future__ import annotations
@@ -101,8 +103,9 @@ def test_missing_kubelet_is_a_missing_source(about, spoiled, said):
 
 
 def test_only_ledgers_are_missing_without_the_usage_query():
-    """Without the query for usage, the missing sources list only the ledgers. The watcher is not queried then, so it is
-    not listed as a source without an answer."""
+    """If the usage of containers is not queried, only the ledgers are listed as a missing source. The watcher (the part
+    of the device plugin that looks for processes that bypass the library) is not queried in this case, so it is not
+    listed as a source without an answer."""
     assert compared()["missing"] == {"ledgers": "not asked"}
 
 
@@ -115,8 +118,8 @@ def test_plugin_without_a_kubelet_advertises_its_healthy_slices():
 
 @pytest.mark.parametrize("held", [0, 1])
 def test_gpu_that_will_have_no_slices_keeps_those_in_use(held):
-    """If a GPU will have no slices, its current slices stay expected while one of them is in use; they follow the
-    slices of the other GPUs."""
+    """If the configuration leaves a GPU no slices, its current slices are still expected while one of them is in use.
+    The list of expected slices has them after the slices of the other GPUs."""
     made = [{**one, "resource": "nvidia.com/gpu", "mode": "vcuda", "device": one["uuid"]} for one in slices()]
     made[3]["in_use"] = bool(held)
     only_a = {"ok": True, "error": "", "gpus": GPUS[:1], "lost": []}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that capacity and plan name each lost GPU once. A GPU is lost if NVML cannot read it, or if the device plugin
-knew it and NVML does not list it any more.
+"""Tests that the report of a node's capacity and the plan name each lost GPU once. A GPU is lost if NVML cannot read
+it, or if the device plugin knew it and NVML does not list it any more. Slices are parts of a GPU.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def one_lost(**more):
     return compared(nvml=nvml, **more)
 
 
-# columns: label, slices that the plugin has, checkpoint of the kubelet. In all rows GPU-b is lost, and the report must
-# name it once, not once for each slice.
+# columns: label, slices that the plugin has, checkpoint of the kubelet. In all rows GPU-b is lost. The report must name
+# this GPU once, not once for each of its slices.
 MADE = [
     ("plugin has unhealthy slices of the GPU", slices(), checkpoint(IDS[:2])),
     ("kubelet still advertises the GPU's slices", slices(), checkpoint(IDS)),

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests each rule of the comparison of running containers with the records of the device plugin, at the limits of the
-rule. A container's ledger is the file in which the library counts its GPU memory; the watcher looks for processes that
-bypass the library. test_capacity.py tests the rules together.
+"""Tests the rules by which running containers are compared with the records of the device plugin. Each rule is tested
+with values just inside and just outside its limit. A container's ledger is the file in which the library counts its GPU
+memory. The watcher is the part of the device plugin that looks for processes that bypass the library. test_capacity.py
+tests the rules together.
 """
 
 from __future__ import annotations
@@ -64,8 +65,9 @@ def test_name_of_a_container_needs_all_its_parts(one, names):
 
 
 LEDGERS = [
-    # columns: label, MiB in the ledger of each container, MiB in use according to the driver; whether a ledger is too
-    # large. Tolerated are 1/16 of the ledgers or 64 MiB, whichever is more.
+    # columns: label, MiB in the ledger of each container, MiB in use according to the driver; whether a ledger is
+    # reported as too large. The ledgers may exceed the driver's figure by 1/16 of the ledgers or by 64 MiB, whichever
+    # is more.
     ("ledger equal to the driver's figure", [3000], 3000, False),
     ("ledger 1/16 above the driver's figure", [3000], 3000 - 3000 // 16, False),
     ("ledger 1/16 and 1 MiB above the driver's figure", [3000], 3000 - 3000 // 16 - 1, True),
@@ -148,7 +150,8 @@ def test_bypassing_process_is_named_with_its_container(who, where):
     assert running.watched(None) == [] and running.watched({"findings": None}) == []
 
 
-# columns: a finding of the watcher; expected container in the difference, start of the difference's expected value
+# columns: a finding of the watcher; container that the reported difference must name, start of the value that the
+# difference states as expected
 @pytest.mark.parametrize(
     ("finding", "where", "expected"),
     [

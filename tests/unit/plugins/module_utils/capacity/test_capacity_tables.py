@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the report that is printed for a host: the table of its GPUs and slices, the lines about differences, and the
-faults that are listed if an isolation check does not prove that its slice is isolated.
+"""Tests the report that is printed for a host: the table of its GPUs and slices (parts of a GPU), the lines about
+differences, and the faults that are listed if an isolation check does not prove that its slice is isolated.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ PASSED = {"verdict": "passed", "results": [result()]}
 
 
 def test_the_sum_of_a_host_is_that_of_its_rows():
-    """While a check leases a slice, the device plugin advertises this slice as unhealthy, so that no pod gets it. The
-    row of the GPU and the sum of the host still count the slice."""
+    """While an isolation check has a lease of a slice (a reservation), the device plugin advertises this slice as
+    unhealthy, so that no pod gets it. The row of the GPU and the sum of the host still count the slice."""
     (gpu,) = CAPACITY["gpus"]
     leased = dict(CAPACITY, gpus=[dict(gpu, advertised=3)], sentences=[])
     assert tables.host_report(leased)[0] == "nvidia.com/gpu: 3 advertised by the kubelet, 3 expected"
@@ -149,7 +149,7 @@ def test_checks_are_counted_and_only_faults_are_rows(case):
         assert [line.split() for line in shown[3:]] == [row.split() for row in rows]
     else:
         assert not shown
-    # With checks=True, passed checks have rows too.
+    # With checks=True, the table also has rows for passed checks.
     whole = tables.host_report(RIGHT, {"verdict": verdict, "results": [result(verdict, checks)]}, "gpu-1", checks=True)
     assert len(whole) == 4 + len(checks)
 
@@ -208,7 +208,7 @@ def test_slice_without_a_check_run_is_not_passed():
             {"verdict": "not-run", "results": [result("not-run", [], "no slice is free")]},
             ["slice GPU-a::1: not-run: no slice is free"],
         ),
-        # A required check that did not run is a fault, and so is a result without any check.
+        # Two more results are faults: a required check that did not run, and a result that has no check at all.
         (
             {"verdict": "not-run", "results": [result("not-run", [check(verdict="not-run")])]},
             ["slice GPU-a::1: limit-exact is not-run: expected 5 MiB, found 6 MiB; past it"],

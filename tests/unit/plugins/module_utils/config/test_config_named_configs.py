@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests named configurations: files besides node.yaml, of which a node label selects one for the device plugin. The
-plan must list the files that differ from the group's variables, and must know whether the running device plugin loaded
-an older text of its file.
+"""Tests named configurations: configuration files in addition to node.yaml. A node label selects one of them for the
+device plugin. The plan must list the files that differ from the group's variables. It must also find out whether the
+running device plugin loaded an older text of its file.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def test_files_that_differ(about, found, changes):
 
 
 IN_FORCE = [
-    # columns: label, status of the running device plugin; whether it runs with another text than its file has now
+    # columns: label, status of the running device plugin; whether its file has changed since the program loaded it
     ("program does not respond", {}, False),
     ("current node.yaml", {"config_path": PATH, "config_sha256": sha256(BASE)}, False),
     ("outdated node.yaml", {"config_path": PATH, "config_sha256": "x"}, True),

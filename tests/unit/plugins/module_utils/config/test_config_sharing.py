@@ -321,8 +321,9 @@ def test_fail_requests_greater_than_one(section, said, wanted):
     assert sharing.refuses_several(mode, whole) is wanted
 
 
-# NVIDIA publishes tests of its configuration file, version v1. These are their inputs, each with whether NVIDIA's
-# plugin accepts it: resources of a sharing section, devices of a resource, flags, and whole files.
+# The inputs of the tests that NVIDIA publishes for version v1 of its configuration file: resources of a sharing
+# section, devices of a resource, flags, and whole files.
+# columns: input; whether NVIDIA's plugin accepts it
 PLAIN = {"name": "valid", "replicas": 2}
 NVIDIA_ENTRIES = [
     ({}, False),
@@ -398,8 +399,8 @@ def test_files_that_nvidia_publishes(parts, accepted, compat):
 
 
 # NVIDIA's plugin accepts these files, but silently ignores a part of each. The default (strict mode) refuses them; with
-# compat: nvidia-v1 they give a warning and act as in NVIDIA's plugin. columns: parts of the configuration; expected key
-# in the warning, device ids by resource
+# compat: nvidia-v1 they give a warning and have the same effect as in NVIDIA's plugin. columns: parts of the
+# configuration; expected key in the warning, device ids by resource
 LENIENT = [
     ({"sharing": {"timeSlcing": {"resources": [entry()]}}}, "sharing.timeSlcing", {"nvidia.com/gpu": ["0", "1"]}),
     (

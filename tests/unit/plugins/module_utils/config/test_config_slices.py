@@ -66,8 +66,8 @@ def test_default_cores_scaling_sets_no_limit(split):
 
 
 def test_default_cores_scaling_follows_the_split_count_of_each_gpu():
-    # The default of C equals K, so a slice may use the whole GPU. GPU 0 has an own K of 4; if C followed the node's K
-    # of 2, each slice of GPU 0 would get only 50 %.
+    # The default of C equals K, so a slice may use the whole GPU. For GPU 0 the configuration sets K to 4, while the
+    # node's K is 2. If C followed the node's K, each slice of GPU 0 would get only 50 %.
     devices = [{"match": {"index": 0}, "splitCount": 4}]
     made = pieces(gpus(16160), config(2, devices=devices))
     assert [piece.sm_percent for piece in made] == [100] * 6

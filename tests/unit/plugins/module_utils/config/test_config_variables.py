@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the table of group variables (the inventory variables named vgpu_*), which checks their values, and node.yaml,
-the device plugin's configuration file that is written from them and read back strictly.
+the device plugin's configuration file that is written from them and read back strictly. A named configuration is an
+additional file, set by vgpu_configs, that a node label selects.
 """
 
 from __future__ import annotations
@@ -198,8 +199,8 @@ def test_variable_without_effect_has_a_finding(values, path, level):
 
 @pytest.mark.parametrize("sharing", ["vcuda", "time-slicing", "mps", "none"])
 def test_mig_strategy_is_allowed_in_every_sharing_mode(sharing):
-    """vgpu_mig_strategy decides whether GPUs in MIG mode are advertised besides the other GPUs, and by which resource
-    name. So it has an effect in every sharing mode."""
+    """vgpu_mig_strategy decides whether GPUs in MIG mode are advertised in addition to the other GPUs, and by which
+    resource name. So it has an effect in every sharing mode."""
     clean = schema.read({"vgpu_sharing": sharing, "vgpu_mig_strategy": "mixed"}, [])
     assert schema.unavailable(clean) == []
 
@@ -211,7 +212,8 @@ OVERSOLD = [
     ({}, []),
     # No warning, because the library carries out this option.
     ({"vgpu_oom_killer": True}, []),
-    # No warning, because arbiter and library enforce shares of the SMs.
+    # No warning, because the library and the arbiter (the program that shares out compute time) enforce shares of the
+    # SMs.
     ({"vgpu_core_policy": "force"}, []),
     ({"vgpu_handover": "volume-mounts"}, []),
     ({"vgpu_handover": "envvar"}, []),

@@ -120,7 +120,8 @@ def test_refusals(host, gpus, driver, wanted, words):
     assert (found.packages, found.files, found.services) == ([], {}, []), "a refused host is left as it is"
 
 
-# columns as in REFUSED, without the words. Each row differs from a refused row only in the fact that decides.
+# columns: host, GPUs, facts of the host's driver, variables nvidia_driver_*. None of these is refused. Each row differs
+# from a row of REFUSED only in the fact that caused the refusal.
 ALLOWED = [
     ("debian12", [T4], {}, {"version": "535.261.03-1"}),
     ("ubuntu22", [K80], {}, {"branch": "470"}),

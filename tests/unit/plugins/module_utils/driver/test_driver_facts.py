@@ -11,9 +11,9 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.driver import facts as 
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Answer, dpkg_held, matching
 from doubles import host as host_double
 
-# Texts of simulated kernels. LOADED and OPEN are /proc/driver/nvidia/version with a proprietary and with an open
-# module. The others are /proc/modules: the driver is not in use in IDLE (modules with nvidia_uvm) and DRM (with
-# nvidia_drm), and it is in use in BUSY.
+# Texts of simulated kernels. LOADED and OPEN are contents of /proc/driver/nvidia/version, with a proprietary and with
+# an open module. IDLE, DRM and BUSY are contents of /proc/modules. In IDLE (with nvidia_uvm) and DRM (with nvidia_drm)
+# only the driver's own modules use the module nvidia; in BUSY a process uses it too.
 LOADED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.261.03  Tue\n"
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.163.01  Release\n"
 IDLE = "nvidia_uvm 4 0 - Live 0x0\nnvidia_modeset 3 0 - Live 0x0\nnvidia 2 2 nvidia_uvm,nvidia_modeset, Live 0x0\n"

@@ -25,8 +25,8 @@ from driver_samples import (
     state,
 )
 
-# A name after "@" means "in the version of this package". Debian 12's archive has a newer version of the user space
-# than of the open modules, so the user space must follow the modules.
+# "=@NAME" after a package means "in the version of the package NAME". Debian 12's archive has a newer version of the
+# user space than of the open modules, so the user space must follow the modules.
 FOLLOWS = "@nvidia-open-kernel-dkms"
 # columns: host, GPUs, variables nvidia_driver_*; expected branch, kind of kernel modules, packages in order
 PACKAGES = [
@@ -341,8 +341,9 @@ def test_headers_are_those_of_the_running_kernel_alone(kernel, arch, there, pack
     assert [name for name in found.packages if "devel" in name] == packages
 
 
-# columns: host, variables; expected packages of SERVER that the installation must not pull in. They belong to other
-# branches: in Ubuntu 24.04, for example, 535.309.01 is an empty package that pulls in 580.
+# columns: host, variables; expected packages of the list SERVER that the installation must not pull in, because they
+# belong to other branches. In Ubuntu 24.04, for example, version 535.309.01 is an empty package that pulls in branch
+# 580.
 SERVER = ["nvidia-utils-535-server", "libnvidia-compute-535-server", "nvidia-utils-580-server", "nvidia-utils-570"]
 COMPANIONS = [
     ("ubuntu24", {"branch": "535"}, ["nvidia-utils-570", "nvidia-utils-580-server"]),

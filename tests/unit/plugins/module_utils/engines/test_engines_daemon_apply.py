@@ -30,11 +30,11 @@ class Daemon:
         self.names: list[str] = []
         self.command_line = ["dockerd", "-H", "fd://"]
         self.complaint: str | None = None
-        self.fails_with: str | None = None  # with this key in the file, dockerd does not start
+        self.fails_with: str | None = None  # If daemon.json has this key, dockerd does not start.
         self.at_boot = True
         self.masked = False
-        self.deaf = False  # A reload applies nothing.
-        self.silent = False  # dockerd runs but does not respond.
+        self.deaf = False  # If true, a reload changes no setting of dockerd.
+        self.silent = False  # If true, dockerd runs but does not respond.
         self.state = self.read() if running else {}
 
     def read(self) -> dict:

@@ -20,8 +20,8 @@ NVIDIA = {
 
 
 def applied(text: str | None, *desired: dict) -> tuple[str | None, dict]:
-    """Returns the text after these settings were applied in order, and the record of the changes. The record passes
-    through JSON, as it does on a host."""
+    """Returns the text after these settings were applied in order, and the record of the changes. The record is
+    converted to JSON and back, because a host stores it as a JSON file."""
     record = None
     for settings in desired:
         new, changes = daemon_json.merge(text, settings)
@@ -76,7 +76,7 @@ TOUCHED = [
     ('{"bridge": "none"}', {"bridge": "br0"}, {"bridge": "br0"}),
     # The other program gave one of our keys a new value, which must stay.
     ("{}", {"default-shm-size": "8G"}, {"default-shm-size": "8G"}),
-    # The other program added a runtime besides ours. Only our runtime is removed.
+    # The other program added a second runtime. The rollback removes only our runtime.
     ("{}", {"runtimes": {"kata": {"path": "/k"}}}, {"runtimes": {"kata": {"path": "/k"}}}),
     ('{"default-runtime": "kata"}', {"debug": True}, {"default-runtime": "kata", "debug": True}),
 ]

@@ -11,7 +11,7 @@ import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.engines.docker_host import DockerHost
 
 ID = "4f1c" * 16
-# Command lines of these processes: SHIM of a current containerd, OLD of an old one.
+# Command lines of containerd-shim processes: SHIM as a current containerd starts them, OLD as an old containerd does.
 SHIM = "/usr/bin/containerd-shim-runc-v2 -namespace {} -id {} -address /run/containerd/containerd.sock"
 OLD = "containerd-shim -namespace moby -workdir /var/lib/containerd/io.containerd.runtime.v1.linux/moby/{} -address /x"
 # columns: command lines of the host's processes; expected container ids
@@ -21,7 +21,8 @@ HOSTS = [
     ([SHIM.format("moby", ID), "sleep 100"], [ID[:12]]),
     ([SHIM.format("moby", "b" * 64), SHIM.format("moby", "a" * 64)], ["a" * 12, "b" * 12]),
     ([OLD.format(ID)], [ID[:12]]),
-    # Neither is a container of docker: the first process is the shim of a Kubernetes container, the second is a grep.
+    # This host has no container of docker: the first process is the shim of a Kubernetes container, the second is a
+    # grep.
     ([SHIM.format("k8s.io", ID), f"grep {SHIM.format('moby', ID)}"], []),
 ]
 
@@ -34,7 +35,8 @@ def test_containers_of_a_daemon_that_does_not_answer(
     for pid, line in enumerate(programs, 100):
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "cmdline").write_bytes(line.replace(" ", "\0").encode() + b"\0")
-    # The folder of a process that has just ended, without a command line, and a folder of /proc that is not a process.
+    # Two folders of /proc must be skipped: 99 has no command line, because its process has just ended, and self has no
+    # pid as its name.
     (tmp_path / "99").mkdir()
     (tmp_path / "self").mkdir()
     host = DockerHost(address=str(tmp_path / "no socket"), proc=str(tmp_path))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests which special variants of docker (snap, podman-docker, rootless) are recognised by the files of a host. The
-standard daemon.json does not configure them.
+"""Tests that special variants of docker (snap, podman-docker, rootless) are recognised by the files of a host. The
+standard file /etc/docker/daemon.json has no effect on them.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests which container engine "auto" selects for a host, and which engines a rollback restores."""
+"""Tests which container engine "auto" selects for a host, and which engines a rollback restores. A record is the file
+in which a role saves former settings for the rollback."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests whether the driver or the library enforces the memory limits of containers on a host. The driver needs branch
-615 or later, which limits control groups. If it cannot, the report names only the first reason.
+"""Tests whether the driver or the library enforces the memory limits of containers on a host. Drivers of branch 615 and
+later can limit the memory of a control group. If the host's driver cannot enforce limits, the report names only the
+first reason.
 """
 
 from __future__ import annotations

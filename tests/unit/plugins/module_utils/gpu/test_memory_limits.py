@@ -14,8 +14,8 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.gpu.nvml import NvmlErr
 
 
 class Library:
-    """A simulated NVML. ``codes`` are the return codes by call; ``keeps`` returns the limit that is stored for a limit
-    that was set, so that a test can store another value."""
+    """A simulated NVML. ``codes`` are the return codes by call. ``keeps`` is called with each limit that is set, and
+    its result is stored instead, so a test can simulate a driver that stores another limit."""
 
     def __init__(self, codes=None, keeps=lambda hard: hard, soft=0) -> None:
         self.codes, self.keeps, self.soft = codes or {}, keeps, soft
@@ -110,7 +110,8 @@ def test_limits_of_a_group_are_set_read_and_cleared():
 
 
 def test_structures_have_the_sizes_of_nvml():
-    """Both structures of NVML consist of 64-bit words only, three and four, without a version field."""
+    """NVML's structure to set a limit has three 64-bit words, and the structure to read one has four. Neither has a
+    version field."""
     assert ctypes.sizeof(memory_limits._Set) == 24
     assert ctypes.sizeof(memory_limits._Get) == 32
 

@@ -150,7 +150,7 @@ UNIT_FACTS = [
     ("loaded", "enabled", "active", (True, False, True, True)),
     ("loaded", "disabled", "reloading", (True, False, False, True)),
     ("loaded", "static", "inactive", (True, False, True, False)),
-    ("loaded", "enabled-runtime", "active", (True, False, False, True)),  # only until the next boot
+    ("loaded", "enabled-runtime", "active", (True, False, False, True)),  # This ends at the next boot.
     ("loaded", "linked", "inactive", (True, False, False, False)),
     ("masked", "masked", "inactive", (True, True, False, False)),
     ("masked", "masked-runtime", "active", (True, True, False, True)),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests programs that run in their own mount namespace with the mounts of a slice, as the isolation check runs them on
-hosts without a container engine. The tests need root.
+"""Tests programs that run in their own mount namespace with the mounts of a slice (a part of a GPU). The isolation
+check starts its programs in this way on hosts without a container engine. The tests need root.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def test_writable_mount_reaches_the_source(source):
 
 
 def test_what_is_mounted_in_a_mounted_folder(source, tmp_path):
-    """A container gets its share (the folder with its limits and its ledger) as a read-only folder, with the writable
-    ledger mounted over a file in it. The namespace must have the same form."""
+    """A container gets a read-only folder with its limits, the share. One file in it is covered by a writable mount:
+    the ledger, in which the library counts GPU memory. The namespace must have the same mounts."""
     share = tmp_path / "share"
     share.mkdir()
     (share / "limits").write_text("limits\n")

@@ -56,8 +56,8 @@ def test_has_ended(machine, about, mark, over):
 STARTED = BOOTED + 40017 / os.sysconf("SC_CLK_TCK")
 NOW = time.time()  # read once, so that a slow test run does not change the ages below
 FORMER = [
-    # columns: label, run id of a former version, time when the artefact with this id was created; whether that run has
-    # ended
+    # columns: label, run id of a former version, time when the container, image or folder with this id (the artefact)
+    # was created; whether the run with this id has ended
     ("pid without a process, time unknown", "813", None, True),
     ("pid without a process, new artefact", "813", NOW, True),
     ("pid in use, time unknown", "812", None, False),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests which systemd units are started again after the GPUs of a host changed (for example by MIG), because they know
-only the former GPUs: services that run, and enabled one-shot services.
+"""Tests which systemd units are started again after the GPUs of a host changed (for example by MIG). Running services
+and enabled one-shot services must start again, because they know only the former GPUs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the isolation check of one slice with a simulated runner, without device plugin and driver.
+"""Tests the isolation check of one slice (a part of a GPU) with a simulated runner, without device plugin and driver.
 
-The check leases a slice and starts a program in it, the probe. A runner starts the probe in a container or in a
-namespace of the host. The probe tries to bypass the limits. A bypass that succeeds must be named by the watcher, the
-part of the device plugin that looks for such processes.
+The check takes a lease, which reserves the slice for a limited time. Then a runner starts a program in the slice, the
+probe: in a container, or in a namespace of the host. The probe tries to bypass the limits. A bypass that succeeds must
+be named by the watcher, the part of the device plugin that looks for such processes.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class Runner:
         (0, 0.0, verdicts.VIOLATED, [], 8000),
         (0, 99.0, verdicts.VIOLATED, [], 8000),
         (3600, 0.0, verdicts.VIOLATED, [], 8000),
-        # In this time the watcher cannot make enough polls, so its silence does not count against it.
+        # Within this duration the watcher cannot make enough polls. So it is no violation that the watcher did not name
+        # the bypass.
         (6, 0.0, verdicts.OPEN, ["bypass-namespace"], 6000),
         # The start of a container takes a part of the duration, so too little time is left for the watcher.
         (8, 2.0, verdicts.OPEN, ["bypass-namespace"], 6000),
@@ -196,7 +197,8 @@ def test_lease_outlasts_all_runs_that_take_their_whole_time(monkeypatch, tmp_pat
     }
     monkeypatch.setattr(isolation_engines.Engines, "runner", lambda _self, _lease: runner)
     vgpu_isolation.check_slice(SimpleNamespace(params=params), plugin, "", isolation_engines.Engines(params))
-    # Two checks start a second run at the same time, in another slice; such a run needs no time of its own.
+    # Two checks use a second slice, in which the probe runs at the same time. These two runs need no additional time,
+    # so they are not counted.
     assert len(runs) - 2 == vgpu_isolation.MOST_RUNS
     assert plugin.asked[0] == ("lease", "--ttl", str(vgpu_isolation.MOST_RUNS * 120 + 60))
 
@@ -246,8 +248,8 @@ def beside(monkeypatch, runners, plugin, percent=33, duration=0):
 
 BESIDE = [
     # columns: label, changes to the report from the other slice; expected verdict, words of the result. Both slices are
-    # limited to 33 % of the compute and busy at the same time. A probe that measured its kernel too long, because the
-    # other slice was busy, has a corrected share.
+    # limited to 33 % of the compute and busy at the same time. Because the other slice is busy, a probe may measure a
+    # kernel time that is too long; its share is then corrected.
     ("both within their share", {}, "passed", "33 and 33"),
     ("neighbour above its share", {"verdict": "violated"}, "violated", "33 and 33"),
     ("neighbour's kernels measured twice as long", {"verdict": "violated", "kernel_ns": 1000}, "passed", "33 and 33"),

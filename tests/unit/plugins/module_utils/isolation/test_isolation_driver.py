@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the verdicts on memory limits that the driver enforces for control groups: whether a container's own group has
-the promised limit, and whether a bypass of our library still meets this limit.
+"""Tests the verdicts on memory limits of slices (parts of a GPU) that the driver enforces for control groups: whether a
+container's own group has the promised limit, and whether this limit also stops a program that bypasses our library.
+dmem and misc are the kernel's controllers by which the driver counts GPU memory.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def test_driver_limit_belongs_to_the_group_and_has_the_promised_size(what, limit
     ("seen", "verdict"),
     [
         (DriverLimit(GROUP, 0, SLICE, card=CARD), "passed"),
-        (DriverLimit(GROUP, 1, SLICE, card=CARD), "violated"),  # dmem leaves a soft limit when a container ends
+        (DriverLimit(GROUP, 1, SLICE, card=CARD), "violated"),  # With dmem, a soft limit remains when a container ends.
         (DriverLimit(GROUP, 0, SLICE - 1, card=CARD), "violated"),
         (DriverLimit(GROUP, 0, SLICE, own=False, card=CARD), "violated"),
         # An oversold slice is larger than the card, so the driver limits it to the memory of the card.
@@ -163,8 +164,8 @@ BYPASSES = [
     (CARD, CARD - MIB, "passed", "the driver's limit is"),
     (CARD, CARD + 64 * MIB, "violated", ""),
     (SLICE, 10 * MIB, "violated", "was not counted"),
-    (SLICE, None, "violated", "refused nothing"),  # No poll saw the memory.
-    (None, SLICE, "violated", "refused nothing"),  # The group has no limit.
+    (SLICE, None, "violated", "refused nothing"),  # No poll saw the memory of the bypass.
+    (None, SLICE, "violated", "refused nothing"),  # The group has no hard limit.
 ]
 
 
@@ -181,7 +182,7 @@ def test_bypass_is_judged_by_the_usage_of_its_group(hard, most, verdict, said):
         (4, 0, "passed"),
         (4, 1 << 21, "passed"),
         (0, 0, "violated"),
-        (0, 1 << 21, "open"),  # CAP_SYS_ADMIN: a privileged container
+        (0, 1 << 21, "open"),  # The container has CAP_SYS_ADMIN, so it is privileged.
         (13, 0, "not-run"),
         (-1, 0, "not-run"),
     ],
@@ -197,7 +198,7 @@ MANAGED = [
     # A later driver may charge managed memory to the group.
     (Deltas(PIECE, group=PIECE, card=PIECE, ordinary=PIECE), "passed"),
     (Deltas(PIECE, group=0, card=PIECE, ordinary=0), "violated"),
-    (Deltas(PIECE, group=0, card=0, ordinary=PIECE), "not-run"),  # the memory stayed on the host
+    (Deltas(PIECE, group=0, card=0, ordinary=PIECE), "not-run"),  # The managed memory stayed on the host.
     (Deltas(PIECE, fault="no answer"), "not-run"),
 ]
 
@@ -213,7 +214,7 @@ def test_managed_memory(found, verdict):
         (0, Deltas(PIECE, group=PIECE), "passed"),
         (0, Deltas(PIECE, group=0), "violated"),
         (2, Deltas(PIECE), "passed"),
-        (3, Deltas(PIECE), "not-run"),  # libcuda does not work in the child
+        (3, Deltas(PIECE), "not-run"),  # libcuda does not work in the child process.
         (0, Deltas(PIECE, fault="it did not end"), "not-run"),
     ],
 )

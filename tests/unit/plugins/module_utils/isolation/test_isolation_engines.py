@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests which container engine runs the isolation check on a host, and which files and images the check removes
-afterwards. Small programs replace the clients of the engines (docker, ctr, podman).
+"""Tests which container engine runs the isolation check of a slice (a part of a GPU) on a host, and which files and
+images the check removes afterwards. Small programs replace the clients of the engines (docker, ctr, podman).
 """
 
 from __future__ import annotations
@@ -260,8 +260,8 @@ HUNG = [
 
 @pytest.mark.parametrize(("about", "commands", "options", "word"), HUNG, ids=[one[0] for one in HUNG])
 def test_engine_that_hung_is_not_asked_again(host, tmp_path, monkeypatch, about, commands, options, word):
-    """Each GPU would wait a minute for a hung docker. So docker is asked only once, and the reports of the later GPUs
-    say that docker was skipped."""
+    """If docker hangs, each call waits a minute for it. So docker is called for the first GPU only, and the reports of
+    the later GPUs say that docker was skipped."""
     monkeypatch.setattr(isolation_runner, "ASK_S", 0.5)
     engines = isolation_engines.Engines({**host(docker=commands), **options})
     said = []

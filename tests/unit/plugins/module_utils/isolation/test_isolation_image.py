@@ -16,8 +16,8 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import image 
 
 
 def test_root_of_this_machine(tmp_path):
-    """The root has only the probe, the libraries that the loader lists and a working shell. Packing it twice gives the
-    same bytes."""
+    """The root folder has only the probe (the test program), the libraries that the loader lists, and a working shell.
+    Packing it twice gives the same bytes."""
     tar = isolation_image.pack("/bin/true")
     assert tar == isolation_image.pack("/bin/true")
     with tarfile.open(fileobj=BytesIO(tar)) as source:
@@ -40,8 +40,9 @@ def test_root_of_this_machine(tmp_path):
 
 
 def test_loader_lies_where_the_libraries_do_too():
-    """For a separate library namespace (dlmopen), glibc searches the loader in the folder of the libraries. Without
-    that file a bypass by dlmopen fails in this root for the wrong reason, and its check would prove nothing."""
+    """For a separate library namespace (dlmopen), glibc searches for the loader in the folder of the libraries. If the
+    loader is missing there, a bypass by dlmopen fails in this root folder for the wrong reason, and the check of this
+    bypass would prove nothing."""
     paths = isolation_image.paths_of(["/bin/true"])
     libc = next(one for one in paths if os.path.basename(one) == "libc.so.6")
     beside = set(os.listdir(os.path.dirname(libc)))

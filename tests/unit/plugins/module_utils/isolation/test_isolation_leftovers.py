@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests which leftovers of killed isolation checks (containers, images, root folders) are removed and which are kept.
-Their names contain the run id of the check, which shows whether that run has ended.
+Their names contain the run id of the check, which shows whether that run has ended. A check that uses an engine also
+writes a record with the engine and the run id.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests how the isolation check runs its probe in a container of docker: start, time limit, removal, and the messages
-if docker hangs. A small program replaces the docker client.
+"""Tests how the isolation check runs its probe (a program that tests a slice of a GPU) in a container of docker: start,
+time limit, removal, and the messages if docker hangs. A small program replaces the docker client.
 """
 
 from __future__ import annotations

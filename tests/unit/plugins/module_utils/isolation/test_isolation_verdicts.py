@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the verdicts of the isolation check (passed, detected, open, not-run, violated), by one table for each source:
-the probe (the program in the slice), nvidia-smi, polls of NVML on the host, mounts, and the node's watcher.
+"""Tests the verdicts of the isolation check of a slice (a part of a GPU): passed, detected, open, not-run or violated.
+There is one table for each source of a verdict: the probe (the program in the slice), nvidia-smi, polls of NVML on the
+host, mounts, and the watcher (the part of the device plugin that looks for processes that bypass the library).
 """
 
 from __future__ import annotations
@@ -114,9 +115,9 @@ def sharing(verdict, found, kernel, unit="percent") -> str:
 
 
 TOGETHER = [
-    # columns: label, report of our slice, report of the other slice; expected verdict, both shares in percent. A kernel
-    # time that was measured while the other slice was busy is too long, and so is the share, so the shorter of both
-    # times counts for both slices.
+    # columns: label, report of our slice, report of the other slice; expected verdict, both shares in percent. If a
+    # kernel time was measured while the other slice was busy, it is too long, and the share that follows from it is too
+    # large. So the shorter of the two times is used for both slices.
     ("both within their share", sharing("passed", 33, 500), sharing("passed", 31, 500), "passed", "33 and 31"),
     ("neighbour above its share", sharing("passed", 33, 500), sharing("violated", 66, 500), "violated", "33 and 66"),
     ("our slice above its share", sharing("violated", 66, 500), sharing("passed", 33, 500), "violated", "66 and 33"),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests how the isolation check finds out whether the node's watcher names a bypass while it runs: by repeated calls of
-``vgpuctl watch``. Findings about other processes must not count.
+"""Tests how the isolation check finds out whether the node's watcher names a bypass that is running: by repeated calls
+of ``vgpuctl watch``. The watcher is the part of the device plugin that looks for processes that bypass the library.
+Findings about other processes must not count.
 """
 
 from __future__ import annotations
@@ -70,8 +71,9 @@ def test_watcher_names_the_bypasses_of_its_process(proc, about, names, answer, n
 
 @pytest.mark.parametrize(("reason", "named"), [("foreign-mount", ["bypass-b"]), ("more-memory", [])])
 def test_bypass_counts_only_with_its_expected_reason(proc, reason, named):
-    """For tampering with a ledger the watcher reports every process that uses this ledger. So such a bypass counts as
-    named only with the reason that is expected for it."""
+    """A ledger is the file in which the library counts GPU memory. If a process tampers with it, the watcher reports
+    every process that uses this ledger. So the bypass counts as named only if the report has the reason that is
+    expected for it."""
     found = watching(1, [10, 11])
     found["findings"][0]["reason"] = reason
     asked = Asked(watching(), found)

@@ -101,7 +101,7 @@ def test_removal_purges_before_it_removes_the_library():
     assert purge["command"][-1] == "--purge" and "--kubeconfig=in-cluster" in purge["command"]
     assert {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}} in purge["env"]
     (run,) = [one for one in purge["volumeMounts"] if one["mountPath"] == "/run/vgpu"]
-    assert run["mountPropagation"] == "Bidirectional"  # also unmounts on the host
+    assert run["mountPropagation"] == "Bidirectional"  # An unmount in the pod must also reach the host.
     assert remove["command"][1:] == ["remove", "--host-root=/host", "--library-root=/usr/local/lib/vgpu"]
     assert [one.get("readOnly") for one in remove["volumeMounts"]] == [None]
     (rest,) = spec["containers"]

@@ -74,7 +74,7 @@ def test_reason_of_an_incomplete_rollout(one, lines):
 
 
 class Api:
-    """An API server with prepared answers, of which the last is repeated. Its clock advances only while the code
+    """An API server with prepared answers. The last answer is repeated. Its clock advances only while the code
     waits."""
 
     def __init__(self, deployments=(), pods=(), trials=()):

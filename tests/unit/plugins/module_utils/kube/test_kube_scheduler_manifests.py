@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the Kubernetes objects of the scheduler: a kube-scheduler with our extender, and webhooks that change and check
-pods. tests/e2e_scheduler applies them to a real API server.
+"""Tests the Kubernetes objects of the scheduler: a kube-scheduler with our extender (the HTTP service that it calls for
+pods with GPUs), and webhooks that change and check pods. A dialect is the set of resource names by which one project,
+such as HAMi, requests parts of GPUs. tests/e2e_scheduler applies them to a real API server.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def test_set_is_installed_kept_and_removed(host: Host) -> None:
     assert not run(host, state="absent").changed
 
 
-# columns: optional packages; expected packages besides "theirs" after an installation of ``a``
+# columns: optional packages; expected packages on the host, except "theirs", after an installation of ``a``
 OPTIONAL = [
     (["b"], {"a", "liba", "b"}),
     (["b=1-*"], {"a", "liba", "b"}),
@@ -313,7 +313,7 @@ def test_a_repository_of_an_earlier_version_goes_as_well(host: Host) -> None:
 
 
 class Zypper(rpm_host.RpmHost):
-    """A zypper of which every command has the same exit status and output."""
+    """A simulated zypper. Every command has the same exit status and output."""
 
     def __init__(self, code: int) -> None:
         super().__init__("zypper")

@@ -111,7 +111,8 @@ SEARCH = """<?xml version='1.0'?>
 
 def test_output_of_zypper_and_rpm_is_parsed() -> None:
     assert rpm_text.parse_zypper_search(SEARCH) == {"a": ["1.1-1"]}
-    # The query ends each line for dnf 5; dnf 4 then prints empty lines in between.
+    # The query ends each line with a newline, which dnf 5 needs. dnf 4 adds a newline of its own, so it prints empty
+    # lines.
     assert rpm_text.parse_versions("a 0:1-1\n\nb 3:1-1\n\n") == {"a": ["1-1"], "b": ["3:1-1"]}
     assert rpm_text.parse_versions("a 1-1\nwarning: some words here\na 2-1\na 1-1\nb 3:1-1\n") == {
         "a": ["1-1", "2-1"],

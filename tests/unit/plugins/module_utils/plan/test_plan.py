@@ -42,7 +42,7 @@ RECORD = "/var/lib/vgpu/baseline/nvidia_docker.json"
         ({RECORD: "line 1"}, {}, "warnings"),
         ({RECORD: "line 1"}, {"packages.nvidia-docker2": None}, "errors"),
         ({RECORD: ""}, {"packages.nvidia-docker2": None}, ""),
-        # the record of a role that does not run
+        # This is the record (the list of changes for the rollback) of a role that does not run.
         ({"/var/lib/vgpu/baseline/mig.json": "line 1"}, {}, ""),
     ],
 )
@@ -164,7 +164,7 @@ def test_changed_variables_run_their_roles(variables, roles):
 # removes old versions of the library
 OLD = "remove /usr/local/lib/vgpu/0.1.0-old"
 COLLECTED = [
-    ({}, {}, []),  # a container uses the old version
+    ({}, {}, []),  # A container uses the old version, so it stays.
     ({}, {"vcuda.unused": ["0.1.0-old"]}, [OLD]),
     ({}, {"vcuda.current": "0.1.0-old"}, [OLD + " unless a container uses it"]),
     # The variables now select the old installed version, so the other version is removed.
@@ -181,7 +181,7 @@ def test_old_library_versions_are_removed_last(variables, state, changes):
 
 
 UNPROVEN = [
-    {"proof": None},  # the proof failed, or its run was killed
+    {"proof": None},  # No proof: the isolation check failed, or its run was killed.
     {"proof": "of something else"},
     {"plugin.status.library": "0.0.9"},
     {"nvml.driver_version": "550.163.01"},

@@ -18,7 +18,7 @@ DRIVERLESS = [
     (SILENT, {"vgpu_split_count": 4}, True),
     ({**SILENT, (*UNIT, "active"): False}, {}, True),
     (SILENT, {}, False),  # No restart is planned.
-    ({**SILENT, "packages.nvidia-smi": None}, {"vgpu_split_count": 4}, False),  # The role of the driver runs before.
+    ({**SILENT, "packages.nvidia-smi": None}, {"vgpu_split_count": 4}, False),  # The driver is installed before.
     (SILENT, {"vgpu_split_count": 4, "nvidia_driver_state": None}, True),
     (SILENT, {"vgpu_split_count": 4, "vgpu_fail_on_init_error": False}, False),  # The plugin may wait for the driver.
     (SILENT, {"device_plugin_state": "absent"}, False),
@@ -115,8 +115,8 @@ def running(split, *held):
 
 
 POD_A, POD_B, LEASE = ("kubelet", "GPU-a::1"), ("kubelet", "GPU-b::0"), ("lease", "GPU-b::1")
-# Containers that no drain moves: of vgpuctl run, of vgpuctl exec, and of podman with a CDI name, which has no
-# allocation.
+# Users of slices that a drain of the node does not move: a container started by vgpuctl run, a program started by
+# vgpuctl exec, and a container of podman that uses a CDI name and so has no allocation.
 ENGINE, PROGRAM, BY_NAME = ("container", "GPU-a::1"), ("exec", "GPU-b::0"), ("", "GPU-b::1")
 
 # columns: variables that differ, users of slices; expected words of the warning ("": nothing is disturbed). At present

@@ -9,7 +9,7 @@ import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.digest import sha256
 from plan_samples import DAEMON_JSON, DOCKER, made
 
-LOCAL_LOGS = {"__container_runtime_docker_settings": {"log-driver": "local"}}  # needs a restart of docker
+LOCAL_LOGS = {"__container_runtime_docker_settings": {"log-driver": "local"}}  # This setting needs a restart of docker.
 BUSY = {"docker.info.ContainersRunning": 3}
 LIVE = {
     **BUSY,
@@ -114,12 +114,12 @@ KUBELET = [1, 34]
 @pytest.mark.parametrize(
     ("version", "more", "said"),
     [
-        ("20.10.24+dfsg1", {}, False),  # has no CDI
+        ("20.10.24+dfsg1", {}, False),  # docker 20.10 has no CDI.
         ("24.0.9", {}, False),
         ("25.0.0", {}, True),
         ("26.1.5+dfsg1", {}, True),
         ("28.1.1", {}, True),
-        ("28.2.0", {}, False),  # enables CDI by default
+        ("28.2.0", {}, False),  # docker 28.2 enables CDI by default.
         ("29.1.0", {}, False),
         ("", {}, False),
         ("26.1.5", {"docker.config_text": ASKED % "true"}, False),

@@ -51,7 +51,7 @@ SILENT = {"nvml.ok": False, "nvml.error": "no driver", "driver.loaded_version": 
 ROWS = [
     ({}, {}, [], "", False),
     ({"packages.libcuda1": None}, {}, ["install libcuda1"], "", False),
-    ({"packages.nvidia-smi": "535.1-1"}, {}, [], "", False),  # no version is requested
+    ({"packages.nvidia-smi": "535.1-1"}, {}, [], "", False),  # No version is requested, so none is wrong.
     ({"held": []}, {}, [f"hold {name}" for name in sorted([*NAMES, "nvidia-persistenced"])], "", False),
     ({"held": []}, {"hold": False}, [], "", False),
     ({("files", BLACKLIST): None}, {}, [f"write {BLACKLIST}"], "", False),
@@ -224,8 +224,8 @@ def test_a_fabric_manager_of_another_version_is_a_change():
     assert not [text for text in changes if text.startswith("change") and "nscq" in text]
 
 
-# columns: processes that use the driver, nvidia_driver_reboot; expected last change, words of the error. Ubuntu's
-# package names contain the branch, so another branch has other packages.
+# columns: processes that use the driver, nvidia_driver_reboot; expected last change, words of the error. The host runs
+# Ubuntu, whose package names contain the branch, so a change of the branch installs packages of other names.
 BRANCHES = [
     ([], "never", "reload the kernel modules", ""),
     (["python3 (41)"], "if_required", "reboot, for driver 535.261.03 is loaded and in use by python3 (41)", ""),
@@ -270,13 +270,14 @@ def test_changes_that_replace_the_running_driver(change, told):
     assert plan_driver.replaces(change) is told
 
 
-# columns: facts that differ: packages that are missing while a driver of another branch runs and is in use; variables
-# that differ; expected changes. No row disturbs running work.
+# A driver of another branch runs and is in use, and packages are missing. Their installation must not disturb running
+# work. columns: facts that differ, by which packages are missing; variables that differ; expected changes
 OF_ANOTHER_BRANCH = [
     ({("packages", "nvidia-persistenced"): None}, {}, ["install nvidia-persistenced"]),
-    ({("packages", HEADERS[0]): None}, {}, [f"install {HEADERS[0]}"]),  # the kernel was upgraded
+    ({("packages", HEADERS[0]): None}, {}, [f"install {HEADERS[0]}"]),  # The kernel was upgraded.
+    # our-driver may depend on nvidia-utils-550.
     (
-        {"packages": {"our-driver": "1", "nvidia-utils-550": "550.90.07-1"}},  # named packages may depend on others
+        {"packages": {"our-driver": "1", "nvidia-utils-550": "550.90.07-1"}},
         {"packages": ["our-driver", "nvtop"]},
         ["install nvtop"],
     ),

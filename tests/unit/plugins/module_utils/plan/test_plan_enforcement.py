@@ -10,7 +10,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.config import node_conf
 from ansible_collections.vgpu.fleet.plugins.module_utils.plan import desired, plan
 from plan_samples import CONVERGED, VARIABLES, changed
 
-# A converged host whose driver has branch 615, the first that limits control groups.
+# A host that needs no change and whose driver has branch 615, the first that limits control groups.
 CAN = changed(
     CONVERGED,
     {

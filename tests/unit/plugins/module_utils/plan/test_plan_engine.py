@@ -19,7 +19,7 @@ WANTED = {
     "restart": "if_idle",
     "systemd_cgroup": "auto",
 }
-# containerd's configuration without a runtime
+# containerd's configuration before the role added the NVIDIA runtime
 PLAIN = "version = 2\n"
 SYSTEMD = containerd_text.Desired(systemd_cgroup=True)
 OURS = containerd_text.merge(PLAIN, SYSTEMD)[0]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the findings about a memory scaling above 1: slices may then have more memory than the GPU, and the rest must
-fit into the memory of the host. The GPUs are T4 of 15360 MiB.
+"""Tests the findings about a memory scaling above 1: the slices (parts of a GPU) may then have more memory than the
+GPU, and the rest must fit into the memory of the host. The GPUs are T4 of 15360 MiB.
 """
 
 from __future__ import annotations

@@ -53,13 +53,13 @@ AS_WANTED = {
 FIRST = "mig.gpus"
 BUSY = [{**GPU, "processes": [{"pid": 7, "instance": 2}]}]
 
-# columns: variables of the role that differ, facts of the state that differ; expected changes (None: MIG devices are
-# created), words of the error, whether running work is disturbed
+# columns: variables of the role that differ, facts of the state that differ; expected changes (None: any changes that
+# create MIG devices), words of the error, whether running work is disturbed
 MIG = [
     ({}, {}, [], "", False),
     ({"geometry": {"1g.5gb": 2}}, {}, None, "", True),
     ({"geometry": {"1g.5gb": 2}}, {FIRST: BUSY}, [], "used by the processes 7", False),
-    ({"geometry": {"3g.20gb": 1, "1g.5gb": 1}}, {FIRST: BUSY}, None, "", True),  # the used MIG device stays
+    ({"geometry": {"3g.20gb": 1, "1g.5gb": 1}}, {FIRST: BUSY}, None, "", True),  # The MIG device in use stays.
     ({"geometry": {"9g.80gb": 1}}, {}, [], "has no MIG profile 9g.80gb", False),
     ({"geometry": {}}, {}, [], "vgpu_mig_geometry is empty", False),
     ({}, {FIRST: [{**GPU, "mode": None}]}, [], "has no MIG", False),
@@ -92,7 +92,8 @@ def test_changes_of_mig(wanted, state, changes, fault, disturbs):
     assert part.disturbs is disturbs
 
 
-# columns as in MIG
+# columns: variables of the role that differ, facts of the state that differ; expected changes, words of the error,
+# whether running work is disturbed
 MPS = [
     ({}, {}, [], "", False),
     ({"replicas": 8}, {}, [f"change {mps.START_PATH}", f"restart {mps.UNIT}"], "", True),
@@ -162,10 +163,10 @@ RECORD = {"__mig_record": "/r"}
 # columns: variables, GPU of the host, whether the role has a record of its changes; whether an error refuses the GPU
 BOTH_WAYS = [
     ({**TO_MIG, "mig_state": "present", "mig_geometry": WANTED}, CARD, False, False),
-    ({**TO_MIG, "mig_state": "present", "mig_geometry": WANTED}, EMPTY, False, False),  # as after an interrupted run
+    ({**TO_MIG, "mig_state": "present", "mig_geometry": WANTED}, EMPTY, False, False),  # An interrupted run left this.
     ({**TO_MIG, "mig_state": "present", "mig_geometry": WANTED}, IN_MIG, False, False),
     ({**RECORD, "mig_state": "absent"}, IN_MIG, True, False),
-    ({**RECORD, "mig_state": "absent"}, IN_MIG, False, True),  # MIG was set up by somebody else
+    ({**RECORD, "mig_state": "absent"}, IN_MIG, False, True),  # No record, so somebody else set up MIG.
     ({}, IN_MIG, False, True),
 ]
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests which Python runs the device plugin on a host: by a table of systems or by the variable device_plugin_python,
-and the refusals if that Python is too old or missing.
+"""Tests which Python runs the device plugin on a host. A table of systems or the variable device_plugin_python selects
+it. The plan refuses a Python that is too old or missing.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def host(name: str, version: str = "", like: str = "") -> dict[str, str]:
     return {"id": name, "version_id": version, "id_like": like, "name": f"{name} {version}".strip()}
 
 
-# columns: system; expected Python of the plugin (3.11 or newer), packages that install it, Python of a small program
-# that needs only 3.8
+# columns: system; expected Python of the plugin (3.11 or newer), packages that install it, Python of the boot program
+# for MIG, which needs only 3.8
 SYSTEMS = [
     (host("debian", "12"), SYSTEM, ["python3-venv"], SYSTEM),
     (host("debian", "13"), SYSTEM, ["python3-venv"], SYSTEM),
@@ -134,11 +134,11 @@ EVERY = {SYSTEM: "3.10", OWN: "3.10", NEWER: "3.11"}
         ("auto", "/opt/venv/bin/python", LINKS, EVERY, SYSTEM),
         ("auto", SYSTEM, LINKS, EVERY, ""),
         ("auto", OWN, LINKS, EVERY, ""),
-        # The packages for /usr/bin/python3 only add venv, so a removal keeps the interpreter and the play can go on
-        # with it.
+        # The packages for /usr/bin/python3 only add venv, so their removal keeps the interpreter, and the play can
+        # continue with this interpreter.
         (SYSTEM, SYSTEM, LINKS, EVERY, ""),
-        # In these rows the system's Python is too old for the modules, or it is a link to the interpreter that is
-        # removed.
+        # In the next rows the play cannot continue with the system's Python: it is too old for the modules, or it is a
+        # link to the interpreter that is removed.
         ("auto", NEWER, {}, {SYSTEM: "3.6", "/usr/bin/python3.9": "3.9"}, "/usr/bin/python3.9"),
         ("auto", NEWER, {SYSTEM: NEWER}, {SYSTEM: "3.11", "/usr/bin/python3.8": "3.8"}, "/usr/bin/python3.8"),
         ("auto", NEWER, {}, {SYSTEM: "3.6", NEWER: "3.11"}, ""),

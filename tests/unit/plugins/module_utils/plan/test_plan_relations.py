@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the checks that relate several variables of a role. The check of the driver gets only listed variables, so each
-variable that it reads must be in that list.
+"""Tests the checks for variables of one role that contradict each other, for example a source without its repository.
+The check for the role nvidia_driver is passed only the variables of a fixed list. So this list must have every variable
+that the check reads.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ DEFAULTS = {f"nvidia_driver_{name}": value for name, value in choice.DEFAULTS.it
 
 
 def test_the_driver_gets_every_variable_that_its_check_reads() -> None:
-    """A variable that is missing in the list would fail every playbook with a KeyError."""
+    """If a variable is missing in the list, the check raises a KeyError, and every playbook fails."""
     tree = ast.parse(inspect.getsource(choice.inputs))
     read = {
         node.slice.value

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the plan of hosts with Rocky and SLES: a bare host, one with Docker's own packages, a converged host, and one
-whose driver version changes.
+"""Tests the plan of hosts with Rocky and SLES: a bare host, a host with Docker's own packages, a host that needs no
+change, and a host whose driver version changes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ ROCKY = {
 }
 SLES = {**ROCKY, "id": "sles", "id_like": "suse", "version_id": "15.6", "name": "SUSE Linux Enterprise Server 15 SP6"}
 CENTOS_7 = {**ROCKY, "id": "centos", "id_like": "rhel fedora", "version_id": "7", "name": "CentOS Linux 7 (Core)"}
-# The packages follow from the system, because the only package variables here select from the CUDA repository.
+# The lists of driver and engine packages are empty, so the system decides which packages are installed. The driver's
+# packages come from the CUDA repository.
 ROLES = {
     **VARIABLES,
     "nvidia_driver_packages": [],
@@ -120,8 +121,8 @@ def test_another_branch_is_a_change_also_where_a_stream_holds_the_branches(relea
 
 
 def test_headers_beside_those_of_another_kernel_disturb_no_driver():
-    """New kernel headers are installed besides the old ones, because rpm keeps several versions of these packages. So
-    this change does not disturb the driver in use."""
+    """rpm keeps several versions of the kernel headers, so new headers do not replace the old ones. Their installation
+    does not disturb the driver in use."""
     packages = dict.fromkeys(["nvidia-driver-cuda", "kmod-nvidia-open-dkms"], "3:580.95.05-1.el9")
     packages.update({"kernel-devel": "5.14.0-570.12.1.el9_6", "kernel-headers": "1", "nvidia-persistenced": "1"})
     variables = {**desired.INPUTS["nvidia_driver"], "state": "present", "source": "cuda", "kernel_module": "auto"}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the annotations by which the scheduler and the device plugins exchange data: the plan of a pod (devices for
-each container, chosen by the scheduler) and the GPUs of a node. They are written, read back, and refused in every
-invalid form.
+each container, chosen by the scheduler) and the GPUs of a node. The annotations are written and read back, and every
+invalid form is refused.
 """
 
 from __future__ import annotations

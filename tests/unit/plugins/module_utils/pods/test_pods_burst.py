@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests pods whose promised GPU memory is below their limit (burst): a container always gets the promised memory, and
-more, up to its limit, while that memory is promised to no other container. Tested are how the pod's annotation is read,
-and the words of each refusal.
+"""Tests how the annotation for burst pods is read, and the words of each refusal. In a burst pod the promised GPU
+memory is below the limit. A container always gets its promised memory. It gets more, up to its limit, while no other
+container was promised that memory.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ def test_conflicts_of_a_pod(about, made, expected):
 
 
 def test_ephemeral_container_is_judged_like_the_others():
-    """Current API servers refuse ephemeral containers with resources, so the table has no such row. Older servers do
-    not, so the rule must cover them."""
+    """Current API servers refuse ephemeral containers with resources, so the table of pods has none. Older API servers
+    accept them, so the rule must cover ephemeral containers."""
     made = pod(container("main"), ephemeralContainers=[container("debug", {GPU: "1"}, "/dev/vgpu/0")])
     assert [tuple(one) for one in mounts.conflicting_mounts(made["spec"], NAMES)] == [
         ("debug", "/dev/vgpu/0", "/dev/vgpu")

@@ -119,8 +119,9 @@ def noted(**names):
 
 
 A, B = "GPU-a", "GPU-b"
-# columns: annotations of the pod (planned, given and former devices); expected devices that the scheduler counts, as
-# (GPU, MiB, percent of the compute)
+# columns: annotations of the pod; expected devices that the scheduler counts. Devices are (GPU, MiB, percent of the
+# compute). plan: the scheduler's choice. given: the allocated devices, which override the plan. former: the devices
+# before a resize that the node has not applied yet.
 COUNTED = [
     (noted(plan=[(A, 1000, 10)]), [(A, 1000, 10)]),
     (noted(plan=[(A, 1000, 10)], given=[(A, 4000, 30)]), [(A, 4000, 30)]),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests how the state of a host is read from its files, from which the plan follows: records of roles, versions of the
-library, status of the device plugin, and the proof of the last isolation check.
+library, status of the device plugin, and the proof (a fingerprint of the state for which the isolation check last
+passed).
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ GPUS = [{"uuid": "GPU-a"}]
 
 class Machine:
     """A simulated host on which two versions are installed. The test sets the active version, the configuration and the
-    proof."""
+    proof (a fingerprint of the state for which the isolation check last passed)."""
 
     def __init__(self, root):
         self.root, self.host = root, Host(str(root), run=self.run)
