@@ -17,7 +17,7 @@ GROUPS = 6
 # Most minutes that a group's sweeps may take in one lane: `.ci/run` has 40 minutes, less the minutes of that lane's
 # gates.
 GROUP_MINUTES = 22
-# Lanes may share cores, because simulated hosts and tests of shares wait most of the time. Two gates with tests of the
+# Lanes may share cores, because simulated hosts and tests of compute shares mostly wait. Two gates with tests of the
 # same folder belong to one lane.
 LANES = ("checks", "native", "hosts")
 

@@ -159,7 +159,9 @@ class Tree:
 
 
 def equivalent() -> dict[tuple[str, str, str], str]:
-    """Returns the reasons in tests/mutants/equivalent.yml by (path, operator, text of the line)."""
+    """Maps (path, operator, text of the line) of each mutant in tests/mutants/equivalent.yml to the reason why no test
+    can notice it.
+    """
     listed = yaml.safe_load((ROOT / "tests/mutants/equivalent.yml").read_text()) or []
     return {(one["path"], one["operator"], one["line"]): one["why"] for one in listed}
 

@@ -2,9 +2,9 @@
 """Rows of the table of measurements, and the amount of measuring in each of three forms of a run: short, bench and
 long.
 
-A goal is the desired value, and a gate is a bound whose violation fails the test. Both come from the project's plan. In
-the rows of the library the values of other projects are our measurements of HAMi-core, commit 8f3a89c, on a stub
-driver.
+A goal is the desired value, and a gate is a bound whose violation fails the test. Both were set in the project's plan.
+"The library" is libvgpu, which intercepts CUDA calls. In its rows the values of other projects are our measurements of
+HAMi-core, commit 8f3a89c, on a stub driver.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures remote calls and seconds of site.yml by the number of hosts, in a first run and in runs without changes.
+"""Measures how many remote calls and seconds site.yml takes, by the number of hosts. A first run sets up bare hosts; a
+later run changes nothing. A gate limits the calls of the busiest host. Seconds and growth are only reported, because
+other programs run on the machine.
 
     python tests/bench/hosts.py                     first and second run on 3 hosts, then runs on 10 and 30 names
     python tests/bench/hosts.py --first 3,10,30     first and second runs on as many hosts; needs memory for thirty
 
 The hosts of a first run are bare systemd hosts (tests/hosts), one container each. A run that changes nothing only
 reads, so several inventory names may share a host. 30 names on 3 hosts cost the controller as much as 30 hosts, and
-need less memory. The gate is the number of calls of the busiest host. Seconds and growth are only reported, because
-other programs run on the machine.
+need less memory.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from simhosts import podman as simpodman  # noqa: E402
 
 PROJECT = "bench"
 KEPT = ROOT / ".build" / "bench" / "hosts.json"
-# Output of the last run that missed its gate.
+# Output of the last run in which a host exceeded the allowed number of calls.
 OUTPUT = ROOT / ".build" / "bench" / "hosts.log"
 PROFILE = ROOT / "tests/hosts/profiles/gpu-t4-1.profile"
 # Maximum number of calls a host, from the project's plan.
@@ -116,7 +117,7 @@ def run(what: str, place: Path, folder: Path, *options: str) -> Row:
 
 
 def tasks_of(log: Path, host: str) -> list[str]:
-    """Returns the tasks that called a host, in order, from the recorder's log."""
+    """Returns the tasks that called a host, in order, from the log of the callback plugin remote_calls."""
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     return list({row["call"]: row["task"] for row in rows if row["host"] == host}.values())
 
@@ -150,7 +151,7 @@ def measure(first: list[int], again: list[int], folder: Path, rows: list[Row]) -
 
 
 def keep(rows: list[Row]) -> None:
-    """Write the rows to KEPT, also after a run that ended early."""
+    """Write the rows to a file (KEPT), also after a run that ended early."""
     KEPT.parent.mkdir(parents=True, exist_ok=True)
     KEPT.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
 

@@ -74,7 +74,8 @@ def offset(name: str) -> str:
 
 
 def beside(bench: Bench, call: str, repeats: int, *functions: str) -> str:
-    """Returns as text what a call costs more than the driver's own function in the same process, from the median
+    """Returns as text how much more a call costs than the driver's own function in the same process. A turn is one
+    comparison of the two; a round is a run of the program timing, with many turns. The text is that of the median
     round."""
     where = [offset(name) if name else "0" for name in functions]
     found = [

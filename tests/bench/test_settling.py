@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import Bench, world
 
-MOST = 150  # The gate: wake-ups a second. The library allows 100 on average, and short bursts.
+MOST = 150  # Largest accepted number of wake-ups a second. The library's own limit is 100 on average.
 
 # columns: kind of launch, duration of a kernel in microseconds, share of compute time in percent
 BUSY = [("kernel", 20, 50), ("kernel", 100, 50), ("kernel", 1000, 25), ("sync", 100, 50), ("two-streams", 100, 90)]

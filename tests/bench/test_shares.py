@@ -20,8 +20,8 @@ import pytest
 from conftest import ROOT, Bench, world
 
 VCUDA = ROOT / "native" / "vcuda"
-MIXED = "5:20:100:500:2000:10000"  # durations in microseconds, drawn for each launch
-GRIDS = "132:1000:30000:1e6"  # numbers of blocks, drawn for each launch
+MIXED = "5:20:100:500:2000:10000"  # Durations in microseconds; each launch draws one.
+GRIDS = "132:1000:30000:1e6"  # Numbers of blocks of a grid; each launch draws one.
 SHARES = (5, 10, 25, 50, 75, 90, 95)
 
 
@@ -208,7 +208,7 @@ def test_in_real_time(node: tuple, sizes: dict, row) -> None:
     )
 
 
-MIX, CONSTANT, PERCENT = "20..5000", "1000", 20  # durations of kernels in microseconds, share in percent
+MIX, CONSTANT, PERCENT = "20..5000", "1000", 20  # Two durations of kernels in microseconds; share in percent.
 
 
 def test_mixed_kernels_in_real_time(node: tuple, sizes: dict, row) -> None:

@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT / "plugins"))
 from module_utils.abi import files as abi_files  # noqa: E402
 
 MIB = 1 << 20
-# CUDA's major version → Python environment; the gate `clients` creates both environments (tools/gate_table.py).
+# CUDA's major version → Python environment. `make clients` creates both environments (tools/gate_table.py).
 ENVIRONMENTS = {13: ROOT / ".build/clients", 12: ROOT / ".build/clients12"}
 PROFILE = "driver_version = 535.261.03\ncuda_version = 12.2\n[gpu]\nmodel = A100-40GB\n"
 

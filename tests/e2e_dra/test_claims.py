@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests with real Kubernetes programs that ResourceClaims limit containers: the simulated driver's memory usage shows
-the limits."""
+"""Tests with real Kubernetes programs that ResourceClaims limit containers: the simulated driver reports how much
+memory each container's processes got."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ def many(cluster: Cluster) -> Iterator[Cluster]:
 
 
 def limit(cluster: Cluster, requests: int | None) -> None:
-    """Sets how many requests per second the scheduler's client may send; None keeps the default of 50. Stops it."""
+    """Stops the scheduler and sets how many requests per second its client may send; None means the default of 50."""
     cluster.scheduler.stop()
     cluster.write_scheduler_configuration([])
     path = cluster.folder / "scheduler.yaml"

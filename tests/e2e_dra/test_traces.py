@@ -150,7 +150,8 @@ class RealKubelet:
 
 @pytest.fixture
 def story(cluster: Cluster) -> Iterator[scenario.Story]:
-    """Creates a DeviceClass for the recorder's devices and yields the story; deletes all its objects afterwards."""
+    """Creates a DeviceClass for the recorder's devices and yields the object that runs the recorded steps; deletes all
+    objects of the steps afterwards."""
     if minor(Programs.from_environment()) < 36:
         pytest.skip("the trace was recorded with a kubelet 1.36")
     selectors = [{"cel": {"expression": f"device.driver == '{scenario.DRIVER}'"}}]

@@ -2,7 +2,7 @@
 """Attacks through the port of the scheduler's webhook, which a pod of any tenant can reach if the cluster enforces no
 NetworkPolicy.
 
-The attacker sends requests from an own address; meanwhile the webhook must still answer the API server.
+The attacker sends requests from an address of its own; meanwhile the webhook must still answer the API server.
 
 docs/threat-model.md lists each test function with its verdict.
 """

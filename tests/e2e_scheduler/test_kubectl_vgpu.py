@@ -43,7 +43,8 @@ def reader(fleet):
 
 @pytest.fixture
 def kubectl(fleet, reader, tmp_path):
-    """Returns ``kubectl(words)``, which returns (exit status, output)."""
+    """Returns a function that runs kubectl with the given arguments as the read-only user, and returns (exit status,
+    output)."""
     for name, module in (("kubectl-vgpu", "main"), ("kubectl_complete-vgpu", "completion")):
         (tmp_path / name).write_text(WRAPPER.format(python=sys.executable, module=module))
         (tmp_path / name).chmod(0o755)
@@ -101,7 +102,7 @@ def test_kubectl_completes_subcommands(fleet, kubectl):
 
 @pytest.fixture
 def admin(fleet, kubectl, monkeypatch):
-    """Returns ``kubectl(words)`` of a user that may write nodes and pods."""
+    """Returns a function that runs kubectl as a user that may write nodes and pods."""
     config = fleet.cluster.authority.kubeconfig("kubectl-admin", SERVER, "/O=system:masters/CN=kubectl-admin")
     return lambda *words: kubectl(*words, f"--kubeconfig={config}")
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the scheduler's ledger, its count of what each pod uses of each GPU, which the scheduler rebuilds from the
-objects at the API server. The tests kill both programs, delete and re-create a node, and delete annotations. They sum
-the used memory from the objects and compare the sum with the programs' metrics.
+objects at the API server. The tests kill both replicas of vgpu-scheduler, delete and re-create a node, and delete
+annotations. They sum the used memory from the objects and compare the sum with the replicas' metrics.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def held(fleet, node):
 
 
 def says(fleet, node):
-    """Returns the MiB used on the node as each running program reports it in its metrics."""
+    """Returns the MiB used on the node as each running replica of vgpu-scheduler reports it in its metrics."""
     running = [one for one in fleet.replicas if one.ours.running]
     return {fleet.metric(one, "node_memory_held_bytes", node=node) // MIB for one in running}
 

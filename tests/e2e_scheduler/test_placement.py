@@ -247,7 +247,8 @@ def test_a_sidecar_runs_beside_init_containers(fleet):
 
 
 def test_a_gpu_count_requests_equal_slices_if_configured(fleet):
-    """In 4paradigm's dialect (configuration plain: slice) a GPU count requests this number of equal slices.
+    """If pods use the resource names of 4paradigm's scheduler (configuration plain: slice), a GPU count requests this
+    number of equal slices.
 
     Negative control: by default the same pod gets a whole GPU.
     """

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Schedules pods of each dialect (the resource names of one GPU-sharing project) with a real API server and
-kube-scheduler, and with this project's extender and webhook."""
+kube-scheduler, and with this project's extender and webhook, which one program (vgpu-scheduler) serves. There are two
+replicas, each with its own kube-scheduler; only the replica that holds the Lease binds pods."""
 
 from __future__ import annotations
 
@@ -207,8 +208,8 @@ def test_the_leader_is_killed_in_the_middle_and_nothing_is_oversold(fleet):
         assert fleet.faults() == []
         other = until(fleet.leader, "new leader of the kube-schedulers")
         assert other is not leader
-        # If all pods were bound before the kill, the dead program's Lease must expire first. The waiting pods then make
-        # the other program ask for the Lease.
+        # If all pods were bound before the kill, the Lease of the killed vgpu-scheduler must expire first. The waiting
+        # pods then make the other vgpu-scheduler ask for the Lease.
         until(lambda: fleet.writer() is other, "Lease to bind pods of the other program", 120)
     finally:
         leader.start()
@@ -217,7 +218,8 @@ def test_the_leader_is_killed_in_the_middle_and_nothing_is_oversold(fleet):
 
 
 def test_the_program_next_to_the_new_kube_scheduler_leader_binds(fleet):
-    """Both programs keep running; the Lease moves to the program whose kube-scheduler is the leader."""
+    """Both replicas of vgpu-scheduler keep running; the Lease moves to the replica whose kube-scheduler becomes the
+    leader."""
     fleet.node("a")
     fleet.pod("before", {GPU: 1, MEM: 3000})
     fleet.bound("before")

@@ -46,7 +46,8 @@ def vgpuctl(fleet, name, scheduler):
 
 @pytest.fixture(scope="module")
 def reader(fleet):
-    """Creates a user that may read pods and events. The role ``view`` is empty here, as no controller fills it."""
+    """Creates a user that may read pods and events. The built-in role ``view`` cannot be used, because no controller
+    runs here that fills it."""
     group = "rbac.authorization.k8s.io"
     role = {
         "apiVersion": f"{group}/v1",
@@ -84,11 +85,12 @@ def test_events_and_vgpuctl_explain_a_waiting_pod(fleet, reader):
     assert "8000 MiB" in said and re.search(r"once default/on-[ab] \(12000 MiB\) ends", said), said
     (said,) = until(lambda: events(fleet, "huge", "GpusNotFree"), "event of pod huge", 60)
     assert "90000 MiB" in said and "once" not in said, said
-    # Without the program, vgpuctl shows what the API server has: request, condition of the kube-scheduler, and event.
+    # If vgpuctl cannot reach vgpu-scheduler, it shows what the API server has: the request, the kube-scheduler's
+    # condition, and the event.
     text = vgpuctl(fleet, "waits", NOBODY)
     assert "Pending, on no node" in text and "1 GPU 8000 MiB" in text, text
     assert "PodScheduled: 0/2 nodes" in text and "once default/on-" in text, text
-    # With the address of the program, vgpuctl shows the program's explanation too.
+    # With the address of vgpu-scheduler, vgpuctl shows the explanation of vgpu-scheduler too.
     text = vgpuctl(fleet, "waits", f"127.0.0.1:{fleet.leader().extender}")
     assert "0 of 2 nodes have room" in text and "(a, b)" in text and "it would fit on" in text, text
     text = vgpuctl(fleet, "huge", f"127.0.0.1:{fleet.leader().extender}")
@@ -144,7 +146,7 @@ def test_a_hanging_api_server_during_binds(fleet):
     until(lambda: fleet.node_of("p0") or fleet.node_of("p1"), "first bound pod", 60, 0.02)
     os.kill(server.pid, signal.SIGSTOP)
     try:
-        # The pause exceeds the program's timeout of a call.
+        # The pause is longer than vgpu-scheduler's timeout for a call to the API server.
         fleet.pause(6)
     finally:
         os.kill(server.pid, signal.SIGCONT)

@@ -55,7 +55,8 @@ def cluster(tmp_path):
 
 @pytest.fixture
 def person(place, cluster, tmp_path, monkeypatch):
-    """Runs cluster.yml on a1 and a2 with these group variables."""
+    """Returns a function that runs cluster.yml as a user does, on the hosts a1 and a2, with the given group
+    variables."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "ctr").write_text(CTR)
     (tmp_path / "bin" / "ctr").chmod(0o755)
@@ -80,7 +81,8 @@ def person(place, cluster, tmp_path, monkeypatch):
             (place.folder / "host_vars" / f"{group}.yml").write_text(
                 yaml.safe_dump({"device_plugin_node_name": group, **variables})
             )
-        # The test must not write into the folder for incoming files of this machine.
+        # The role copies files into a folder of the host before it uses them. The hosts are this machine, so the test
+        # sets a folder of its own.
         elsewhere = ["-e", json.dumps({"__scheduler_incoming": str(tmp_path / "incoming")})]
         return place.play(PLAYBOOK, *elsewhere, *options)
 
@@ -229,8 +231,8 @@ def test_claims_need_neither_the_scheduler_nor_an_image(person, cluster):
 
 
 def test_device_class_of_dialects_is_created_for_any_hosts(person, cluster):
-    """The DeviceClass is created even if no host of the play uses claims: hosts with claims may be in another play or
-    join later, and without the DeviceClass their pods would wait."""
+    """The DeviceClass is created even if no host of the play uses claims (ResourceClaims, another way to request GPUs).
+    Hosts with claims may be in another play or join later, and without the DeviceClass their pods would wait."""
     run = person(scheduler_claims=True)
     assert run.code == 0, run.output
     assert {CLASS, CLAIM_POLICY, DEPLOYMENT} <= set(cluster.objects)

@@ -233,7 +233,8 @@ def test_a_role_that_runs_after_changes_does_not_claim_that_there_were_none(plac
     "left_out", [[], [dict(PREFLIGHT, when=False)]], ids=["without preflight", "after a skipped preflight"]
 )
 def test_verify_checks_the_variables_without_preflight(place: Workplace, left_out: list[dict[str, Any]]) -> None:
-    """Without this check, verify would compare the host with the host's own file and not with the group's setting."""
+    """If the role preflight did not run, the role verify checks the variables too. Without this check, verify would
+    compare the host with the host's own file and not with the group's setting."""
     place.hosts({"t4": ["gpu-1"]})
     place.group("t4", vgpu_split_count=0)
     verify = {"name": "Verify", "ansible.builtin.import_role": {"name": "vgpu.fleet.verify"}}

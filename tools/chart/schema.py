@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes values.schema.json: the kinds of values in the table of variables, as JSON Schema.
+"""Writes values.schema.json, the JSON Schema of the chart's values. The types of group variables come from the
+collection's table of variables (config/variables.py).
 
 The schema is stricter than the table in one point: it refuses a number or a boolean in quotes. It does not check
 relations between values; the pod that writes node.yaml checks these.
@@ -9,7 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-# Imported through the node programs' package, because the scheduler's schema uses these classes.
+# The scheduler's schema uses the classes of this package. The same classes, imported under another package name, would
+# be different classes, so isinstance() would not recognise the scheduler's values.
 from vgpu_plugin._shared.config import kinds
 from vgpu_plugin._shared.config import variables as schema
 from vgpu_scheduler.settings import SCHEMA as SCHEDULER
@@ -80,7 +82,7 @@ def variables() -> dict[str, Any]:
             continue
         found = of(variable.kind)
         if name == "vgpu_sharing":
-            # The other modes need changes on the host, such as a MIG geometry or the MPS daemon.
+            # The other values of vgpu_sharing need changes on the host, such as a MIG geometry or the MPS daemon.
             found = {"enum": list(schema.BY_LABEL)}
         properties[name] = {"description": variable.about, **found}
     return {"type": "object", "properties": properties, "additionalProperties": False}

@@ -95,8 +95,8 @@ int sim_shared_handle(int index)
     return fd;
 }
 
-/* True if `handle` is a handle of block `index`. A description does not see its own lock, but all others see it. So a
- * byte that is locked for fd and free for `handle` is locked by `handle`. */
+/* True if `handle` is a handle of block `index`. A query of locks reports the locks of all open file descriptions but
+ * the one that asks. So if a byte is reported as locked to fd and as free to `handle`, then `handle` has the lock. */
 static bool stands_for(int handle, int fd, int index)
 {
     off_t first = HANDLE_BYTES + (off_t)index * HANDLES;

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* ---- context-lock ------------------------------------------------------------------------------------------------------- */
+/* ---- context-lock: while code is loaded or a wait lasts, other threads' calls on the context wait -------------- */
 
 bool context_lock(CUcontext context)
 {
@@ -30,7 +30,7 @@ void context_pass(CUcontext context)
     context_unlock(context, context_lock(context));
 }
 
-/* ---- waiting-frees ------------------------------------------------------------------------------------------------------ */
+/* ---- waiting-frees: a free waits for all contexts of the process on the GPU ------------------------------------ */
 
 CUresult free_wait(CUcontext context)
 {
@@ -46,7 +46,7 @@ CUresult free_wait(CUcontext context)
     return context_check(context);
 }
 
-/* ---- callbacks ---------------------------------------------------------------------------------------------------------- */
+/* ---- callbacks: the driver calls a tool, a library that the program loads, during some calls ------------------- */
 
 static struct {
     pthread_mutex_t mutex;
@@ -95,7 +95,7 @@ void tool_load(void)
         fprintf(stderr, "gpusim: CUDA_INJECTION64_PATH: expected a library with InitializeInjection, found: %s\n", dlerror());
 }
 
-/* ---- teardown ----------------------------------------------------------------------------------------------------------- */
+/* ---- teardown: once the driver's destructor has started, a call of the driver aborts the process --------------- */
 
 /* Duration of the teardown at the process's end. In this time a real driver frees memory and queues, while the
  * process's threads still run. */
@@ -127,7 +127,7 @@ static __attribute__((destructor)) void teardown(void)
     usleep(TEARDOWN_US);
 }
 
-/* ---- the table ---------------------------------------------------------------------------------------------------------- */
+/* ---- the private table of functions ---------------------------------------------------------------------------- */
 
 /* Calls of these functions reach the driver's own definitions, even if a library is preloaded, because the linker
  * option -Bsymbolic binds them. */

@@ -166,8 +166,8 @@ struct vgpu_ledger {
     char shareable[240];
     /* shareable_file: device (top bit set for a character device) and inode of that file. */
     uint64_t shareable_file[2];
-    /* shareable_unmarked: not 0 if a process of this container created a shareable handle that does not carry the
-     * library's mark. */
+    /* shareable_unmarked: not 0 if a process of this container created a shareable handle without the library's mark,
+     * a lock that shows whether the handle is still open and to which ledger it belongs. */
     uint64_t shareable_unmarked;
     /* beyond_bytes: used only if the driver enforces a limit itself. It is the part of the ledger's free bytes that the
      * driver's limit did not allow at the last query. NVML shows these bytes as used, but no process is charged for

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The ways to keep GPU memory on the card after the process that allocated it has freed it. Each way has functions for
- * the exporting process and for the importing process, which keeps the memory. */
+ * the exporting process, which allocates one piece of memory, and for the importing process, which keeps the piece. */
 #ifndef KEPT_H
 #define KEPT_H
 

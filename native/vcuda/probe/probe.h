@@ -4,8 +4,8 @@
  * part of a GPU: an amount of memory and a share of the compute time. libvgpu, the library that intercepts CUDA calls,
  * enforces the limits.
  *
- * It allocates as programs do and judges by the driver's behaviour, not by what the library reports. Every check runs
- * in its own process, so that no check is affected by an earlier one.
+ * The probe allocates as programs do and judges by the driver's behaviour, not by what the library reports. Every check
+ * runs in its own process, so that no check is affected by an earlier one.
  */
 #ifndef PROBE_H
 #define PROBE_H

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Checks of the routes, which are the ways to look up a driver function (dlsym, cuGetProcAddress, …). By each route the
- * driver must show the slice's limit as the size of the GPU and refuse more memory. */
+ * driver must show the slice's limit as the size of the GPU and refuse more memory. If it does not, the route is
+ * open. */
 #include "loader.h"
 #include "probe.h"
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packs and parses two files that a container shares with the node: the limits file (its GPU limits) and the ledger
-(the GPU memory that its processes use, one slot for each process). fields.py defines the offsets of the fields.
-native/vcuda/include/vgpu_abi.h declares the same layout in C. pages.py does the same for two other shared files. The
-functions that take a path read or change files in place; the others do no I/O.
+"""Packs and parses two files that a tenant (container with a share of a GPU) shares with the node: the limits file (its
+GPU limits) and the ledger (the GPU memory that its processes use, one slot for each process). fields.py defines the
+offsets of the fields. native/vcuda/include/vgpu_abi.h declares the same layout in C. pages.py does the same for two
+other shared files. The functions that take a path read or change files in place; the others do no I/O.
 """
 
 from __future__ import annotations
@@ -292,8 +292,8 @@ def _totals(devices: Sequence[str], slots: Sequence[Mapping[str, Any]]) -> list[
 def read_ledger(path: str) -> dict[str, Any]:
     """Returns parse_ledger of a file without the slots of dead processes. Adds the key ``exported``: for each device,
     the bytes that dead processes had exported to other processes. These bytes count in ``totals`` as long as another
-    process holds any exported memory. Slots from ``slot_high`` on count as not exported, because the library does not
-    read them.
+    process holds any exported memory. Slots from the index in the ledger's field ``slot_high`` on count as not
+    exported, because the library does not read them.
     """
     fd = open_shared(path)
     try:

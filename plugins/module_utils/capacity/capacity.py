@@ -167,7 +167,7 @@ def missing(seen: dict[str, Any]) -> dict[str, str]:
 
 
 def _warnings(seen: dict[str, Any], answer: dict[str, Any]) -> list[str]:
-    """Returns the device plugin's warnings, except those that are reported here as a difference or a note."""
+    """Returns the device plugin's warnings, except those that are reported here as a difference (a fault) or a note."""
     status = seen["plugin"] or {}
     named = [f"GPU {one['index']} is lost" for one in answer["lost"]]
     named += [str(one["uuid"]) for one in answer["lost"] if one["uuid"]] + list(status.get("waiting") or [])

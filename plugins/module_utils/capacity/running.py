@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares the running containers of a host with their records, and node.yaml with the group's variables. The records
-are the ledgers (files in which each container's library records its GPU memory) and the kubelet's checkpoint. They are
-compared with NVML's figures. Findings of the watcher, which looks for processes that bypass their limits, are reported
-as well. No I/O.
+"""Compares the running containers of a host with their records, and node.yaml with the group's variables. No I/O. A
+difference (a fault) is ``{what, where, expected, found, remedy}``. A note has the same keys but is not a fault, because
+its cause disappears when the container that it names ends.
 
-A difference is ``{what, where, expected, found, remedy}``. A note has the same keys but is not a fault, because it
-disappears when the pod that it names ends.
+The records are the ledgers (files in which each container's library records its GPU memory) and the kubelet's
+checkpoint. They are compared with NVML's figures. Findings of the watcher, which looks for processes that bypass their
+limits, are reported as well.
 """
 
 from __future__ import annotations

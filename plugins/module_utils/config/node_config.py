@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes and strictly reads node.yaml: NVIDIA's device-plugin configuration file v1 plus ``sharing.vcuda``.
+"""Makes and strictly reads node.yaml: NVIDIA's device-plugin configuration file v1 plus ``sharing.vcuda``, the section
+for sharing by this collection's library.
 
 The file is written as JSON, which is valid YAML, so that a node reads it with the standard library alone.
 """
@@ -324,7 +325,7 @@ def validate(config: Any) -> list[Finding]:
 def load(text: str, origin: str = PATH) -> dict[str, Any]:
     """Parses the text of a configuration file. Raises ConfigError with the file, the key and the expected value."""
     try:
-        config = json.loads(text, parse_float=str)  # Keeps the exact digits of a scaling.
+        config = json.loads(text, parse_float=str)  # Keeps the digits of a scaling, which a float would round.
     except RecursionError:
         raise ConfigError(origin, [error("text", "nested too deeply to be a configuration")]) from None
     except ValueError as fault:

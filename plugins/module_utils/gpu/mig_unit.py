@@ -2,8 +2,8 @@
 """Makes the files that restore a MIG geometry at boot: the geometry, a program made of this collection's source files,
 and a systemd unit.
 
-They are needed because MIG instances do not survive a reset of the GPU. On Hopper and later the MIG mode does not
-survive it.
+They are needed because MIG instances do not survive a reset of the GPU. On Hopper and later even the MIG
+mode does not survive a reset.
 """
 
 from __future__ import annotations

@@ -178,7 +178,8 @@ def _container(desired: plugin.Desired, name: str) -> dict[str, Any]:
         "name": name,
         "image": desired.image,
         "imagePullPolicy": desired.pull_policy,
-        # Set this path, because the default is in /dev, and the container has the host's /dev.
+        # Set this path: the default is in /dev, where the container has the host's /dev, so the runtime would create
+        # the file on the host.
         "terminationMessagePath": "/termination-log",
         "terminationMessagePolicy": "FallbackToLogsOnError",
         # NVIDIA's runtime must not add devices or libraries to this container.

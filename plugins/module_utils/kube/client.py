@@ -49,8 +49,8 @@ class Api:
         return json.loads(found.data)
 
     def get(self, path: str, refusals: Sequence[int] = ()) -> dict | None:
-        """Returns the object, None if it does not exist, empty for one of the HTTP statuses
-        ``refusals``. Raises ApiException.
+        """Returns the object, None if it does not exist, or an empty mapping if the API server replies with one of the
+        HTTP statuses ``refusals``. Raises ApiException.
         """
         try:
             return self._call("GET", path)

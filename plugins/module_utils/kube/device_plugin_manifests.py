@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the Kubernetes objects of the device plugin as a DaemonSet, as plain data: rights, configurations, pods.
+"""Builds the Kubernetes objects of the device plugin as a DaemonSet, as plain data: rights, configurations, pods. "The
+program" is the device plugin in such a pod.
 
 One pod runs on each node with our label. The pod mounts some of the host's folders under the same paths as on the host,
 because the kubelet, the runtime and containers use these paths. The rest of the host is mounted read-only below /host.
@@ -271,7 +272,8 @@ def _daemon_set(desired: Desired) -> dict[str, Any]:
         "name": NAME,
         "image": desired.image,
         "imagePullPolicy": desired.pull_policy,
-        # Set this path, because the default is in /dev, and the runtime would create that file in the host's /dev.
+        # Set this path: the default is in /dev, where the pod has the host's /dev, so the runtime would create the file
+        # on the host.
         "terminationMessagePath": "/termination-log",
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "command": [PROGRAM, *arguments(desired)],

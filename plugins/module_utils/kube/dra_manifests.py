@@ -152,8 +152,8 @@ def rights(namespace: str, account: str) -> list[dict[str, Any]]:
 
 
 def slices_policy(namespace: str, account: str) -> list[dict[str, Any]]:
-    """Returns the policy that lets each pod of the driver write only the slices of the node that its token names. A
-    role cannot express this.
+    """Returns the policy that lets each pod of the driver write only the ResourceSlices of the node that its token
+    names. An RBAC role cannot express this.
     """
     user = f"system:serviceaccount:{namespace}:{account}"
     spec = {

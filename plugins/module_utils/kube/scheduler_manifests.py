@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the Kubernetes objects of the scheduler, as plain data: rights, configuration, Deployment, service, webhooks,
 a policy that refuses pods which mount over our files, and a policy that protects the scheduler's annotations on pods.
+One of these annotations is the plan: the GPUs that the pod gets.
 
 A replica is one pod with an unmodified kube-scheduler and vgpu-scheduler, which is its extender and the admission
 webhook. The default scheduler stays unchanged.
@@ -41,7 +42,8 @@ PREFIXES = ("nvidia.com/", "aliyun.com/gpu", "tencent.com/vcuda")
 # these annotations itself.
 ASKING, NOT_OF = ("gpu-memory", "gpu-fraction", MEMORY_REQUEST), "kai-scheduler"
 ASKING_PREFIX = "nvidia.com/container."
-# Label of a namespace that chooses whether its pods get claims for their requests.
+# Label of a namespace. It chooses whether the namespace's pods get GPUs by claims (Dynamic Resource Allocation) or by
+# the scheduler's extender.
 ALLOCATION, CLAIMS, EXTENDING = "vgpu.fleet/allocation", "dra", "extender"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the ids of the keys in a key file of apt without gpg: a minimal host has only gpgv. No I/O."""
+"""Reads the ids of the keys in a key file of apt without gpg, because a minimal host has only gpgv. No I/O."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installs the packages of a role, with the apt source (repository) that has them, and removes both without a trace."""
+"""Installs the packages of a role, with the apt source (repository) that has them, and removes both without a trace. A
+record (a file on the host) lists the installed packages and changed files, so that a removal reverts only these.
+"""
 
 from __future__ import annotations
 

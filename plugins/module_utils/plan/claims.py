@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks whether pods on a host can get GPUs by claims (vgpu_allocation: dra, Dynamic Resource Allocation), and writes
-the line on claims for the plan. Only the host's own state is checked. Whether the API server stores all fields of a
-ResourceSlice, the device plugin tests later by a dry run; it publishes nothing if the server drops fields. No I/O.
+the line on claims for the plan. Only the host's own state is checked. Later the device plugin tests by a dry run
+whether the API server stores all fields of a ResourceSlice; if not, the plugin publishes nothing. No I/O.
 """
 
 from __future__ import annotations

@@ -90,8 +90,8 @@ def container_runtime(wanted: dict[str, Any], state: dict[str, Any], desired: di
 
 
 def _by_device(document: dict[str, Any], state: dict[str, Any], desired: dict[str, Any]) -> list[str]:
-    """Returns a warning if a docker without Kubernetes could start containers by a slice's CDI name, but its CDI
-    feature is not set.
+    """Returns a warning for docker on a host without Kubernetes if its version can start containers by a slice's CDI
+    name, but the feature that permits this is not set.
     """
     found = version(str((state["docker"]["info"] or {}).get("ServerVersion") or ""))
     plugin = desired["roles"].get("device_plugin") or {}
@@ -108,8 +108,8 @@ def _by_device(document: dict[str, Any], state: dict[str, Any], desired: dict[st
 
 
 def _docker_restart(part: Part, wanted: dict[str, Any], state: dict[str, Any], keys: list[str]) -> Part:
-    """Returns the role's part of the plan, extended by what a needed restart of docker does to its containers. If the
-    role may not restart docker, the part gets an error.
+    """Returns the role's part of the plan. If docker must be restarted and this stops containers, the part gets a
+    warning about them. If the role may not restart docker, the part gets an error instead.
     """
     info = state["docker"]["info"]
     pending = state["files"].get(daemon_json.PENDING) or {}
@@ -144,8 +144,8 @@ def _docker_restart(part: Part, wanted: dict[str, Any], state: dict[str, Any], k
 
 
 def absent(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
-    """Returns the changes that remove the collection's drop-in files. Changes that the records list are returned by
-    ``undone``.
+    """Returns the changes that remove the collection's drop-in files. The role's records on the host list its other
+    changes, which ``undone`` returns.
     """
     return [f"remove {path}" for path in engine_auto.files(wanted["engine"]) if state["files"].get(path) is not None]
 

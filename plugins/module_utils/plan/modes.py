@@ -30,7 +30,7 @@ def mig(wanted: dict[str, Any], state: dict[str, Any], desired: dict[str, Any]) 
     elif state["nvml"]["ok"]:
         return NOTHING._replace(errors=[f"MIG cannot be read: {found['error']}"])
     else:
-        # As long as there is no driver, the GPUs are unknown. Only the next plan compares their geometry.
+        # Without a driver the GPUs cannot be read, so the geometry is compared only by the next plan.
         changes = [f"set the GPUs to {mig_plan.show(wanted['geometry'])}"]
     geometry_differs = bool(changes)
     if wanted["boot"]:

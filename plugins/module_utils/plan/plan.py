@@ -61,8 +61,8 @@ def make_plan(desired: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
         if wanted is None:
             continue
         part = PARTS[role](wanted, state, desired)
-        # An unreadable record is an error if the role changes something, because the role would fail in the middle of
-        # the run when it reads its record.
+        # A role's records are the files from which it restores former settings. An unreadable record is an error if the
+        # role changes something, because the role would fail in the middle of the run when it reads its record.
         (faults if part.changes else warnings).extend(f"{role}: {text}" for text in _spoiled(wanted, state))
         warnings += [f"{role}: {text}" for text in part.warnings]
         faults += [f"{role}: {text}" for text in part.errors]

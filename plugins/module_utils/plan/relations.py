@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds role variables that are missing because of the value of another variable. The check does not depend on a host's
-state. No I/O.
+"""Finds role variables that are not set although the value of another variable requires them. The check does not depend
+on a host's state. No I/O.
 """
 
 from __future__ import annotations

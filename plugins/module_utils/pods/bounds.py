@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Limits the size of the pods that a program reads. One program reads the pods of all users. Without limits, a pod of 1
 MB with only mistyped names would block it for seconds and get an error message of megabytes. The limits are far above
-the size of usable pods. That for annotations equals the limit of Kubernetes.
+the size of usable pods. The limit for annotations is that of Kubernetes.
 """
 
 from __future__ import annotations

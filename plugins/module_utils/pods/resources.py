@@ -84,8 +84,8 @@ class Ask(NamedTuple):
 
     ``init``: the container ends before the app containers start; ``sidecar``: it starts with the init containers and
     stays. ``field``, ``where``: the resource and its path, for messages. ``compute``: whether compute is limited, or
-    shared with the other containers. ``alone``, ``one_numa``: see Preferences. ``burst_mib``: how far the limit is
-    above ``memory``, the promised memory.
+    shared with the other containers. ``alone``: no other pod may use the GPUs at placement. ``one_numa``: all GPUs are
+    of one NUMA node. ``burst_mib``: how far the limit is above ``memory``, the promised memory.
     """
 
     container: str

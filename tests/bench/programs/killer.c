@@ -9,13 +9,14 @@
  *            exactly the rest of the slice
  *   replaced a new process starts at once; it and the three others must continue. Every 16th trial checks the slice
  *   early    the victim is a process that has just been started and is killed inside its start
- * This process has no library and reads the real usage from the driver. Prints
- *   trials  stalled (a survivor made no progress in 4 s of running or sleeping)  leaked (the slice had bytes missing)
- *   over (usage was above the limit)
- *   slow (a survivor made no progress for 100 ms)  own (the same, time of waiting for a processor not counted)
- *   longest stall µs  longest time until a survivor could allocate the rest of the slice, µs
- *   holders (victims that died with the ledger's lock)  the highest number of naps of a survivor until a living process
- *   had the lock (a busy machine does not change this number: a process without a processor takes no naps)
+ * This process has no library and reads the real usage from the driver. It prints ten numbers:
+ *   trials; stalled (a survivor made no progress in 4 s of running or sleeping); leaked (the slice had bytes missing);
+ *   over (usage was above the limit);
+ *   slow (a survivor made no progress for 100 ms); own (the same, but the time of waiting for a processor not counted);
+ *   longest stall in µs; longest time in µs until a survivor could allocate the rest of the slice;
+ *   holders (victims that died while they had the lock of the ledger, the slice's file of charged memory);
+ *   naps (the most short sleeps of a survivor until a living process had the lock. A busy machine does not change this
+ *   number, because a process without a processor takes no naps)
  * A stalled survivor or a leak ends the run, because later trials would mean nothing.
  */
 #include <fcntl.h>
@@ -42,7 +43,7 @@ enum order { RUN, HOLD, TAKE, GIVE };
 struct worker {
     /* Number of allocations and frees that have returned. */
     _Atomic uint64_t done;
-    /* Order that the parent process gives. */
+    /* The order that the parent process gives to this worker. */
     _Atomic uint32_t order;
     /* The last order that the worker has carried out. */
     _Atomic uint32_t state;

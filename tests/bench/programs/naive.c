@@ -3,9 +3,10 @@
  * The negative control of the benchmarks: a naive interposer library that limits GPU memory. Every gate (bound on a
  * measurement) must reject it, which shows that the gates detect a bad library.
  *
- * It checks the limit before it takes the lock. Its lock names no holder, and stays locked when the holder dies. It
- * stores only a total, so the memory of a killed process stays charged. Its blocks are in a list. It reads its pid and
- * the time without need. Processes start one after the other. The processes share the file $NAIVE_STATE; $NAIVE_LIMIT
+ * Its faults are deliberate. It checks the limit before it takes the lock. Its lock names no holder, and stays locked
+ * when the holder dies. It stores only a total, so the memory of a killed process stays charged. Its blocks are in a
+ * list, so a free takes longer the more blocks exist. It reads its pid and the time without need. Processes start one
+ * after the other. The processes share the file $NAIVE_STATE; $NAIVE_LIMIT
  * is the limit in bytes.
  */
 #include <dlfcn.h>

@@ -64,7 +64,7 @@ def pod(number: int, chance: random.Random) -> dict:
 
 
 def control(ledger: Ledger, need: int, cores: int) -> int:
-    """Returns the nodes with a GPU that has room, counted from the pods."""
+    """Returns the number of nodes that have a GPU with room for the pod; the usage is summed up from all pods."""
     used: dict[str, dict[str, list[int]]] = {name: {} for name in ledger.nodes}
     for _uid, held in ledger.held_by():
         for uuid, memory, percent, slots in held.uses:

@@ -6,9 +6,10 @@
  * steps LIBRARY ROUTE start 1 0             counts those of cuInit and the creation of a context
  * steps LIBRARY exec PROGRAM                counts those of a whole program, from its first instruction to its end
  *
- * Single-steps a program with LIBRARY preloaded (an empty LIBRARY means none). The columns of a line are all
- *   instructions  instructions outside the driver  locked instructions in LIBRARY  system calls calls from LIBRARY into
- *   the driver
+ * Single-steps a program with LIBRARY preloaded (an empty LIBRARY means none). ROUTE is the way to look up a function
+ * (work.h); BLOCKS blocks of memory are allocated before the first call. A line has five numbers: all instructions;
+ * instructions outside the driver; locked instructions in LIBRARY; system calls; calls from LIBRARY into the driver.
+ *
  * A step takes thousands of times as long as the instruction. The library would see pauses of the program, so its reads
  * of the time stamp counter return one tick for each instruction.
  *

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Measures how long a driver call takes with the library, or how much longer than the driver's own function.
+ * Measures how long a driver call takes with the library, or how much longer than the driver's own function. A fence is
+ * a timing event that the library puts into a stream to measure GPU time.
  *
  * timing CALL COUNT REPEATS          prints nanoseconds of a call: the median of REPEATS blocks of COUNT calls each
  * timing CALL COUNT REPEATS clock    reads the time stamp counter once before each call
@@ -9,8 +10,8 @@
  *     alternates in one process between 20 blocks of calls through the library and 20 blocks of calls of the driver's
  *     own functions at OFFSET; each such pair is a turn. Prints the median and the quartiles of the differences. The
  *     functions are, for info: cuMemGetInfo_v2 (and 0); pair: cuMemAlloc_v2, cuMemFree_v2; launch: cuLaunchKernel,
- *     cuEventRecord. For launch it also prints nanoseconds of a fence and launches per fence. A fence is a timing event
- *     by which the library measures GPU time; a block contains a fence if it called cuEventRecord.
+ *     cuEventRecord. For launch it also prints nanoseconds of a fence and launches per fence. A block contains
+ *     a fence if it called cuEventRecord.
  *
  * Blocks are short, so other programs on the machine delay only some of them, and the median stays the same. A segment
  * is the launches between two fences. If a block is shorter than a quarter of a segment, it rarely contains a fence.
@@ -85,7 +86,7 @@ static unsigned put(unsigned long offset, CUresult (*instead)(void))
     return found;
 }
 
-/* --- turns ------------------------------------------------------------------------------------------------------- */
+/* --- turns: blocks of calls through the library, then blocks of calls of the driver's own functions --------------- */
 
 #define TURN 20u
 
@@ -111,7 +112,8 @@ static int by_turns(struct work *work, const char *call, unsigned count, unsigne
     struct work own = *work;
     unsigned turns = 0, found = 0, all = 0;
     bool launch = call[0] == 'l';
-    /* The cast only stores the address of counted(). A function is replaced only for the call launch. */
+    /* For the call launch, replaces the driver's cuEventRecord by counted(), which counts the fences. For other calls
+     * nothing is replaced, because no function is at offset 1. */
     if (put(launch ? second : 1, (CUresult(*)(void))(void (*)(void))counted) > 1)
         return 5;
     if (launch) {
@@ -145,7 +147,9 @@ static int by_turns(struct work *work, const char *call, unsigned count, unsigne
             }
             work->driver.cuCtxSynchronize();
         }
-        if (had[0] < TURN / 4 || had[1] < TURN / 4) /* The process paused too often, and each pause causes a fence. */
+        /* Too few blocks were without a fence: the process paused too often, and the library adds a fence after each
+         * pause. So this turn does not count. */
+        if (had[0] < TURN / 4 || had[1] < TURN / 4)
             continue;
         open[turns] = median(plain[0], had[0]);
         over[turns] = open[turns] - median(plain[1], had[1]);

@@ -97,7 +97,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length)
     of_an_allocation = length && (data[0] & 4);
     if (!write_ledger(data, length))
         abort();
-    ledger_total("GPU-0", &total); /* Read by a process that is no member. */
+    ledger_total("GPU-0", &total); /* This process reads the total before it joins the ledger. */
     if (ledger_join()) {
         int device = ledger_device("GPU-0");
         uint64_t own = ledger_own(device, ACCOUNT_USED);

@@ -15,7 +15,8 @@ from .host import Host, Slice, layouts
 
 
 class Arbiter:
-    """Runs vgpu-arbiter during a with block. Its slices get tenant and GPU pages, which stay after the block."""
+    """Runs vgpu-arbiter during a with block. Its slices get tenant and GPU pages, the files by which a slice reports
+    its work and learns when it may use the GPU. They stay after the block."""
 
     def __init__(self, host: Host, slices: Sequence[Slice]) -> None:
         self._host = host

@@ -3,7 +3,8 @@
 the cost of calls.
 
 Shares are computed from the stamps (times of start and end) that the kernels store, or from the simulated driver's
-accounting, never from the library's own figures. Each share has a control: the same measurement without a limit."""
+accounting, never from the library's own figures. Each share has a control: the same measurement without a limit. A gate
+is a requirement on a result: if one is not met, the stage fails."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stages of gpu-check about memory: how the driver rounds sizes, and whether a slice (part of a GPU) gets exactly the
-memory of its limit."""
+memory of its limit. A gate is a requirement on a result: if one is not met, the stage fails. A
+goal is only reported."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stages of gpu-check about difficult behaviour of a driver or a program: contexts whose creation the library did not
-see, the lock of the dynamic loader, kernels of mixed length, stream captures, and the end of a process."""
+see, the lock of the dynamic loader, kernels of mixed length, stream captures, and the end of a process. A
+gate is a requirement on a result: if one is not met, the stage fails."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def loaded_path(soname: str) -> Path | None:
 
 
 def base_names(names: list[str]) -> list[str]:
-    """Returns names that callers pass to cuGetProcAddress: exported names, with and without version and stream."""
+    """Returns names that callers pass to cuGetProcAddress: exported names, with and without suffixes (_v2, _ptsz)."""
     short = {re.sub(r"(_v\d+)?(_pt[sd][sz])?$", "", name) for name in names}
     return sorted(short | set(names))
 

@@ -52,7 +52,9 @@ int main(void)
     MUST(CALL(cuMemAlloc_v2, &ends, LAUNCHES * 8));
     MUST(CALL(cuStreamCreate, &stream, STREAM_NON_BLOCKING));
     MUST(CALL(cuStreamCreate, &other, STREAM_NON_BLOCKING));
-    launch(BEFORE); /* The limiter must measure the GPU time of these launches during the capture. */
+    /* The limiter, the part of a preloaded libvgpu that throttles launches, must measure the GPU time of these launches
+     * during the capture. */
+    launch(BEFORE);
     printf("{");
     uint64_t began = now_ns();
     MUST(CALL(cuStreamBeginCapture_v2, stream, CAPTURE_RELAXED));
@@ -77,5 +79,5 @@ int main(void)
     }
     printf("}\n");
     fflush(stdout);
-    _exit(0); /* Skips exit handlers, because the stage `exit` tests the end of a process. */
+    _exit(0); /* Skips exit handlers, because another stage (`exit`) tests the end of a process. */
 }

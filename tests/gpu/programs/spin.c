@@ -2,11 +2,12 @@
 /*
  * spin SECONDS MICROSECONDS STEPS DEPTH STAMPS [GRAPH [SPREAD]]
  *
- * Launches vgpu_spin without a pause for SECONDS, with at most DEPTH launches waiting. Each launch executes STEPS steps on
- * all multiprocessors; MICROSECONDS is its duration on the simulated driver. With GRAPH it launches graphs of GRAPH
- * kernels. With SPREAD a launch has up to SPREAD times the steps; each octave (range from a number to twice that
- * number) is equally frequent. The program prints "ready" and begins at a line on standard input. It writes the
- * %globaltimer stamps of every launch to the file STAMPS: u64 count, starts, ends. It ends with one line of JSON.
+ * Launches the kernel vgpu_spin (kernels.h) without a pause for SECONDS, with at most DEPTH launches waiting. Each
+ * launch executes STEPS steps on all multiprocessors; MICROSECONDS is its duration on the simulated driver. With GRAPH
+ * it launches graphs of GRAPH kernels. With SPREAD a launch has up to SPREAD times the steps; each octave (range from a
+ * number to twice that number) is equally frequent. The program prints "ready" and begins when it reads a line from
+ * standard input. It writes the stamps of every launch, the GPU's clock %globaltimer at its start and end, to the file
+ * STAMPS: u64 count, starts, ends. It ends with one line of JSON.
  *
  * With STEPS 0 it measures how many steps take MICROSECONDS, prints the number and ends.
  */

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Serves a signed mirror of a host's packages by HTTP from the controller, for a site without a network.
 
-The simulated host has only the interface ``lo`` and no route, so the mirror must be at the host's 127.0.0.1. So the
-server runs on the controller (the machine that runs Ansible) and reads its files, but it runs in the host's network
-namespace.
+The simulated host has only the interface ``lo`` and no route, so it can reach the mirror only at 127.0.0.1. Therefore
+the server, a process of the controller (the machine that runs Ansible) with the controller's files, runs in the host's
+network namespace.
 """
 
 from __future__ import annotations

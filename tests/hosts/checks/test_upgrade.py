@@ -168,8 +168,9 @@ def old_work(nodes: dict[str, Node], churn: Path, tmp_path_factory: pytest.TempP
 
 
 def named_as_old(node: Node) -> list[str]:
-    """Return the allocations that the watcher reports as old mounts after three more polls; it must report no bypass.
-    The watcher is the part of the device plugin that looks for containers which bypass their limits."""
+    """Return the allocations (what one container was given) whose container has old mounts: single files of a former
+    release. The watcher, the part of the device plugin that looks for containers which bypass their limits, lists
+    them. It polls three more times first, and must report no bypass."""
     end = time.monotonic() + LIMIT
     goal = node.json("vgpuctl", "watch", "--json")["looks"] + 3
     while (found := node.json("vgpuctl", "watch", "--json"))["looks"] < goal and time.monotonic() < end:

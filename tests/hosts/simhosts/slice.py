@@ -19,7 +19,7 @@ class SliceError(Exception):
 
 @contextlib.contextmanager
 def leased(host: Host) -> Iterator[dict[str, Any]]:
-    """Lease a free slice from the device plugin; release the slice afterwards."""
+    """Reserve a free slice by a lease, so that no other container gets it; end the lease afterwards."""
     try:
         lease = json.loads(podman("exec", host.container, "vgpuctl", "lease", "--json"))
     except PodmanError as error:

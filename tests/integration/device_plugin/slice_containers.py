@@ -22,7 +22,7 @@ from .test_cdi import LIMITS, fill_root
 
 # Mounts as (path in the container, path on the host, read-only).
 Mounts = list[tuple[str, str, bool]]
-PROGRAM = "/vgpu-work"  # The path is not below /work, because a checkout may be there.
+PROGRAM = "/vgpu-work"  # In the container. It is not below /work, where this repository may be mounted.
 
 
 class Work:
@@ -49,7 +49,7 @@ class Work:
 
     def take(self) -> tuple[str, int]:
         """Lets the program allocate until the driver refuses, and keep the memory. Returns (error code of the refused
-        call, bytes in use by the driver's account)."""
+        call, bytes in use as the driver reports them)."""
         said = self._ask("take")
         (had,) = [one["total"] for one in driver_account(self._node)]
         return said, had
@@ -61,7 +61,7 @@ class Work:
         assert self._ask("busy") == "busy 0"
 
     def share(self, seconds: float) -> float:
-        """Returns the process's share of the GPU's time during the next seconds, by the driver's account."""
+        """Returns the process's share of the GPU's time during the next seconds, as the driver reports it."""
         (before,), then = driver_account(self._node), time.monotonic()
         time.sleep(seconds)
         (after,), now = driver_account(self._node), time.monotonic()

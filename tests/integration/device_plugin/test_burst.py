@@ -2,7 +2,7 @@
 """Tests burst memory. A container may use more memory than the amount that it is promised, up to its limit. When a new
 container needs this additional memory, the first container must return it. The device plugin, the library and the
 containers are real; a double of the API server has the scheduler's plans (its choices of GPUs and sizes). The simulated
-driver's own account gives the usage.
+driver reports the memory usage.
 """
 
 from __future__ import annotations

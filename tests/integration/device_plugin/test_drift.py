@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each test breaks one part of a host on purpose, and the module vgpu_capacity_info must report exactly this part. The
-device plugin and the ledgers (files in which containers count their memory) are real; the driver is simulated.
+"""Tests the module vgpu_capacity_info, which compares what the group variables, the device plugin, the kubelet, the
+ledgers and the driver say about a host. Each test breaks one part of a host on purpose, and the module must report
+exactly this part: as a difference, or as a note if it disappears without action. The device plugin and the ledgers
+(files in which containers count their memory) are real; the driver is simulated.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ print(json.dumps(capacity.compare(seen)))
 
 @pytest.fixture
 def look(node):
-    """Returns the ``(drift, notes)`` that vgpu_capacity_info reports for the node."""
+    """Returns a function that returns the lists (differences, notes) that vgpu_capacity_info reports for the node."""
     root = node.folder / "root"
     program = root / "usr/local/bin/vgpuctl"
     program.parent.mkdir(parents=True)

@@ -127,7 +127,7 @@ def test_correct_driver_passes_every_check(place, group, backend: str) -> None: 
         "managed-raw": "open",
         "dead-creator": "not-run",
     }, found
-    # The check may leave a rest of the limit unused, which is smaller than two of the smallest allocations.
+    # The check may leave a small part of the limit unused: less than two of the smallest allocations.
     for name in ("driver-refuses", "driver-limit-children"):
         assert HARD - 8 * MIB <= int(found[name]["found"]) <= HARD, found[name]
     assert found["managed-raw"]["found"] == "0"

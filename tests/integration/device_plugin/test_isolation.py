@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the isolation check, which tries to exceed the limits of a slice (a part of a GPU). With real slices of a
-simulated GPU, the check must pass in a correct slice and fail in a broken slice.
+"""Tests the isolation check. Its program, the probe, runs in a slice (a part of a GPU) and tries to exceed the slice's
+limits. With real slices of a simulated GPU, the check must pass in a correct slice and fail in a broken slice.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def test_podman_without_an_image(node: RealNode, with_podman: dict) -> None:
     assert set(verdicts(result)) == set(CHECKS)
     found = {check["name"]: check for check in one["checks"]}
     assert found["limit-exact"]["found"] == str(SLICE_MIB * MIB)
-    # This is the memory use of a process with a separate root, from the driver's account on the host.
+    # This is the memory use of a process with a separate root, as the driver reports it on the host.
     assert int(found["outside-memory"]["found"]) >= SLICE_MIB * MIB * 9 // 10
     assert left_over() == []
     assert node.vgpuctl("status")["allocations"] == []

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the resize of a slice while its container runs, with the real plugin, the real library and real containers. The
-simulated driver's own account gives the usage of the container and its neighbour."""
+simulated driver reports how much memory the container and its neighbour use."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def start(node: RealNode, slices: Containers | Programs) -> tuple[str, Work, int
 
 
 def holds(node: RealNode, pid: int) -> int:
-    """Returns the MiB that a process uses, by the simulated driver's own account."""
+    """Returns the MiB that a process uses, as the simulated driver reports it."""
     return next(one["total"] for one in driver_account(node) if one["pid"] == pid) // MIB
 
 
@@ -94,7 +94,8 @@ def test_running_program_is_resized_without_disturbing_its_neighbour(node, slice
     one._ask("take")
     assert SLICE_MIB - PIECE < holds(node, pid) <= SLICE_MIB
 
-    # The slice may grow only by the memory of the slice that is free.
+    # Of the GPU's three slices one is free. The resized slice can take only memory of this free slice, which is then no
+    # longer offered to the kubelet.
     answer = node.vgpuctl("resize", mine, "--memory", "8000Mi")
     assert answer["changed"] and answer["gpus"][0]["memory_mib_before"] == SLICE_MIB
     until(lambda: one._ask("take") and holds(node, pid) > 8000 - PIECE, "the larger limit in the running process")

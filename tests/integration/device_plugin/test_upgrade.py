@@ -167,7 +167,7 @@ def tenant(old_node: OldNode, request: pytest.FixtureRequest) -> Iterator[Tenant
 
 
 def is_limited(work: Work) -> None:
-    """Checks that the container can use its slice to the last byte and no more, by the simulated driver's account."""
+    """Checks that the container can use its slice to the last byte and no more, as the simulated driver reports it."""
     assert work.context == 0
     error, had = work.take()
     work.free()

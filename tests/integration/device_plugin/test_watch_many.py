@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 SLICES = 64
 PROFILE = "driver_version = 535.261.03\ncuda_version = 12.2\n[gpu]\nmodel = A100-80GB\n"
 # Creates a context and allocates the MiB in its argument, with the preloaded library or (word "own") in a separate
-# namespace of the loader. Word "leave": the first thread ends. Word "ignore": it ignores SIGTERM.
+# namespace of the loader. With the word "leave" its first thread ends; with the word "ignore" it ignores SIGTERM.
 HOLDER = """
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -64,6 +64,9 @@ def test_other_private_tables_are_not_supported(hostile, table):
 
 # ---- context-lock --------------------------------------------------------------------------------------------------
 
+# With the behaviour context-lock, a driver call that takes long holds the lock of its context, and all other calls on
+# this context wait.
+
 # A code image whose load takes 900 ms.
 SLOW = ".gpusim kernel k 1\\n.gpusim bytes 1000\\n.gpusim load 900\\n"
 # Keys: cases. Values: the driver call, which holds the lock of the context `first` for up to 0.9 s.
@@ -183,6 +186,9 @@ def late(tmp_path_factory) -> str:
     return str(program)
 
 
+# With the behaviour teardown, a driver call aborts the process if the driver's teardown at the exit has begun. Columns:
+# the behaviour, or ""; the argument of programs/late.c, where "parked" means that no call is made that late; whether
+# the process must be aborted.
 @pytest.mark.parametrize(
     "what, how, dies", [("teardown", "open", True), ("teardown", "parked", False), ("", "open", False)]
 )
@@ -209,8 +215,8 @@ def test_exit_of_a_forked_child_runs_no_teardown(hostile):
 
 CAPTURE = ("cu.context()", "k = cu.kernel(1); stream = cu.stream(1); before = cu.event(); pointer = PTR()")
 GLOBAL, RELAXED = 0, 2
-# Keys: calls during a capture. Values: the capture mode; the expected result on a normal driver; the expected result on
-# a hostile driver. The hostile driver also makes the capture invalid.
+# Keys: calls during a capture. Values: the capture mode; the expected result on a normal driver; the expected result
+# with the behaviour capture-query, with which the call also makes the capture invalid.
 MISUSE = {
     "cu.raw('cuEventQuery', inside)": (RELAXED, CAPTURED_EVENT, CAPTURED_EVENT),
     "cu.raw('cuEventSynchronize', inside)": (RELAXED, CAPTURED_EVENT, CAPTURED_EVENT),

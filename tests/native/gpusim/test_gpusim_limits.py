@@ -207,7 +207,7 @@ def test_memory_allocated_before_the_limit(limited, group):
     ("backend", "more", "answer", "limit"),
     [
         ("misc", "", pynvml.NVML_ERROR_UNKNOWN, 1000),
-        ("dmem", "", None, 1000),  # The call returns success, but the old limit stays.
+        ("dmem", "", None, 1000),  # Setting the limit returns success, but the old limit stays.
         ("dmem", "memacct_below_use = apply\n", None, 300),
     ],
 )
@@ -235,7 +235,7 @@ ERRORS = [
     ("dmem", ("get", 0, "G/none", 0, 0), pynvml.NVML_ERROR_OPERATING_SYSTEM),
     ("misc", ("set", 0, None, 0, MIB), pynvml.NVML_ERROR_OPERATING_SYSTEM),
     ("misc", ("set", 0, "/tmp", 0, MIB), pynvml.NVML_ERROR_UNKNOWN),
-    # Neither this group nor a group above it has a limit.
+    # If neither the group nor a group above it has a limit, reading fails with misc and succeeds with dmem.
     ("misc", ("get", 0, "G", 0, 0), pynvml.NVML_ERROR_NOT_SUPPORTED),
     ("dmem", ("get", 0, "G", 0, 0), None),
     ("none", ("set", 0, "G", 0, MIB), pynvml.NVML_ERROR_NOT_SUPPORTED),

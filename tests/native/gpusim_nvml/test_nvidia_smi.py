@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs NVIDIA's own, unchanged nvidia-smi on the simulated driver, in the versions for driver 535 (Debian 12) and 550
-(Debian 13)."""
+(Debian 13). A profile is the text that describes a simulated host; `mixed` describes one with four GPU models."""
 
 from __future__ import annotations
 

@@ -118,6 +118,7 @@ def test_a_geometry_is_reached_and_stays(machine, geometries, names):
 
 
 def test_what_stays_is_not_touched(machine):
+    # An instance that the old and the new geometry contain is not created again, so it keeps its UUID.
     host = machine(A100)
     bring(host, {"3g.20gb": 1, "1g.5gb": 1})
     uuids = "[nvmlDeviceGetUUID(nvmlDeviceGetMigDeviceHandleByIndex(gpu(0), 0))]"

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests on the simulated driver how plugins/module_utils/gpu/nvml.py, which the modules use, reads NVML."""
+"""Tests how plugins/module_utils/gpu/nvml.py, which the Ansible modules use, reads the GPUs of a host through NVML. The
+host is simulated according to its profile, a text that describes the driver and the GPUs."""
 
 from __future__ import annotations
 

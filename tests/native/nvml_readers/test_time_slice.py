@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A systemd unit sets the time slice of GPUs by NVIDIA's nvidia-smi. The tests run its commands on the simulated
-driver, and read the result by nvidia-smi."""
+"""A systemd unit sets by NVIDIA's nvidia-smi the time slice of GPUs: for how long a GPU runs one process before it
+switches to the next. The tests run the unit's commands on the simulated driver, and read the result by nvidia-smi."""
 
 from __future__ import annotations
 

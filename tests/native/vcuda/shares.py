@@ -130,11 +130,11 @@ class Node:
         """Measures in rounds, and returns the shares of the first usable round.
 
         A program that waits for a CPU launches late and leaves the GPU idle, whatever its limit. So a round is usable
-        if ``right`` accepts the shares or if no program waited long for a CPU.
+        if the function ``right`` accepts the shares or if no program waited long for a CPU.
 
-        A round with a share above ``most`` is usable too, because a wait for a CPU does not raise a share. The
-        exception is the 50 ms of GPU time that a container may save up while it waits. If no round is usable, the test
-        is skipped."""
+        A round with a share above ``most`` is usable too, because a wait for a CPU raises a share only by
+        the 50 ms of GPU time that a container may save up while it waits. If no round is usable, the test is
+        skipped."""
         for _round in range(ROUNDS):
             before = self.waited()
             found = self.shares(processes, seconds)

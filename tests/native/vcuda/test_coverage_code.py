@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For loaded code and for the heaps of a context, the library charges as many bytes as the driver used. If the driver
-loads code only when a kernel needs it, this code is charged at the next allocation. Strings such as ``library 10 4096``
-(load code of 4096 bytes, keep the handle in register 10) are commands to programs/puppet.c."""
+"""Tests that libvgpu.so charges exactly the bytes that the driver takes for loaded code, and for a context's own heaps
+(memory for the stacks, printf and malloc of kernels). If the driver loads code only when a kernel needs it, this code
+is charged at the next allocation.
+
+Strings such as ``library 10 4096`` are commands to programs/puppet.c. This command loads a CUDA library with 4096 bytes
+of code into register 10; ``kernel 20 10`` gets a kernel of this CUDA library into register 20."""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ STEP = LIMIT // 32 + MIB
 
 
 def step(puppet: Puppet) -> None:
-    """Makes an allocation. The library then charges code that it could not measure when the code was loaded."""
+    """Makes an allocation, at which libvgpu.so charges code that it could not measure when the code was loaded."""
     say(puppet, f"alloc 59999 {STEP}", "free 59999")
 
 
@@ -97,11 +100,11 @@ def test_library_in_two_contexts_is_charged_to_both_devices(host: Host) -> None:
     assert [host.charged(0), host.charged(1)] == [host.on_card(0), host.on_card(1)] == before
 
 
-# Columns: the commands that make the driver load code late; after how many seconds the library measures this code.
+# Columns: the commands that make the driver load code late; after how many seconds libvgpu.so measures this code.
 @pytest.mark.parametrize(("brings", "later"), [(("kernel-function 21 20",), 0.0), (("launch 20", "sync"), 2.1)])
 def test_late_code_over_the_limit_blocks_allocations(host: Host, brings: tuple, later: float) -> None:
-    """The library cannot refuse code that the driver loads only when a kernel needs it. If such code exceeds the limit,
-    the library refuses every allocation."""
+    """libvgpu.so cannot refuse code that the driver loads only when a kernel needs it. If such code exceeds the limit,
+    libvgpu.so refuses every allocation."""
     other, puppet = host.puppet().start(), host.puppet().start()
     say(other, f"alloc 30 {4 * MIB}", "alloc 31 1")
     puppet.get("alloc", LIMIT - host.on_card() - MIB)

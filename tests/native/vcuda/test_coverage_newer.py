@@ -47,7 +47,7 @@ def newer(host: Host, driver: Path, tmp_path: Path) -> Host:
 
 class Way(NamedTuple):
     """How to call a newer function: the puppet commands before the call, the arguments of the call, and the puppet
-    commands after the call. These use the memory or release other references to it."""
+    commands after the call, which use the memory or release other references to it."""
 
     before: tuple
     arguments: str

@@ -175,7 +175,8 @@ def test_two_oversold_slices_reserve_memory_for_contexts(host: Host, container) 
 
 
 def test_slice_larger_than_the_card_spills_at_its_end(host: Host, container) -> None:
-    """The slice is larger than the GPU, but the driver's limit can be at most the GPU's size."""
+    """The driver's limit can be at most the GPU's size, but the container must still get its larger slice: the part
+    that does not fit on the GPU spills to host memory."""
     one = container("one", 300, oversubscribe=True, device={"card_bytes": SMALL})
     one.hold(SMALL)
     one.start()

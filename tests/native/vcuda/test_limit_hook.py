@@ -298,7 +298,7 @@ def test_hook_reports_no_limit_that_the_driver_did_not_set(node: Node, group, ca
     if fault:
         node.ctl(*fault)
         if node.backend == "misc":
-            # Then neither the group nor a group above it has a limit.
+            # With misc, reading back fails, because neither the group nor a group above it has a limit.
             said = "nvmlDeviceGetMemoryLimits_v1 after the set"
     done = node.run(node.container(group("c"), node.allocation("a", 5000)), enforce, **({"nvml": nvml} if nvml else {}))
     assert said in done.stderr

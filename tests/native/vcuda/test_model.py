@@ -51,7 +51,7 @@ def worst(tenant: dict, share: float | None = None) -> float:
     return max(share - tenant["low"], tenant["high"] - share)
 
 
-# --- one tenant alone, policy force -----------------------------------------------------------------------------------
+# --- one tenant alone; with the policy force its share limits it even then -------------------------------------------
 
 ALONE = list(itertools.product((5, 10, 25, 50, 75, 90, 95), (10, 50, 200, 1000), (10, 20)))
 
@@ -287,7 +287,9 @@ def test_shares_below_a_full_gpu_are_limits(model) -> None:
     assert all(abs(t["mean"] - t["share"]) <= 1.0 for t in result["tenants"]), result
 
 
-# --- policy and priority. Rows of RULE: settings of the tenants, range of GPU percent that each tenant gets -----------
+# --- policy and priority ---------------------------------------------------------------------------------------------
+# With the policy default a share limits a tenant only next to other tenants, with force always, with disable never.
+# Columns of RULE: the settings of each tenant; the expected range of GPU percent that each tenant gets.
 
 ALL, LIMIT, HALF, REST = (97, 101), (27, 31), (46, 51), (60, 72)
 # Expected range for a limited tenant next to a tenant without a limit. The GPU's time slices double the duration of

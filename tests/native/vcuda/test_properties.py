@@ -51,7 +51,7 @@ class Process:
 
 
 class Container(RuleBasedStateMachine):
-    programs: Path  # The test sets this attribute.
+    programs: Path  # The folder of the compiled test programs, which the test sets.
     library = PRELOAD
 
     def __init__(self) -> None:

@@ -58,7 +58,8 @@ class Busy(threading.Thread):
 
 
 def served(container: Container) -> bool:
-    """Returns whether the library would regard the arbiter's heartbeat in this container's page as recent."""
+    """Returns whether the container has a seat. If so, its page contains a recent heartbeat: the time that the arbiter
+    regularly writes there, so that the library sees that the arbiter runs."""
     return abs(time.monotonic_ns() - container.page()["heartbeat_ns"]) < SILENT_NS
 
 

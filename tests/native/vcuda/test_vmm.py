@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests vmm.c, the library's hooks of cuMemCreate and cuMemMap, with a difficult driver. The driver blocks, reuses the
-values of handles, or grants memory while the library has no host memory to record it."""
+"""Tests vmm.c, the library's hooks of cuMemCreate and cuMemMap, on a simple driver in the test program. This
+driver blocks, reuses the values of handles, or grants memory while the library has no host memory to record it."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def unit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("what", "call"), CASES)
 def test_vmm_accounts_correctly(unit: Path, what: str, call: str) -> None:
-    """In the "order" cases a call blocks in the driver until another thread has used the other GPU, at most 20 s."""
+    """Each case of programs/vmm_unit.c must pass. In the "order" cases one call blocks in the driver until another
+    thread has used the other GPU, or for 20 s, after which the case fails."""
     done = subprocess.run([unit, what, call], stderr=subprocess.PIPE, text=True, timeout=100, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -44,7 +44,8 @@ def test_unsupported_distributions_are_refused(os_release: str) -> None:
     [
         ("Debian|bookworm|http://mirror.example/debian/|/a.sources:1", True),
         ("Debian|bookworm|file:/srv/mirror/|/a.list:3", True),
-        # A vendor may use the distribution's name for its suite, so the Origin in the Release file decides.
+        # A vendor may give its suite the distribution's code name. So a source counts as a mirror only if the first
+        # field, the Origin of its Release file, is the distribution.
         ("HashiCorp|bookworm|https://vendor.example/|/b.list:1", False),
         # A CD-ROM cannot serve as a mirror.
         ("Debian|bookworm|cdrom:[Debian]/|/c.list:1", False),

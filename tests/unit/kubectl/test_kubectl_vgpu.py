@@ -148,7 +148,7 @@ def test_nodes_with_their_gpu_resources(kubectl, capsys):
     assert list(found) == ["equal", "odd", "parts"]
     wanted = {
         "equal": (False, False, 4, 0, "A100-SHARED", None, None, 1, {"nvidia.com/gpu": (28, 28, 2)}),
-        # MiB that are planned on the node ``parts``: 4000 for the pod train, 5000 for phases, 500 for moved
+        # The 9500 planned MiB are those of the pods train (4000), phases (5000) and moved (500).
         "parts": (True, True, 2, 1, "Tesla T4", 30720, 9500, 4, {"nvidia.com/gpu": (20, 20, 4)}),
         "odd": (True, True, None, 0, "", None, None, 0, {"nvidia.com/gpu": (20, 20, 0)}),
     }

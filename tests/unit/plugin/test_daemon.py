@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the whole daemon of the device plugin with the kubelet double over real sockets. The driver and the mounts are
-doubles.
+"""Tests the whole daemon of the device plugin, which offers slices (parts of a GPU) to the kubelet. A double of the
+kubelet calls it over real sockets. The driver and the mounts are doubles too.
 """
 
 from __future__ import annotations

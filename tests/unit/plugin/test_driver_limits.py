@@ -243,8 +243,8 @@ def test_pod_without_cdi_does_not_start_if_the_driver_must_enforce_limits(node, 
     [
         ("driver", Terms("container", "x", "docker", by_cdi=False), True),
         ("driver", Terms("container", "x", "podman", by_cdi=True), False),
-        ("driver", Terms("exec", "x"), True),  # A program of the host is in no container's control group.
-        ("driver", Terms("lease"), False),  # Allowed: the isolation check needs this lease.
+        ("driver", Terms("exec", "x"), True),  # A host program is in no container's control group, so it is refused.
+        ("driver", Terms("lease"), False),  # This lease is allowed, because the isolation check needs it.
         ("auto", Terms("container", "x", "docker", by_cdi=False), False),
         ("auto", Terms("exec", "x"), False),
     ],

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests when the role device_plugin restarts the program, and which options it gives the program. The test evaluates
-the role's own expressions on facts of a host.
+"""Tests when the role device_plugin restarts the program that it installs (the device plugin), and which options it
+gives the program. The test evaluates the role's own expressions on facts of a host.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-# Facts of a finished host: the program was started at 1000 s, and its unit file was written before, at 900 s.
+# Facts of a host that is in the desired state: the program was started at 1000 s, and its unit file was written before,
+# at 900 s.
 AT_REST: dict[str, Any] = {
     "__device_plugin_unit": UNIT,
     "__device_plugin_unit_path": UNIT_FILE,

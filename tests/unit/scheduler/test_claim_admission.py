@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests pods that get ResourceClaims for their GPU requests: how admission changes the pods, which pods it refuses, and
-which claims are created.
+"""Tests pods whose GPU requests are replaced by ResourceClaims, so that the kube-scheduler and not our extender chooses
+their GPUs: how admission changes the pods, which pods it refuses, and which claims are created.
 """
 
 from __future__ import annotations

@@ -86,8 +86,8 @@ def test_only_changed_nodes_are_evaluated_again():
         ledger.prioritize(one, names)
         ledger.filter(one, names)
         ledger.hold(f"u{n}", "default/p", "n7", ledger.place(one, "n7"))
-    # One node was changed ten times. Nothing was asked after the last change, so the node was evaluated nine times
-    # more.
+    # One node was changed ten times. No query came after the last change, so the node was evaluated only nine more
+    # times.
     assert memo.looked == 109
     # A query for a preemption treats some pods as gone, so its result is not cached.
     ledger.filter(one, names, {"n7": ["u1"]})

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests policies of pods and nodes for the choice of GPUs: GPUs that no pod uses, GPUs of one NUMA node, chains of
-policies, and node labels with the names that ACK uses for them.
+"""Tests policies of pods and nodes for the choice of GPUs: GPUs that no pod uses yet (``mutex``), GPUs of one NUMA
+node, chains of policies (a list in which each policy decides between GPUs that are equal for the policies before it),
+and node labels, also by the names that ACK (Alibaba Cloud's Kubernetes) gives them.
 """
 
 from __future__ import annotations

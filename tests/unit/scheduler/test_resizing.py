@@ -54,8 +54,8 @@ class World:
         self.tell(name)
 
     def change(self, name, **texts):
-        """Sets annotations of a pod and sends the event; None deletes an annotation. Keys: resize, given, former,
-        resized.
+        """Sets annotations of a pod and sends the event; None deletes an annotation. A keyword is the annotation's name
+        without vgpu.fleet/: resize, given, former or resized.
         """
         annotations = self.pods[f"uid-{name}"]["metadata"]["annotations"]
         for key, text in texts.items():

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the preemption if slots are free and only memory is short: which pods are evicted and which stay."""
+"""Tests the preemption (the eviction of pods of lower priority) if a GPU has free slots, places for one container each,
+and only its memory is short: which pods are evicted and which stay.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ EVICTION = "/eviction"
 
 class Stage:
     """The program with an API server over HTTP, but without its endless loops, so that a test runs each step. ``told``
-    makes the program read all objects of the API server.
+    makes the program read all pods of the API server.
     """
 
     def __init__(self, double, api):

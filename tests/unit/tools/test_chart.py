@@ -115,7 +115,8 @@ def test_defaults_are_valid_in_the_schema(made: Path) -> None:
     assert set(schema["properties"]["scheduler"]["properties"]) == set(found["scheduler"])
 
 
-# Values as YAML reads them. They need no expected verdicts, because schema and reader must agree on each value.
+# Values, parsed from YAML. The table has no expected results: the chart's schema and the code that reads the variables
+# must both accept or both refuse each value.
 TRIED: dict[str, list[Any]] = {
     "vgpu_split_count": [1, 7, 1024, 0, 1025, -1, 1.5, True, None, [], {}],
     "vgpu_memory_scaling": [1, 1.5, "0.29", "1.0", 0, -1, "0", "0.0", "-1", "x", "1.", True, None],

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the tables of fixed faults in docs/gates.md. The faults were found by installing the collection, by damaging
-finished hosts, by tests with a hostile driver, and by a review of the cluster code.
+finished hosts, by tests with a hostile driver (a simulated driver with unusual behaviour), and by a review of the
+cluster code.
 
 Each row names the tests that fail without the fix. Every fault must have one row, and every named test must exist. This
 file also has two tests that fit into no other file.
@@ -71,7 +72,7 @@ def test_incomplete_fault_tables_are_found(old: str, new: str, said: str) -> Non
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        # The value must be false: a held kernel would get no security updates.
+        # nvidia_driver_hold_kernel must be false, because a kernel on hold would get no security updates.
         ("nvidia_driver_hold_kernel", False),
         ("nvidia_driver_prebuilt", "auto"),
         # container_runtime_engine must be "auto", so that a host without a kubelet can get one later.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the lists of `make mutants`. That target changes single source lines and expects that a test fails for each
-changed line (a mutant). The listed files, tests and lines must exist.
+changed line (a mutant). An equivalent mutant changes no behaviour, so no test can fail for it. The listed files, tests
+and lines must exist.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests docs/next-to-others.md, which says how the collection works next to other schedulers, device plugins and host
-systems. Each row must name an existing test, or say that it was tried only on tables or not at all.
+"""Tests docs/next-to-others.md, a table that says how the collection works next to other schedulers, device plugins and
+host systems. The last cell of each row must name an existing test of the combination. Otherwise it must say "not
+tried", or "on tables": only our own rules were tested, by tables of inputs and without the other program.
 """
 
 from __future__ import annotations

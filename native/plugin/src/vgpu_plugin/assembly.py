@@ -326,8 +326,8 @@ def _labeller(
     label: NodeLabel | None,
     allocator: Allocator,
 ) -> Labeller | None:
-    """Returns the writer of node labels, or None if no labels are configured. In the second case, labels of an earlier
-    run are removed from the node.
+    """Returns the writer of node labels, or None if no labels are configured. If no labels are to be set on the Node
+    object, those that an earlier run set there are removed.
     """
     publish = label.set_features if label is not None and extras.features else None
     if label is not None and publish is None:

@@ -192,7 +192,8 @@ class Daemon:
         tasks += [static.refresh_if_changed, static.poll, parts.driver_limits.poll, parts.containers.count_violations]
         while not self._stopping.wait(HOUSEKEEPING_S):
             self._attempt(*tasks)
-            # The kubelet has called the plugin by now, so the threads of gRPC exist.
+            # After a registration the kubelet has called the plugin, so the threads of gRPC exist and can be tuned
+            # (``rest``).
             if parts.registrations.any_registered():
                 self._attempt(self._setup.extras.rest)
 

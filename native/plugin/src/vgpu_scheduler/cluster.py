@@ -4,8 +4,8 @@ server and repairs differences.
 
 For a pod of this scheduler these rules apply. A bound pod with a plan (annotation with its GPUs) holds the plan as
 first seen, or the devices that the kubelet gave it. A pod that ended or is gone holds nothing. If the plan is changed
-or deleted later, the ledger's entry stays and the plan is written again. Pods that are not bound yet are ignored here,
-because their bind may be under way.
+or deleted later, the ledger's entry stays and the plan is written again. If a pod is not bound yet, its entry stays as
+it is, because its bind may be under way.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 kube-scheduler: which nodes have room, which node is best, and which GPUs a pod gets.
 
 It is built only from the GPUs that nodes publish and the plans on pods (annotations with their GPUs), so it can be
-rebuilt at any time and in any order with the same result. A pod holds GPUs from its first bind request until it is
-gone. Only one thread uses it.
+rebuilt at any time and in any order with the same result. A pod holds GPUs from its first bind request until it has
+ended or is gone. Only one thread uses the ledger.
 """
 
 from __future__ import annotations

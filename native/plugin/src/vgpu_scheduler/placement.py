@@ -200,7 +200,7 @@ def pick_in_order(
             continue
         need, cores = memory_of(view, ask), cores_of(view, ask)
         for moment in (now, side) if ask.sidecar else (now,):
-            # Nothing is added for a GPU that does not fit; its row has failed already.
+            # If a chosen GPU does not fit, its row has failed already, so no memory and no compute is added for it.
             moment.memory[rows, chosen] += np.where(ok, need, 0)[rows, chosen]
             moment.cores[rows, chosen] += np.where(ok, cores, 0)[rows, chosen]
             moment.shares[rows, chosen] += 1

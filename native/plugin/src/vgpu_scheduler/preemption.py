@@ -21,8 +21,9 @@ from vgpu_plugin._shared.pods.requests import PodAsk
 from . import search, wire
 from .ledger import Ledger, NoRoom
 
-# Number of nodes after which one call completes the victims of no more nodes. The last step may exceed the number, but
-# never doubles it. There is a limit because a kube-scheduler names a tenth of a large cluster.
+# When one call has completed the victims of this many nodes, it stops. Nodes are handled in groups, so the last group
+# may exceed the number, but never doubles it. The limit is needed because a kube-scheduler may name a tenth of a large
+# cluster.
 MAX_COMPLETED = 64
 # Maximum number of nominated pods (which wait for their victims to end) that are placed within one filter call. If
 # there are more, the nodes of the remaining ones count as full for other pods.
@@ -157,8 +158,8 @@ class Preemption:
         self._leave(ask, gone, more)
         # If the cheapest victims do not make enough room, take all pods of lower priority.
         more.update((name, list(uids)) for name, uids in lower.items() if name not in more)
-        # Take from the list each victim that may stay, because there is room all the same. One filter call checks all
-        # nodes.
+        # Spare each victim without whose end the pod has room too. Each step tries one victim on every node, and one
+        # filter call checks all nodes.
         for n in range(max(map(len, more.values()), default=0)):
             tried = {name: uids[-1 - n] for name, uids in more.items() if n < len(uids)}
             without = {name: gone[name] + [uid for uid in more[name] if uid != one] for name, one in tried.items()}

@@ -77,7 +77,8 @@ class Service:
     def webhook_app(self) -> web.Application:
         app = web.Application(client_max_size=MAX_BODY, middlewares=[self._guard])
         app.router.add_post("/mutate", self._mutate)
-        # This path serves namespaces whose label vgpu.fleet/allocation is neither empty nor ``extender``.
+        # The API server calls this path for pods of namespaces whose label vgpu.fleet/allocation is neither empty nor
+        # ``extender``: pods that get claims, or are refused because the label's value is unknown.
         app.router.add_post("/mutate/{allocation}", self._mutate)
         app.router.add_post("/validate", self._validate)
         self._about(app)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The hooks' steps around a driver call that allocates: they charge the memory before the driver allocates it, and keep
- * or remove the charge after the driver has returned.
+ * The steps of the hooks (replacements of driver functions) around a driver call that allocates: they charge the memory
+ * before the driver allocates it, and keep or remove the charge after the driver has returned.
  */
 #include "account.h"
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The data of a device that every allocation and every free uses. All of it fits in one cache line. It consists of the
- * gate (which stops new allocations for a moment), the memory charged to this process, and a range of usage. When usage
- * leaves this range, the library compares its charges with the driver's figures. The common path is inline in the
- * hooks, because each instruction slows every allocation.
+ * The data of a device that every allocation and every free uses, in one cache line: the gate (which stops new
+ * allocations for a moment), the memory charged to this process, and a range of usage. When usage leaves the range, the
+ * library compares its charges with the driver's figures. The charges are recorded in the ledger, a file that all
+ * processes of the container map. A process's entry in it is called a slot.
  *
- * The charges are recorded in the ledger, a file that all processes of the container map. ledger.c documents it and
- * handles all uncommon cases, gate.c is the gate, and context/unaccounted.c sets the range.
+ * The common path is inline in the hooks, because each instruction slows every allocation. ledger.c documents the
+ * ledger and handles all uncommon cases, gate.c is the gate, and context/unaccounted.c sets the range.
  */
 #ifndef VGPU_COUNTERS_H
 #define VGPU_COUNTERS_H

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Host memory in place of device memory (oversubscription). A node may promise more memory to its containers than a
- * card has (factor S above 1). Then the card can be full while a container is still below its limit. In that case
- * device memory is allocated as unified memory that stays in host memory, and the GPU reads it over the bus. The
- * program gets an ordinary device pointer, the limit is charged as usual, and any legal call frees the memory.
+ * card has (factor S above 1), so the card can be full while a container is still below its limit. Then device memory
+ * is allocated as unified memory that stays in host memory, and the GPU reads it over the bus. The program gets an
+ * ordinary device pointer, the limit is charged as usual, and any legal call frees the memory.
  *
  * A reserve on the card is left for other containers. Contexts and code can only be on the card, and a container
  * without a context could not use any of its memory.
@@ -18,7 +18,7 @@
 #define CU_MEM_ADVISE_SET_ACCESSED_BY 5
 #define CU_DEVICE_CPU ((CUdevice)-1)
 #define CONTEXT_UNMEASURED (512 * MIB)
-#define LARGEST_SCALING 2 /* The reserve is computed for an oversubscription factor S of at most this value. */
+#define LARGEST_SCALING 2 /* Largest oversubscription factor S for which the reserve is sufficient. */
 
 static _Atomic uint64_t held[VGPU_MAX_DEVICES];
 /* Whether this driver can create physical host memory: 0 means not tried yet, 1 means yes, 2 means no. */
@@ -41,8 +41,9 @@ void host_memory_reset(void)
     atomic_store_explicit(&complete, 0, memory_order_relaxed);
 }
 
-/* Returns the reserve in bytes: two contexts for each container with this limit that fits on the card, but at most a
- * quarter of the card. */
+/* Returns the reserve: the bytes of the card that requests must leave free, because contexts and code can only be on
+ * the card. They are two contexts for each container with this limit that fits on the card, but at most a quarter of
+ * the card. */
 static uint64_t reserve(const struct device *device, uint64_t card)
 {
     bool known;

@@ -401,8 +401,8 @@ struct import {
 void *ledger_import(uint64_t byte)
 {
     struct import *import = calloc(1, sizeof *import);
-    /* The join lock is also taken around fork(), so no child is forked meanwhile. A child that inherited the descriptor
-     * would keep the lock after this process has ended. */
+    /* The join lock (which protects joining a ledger) is also taken around fork(), so no child is forked meanwhile. A
+     * child that inherited the descriptor would keep the lock on the byte after this process has ended. */
     lock_take(&join_lock);
     for (unsigned share = 0; import && is_member() && share < limits_shares(); share++)
         if ((import->map[import->count] = import_from(&ledger_members[share], byte)) != NULL)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The inside of the ledger, the file in which the processes of a container record their device memory. Only ledger.c,
- * ledger_*.c, seats.c and shareable.c include this header. */
+/* The inside of the ledger, the file in which the processes of a container record their device memory. A process joins
+ * the ledger by claiming a slot, its entry in the file. The fast path charges inline in the hooks (counters.h). Only
+ * ledger.c, ledger_*.c, seats.c and shareable.c include this header. */
 #ifndef VGPU_LEDGER_H
 #define VGPU_LEDGER_H
 

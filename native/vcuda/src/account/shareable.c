@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Marks shareable handles, which cuMemExportToShareableHandle returns. Such a handle is a file descriptor that refers
- * to device memory. The memory exists as long as any process has the descriptor open or a message in a socket carries
- * it. Only the kernel knows whether that is so.
+ * Marks shareable handles, which cuMemExportToShareableHandle returns. A handle is a file descriptor that refers to an
+ * object, that is, to device memory or a pool. A mark is a lock on one byte far past the end of the descriptor's file.
+ * It belongs to the handle's open file description (here: description). Through another description of the file a
+ * process can query (F_OFD_GETLK) whether the lock exists.
  *
- * Therefore the library marks each handle when it is created: it locks one byte far past the end of the descriptor's
- * file. The lock belongs to the handle's open file description. Through any other description of the file, a process
- * can test whether the lock still exists, and so whether the handle is open in any process. This works even after the
- * exporting process has died.
+ * The object exists as long as any process has the descriptor open or a message in a socket carries it. Only the kernel
+ * knows whether that is so, and the lock exists for the same time. So the query shows whether the handle is open in any
+ * process, even after the exporting process has died.
  *
  * All handles of a driver are descriptions of one file (/dev/nvidiactl), which other containers may share. The number
  * of the locked byte is 2^62 plus 30 bits for the container's ledger (the file with its charges), 24 bits for the
@@ -34,8 +34,8 @@
 #define BASE (1ull << 62)
 /* Maximum number of handles of an object. */
 #define HANDLES 256ull
-/* An object number consists of the slot of the process (high bits) and a count in this process. The count has this many
- * bits. */
+/* Each object has a number: the slot of its process in the ledger (high bits) and a count in this process. The count
+ * has this many bits. */
 #define OBJECT_BITS 14
 #define SPAN (1ull << 32)
 
@@ -56,8 +56,9 @@ static bool identity(int descriptor, uint64_t file[2])
     struct stat status;
     if (descriptor < 0 || syscall(SYS_fstat, descriptor, &status) != 0)
         return false;
-    /* Locks on a device node are kept per inode: another node of the same device does not show them. So a device node
-     * is identified by its inode, like a file. The top bit marks a character device, for readers of the ledger. */
+    /* A lock is visible only through the inode on which it was set, and two nodes of the same device are two inodes. So
+     * a device node is identified by its inode, like a file. The top bit marks a character device, for readers of the
+     * ledger. */
     file[0] = S_ISCHR(status.st_mode) ? 1ull << 63 | (uint64_t)status.st_dev : (uint64_t)status.st_dev;
     file[1] = (uint64_t)status.st_ino;
     return true;
@@ -155,8 +156,8 @@ void shareable_unmarked(void)
 static bool mark(int descriptor, uint64_t *object)
 {
     bool marked, done = false;
-    /* A mark names one ledger, but if there are several shares, the memory may be charged in the ledger of another
-     * share. So no mark is set then. */
+    /* A mark names one ledger. In a container with several shares (allocations of GPUs, each with a ledger) the memory
+     * may be charged in another ledger, so no mark is set there. */
     if (limits_shares() > 1 || !note_file(descriptor))
         return false;
     int file = open_file(ledger_members[0].map, &marked);
@@ -233,8 +234,9 @@ static uint64_t listed_byte(int descriptor, uint64_t first, uint64_t count)
     return 0;
 }
 
-/* Finds the same byte by tests, if fdinfo cannot be read; 0: none. The byte that this description has locked appears as
- * locked in a test through another description (`file`), but not in a test through this one. */
+/* Does the same by queries, for the case that fdinfo cannot be read. A query reports only the locks of other
+ * descriptions. So the byte that this description has locked is reported to `file`, which is another description, but
+ * not to this one. */
 static uint64_t scanned_byte(int file, int descriptor, uint64_t first, uint64_t count)
 {
     struct span found;
@@ -258,8 +260,8 @@ bool shareable_marked(int descriptor)
     char link[32];
     struct stat status;
     snprintf(link, sizeof link, "/proc/self/fd/%d", descriptor);
-    /* Open the device node of the handle itself, not this container's node. A handle of another container belongs to
-     * another node, and locks are visible only through the same node. */
+    /* Open the device node to which the handle belongs, not this container's node. A handle of another container may
+     * belong to another node, and a lock is visible only through the node on which it was set. */
     bool may_be = descriptor >= 0 && syscall(SYS_fstat, descriptor, &status) == 0 &&
                   (S_ISCHR(status.st_mode) || S_ISREG(status.st_mode));
     int file = may_be ? open(link, O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK) : -1;

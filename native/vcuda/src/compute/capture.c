@@ -38,8 +38,8 @@ void capture_restore(int mode)
         REAL(cuThreadExchangeStreamCaptureMode)(&mode);
 }
 
-/* Defines the hook of a function that begins a capture. After the call each thread's next launch checks for a capture,
- * because launches into this stream now run nothing. */
+/* Defines the hook (replacement) of a function that begins a capture. After the call each thread's next launch checks
+ * for a capture, because launches into this stream now run nothing. */
 #define BEGIN(symbol, parameters, arguments) \
     EXPORT CUresult symbol parameters \
     { \

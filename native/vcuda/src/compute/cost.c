@@ -47,9 +47,10 @@ unsigned cost_find(struct costs *costs, uint32_t key, uint64_t *ns, bool *known)
     unsigned index = (unsigned)cost_index(key);
     uint64_t entry = atomic_load_explicit(&costs->entry[index], memory_order_relaxed);
     if ((uint32_t)entry != key) {
-        /* If the entry belonged to another kernel, the program has more kernels than the table has entries, and this
-         * kernel may have been measured before. With a long assumed time it would have to wait at each such exchange.
-         * So the other kernel's time is assumed. */
+        /* If the entry belonged to another kernel, the program has more kernels than the table has entries, and
+         * this kernel may have been measured before. With the long time that is assumed for an unknown kernel, it
+         * would have to wait each time the two kernels replace each other in the table. So it starts with the other
+         * kernel's time. */
         uint64_t guess = entry && ns_of(entry) < COST_UNKNOWN_NS ? ns_of(entry) : COST_UNKNOWN_NS;
         atomic_store_explicit(&costs->seen[index], entry ? TRUSTED - 1 : 0, memory_order_relaxed);
         atomic_store_explicit(&costs->most[index], 0, memory_order_relaxed);
@@ -118,9 +119,9 @@ static void learn(struct costs *costs, const struct segment *segment, uint64_t t
 }
 
 /*
- * Returns the least charge for a segment during which another container may have used the GPU all the time. In the long
- * run at least 3/8 of the elapsed time counts as the container's own. This does not hold for each single segment: one
- * lies within the container's time slice, the next waits for another container's slice.
+ * Returns the least charge for a segment during which another container may have used the GPU all the time. Over many
+ * such segments at least 3/8 of the elapsed time are charged. A single segment may be charged less, because one segment
+ * lies within the container's time slice and the next waits for another container's slice.
  */
 static uint64_t shared_least(struct settler *settler, const struct segment *segment, uint64_t passed)
 {
@@ -137,8 +138,8 @@ uint64_t segment_settle(struct costs *costs, struct settler *settler, const stru
     bool overlapped = from != begin;
     if (end > settler->frontier)
         settler->frontier = end;
-    /* After the time exclusive_ns another container may run too. It takes every second time slice, except for gaps
-     * between the slices, so 5/8 of the remaining time are charged. */
+    /* After the time exclusive_ns another container may run too. It gets every second time slice, but not the gaps
+     * between the slices. So 5/8 of the remaining time are charged. */
     if (segment->exclusive_ns && took > segment->exclusive_ns)
         took = segment->exclusive_ns + (took - segment->exclusive_ns) / 8 * 5;
     /* The stream may have been idle while the host prepared the next launch, so this time is subtracted from the least

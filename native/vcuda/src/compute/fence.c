@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Fences are timing events that measure how long a segment (a group of launches into one stream) really took. This file
- * records them, only inside the program's launch calls and in the stream of that launch. Later the stream may no longer
- * exist. settle.c reads the times and corrects the charges. A mark is an event with its bookkeeping, and a place is the
- * entry of one context in the table of measured contexts.
+ * records them, only inside the program's launch calls and in the stream of that launch, because later the stream may
+ * no longer exist. settle.c reads the times and corrects the charges. A mark is an event with its bookkeeping, and a
+ * place is the entry of one context in the table of measured contexts.
  */
 #include "place.h"
 

@@ -24,9 +24,9 @@ struct mark; /* A mark is a timing event that the library created, together with
 struct mark *fence_mark(CUcontext context, CUstream stream, bool per_thread);
 /* Gives up a use of a mark. The last use returns the mark to the pool, or frees it if its context has ended. */
 void fence_drop_mark(struct mark *mark);
-/* Hands over a finished segment and its marks to be settled. If `end` is NULL, the segment stays charged as predicted.
- * `goes_on` is true if the next segment begins at once. In this case flow->begin becomes `end`, or NULL if the segment
- * will not be measured. */
+/* Hands over a finished segment of a flow (the launches of a thread into a stream) and its marks to be settled. If
+ * `end` is NULL, the segment stays charged as predicted. `goes_on` is true if the next segment begins at once. In this
+ * case flow->begin becomes `end`, or NULL if the segment will not be measured. */
 void fence_put(struct limited *limited, struct flow *flow, struct mark *end, bool goes_on);
 /* Called before the context is destroyed, because the driver destroys its events with it. */
 void fence_context_leaving(struct leaving *leaving);

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The slow path of a launch. It charges the launches since the last fence (timing event), decides whether this launch
- * may start, and waits if it may not. A launch takes this path after 250 microseconds of predicted work (2 ms while
- * nothing throttles the container), after 64 launches, after a pause of the host, or if its kernel was never measured.
- * A segment is the group of launches between two fences.
+ * may start, and waits if it may not. A segment is the group of launches between two fences. The arbiter is the node's
+ * service that divides a GPU's time. It writes the gpu page, which shows whether the container's gate is open, that is,
+ * whether the container may launch.
+ *
+ * A launch takes this path after 250 microseconds of predicted work (2 ms while nothing throttles the container), after
+ * 64 launches, after a pause of the host, or if its kernel was never measured.
  */
 #include "limiter.h"
 
@@ -124,8 +127,8 @@ void limiter_forget_thread(void)
     struct thread_state *thread = &vgpu_thread;
     if (!thread->ready && !thread->off)
         return;
-    /* Programs often set the context that is already current, so unfinished segments are kept until the next launch
-     * shows a different context. */
+    /* Programs often set the context that is already current. So unfinished segments are kept, and the next launch ends
+     * them only if the context is a different one. */
     if (thread->ready)
         thread->seen = thread->ready;
     thread->ready = 0;
@@ -216,10 +219,10 @@ static struct flow *flow_of(struct thread_state *thread, uintptr_t stream)
 }
 
 /*
- * Waits until the arbiter (the node's service that divides a GPU's time) changes the gpu page. The arbiter wakes a few
- * waiting threads, and each of them wakes some more. A thread wakes others only if the page has changed, because
- * otherwise two threads would wake each other for ever. If the chain breaks because a process in it was stopped or
- * killed, the others wake at their timeout (LOOK_AGAIN_NS).
+ * Waits until the arbiter changes the gpu page. The arbiter wakes a few waiting threads, and each of them wakes some
+ * more. A thread wakes others only if the page has changed, because otherwise two threads would wake each other for
+ * ever. If the chain breaks because a process in it was stopped or killed, the others wake at their timeout
+ * (LOOK_AGAIN_NS).
  */
 static void wait_gate(const struct limited *limited, uint32_t wake, uint64_t now, uint64_t until)
 {

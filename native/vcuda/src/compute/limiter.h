@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Internals of the compute limiter, which keeps a container to its share of the GPU's time. launch.c is the fast path,
- * which admits most launches with a table look-up and a sum, without a system call or a shared write. limiter.c is the
- * slow path, with charges, waits and fences (timing events at the end of a group of launches). settle.c replaces the
- * predicted charge of launches by their measured GPU time. tenant.c maps the pages that the container shares with the
- * arbiter, a service on the node that divides a GPU's time among the containers. The container's user is the tenant: a
- * container may write its tenant page, and only the arbiter writes the gpu page.
+ * Internals of the compute limiter, which keeps a container to its share of the GPU's time. A fence is a timing event
+ * at the end of a group of launches. The arbiter, a service on the node, divides a GPU's time among the containers: its
+ * gpu page says when the container may launch. The tenant page has the container's balance of GPU time; the tenant (the
+ * container's user) can write it.
+ *
+ * launch.c is the fast path, which admits most launches with a table look-up and a sum, without a system call or a
+ * shared write. limiter.c is the slow path, with charges, waits and fences. settle.c replaces the predicted charge of
+ * launches by their measured GPU time. tenant.c maps the two pages; only the arbiter writes the gpu page.
  */
 #ifndef VGPU_LIMITER_H
 #define VGPU_LIMITER_H
@@ -74,15 +76,17 @@ struct thread_state {
     uint32_t off;
     /* While this equals vgpu_launch_epoch, the fields below describe the thread's current context. */
     uint32_t ready;
-    /* Reading the counter limiter_ticks() costs time, so only some launches read it. Each of the others is assumed to
-     * come one `gap` after the launch before. `ticks` is the time of the last launch under this assumption, less the
-     * allowance `behind`. */
+    /* ticks: assumed time of the last launch, minus `behind`. Reading the counter limiter_ticks() costs time, so only
+     * some launches read it. Each of the others is assumed to come one `gap` after the launch before. If launches come
+     * faster, the assumed time is later than the real time. `behind` is subtracted so that the difference to a new
+     * reading is still not negative. */
     uint32_t ticks;
-    /* If the launches since the last reading are on average further apart than this (in ticks), the stream may have
-     * been idle in between. */
+    /* gap: if the launches since the last reading are on average further apart than this (in ticks), the stream may
+     * have been idle in between. */
     uint32_t gap;
-    /* behind: allowance for launches without a reading, LIMITER_GRANTS gaps. window: one `gap` more. A reading later
-     * than `ticks` plus `window` means that the stream may have been idle. */
+    /* behind: LIMITER_GRANTS times `gap`, the most by which the assumed time can be later than the real time. window:
+     * `behind` plus one `gap`. A reading later than `ticks` plus `window` is more than one gap after the assumed time,
+     * so the stream may have been idle. */
     uint32_t behind, window;
     /* open: true if nothing throttled the container when this thread last took the slow path. Then longer pauses are
      * accepted, so `gap` is longer. */
@@ -94,9 +98,10 @@ struct thread_state {
     CUcontext context;
     uint64_t number; /* Serial number of the thread. */
     uint32_t segments;
-    uint32_t seen; /* seen: value of `ready` before the thread's context may have changed. */
-    /* stalled: usually 0. If no queued work finished for long, so that a launch was admitted without further waiting,
-     * the value that limited->passed had then, plus 1. */
+    uint32_t seen; /* seen: value of `ready` before it was cleared, for the case that the context proves unchanged. */
+    /* stalled: usually 0. A launch that waits while no queued work finishes for long is let through in the end. Then
+     * this is set to limited->passed plus 1. As long as limited->passed stays the same, the next launches are let
+     * through after a much shorter wait. */
     uint32_t stalled;
     uint64_t calibration_ns;
     uint32_t calibration_ticks;
@@ -126,8 +131,8 @@ static inline uint32_t limiter_ticks(void)
 #endif
 }
 
-/* The largest number of launches that may pass without a reading of the counter: in each flow all but one of
- * SEGMENT_LOOK_LAUNCHES launches (segment_looks). Such a launch is assumed to come one gap after the launch before. */
+/* The largest number of launches between two readings of the counter. In each flow, at least one of
+ * SEGMENT_LOOK_LAUNCHES launches reads it (segment_looks). */
 #define LIMITER_GRANTS (FLOWS * (SEGMENT_LOOK_LAUNCHES - 1))
 static inline void limiter_set_gap(struct thread_state *thread, uint32_t gap)
 {

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The bucket of a container (the GPU time that it may still use), and the rule that decides whether a launch starts or
- * waits. These functions read no clock and call no driver (pace.h). */
+ * waits. The arbiter, the node's service that divides a GPU's time, has a gate for each container. The gate is closed,
+ * open, or open for a turn (a time slice). The functions here read no clock and call no driver (pace.h). */
 #include "pace.h"
 
-/* A throttled container starts again only when it has this balance. So it runs in bursts instead of single kernels,
- * because measuring errors arise only at the begin and end of a burst. BURST_WAIT_NS keeps a container with a small
- * share from waiting long. */
+/* A throttled container starts again only when it has this balance. So it runs kernels in bursts instead of one by one.
+ * That makes errors smaller, because errors of measurement arise only at the begin and end of a burst. BURST_WAIT_NS
+ * keeps a container with a small share from waiting long. */
 #define BURST_NS (2 * MS)
 #define BURST_WAIT_NS (40 * MS)
 
@@ -14,7 +15,7 @@
 /* DRAINED_NS: shortest time between two checks whether the GPU has finished the work that was launched before the gate
  * closed. */
 #define DRAINED_NS (100 * US)
-#define LOOK_AGAIN_NS (10 * MS) /* Longest wait before the limits and the page are read again. */
+#define LOOK_AGAIN_NS (10 * MS) /* Longest wait before limits and gate are read again. */
 
 static int64_t load(const int64_t *word)
 {
@@ -36,8 +37,8 @@ void bucket_accrue(struct vgpu_tenant_device *device, uint64_t now, uint32_t rat
         passed = passed && last ? 10000 * MS : 0;
     int64_t due = (int64_t)((double)passed * rate_ppm / PPM + 0.5), room = cap - balance;
     if (due > room)
-        /* Accrual stops at the cap. But a balance that exceeds the cap because a charge was corrected stays as it
-         * is. */
+        /* Accrual stops at the cap, the largest balance. But a balance that exceeds the cap because a charge was
+         * corrected stays as it is. */
         due = room > 0 ? room : 0;
     if (due)
         __atomic_fetch_add(&device->balance_ns, due, __ATOMIC_RELAXED);

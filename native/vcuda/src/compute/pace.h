@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The arithmetic of the compute limiter, which keeps a container to its share of the GPU's time. This code reads no
- * clock and calls no driver, because time is an argument. So the same object code runs in the library and in the tests'
- * model (tests/native/vcuda/model). All times are in nanoseconds. The parts are:
+ * The arithmetic of the compute limiter, which keeps a container to its share of the GPU's time. All times are in
+ * nanoseconds. The parts are:
  *
  * bucket: the GPU time that a container may still use. The bucket fills with time, and kernels empty it.
  *
@@ -14,6 +13,9 @@
  * measured time replaces the predicted time.
  *
  * wakes: limits how often the thread that settles fences wakes.
+ *
+ * This code reads no clock and calls no driver, because time is an argument. So the same object code runs in the
+ * library and in the tests' model (tests/native/vcuda/model).
  */
 #ifndef VGPU_PACE_H
 #define VGPU_PACE_H

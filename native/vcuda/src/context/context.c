@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Charges contexts when they are created or first used, counts their users, and uncharges them when they end. NVIDIA's
- * runtime can create a context without calling a hook of this library. Such a context is charged when a hook first
- * finds it as the current context. */
+/* Charges contexts when they are created or first used, counts their users, and uncharges them when they end. A hook is
+ * this library's replacement of a driver function. NVIDIA's runtime can create a context without calling a hook. Such a
+ * context is charged when a hook first finds it as the current context. */
 #include "context.h"
 
 #include "events.h"

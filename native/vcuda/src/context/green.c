@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Hooks of green contexts. A green context is a part of a device's SMs. It is created on top of the device's primary
- * context and keeps that context alive.
+ * Hooks (replacements) of the functions for green contexts. A green context is a part of a device's SMs. It is created
+ * on top of the device's primary context and keeps that context alive.
  *
  * Memory: the primary context is charged like any context. The additional memory of a green context is measured and
  * charged; if it cannot be measured, a whole context is charged. Memory allocated while a green context is current
@@ -10,8 +10,8 @@
  * Time: launches are throttled to the container's share of GPU time whichever SMs they use. That is safe, because a
  * part of the SMs never does more work than all of them.
  *
- * The driver lets a green context be current to only one thread at a time. So the library never makes one current in
- * its own threads or calls.
+ * The driver lets a green context be current to only one thread at a time. So the library never makes a green context
+ * current in its own threads or calls.
  */
 #include "context.h"
 

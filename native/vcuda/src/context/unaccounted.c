@@ -30,10 +30,10 @@
 /* Interval between comparisons that look for code that launches have loaded. */
 #define LATE_NS 2000000000ull
 #define STEP_LEAST (32 * MIB)
-/* The driver backs plain memory in units of this size. Several smaller blocks share a unit. */
+/* The driver backs plain memory (ordinary allocations) in units of this size. Several smaller blocks share a unit. */
 #define UNIT (2 * MIB)
-/* A step is this fraction of the usage. So a program that fills its limit causes about two hundred comparisons,
- * whatever the limit is. */
+/* The figures are compared again when the allocations have changed by a step, which is this fraction of the usage. So a
+ * program that fills its limit causes about two hundred comparisons, whatever the limit is. */
 #define STEP_PART 32
 
 static struct unaccounted {

@@ -175,8 +175,8 @@ static enum control load(void)
     if (!started)
         env_read(&env);
     started = true;
-    /* Repeat this until the preload file could be read. If limits were read before that, the library keeps to the state
-     * "loaded by the node". */
+    /* While the preload file cannot be read, the library counts as loaded by the node, and this check is repeated at
+     * each load of the limits. Once limits were read, the check is not repeated. */
     if (!settled && !atomic_load_explicit(&current, memory_order_relaxed)) {
         in_force = preload_in_force(&settled);
         const char *other = in_force ? NULL : secure_getenv("VGPU_LIMITS_FILE");

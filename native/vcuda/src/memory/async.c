@@ -43,7 +43,8 @@ static struct pool *pool_of_stream(CUstream stream, CUresult *status)
     return pool;
 }
 
-/* Finds the pool of a handle. A pool that was created without a hook can only be the default pool of a device. */
+/* Returns the record of a pool. A pool without a record is searched among the devices' default pools, because a program
+ * gets the handle of a default pool without creating it. */
 static struct pool *pool_of_handle(CUmemoryPool handle, CUresult *status)
 {
     struct pool *pool = pool_known((uintptr_t)handle);
@@ -58,8 +59,8 @@ static struct pool *pool_of_handle(CUmemoryPool handle, CUresult *status)
         const struct device *device = device_of(ordinal, status);
         return device ? pool_add((uintptr_t)handle, device) : NULL;
     }
-    /* It is unknown on which device this pool allocates, so the request is refused. But if the handle is no pool at
-     * all, the driver reports the error. */
+    /* The pool is no default pool, and no hook saw its creation. So it is unknown on which device it allocates, and the
+     * request is refused. But if the handle is no pool at all, the driver reports the error. */
     cuuint64_t value;
     if (REAL_HAS(cuMemPoolGetAttribute) &&
         REAL(cuMemPoolGetAttribute)(handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &value) == CUDA_SUCCESS)
@@ -125,8 +126,8 @@ static CUresult pool_alloc(struct pool *pool, const struct request *request, all
         lock_drop(&pool->lock);
         return status;
     }
-    /* Record the new size before the call: the process may be killed during the call, while other processes have the
-     * exported pool open. */
+    /* Record the new size before the call. If the process is killed during the call while other processes have the
+     * exported pool open, the ledger (the file with the container's charges) must have the new size already. */
     pool_hold(pool, pool->charged + charged);
     status = call(request);
     if (status == CUDA_SUCCESS) {
@@ -149,8 +150,8 @@ static CUresult pool_alloc(struct pool *pool, const struct request *request, all
     return status;
 }
 
-/* Allocates from host memory. That memory is available at once, so it may be used at any point of the stream's
- * order. */
+/* Serves the request from host memory, for a container with oversubscription whose card is full. The stream is not
+ * involved: the memory can be used at once, which is earlier than the order of the stream requires. */
 static CUresult host_alloc(const struct device *device, const struct request *request)
 {
     CUcontext context;
@@ -230,8 +231,8 @@ static CUresult release(CUdeviceptr pointer, void *data)
     if (!ordered->plain)
         return ordered->per_thread ? REAL(cuMemFreeAsync_ptsz)(pointer, ordered->stream)
                                    : REAL(cuMemFreeAsync)(pointer, ordered->stream);
-    /* The driver does not report when a stream-ordered free of memory outside pools is finished. So wait for the stream
-     * and free the memory now. */
+    /* This memory came from no pool (but from cuMemAlloc, for example). The driver does not report when a
+     * stream-ordered free of such memory is finished. So wait for the stream and free the memory now. */
     CUresult status = ordered->per_thread && REAL_HAS(cuStreamSynchronize_ptsz)
                           ? REAL(cuStreamSynchronize_ptsz)(ordered->stream)
                           : REAL(cuStreamSynchronize)(ordered->stream);

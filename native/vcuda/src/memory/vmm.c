@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Hooks (replacements) of CUDA's functions for virtual memory management. Physical memory that cuMemCreate creates
- * lives until its last handle is released and its last mapping is removed, in any order. Only then is it uncharged.
- * Memory that is bound to a multicast object or a sparse array stays charged until exit, because these objects keep the
- * memory for an unknown time. The memory is charged to the device of its location, which need not be the current
- * device. vmm_shared.c handles sharing with other processes.
+ * (here: an object) lives until its last handle is released and its last mapping is removed, in any order. Only then is
+ * it uncharged. Memory that is bound to a multicast object or a sparse array stays charged until exit, because these
+ * keep the memory for an unknown time. The memory is charged to the device of its location, which need not be the
+ * current device. vmm_shared.c handles sharing with other processes.
  *
  * No lock is held during a driver call, because a call for one GPU must not wait for a call for another GPU. A call
  * holds a reference to its object, so that the object is not uncharged meanwhile. A release is recorded only after the
@@ -146,7 +146,8 @@ static void drop_handle(const struct physical *object, uint64_t handle)
 {
     struct block block;
     if (!block_get(&vgpu_handles, handle, &block) || physical_of(block.owner) != object)
-        /* The driver has given the same handle value to another thread, which has already recorded the release. */
+        /* After the release the driver has returned the same value to another thread, and that thread has already
+         * recorded the release. */
         return;
     physical_of(block.owner)->handles--;
     /* Taking the block out makes room in the table, so that the block can be put back below. */
@@ -223,8 +224,9 @@ EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
     return status;
 }
 
-/* The size of an import of unknown origin is not known before it is mapped. Returns the additional bytes to charge when
- * such an import is mapped up to `end`. */
+/* Memory that was imported without a readable mark may be of this container, so it is charged to this process. But its
+ * size is not known before it is mapped. Returns the additional bytes to charge when such an import is mapped up to
+ * `end`. */
 static uint64_t grows(const struct physical *object, uint64_t end)
 {
     return object && object->import && object->device && end > object->bytes ? end - object->bytes : 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Private to vmm.c and vmm_shared.c: physical memory that cuMemCreate created, and the program's handles to it. The
- * ledger is the file in which all processes of the container record their charges. */
+/* Private to vmm.c and vmm_shared.c: physical memory that cuMemCreate created (an object), and the program's handles to
+ * it. The ledger is the file in which all processes of the container record their charges. */
 #ifndef VGPU_VMM_H
 #define VGPU_VMM_H
 

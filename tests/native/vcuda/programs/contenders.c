@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Runs concurrent threads in one process. Usage: contenders CASE ROUNDS. Prints one line and waits until standard input
- * closes. Meanwhile the test compares the ledger, the file in which the library records the container's GPU memory,
- * with the driver's own figures.
+ * Runs concurrent threads in one process. Usage: contenders CASE ROUNDS. Prints the number of failed calls and waits
+ * until standard input closes. Meanwhile the test compares the ledger, the file in which the library records the
+ * container's GPU memory, with the driver's own figures. The case "fork" only prints how many descriptors of the ledger
+ * a forked child has, and exits.
  */
 #include <pthread.h>
 #include <stdatomic.h>

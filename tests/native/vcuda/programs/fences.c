@@ -272,7 +272,8 @@ static bool launch(CUcontext context, double really_us)
     return launch_in(&flow, context, really_us, false);
 }
 
-/* Asserts that no fence is open and that the arbiter sees an idle tenant. */
+/* Asserts that no fence is open, and that the container is idle as seen by the arbiter, the node's service that gives
+ * containers turns on the GPU. */
 static void at_rest(uint32_t passed)
 {
     CHECK(atomic_load(&limited.queued) == 0);
@@ -461,7 +462,7 @@ static void does_shared(void)
     CHECK(live_events - events <= 1001);
     us = shared(&flow, context, 1000);
     CHECK(us > 129000 && us < 131000);
-    CHECK(live_events - events <= 1002); /* Of these events the flow holds one, and one is the time base. */
+    CHECK(live_events - events <= 1002); /* The flow holds one of these events, and one is the time base. */
     fence_drop_mark(flow.begin);
     works(context);
 }

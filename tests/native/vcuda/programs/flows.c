@@ -50,7 +50,8 @@ static int out;
 static int recorded; /* Number of recorded events. */
 static bool alone; /* True if the arbiter's gate is open at full rate. */
 static uint32_t most_us; /* The page's maximum of queued work, or 0 for none. */
-/* `waits`: each launch once finds an empty budget. `waited`: the present launch has found it. */
+/* If `waits` is set, each launch finds its budget of GPU time empty at the first try. `waited` is then set until the
+ * second try. */
 static bool waits, waited;
 static bool capturing;
 static CUcontext context = (CUcontext)0x1000;

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests Allocate and PreStartContainer, the two calls by which the kubelet assigns slices (parts of a GPU) to a
-container. The tests check the files that both calls write for the container.
+container. The tests check the files that both calls write for the container: its limits, its ledger and tenant page (in
+which its processes count their memory and compute time), and its GPU page (in which the node's arbiter writes how much
+compute time it may use).
 """
 
 from __future__ import annotations

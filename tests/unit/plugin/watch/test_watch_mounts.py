@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the mount check of the watcher, which looks for containers that bypass their limits. The watcher reads the
-kernel's mount lists of containers and must find mounts that a tenant made at the paths of this project's files.
+kernel's mount lists of containers and must find mounts that a tenant (a user of a container) made at the paths of this
+project's files. A container has these files below /dev/vgpu: the library, and a folder for each share (a part of a
+GPU). The list of preloaded libraries is in /etc.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ def table(*rows: tuple[int, int, str, str, str]) -> mounts.Table:
 
 
 ROOT, DEV = (1, 0, "0:9", "/", "/"), (2, 1, "0:5", "/", "/dev")
-# columns: the case; mounts in addition to ROOT and DEV; a path; expected number of the mount to which the path leads
+# columns: the case; mounts in addition to those at / and /dev; a path; expected number of the mount to which the path
+# leads
 SEEN: list[tuple[str, list[tuple[int, int, str, str, str]], str, int]] = [
     ("no mount at the path", [], "/dev/vgpu/0", 2),
     ("a mount at the path", [(3, 2, "0:7", "/x", "/dev/vgpu/0")], "/dev/vgpu/0", 3),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the watcher. It compares the memory that the driver reports for each process with the container's limit and
-with its ledger (the file in which the container's processes count their memory). The tests check its rule by tables of
-cases, the processes that it reports, and the processes that it terminates.
+with its ledger (the file in which each process of the container counts its memory in a slot of its own). The tests
+check its rule by tables of cases, the processes that it reports, and the processes that it terminates.
 """
 
 from __future__ import annotations

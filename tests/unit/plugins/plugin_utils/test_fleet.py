@@ -163,7 +163,8 @@ RUNS = {"pod": "ns/a", "resource": "nvidia.com/gpu", "count": 1, "phase": "Runni
 WAITS = {"pod": "ns/b", "resource": "nvidia.com/gpu", "count": 1, "phase": "Pending"}
 
 
-# columns: changed parts of the capacity; expected parts of the report: notes, sources that gave no answer, Kubernetes
+# columns: changed parts of the node's capacity; expected parts of the report: notes (differences that are not faults),
+# sources that gave no answer, Kubernetes
 @pytest.mark.parametrize(
     ("capacity", "notes", "unheard", "kubernetes"),
     [

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the plan of a rehearsal. In a rehearsal the playbooks run on simulated hosts with the inventory of a real
-fleet. The plan has the GPUs of each host and the simulated hosts. It checks that no variable leads to a real host or
-cluster.
+fleet. The plan lists the simulated hosts with their GPUs, and checks that no variable leads to a real host or cluster.
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ def test_models_are_those_of_the_simulated_driver():
     assert tuple(re.findall(r'\{\.key = "([^"]+)"', source)) == rehearsal.MODELS
 
 
-# columns: label, rehearse_gpus of a host (the GPUs to simulate); expected end of the simulated host's profile
+# columns: label, rehearse_gpus of a host (the GPUs to simulate); expected end of the host's profile, the text from
+# which GPUs are simulated
 PROFILES = [
     ("one GPU", [{"model": "T4"}], "[gpu]\nmodel = T4\ncount = 1\n"),
     ("model in lower case", [{"model": "a100-80gb", "count": "4"}], "[gpu]\nmodel = A100-80GB\ncount = 4\n"),

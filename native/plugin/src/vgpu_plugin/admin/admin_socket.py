@@ -86,7 +86,9 @@ class Server:
             former.shutdown(socket.SHUT_RDWR)  # Wakes the thread that waits in accept.
 
     def stop(self) -> None:
-        """Accepts no more calls. It does not wait for calls in progress, because a lease may take most of a minute."""
+        """Accepts no more calls. It does not wait for calls in progress, because a call that creates a lease (slices
+        reserved for a client) may take most of a minute.
+        """
         self._stopping.set()
         self._path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Creates and removes the files of allocations. An allocation is the set of GPU slices that one container has. Its
-files are in the folder /run/vgpu/allocations/<id>/:
+folder is /run/vgpu/allocations/<id>/. There ``limits`` has the limits, ``rw`` is writable for the container and has the
+ledger (the account of the GPU memory that it uses), ``ro`` is mounted read-only, and ``root`` leads to a folder that
+all containers of the node mount. In detail:
 
     record: a copy of the allocation's record, which is used if the file of all records is lost (recovery.py). An
         allocation without limits (whole GPUs) has no folder, and only the file <id>.record.
@@ -165,8 +167,8 @@ class AllocationFiles:
                 _removed(f"{rw}/{name}")
             _removed(f"{folder}/ro")
         # In a new folder no process can have opened a file, so the files are written in place. In an existing folder
-        # they are replaced. The limits file is written last and in one step, because the arbiter and the watcher read
-        # it first.
+        # they are replaced. The limits file is written last and in one step, because the arbiter (which divides the
+        # GPU's time) and the watcher (which finds programs that bypass their limits) read it first.
         write, label = _write if fresh else _replace, self._label
         if not new:
             if not record.id.startswith(STATIC):

@@ -120,8 +120,9 @@ class Allocator:
         return made
 
     def grant(self, ids: list[str], kind: str, at_most: AtMost | None = None, **lease: Any) -> Answer:
-        """Creates one allocation with its files. ``at_most`` is an upper bound for memory and SMs of each slice.
-        ``lease`` has the expiry and the holder of a lease, as fields of Record.
+        """Creates one allocation with its files. ``at_most`` is an upper bound for memory and SMs of each slice. If the
+        slices are leased (reserved for a program on this host), ``lease`` has the lease's expiry and holder, as fields
+        of Record.
         """
         with self.lock:
             pieces = self.pool.resolve(ids)

@@ -39,8 +39,8 @@ log = logging.getLogger(__name__)
 
 
 class Holder(NamedTuple):
-    """One container on one GPU, in MiB: its bounds (promised memory and maximum limit) and its usage. Its current limit
-    is never set below ``used``.
+    """One container on one GPU, in MiB: its bounds (promised memory and maximum limit) and its usage. ``spread``
+    returns no limit below ``used``.
     """
 
     bounds: Bounds

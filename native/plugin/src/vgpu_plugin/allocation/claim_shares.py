@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares of claims (Dynamic Resource Allocation). Each request of a claim gets a record (its saved data) and files.
-They are created once, and are kept until the kubelet unprepares the claim.
+"""Shares of claims: the parts of GPUs that ResourceClaims (Dynamic Resource Allocation) got on this node. For each
+request of a claim, a record (the saved data of the share) and files are created once, and are kept until the kubelet
+unprepares the claim.
 
 The cluster's scheduler allocated the requested shares, but it may be wrong, for example after a pod was deleted by
 force, or if two schedulers run. So the node checks again whether the shares fit next to everything else on the GPU:

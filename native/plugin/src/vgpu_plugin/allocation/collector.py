@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends allocations that the kubelet no longer knows, and removes the folders of allocations without a record. The
-kubelet's checkpoint, the file in which it saves its allocations, shows which ones it knows.
+"""Ends allocations (each is the slices of GPUs that one container has) that the kubelet no longer knows, and removes
+the folders of allocations without a record. The kubelet's checkpoint, the file in which it saves its allocations, shows
+which ones it knows.
 """
 
 from __future__ import annotations

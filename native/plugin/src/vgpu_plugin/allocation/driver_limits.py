@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The memory limits that the driver itself enforces on the control group (cgroup) of each container. This module reads
-them regularly and compares them with the limits file, the file with the desired limits of an allocation. It sets lost
-limits again, and clears the limits of ended containers.
+them regularly and compares them with the limits file, the file with the desired limits of an allocation (the slices of
+GPUs that one container has). It sets lost limits again, and clears the limits of ended containers.
 
 When a container starts, a CDI hook sets its limits and writes the file ``driver-limit``, which names the control group
 and the limits that were set. ``used`` is the driver's own count of the container's memory, which no program in the

@@ -26,14 +26,18 @@ def words(engine: str) -> list[str]:
 
 
 class EngineLists:
-    """``run`` runs a command and returns its output, or None if the command fails."""
+    """Asks the engines docker and podman by their command ``ps``. ``run`` runs a command and returns its output, or
+    None if the command fails.
+    """
 
     def __init__(self, run: Callable[[list[str]], str | None] | None = None, docker_pid: Path = DOCKER_PID) -> None:
         self._run = run or _run
         self._docker_pid = docker_pid
 
     def leases(self, engines: Iterable[str]) -> dict[str, dict[str, str]]:
-        """Returns engine → (lease → container name). An engine that does not respond is left out."""
+        """Returns engine → (lease → container name). An engine that does not respond is left out, because its
+        containers are unknown.
+        """
         out = {}
         for engine in sorted(set(engines)):
             if engine not in ENGINES or (engine == DOCKER and not self._docker_pid.exists()):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuses a container if its pod mounts a volume over the files of its allocation, because the volume would hide its
-limits. The check needs the API server and is skipped if none is configured.
+"""Refuses a container if its pod mounts a volume over the files of its allocation (the slices of GPUs that it has),
+because the volume would hide the container's limits. The check needs the API server and is skipped if none is
+configured.
 
 Normally the webhook of vgpu_scheduler (``kube/mount_policy``) refuses such a pod before it is stored. This check is for
 clusters without the webhook, and for pods that are older than the webhook.

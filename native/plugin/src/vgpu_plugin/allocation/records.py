@@ -94,8 +94,8 @@ class RecordStore:
         # Record id → the record's JSON text. The texts are cached, because the whole file is written with every
         # allocation.
         self._words: dict[str, str] = {}
-        # Two indexes for Allocate, which would otherwise have to search hundreds of records. The first has the lease of
-        # each leased slice. The second has the records whose container holds other slices than the kubelet named.
+        # Two indexes for Allocate, which would otherwise have to search hundreds of records. The first maps each leased
+        # slice to its lease. The second has the records whose container holds other slices than the kubelet named.
         self._leased: dict[str, str] = {}
         self._substituted: frozenset[str] = frozenset()
         self._name, self._fresh = str(path), str(path.with_suffix(".new"))

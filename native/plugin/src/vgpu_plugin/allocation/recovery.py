@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recovers the records of allocations if the file of all records was lost. The source is the copies of the records in
-/run/vgpu.
+"""Recovers the records of allocations if the file of all records was lost. An allocation is the slices of GPUs that one
+container has, and a record is its saved data. The source is the copies of the records in /run/vgpu.
 
 The copies are read only if the file is missing or unreadable. If the file is intact, a copy without a record in the
 file belongs to an ended allocation.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Restores files that were deleted or damaged while the plugin runs: the plugin's folders, the file of all records, and
-the files of allocations. A running container keeps the files that it has mounted. It gets the restored files when it
-starts again.
+the files of allocations. An allocation is the slices of GPUs that one container has, and a record is its saved data. A
+running container keeps the files that it has mounted. It gets the restored files when it starts again.
 """
 
 from __future__ import annotations

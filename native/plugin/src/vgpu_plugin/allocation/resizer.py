@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes the size of an allocation (memory and share of each GPU) while its container runs.
+"""Changes the size (memory and share of each GPU) of an allocation while its container runs. An allocation is the
+slices of GPUs that one container has.
 
 For a larger size, the record (the saved data of the allocation) is saved first, and then the limits file is written.
 The larger size is counted as soon as it is decided.
@@ -34,8 +35,9 @@ from .sizer import Lender, NoLender, Sizer
 # Wait after the limits were lowered. A memory allocation that passed the former limits may not be in the ledger yet; it
 # is recorded there within this time.
 SETTLE_S = 0.2
-# Three times. Maximum wait for the OOM killer: a process ends at its next driver call. Maximum wait until the driver
-# reports as little memory as the ledger: the driver's figures are read every two seconds. Pause between two checks.
+# KILL_S is the maximum wait for the OOM killer, because a process ends only at its next driver call. SHOWN_S is the
+# maximum wait until the driver reports as little memory as the ledger, because the driver's figures are read only every
+# two seconds. LOOK_S is the pause between two checks.
 KILL_S, SHOWN_S, LOOK_S = 10.0, 6.0, 0.1
 
 log = logging.getLogger(__name__)
@@ -99,8 +101,9 @@ class Resizer:
         # Allocations whose processes still use more than the new size.
         self._leaving: set[str] = set()
         self._withheld: set[str] = set()
-        # Returns the bytes that the driver reports as used by (record, GPU UUID), if they exceed the ledger by more
-        # than the tolerance, otherwise 0. The driver's value is checked, because a tenant can forge its ledger.
+        # Returns the bytes that the driver reports as used by (record, GPU UUID), if they exceed the usage in the
+        # ledger by more than a tolerance, otherwise 0. The driver's value is checked, because a tenant can forge its
+        # ledger.
         self.shown: Callable[[Record, str], int] = lambda _record, _uuid: 0
         # Takes back burst memory from other containers for an allocation that was promised this memory. Burst memory is
         # memory above a container's promised amount.

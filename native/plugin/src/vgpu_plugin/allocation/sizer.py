@@ -49,7 +49,7 @@ class Lender(Protocol):
 
 
 class NoLender:
-    """Takes the place of the manager on a node without burst memory."""
+    """Takes the place of burst.Burst on a node without burst memory."""
 
     def give_back(self, allocation: str, wanted: Mapping[str, sizing.Bounds], promised: bool = True) -> None:
         pass
@@ -92,7 +92,7 @@ class Sizer:
         self.settings = settings
         self._pods = pods
         self.mounts = mounts or MountCheck(pods)
-        # The manager of burst memory. It is set by assembly.py.
+        # The manager of burst memory (burst.Burst). It is set by assembly.py.
         self.lender: Lender = NoLender()
         # Sizes that are decided and not yet saved: allocation → its record with the new size.
         self._reserved: dict[str, Record] = {}

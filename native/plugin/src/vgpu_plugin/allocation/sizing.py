@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Assigns the sizes that pods requested to the GPUs that the kubelet chose, and checks whether they fit. No I/O.
 
-The scheduler plans the sizes and the kubelet chooses the slices, but only this node knows what its containers hold. So
-a size is applied only if the memory and cores of all containers stay within the GPU, whatever the plan says.
+The scheduler plans the sizes and the kubelet chooses the slices (parts of GPUs), but only this node knows what its
+containers hold. So a size is applied only if the memory and cores of all containers stay within the GPU, whatever the
+plan says.
 """
 
 from __future__ import annotations
@@ -101,11 +102,12 @@ def bounds_of(record: Record, uuid: str) -> Bounds | None:
 
 
 def held(records: Iterable[Record], limits: bool = False, promised: bool = False) -> dict[str, Held]:
-    """Returns GPU UUID → memory and cores that these records hold.
+    """Returns GPU UUID → memory and cores (percent of the SMs) that the containers of these records hold.
 
     Containers that share a slice belong to one pod and run one after the other, so only the largest is counted. A
-    container that has no size yet counts as 0. If ``limits`` is true, the limits of the cores are counted, otherwise
-    the promised cores. If ``promised`` is true, the promised memory is counted, otherwise the current limit.
+    container that has no size yet counts as 0. Each container counts with its promised cores, or with the limit of its
+    cores if ``limits`` is true. Likewise it counts with its current limit of memory, or with its promised memory if
+    ``promised`` is true.
     """
     shares: dict[tuple[str, frozenset[str]], Held] = {}
     for record in records:
@@ -140,8 +142,8 @@ def misfit(gpu: Gpu, config: dict[str, Any], before: Held, requested: Device) ->
 
 def crowded(pieces: Iterable[Piece], others: Held, sm_percent: int) -> str:
     """Returns why a percent of the SMs does not fit on a GPU with equal slices. The text is empty if it fits.
-    ``pieces`` are the slices of the GPU. All containers together get at most the sum of the percents of these slices,
-    which may exceed 100 %.
+    ``pieces`` are the slices of the GPU. All containers together may get at most the sum of the percents of these
+    slices (which may exceed 100 %), or 100 % if the sum is smaller.
     """
     shares = [one.sm_percent for one in pieces]
     most = max(WHOLE, sum(shares))
@@ -152,10 +154,10 @@ def crowded(pieces: Iterable[Piece], others: Held, sm_percent: int) -> str:
 
 def surplus(pieces: Iterable[Piece], records: Iterable[Record], capacity: int) -> set[str]:
     """Returns the slices of one GPU that must not be offered, because containers that are larger than their slice use
-    the memory. ``capacity`` is the MiB that all containers may hold together.
+    the memory of these slices. ``capacity`` is the MiB that all containers may hold together.
 
-    The result may include allocated slices: if a container is smaller than its slice, the slice would have its full
-    size again when the container ends.
+    The result may include an allocated slice whose container is smaller than the slice: when the container ends, the
+    slice would be offered with its full size, for which the GPU has not enough free memory.
     """
     at, holds = list(pieces), list(records)
     sized = [one for one in holds if SIZED in one.limits]
@@ -214,8 +216,8 @@ def with_part(plan: Sequence[Part], container: str, devices: Sequence[Device]) -
 
 
 def limits_of(devices: Sequence[Device]) -> list[dict[str, Any]]:
-    """Returns the devices of a limits file. 0 and 100 % of the SMs mean no limit, because then no other container uses
-    the GPU. A device with burst memory starts with the promised memory as its limit.
+    """Returns the devices of a limits file. A request of 0 % (no percent was requested) or of 100 % (all SMs) sets no
+    limit of the SMs. A device with burst memory starts with the promised memory as its limit.
     """
     return [
         {

@@ -120,8 +120,8 @@ class StaticSlices:
         return tuple(map(_identity, seen))
 
     def refresh(self) -> None:
-        """Updates folders and CDI files after a change of the pool, the library or the driver. Errors are logged and
-        listed in ``notes``; none is raised.
+        """Updates the slices' folders and the CDI files after a change of the node's slices, the library or the driver.
+        Errors are logged and listed in ``notes``; none is raised.
         """
         with self._allocator.lock:
             # These values are read before the refresh. So a change during the refresh, such as another library version,
@@ -239,7 +239,8 @@ class StaticSlices:
 
     def _held(self) -> set[str]:
         """Returns the slices that containers outside Kubernetes must not start to use now, because the kubelet or a
-        lease holds them."""
+        lease (a reservation for a program on this host) holds them.
+        """
         stale = self.stale()
         removed = {one.id for one in self._offered() if self._files.static_name(one.id) in stale} if stale else set()
         return removed.union(one for record in self._allocator.records.all() for one in record.slice_ids)
@@ -256,8 +257,8 @@ class StaticSlices:
         return frozenset(one.id for one in self._offered() if self._in_use(self._files.static_name(one.id)))
 
     def poll(self) -> None:
-        """Notes in the pool which slices are in use outside Kubernetes, so that only the others are offered to the
-        kubelet.
+        """Notes in the pool (the list of this node's slices) which slices are in use outside Kubernetes, so that only
+        the others are offered to the kubelet.
         """
         with self._allocator.lock:
             for piece in self._offered():

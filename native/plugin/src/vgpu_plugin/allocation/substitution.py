@@ -20,9 +20,10 @@ from .records import Record
 def substitute(
     ids: Sequence[str], offers: Sequence[Offer], records: Iterable[Record], spread: bool, packed: bool = False
 ) -> list[str]:
-    """Returns the slices to allocate for ``ids``. ``offers`` are the slices of that resource with their health, in
-    NVML's order. If ``spread`` is true, the best slices are always chosen here. Otherwise ``ids`` is returned, unless
-    an allocation with other ids already holds one of these slices. Raises NotNow if too few slices are free.
+    """Returns the slices to allocate for ``ids``. ``offers`` are the slices of the requested resource with their
+    health, in NVML's order. If ``spread`` is true, this function always chooses the slices, by the rules of
+    preference.py. Otherwise ``ids`` is returned, unless an allocation with other ids already holds one of these slices.
+    Raises NotNow if too few slices are free.
     """
     wanted, records = frozenset(ids), list(records)
     # The kubelet may name an id again after its pod has ended, or for another container of the same pod that runs

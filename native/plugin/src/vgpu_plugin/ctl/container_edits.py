@@ -73,7 +73,7 @@ def of_lease(lease: Mapping[str, Any], devices: Sequence[str], by_cdi: bool, cdi
     """Returns the edits for a lease. ``lease`` is the lease in the form that vgpuctl prints, and ``devices`` are the
     UUIDs of its GPUs or MIG devices. Raises EditsError.
     """
-    # A mount of /dev/null is left out. It is only a signal to NVIDIA's runtime, which is not used here.
+    # A mount of /dev/null is left out, because it is only a signal to NVIDIA's runtime, which is not used here.
     mounts = [
         (one["container_path"], one["host_path"], bool(one["read_only"]))
         for one in lease["mounts"]

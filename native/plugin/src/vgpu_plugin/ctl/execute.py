@@ -101,7 +101,9 @@ def _end(number: int, _frame: FrameType | None) -> None:
 
 
 def _ends_already(_number: int, _frame: FrameType | None) -> None:
-    """Handler for further signals. It does nothing, so that the slice is freed."""
+    """Handler for further signals. It does nothing, so that these signals do not interrupt the cleanup that frees the
+    slice.
+    """
 
 
 def _enter() -> str:

@@ -93,8 +93,8 @@ class ClaimDriver:
             log.debug("the version of the NVIDIA driver is unknown: %s", fault)
         gpus = tuple(self._pool.gpus)
         records = self._allocator.records.all()
-        # The scheduler of claims does not know the pods of the device plugin. So the GPUs of these pods get a taint,
-        # and claims can use such a GPU only after the pods have ended.
+        # The kube-scheduler, which allocates devices to claims, does not know which GPUs the pods of the device plugin
+        # use. So the GPUs of these pods get a taint, and claims can use such a GPU only after the pods have ended.
         moving = {one.partition("::")[0] for record in records if record.kind == KUBELET for one in record.slice_ids}
         return slices_of(
             NodeView(

@@ -14,7 +14,7 @@ DRIVER = "gpu.vgpu.fleet"
 # Version and kind of the parameters for this driver. Device classes and claims may have such parameters.
 API_VERSION, KIND = "vgpu.fleet/v1", "Share"
 MEMORY, CORES, SLOTS = "memory", "cores", "slots"
-# A device's name has this number of digits of the UUID, if these digits are unique on the node.
+# A device's name has this number of digits of the UUID if these digits are unique on the node, otherwise all digits.
 DIGITS = 8
 
 

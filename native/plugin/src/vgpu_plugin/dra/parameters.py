@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parameters of this driver in device classes and claims: ``vgpu.fleet/v1 Share``. The API server does not check
-them, so this module parses them strictly. They can only make the node's limits stricter. No I/O.
+them, so this module parses them strictly. They can only make the node's limits stricter, except that a device class may
+set the high priority. No I/O.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 from ..errors import Refused
 from .names import API_VERSION, KIND
 
-POLICIES = ("disable", "default", "force")  # The policies, ordered from the weakest limit to the strictest.
+POLICIES = ("disable", "default", "force")  # The values of corePolicy, from the weakest limit to the strictest.
 # Name of each parameter → the values that it may have.
 KEYS: dict[str, tuple[Any, ...]] = {
     "corePolicy": POLICIES,
@@ -48,8 +49,8 @@ def check(raw: Any, where: str) -> dict[str, Any]:
 
 def tightened(flags: Mapping[str, Any], given: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
     """Returns the flags of a limits file: the flags of the node, made stricter by the parameters. ``given`` are
-    (FromClass or FromClaim, parameters), in order. Only a class may set the high priority, because the cluster's
-    administrator writes it. A claim may not.
+    (FromClass or FromClaim, parameters), in order. The priority is low (1) unless the parameters of a class set it to
+    high (0). Only a class may do so, because only the cluster's administrator writes classes.
     """
     out = dict(flags)
     out["priority"] = 1

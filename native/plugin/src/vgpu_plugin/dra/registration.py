@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves the two sockets to which the kubelet connects. One is the socket of the driver for claims. The other is a
-registration socket, in the folder where the kubelet looks for plugins.
+"""Serves the two sockets to which the kubelet connects. One is the socket of the driver for claims (Dynamic Resource
+Allocation). The other is a registration socket, in the folder where the kubelet looks for plugins.
 
 The kubelet watches that folder, and reads it when it starts. So a restart of the kubelet needs no action here. If a
 socket was deleted, it is created again, which the kubelet notices.

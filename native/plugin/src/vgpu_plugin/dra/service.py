@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kubelet's service DRAPlugin, in the versions v1 and v1beta1, which have the same messages in two packages. It
-only translates messages for claims.py.
+only translates messages for claims.py, which prepares claims (Dynamic Resource Allocation).
 
 The response contains every claim of the request, either with its devices or with an error text. The kubelet shows the
 error text on the pod and tries again.

@@ -148,7 +148,7 @@ def loader_cache(root: Path) -> dict[str, str]:
         data = (root / "etc/ld.so.cache").read_bytes()
     except OSError:
         return {}
-    base = data.find(CACHE_MAGIC)  # In a cache with two formats, the old format comes first.
+    base = data.find(CACHE_MAGIC)  # An older format may come before this magic text.
     if base < 0:
         return {}
     found: dict[str, str] = {}

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kubelet's service DevicePlugin v1beta1. It only translates messages for the allocator."""
+"""The kubelet's service DevicePlugin v1beta1. It only translates messages for the allocator, which gives slices (parts
+of GPUs) to containers.
+"""
 
 from __future__ import annotations
 

@@ -28,8 +28,9 @@ class Entry:
     pod_uid: str
     container: str
     slice_ids: frozenset[str]
-    # Id of the allocation. It is taken from the mounts in the saved Allocate response. The response may be from an
-    # older version, which mounted single files. The id is empty if the response cannot be read.
+    # Id of the allocation (the slices of GPUs that the container has). It is taken from the mounts in the saved
+    # Allocate response. The response may be from an older version, which mounted single files. The id is empty if the
+    # response cannot be read.
     allocation: str
     # Folder of the library version that the container mounts. It is also taken from the saved response.
     library: str

@@ -24,8 +24,8 @@ CONTAINER_LIMITS = f"{CONTAINER_SHARE}/limits"
 CONTAINER_LEDGER = f"{CONTAINER_SHARE}/ledger"
 CONTAINER_TENANT = f"{CONTAINER_SHARE}/tenant"
 CONTAINER_GPU_PAGE = f"{CONTAINER_SHARE}/gpu-"
-# This file is mounted into a container whose memory only the driver limits. From it the hook learns the container's
-# allocation.
+# This file is mounted into a container whose memory only the driver limits. From it the CDI hook, which sets the
+# driver's memory limit when the container starts, learns which allocation (set of GPU slices) the container has.
 CONTAINER_ALLOCATION = "/dev/vgpu-allocation"
 
 # Paths in a container that was admitted by an older version, which mounted single files. Such containers still exist.

@@ -217,8 +217,8 @@ class Pool:
             return not ended()
 
     def send_again(self) -> None:
-        """Sends the list to every stream again although nothing changed, because the kubelet writes its checkpoint when
-        it receives a list.
+        """Sends the list of slices to every stream again although nothing changed. When the kubelet receives a list, it
+        removes deleted pods from its checkpoint file, so this program sees which slices are free.
         """
         with self._changed:
             self._bump()

@@ -57,8 +57,8 @@ class Settings:
 
     @property
     def library_root(self) -> Path:
-        # On a node where libvgpu, our library in the containers, limits no slices, the folder is used only for the hook
-        # in it.
+        # The folder of libvgpu, our library in the containers. It also contains the program that sets the driver's
+        # memory limit for a container, so it is needed on a node where libvgpu limits no slices, too.
         root = self.vcuda.get("libraryRoot") or self.plugin_flags.get("libraryRoot")
         return Path(root or node_config.LIBRARY_ROOT)
 

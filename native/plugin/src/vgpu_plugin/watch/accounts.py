@@ -53,8 +53,8 @@ class Accounts:
         return self._limits.get(allocation)
 
     def account(self, record: Record, uuid: str) -> Account | None:
-        """Returns the limit and the usage of an allocation on one GPU. Returns None if it has no memory limit on that
-        GPU, or if the container may disable the library.
+        """Returns the limit and the usage of an allocation on one GPU. Returns None if there is nothing to enforce: the
+        allocation has no memory limit on that GPU, or its container is allowed to disable the library.
         """
         mine = device_of(record, uuid)
         if mine is None or record.limits.get("allow_disable_control", False):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks in each poll whether the containers of allocations (slices of one container each) still see our files, the
-library and its data, and whether other files are mounted over them.
+"""Checks in each poll whether the containers of allocations (slices of one container each) still see our files, and
+whether other files are mounted over them. Our files are the library that limits the container, and one share (the
+folder /dev/vgpu/<number> with limits and ledger) for each allocation of the container.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from .mounts import Place, Table
 from .processes import Process, Processes
 from .rule import FOREIGN, Suspicion
 
-# Path of the ledger (the file in which the library counts memory) below the folder of a share. It is the same for every
-# number of a share.
+# Path of the ledger (the file in which the library counts memory) below the folder of a share. This path is the same in
+# every share.
 LEDGER = CONTAINER_LEDGER.removeprefix(CONTAINER_SHARE)
 
 
@@ -51,8 +52,8 @@ class ContainerMounts:
         # Path on the node → the same path without symbolic links. The result changes only with the node's setup, so it
         # is cached.
         self._real: dict[str, str] = {}
-        # (identity of a list of mounts, allocation) → its verdict. The verdict refers to the list, so the identity
-        # cannot be reused.
+        # (id() of a list of mounts, allocation) → its verdict. The verdict holds a reference to the list, so Python
+        # cannot give the same id() to another list.
         self._verdicts: dict[tuple[int, str], Verdict] = {}
         self._used: set[tuple[int, str]] = set()
 
@@ -75,8 +76,8 @@ class ContainerMounts:
         self, record: Record, processes: Iterable[Process], claims: Sequence[Record] = ()
     ) -> tuple[list[Suspicion], bool | None]:
         """Returns the foreign mounts of one container's processes, and whether the container has the mounts of an older
-        version (None if the ledger is not among the mounts of any process). ``claims``: other claims whose shares the
-        container may mount.
+        version (None if the ledger is not among the mounts of any process). ``claims``: the records of other claims
+        whose shares the container may have mounted too.
         """
         if not record.library or not self._node.rows:
             return [], None

@@ -34,9 +34,9 @@ class Ender:
         """Sends SIGTERM at the first call for a process, and SIGKILL after the grace period. Returns the name of the
         signal; empty if none was sent.
 
-        ``begun``: when the first process got SIGTERM for the same finding. All processes of a finding share one grace
-        period, otherwise a container could survive by starting a new process every few seconds. ``still`` checks that
-        the process is the intended one while the pidfd is open: from then on its pid cannot be reused.
+        A finding is one reason for which processes of one container are killed. ``begun``: when the first of them got
+        SIGTERM. They all share one grace period, otherwise a container could survive by starting a new process every
+        few seconds. ``still`` checks, while the pidfd is open, that the process is still the one of the finding.
         """
         key = process.pid, process.start
         self._signalled = {one: then for one, then in self._signalled.items() if self._alive(one)}

@@ -94,8 +94,8 @@ class Table:
 
     @cached_property
     def _above(self) -> dict[tuple[int, str], Mount]:
-        """Returns (mount, path) → the mount that covers this mount at that path. The number 0 stands for all mounts
-        that are not in this list, for example above a chroot.
+        """Returns (number of a mount, path) → the mount that covers that mount at this path. The number 0 stands for
+        every mount that is not in this list, for example one above the root of a chroot.
         """
         known = {row.ident for row in self.rows}
         return {
@@ -198,8 +198,8 @@ def foreign(
     others: Mapping[str, Place] | None = None,
 ) -> list[str]:
     """Returns a description of each foreign mount: one that hides ours, or lies at or below our paths. ``complete``:
-    whether missing mounts are reported too. ``others``: path → expected mount of another share that the container may
-    have.
+    whether missing mounts are reported too. ``others``: path → a further mount of ours that the container may have,
+    because it uses several claims.
     """
     others = others or {}
     within = table.within(guarded)

@@ -38,8 +38,8 @@ CONTEXT_MOST = 1024 * MIB
 
 @dataclass(frozen=True)
 class Account:
-    """The usage of one GPU according to a ledger. ``slots``: (pid namespace, pid) → bytes, for each slot of a live
-    process. An older library writes 0 as namespace.
+    """The usage of one GPU according to a ledger. ``slots``: (pid namespace, pid) → bytes, for each slot (the ledger's
+    entry of a live process). An older library writes 0 as namespace.
     """
 
     slots: Mapping[tuple[int, int], int]
@@ -65,8 +65,8 @@ class Account:
 
 
 def together(owners: Mapping[int, frozenset[str]]) -> dict[str, frozenset[str]]:
-    """Returns allocation → all allocations of its processes: a container with several shares belongs to
-    each of them.
+    """Returns allocation → all allocations of its processes, because a container may have several allocations, for
+    example one for each of its claims.
     """
     out: dict[str, frozenset[str]] = {}
     for mine in owners.values():
@@ -76,8 +76,8 @@ def together(owners: Mapping[int, frozenset[str]]) -> dict[str, frozenset[str]]:
 
 
 def sum_of(accounts: Sequence[Account]) -> Account:
-    """Adds up the shares of one container on one GPU. Each share has a ledger, and a process has a slot in each of
-    them.
+    """Adds up the allocations of one container on one GPU. Each allocation has a ledger, and a process has a slot in
+    each of these ledgers.
     """
     slots: dict[tuple[int, int], int] = {}
     for account in accounts:

@@ -18,8 +18,9 @@ from .._shared.abi import files as abi_files
 
 WINDOW_S = 10.0
 # The measured share has two errors: the driver samples only a few times a second, and a running kernel is never
-# stopped. Over ten seconds and with kernels up to one second, a share is exact to a few points
-# (native/vcuda/README.md). The tolerance of a quarter and five points is larger than both errors.
+# stopped. Over ten seconds and with kernels up to one second, a share is exact to a few percentage points
+# (native/vcuda/README.md). The tolerance, a quarter of the share plus five percentage points, is larger than both
+# errors.
 PART, POINTS = 1.25, 0.05
 DISABLED = "disable"
 WHOLE_PPM = 1_000_000

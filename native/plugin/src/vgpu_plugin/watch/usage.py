@@ -39,7 +39,8 @@ VIOLATIONS = frozenset((rule.NO_SLOT, rule.MEMORY))
 class Usage:
     """The usage of one GPU by one allocation (the slices of one container). Memory is in bytes, times are in seconds,
     shares are from 0 to 1. ``memory_limit`` is the current limit, between ``memory_promised`` and ``memory_most``.
-    ``share_granted`` is -1 if no arbiter grants a share. ``whose`` says for whom a lease was created.
+    ``share_granted`` is -1 if no arbiter grants a share. ``whose`` says for whom a lease (slices that ``vgpuctl``
+    allocated) was created; it is empty for other allocations.
     """
 
     allocation: str

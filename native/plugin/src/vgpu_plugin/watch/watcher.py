@@ -37,8 +37,9 @@ from .processes import Placed, Process, Processes, device_of
 from .rule import INTERVAL_S, Account, Suspicion
 
 REPORT, END = "report", "end"
-# Kinds of allocations whose processes may be killed. The kind "unknown" is not among them, because it may be a lease
-# whose record was deleted before its files, which belongs to no tenant.
+# Kinds of allocations whose processes may be killed. The kind "unknown" (an allocation without a record) is not among
+# them, because it may be a lease (slices that an administrator took with vgpuctl) whose record was deleted before its
+# files. Its processes are not a tenant's, so they are never killed.
 ENDED = frozenset((KUBELET, CLAIM, CONTAINER, STATIC_KIND))
 # A finding is reported after LOOKS polls in a row. Within one poll, a suspicion is checked again at once up to TRIES
 # times.
@@ -141,7 +142,7 @@ class Watch:
         self._accounts = Accounts(files, node.library)
         self._mounts = ContainerMounts(files, self._processes)
         self._shares = ContainerShares(source, self._accounts, kernel.clock, kernel.wall, kernel.arbiter_ns)
-        # Allocation → all allocations of which its container has shares, for the GPU that is polled now.
+        # Allocation → all allocations of the same container, for the GPU that is polled now.
         self._together: dict[str, frozenset[str]] = {}
         self._stopping = threading.Event()
         self._lock = threading.Lock()
@@ -365,8 +366,8 @@ class Watch:
         return rule.judge(seen, account)
 
     def _account(self, record: Record, uuid: str) -> Account | None:
-        """Returns the sum of limits and usage over all shares that the container has of the GPU; None if one of the
-        shares sets no limit.
+        """Returns the sum of limits and usage over all allocations that the container has on the GPU; None if one of
+        the allocations sets no limit.
         """
         mine = self._accounts.account(record, uuid)
         accounts = [mine]

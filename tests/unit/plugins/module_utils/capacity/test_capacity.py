@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the comparison of expected and advertised capacity. The host's configuration gives the expected slices (parts
-of a GPU). The advertised slices are those that the device plugin and the kubelet offer.
+"""Tests the comparison of the slices (parts of a GPU) that a host's configuration gives with those that the device
+plugin and the kubelet advertise. A difference is a reported fault with its remedy.
 
-Each row of a table changes one fact of a host on which both agree. A ledger is the file in which the library counts a
+Each row of a table changes one fact of a host without differences. A ledger is the file in which the library counts a
 container's GPU memory. A lease reserves a slice for an isolation check.
 """
 
@@ -129,8 +129,8 @@ def test_every_difference_has_a_remedy(spoiled, about, words):
 BARE = {"config_text": None, "plugin": None, "checkpoint_text": None, "kubelet": False, "kubelet_fault": "No such file"}
 
 
-# columns: what NVML answers. In the first row the host still has its driver; in the second row the removal of the
-# collection also removed the driver.
+# columns: changed answer of NVML. In the first row nothing is changed, so the host still has its driver. In the second
+# row the removal of the collection also removed the driver.
 @pytest.mark.parametrize("nvml_answer", [{}, {"nvml": {"ok": False, "error": "no NVML", "gpus": [], "lost": []}}])
 def test_host_without_an_installation_has_one_difference(nvml_answer):
     found = compared(**BARE, **nvml_answer, unit=False)

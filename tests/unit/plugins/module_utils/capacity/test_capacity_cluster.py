@@ -68,7 +68,7 @@ def test_pod_request_counts_init_containers_and_sidecars(about, one, count):
 
 OFFERED = {"resources": {GPU: 4}, "withheld": 0}
 # columns: label, the node in Kubernetes (None: not in the cluster), its pods, number of slices that the kubelet does
-# not offer; expected subject of each difference. The device plugin has four slices.
+# not offer; expected subject of each reported difference (fault). The device plugin has four slices.
 SHOWN = [
     ("all agree", node(), [pod("a", 1), pod("b", 3)], 0, []),
     ("node missing in Kubernetes", None, [], 0, ["Kubernetes"]),
@@ -216,8 +216,8 @@ def test_module_waits_for_the_kubelet_to_report(cluster):
     calls = len(cluster.calls)
 
     def report(_method, _path):
-        """Sets the full capacity of the node at the fifth call, as the kubelet reports it some time after the
-        plugin."""
+        """Simulates a kubelet that reports the node's capacity some time after the plugin: sets the full capacity at
+        the fifth call."""
         if len(cluster.calls) == calls + 5:
             cluster.put(NODE, node())
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests rare inputs of the comparison of capacity: a source (NVML, device plugin, kubelet) reports less than usual,
-several differences have one cause, or a node label selected another configuration file. A slice is a part of a GPU. An
-isolation check takes a lease, which reserves a slice for a limited time. A ledger is the file in which the library
-counts a container's GPU memory.
+"""Tests rare inputs of the comparison of expected and advertised capacity, which returns differences (faults): a source
+(NVML, device plugin, kubelet) reports less than usual, several differences have one cause, or a node label selected
+another configuration file. A slice is a part of a GPU, and a lease reserves it for an isolation check. A ledger is the
+file in which the library counts a container's GPU memory.
 """
 
 from __future__ import annotations

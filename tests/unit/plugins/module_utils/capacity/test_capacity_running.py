@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the rules by which running containers are compared with the records of the device plugin. Each rule is tested
-with values just inside and just outside its limit. A container's ledger is the file in which the library counts its GPU
-memory. The watcher is the part of the device plugin that looks for processes that bypass the library. test_capacity.py
-tests the rules together.
+"""Tests the rules by which running containers are compared with the records of the device plugin. They return
+differences (faults) and notes (no faults). A ledger is the file in which the library counts a container's GPU memory.
+The watcher is the part of the device plugin that looks for processes that bypass the library. Each rule is tested just
+inside and outside its limit, and test_capacity.py tests all together.
 """
 
 from __future__ import annotations
@@ -124,8 +124,9 @@ def test_checkpoint_that_cannot_be_read(text):
 
 
 LIBRARIES = [
-    # columns: label, library version of new containers, changes to the allocation of a running container with version
-    # 1; whether a note names this container
+    # columns: label, library version that new containers get, what differs in the record of a running container, which
+    # normally has version 1 and was started by a kubelet; whether a note names this container. A lease reserves a slice
+    # for an isolation check.
     ("older library", "2", {}, True),
     ("current library", "1", {}, False),
     ("older library of a lease", "2", {"kind": "lease"}, False),
@@ -150,8 +151,8 @@ def test_bypassing_process_is_named_with_its_container(who, where):
     assert running.watched(None) == [] and running.watched({"findings": None}) == []
 
 
-# columns: a finding of the watcher; container that the reported difference must name, start of the value that the
-# difference states as expected
+# columns: what the watcher found; expected container in the reported difference, first words of the difference's
+# expected value
 @pytest.mark.parametrize(
     ("finding", "where", "expected"),
     [

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the report that is printed for a host: the table of its GPUs and slices (parts of a GPU), the lines about
-differences, and the faults that are listed if an isolation check does not prove that its slice is isolated.
+differences between expected and advertised capacity, and the faults that are listed if an isolation check does not
+prove that its slice is isolated.
 """
 
 from __future__ import annotations

@@ -182,8 +182,8 @@ def test_unrelated_variables_are_ignored():
         ({"vgpu_configs": {"big": {"sharing": "mps"}}}, "vgpu_configs.big.sharing", "error"),
         ({"vgpu_sharing": "none", "vgpu_configs": {"big": {"sharing": "vcuda"}}}, "vgpu_configs.big.sharing", "error"),
         ({"vgpu_configs": {"big": {"memory_scaling": 2}}}, "vgpu_configs.big.memory_scaling", "warning"),
-        # Only the host's variable gets the warning, because the named configuration inherits the value and does not set
-        # it.
+        # Only the host's variable vgpu_memory_scaling gets the warning. The named configuration "big" inherits its
+        # value and does not set it, so "big" gets none.
         ({"vgpu_memory_scaling": 2, "vgpu_configs": {"big": {"split_count": 3}}}, "vgpu_memory_scaling", "warning"),
         ({"vgpu_time_slice": "long"}, "vgpu_time_slice", "warning"),
         ({"vgpu_sharing": "none", "vgpu_split_count": 4}, "vgpu_split_count", "warning"),
@@ -207,7 +207,8 @@ def test_mig_strategy_is_allowed_in_every_sharing_mode(sharing):
 
 PART = {"match": {"index": 0}}
 
-# columns: variables that are set; variables for which a warning about oversold memory is expected
+# columns: variables that are set; variables for which a warning about oversold memory is expected (a memory scaling
+# above 1: the slices of a GPU together have more memory than the GPU)
 OVERSOLD = [
     ({}, []),
     # No warning, because the library carries out this option.
@@ -390,8 +391,8 @@ def test_requested_sizes_use_all_resource_names():
 
 @pytest.mark.parametrize("sharing", ["vcuda", "time-slicing", "none"])
 def test_allocation_is_written_only_for_claims(sharing):
-    """A group without claims must get the same file text as from earlier versions, so that an upgrade does not change
-    the file."""
+    """Claims are ResourceClaims of Kubernetes, a second way to allocate GPUs to pods. A group without claims must
+    get the same file text as from earlier versions, so that an upgrade does not change the file."""
     group = {"vgpu_sharing": sharing}
     assert "allocation" not in node_config.from_vars(group)["flags"]
     assert "allocation" not in node_config.from_vars({**group, "vgpu_allocation": "device-plugin"})["flags"]

@@ -94,7 +94,7 @@ def test_reload_stops_services_only_if_no_other_process_uses_the_driver(tmp_path
     assert (predicted.plan, predicted.reboot) == (done.plan, done.reboot)
 
 
-# columns: calls that fail in addition to the removal of the module; expected words of a warning
+# columns: commands that fail in addition to the removal of the module; expected words of a warning ("": none)
 KEPT = [([], ""), (["modprobe nvidia", f"systemctl start {PERSISTENCED}"], "did not start again")]
 
 

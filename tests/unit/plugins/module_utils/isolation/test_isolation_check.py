@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the isolation check of one slice (a part of a GPU) with a simulated runner, without device plugin and driver.
 
-The check takes a lease, which reserves the slice for a limited time. Then a runner starts a program in the slice, the
-probe: in a container, or in a namespace of the host. The probe tries to bypass the limits. A bypass that succeeds must
-be named by the watcher, the part of the device plugin that looks for such processes.
+The check takes a lease, which reserves the slice for a limited time. A runner starts the probe, a program that tries to
+bypass the limits, in the slice. The watcher, the part of the device plugin that looks for bypasses, must name each that
+succeeds. A neighbour is a second probe, in another slice.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class Runner:
         (0, 0.0, verdicts.VIOLATED, [], 8000),
         (0, 99.0, verdicts.VIOLATED, [], 8000),
         (3600, 0.0, verdicts.VIOLATED, [], 8000),
-        # Within this duration the watcher cannot make enough polls. So it is no violation that the watcher did not name
-        # the bypass.
+        # This duration is too short for the polls that the watcher needs. So it is no violation that the watcher did
+        # not name the bypass.
         (6, 0.0, verdicts.OPEN, ["bypass-namespace"], 6000),
         # The start of a container takes a part of the duration, so too little time is left for the watcher.
         (8, 2.0, verdicts.OPEN, ["bypass-namespace"], 6000),
@@ -218,7 +218,8 @@ def test_hung_engine_is_skipped_for_the_next_slice(monkeypatch):
 
 
 class Neighbour:
-    """A runner that writes its actions into ``log``: that its run is prepared, and that it starts."""
+    """A runner of one of two probes. It writes its actions into ``log``: "laid out" (the run is prepared) and
+    "runs"."""
 
     name, overhead_s = "namespace", 0.0
 

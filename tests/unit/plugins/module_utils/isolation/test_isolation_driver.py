@@ -128,11 +128,11 @@ def test_group_of_a_process_is_its_version_2_group(tmp_path, text, group):
 
 HARD = SLICE
 SUMS = [
-    # columns: sums after a fill without our library (allocated bytes, used bytes of the group, free bytes of the card,
-    # fault); expected verdict, words of the detail
+    # columns: sums after a program without our library allocated GPU memory until it was refused (allocated bytes, used
+    # bytes of its control group, free bytes of the card, fault); expected verdict, words of the detail
     (Sum(SLICE - 200 * MIB, SLICE - 3 * MIB, 4000 * MIB), "passed", "refused the rest"),
     (Sum(SLICE, SLICE, 0), "passed", "refused the rest"),
-    (Sum(SLICE + 2 * MIB, 0, 4000 * MIB), "violated", "were granted"),  # allocated memory alone proves the violation
+    (Sum(SLICE + 2 * MIB, 0, 4000 * MIB), "violated", "were granted"),  # More was allocated than the limit.
     (Sum(100 * MIB, SLICE + 1, 4000 * MIB), "violated", "were granted"),
     (Sum(SLICE + 2 * MIB, 0, 0, "it ended"), "violated", "were granted"),
     (Sum(300 * MIB, 400 * MIB, 10 * MIB), "not-run", "the card had no more room"),
@@ -224,7 +224,8 @@ def test_memory_of_an_exited_process_stays_charged(code, found, verdict):
 
 SAME = (0, SLICE, PIECE)
 BESIDE = [
-    # columns: state of the other slice's group before, during and after the fill, verdict on the fill; expected verdict
+    # columns: state of the other slice's control group before, during and after a program filled our slice, verdict on
+    # the filled slice; expected verdict
     ([SAME, SAME, SAME], "passed", "passed"),
     ([SAME, (0, SLICE, 2 * PIECE), SAME], "passed", "violated"),
     ([SAME, SAME, (0, NONE, PIECE)], "passed", "violated"),

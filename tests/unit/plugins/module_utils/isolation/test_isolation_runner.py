@@ -108,7 +108,7 @@ def test_hung_removal_keeps_the_result(docker):
     assert runner.overhead_s > isolation_runner.ASK_S
 
 
-# docker start with a process that survives: no command to the daemon ends it.
+# A simulated `docker start` that leaves a process, which no command to the docker daemon ends.
 LIVES = """
 import os
 pid = os.fork()

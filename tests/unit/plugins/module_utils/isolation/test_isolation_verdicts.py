@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the verdicts of the isolation check of a slice (a part of a GPU): passed, detected, open, not-run or violated.
-There is one table for each source of a verdict: the probe (the program in the slice), nvidia-smi, polls of NVML on the
-host, mounts, and the watcher (the part of the device plugin that looks for processes that bypass the library).
+"""Tests the verdicts of the isolation check of a slice (a part of a GPU), with a table for each source. Its probe, a
+program in the slice, tries to bypass the limits. The watcher is the part of the device plugin that looks for such
+processes. A bypass that cannot be prevented is "detected" if the watcher names it, "violated" if the watcher could see
+it and did not name it, and "open" without a watcher.
 """
 
 from __future__ import annotations
@@ -115,9 +116,9 @@ def sharing(verdict, found, kernel, unit="percent") -> str:
 
 
 TOGETHER = [
-    # columns: label, report of our slice, report of the other slice; expected verdict, both shares in percent. If a
-    # kernel time was measured while the other slice was busy, it is too long, and the share that follows from it is too
-    # large. So the shorter of the two times is used for both slices.
+    # columns: label, report of our slice, report of the other slice (the neighbour); expected verdict, both shares in
+    # percent. If a kernel time was measured while the other slice was busy, it is too long, and the share that follows
+    # from it is too large. So the shorter of the two times is used for both slices.
     ("both within their share", sharing("passed", 33, 500), sharing("passed", 31, 500), "passed", "33 and 31"),
     ("neighbour above its share", sharing("passed", 33, 500), sharing("violated", 66, 500), "violated", "33 and 66"),
     ("our slice above its share", sharing("violated", 66, 500), sharing("passed", 33, 500), "violated", "66 and 33"),

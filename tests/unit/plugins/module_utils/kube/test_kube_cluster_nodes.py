@@ -84,7 +84,7 @@ def test_every_engine_has_commands():
         ({"n": node(notes={"vgpu.fleet/gpus": "{}"})}, []),
         ({}, ["h: the cluster has no node n; join the host"]),
         ({"n": node()}, ["h: node n has no annotation vgpu.fleet/gpus"]),
-        # A removed device plugin leaves the annotation behind with an empty value.
+        # After the device plugin is removed, the annotation remains with an empty value. So it counts as missing.
         ({"n": node(notes={"vgpu.fleet/gpus": ""})}, ["h: node n has no annotation vgpu.fleet/gpus"]),
     ],
 )

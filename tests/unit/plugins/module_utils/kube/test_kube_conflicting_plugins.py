@@ -147,7 +147,8 @@ def test_conflicting_plugin_is_removed_only_with_consent(how, title, removable):
 
 
 JUDGED = [
-    # columns: resources of our plugin, whether the variables ignore conflicts; expected number of faults, of notes
+    # columns: resources of our plugin, whether the variables ignore conflicts; expected number of faults, and of notes
+    # (warnings, which do not stop the run)
     (["nvidia.com/gpu"], False, 1, 0),
     (["nvidia.com/gpu"], True, 0, 1),
     (["example.com/gpu"], False, 0, 1),

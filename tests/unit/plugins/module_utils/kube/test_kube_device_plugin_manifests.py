@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the Kubernetes objects by which the device plugin runs as a DaemonSet, and the removal of its traces from a
-node (labels, annotations, conditions, taint, resources). tests/e2e applies the objects to a real API server.
+"""Tests the Kubernetes objects by which the device plugin runs as a DaemonSet, and the removal of its trace: everything
+that the plugin has written to a node object (labels, annotations, conditions, taint, resources). tests/e2e applies the
+objects to a real API server.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ def test_mounts_that_differ():
     # appear on the host; no other mounts may.
     leaves = [path for path, (_host, one) in mounts().items() if one.get("mountPropagation")]
     assert leaves == ["/run/vgpu"]
-    # Without another path, the runtime creates the termination log as a file in the host's /dev.
+    # The pod mounts the host's /dev, and the default path of the termination log is below /dev. So without another
+    # path, the container runtime would create this file on the host.
     assert not pod()["containers"][0]["terminationMessagePath"].startswith("/dev")
 
 
@@ -179,7 +181,7 @@ TRACES_OF_LABELS = [
     ({COUNT: "2"}, {OUR_LABELS: "gpu.count", "nfd.node.kubernetes.io/feature-labels": "x,nvidia.com/gpu.count"}, None),
     ({}, {OUR_LABELS: "gpu.count,gpu.product"}, None),
     ({COUNT: "2"}, {OUR_LABELS: ""}, None),
-    # A label without the prefix nvidia.com/ is listed with its prefix.
+    # The annotation lists labels below nvidia.com/ without this prefix, and all other labels with their full names.
     (
         {COUNT: "2", "vgpu.fleet/memory-enforcement": "library"},
         {OUR_LABELS: "gpu.count,vgpu.fleet/memory-enforcement"},

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the notes about other drivers of dynamic resource allocation in a cluster, which may allocate the same GPUs as
-this collection. Every version of the API is tested.
+"""Tests the notes (texts that a run prints without failing) about other drivers of dynamic resource allocation in a
+cluster. Such drivers may allocate the same GPUs as this collection. Every version of the API is tested.
 """
 
 from __future__ import annotations

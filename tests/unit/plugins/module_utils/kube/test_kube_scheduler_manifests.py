@@ -136,8 +136,8 @@ def test_policy_of_plans_names_its_writers_and_every_write_operation():
     for name, users in zip(PLANS, (scheduler, both, scheduler, both), strict=True):
         assert by_name[name].startswith(f"request.userInfo.username in {users} ||"), name
     assert pod_resizes.RESIZE not in by_name
-    # The promised memory of a pod may be set only when the pod itself is created, not by its Binding, and never
-    # changed.
+    # The promised memory of a pod (the part of its limit that it always gets) may be set only when the pod itself is
+    # created, not by its Binding, and never changed.
     (fixed,) = [one for one in policy["spec"]["validations"] if f'"{burst.REQUEST}"' in one["expression"]]
     assert fixed["expression"].startswith('(oldObject == null && request.kind.kind == "Pod") || ')
     assert burst.REQUEST in policy["spec"]["matchConditions"][0]["expression"]
@@ -250,7 +250,7 @@ def test_rolling_restart_keeps_both_replicas_available():
 
 
 # columns: label vgpu.fleet/allocation of the namespace (None: no label); expected paths of the webhook for its pods if
-# claims are off, and if claims are on
+# the allocation by claims (ResourceClaims) is off, and if it is on
 NAMESPACES = [
     (None, ["/mutate"], ["/mutate"]),
     ("extender", ["/mutate"], ["/mutate"]),

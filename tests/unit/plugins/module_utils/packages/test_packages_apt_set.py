@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the installation of a set of packages with their source and holds on a simulated apt: which apt commands run,
-when an installation is refused, and that the rollback restores the host.
+"""Tests the installation of a set of packages on a simulated apt, with their source (package repository) and their
+holds, which keep upgrades from changing the packages: which apt commands run, when an installation is refused, and that
+the rollback restores the host.
 """
 
 from __future__ import annotations

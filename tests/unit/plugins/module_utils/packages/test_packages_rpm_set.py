@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the installation of a set of packages with their repository and locks on a simulated RPM host, and the
-rollback. tests/rpm uses real dnf and zypper.
+"""Tests the installation of a set of packages on a simulated RPM host, with their repository and their locks, which
+keep upgrades from changing the packages. Also tests the rollback. tests/rpm uses real dnf and zypper.
 """
 
 from __future__ import annotations

@@ -98,7 +98,8 @@ def test_dependencies_of_the_same_version_change_with_the_package() -> None:
     assert rpm_text.companions({"main": "2:0.9-1"}, there, known) == {"part": "2:0.9-1"}
 
 
-# Search result of zypper with an installed version, an available version and a source package. Only the second counts.
+# Search result of zypper with an installed version, an available version and a source package. Only the available
+# version must be returned.
 SEARCH = """<?xml version='1.0'?>
 <stream>
 <search-result version="0.0"><solvable-list>
@@ -144,9 +145,11 @@ def test_signatures_are_checked_only_if_the_repository_has_a_key() -> None:
     with_key = rpm_text.repository_file("vgpu-x", source, "/etc/pki/rpm-gpg/vgpu-x.asc")
     assert "gpgcheck=1\n" in with_key and "repo_gpgcheck=1\n" in with_key
     assert "gpgkey=file:///etc/pki/rpm-gpg/vgpu-x.asc\n" in with_key
-    # The text contains the key's address, so that another address counts as a change of the file.
+    # The repository file contains the address of the key, although it uses the copied key: so another address changes
+    # the text of the file, and the role writes it again.
     assert "https://m.example.com/k" in with_key
-    # A key that is given as text is written to a file of its own. A template may put an empty line before it.
+    # A key that is given as text is written to a file of its own, not into the repository file. The text may begin with
+    # an empty line, which a template added.
     armoured = rpm_text.repository_file("vgpu-x", {**source, "key": "\n-----BEGIN PGP"}, "/k.asc")
     assert "gpgkey=file:///k.asc\n" in armoured and "BEGIN" not in armoured
     without = rpm_text.repository_file("vgpu-x", {**source, "key": ""}, "")

@@ -181,7 +181,7 @@ def test_old_library_versions_are_removed_last(variables, state, changes):
 
 
 UNPROVEN = [
-    {"proof": None},  # No proof: the isolation check failed, or its run was killed.
+    {"proof": None},  # The last isolation check failed or was killed, so it left no proof.
     {"proof": "of something else"},
     {"plugin.status.library": "0.0.9"},
     {"nvml.driver_version": "550.163.01"},
@@ -239,7 +239,7 @@ KERNEL_MODULES = [
     ({**NOUVEAU, "packages.nvidia-smi": None}, "proprietary", "nouveau uses the GPUs", "", True),
     ({**SILENT, "driver.loaded_version": "535.1"}, "open", "", "NVML does not answer", False),
     ({**SILENT, "driver.loaded_version": "535.1", "driver.disk_version": "535.2"}, "open", "", "", True),
-    ({"driver.nouveau": True}, "open", "", "", False),  # NVML works, so nouveau has no GPU
+    ({"driver.nouveau": True}, "open", "", "", False),  # NVML works, so nouveau drives no GPU.
 ]
 
 

@@ -18,7 +18,7 @@ DRIVERLESS = [
     (SILENT, {"vgpu_split_count": 4}, True),
     ({**SILENT, (*UNIT, "active"): False}, {}, True),
     (SILENT, {}, False),  # No restart is planned.
-    ({**SILENT, "packages.nvidia-smi": None}, {"vgpu_split_count": 4}, False),  # The driver is installed before.
+    ({**SILENT, "packages.nvidia-smi": None}, {"vgpu_split_count": 4}, False),  # The plan installs the driver before.
     (SILENT, {"vgpu_split_count": 4, "nvidia_driver_state": None}, True),
     (SILENT, {"vgpu_split_count": 4, "vgpu_fail_on_init_error": False}, False),  # The plugin may wait for the driver.
     (SILENT, {"device_plugin_state": "absent"}, False),
