@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build the collection's artefact, the archive that ansible-galaxy installs, together with everything that a controller
-would otherwise have to compile or download.
+"""Build the collection's artefact, the archive that ansible-galaxy installs.
+
+It includes everything that a controller would otherwise have to compile or download.
 
     python tools/artefact.py [--out .build/artefact] [--platforms "3.11-x86_64 3.12-aarch64"] [--scheduler none]
 

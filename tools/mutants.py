@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mutation test: change the core (functions without I/O) in one place at a time, and report which changes no unit test
-notices.
+"""Change functions without I/O in one place at a time, and report which changes no unit test notices.
 
     python tools/mutants.py [--seed 1] [--count 400] [--workers 2] [--only plan/]
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures how many remote calls and seconds site.yml takes, by the number of hosts. A first run sets up bare hosts; a
-later run changes nothing. A gate limits the calls of the busiest host. Seconds and growth are only reported, because
-other programs run on the machine.
+"""Measures how many remote calls and seconds site.yml takes, by the number of hosts.
+
+A first run sets up bare hosts; a later run changes nothing. A gate limits the calls of the busiest host. Seconds and
+growth are only reported, because other programs run on the machine.
 
     python tests/bench/hosts.py                     first and second run on 3 hosts, then runs on 10 and 30 names
     python tests/bench/hosts.py --first 3,10,30     first and second runs on as many hosts; needs memory for thirty

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the container image of the device plugin or of the scheduler, and saves it to a file from which nodes can load
-it without a registry.
+"""Makes the container image of the device plugin or of the scheduler, and saves it to a file.
+
+Nodes can load this file without a registry.
 
     python3 tools/image.py --archive .build/wheelhouse/vgpu-plugin-….pyz --tag localhost/vgpu-device-plugin:V \
         --out vgpu-device-plugin-V.tar [--engine podman|docker] [--base IMAGE] [--library vcuda-….tar.gz] [--oci FILE]

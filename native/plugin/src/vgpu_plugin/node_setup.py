@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command line of vgpu-node-setup. In a cluster that is set up by the Helm chart, no playbook prepares the nodes, so
-this program does.
+"""Command line of vgpu-node-setup, which prepares a node in a cluster that the Helm chart sets up, and reverts that.
+
+There no playbook prepares the nodes, so this program does.
 
 ``install`` copies the library from the image into a folder on the host, and writes node.yaml from the variables of the
 chart. ``remove`` deletes what ``vgpu-device-plugin --purge`` leaves on the host: the library and empty folders.
