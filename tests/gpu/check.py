@@ -168,7 +168,8 @@ def main(words: list[str] | None = None) -> int:
     options = arguments(words)
     if options.list:
         for name, (function, seconds) in STAGES.items():
-            print(f"{name:<14} at most {seconds:>3} s  {(function.__doc__ or '').splitlines()[0]}")
+            sentence = " ".join((function.__doc__ or "").split()).split(". ")[0].rstrip(".")
+            print(f"{name:<15} at most {seconds:>3} s  {sentence}")
         return 0
     if options.worker:
         return work(options.worker, options, options.folder / f"stage-{options.worker}.json")
