@@ -24,16 +24,21 @@ def closed_port():
         yield taken.getsockname()[1]
 
 
-def test_report_names_unreachable_hosts(tmp_path, closed_port):
+def report(tmp_path: Path, hosts: str, *words: str) -> subprocess.CompletedProcess:
+    """Runs report.yml for these lines of the inventory's group gpu_nodes. Its pages are in the folder ``report``."""
     inventory = tmp_path / "hosts.ini"
-    line = f"ansible_host=127.0.0.1 ansible_port={closed_port}"
-    inventory.write_text(f"[gpu_nodes]\ngone-1 {line}\ngone-2 {line}\n")
+    inventory.write_text(f"[gpu_nodes]\n{hosts}")
     environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
     command = ["ansible-playbook", "-i", str(inventory), str(ROOT / "playbooks/report.yml")]
-    command += ["-e", f"report_dir={tmp_path}/report"]
+    command += ["-e", f"report_dir={tmp_path}/report", *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_report_names_unreachable_hosts(tmp_path, closed_port):
+    line = f"ansible_host=127.0.0.1 ansible_port={closed_port}"
     written = []
     for _unused in range(2):
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        done = report(tmp_path, f"gone-1 {line}\ngone-2 {line}\n")
         assert done.returncode != 0, done.stdout + done.stderr
         assert "gone-1  does not answer" in done.stdout
         assert "found none of: gone-1, gone-2. Check" in " ".join(done.stdout.split()), done.stdout
@@ -49,26 +54,16 @@ def test_report_names_unreachable_hosts(tmp_path, closed_port):
 
 
 def test_report_fails_if_no_host_of_the_limit_answers(tmp_path, closed_port):
-    inventory = tmp_path / "hosts.ini"
     line = f"ansible_host=127.0.0.1 ansible_port={closed_port}"
-    inventory.write_text(f"[gpu_nodes]\ngone-1 {line}\nexcluded {line}\n")
-    environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
-    command = ["ansible-playbook", "-i", str(inventory), str(ROOT / "playbooks/report.yml")]
-    command += ["-e", f"report_dir={tmp_path}/report", "--limit", "gone-1,localhost"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = report(tmp_path, f"gone-1 {line}\nexcluded {line}\n", "--limit", "gone-1,localhost")
     assert done.returncode != 0, done.stdout + done.stderr
     assert "found none of: gone-1. Check" in " ".join(done.stdout.split()), done.stdout
 
 
 def test_report_does_not_fail_if_one_host_answers(tmp_path, closed_port):
     """The host ``here`` is this machine."""
-    inventory = tmp_path / "hosts.ini"
     local = f"ansible_connection=local ansible_become=false ansible_python_interpreter={sys.executable}"
-    inventory.write_text(f"[gpu_nodes]\ngone-1 ansible_host=127.0.0.1 ansible_port={closed_port}\nhere {local}\n")
-    environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
-    command = ["ansible-playbook", "-i", str(inventory), str(ROOT / "playbooks/report.yml")]
-    command += ["-e", f"report_dir={tmp_path}/report"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = report(tmp_path, f"gone-1 ansible_host=127.0.0.1 ansible_port={closed_port}\nhere {local}\n")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "gone-1  does not answer" in done.stdout
 

@@ -293,8 +293,7 @@ class Host:
 
     def puppet(self, route: str = "link", wrapper: tuple = (), program: str = "puppet", **options: object) -> Puppet:
         errors = self.folder / f"stderr.{len(self._puppets)}"
-        # type: ignore[arg-type]
-        puppet = Puppet([*wrapper, self.programs / program, route], self.env(**options), errors)
+        puppet = Puppet([*wrapper, self.programs / program, route], self.env(**options), errors)  # type: ignore[arg-type]
         self._puppets.append(puppet)
         return puppet
 

@@ -28,8 +28,7 @@ def said(host: Host, program: Path, what: str, settled: bool = True, **options: 
     GPU.
     """
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    # type: ignore[call-overload]
-    with subprocess.Popen(["timeout", str(PATIENCE_S), program, what], env=host.env(**options), **pipes) as process:
+    with subprocess.Popen(["timeout", str(PATIENCE_S), program, what], env=host.env(**options), **pipes) as process:  # type: ignore[call-overload]
         line = process.stdout.readline()
         if line and settled and options.get("preload", True):
             assert host.charged() == host.on_card()

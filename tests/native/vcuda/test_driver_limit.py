@@ -59,8 +59,7 @@ class Container:
         self.host, self.path, self.size = host, path, slice_mib * MIB
         self.ledger, self.limits = host.folder / f"ledger.{name}", host.folder / f"limits.{name}"
         self.programs: list = []
-        # type: ignore[dict-item]
-        devices = [{"uuid": uuid, "memory_bytes": self.size, **limits.pop("device", {})} for uuid in host.uuids]
+        devices = [{"uuid": uuid, "memory_bytes": self.size, **limits.pop("device", {})} for uuid in host.uuids]  # type: ignore[dict-item]
         self.limits.write_bytes(layouts.pack_limits({"allocation": name, "devices": devices, **limits}))
         self.ledger.write_bytes(layouts.pack_ledger(host.uuids, name))
 
