@@ -168,7 +168,7 @@ def main(words: list[str] | None = None) -> int:
     options = arguments(words)
     if options.list:
         for name, (function, seconds) in STAGES.items():
-            sentence = " ".join((function.__doc__ or "").split()).split(". ")[0].rstrip(".")
+            sentence = " ".join((function.__doc__ or "").split()).split(". ", maxsplit=1)[0].rstrip(".")
             print(f"{name:<15} at most {seconds:>3} s  {sentence}")
         return 0
     if options.worker:
