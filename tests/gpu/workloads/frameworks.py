@@ -2,11 +2,11 @@
 """Runs a first use of each installed framework in a slice, and writes the page of the results.
 
     vgpuctl exec -- python3 tests/gpu/workloads/frameworks.py --run --slice-mib 2194 --driver 535.261.03
-    python3 tests/gpu/workloads/frameworks.py --page            # docs/frameworks.md from the records in runs/
+    python3 tests/gpu/workloads/frameworks.py --page            # docs/frameworks.md from runs/ and results/
 
 A use is ``held`` (passed) if its result is right, the framework sees no more memory than the slice has, and twice the
 slice is refused. A framework that ran gets a record, whether it passed or not. A framework that is not installed gets
-none.
+none. The page also has the ten workloads of table.py, from the results of run.py.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ import tempfile
 from pathlib import Path
 from typing import Any, Sequence
 
+import table
+
 HERE = Path(__file__).resolve().parent
 RUNS = HERE / "runs"
+RESULTS = HERE / "results"
 PAGE = HERE.parents[2] / "docs" / "frameworks.md"
 LIMIT_S = 600
 
@@ -130,6 +133,23 @@ model = xgboost.train({"device": "cuda", "tree_method": "hist"}, xgboost.DMatrix
 guess = model.predict(xgboost.DMatrix(data))
 found["right"] = bool(((guess > 0.5) == (data[:, 0] > 2048)).mean() > 0.99)
 """,
+    # MindSpore has kernels for CUDA 11.1 and 11.6 only, and needs these libraries of CUDA and cuDNN on the machine.
+    "MindSpore": """
+import mindspore
+from mindspore import ops
+found["version"] = mindspore.__version__
+mindspore.set_device("GPU")
+one = ops.ones((1024, 1024), mindspore.float32)
+found["right"] = float(ops.matmul(one, one).sum().asnumpy()) == 2.0**30
+""",
+    # The last wheels of MXNet (mxnet-cu112 1.9.1, 2022) are for CUDA 11.2, and need numpy older than 1.24.
+    "MXNet": """
+import mxnet
+found["version"] = mxnet.__version__
+one = mxnet.nd.ones((1024, 1024), ctx=mxnet.gpu(0))
+found["right"] = float(mxnet.nd.dot(one, one).sum().asscalar()) == 2.0**30
+found["total_mib"] = mxnet.context.gpu_memory_info(0)[1] >> 20
+""",
 }
 FRAME = "import json, sys\nslice_mib, found = int(sys.argv[1]), {{}}\n{}\nprint(json.dumps(found))\n"
 
@@ -137,7 +157,7 @@ HEAD = """\
 # Frameworks
 
 Frameworks that ran in a slice on a real GPU. `tests/gpu/workloads/frameworks.py --page` writes this page from the
-records in `tests/gpu/workloads/runs/`. A framework that has not run has no row.
+records in `tests/gpu/workloads/runs/` and `results/`.
 
 Run the frameworks that are installed on a node in a free slice, and write the page:
 
@@ -149,7 +169,22 @@ Run the frameworks that are installed on a node in a free slice, and write the p
 | framework | version | GPU | driver | slice MiB | seen MiB | result | date |
 |---|---|---|---|---|---|---|---|
 """
-NONE = "\nNo framework has been run on a GPU yet.\n"
+MISSING = """
+Not installed on a machine with a GPU so far, so never run in a slice: {}. Each has a program in `frameworks.py`.
+MindSpore needs CUDA 11.1 or 11.6. MXNet's last wheels, of 2022, need CUDA 11.2.
+"""
+# The labels of results of run.py that the page shows, with the heads of their columns.
+COLUMNS = {"alone": "slice of 25 %, alone", "oversold": "oversold, all in host memory"}
+WORKLOADS = """
+## Ten workloads
+
+{device}, PyTorch {torch}, {precision} precision, {date}. Whole: items per second on the whole GPU without the library.
+Next columns: ratios to it. `no GPU was had`: the GPU's time ended before this row. The limiter was changed after this
+run. [All figures](benchmarks.md#workloads)
+
+| row | whole | {heads} |
+|---|---|{lines}
+"""
 
 
 def outcome(found: dict[str, Any], slice_mib: int) -> str:
@@ -189,18 +224,48 @@ def _use(command: list[str], slice_mib: int) -> dict[str, Any] | None:
     return {**found, "result": outcome(found, slice_mib)}
 
 
-def page(records: Sequence[dict[str, Any]]) -> str:
+def page(records: Sequence[dict[str, Any]], results: Sequence[Sequence[dict[str, Any]]]) -> str:
+    """Returns the page. ``results``: of each run on a GPU the results of run.py, one for each label."""
     rows = []
     for one in sorted(records, key=lambda record: (record["framework"].lower(), record["date"])):
         seen = one.get("total_mib", "not queried")
         cells = [one["framework"], one["version"], one.get("gpu", "?"), one["driver"], one["slice_mib"], seen]
         cells += [one["result"], one["date"]]
-        rows.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |\n")
-    return HEAD + "".join(rows) + ("" if rows else NONE)
+        rows.append(_row(cells))
+    never = sorted(set(PROGRAMS) - {one["framework"] for one in records}, key=str.lower)
+    missing = MISSING.format(", ".join(never)) if never else ""
+    return HEAD + "".join(rows) + missing + "".join(workloads(one) for one in results)
+
+
+def workloads(results: Sequence[dict[str, Any]]) -> str:
+    """Returns the table of the ten workloads from the results of one run on a GPU."""
+    whole = next(one for one in results if one["label"] == "whole")
+    shown = [one for one in results if one["label"] in COLUMNS]
+    rows = []
+    for row in table.ratios([whole, *shown], "whole"):
+        base = f"{row['items_per_s']:.4g}" if row["status"] == table.DONE else row["status"]
+        cells = [f"{row['id']} {row['title']} {row['kind']}", base]
+        for label in COLUMNS:
+            one = row["ratios"].get(label, table.NOT_RUN)
+            cells.append(f"{one:.2g}" if isinstance(one, float) else one.replace(table.NOT_RUN, "no GPU was had"))
+        rows.append(_row(cells))
+    about = {key: whole[key] for key in ("device", "torch", "precision")}
+    heads, lines = " | ".join(COLUMNS.values()), "---|" * len(COLUMNS)
+    return WORKLOADS.format(heads=heads, lines=lines, date=whole["date"][:10], **about) + "".join(rows)
+
+
+def _row(cells: Sequence[Any]) -> str:
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |\n"
 
 
 def records_in(folder: Path) -> list[dict[str, Any]]:
     return [record for path in sorted(folder.glob("*.json")) for record in json.loads(path.read_text())]
+
+
+def results_in(folder: Path) -> list[list[dict[str, Any]]]:
+    """Returns the results of each run, which has a subfolder."""
+    runs = [sorted(one.glob("*.json")) for one in sorted(folder.iterdir()) if one.is_dir()]
+    return [[json.loads(path.read_text()) for path in paths] for paths in runs]
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -218,7 +283,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if given.run == given.page:
         parser.error("expected one of --run and --page")
     if given.page:
-        PAGE.write_text(page(records_in(given.runs)))
+        PAGE.write_text(page(records_in(given.runs), results_in(RESULTS)))
         return 0
     if given.slice_mib < 1 or not given.driver:
         parser.error("--run: expected --slice-mib and --driver, which every record needs")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Sequence
 
 FORMAT = 1
 INFERENCE, TRAINING = "inference", "training"
-DONE, FULL = "done", "out of memory"
+DONE, FULL, NOT_RUN = "done", "out of memory", "not run"
 
 
 class Row(NamedTuple):
@@ -93,7 +93,7 @@ def ratios(results: Sequence[dict[str, Any]], baseline: str) -> list[dict[str, A
 
 def _part(base: dict[str, Any], other: dict[str, Any] | None) -> float | str:
     if other is None:
-        return "not run"
+        return NOT_RUN
     if (base["batch"], base["size"]) != (other["batch"], other["size"]):
         raise Refused(f"row {base['id']} was run with another batch or size; measure it again with the same rows")
     if other["status"] != DONE:

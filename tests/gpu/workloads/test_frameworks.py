@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests frameworks.py, which runs other frameworks in a slice (part of a GPU) and writes a page of the results. The
-page must have no row without a record of a run, and the records must be right. Frameworks are test doubles."""
+page must have no figure without a record of a run, and the records must be right. Frameworks are test doubles."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import frameworks
 import pytest
+import table
 
 GOOD = {"right": True, "total_mib": 2194, "refused": True}
 
@@ -33,9 +34,43 @@ def test_outcome_of_a_record(found: dict[str, Any], result: str) -> None:
 
 
 def test_page_is_generated_from_the_records() -> None:
-    assert frameworks.PAGE.read_text() == frameworks.page(frameworks.records_in(frameworks.RUNS)), (
+    records, results = frameworks.records_in(frameworks.RUNS), frameworks.results_in(frameworks.RESULTS)
+    assert frameworks.PAGE.read_text() == frameworks.page(records, results), (
         "docs/frameworks.md differs from the records: run tests/gpu/workloads/frameworks.py --page"
     )
+
+
+# columns: results of the slice alone and oversold (items per second by row); expected row of the page for 2.1
+@pytest.mark.parametrize(
+    ("alone", "oversold", "line"),
+    [
+        ({"2.1": 400.0}, {"2.1": 8.0}, "| 2.1 ResNet-V2-152 inference | 800 | 0.5 | 0.01 |"),
+        ({"2.1": 400.0}, {"1.1": 8.0}, "| 2.1 ResNet-V2-152 inference | 800 | 0.5 | no GPU was had |"),
+        ({"2.1": 400.0}, None, "| 2.1 ResNet-V2-152 inference | 800 | 0.5 | no GPU was had |"),
+        ({"2.1": None}, {}, "| 2.1 ResNet-V2-152 inference | 800 | out of memory | no GPU was had |"),
+    ],
+)
+def test_workload_without_a_result_says_why(
+    alone: dict[str, float | None], oversold: dict[str, float | None] | None, line: str
+) -> None:
+    def result(label: str, rates: dict[str, float | None]) -> dict[str, Any]:
+        rows = [
+            {"id": row.id, "title": row.title, "kind": row.kind, "batch": row.batch, "size": list(row.size)}
+            | {"status": "done" if rates[row.id] else "out of memory", "items_per_s": rates[row.id]}
+            for row in table.ROWS
+            if row.id in rates
+        ]
+        about = {"device": "T4", "torch": "2.4", "precision": "single", "date": "2026-11-27T19:08:30+00:00"}
+        return {"format": table.FORMAT, "label": label, "smoke": False, "rows": rows, **about}
+
+    whole = result("whole", {row.id: 800.0 for row in table.ROWS})
+    shown = [result("alone", alone)] + ([] if oversold is None else [result("oversold", oversold)])
+    assert line in frameworks.page([], [[whole, *shown]]).splitlines()
+
+
+def test_frameworks_of_the_4paradigm_plugin_have_a_program() -> None:
+    """The plugin's documentation names these as tested."""
+    assert {"TensorFlow", "PyTorch", "MXNet", "MindSpore", "XGBoost", "NCCL"} <= set(frameworks.PROGRAMS)
 
 
 @pytest.mark.parametrize("name", sorted(frameworks.PROGRAMS))
@@ -62,10 +97,10 @@ def test_programs_that_ran_get_a_record(
         ("Good", "held"),
         ("Greedy", "got twice the slice"),
     ]
-    text = frameworks.page(records)
+    text = frameworks.page(records, [])
     assert "| Good | 1 | T4 | 535.261.03 | 2194 | not queried | held |" in text
-    assert "Missing" not in text and "No framework" not in text
-    assert "No framework has been run" in frameworks.page([])
+    assert "never run in a slice: Missing." in text
+    assert "never run in a slice: Good, Greedy, Missing." in frameworks.page([], [])
     assert json.loads(next(runs.glob("*.json")).read_text()) == records
 
 
