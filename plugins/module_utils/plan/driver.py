@@ -34,7 +34,6 @@ def nvidia_driver(wanted: dict[str, Any], state: dict[str, Any], desired: dict[s
         return NOTHING._replace(errors=choice.refusals, warnings=choice.warnings)
     changes = packages(choice.packages, "", state)
     replaced = any(map(replaces, changes)) or _takes_over(changes, choice, wanted, state)
-    reason = "driver packages are missing or of another version"
     kernel, reboot = _kernel_side(choice, wanted, state, replaced)
     host = [
         *_host_files(choice, state),
@@ -44,8 +43,6 @@ def nvidia_driver(wanted: dict[str, Any], state: dict[str, Any], desired: dict[s
         *kernel,
         *_cut_off(wanted, state),
     ]
-    if host and not changes:
-        reason = "the driver is installed but not active as desired"
     faults = _reboot_faults(reboot, wanted)
     notes = list(choice.warnings)
     if not (changes or host or faults or state["nvml"]["ok"]):
@@ -70,6 +67,9 @@ def nvidia_driver(wanted: dict[str, Any], state: dict[str, Any], desired: dict[s
         host.append(f"reboot, for {reboot}")
     # Replacing the files under a loaded driver breaks running CUDA programs ("version mismatch").
     disturbs = bool(reboot and not faults) or (state["nvml"]["ok"] and replaced)
+    reason = "the driver is installed but not active as desired"
+    if changes:
+        reason = "driver packages are missing or of another version"
     return Part(reason, changes + host, disturbs, notes, faults)
 
 

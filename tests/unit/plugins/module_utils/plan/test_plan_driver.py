@@ -138,6 +138,9 @@ def test_changes_of_the_driver(state, wanted, changes, fault, disturbs):
     assert list(found.changes) == changes
     assert (fault in " | ".join(found.errors)) if fault else not found.errors
     assert found.disturbs is disturbs
+    packages = [text for text in changes if text.startswith("install ") or " from 535" in text]
+    reason = "driver packages are missing or of another version"
+    assert not changes or found.reason == (reason if packages else "the driver is installed but not active as desired")
 
 
 TOKEN, GRIDD = driver_choice.TOKEN_FILE, "nvidia-gridd.service"
