@@ -379,7 +379,7 @@ def rewrite_limits(path: str, limits: Mapping[str, Any]) -> None:
         if os.fstat(fd).st_size < fields.LIMITS_FILE_SIZE:
             raise LayoutError(f"{path} is shorter than a limits file; write it again before the start")
         found = struct.unpack("<" + fmt, os.pread(fd, 4, offset))[0]
-        busy = (found | 1) & 0xFFFFFFFF
+        busy = found | 1
         rest = (busy + 1) & 0xFFFFFFFF
         data = pack_limits(dict(limits, sequence=busy))
         os.pwrite(fd, struct.pack("<" + fmt, busy), offset)

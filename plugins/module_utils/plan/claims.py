@@ -37,7 +37,7 @@ def faults(desired: dict[str, Any], wanted: dict[str, Any], state: dict[str, Any
     if not node_config.by_claims(desired["node_config"]):
         return _left(state, "vgpu_allocation is device-plugin") if _had_claims(state) else []
     found = []
-    kubelet = tuple((state.get("kubelet") or ())[:2])
+    kubelet = tuple(state.get("kubelet") or ())
     if not kubelet and not state.get("kubelet_engine"):
         found.append(
             "this host has no kubelet, and claims need one; install it, or set vgpu_allocation to device-plugin"
@@ -87,7 +87,7 @@ def warnings(desired: dict[str, Any], state: dict[str, Any]) -> list[str]:
     if not node_config.by_claims(desired["node_config"]):
         return []
     found = []
-    kubelet = tuple((state.get("kubelet") or ())[:2])
+    kubelet = tuple(state.get("kubelet") or ())
     if kubelet and OLDEST <= kubelet < BY_DEFAULT:
         found.append(
             f"Kubernetes {'.'.join(map(str, kubelet))} has shares of a device behind the feature gate {GATE}, which is "

@@ -88,7 +88,7 @@ def handover(state: dict[str, Any]) -> str:
     """
     packages = state.get("packages") or {}
     if state.get("kubelet_engine"):
-        kubelet = tuple((state.get("kubelet") or ())[:2])
+        kubelet = tuple(state.get("kubelet") or ())
         if kubelet and kubelet < CDI_KUBELET:
             return f"kubelet {'.'.join(map(str, kubelet))} passes no CDI devices to containers; 1.29 does"
         for name in CONTAINERD_PACKAGES:
