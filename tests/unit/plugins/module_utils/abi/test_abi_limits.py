@@ -5,6 +5,7 @@ use. pack_limits must write the smallest and greatest valid values, and parse_li
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,6 +48,13 @@ def test_the_greatest_value_is_packed_and_the_next_is_refused(key: str, greatest
         packed(**{key: greatest + 1})
 
 
+@pytest.mark.parametrize(("key", "greatest"), [("sequence", 0xFFFFFFFF), ("priority", 1), ("log_level", 5)])
+def test_the_greatest_value_of_a_file_is_packed_and_the_next_is_refused(key: str, greatest: int) -> None:
+    files.pack_limits({"devices": [DEVICE], key: greatest})
+    with pytest.raises(files.LayoutError, match=f"{key} must be a whole number from 0 to {greatest}, found"):
+        files.pack_limits({"devices": [DEVICE], key: greatest + 1})
+
+
 # columns: field, its invalid value, whether the field belongs to a device (otherwise to the file's header); expected
 # words of the refusal
 REFUSED = [
@@ -85,6 +93,36 @@ def test_refuses_devices_beyond_the_end() -> None:
     files.put_field(data, 0, fields.LIMITS_FIELDS, "crc32", files.limits_crc(data))
     with pytest.raises(files.LayoutError, match="more than fit"):
         files.parse_limits(bytes(data))
+
+
+# columns: sequence number in the file; expected sequence number after a change. It is odd during the change and even
+# after it.
+SEQUENCES = [(0, 2), (4, 6), (5, 6), (0xFFFFFFFE, 0)]
+
+
+@pytest.mark.parametrize(("before", "after"), SEQUENCES)
+def test_change_in_place_advances_the_sequence(tmp_path: Path, before: int, after: int) -> None:
+    path = tmp_path / "limits"
+    path.write_bytes(files.pack_limits({"devices": [DEVICE], "sequence": before}))
+    changed = {"allocation": "one", "devices": [{**DEVICE, "memory_bytes": 5}]}
+    files.rewrite_limits(str(path), changed)
+    assert path.read_bytes() == files.pack_limits({**changed, "sequence": after})
+
+
+ONE = {"allocation": "one", "devices": [DEVICE]}
+# columns: bytes of a limits file; whether it has exactly the limits ONE
+SAYS = [
+    (files.pack_limits(ONE), True),
+    (files.pack_limits({**ONE, "sequence": 4}), True),
+    (files.pack_limits({**ONE, "log_level": 2}), False),
+    (files.pack_limits({**ONE, "sequence": 5}), False),  # A program is writing it.
+    (b"", False),
+]
+
+
+@pytest.mark.parametrize(("data", "same"), SAYS)
+def test_file_with_the_same_limits_is_known(data: bytes, same: bool) -> None:
+    assert files.says(data, ONE) is same
 
 
 def test_accepts_the_longest_uuid() -> None:

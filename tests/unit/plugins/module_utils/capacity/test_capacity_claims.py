@@ -85,6 +85,10 @@ COMPARED = [
         ["memory n1 gpu.vgpu.fleet GPU-a: expected 15360, found 14336"],
     ),
     ([piece(device("GPU-a", slots="3", **SHARED), good()[1])], ["slots n1 gpu.vgpu.fleet GPU-a: expected 2, found 3"]),
+    (
+        [piece(device("GPU-b", slots="3", **SHARED))],
+        ["GPU-a: expected a device, found none", "slots n1 gpu.vgpu.fleet GPU-b: expected 2, found 3"],
+    ),
     ([piece(*good(), device("GPU-c", **SHARED))], ["GPU-c: expected no device, found a device"]),
     ([piece(*good(), device("GPU-lost", **SHARED))], []),
 ]

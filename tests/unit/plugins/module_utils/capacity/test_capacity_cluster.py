@@ -151,7 +151,12 @@ DRIFT = {"what": "Kubernetes capacity", "where": "n1", "expected": "4", "found":
 def test_differences_of_kubernetes_join_the_list_of_the_node():
     seen = {"ready": True, "resources": {}, "pods": [], "drift": [DRIFT]}
     found = tables.with_kubernetes(CAPACITY, {"nodes": {"n1": seen}, "missing": ""}, "n1")
-    assert (found["ok"], found["drift"], len(found["sentences"])) == (False, [DRIFT], 1)
+    said = "Kubernetes capacity n1: expected 4, found 5; wait"
+    assert (found["ok"], found["drift"], found["sentences"]) == (False, [DRIFT], [said])
+    own = dict(DRIFT, what="library")
+    both = dict(CAPACITY, ok=False, drift=[own], sentences=["the library is missing"])
+    found = tables.with_kubernetes(both, {"nodes": {"n1": seen}}, "n1")
+    assert (found["drift"], found["sentences"]) == ([own, DRIFT], ["the library is missing", said])
     assert CAPACITY["drift"] == []
 
 
@@ -160,8 +165,8 @@ def test_differences_of_kubernetes_join_the_list_of_the_node():
     [({"skipped": True}, "not asked"), ({"nodes": {}, "missing": "no rights"}, "no rights"), (None, "not asked")],
 )
 def test_unqueried_kubernetes_is_a_missing_source(kube, why):
-    found = tables.with_kubernetes(CAPACITY, kube, "n1")
-    assert (found["ok"], found["missing"]) == (True, {"kubernetes": why})
+    found = tables.with_kubernetes(dict(CAPACITY, missing={"ledgers": "not queried"}), kube, "n1")
+    assert (found["ok"], found["missing"]) == (True, {"ledgers": "not queried", "kubernetes": why})
 
 
 @pytest.mark.parametrize(("kubelet", "ok"), [(False, True), (True, False)])

@@ -12,7 +12,9 @@ import json
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.capacity import capacity
+from ansible_collections.vgpu.fleet.plugins.module_utils.config import node_config
 from ansible_collections.vgpu.fleet.plugins.module_utils.gpu import nvml
+from ansible_collections.vgpu.fleet.plugins.module_utils.host.digest import sha256
 from ansible_collections.vgpu.fleet.plugins.module_utils.state import running_plugin
 from capacity_samples import AGREEING, GPUS, IDS, checkpoint, compared, plugin, slices
 from doubles.host import host as host_double
@@ -126,6 +128,21 @@ def test_gpu_that_will_have_no_slices_keeps_those_in_use(held):
     found = compared(nvml=only_a, plugin=plugin(slices=made, waiting=["GPU-b"]))
     assert [one["id"] for one in found["expected"]] == (IDS if held else IDS[:2])
     assert [(one["what"], one["expected"]) for one in found["notes"]] == [("split", "0 slices")] * held
+
+
+def test_gpu_whose_slices_would_be_empty_has_none():
+    """The memory scaling of GPU-b gives less than 1 MiB a slice, which is an error of its exception."""
+    scaled = [{"match": {"index": 1}, "memory_scaling": "0.00001"}]
+    text = node_config.dump(
+        node_config.from_vars({"vgpu_split_count": 2, "vgpu_cores_scaling": 1, "vgpu_devices": scaled})
+    )
+    answered = plugin(config_sha256=sha256(text), slices=slices()[:2])
+    found = compared(config_text=text, plugin=answered, checkpoint_text=checkpoint(IDS[:2]))
+    assert [(one["what"], one["where"]) for one in found["drift"]] == [
+        ("slices", "sharing.vcuda.devices[0].splitCount")
+    ]
+    keys = ("slices", "slice_mib", "sm_percent", "mode", "advertised")
+    assert [tuple(one[key] for key in keys) for one in found["gpus"]] == [(2, 7680, 50, "vcuda", 2), (0, 0, 0, None, 0)]
 
 
 @pytest.mark.parametrize(

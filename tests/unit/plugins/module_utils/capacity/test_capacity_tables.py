@@ -173,11 +173,17 @@ def test_age_of_a_stored_check(seconds, words):
     assert tables.age({}, 1000) == ""
 
 
-def test_slice_without_a_check_run_is_not_passed():
-    nothing = {"verdict": "not-run", "results": [result("not-run", [], "no slice is free")]}
+# columns: what the result of a slice lacks; expected name of the slice in the report
+NAMELESS = [({}, "GPU-a::1"), ({"slice": None}, "GPU-a"), ({"slice": None, "uuid": None}, "any GPU")]
+
+
+@pytest.mark.parametrize(("lacks", "where"), NAMELESS)
+def test_slice_without_a_check_run_is_not_passed(lacks, where):
+    nothing = {"verdict": "not-run", "results": [{**result("not-run", [], "no slice is free"), **lacks}]}
     lines = tables.host_report(RIGHT, nothing, "gpu-1")
     assert lines[0].endswith("; isolation of 1 slice: not run")
-    assert lines[1:] == ["  isolation of slice GPU-a::1: not run: no slice is free"]
+    assert lines[1:] == [f"  isolation of slice {where}: not run: no slice is free"]
+    assert tables.isolation_faults(nothing) == [f"slice {where}: not-run: no slice is free"]
     assert "passed" not in "".join(lines)
 
 
@@ -242,3 +248,12 @@ def test_isolation_that_did_not_run_has_no_brief(isolation):
 
 def test_table_without_rows_has_a_header():
     assert tables.table(("a", "bc"), []) == ["a  bc", "=  =="]
+
+
+# columns: value of a cell; expected text, which has at most 44 characters
+CELLS = [(None, ""), ("two\n lines", "two lines"), ("x" * 44, "x" * 44), ("x" * 45, "x" * 41 + "...")]
+
+
+@pytest.mark.parametrize(("value", "shown"), CELLS)
+def test_cell_of_a_table_is_one_short_line(value, shown):
+    assert tables.table(("a",), [[value]])[2] == shown

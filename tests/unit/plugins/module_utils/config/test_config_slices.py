@@ -149,23 +149,25 @@ def test_every_condition_of_a_match_counts(match, found):
     assert [gpu["index"] for gpu in gpus(16160) if slices.matches(match, gpu)] == found
 
 
-# columns: model of the GPU, split count; whether a warning says that this is more than the advised number of slices
+# columns: model of the GPU, split count; expected words of the warning that this is more than the advised number of
+# slices ("": no warning)
 @pytest.mark.parametrize(
-    ("model", "split", "warned"),
+    ("model", "split", "words"),
     [
-        ("Tesla T4", 7, False),
-        ("Tesla T4", 8, True),
-        ("NVIDIA A100-SXM4-80GB", 15, False),
-        ("NVIDIA A100-SXM4-80GB", 16, True),
-        ("NVIDIA GeForce GTX 1080 Ti", 6, True),
-        ("NVIDIA GeForce RTX 2080 Ti", 5, False),
-        ("NVIDIA GeForce GTX 1080", 6, False),
-        ("NVIDIA H200", 60, False),
+        ("Tesla T4", 7, ""),
+        ("Tesla T4", 8, "8 slices; for T4, at most 7 are advised"),
+        ("NVIDIA A100-SXM4-80GB", 15, ""),
+        ("NVIDIA A100-SXM4-80GB", 16, "16 slices; for A100, at most 15 are advised"),
+        ("NVIDIA GeForce GTX 1080 Ti", 6, "6 slices; for GTX 1080 Ti, at most 5 are advised"),
+        ("NVIDIA GeForce RTX 2080 Ti", 5, ""),
+        ("NVIDIA GeForce RTX 2080 Ti", 6, "6 slices; for RTX 2080 Ti, at most 5 are advised"),
+        ("NVIDIA GeForce GTX 1080", 6, ""),
+        ("NVIDIA H200", 60, ""),
     ],
 )
-def test_advice_of_the_model_is_a_warning(model, split, warned):
+def test_advice_of_the_model_is_a_warning(model, split, words):
     found = slices.findings_for(gpus(16160, count=1, model=model), config(split))
-    assert [finding.level for finding in found] == (["warning"] if warned else [])
+    assert [(finding.level, words in finding.message) for finding in found] == [("warning", True)] * bool(words)
 
 
 @pytest.mark.parametrize(("sizing", "levels"), [("equal", ["warning"]), ("requested", [])])

@@ -83,6 +83,8 @@ BAD_EXCEPTIONS = [
     ({"match": {}, "split_count": 1}, "vgpu_devices[0].match", "at least one of index, uuid, model"),
     ({"match": {"index": 0}, "split_count": 0}, "vgpu_devices[0].split_count", "whole number from 1"),
     ({"match": {"index": "first"}}, "vgpu_devices[0].match.index", "whole number from 0"),
+    ({"match": {"index": 256}}, "vgpu_devices[0].match.index", "whole number from 0 to 255, found 256"),
+    ({"match": {"index": -1}}, "vgpu_devices[0].match.index", "found -1"),
     ({"match": {"uuid": "0"}}, "vgpu_devices[0].match.uuid", "GPU UUID"),
     ("0", "vgpu_devices[0]", "expected a mapping"),
 ]
@@ -107,6 +109,8 @@ def test_bad_exception_is_an_error_with_its_place(exception, path, words):
         ("vgpu_cores_scaling", None, None),
         ("vgpu_oom_killer", "true", True),
         ("vgpu_devices", [], []),
+        ("vgpu_devices", [{"match": {"index": 0}}], [{"match": {"index": 0}}]),
+        ("vgpu_devices", [{"match": {"index": 255}}], [{"match": {"index": 255}}]),
     ],
 )
 def test_good_value_becomes_clean(name, value, clean):

@@ -86,6 +86,7 @@ def test_driver_limit_belongs_to_the_group_and_has_the_promised_size(what, limit
         (DriverLimit(GROUP, 0, SLICE, own=False, card=CARD), "violated"),
         # An oversold slice is larger than the card, so the driver limits it to the memory of the card.
         (DriverLimit(GROUP, 0, 3000 * MIB, card=3000 * MIB), "passed"),
+        (DriverLimit(GROUP, 0, SLICE), "passed"),  # The memory of the card is unknown.
     ],
 )
 def test_driver_limit_checks_every_figure(seen, verdict):
@@ -200,6 +201,12 @@ MANAGED = [
     (Deltas(PIECE, group=0, card=PIECE, ordinary=0), "violated"),
     (Deltas(PIECE, group=0, card=0, ordinary=PIECE), "not-run"),  # The managed memory stayed on the host.
     (Deltas(PIECE, fault="no answer"), "not-run"),
+    # An account that shows 90 % of an allocation shows it.
+    (Deltas(1000, group=0, card=900, ordinary=900), "open"),
+    (Deltas(1000, group=0, card=1000, ordinary=899), "violated"),
+    (Deltas(1000, group=0, card=899, ordinary=1000), "not-run"),
+    (Deltas(1000, group=900, card=1000, ordinary=1000), "passed"),
+    (Deltas(1000, group=899, card=1000, ordinary=1000), "open"),
 ]
 
 
@@ -213,6 +220,8 @@ def test_managed_memory(found, verdict):
     [
         (0, Deltas(PIECE, group=PIECE), "passed"),
         (0, Deltas(PIECE, group=0), "violated"),
+        (0, Deltas(1000, group=900), "passed"),
+        (0, Deltas(1000, group=899), "violated"),
         (2, Deltas(PIECE), "passed"),
         (3, Deltas(PIECE), "not-run"),  # libcuda does not work in the child process.
         (0, Deltas(PIECE, fault="it did not end"), "not-run"),
@@ -242,19 +251,22 @@ def test_neighbour_keeps_its_limit_and_memory(seen, fill, verdict):
     assert found["verdict"] == verdict
 
 
-# columns: limit after the container's second start; expected verdict, words of the detail. At the first start the group
-# had inode 7.
+UNKNOWN = DriverLimit(GROUP, 0, SLICE, card=CARD)  # without the inode of the group
+FIRST = UNKNOWN._replace(inode=7)
+
+
+# columns: limit at the container's first start, limit at its second start; expected verdict, words of the detail
 @pytest.mark.parametrize(
-    ("again", "verdict", "said"),
+    ("first", "again", "verdict", "said"),
     [
-        (DriverLimit(GROUP, 0, SLICE, card=CARD, inode=8), "passed", "a new group"),
-        (DriverLimit(GROUP, 0, SLICE, card=CARD, inode=7), "passed", "the same group"),
-        (DriverLimit(GROUP, 0, 2 * SLICE, card=CARD, inode=8), "violated", "a new group"),
-        (DriverLimit(GROUP, fault="the driver has no limit for its group"), "violated", "has no limit"),
+        (FIRST, UNKNOWN._replace(inode=8), "passed", "a new group"),
+        (FIRST, FIRST, "passed", "the same group"),
+        (UNKNOWN, UNKNOWN, "passed", "a new group"),
+        (FIRST, DriverLimit(GROUP, 0, 2 * SLICE, card=CARD, inode=8), "violated", "a new group"),
+        (FIRST, DriverLimit(GROUP, fault="the driver has no limit for its group"), "violated", "has no limit"),
     ],
 )
-def test_limit_after_a_second_start(again, verdict, said):
-    first = DriverLimit(GROUP, 0, SLICE, card=CARD, inode=7)
+def test_limit_after_a_second_start(first, again, verdict, said):
     found = driver_verdicts.of_restart("driver-misc", first, again, EXPECTED)
     assert (found["name"], found["verdict"], said in found["detail"]) == ("driver-limit-restart", verdict, True), found
 

@@ -425,6 +425,21 @@ def test_detail_of_a_check_names_the_fault(about, one, words):
     assert bool(one["detail"]) == bool(words)
 
 
+TWO = [DEVICE, dict(DEVICE, uuid="GPU-2", total_nvml=7)]
+
+
+@pytest.mark.parametrize(
+    ("devices", "shown"),
+    [
+        ([DEVICE], f"total_cuda {LIMIT}, total_nvml {LIMIT}"),
+        (TWO, f"total_cuda [{LIMIT}, {LIMIT}], total_nvml [{LIMIT}, 7]"),
+    ],
+)
+def test_totals_of_the_probe_are_shown_by_their_names(devices, shown):
+    checks = it.of_probe(0, report(devices), "", False, EXPECTED, ["totals"])
+    assert [one["found"] for one in checks if one["name"] == "limit-as-configured"] == [shown]
+
+
 @pytest.mark.parametrize(("count", "wanted"), [(1, "1 GPU"), (2, "2 GPUs")])
 def test_expected_text_has_the_number_of_gpus(count, wanted):
     assert it.of_device_nodes(["nvidia0"], count)["expected"] == wanted

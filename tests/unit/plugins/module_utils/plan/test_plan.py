@@ -75,8 +75,27 @@ STATES = [
     ({"docker.info.DefaultRuntime": "runc"}, "container_runtime", "the running daemon has default-runtime"),
     ({"docker.info.Runtimes": {"runc": {"path": "runc"}}}, "container_runtime", "runtimes.nvidia"),
     ({"docker.info": None}, "container_runtime", "restart docker.service, which does not answer"),
-    ({(*DOCKER, "active"): False, "docker.info": None}, "container_runtime", "start docker.service"),
-    ({(*DOCKER, "enabled"): False}, "container_runtime", "enable docker.service"),
+    # A stopped or disabled docker is the reason only if nothing else differs.
+    (
+        {(*DOCKER, "active"): False, "docker.info": None},
+        "container_runtime",
+        "docker.service is not running\nstart docker.service",
+    ),
+    (
+        {(*DOCKER, "active"): False, "docker.info": None, ("packages", "docker.io"): None},
+        "container_runtime",
+        "packages are missing or of another version\ninstall docker.io\nstart docker.service",
+    ),
+    (
+        {(*DOCKER, "enabled"): False},
+        "container_runtime",
+        "docker.service is not enabled\nenable docker.service",
+    ),
+    (
+        {(*DOCKER, "enabled"): False, ("packages", "docker.io"): None},
+        "container_runtime",
+        "packages are missing or of another version\ninstall docker.io\nenable docker.service",
+    ),
     ({"vcuda.current": "0.1.0-old"}, "vcuda", "switch current from 0.1.0-old to 0.1.0-new"),
     ({"vcuda.current": None, "vcuda.versions": [], "vcuda.whole": []}, "vcuda", "deploy /usr/local/lib/vgpu/0.1.0-new"),
     ({"vcuda.whole": ["0.1.0-old"]}, "vcuda", "differ from its manifest"),
@@ -138,6 +157,7 @@ DESIRED = [
     ({"vcuda_version": "0.2.0-x"}, ["vcuda", "verify", "collect"]),
     ({"nvidia_driver_version": "535.261.03-1"}, []),
     ({"nvidia_driver_version": "535.*"}, []),
+    ({"nvidia_driver_version": "535.26.*"}, ["nvidia_driver", "device_plugin", "verify"]),  # 535.261 is installed.
     # After another driver is installed, the running device plugin still uses the old driver's files, so it must
     # restart.
     ({"nvidia_driver_version": "550.1-1"}, ["nvidia_driver", "device_plugin", "verify"]),
@@ -178,6 +198,13 @@ def test_old_library_versions_are_removed_last(variables, state, changes):
     steps = made(variables, state)["steps"]
     assert [change for step in steps if step["role"] == "collect" for change in step["changes"]] == changes
     assert "collect" not in [step["role"] for step in steps[:-1]]
+
+
+@pytest.mark.parametrize("role", ["vcuda", "device_plugin"])
+def test_absent_role_that_left_nothing_has_no_step(role):
+    found = made({role + "_state": "absent"}, BARE)
+    assert role not in found["roles"]
+    assert [one for one in found["warnings"] if one.startswith(role)] == []
 
 
 UNPROVEN = [
@@ -331,3 +358,5 @@ def test_the_plan_is_shown_with_reasons_and_marks():
     assert "1. nvidia_driver: driver packages are missing or of another version  [disturbs running work]" in text
     assert "     - switch current from 0.1.0-old to 0.1.0-new" in text
     assert plan.describe(made(), CONVERGED)[-1] == "nothing to do"
+    lost = changed(CONVERGED, {"nvml.lost": [{"index": 2, "error": "a GPU has fallen off the bus"}]})
+    assert plan.describe(made(), lost)[0] == "2 of 3 GPUs: 2 x Tesla V100-SXM2-16GB 16160 MiB"

@@ -82,10 +82,18 @@ def test_enforcement_has_a_line_and_an_error(host, said, by_driver, wish):
     assert [said in one for one in refused] == [True] * expected
 
 
-def test_enforcement_follows_the_configured_branch():
-    variables = {**VARIABLES, "vgpu_memory_enforcement": "driver", "nvidia_driver_branch": "580"}
-    made = plan.make_plan(desired.collect(variables), CAN)
-    assert "driver branch 580 has no memory limits" in made["memory_enforcement"]
+# columns: variables of a host whose driver could enforce limits; expected words of the line
+CONFIGURED = [
+    ({"vgpu_memory_enforcement": "driver", "nvidia_driver_branch": "580"}, "driver branch 580 has no memory limits"),
+    ({"vgpu_count_context": False}, "library alone: vgpu_count_context is false"),
+    ({"vgpu_memory_enforcement": "library"}, "library alone"),
+]
+
+
+@pytest.mark.parametrize(("variables", "said"), CONFIGURED)
+def test_enforcement_follows_the_configuration(variables, said):
+    made = plan.make_plan(desired.collect({**VARIABLES, **variables}), CAN)
+    assert said in made["memory_enforcement"]
 
 
 # columns: variables with which the driver cannot enforce limits; expected words of the error

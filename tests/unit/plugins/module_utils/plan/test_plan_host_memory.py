@@ -26,6 +26,13 @@ CASES = [
     (T4[:1], {"vgpu_memory_scaling": 10}, 15360, ("warning", "vgpu_memory_scaling", "have 138240 MiB more")),
     (T4[:1], {"vgpu_memory_scaling": 10}, 15359, ("error", "vgpu_memory_scaling", "the 15359 MiB of the host")),
     (T4, {"vgpu_devices": ONE}, 40000, ("warning", "vgpu_devices[0].memory_scaling", "have 46080 MiB more")),
+    # The slices of GPU 0 would be empty, which another finding reports. GPU 1 still counts.
+    (
+        T4,
+        {"vgpu_memory_scaling": 4, "vgpu_devices": [{"match": {"index": 0}, "memory_scaling": "0.00001"}]},
+        40000,
+        ("warning", "vgpu_memory_scaling", "have 46080 MiB more"),
+    ),
     (T4[:1], S100, 0, None),
     (T4[:1], {**S100, "vgpu_sharing": "none"}, 1024, None),
 ]

@@ -14,6 +14,8 @@ import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.driver import choice
 from ansible_collections.vgpu.fleet.plugins.module_utils.plan import relations
 
+NO_API, REMOVE = {"device_plugin_api_kubeconfig": ""}, "device_plugin_conflicting_plugins_remove"
+UNCHECKED = {"vcuda_archive": "/srv/library.tar", "vcuda_archive_checksum": ""}
 DEFAULTS = {f"nvidia_driver_{name}": value for name, value in choice.DEFAULTS.items()}
 
 
@@ -37,6 +39,17 @@ def test_the_driver_gets_every_variable_that_its_check_reads() -> None:
         ({"nvidia_driver_source": "mirror"}, ["nvidia_driver_source"]),
         ({"nvidia_driver_memacct": "none-such"}, ["nvidia_driver_memacct"]),
         ({"nvidia_driver_memacct": "none-such", "nvidia_driver_state": "absent"}, []),
+        ({"device_plugin_deploy": "daemonset", **NO_API}, ["device_plugin_deploy"]),
+        ({"device_plugin_deploy": "daemonset", **NO_API, "device_plugin_state": "absent"}, []),
+        ({"device_plugin_deploy": "daemonset", "device_plugin_api_kubeconfig": "/k"}, []),
+        ({"device_plugin_deploy": "daemonset"}, []),  # The kubeconfig is not known yet.
+        ({"device_plugin_deploy": "systemd", **NO_API}, []),
+        ({REMOVE: ["DaemonSet a/b"], **NO_API}, [REMOVE]),
+        ({REMOVE: [], **NO_API}, []),
+        (UNCHECKED, ["vcuda_archive"]),
+        ({**UNCHECKED, "vcuda_archive_checksum": "0" * 64}, []),
+        ({**UNCHECKED, "vcuda_state": "absent"}, []),
+        ({**UNCHECKED, "device_plugin_state": "absent"}, ["vcuda_archive"]),
     ],
 )
 def test_variables_that_contradict_each_other(given: dict[str, Any], paths: list[str]) -> None:

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests the ledger, the file in which the library counts the GPU memory of a container's processes: which memory of
+ended processes still counts, how the ledger of an older library is read, and how a ledger is emptied in place.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+from pathlib import Path
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.abi import fields, files
+
+MIB = 1 << 20
+UUIDS = ["GPU-a", "GPU-b"]
+# <fcntl.h> has this value; the fcntl module has no name for it before Python 3.9.
+F_OFD_SETLK = 37
+
+
+def ledger(slots: list[tuple[int, int, int]], high: int = 0, slot_size: int = fields.LEDGER_SLOT_SIZE) -> bytes:
+    """Returns a ledger in which each slot (index, MiB used, MiB exported) has this memory of GPU-b."""
+    data = bytearray(files.pack_ledger(UUIDS, "one"))
+    files.put_field(data, 0, fields.LEDGER_FIELDS, "slot_high", high)
+    files.put_field(data, 0, fields.LEDGER_FIELDS, "slot_size", slot_size)
+    for index, used, exported in slots:
+        base = fields.LEDGER_SLOT_OFFSET + index * slot_size
+        struct.pack_into("<Q", data, base + fields.LEDGER_SLOT_FIELDS["used"][0] + 8, used * MIB)
+        if exported:
+            struct.pack_into("<I", data, base + fields.LEDGER_SLOT_FIELDS["exported_mib"][0] + 4, exported)
+    return bytes(data)
+
+
+def lock(fd: int, first: int) -> None:
+    fcntl.fcntl(fd, F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, first, 1, 0))
+
+
+# columns: slots of GPU-b as (index, MiB used, MiB exported), slot_high, indexes of the slots with a living process,
+# whether a process has imported memory; expected MiB in use, MiB that ended processes had exported
+READ = [
+    ([(0, 5, 0)], 1, [0], False, 5, 0),
+    ([(0, 5, 3)], 1, [0], True, 5, 0),
+    ([(0, 5, 3)], 1, [], False, 0, 0),
+    ([(0, 5, 3)], 1, [], True, 3, 3),
+    ([(0, 2, 3)], 1, [], True, 2, 2),  # What is exported is part of what is used.
+    ([(0, 5, 3), (1, 5, 4)], 2, [], True, 7, 7),
+    ([(0, 5, 3), (1, 5, 4)], 1, [], True, 3, 3),  # The library does not read slots from slot_high on.
+    ([(0, 5, 3), (1, 5, 4)], 2, [1], True, 8, 3),
+]
+
+
+@pytest.mark.parametrize(("slots", "high", "alive", "imported", "used", "exported"), READ)
+def test_exported_memory_of_ended_processes_counts_while_it_is_imported(
+    tmp_path: Path,
+    slots: list[tuple[int, int, int]],
+    high: int,
+    alive: list[int],
+    imported: bool,
+    used: int,
+    exported: int,
+) -> None:
+    path = tmp_path / "ledger"
+    path.write_bytes(ledger(slots, high))
+    with path.open("r+b") as stream:
+        for slot in alive:
+            lock(stream.fileno(), fields.LEDGER_ALIVE_BASE + slot)
+        if imported:
+            lock(stream.fileno(), fields.LEDGER_IMPORT_BASE)
+        found = files.read_ledger(str(path))
+    assert [one["slot"] for one in found["slots"]] == alive
+    assert found["exported"] == [0, exported * MIB]
+    assert [one["used"] for one in found["totals"]] == [0, used * MIB]
+
+
+def test_ledger_of_an_older_library_exports_nothing() -> None:
+    """The slots of the first libraries end before the field exported_mib."""
+    (slot,) = files.parse_ledger(ledger([(2, 5, 0)], slot_size=264))["slots"]
+    assert (slot["slot"], slot["used"], slot["exported"]) == (2, [0, 5 * MIB], [0, 0])
+
+
+@pytest.mark.parametrize("before", [b"", b"\xff" * fields.LEDGER_FILE_SIZE, ledger([(0, 5, 3)]) + b"more"])
+def test_ledger_is_emptied_in_place(tmp_path: Path, before: bytes) -> None:
+    path = tmp_path / "ledger"
+    path.write_bytes(before)
+    inode = path.stat().st_ino
+    files.rewrite_ledger(str(path), UUIDS, "two")
+    assert (path.read_bytes(), path.stat().st_ino) == (files.pack_ledger(UUIDS, "two"), inode)
