@@ -75,7 +75,7 @@ def sizes(request: pytest.FixtureRequest) -> dict:
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if platform.machine() != "x86_64":
-        pytest.skip("the measuring programs single-step x86-64 instructions")
+        pytest.skip("needs x86-64: the measuring programs single-step its instructions")
     subprocess.run(["make", "-s", "-C", ROOT / "native/vcuda"], check=True)
     folder = tmp_path_factory.mktemp("bench")
     for name in PROGRAMS:

@@ -204,7 +204,7 @@ def main(arguments: list[str]) -> int:
         faults.append(f"the negative control must exceed {MOST_AGAIN} calls a host, but makes {control.most}")
     for fault in faults:
         print(
-            f"NOT HELD: {fault}; expected at most {MOST_FIRST} calls a host in a first run, "
+            f"GATE MISSED: {fault}; expected at most {MOST_FIRST} calls a host in a first run, "
             f"{MOST_AGAIN} in a run that changes nothing"
         )
     print(f"The rows are also in {KEPT.relative_to(ROOT)}")

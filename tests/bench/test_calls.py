@@ -103,7 +103,7 @@ def test_cost_of_an_allocation_and_its_free(bench: Bench, sizes: dict, row) -> N
     )
 
 
-def test_memory_info(bench: Bench, sizes: dict, row) -> None:
+def test_cost_of_a_query_of_free_memory(bench: Bench, sizes: dict, row) -> None:
     ours = cost(bench, LIBRARY, "link", "info", sizes["calls"])
     theirs = cost(bench, bench.naive, "link", "info", sizes["calls"])
     time = beside(bench, "info", sizes["timed"], "cuMemGetInfo_v2", "")

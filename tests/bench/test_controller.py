@@ -92,7 +92,7 @@ def test_validation(sizes: dict, table: Fleet, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name, playbook, kind", [("fleet-first", "site.yml", "bare"), ("fleet-upgrade", "upgrade.yml", "behind")]
 )
-def test_changes(sizes: dict, table: Fleet, tmp_path: Path, name: str, playbook: str, kind: str) -> None:
+def test_cpu_time_of_changes(sizes: dict, table: Fleet, tmp_path: Path, name: str, playbook: str, kind: str) -> None:
     hosts = sizes["fleet-changed"]
     if not hosts:
         left_out(name)

@@ -127,7 +127,7 @@ def note(name: str, measured: str, gate: str = "", held: bool | None = None) -> 
     assert held is not False, f"{figure.what}: {measured}, expected {gate}"
 
 
-def test_start(served):
+def test_time_until_the_kubelet_has_all_slices(served):
     node = served(8, 10)
     note(
         "plugin-start",
@@ -135,7 +135,7 @@ def test_start(served):
     )
 
 
-def test_memory_and_idle(served, sizes):
+def test_memory_and_load_when_idle(served, sizes):
     node = served(16, 100)
     process = node.process.pid
     # The plugin's first housekeeping raises the timer slack of gRPC's threads, so that they wake together. Measure
@@ -242,7 +242,7 @@ def _traced(process: int) -> bool:
     return all("TracerPid:\t0" not in one for one in tasks)
 
 
-def test_preference(served, sizes):
+def test_time_of_a_preferred_allocation(served, sizes):
     node = served(16, 100)
     stub = stub_of(node)
     ids = list(node.kubelet.endpoints[RESOURCE].devices)
@@ -261,7 +261,7 @@ def test_preference(served, sizes):
     note("plugin-preferred", f"{took:.2f} ms; {spent:.2f} ms of processor time")
 
 
-def test_registration_again(served, sizes):
+def test_time_to_register_after_a_kubelet_restart(served, sizes):
     node = served(8, 10)
     process = node.process.pid
     world.until(lambda: "500000000" in slacks(process), "gRPC's threads have the larger timer slack")

@@ -42,7 +42,7 @@ def told(found: dict) -> str:
     )
 
 
-def test_filter(load, row, sizes):
+def test_time_of_a_pod_with_few_and_many_pods_on_a_node(load, row, sizes):
     """Existing pods cost little: the ledger stores sums and does not add up pods at each call."""
     # Alternating runs and the best of three: other load of the machine must not count as the cost of pods.
     rounds = [[load(1000, pods, sizes["scheduled"]) for pods in (1, 20)] for again in range(3)]
@@ -58,7 +58,7 @@ def test_filter(load, row, sizes):
     )
 
 
-def test_pods_of_jobs(load, row, sizes):
+def test_time_of_equal_pods_of_a_job(load, row, sizes):
     """For a pod with the same request as an earlier pod the extender checks only the nodes changed since then."""
     different, same = load(5000, 20, sizes["scheduled"]), load(5000, 20, sizes["scheduled"], 4)
     row(
@@ -72,7 +72,7 @@ def test_pods_of_jobs(load, row, sizes):
     )
 
 
-def test_growth(load, row, sizes):
+def test_time_with_more_nodes(load, row, sizes):
     """Compares 1000 and 5000 nodes, each with 20 pods a node."""
     small, large = load(1000, 20, sizes["scheduled"]), load(5000, 20, sizes["scheduled"])
     row(

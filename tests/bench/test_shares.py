@@ -49,7 +49,7 @@ def mean(tenant: dict) -> float:
     return abs(tenant["mean"] - tenant["share"])
 
 
-def test_alone(model, sizes: dict, row) -> None:
+def test_share_of_a_tenant_alone(model, sizes: dict, row) -> None:
     kernels = (10, 50, 200, 1000) if sizes["shares"] > 1 else (50, 1000)
 
     def tenants(policy: str) -> list:
@@ -72,7 +72,7 @@ def test_alone(model, sizes: dict, row) -> None:
     )
 
 
-def test_together(model, sizes: dict, row) -> None:
+def test_shares_of_tenants_together(model, sizes: dict, row) -> None:
     def cases(policy: str) -> list:
         found = []
         for seed in range(1, 1 + sizes["shares"]):
@@ -126,7 +126,7 @@ def test_live_change_of_a_share(model, row) -> None:
     )
 
 
-def test_throughput(model, row) -> None:
+def test_limiter_costs_little_throughput(model, row) -> None:
     four = [f"share=25,kernels={us}" for us in (50, 100, 500, MIXED)]
     limited, free = model(*four), model(*(one + ",policy=disable" for one in four))
     # The control is a limiter that lets one tenant run alone for a quarter of the time.
@@ -187,7 +187,7 @@ def split(node: tuple, policy: str, seconds: float, right: Callable[[list], bool
     return found
 
 
-def test_in_real_time(node: tuple, sizes: dict, row) -> None:
+def test_shares_of_two_tenants_in_real_time(node: tuple, sizes: dict, row) -> None:
     """The gate is the ratio of two tenants in the same seconds (70 to 30 is 2.33), because other programs on the
     machine change both in the same way."""
     node[1].arbiter()

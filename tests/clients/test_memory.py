@@ -29,7 +29,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize(("cuda", "client", "way"), WAYS)
-def test_it_gets_all_of_the_slice_and_no_more(machine: Machine, cuda: int, client: str, way: str) -> None:
+def test_client_gets_all_of_the_slice_and_no_more(machine: Machine, cuda: int, client: str, way: str) -> None:
     filler = Filler(machine, cuda, client, way)
     filler.step("ready")
     before = machine.on_card()

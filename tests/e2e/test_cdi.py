@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests pods that get their GPUs by the kubelet's CDI devices, with a containerd that supports CDI and without NVIDIA's
-runtime."""
+"""Tests pods that get their GPUs by the kubelet's CDI devices (Container Device Interface), with a containerd that
+supports CDI and without NVIDIA's runtime."""
 
 from __future__ import annotations
 

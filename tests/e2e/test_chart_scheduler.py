@@ -114,7 +114,7 @@ def test_a_pod_that_asks_for_memory_runs_in_its_size(cluster, installed, pod):
         assert {state["restartCount"] for state in each["status"]["containerStatuses"]} == {0}
 
 
-def test_a_running_pod_is_resized_and_its_neighbour_keeps_what_it_has(cluster, installed, pod):
+def test_a_running_pod_is_resized_and_its_neighbour_keeps_its_memory(cluster, installed, pod):
     neighbour = pod("neighbour", {MEM: 4000}).wait_running()
     neighbour.wait_log(r"^filled \d+$")
     one = pod("resized", {MEM: 3000}, word="follow").wait_running()
@@ -126,7 +126,7 @@ def test_a_running_pod_is_resized_and_its_neighbour_keeps_what_it_has(cluster, i
     assert used(installed)[other] == 4000 * MIB and [one.restarts(), neighbour.restarts()] == [0, 0]
 
 
-def test_a_pod_bursts_and_gives_back(cluster, installed, pod):
+def test_a_pod_bursts_and_frees_the_burst_memory(cluster, installed, pod):
     neighbour = pod("neighbour", {MEM: 4000}).wait_running()
     neighbour.wait_log(r"^filled \d+$")
     one = pod("bursts", {MEM: CARD}, {"vgpu.fleet/memory-request": "2000"}, word="follow").wait_running()

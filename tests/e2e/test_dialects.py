@@ -159,7 +159,7 @@ MORE = {
 NOTES = {"hami.io/vgpu-devices-allocated": "x,NVIDIA,15000,100:;", "tencent.com/predicate-gpu-idx-0": "1"}
 
 
-def test_what_a_pod_says_of_itself_raises_no_limit(machine, pod):
+def test_variables_and_annotations_of_a_pod_raise_no_limit(machine, pod):
     """A pod's limits follow its resources only, not its variables for the library or other schedulers' annotations."""
     env = [{"name": name, "value": value} for name, value in MORE.items()]
     one = pod("boasts", {GPU: 1, MEM: 3000, CORES: 30}, notes=NOTES, env=env).wait_running()
@@ -198,7 +198,7 @@ def test_4paradigm_counts_equal_slices(machine, fleet, pod):
             runs_in(machine[1], one, [CARD // SLOTS] * 2, 100)
 
 
-def test_a_pod_that_goes_round_the_scheduler_gets_no_gpu(machine, pod):
+def test_a_pod_that_bypasses_the_scheduler_gets_no_gpu(machine, pod):
     """Negative control: on the same node, a pod of the default scheduler that bypasses the webhook has no plan (the
     scheduler's choice of GPUs and sizes), so it gets no GPU.
     """
@@ -370,7 +370,7 @@ def test_everything_is_restarted_in_turn_and_pods_run_on(machine, fleet, pod):
     assert over(fleet) == []
 
 
-def test_pods_that_a_boot_ended_hold_no_memory(machine, fleet, pod):
+def test_pods_that_a_boot_ended_use_no_memory(machine, fleet, pod):
     """After a boot the kubelet starts before the plugin and ends the pods; new pods can use all of their memory."""
     cluster, node = machine
     before = [pod(f"ended-{n}", {GPU: 1, MEM: 14000}).wait_running() for n in range(len(GPUS))]

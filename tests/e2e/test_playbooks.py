@@ -211,7 +211,7 @@ def test_another_setting_is_an_upgrade(person):
         one.delete()
 
 
-def test_an_image_that_nobody_has_is_named(person):
+def test_a_missing_image_is_named(person):
     """The play fails early, because waiting would not help, and running pods continue."""
     found = person.run("cluster", scheduler_image="registry.invalid/vgpu-scheduler:1", scheduler_rollout=150)
     assert found.code != 0

@@ -73,7 +73,7 @@ def pair(machine, pod):  # noqa: F811
     assert [each.restarts() for each in (one, neighbour)] == [0, 0]
 
 
-def test_its_owner_makes_a_pod_larger_and_smaller(machine, fleet, pair):  # noqa: F811
+def test_the_owner_of_a_pod_makes_it_larger_and_smaller(machine, fleet, pair):  # noqa: F811
     cluster, node = machine
     one, pid, _neighbour, _other = pair
     times = []
@@ -160,7 +160,7 @@ def test_a_resize_granted_without_the_plugin_and_one_by_root(machine, fleet, pai
     assert resizes.RESIZED in notes(one), "expected the annotation of the granted request to stay"
 
 
-def test_a_bursting_pod_gives_back_guaranteed_memory_of_another(machine, fleet, pod):  # noqa: F811
+def test_a_bursting_pod_frees_memory_that_another_pod_is_guaranteed(machine, fleet, pod):  # noqa: F811
     cluster, node = machine
     neighbour = pod("neighbour", {GPU: 1, MEM: 4000, CORES: 30}).wait_running()
     neighbour.wait_log(r"^filled \d+$")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures of a cluster whose pods get GPUs by ResourceClaims, with the stock scheduler, the kubelet and the project's
-driver. From Kubernetes 1.36 on, all feature gates have their defaults. In 1.34 consumable capacity is alpha; the
-fixtures switch it on, so that most tests run on that version too.
+driver. From Kubernetes 1.36 on, all feature gates have their defaults. In 1.34 consumable capacity, by
+which several claims share one device, is alpha; the fixtures switch it on, so that most tests run on that version too.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ JSON_PATCH, APPLY = "application/json-patch+json", "application/apply-patch+yaml
 # ---- the tenant's own limits
 
 
-def test_a_bound_pod_asks_for_no_more(fleet, tenant):
+def test_a_bound_pod_cannot_raise_its_limit(fleet, tenant):
     """The tenant tries to raise the limit of a bound pod: by the pod's spec, by a resize, by an ephemeral container,
     and by each kind of patch of an annotation."""
     fleet.node("a", 1)
@@ -92,7 +92,7 @@ def test_a_bound_pod_asks_for_no_more(fleet, tenant):
     holds(fleet, "mine", 3000)
 
 
-def test_what_a_new_pod_says_of_itself_raises_no_limit(fleet, tenant):
+def test_variables_and_annotations_of_a_new_pod_raise_no_limit(fleet, tenant):
     """The pod sets variables, annotations and labels that some GPU software trusts.
 
     The API server accepts the pod, and its plan contains only the amounts of its resources.
@@ -121,7 +121,7 @@ def test_what_a_new_pod_says_of_itself_raises_no_limit(fleet, tenant):
     holds(fleet, "mine", 3000)
 
 
-def test_a_label_that_keeps_a_pod_from_the_webhook_lifts_no_limit(fleet, tenant):
+def test_a_label_that_bypasses_the_webhook_raises_no_limit(fleet, tenant):
     """If a pod bypasses the webhook, the scheduler checks its quota, its request and its runtime at the bind."""
     fleet.node("a", 1)
     quota = {"metadata": {"name": "own"}, "spec": {"hard": {f"limits.{MEM}": "4000"}}}
@@ -141,7 +141,7 @@ def test_a_label_that_keeps_a_pod_from_the_webhook_lifts_no_limit(fleet, tenant)
 
 
 @pytest.mark.parametrize(("name", "unit"), [("gpu-memory", ""), ("nvidia.com/container.main.gpu-memory.limit", "Mi")])
-def test_an_annotation_that_changes_after_admission_lifts_no_limit(fleet, tenant, name, unit):
+def test_an_annotation_changed_after_admission_raises_no_limit(fleet, tenant, name, unit):
     """A size annotation may change until the bind. The value at the bind counts, also for the quota."""
     fleet.node("a", 1)
     quota = {"metadata": {"name": "own"}, "spec": {"hard": {f"limits.{MEM}": "4000"}}}
@@ -208,7 +208,7 @@ def test_no_forged_plan_fills_a_gpu(fleet, tenant, neighbour):
     assert neighbour.bound("all", {GPU: 1, MEM: CARD}) == [("GPU-a-0", CARD)]
 
 
-def test_what_is_of_others_is_neither_read_nor_written(fleet, tenant, neighbour):
+def test_objects_of_others_are_neither_read_nor_written(fleet, tenant, neighbour):
     """The role `edit` gives no access to other namespaces, nodes, quotas or the scheduler's own objects."""
     fleet.node("a", 1)
     neighbour.bound("theirs", {GPU: 1, MEM: 3000})
@@ -248,7 +248,7 @@ def test_what_is_of_others_is_neither_read_nor_written(fleet, tenant, neighbour)
     assert "nodeName" in neighbour.get("theirs")["spec"]
 
 
-def test_pods_that_never_bind_lock_no_quota_and_no_card(fleet, tenant, neighbour):
+def test_pending_pods_take_no_quota_and_no_gpu_from_others(fleet, tenant, neighbour):
     """The pending pods count only for their own namespace; the neighbour can still use the whole GPU and quota."""
     fleet.node("a", 1)
     quota = {"metadata": {"name": "theirs"}, "spec": {"hard": {f"limits.{MEM}": str(CARD)}}}
@@ -259,7 +259,7 @@ def test_pods_that_never_bind_lock_no_quota_and_no_card(fleet, tenant, neighbour
     assert neighbour.bound("all", {GPU: 1, MEM: CARD}) == [("GPU-a-0", CARD)]
 
 
-def test_a_pod_that_is_written_to_hold_up_its_readers_does_not(fleet, tenant, neighbour):
+def test_a_pod_of_hundreds_of_containers_is_rejected(fleet, tenant, neighbour):
     """A pod with hundreds of invalid containers bypasses the webhook by a label; the scheduler rejects the pod."""
     fleet.node("a", 1)
     ours = {"schedulerName": "vgpu-scheduler"}
@@ -281,7 +281,7 @@ def test_a_pod_that_is_written_to_hold_up_its_readers_does_not(fleet, tenant, ne
 
 
 @pytest.mark.parametrize("slots", [1, 10])
-def test_a_priority_that_anybody_may_name_takes_a_neighbours_place(fleet, tenant, neighbour, slots):
+def test_a_built_in_priority_class_preempts_a_neighbour(fleet, tenant, neighbour, slots):
     """Any pod may name a built-in PriorityClass and so preempt a neighbour's pod; Kubernetes itself allows that.
 
     A quota on the class prevents it. ``slots``: with 1 slot the pods compete for slots, with 10 only for memory.
@@ -392,7 +392,7 @@ def test_folders_of_the_node_are_closed_by_pod_security(fleet, tenant):
         fleet.api.patch(space, {"metadata": {"labels": {BASELINE: None}}})
 
 
-def test_no_other_identity_is_had(fleet, tenant, neighbour):
+def test_a_tenant_gets_no_other_identity(fleet, tenant, neighbour):
     """A tenant cannot use another pod's name or uid, nor another service account or its token."""
     fleet.node("a", 1)
     (theirs,) = neighbour.bound("train", {GPU: 1, MEM: 9000})
@@ -435,7 +435,7 @@ def test_no_other_identity_is_had(fleet, tenant, neighbour):
     holds(fleet, "train", 7000)
 
 
-def test_a_runtime_that_nobody_tried_gets_no_slice(fleet, tenant):
+def test_a_pod_with_an_unsupported_runtime_gets_no_slice(fleet, tenant):
     """A pod with a RuntimeClass whose handler is not configured as supported is refused."""
     fleet.node("a", 1)
     for name, handler in (("kata", "kata-qemu"), ("plain", "runc")):

@@ -78,7 +78,7 @@ def told(fleet, name, words):
     return until(found, f"event on {name}: {words}")
 
 
-def test_only_its_owner_asks_and_only_the_leader_grants(fleet, tenant, neighbour):
+def test_only_the_owner_requests_a_resize_and_only_the_leader_grants_it(fleet, tenant, neighbour):
     """A tenant can neither annotate another tenant's pod nor write the annotations by which the scheduler grants a
     resize on its own pods.
     """
@@ -128,7 +128,7 @@ NONSENSE = [
 
 
 @pytest.mark.parametrize("labels", [{}, IGNORE], ids=["admitted by the webhook", "ignored by the webhook"])
-def test_nonsense_is_refused_and_reserves_nothing(fleet, tenant, neighbour, labels):
+def test_invalid_resizes_are_refused_and_reserve_nothing(fleet, tenant, neighbour, labels):
     """Invalid resize requests are refused, and afterwards the neighbour gets the rest of the GPU."""
     fleet.node("a", 1)
     tenant.create(PODS, gpu_pod("mine", {GPU: 1, MEM: 3000}, labels, schedulerName="vgpu-scheduler"))
@@ -138,7 +138,7 @@ def test_nonsense_is_refused_and_reserves_nothing(fleet, tenant, neighbour, labe
     assert neighbour.bound("rest", {GPU: 1, MEM: CARD - 3000}) == [("GPU-a-0", CARD - 3000)]
 
 
-def test_nobody_gets_more_than_quota_and_card_have(fleet, tenant, neighbour):
+def test_a_resize_beyond_quota_or_gpu_is_refused(fleet, tenant, neighbour):
     """A refused request reserves nothing: the neighbour gets the rest of the GPU."""
     fleet.node("a", 1)
     quota = {"metadata": {"name": "own"}, "spec": {"hard": {f"limits.{MEM}": "5000"}}}
@@ -163,7 +163,7 @@ def test_nobody_gets_more_than_quota_and_card_have(fleet, tenant, neighbour):
     assert given(fleet, "other") == [("GPU-a-0", 2000)] and oversold(fleet) == {}
 
 
-def test_what_is_given_back_is_nobodys_before_the_node_has_taken_it(fleet, tenant, neighbour, kubelet):
+def test_freed_memory_stays_reserved_until_the_node_confirms_the_limit(fleet, tenant, neighbour, kubelet):
     """Memory that a resize frees stays reserved for the pod until the node has confirmed the lower limit.
 
     The processes in the pod may still use that memory. A restart of the scheduler does not change the reservation.
@@ -194,7 +194,7 @@ def test_what_is_given_back_is_nobodys_before_the_node_has_taken_it(fleet, tenan
     assert oversold(fleet) == {}
 
 
-def test_a_flood_of_changes_holds_up_nobody_and_oversells_nothing(fleet, tenant, neighbour):
+def test_a_flood_of_resizes_delays_no_neighbour_and_oversells_no_gpu(fleet, tenant, neighbour):
     """A tenant sends 320 resize requests; the neighbour's pod is still bound, and no GPU is oversold."""
     fleet.node("a", 1)
     names = [f"p{n}" for n in range(8)]
@@ -234,7 +234,7 @@ PROMISES = [
 ]
 
 
-def test_a_promise_is_made_at_admission_and_by_its_owner_alone(fleet, tenant, neighbour):
+def test_guaranteed_memory_is_fixed_at_admission(fleet, tenant, neighbour):
     """No change to the memory request of an admitted pod is accepted, whether the pod waits or runs.
 
     The value at admission counts, and the neighbour gets the rest of the GPU.
@@ -264,7 +264,7 @@ def test_a_promise_is_made_at_admission_and_by_its_owner_alone(fleet, tenant, ne
     assert oversold(fleet) == {} and counted(fleet) == [CARD] * 2
 
 
-def test_no_label_and_no_binding_brings_a_promise(fleet, tenant):
+def test_no_label_and_no_binding_adds_guaranteed_memory(fleet, tenant):
     """The scheduler applies the webhook's rules to a pod that bypasses it; annotations of a Binding are refused."""
     fleet.node("a", 1)
     tenant.create(PODS, gpu_pod("none", {GPU: 1, MEM: 8000}, IGNORE, {REQUEST: "0"}, schedulerName="vgpu-scheduler"))
@@ -280,7 +280,7 @@ def test_no_label_and_no_binding_brings_a_promise(fleet, tenant):
     judged(fleet.api, [Try("POST", f"{PODS}/free/binding", body, "stays as it was admitted")])
 
 
-def test_a_quota_counts_what_was_promised(fleet, tenant):
+def test_a_quota_counts_guaranteed_memory(fleet, tenant):
     """A quota counts the guaranteed memory of a pod (its memory request), not its limit."""
     fleet.node("a", 1)
     quota = {"metadata": {"name": "own"}, "spec": {"hard": {f"limits.{MEM}": "5000"}}}

@@ -53,7 +53,7 @@ def review(namespace: str, limits: Any, uid: str, **more: Any) -> bytes:
     return json.dumps({"request": request}).encode()
 
 
-def test_reviews_by_hand_hold_no_quota_and_no_card(fleet, neighbour):
+def test_reviews_sent_by_hand_reserve_no_quota_and_no_gpu(fleet, neighbour):
     """Admission reviews sent by hand reserve no quota and no GPU, even with the uid of a waiting pod."""
     fleet.node("a", 1)
     quota = {"metadata": {"name": "theirs"}, "spec": {"hard": {f"limits.{MEM}": str(CARD)}}}

@@ -149,7 +149,7 @@ def test_a_deleted_plan_is_restored_and_counted(fleet, trusted):
     agree(fleet)
 
 
-def test_what_a_kubelet_gave_wins_and_what_is_oversold_is_told(fleet, trusted):
+def test_the_kubelets_choice_counts_and_an_oversold_gpu_is_reported(fleet, trusted):
     """If the kubelet allocated another GPU than planned, the ledger follows the kubelet and reports an oversold GPU.
 
     Two pods planned on different GPUs are both on GPU 0. No further pod is placed on it.

@@ -58,7 +58,7 @@ CHANGES = [
 ]
 
 
-def test_what_is_on_a_bound_pod_stays(fleet, tenant, request):
+def test_annotations_of_a_bound_pod_cannot_be_changed(fleet, tenant, request):
     """No change of the plan and given annotations of a bound pod is accepted, with and without running replicas."""
     fleet.node("a", 1)
     fleet.pod("held", {GPU: 1, MEM: 3000})
@@ -81,7 +81,7 @@ def test_what_is_on_a_bound_pod_stays(fleet, tenant, request):
 
 
 @pytest.mark.parametrize("name", [PLAN, GIVEN])
-def test_nobody_brings_one(fleet, tenant, name):
+def test_no_user_creates_a_pod_with_a_plan(fleet, tenant, name):
     """No user can create a pod with a plan or given annotation, not even an administrator."""
     for forged in ({name: part(1)}, {name: ""}):
         for kind, api in (("tenant", tenant), ("admin", fleet.api)):
@@ -90,7 +90,7 @@ def test_nobody_brings_one(fleet, tenant, name):
             assert fault.value.code == 422, kind
 
 
-def test_no_binding_brings_one(fleet):
+def test_no_binding_adds_a_plan(fleet):
     """A Binding may carry annotations for the pod, but not a plan, even from a user who may bind pods."""
     fleet.node("a", 1)
     fleet.api.create(PODS, {"metadata": {"name": "free"}, "spec": dict(SPEC, schedulerName="another")})

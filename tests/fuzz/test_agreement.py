@@ -95,7 +95,7 @@ def library_view(words: list) -> list:
 
 @settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=limits_files())
-def test_limits(verdicts, data: bytes) -> None:
+def test_library_and_node_parse_limits_files_alike(verdicts, data: bytes) -> None:
     assert library_view(verdicts(b"L", data)) == node_view(data)
 
 

@@ -47,7 +47,7 @@ def test_truncated_stamps_file_is_refused(tmp_path: Path) -> None:
         ([(start, start + 25) for start in range(0, 2000, 100)], [0.25, 0.25]),
     ],
 )
-def test_windows(intervals: list, shares: list) -> None:
+def test_share_in_each_window(intervals: list, shares: list) -> None:
     assert stamps.windows(intervals, 0, 2000, 1000) == pytest.approx(shares)
 
 
@@ -84,7 +84,7 @@ def test_exports_are_those_of_the_driver() -> None:
         symbols.exports(ROOT / "README.md")
 
 
-def test_base_names() -> None:
+def test_base_names_are_given_with_and_without_suffixes() -> None:
     names = ["cuMemAlloc_v2", "cuMemFreeAsync_ptsz", "cuMemcpyHtoD_v2_ptds", "cuInit"]
     assert symbols.base_names(names) == sorted(["cuMemAlloc", "cuMemFreeAsync", "cuMemcpyHtoD", "cuInit", *names[:3]])
 

@@ -150,7 +150,7 @@ def test_filters_and_sorting_by_click(page, browser):
     assert names(seen) == ["well", "never-proven", "dark", "broken"]
 
 
-def test_plots(browser, make_page):
+def test_plots_show_the_values_of_the_hosts(browser, make_page):
     folder = make_page(fleet())
     seen = browser(folder)
     titles = [one.text for one in seen.find_elements(By.CSS_SELECTOR, "figure h2")]

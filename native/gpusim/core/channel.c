@@ -45,7 +45,7 @@ int sim_channel_open(int index)
     }
     sim_unlock();
     if (found < 0)
-        sim_fail("GPU %d: all %d contexts of the simulated GPU are in use", index, SIM_MAX_CHANNELS);
+        sim_fail("GPU %d: all %d contexts of the simulated GPU are in use; destroy one or end a process", index, SIM_MAX_CHANNELS);
     return found;
 }
 

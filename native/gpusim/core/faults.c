@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Injects faults of the hardware into the simulated host: Xid messages, ECC errors, and GPUs that fall off the bus. */
+/* Injects faults of the hardware into the simulated host: Xid messages (the driver's error reports), ECC errors, and GPUs that fall off the bus. */
 #include "internal.h"
 
 #include <stdatomic.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Accounts the physical memory of the simulated GPUs. Each process has three authoritative counters for a GPU: bytes of
- * allocations, contexts and modules. sim_gpu.used caches the sum over all processes. A process can die after it changed
+ * Accounts the physical memory of the simulated GPUs. Each process has three counters for a GPU: bytes of
+ * allocations, contexts and modules. These counters are always right. sim_gpu.used caches the sum over all processes. A process can die after it changed
  * a counter and before it changed the sum, so the sum is computed again after each death.
  */
 #include "internal.h"

@@ -81,8 +81,8 @@ static bool behaviours(const struct parser *p, const char *value, uint32_t *out)
             i++;
         if (i == COUNT(names))
             return fault(p, "hostile", value,
-                         "all, or of context-lock, callbacks, teardown, slow-nvml, capture-query, waiting-frees, "
-                         "rounding those that are wanted, separated by commas");
+                         "all, or names separated by commas out of context-lock, callbacks, teardown, slow-nvml, "
+                         "capture-query, waiting-frees, rounding");
         found |= 1u << i;
         at += length + (at[length] == ',');
         at += strspn(at, " \t");

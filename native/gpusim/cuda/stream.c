@@ -40,7 +40,7 @@ CUstream stream_of(CUcontext context, CUcontext green, unsigned flags, int prior
     return stream;
 }
 
-/* Returns the current green context of this primary context, or NULL. */
+/* Returns the current green context (a part of the GPU's SMs) of this primary context, or NULL. */
 static CUcontext green_current(CUcontext home)
 {
     CUcontext current = context_current();

@@ -56,7 +56,8 @@ NVML_API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory
     return NVML_SUCCESS;
 }
 
-/* The driver itself maps 2 MiB of BAR1, and 1 MiB more for each process with a context. */
+/* BAR1 is the window through which the host accesses GPU memory. The driver maps 2 MiB of it, and 1 MiB for each
+ * process with a context. */
 NVML_API nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *bar1)
 {
     struct nvml_target target;

@@ -12,7 +12,7 @@
 #include "../core/sim.h"
 #include "nvml_types.h"
 
-/* Handles point into static storage, so a client may keep a handle for ever and even read the memory behind it. A
+/* Handles point into static storage, so a client may keep a handle for any time and even read the memory behind it. A
  * future nvidia-smi might read it, although handles are opaque pointers. */
 struct nvml_device {
     unsigned char opaque[512];

@@ -138,7 +138,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetFanSpeed_v2(nvmlDevice_t device, unsigned fan
     return nvmlDeviceGetFanSpeed(device, percent);
 }
 
-/* A100 and later data-centre boards stay in P0; the others go to P8 when idle. */
+/* A100 and later data-centre boards stay in performance state P0; the others go to P8 when idle. */
 NVML_WORD(nvmlDeviceGetPerformanceState, NVML_WHOLE_GPU, target.model->bus_width_bits > 1024 || load(&target) > 0 ? 0 : 8)
 NVML_WORD(nvmlDeviceGetPowerState, NVML_WHOLE_GPU, target.model->bus_width_bits > 1024 || load(&target) > 0 ? 0 : 8)
 

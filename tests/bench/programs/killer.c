@@ -36,7 +36,8 @@
 #include "vgpu_abi.h"
 #include "work.h"
 
-/* PATIENCE_US is below the five seconds after which a process gives up waiting for the ledger's lock. */
+/* The ledger is the container's file of charged memory. PATIENCE_US is below the five seconds after which a process
+ * gives up waiting for the ledger's lock. */
 enum { WORKERS = 4, BLOCKS = 8, PATIENCE_US = 4000000, SLOW_US = 100000 };
 enum order { RUN, HOLD, TAKE, GIVE };
 

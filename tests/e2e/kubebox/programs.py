@@ -127,7 +127,7 @@ def find() -> Programs:
         raise MissingProgram("runc is not in PATH; apt-get install runc")
     for built in ("libvgpu.so", "vgpu-arbiter", "gpusim/libcuda.so.1"):
         if not (ROOT / "native" / "build" / built).exists():
-            raise MissingProgram(f"native/build/{built}: not there; run `make native` first")
+            raise MissingProgram(f"native/build/{built}: no such file; run `make native` first")
     image = ROOT / ".build" / "demo-image.tar"
     subprocess.run([str(ROOT / "tests/hosts/packages/make_image.sh")], stdout=subprocess.DEVNULL, check=True)
     return Programs(

@@ -14,7 +14,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length);
 static void must(bool condition, const char *what)
 {
     if (!condition) {
-        fprintf(stderr, "not true: %s\n", what);
+        fprintf(stderr, "expected: %s\n", what);
         abort();
     }
 }
@@ -24,14 +24,14 @@ static void parse(const unsigned char *data, size_t length)
     struct vgpu_limits out;
     char reason[200] = "";
     if (!limits_parse(data, length, &out, reason, sizeof reason)) {
-        must(reason[0] != 0, "a refusal has a reason");
+        must(reason[0] != 0, "a reason for each refused file");
         return;
     }
-    must(out.device_count <= VGPU_MAX_DEVICES, "no more devices than there is room for");
-    must(out.core_policy <= VGPU_CORE_DISABLE, "a policy that is known");
-    must(!(out.sequence & 1), "a file at rest");
+    must(out.device_count <= VGPU_MAX_DEVICES, "at most VGPU_MAX_DEVICES devices");
+    must(out.core_policy <= VGPU_CORE_DISABLE, "a known core policy");
+    must(!(out.sequence & 1), "an even sequence number (no write in progress)");
     for (unsigned i = 0; i < out.device_count; i++)
-        must(memchr(out.devices[i].uuid, 0, VGPU_UUID_SIZE) != NULL && out.devices[i].uuid[0] != 0, "a UUID is a name");
+        must(memchr(out.devices[i].uuid, 0, VGPU_UUID_SIZE) != NULL && out.devices[i].uuid[0] != 0, "a terminated, non-empty UUID of each device");
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length)

@@ -259,13 +259,13 @@ class Hand:
         self.process.stdin.flush()
         answer = self.process.stdout.readline()
         if not answer:
-            raise RuntimeError(f"the program hand ended with {self.process.wait()} at '{line}': {self.errors()[-300:]}")
+            raise RuntimeError(f"hand ended with {self.process.wait()} at command '{line}': {self.errors()[-300:]}")
         return [int(word) for word in answer.split()]
 
     def must(self, line: str) -> list[int]:
         answer = self.say(line)
         if answer[0] != OK:
-            raise RuntimeError(f"'{line}' answers {answer[0]}: {self.errors()[-300:]}")
+            raise RuntimeError(f"hand: '{line}' failed with status {answer[0]}: {self.errors()[-300:]}")
         return answer
 
     def start(self) -> Hand:

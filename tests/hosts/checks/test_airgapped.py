@@ -125,7 +125,7 @@ PROXIES = [
 
 
 @pytest.mark.parametrize("runs, environment, words", PROXIES)
-def test_a_mirror_behind_a_proxy_that(
+def test_unusable_proxy_stops_the_run(
     mirror: Mirror, tmp_path: Path, runs: bool, environment: dict[str, str], words: str
 ) -> None:
     """If the proxy cannot be used, the run fails and changes nothing. The last row is the negative control: without a
@@ -141,7 +141,7 @@ def test_a_mirror_behind_a_proxy_that(
     assert state(mirror.node) == before
 
 
-def test_a_mirror_behind_a_proxy(mirror: Mirror, tmp_path: Path) -> None:
+def test_mirror_is_reached_through_a_proxy(mirror: Mirror, tmp_path: Path) -> None:
     """The proxy gets only requests for the repository behind it, and afterwards no file on the host mentions the
     proxy."""
     node, already = mirror.node, len(mirror.log.read_text())

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests `docker run --device vgpu.fleet/slice=…`, which starts a container in a slice (part of a GPU), on a host set up
-by `site.yml`. The host has a real dockerd that supports CDI (from 25 on), the device plugin's CDI files, and no
-Kubernetes. The program vgpu-probe measures from inside the container whether the slice's limits are enforced."""
+by `site.yml`. The host has a real dockerd that supports CDI (Container Device Interface, from docker 25 on), the
+device plugin's CDI files, and no Kubernetes. The program vgpu-probe measures from inside the container whether the
+slice's limits are enforced."""
 
 from __future__ import annotations
 

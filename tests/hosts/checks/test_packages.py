@@ -165,7 +165,7 @@ def test_a_wrong_signing_key(node: Node, tmp_path: Path) -> None:
     assert state(node) == before
 
 
-def test_old_lists_and_their_keys_go_and_come_back(node: Node, tmp_path: Path) -> None:
+def test_old_lists_and_their_keys_are_removed_and_restored(node: Node, tmp_path: Path) -> None:
     """The role removes two stale keys: one that is valid for all sources, and one that the old list names. A key of
     another owner stays. The rollback restores list and keys."""
     before = state(node)

@@ -74,7 +74,7 @@ class Payload:
     def add_file(self, path: str, source: Path, made_by: str, mode: int = 0o644) -> None:
         """Add a file of this machine; a missing file is an error that names the command that makes it."""
         if not source.is_file():
-            raise HardwareError(f"{source.relative_to(ROOT)}: not there; run `{made_by}` first")
+            raise HardwareError(f"{source.relative_to(ROOT)}: no such file; run `{made_by}` first")
         self.add(path, source.read_bytes(), mode)
 
     def add_tree(self, path: str, source: Path, made_by: str) -> None:

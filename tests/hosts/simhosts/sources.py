@@ -158,7 +158,7 @@ def of_release(
         return other, [Source(mirror, suite, key) for suite in suites]
     can = sorted({*own, *(RELEASES["ubuntu"] if machine.id == "debian" else {})})
     raise SourcesError(
-        f"--release {codename}: on {machine.id} {machine.version} expected {', '.join(can) or 'no --release'}"
+        f"--release {codename}: expected {', '.join(can) or 'no --release'} on {machine.id} {machine.version}"
     )
 
 

@@ -30,7 +30,7 @@ def test_exports_are_exactly_the_drivers():
     assert exported() == names
 
 
-def test_soname_and_needed():
+def test_library_has_the_real_soname_and_needs_only_libc():
     dynamic = subprocess.run(["readelf", "-d", str(LIBRARY)], check=True, capture_output=True, text=True).stdout
     assert "Library soname: [libcuda.so.1]" in dynamic
     needed = [line.split("[")[1].rstrip("]") for line in dynamic.splitlines() if "(NEEDED)" in line]
@@ -78,7 +78,7 @@ LOOKUPS = [
 
 
 @pytest.mark.parametrize("name, version, flags, expected", LOOKUPS)
-def test_get_proc_address(host, name, version, flags, expected):
+def test_get_proc_address_finds_the_form_of_a_version(host, name, version, flags, expected):
     a = host.start()
     for function in ("cuGetProcAddress", "cuGetProcAddress_v2"):
         status = ", ctypes.byref(s)" if function.endswith("_v2") else ""
@@ -137,7 +137,7 @@ VISIBLE = {
 
 
 @pytest.mark.parametrize("visible", VISIBLE)
-def test_visible_devices(make_host, visible):
+def test_cuda_visible_devices_selects_gpus(make_host, visible):
     host = make_host(FOUR)
     a = host.start(**({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}))
     expected = VISIBLE[visible]
@@ -185,7 +185,7 @@ def test_device_nodes_can_be_required(make_host):
 ATTRIBUTES = {1: 1024, 10: 32, 16: 40, 33: 0x1B, 75: 7, 76: 5, 39: 1024, 41: 1, 83: 1, 97: 65536, 102: 1, 115: 1}
 
 
-def test_attributes(host):
+def test_attributes_of_a_t4(host):
     a = host.start()
     a.ask("cu.cuInit(0); v = ctypes.c_int()")
     for attribute, expected in ATTRIBUTES.items():
@@ -201,7 +201,7 @@ def test_attributes(host):
 ERRORS = {0: "CUDA_SUCCESS", 2: "CUDA_ERROR_OUT_OF_MEMORY", 999: "CUDA_ERROR_UNKNOWN", 801: "CUDA_ERROR_NOT_SUPPORTED"}
 
 
-def test_error_names(host):
+def test_result_codes_have_names(host):
     a = host.start()
     for code, name in ERRORS.items():
         a.ask(f"s = ctypes.c_char_p(); cu.cuGetErrorName({code}, ctypes.byref(s))")
@@ -213,11 +213,11 @@ CALLS_BEFORE_INIT = ["cuDeviceGetCount", "cuMemAlloc_v2", "cuCtxSynchronize", "c
 
 
 @pytest.mark.parametrize("name", CALLS_BEFORE_INIT)
-def test_before_init(host, name):
+def test_calls_before_cuinit_are_refused(host, name):
     assert host.start().ask(f"cu.raw('{name}', 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)") == 3
 
 
-def test_without_context(host):
+def test_calls_without_a_context_are_refused(host):
     a = host.start()
     a.ask("cu.cuInit(0)")
     assert a.ask("cu.try_alloc(1)") == 201

@@ -244,7 +244,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("backend", "call", "code"), ERRORS)
-def test_return_codes(limited, group, backend, call, code):
+def test_return_codes_of_set_and_get(limited, group, backend, call, code):
     on = limited(backend)
     path = call[2] and call[2].replace("G", str(group("g"))).replace("R", str(on.root))
     answer = on.ask((call[0], call[1], path, *call[3:]))[0]

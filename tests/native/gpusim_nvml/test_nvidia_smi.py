@@ -41,7 +41,7 @@ def query(smi, what: str, fields: str) -> list:
     return [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(text))]
 
 
-def test_list(smi):
+def test_list_shows_each_gpu_and_its_uuid(smi):
     names = ["Tesla T4", "Tesla V100-SXM2-16GB", "NVIDIA A100-SXM4-80GB", "NVIDIA GeForce GTX 1080 Ti"]
     rows = zip(names, UUIDS)
     assert smi("-L").splitlines() == [f"GPU {i}: {name} (UUID: {uuid})" for i, (name, uuid) in enumerate(rows)]
@@ -64,7 +64,7 @@ TABLE = [
 ]
 
 
-def test_table(smi):
+def test_table_shows_each_gpu(smi):
     lines = smi().splitlines()
     for pattern in TABLE:
         expression = pattern.format(version=re.escape(smi.version)) if "version" in pattern else pattern
@@ -110,7 +110,7 @@ FIELDS = {
 }
 
 
-def test_query_gpu(smi):
+def test_query_gpu_returns_the_values_of_the_profile(smi):
     rows = query(smi, "gpu", ",".join(FIELDS))
     assert len(rows) == 4
     assert dict(zip(FIELDS, zip(rows[0], rows[2]))) == FIELDS
@@ -134,7 +134,7 @@ DETAILS = {
 }
 
 
-def test_query_all(smi):
+def test_query_all_shows_the_values_of_a_gpu(smi):
     found, section = {}, ""
     text = smi("-q", "-i", "2")
     for line in text.splitlines():
@@ -148,7 +148,7 @@ def test_query_all(smi):
     assert "Unknown Error" not in text
 
 
-def test_processes(smi):
+def test_processes_and_their_memory_are_listed(smi):
     host = smi.host
     with host.worker(1, 1000 * MIB) as first, host.worker(0) as second:
         expected = sorted([[str(first.pid), "1308 MiB", UUIDS[1]], [str(second.pid), "104 MiB", UUIDS[0]]])
@@ -173,13 +173,13 @@ def test_unmeasured_driver_branch_shows_no_processes(make_host, real_smi):
         assert "python" not in result.stdout
 
 
-def test_topology(smi):
+def test_topology_shows_how_gpus_are_connected(smi):
     rows = [line.split()[1:5] for line in smi("topo", "-m").splitlines() if re.match(r"GPU\d", line)]
     assert rows == [["X" if i == j else "PHB" for j in range(4)] for i in range(4)]
 
 
 @needs_root
-def test_settings(smi):
+def test_settings_are_changed_and_shown(smi):
     smi("-i", "0", "-c", "EXCLUSIVE_PROCESS")
     smi("-i", "0", "-pm", "1")
     smi("-i", "0", "-pl", "60")
@@ -193,7 +193,7 @@ def test_settings(smi):
 
 
 @needs_root
-def test_mig(smi):
+def test_mig_instances_are_created_shown_and_destroyed(smi):
     if smi.version.startswith("535."):
         assert "No MIG-enabled devices found" in smi("mig", "-lgip", code=6)
     else:
@@ -246,7 +246,7 @@ def test_reset_applies_pending_modes(smi):
     assert query(smi, "gpu", modes)[2] == ["Enabled", "Enabled", "Disabled", "Disabled"]
 
 
-def test_faults(smi):
+def test_faults_are_shown(smi):
     smi.host.ctl("ecc", "0", "3")
     assert re.search(r"Tesla T4 .* Off \| +3 \|", smi()), "the table must show 3 uncorrected volatile errors"
     smi.host.ctl("fall-off", "1")

@@ -26,7 +26,7 @@ ARCHITECTURES = {(6, 1): 4, (7, 0): 5, (7, 5): 6, (8, 0): 7, (9, 0): 9}
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_model(make_host, model):
+def test_each_model_has_its_published_figures(make_host, model):
     name, memory, sms, capability, device_id, brand, ecc, mig, watts = MODELS[model]
     host = make_host(f"[gpu]\nmodel = {model}\n")
     cores = {6: 128, 7: 64, 8: 64, 9: 128}[capability[0]]
@@ -149,7 +149,7 @@ def answers(tmp_path_factory):
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_call(answers, call):
+def test_each_call_returns_its_expected_value(answers, call):
     assert answers[call] == CALLS[call]
 
 

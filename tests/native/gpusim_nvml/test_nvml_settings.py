@@ -44,7 +44,7 @@ def test_root_sets_for_every_process(mixed, setter, getter, value):
 
 
 @pytest.mark.parametrize(("setter", "error"), REFUSED, ids=[row[0] for row in REFUSED])
-def test_refused(mixed, setter, error):
+def test_invalid_changes_are_refused(mixed, setter, error):
     assert mixed.nvml(setter) == [error]
 
 

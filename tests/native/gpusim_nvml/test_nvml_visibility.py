@@ -20,7 +20,7 @@ NODES = [
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="making a private /dev needs root")
 @pytest.mark.parametrize(("nodes", "shown"), NODES, ids=[row[0] or "none" for row in NODES])
-def test_device_nodes_decide(make_host, nodes, shown):
+def test_device_nodes_decide_which_gpus_are_shown(make_host, nodes, shown):
     host = make_host("a100-80x4", device_nodes="require")
     # This script runs a command with a private /dev that has only the named device nodes. The host's state file is not
     # in /dev, so it stays usable.

@@ -106,7 +106,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize("geometries, names", WAYS)
-def test_a_geometry_is_reached_and_stays(machine, geometries, names):
+def test_geometry_is_created_and_a_second_run_changes_nothing(machine, geometries, names):
     host = machine(A100)
     for geometry, wanted in zip(geometries, names):
         predicted = bring(host, geometry, check=True)
@@ -117,7 +117,7 @@ def test_a_geometry_is_reached_and_stays(machine, geometries, names):
         assert bring(host, geometry)["plan"] == []
 
 
-def test_what_stays_is_not_touched(machine):
+def test_instances_of_both_geometries_are_kept(machine):
     # An instance that the old and the new geometry contain is not created again, so it keeps its UUID.
     host = machine(A100)
     bring(host, {"3g.20gb": 1, "1g.5gb": 1})

@@ -95,7 +95,7 @@ def machine(tmp_path: Path) -> Machine:
 HALVES = [1, ["3g.20gb", "3g.20gb"]]
 
 
-def test_there_and_back(machine: Machine) -> None:
+def test_geometry_is_created_kept_and_removed(machine: Machine) -> None:
     predicted = machine.bring({"3g.20gb": 2}, check=True)
     assert (machine.look(), machine.files()) == (OFF, [])
     done = machine.bring({"3g.20gb": 2})
@@ -131,7 +131,7 @@ def test_geometry_of_another_tool_stays(machine: Machine) -> None:
     assert machine.look() == [1, ["3g.20gb"]]
 
 
-def test_a_reboot_forgets_and_the_unit_makes_it_again(machine: Machine) -> None:
+def test_unit_creates_the_geometry_again_after_a_reboot(machine: Machine) -> None:
     machine.bring({"3g.20gb": 2})
     machine.reboot()
     assert machine.look() == OFF
@@ -142,7 +142,7 @@ def test_a_reboot_forgets_and_the_unit_makes_it_again(machine: Machine) -> None:
     assert (again.returncode, again.stdout) == (0, "the GPUs have their geometry\n")
 
 
-def test_unit_reports_what_it_cannot_do(machine: Machine) -> None:
+def test_unit_reports_an_impossible_geometry(machine: Machine) -> None:
     machine.bring({"3g.20gb": 2})
     path = machine.root / "etc/vgpu/mig.json"
     path.write_text(path.read_text().replace("3g.20gb", "9g.80gb"))
@@ -152,5 +152,5 @@ def test_unit_reports_what_it_cannot_do(machine: Machine) -> None:
     assert machine.look() == HALVES
 
 
-def test_an_empty_geometry_is_a_mistake(machine: Machine) -> None:
+def test_empty_geometry_is_refused(machine: Machine) -> None:
     assert "name at least one profile" in machine.bring({})["error"]

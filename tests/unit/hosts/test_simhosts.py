@@ -83,7 +83,7 @@ def test_another_debian_release_uses_the_same_mirrors_and_keys() -> None:
     [(BOOKWORM, "sid"), ('ID=ubuntu\nVERSION_ID="24.04"\nVERSION_CODENAME=noble\n', "trixie")],
 )
 def test_unsupported_release_is_refused(os_release: str, release: str) -> None:
-    with pytest.raises(sources.SourcesError, match=f"--release {release}: on "):
+    with pytest.raises(sources.SourcesError, match=f"--release {release}: expected .* on "):
         sources.of_release(sources.distribution(os_release), OWN, release, no_keys)
 
 

@@ -151,7 +151,7 @@ def test_bypass_table_by_container_kind_is_complete() -> None:
         ),
         (r"`bypass-no-preload`, ", "", "bypass-no-preload: no row names it"),
         (r"`import-beside`, ", "", "import-beside: no row names it"),
-        (r"test_attacker.py::test_no_other_identity_is_had", "test_attacker.py::reads", "is_had: no row names it"),
+        (r"::test_a_tenant_gets_no_other_identity", "::reads", "identity: no row names it"),
         (r"`dlsym-route`", "", "expected a check or a test"),
         (r"`dlsym-route`", "`dlsym-rout`", "dlsym-rout is neither a check nor a test"),
         (r"test_seats.py::test_page_change", "test_seats.py::test_page_chance", "is neither a check nor a test"),

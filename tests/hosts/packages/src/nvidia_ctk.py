@@ -104,7 +104,7 @@ def specification() -> dict[str, Any]:
     nodes = {gpu["index"]: node(f"/dev/nvidia{gpu['minor']}") for gpu in gpus}
     missing = [one["path"] for one in nodes.values() if not os.path.exists(one["path"])]
     if missing:
-        raise CtkFault(f"device nodes of GPUs that NVML lists are missing: {', '.join(missing)}")
+        raise CtkFault(f"expected a device node for each GPU that NVML lists; missing: {', '.join(missing)}")
     devices = []
     for gpu in gpus:
         for name in (str(gpu["index"]), gpu["uuid"]):

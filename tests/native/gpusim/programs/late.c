@@ -35,7 +35,7 @@ static void park(void)
 int main(int argc, char **argv)
 {
     if (cuInit(0) || cuCtxCreate_v2(&context, 0, 0) || pthread_create(&thread, NULL, ask, NULL)) {
-        fprintf(stderr, "late: no driver\n");
+        fprintf(stderr, "late: expected a context and a thread, but cuInit, cuCtxCreate or pthread_create failed\n");
         return 1;
     }
     if (argc > 1 && strcmp(argv[1], "parked") == 0)
