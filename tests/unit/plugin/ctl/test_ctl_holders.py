@@ -13,6 +13,7 @@ import pytest
 from vgpu_plugin._proto import admin_pb2 as api
 from vgpu_plugin.admin import holder_names
 from vgpu_plugin.admin.admin_socket import Client
+from vgpu_plugin.admin.plain import plain
 from vgpu_plugin.allocation.records import CONTAINER
 from vgpu_plugin.ctl import explanation
 from vgpu_plugin.ctl import main as ctl
@@ -20,7 +21,6 @@ from vgpu_plugin.ctl import text as ctl_text
 from vgpu_plugin.ctl.arguments import UNITS, parser
 from vgpu_plugin.daemon import Daemon
 from vgpu_plugin.errors import BadRequest, counted
-from vgpu_plugin.node.paths import NO_KUBELET
 
 from ..conftest import FakeGpus, Node
 from ..samples import until
@@ -155,8 +155,7 @@ def test_number_and_noun_agree(number, text):
 
 
 def without_kubernetes(**changes: Any) -> dict[str, Any]:
-    fault = f"/k/kubelet.sock does not exist: {NO_KUBELET}"
-    return {**status([piece(0, **changes)]), "registered": False, "kubelet_error": fault}
+    return {**status([piece(0, **changes)]), "registered": False, "kubelet_error": "any text", "no_kubelet": True}
 
 
 def test_host_without_kubernetes_is_not_told_about_a_kubelet():
@@ -169,8 +168,23 @@ def test_host_without_kubernetes_is_not_told_about_a_kubelet():
     assert "kubelet" not in parser().format_help()
 
 
-# columns: whether a kubelet has left its checkpoint on the host; expected words of the status
-FAULTS = [(False, NO_KUBELET), (True, "waiting for the kubelet")]
+@pytest.mark.parametrize("answer", [{}, {"no_kubelet": False}])
+def test_kubelet_is_assumed_if_the_plugin_does_not_say_that_it_is_missing(answer):
+    """A plugin of an older version sends no field ``no_kubelet``. Its error text must not be interpreted."""
+    fault = "/k/kubelet.sock does not exist: this host runs no kubelet"
+    found = {**status([piece(0)]), "registered": False, "kubelet_error": fault, **answer}
+    assert ctl_text.has_kubelet(found)
+    assert f"not registered: {fault}" in ctl_text.status(found)
+
+
+def test_missing_field_of_an_older_plugin_is_false():
+    older = api.StatusResponse(kubelet_error="x").SerializeToString()
+    assert plain(api.StatusResponse.FromString(older))["no_kubelet"] is False
+
+
+# columns: whether a kubelet has left its checkpoint on the host; expected words of the status. An older vgpuctl finds
+# out that the host has no kubelet by these words.
+FAULTS = [(False, "this host runs no kubelet"), (True, "waiting for the kubelet")]
 
 
 @pytest.mark.parametrize(("ran", "words"), FAULTS)
@@ -182,4 +196,4 @@ def test_plugin_tells_a_missing_kubelet_from_a_stopped_one(node, running, capsys
     until(node.paths.admin_socket.exists, "the socket")
     answer = asked(node, capsys, "status")[1]
     assert not answer["registered"] and words in answer["kubelet_error"]
-    assert ctl_text.has_kubelet(answer) == ran
+    assert answer["no_kubelet"] != ran and ctl_text.has_kubelet(answer) == ran

@@ -40,6 +40,9 @@ class Served(Protocol):
     def state(self) -> tuple[bool, str]:
         """Returns whether the plugin is registered with the kubelet, and the last error if it is not."""
 
+    def no_kubelet(self) -> bool:
+        """Returns whether this host never had a kubelet, but only docker or podman."""
+
 
 class Admin:
     # The two attributes below are set by assembly.py after both objects exist.
@@ -78,6 +81,7 @@ class Admin:
             library=self._library(),
             registered=registered,
             kubelet_error=fault,
+            no_kubelet=self._registrations.no_kubelet(),
             gpus=self._gpus(),
             slices=[self._slice(offer, offer.slice.id in used) for offer in self._pool.offers()[1]],
             allocations=[

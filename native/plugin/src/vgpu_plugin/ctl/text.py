@@ -8,7 +8,6 @@ from typing import Any
 
 from ..allocation.allocation_files import AllocationFiles
 from ..errors import counted
-from ..node.paths import NO_KUBELET
 from .tables import Row, age, known, table, wide, wrapped
 
 # The reason of an unhealthy GPU begins with this text if the driver no longer finds the GPU.
@@ -82,8 +81,10 @@ def status(answer: dict[str, Any], width: int = 0) -> str:
 
 
 def has_kubelet(status: dict[str, Any]) -> bool:
-    """Returns whether the node has a kubelet, running or not. Other hosts have only docker or podman."""
-    return bool(status["registered"]) or NO_KUBELET not in status["kubelet_error"]
+    """Returns whether the node has a kubelet, running or not. Other hosts have only docker or podman. A node is assumed
+    to have a kubelet if its plugin is too old to report that it has none.
+    """
+    return not status.get("no_kubelet", False)
 
 
 def short_id(status: dict[str, Any], slice_id: str) -> str:

@@ -83,6 +83,10 @@ class Registration(rpc.RegistrationServicer):
         """Returns whether the kubelet has registered the driver, and the last error if it has not."""
         return self._registered, self._said
 
+    def no_kubelet(self) -> bool:
+        """Returns False: claims come from Kubernetes, so this host has a kubelet, which may not have started yet."""
+        return False
+
     def run(self) -> None:
         while not self._stopping.is_set():
             self.look()

@@ -27,7 +27,7 @@ from .. import lean
 from .._proto import deviceplugin_pb2 as api
 from .._proto import deviceplugin_pb2_grpc as rpc
 from ..node.inotify import FolderWatch
-from ..node.paths import CHECKPOINT, NO_KUBELET
+from ..node.paths import CHECKPOINT
 from .service import WORKERS, DevicePlugin, options
 
 API_VERSION = "v1beta1"
@@ -77,6 +77,12 @@ class Registration:
         known = self._registered_with is not None and self._registered_with == _identity(self._kubelet_socket)
         registered = known and self._listens()
         return registered, "" if registered else self._fault
+
+    def no_kubelet(self) -> bool:
+        """Returns whether this host never had a kubelet. If the kubelet's checkpoint exists, a kubelet ran before and
+        will come back.
+        """
+        return not self._kubelet_socket.exists() and not self._kubelet_socket.with_name(CHECKPOINT).exists()
 
     def _listens(self) -> bool:
         service = self._service
@@ -135,11 +141,9 @@ class Registration:
         return self._listens()
 
     def _missing(self) -> str:
-        """Returns a text that says why the kubelet's socket is missing. If the kubelet's checkpoint exists, a kubelet
-        ran before and will come back. Otherwise this host never had one.
-        """
-        waits = self._kubelet_socket.with_name(CHECKPOINT).exists()
-        why = "; waiting for the kubelet" if waits else f": {NO_KUBELET}"
+        """Returns a text that says why the kubelet's socket is missing."""
+        # A vgpuctl of version 0.1 searches this text for the words "this host runs no kubelet".
+        why = ": this host runs no kubelet" if self.no_kubelet() else "; waiting for the kubelet"
         return f"{self._kubelet_socket} does not exist{why}"
 
     def _note(self, fault: Exception) -> None:

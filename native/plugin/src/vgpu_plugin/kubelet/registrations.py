@@ -62,6 +62,10 @@ class Registrations:
         faults = [fault for registered, fault in states if not registered]
         return bool(states) and not faults, faults[0] if faults else ""
 
+    def no_kubelet(self) -> bool:
+        """Returns whether this host never had a kubelet."""
+        return any(one.no_kubelet() for one, _thread in list(self._running.values()))
+
     def any_registered(self) -> bool:
         """Returns whether the kubelet can allocate any resource now."""
         return any(one.registered() for one, _thread in list(self._running.values()))

@@ -42,9 +42,6 @@ LONGEST_SOCKET_PATH = 107
 # stopped.
 CHECKPOINT = "kubelet_internal_checkpoint"
 
-# Part of the error message of a registration if the host never had a kubelet, but only docker or podman.
-NO_KUBELET = "this host runs no kubelet"
-
 
 @dataclass(frozen=True)
 class Paths:
