@@ -110,6 +110,31 @@ def test_part_of_a_name_must_name_one_holder(node, daemon, capsys):
         assert f"docker web ({first})" in answer["error"] and f"podman web ({second})" in answer["error"]
 
 
+def test_resize_requests_the_usages_only_for_a_name(node, daemon, capsys, monkeypatch):
+    mine = lease(node, "docker web")
+    slice_id = next(one["id"] for one in asked(node, capsys, "slices")[1]["slices"] if one["allocation"] == mine)
+    calls: list[str] = []
+    call = Client.call
+    monkeypatch.setattr(
+        Client, "call", lambda self, method, request: (calls.append(method), call(self, method, request))[1]
+    )
+    for name in (mine, slice_id, f"0::{slice_id.partition('::')[2]}"):
+        calls.clear()
+        assert asked(node, capsys, "resize", name, "--memory", "1Gi")[1]["allocation"] == mine
+        assert calls == ["Resize"]
+    calls.clear()
+    assert asked(node, capsys, "resize", "web", "--memory", "1Gi")[1]["allocation"] == mine
+    assert calls == ["Usage", "Resize"]
+
+
+def test_resize_finds_a_container_whose_name_looks_like_an_id(node, daemon, capsys, monkeypatch):
+    mine = asked(node, capsys, "lease")[1]["allocation"]
+    name = "0123456789abcdef"
+    assert "no allocation" in asked(node, capsys, "resize", name, "--memory", "1Gi")[1]["error"]
+    monkeypatch.setattr(ctl.Tenants, "of", lambda _self, _usages: {mine: f"docker {name}"})
+    assert asked(node, capsys, "resize", name, "--memory", "1Gi")[1]["allocation"] == mine
+
+
 def test_container_whose_name_only_its_engine_knows(node, daemon, capsys, monkeypatch):
     """A container uses a slice that was leased by hand, so only its engine knows its name. vgpuctl top and slices find
     the name by a process of the container.

@@ -36,13 +36,13 @@ METHODS: Mapping[str, tuple[type[Message], type[Message]]] = {
     "Watch": (api.WatchRequest, api.WatchResponse),
     "Resize": (api.ResizeRequest, api.ResizeResponse),
 }
-OK, INTERNAL, UNAVAILABLE, EXHAUSTED = "OK", "INTERNAL", "UNAVAILABLE", "RESOURCE_EXHAUSTED"
+OK, INTERNAL, UNAVAILABLE, EXHAUSTED, NOT_FOUND = "OK", "INTERNAL", "UNAVAILABLE", "RESOURCE_EXHAUSTED", "NOT_FOUND"
 CODES = (
     (BadRequest, "INVALID_ARGUMENT"),
     (Refused, "FAILED_PRECONDITION"),
     (NotNow, UNAVAILABLE),
     (NoFreeSlice, EXHAUSTED),
-    (Unknown, "NOT_FOUND"),
+    (Unknown, NOT_FOUND),
 )
 MOST_CALLS = 4
 # The three limits: the timeout for a client that sends nothing, the maximum bytes of a method's name, and the maximum

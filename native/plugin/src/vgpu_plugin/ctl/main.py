@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -17,7 +18,7 @@ from typing import Any
 
 from .._proto import admin_pb2 as api
 from ..admin import holder_names, metrics
-from ..admin.admin_socket import EXHAUSTED, Client, Fault
+from ..admin.admin_socket import EXHAUSTED, NOT_FOUND, Client, Fault
 from ..admin.plain import plain
 from ..errors import BadRequest
 from . import completion, containers, execute, explanation, top
@@ -29,6 +30,8 @@ from .tenants import Tenants
 FAILED, USAGE, NO_FREE_SLICE = 1, 2, 3
 TIMEOUT_S = 45.0
 MIB = 1 << 20
+# Matches the id of an allocation or of a slice: 246f37d077ec8cd4, GPU-58761ffe-…::2, or 0::2 with the GPU's index.
+ID = re.compile(r"[0-9a-f]{16}|(GPU|MIG)-[0-9a-f-]{36}(::\d+)?|\d+::\d+")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -137,12 +140,22 @@ def resize(plugin: Client, given: argparse.Namespace) -> dict[str, Any]:
     if given.memory and given.memory < MIB:
         raise Fault("INVALID_ARGUMENT", f"memory of {given.memory} bytes; expected 1 MiB or more")
     request = api.ResizeRequest(
-        what=_resizable(plugin, given.what),
+        what=given.what,
         memory_mib=given.memory // MIB,
         sm_percent=given.cores,
         uuid=given.uuid,
         oom_killer=given.oom_killer,
     )
+    if ID.fullmatch(given.what):
+        # The plugin knows the ids. Only if it does not know this one, it may be the name of a container.
+        try:
+            return plain(plugin.call("Resize", request))
+        except Fault as fault:
+            if fault.code != NOT_FOUND or (found := _resizable(plugin, given.what)) == given.what:
+                raise
+            request.what = found
+    else:
+        request.what = _resizable(plugin, given.what)
     return plain(plugin.call("Resize", request))
 
 
