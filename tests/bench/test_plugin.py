@@ -111,7 +111,7 @@ def idle(process: int, seconds: float) -> tuple[float, float]:
 
 
 def slacks(process: int) -> set[str]:
-    """Returns the timer slacks of the process's threads in nanoseconds."""
+    """Returns the timer slacks of the process's threads: by how many nanoseconds the kernel may delay a wake-up."""
     found = set()
     for task in [one.name for one in Path(f"/proc/{process}/task").iterdir()]:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # The thread has ended.

@@ -16,7 +16,7 @@ import pytest
 E2E = Path(__file__).resolve().parent
 PLUGIN = E2E.parents[1] / "native" / "plugin"
 sys.path[:0] = [str(E2E), str(PLUGIN / "src")]
-sys.path.append(str(E2E.parent))  # The folder of the module ``former``.
+sys.path.append(str(E2E.parent))  # The folder of the module ``former`` (a former release).
 # kubetrace needs the gRPC code of the kubelet's interfaces.
 subprocess.run(["make", "-s", "-C", str(PLUGIN), "proto", f"PYTHON={sys.executable}"], check=True)
 

@@ -80,6 +80,6 @@ def test_podman_without_a_device_finds_no_driver(node):
     assert "no driver" in done.stdout
 
 
-def test_files_of_slices_name_every_slice(node):
+def test_cdi_file_names_every_slice(node):
     spec = json.loads(Path("/var/run/cdi/vgpu-vgpu.fleet-slice.json").read_text())
     assert sorted(one["name"] for one in spec["devices"]) == sorted(one["id"] for one in node.status()["slices"])

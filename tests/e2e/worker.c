@@ -104,6 +104,7 @@ static void busy(void)
     *(void **)&find = named("cuModuleGetFunction");
     *(void **)&launch = named("cuLaunchKernel");
     *(void **)&synchronize = named("cuCtxSynchronize");
+    /* For the simulated driver this text declares a kernel of 2000 microseconds. */
     must("cuModuleLoadData", load(&module, "// .gpusim kernel spin 2000\n"));
     must("cuModuleGetFunction", find(&function, module, "spin"));
     printf("busy\n");

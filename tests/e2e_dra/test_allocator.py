@@ -196,7 +196,7 @@ def test_a_tainted_gpu_gets_no_new_claim(program: Path) -> None:
     assert [part["device"] for part in found["allocations"][0]] == [SECOND]
 
 
-def test_claims_for_mig_instances(program: Path) -> None:
+def test_each_mig_instance_gets_one_claim(program: Path) -> None:
     found = ask(program, objects(MIXED, mig_gpus(1, parts=2)), *[claim({}, of="vgpu-mig")] * 3, claim({}))
     assert [one and len(one) for one in found["allocations"]] == [1, 1, None, None]
 

@@ -77,14 +77,14 @@ def judged(started: Any) -> Iterator[Cluster]:
 
 
 @pytest.mark.parametrize("at", range(len(PARAMETERS)))
-def test_parameters_of_a_claim(judged: Cluster, at: int) -> None:
+def test_parameters_of_a_claim_are_checked(judged: Cluster, at: int) -> None:
     parameters, reason = PARAMETERS[at]
     said = refusal(judged, CLAIMS, claim_with(parameters))
     assert reason in said and bool(reason) == bool(said)
 
 
 @pytest.mark.parametrize("at", range(len(PARAMETERS)))
-def test_parameters_of_a_template_and_of_a_class(judged: Cluster, at: int) -> None:
+def test_parameters_of_a_template_and_of_a_class_are_checked(judged: Cluster, at: int) -> None:
     parameters, reason = PARAMETERS[at]
     template = claim_with(parameters)
     template.update(kind="ResourceClaimTemplate", spec={"spec": template["spec"]})

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests which pods a real kube-scheduler with this project's extender evicts for a pod of higher priority that fits no
-node. A GPU has a number of slots, each for one pod, so slots, memory or both may be short.
+node. A GPU has a number of slots, each for one pod, so slots, memory or both may be short. A nomination is the
+node that the kube-scheduler notes in the pod's status while the evicted pods (victims) end.
 
 No kubelet runs: a pod that the API server marks for deletion exists until the test deletes it.
 """

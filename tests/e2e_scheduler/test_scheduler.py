@@ -73,7 +73,7 @@ def test_annotations_of_kai_are_checked_unless_kai_schedules_the_pod(fleet):
     assert stored["schedulerName"] == "kai-scheduler" and "limits" not in stored["containers"][0]["resources"]
 
 
-def test_binpack_and_spread(fleet):
+def test_binpack_and_spread_choose_nodes_and_gpus(fleet):
     for name in ("a", "b"):
         fleet.node(name)
     for n in range(4):

@@ -58,6 +58,7 @@ def filled(here: host.Host, free: int) -> Iterator[None]:
         hand.start()
         size = here.card.memory()["free"] - free
         if size > 0:
+            # A command of the program hand.c, which keeps the memory until it ends.
             hand.must(f"get alloc {size // host.MIB * host.MIB}")
         yield
 

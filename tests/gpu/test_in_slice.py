@@ -52,6 +52,6 @@ def test_exit_status_is_that_of_the_command(check: Check, tmp_path: Path) -> Non
         (["--memory-mib", "64", "--gpu", "7", "--", "true"], "no such GPU"),
     ],
 )
-def test_refused_options(check: Check, tmp_path: Path, words: list[str], named: str) -> None:
+def test_invalid_options_are_refused(check: Check, tmp_path: Path, words: list[str], named: str) -> None:
     done = run(check, tmp_path, *words)
     assert done.returncode == 2 and named in done.stderr

@@ -22,7 +22,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "hosts"))
-sys.path.append(str(ROOT / "tests"))  # For the module former.
+sys.path.append(str(ROOT / "tests"))  # The folder of the module ``former`` (a former release).
 
 from simhosts import image  # noqa: E402
 from simhosts import podman as simpodman  # noqa: E402

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Replaces ssh by podman exec; the host's name is the name of a container. Ansible can so use its built-in ssh
-# connection and needs no collection with a podman connection.
+# Replaces ssh by podman exec; the host's name is the name of a container. With it Ansible uses its built-in
+# ssh connection and needs no collection with a podman connection.
 while [ $# -gt 0 ]; do
     case $1 in
     -[opilFES]) shift 2 ;;

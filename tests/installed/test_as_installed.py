@@ -114,13 +114,13 @@ def test_site_applies_another_split(controller: Controller, node: Node) -> None:
     assert node.slices() == 4 * CARDS
 
 
-def test_upgrade(controller: Controller, node: Node) -> None:
+def test_upgrade_applies_another_split(controller: Controller, node: Node) -> None:
     played = controller.play("upgrade", vgpu_split_count=3)
     assert played.code == 0, played.output
     assert node.slices() == 3 * CARDS
 
 
-def test_teardown(controller: Controller, node: Node) -> None:
+def test_teardown_removes_everything(controller: Controller, node: Node) -> None:
     played = controller.play("teardown", vgpu_split_count=3)
     assert played.code == 0, played.output
     assert node.shell("ls -d /usr/local/lib/vgpu /opt/vgpu/plugin /etc/vgpu 2>/dev/null || true") == ""

@@ -54,7 +54,7 @@ def test_wrong_signing_key_is_refused(host: RpmHost, mirror: str) -> None:
     run = engine(host, container_runtime_repository=repository)
     with told(run):
         assert run.code != 0
-        assert "as they were" in run.said
+        assert "Repositories, keys and packages are as they were." in run.said
         assert host.trace() == before
 
 

@@ -144,7 +144,7 @@ void report_limits(bool json)
                    separator(&first), limit->gpu, limit->group, limit->path, limit->soft, limit->hard, used,
                    limit->idle ? "false" : "true");
         else if (limit->hard == SIM_UNLIMITED)
-            fprintf(out, "%u  %10.1f MiB of no limit  %s\n", limit->gpu, MIB(used), limit->path);
+            fprintf(out, "%u  %10.1f MiB, no limit  %s\n", limit->gpu, MIB(used), limit->path);
         else
             fprintf(out, "%u  %10.1f of %.1f MiB  %s%s\n", limit->gpu, MIB(used), MIB(limit->hard), limit->path,
                    limit->idle ? " (its controller is off: an ancestor is charged)" : "");

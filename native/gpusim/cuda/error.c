@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Returns the names and the texts of the driver's result codes (cuGetErrorName, cuGetErrorString). */
+/* Returns the names and the texts of the driver's result codes (cuGetErrorName, cuGetErrorString). The texts are
+ * those of NVIDIA's driver. */
 #include "driver.h"
 
 static const struct {

@@ -2,6 +2,7 @@
 """The stage of gpu-check about memory limits that the driver itself enforces for control groups, from branch 615 on. It
 runs the test of these limits that the device plugin makes at its start, allocates memory in a group with a limit until
 the driver refuses, and runs the checks of the module vgpu_isolation in such a group. It is skipped on an older driver.
+Strings such as ``get alloc 4096`` are commands of the program hand.c.
 """
 
 from __future__ import annotations

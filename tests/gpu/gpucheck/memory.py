@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stages of gpu-check about memory: how the driver rounds sizes, and whether a slice (part of a GPU) gets exactly the
-memory of its limit. A gate is a requirement on a result: if one is not met, the stage fails. A
-goal is only reported."""
+memory of its limit. A gate is a requirement on a result: if one is not met, the stage fails. A goal is only reported.
+Strings such as ``get alloc 4096`` are commands of the program hand.c.
+"""
 
 from __future__ import annotations
 

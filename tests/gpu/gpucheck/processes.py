@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stages of gpu-check about processes: whether the library intercepts every call, whether processes that allocate at
-the same time exceed the limit, and whether the memory of killed processes becomes free. A gate is a
-requirement on a result: if one is not met, the stage fails."""
+the same time exceed the limit, and whether the memory of killed processes becomes free. A gate is a requirement on a
+result: if one is not met, the stage fails. Strings such as ``get alloc 4096`` are commands of the program hand.c.
+"""
 
 from __future__ import annotations
 

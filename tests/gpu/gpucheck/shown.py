@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stages of gpu-check about the values that programs see in a slice (part of a GPU): by NVML, NVIDIA's nvidia-smi, and
-PyTorch."""
+PyTorch. Strings such as ``get alloc 4096`` are commands of the program hand.c.
+"""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_unknown_row_id_is_refused() -> None:
         table.chosen("1.1,6.1")
 
 
-def test_figures_of_steps() -> None:
+def test_figures_are_computed_from_the_steps() -> None:
     row = table.ROWS[1]  # The batch has 20 items.
     found = measure.summary(row, [0.1] * 18 + [0.2, 1.0])
     assert found["items_per_s"] == pytest.approx(20 * 20 / 3.0)

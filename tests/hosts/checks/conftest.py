@@ -18,7 +18,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tests" / "hosts"))
-sys.path.append(str(ROOT / "tests"))  # The folder of the module ``former``, which tests import.
+sys.path.append(str(ROOT / "tests"))  # The folder of the module ``former``, which unpacks a former release.
 
 from simhosts import podman as simpodman  # noqa: E402
 

@@ -78,7 +78,7 @@ def test_the_host_reaches_only_the_mirror(mirror: Mirror) -> None:
     node.run("apt-get", "update")
 
 
-def test_a_mirror_that_does_not_run(mirror: Mirror) -> None:
+def test_stopped_mirror_is_reported(mirror: Mirror) -> None:
     before = state(mirror.node)
     mirror.stop()
     try:
@@ -88,13 +88,13 @@ def test_a_mirror_that_does_not_run(mirror: Mirror) -> None:
     assert state(mirror.node) == before
 
 
-def test_a_mirror_that_answers_404(mirror: Mirror) -> None:
+def test_mirror_that_answers_404_is_reported(mirror: Mirror) -> None:
     before = state(mirror.node)
     refused(site(driver(mirror, path="nowhere")), DRIVER, "404", f"{URL}/nowhere")
     assert state(mirror.node) == before
 
 
-def test_a_wrong_signing_key(mirror: Mirror) -> None:
+def test_wrong_signing_key_is_refused(mirror: Mirror) -> None:
     before = state(mirror.node)
     run = site(driver(mirror, key="wrong"))
     refused(run, DRIVER)
@@ -102,7 +102,7 @@ def test_a_wrong_signing_key(mirror: Mirror) -> None:
     assert state(mirror.node) == before
 
 
-def test_a_missing_version(mirror: Mirror) -> None:
+def test_missing_version_is_reported(mirror: Mirror) -> None:
     before = state(mirror.node)
     run = site({**toolkit(mirror), "nvidia_driver_version": "535.1-1"})
     refused(run, DRIVER, "no version 535.1-1")

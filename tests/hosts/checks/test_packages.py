@@ -122,7 +122,7 @@ def test_a_missing_package_is_named_and_the_host_is_unchanged(
     assert state(node) == before
 
 
-def test_a_mirror_that_answers_404(node: Node, tmp_path: Path) -> None:
+def test_mirror_that_answers_404_is_reported(node: Node, tmp_path: Path) -> None:
     before = state(node)
     server = node.start("python3", "-m", "http.server", "8404", "--bind", "127.0.0.1", "--directory", "/opt/vgpu-demo")
     try:
@@ -145,7 +145,7 @@ def test_a_mirror_that_answers_404(node: Node, tmp_path: Path) -> None:
     back(node, tmp_path, before)
 
 
-def test_a_wrong_signing_key(node: Node, tmp_path: Path) -> None:
+def test_wrong_signing_key_is_refused(node: Node, tmp_path: Path) -> None:
     before = state(node)
     keys = signed(node, tmp_path)
     spoiled = state(node)

@@ -93,7 +93,7 @@ def test_every_name_of_the_real_library_is_exported(suite, real_smi):
     assert real - exported(LIBRARIES / "libnvidia-ml.so.1") == set()
 
 
-def test_names_without_a_body_answer_not_supported(mixed):
+def test_stubs_return_not_supported(mixed):
     """A stub, a function that is not implemented, reads no argument, so it can be called with any arguments. Before
     nvmlInit it must return UNINITIALIZED like other functions."""
     stubs = ["nvmlDeviceGetVgpuMetadata", "nvmlUnitGetLedState", "nvmlGpmSampleGet", "nvmlVgpuTypeGetName"]

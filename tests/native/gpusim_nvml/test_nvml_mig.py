@@ -141,12 +141,12 @@ CAPACITY = [
 
 
 @pytest.mark.parametrize(("profiles", "expected"), CAPACITY, ids=[str(row[0]) for row in CAPACITY])
-def test_remaining_capacity(a100, profiles, expected):
+def test_number_of_instances_that_still_fit(a100, profiles, expected):
     *_unused, left = a100.nvml(*[f"make({p})" for p in profiles], "left()", setup=SETUP)
     assert left == expected
 
 
-def test_chosen_placement(a100):
+def test_instance_is_created_at_a_chosen_placement(a100):
     calls = ["make(19, 2, 1)", "make(19, 2, 1)", "make(9, 0, 4)", "make(9, 2, 4)", "make(9, 4, 4)"]
     full, wrong = "NVML_ERROR_INSUFFICIENT_RESOURCES", "NVML_ERROR_INVALID_ARGUMENT"
     assert a100.nvml(*calls, setup=SETUP) == [[2, 1], full, full, wrong, [4, 4]]

@@ -23,6 +23,7 @@ int main(void)
     CUmodule module;
     CUfunction kernel;
     unsigned seed = (unsigned)getpid();
+    /* The module's text declares a simulated kernel k of 3 microseconds. */
     if (cuInit(0) || cuCtxCreate_v2(&context, 0, 0) || cuModuleLoadData(&module, ".gpusim kernel k 3\n") ||
         cuModuleGetFunction(&kernel, module, "k"))
         return 1;

@@ -183,6 +183,7 @@ int main(void)
     CALL(cuInit(0));
     for (int turn = 0; turn < 2; turn++) {
         CALL(cuCtxCreate_v2(&context, 0, 0));
+        /* The text declares a simulated kernel k of 1 microsecond on 4 SMs, and a global variable g of 100 bytes. */
         CALL(cuModuleLoadData(&module, ".gpusim kernel k 1 4\n.gpusim global g 100\n"));
         CALL(cuModuleGetFunction(&kernel, module, "k"));
         for (uintptr_t i = 0; i < 3; i++)
