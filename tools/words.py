@@ -30,6 +30,11 @@ MOST_CHARACTERS = 420
 MOST_TEXTS = 60
 # A string of at least three words is a message; a shorter string is a key or a name.
 MESSAGE = re.compile(r"[A-Za-z]\S* +\S+ +\S")
+# A comment of nothing but such markers is for a tool and not for a reader.
+MARKERS = re.compile(
+    r"(?:#?\s*(?:noqa(?::\s*[\w\[\]-]+(?:,\s*[\w\[\]-]+)*)?|type:\s*ignore(?:\[[^\]]*\])?|fmt:\s*\w+"
+    r"|pylint:\s*\S+|shellcheck(?:\s+[\w-]+=\S+)+)\s*)+"
+)
 # Keys of YAML files whose values are sentences for a reader.
 KEYS = {"name", "msg", "fail_msg", "success_msg", "description", "short_description", "summary", "title", "notes"}
 
@@ -144,6 +149,8 @@ def texts(name: str, source: str) -> list[Text]:
         if one.kind == "comment":
             words = words.lstrip("# ")
         if not words or "SPDX-License-Identifier" in words or words.startswith("!/"):
+            continue
+        if one.kind == "comment" and MARKERS.fullmatch(words):
             continue
         if found and one.kind == found[-1].kind == "comment" and one.line == last + 1:
             found[-1] = found[-1]._replace(words=f"{found[-1].words} {words}")

@@ -87,6 +87,17 @@ FILES = [
         '#!/bin/sh\n# Why so.\necho "no such GPU" >&2\nx="a b c"\n',
         [(2, "comment", "Why so."), (3, "message", "no such GPU")],
     ),
+    (
+        "markers.py",
+        "# fmt: skip\nx = 1  # noqa: E402, F401\ny = 2  # noqa: F401  # pylint: disable=unused-import\n"
+        "z = 3  # type: ignore[attr-defined]\n# noqa: E711 compares three values\n",
+        [(5, "comment", "noqa: E711 compares three values")],
+    ),
+    (
+        "marker.sh",
+        "#!/bin/sh\n# shellcheck disable=SC2086\n# shellcheck disable=SC2046 # a list of words\n",
+        [(3, "comment", "shellcheck disable=SC2046 # a list of words")],
+    ),
     ("a.md", "# Head\n\nOne\nparagraph.\n\n```\ncode here now\n```\n\n    code\n", [(3, "text", "One paragraph.")]),
     ("b.py", "", []),
 ]
