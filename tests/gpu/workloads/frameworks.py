@@ -156,21 +156,22 @@ FRAME = "import json, sys\nslice_mib, found = int(sys.argv[1]), {{}}\n{}\nprint(
 HEAD = """\
 # Frameworks
 
-Frameworks that ran in a slice on a real GPU. `tests/gpu/workloads/frameworks.py --page` writes this page from the
-records in `tests/gpu/workloads/runs/` and `results/`.
-
-Run the frameworks that are installed on a node in a free slice, and write the page:
+Frameworks that ran in a slice on a real GPU. These commands run a node's frameworks in a free slice, and write this
+page from the records in `tests/gpu/workloads/runs/` and `results/`:
 
     vgpuctl exec -- python3 tests/gpu/workloads/frameworks.py --run --slice-mib 2194 --driver 535.261.03
     python3 tests/gpu/workloads/frameworks.py --page
 
 `held`: the result is right, the framework sees no more memory than the slice has, and twice the slice is refused.
+"""
+RUN = """
+{gpu}, driver {driver}, a slice of {slice_mib} MiB, {date}:
 
-| framework | version | GPU | driver | slice MiB | seen MiB | result | date |
-|---|---|---|---|---|---|---|---|
+| framework | version | seen MiB | result |
+|---|---|---|---|
 """
 MISSING = """
-Not installed on a machine with a GPU so far, so never run in a slice: {}. Each has a program in `frameworks.py`.
+Never run in a slice, because no machine with a GPU had them: {}. `frameworks.py` has a program for each.
 MindSpore needs CUDA 11.1 or 11.6. MXNet's last wheels, of 2022, need CUDA 11.2.
 """
 # The labels of results of run.py that the page shows, with the heads of their columns.
@@ -179,8 +180,8 @@ WORKLOADS = """
 ## Ten workloads
 
 {device}, PyTorch {torch}, {precision} precision, {date}. Whole: items per second on the whole GPU without the library.
-Next columns: ratios to it. `no GPU was had`: the GPU's time ended before this row. The limiter was changed after this
-run. [All figures](benchmarks.md#workloads)
+Next columns: ratios to it. `not run`: the GPU's time ended before this row. The limiter was changed after this run.
+[All figures](benchmarks.md#workloads)
 
 | row | whole | {heads} |
 |---|---|{lines}
@@ -226,15 +227,14 @@ def _use(command: list[str], slice_mib: int) -> dict[str, Any] | None:
 
 def page(records: Sequence[dict[str, Any]], results: Sequence[Sequence[dict[str, Any]]]) -> str:
     """Returns the page. ``results``: of each run on a GPU the results of run.py, one for each label."""
-    rows = []
-    for one in sorted(records, key=lambda record: (record["framework"].lower(), record["date"])):
-        seen = one.get("total_mib", "not queried")
-        cells = [one["framework"], one["version"], one.get("gpu", "?"), one["driver"], one["slice_mib"], seen]
-        cells += [one["result"], one["date"]]
-        rows.append(_row(cells))
+    runs: dict[str, list[str]] = {}
+    for one in sorted(records, key=lambda record: (record["date"], record["framework"].lower())):
+        rows = runs.setdefault(RUN.format(**{"gpu": "GPU unknown", **one}), [])
+        rows.append(_row([one["framework"], one["version"], one.get("total_mib", "not queried"), one["result"]]))
     never = sorted(set(PROGRAMS) - {one["framework"] for one in records}, key=str.lower)
     missing = MISSING.format(", ".join(never)) if never else ""
-    return HEAD + "".join(rows) + missing + "".join(workloads(one) for one in results)
+    tables = "".join(head + "".join(rows) for head, rows in runs.items())
+    return HEAD + tables + missing + "".join(workloads(one) for one in results)
 
 
 def workloads(results: Sequence[dict[str, Any]]) -> str:
@@ -247,7 +247,7 @@ def workloads(results: Sequence[dict[str, Any]]) -> str:
         cells = [f"{row['id']} {row['title']} {row['kind']}", base]
         for label in COLUMNS:
             one = row["ratios"].get(label, table.NOT_RUN)
-            cells.append(f"{one:.2g}" if isinstance(one, float) else one.replace(table.NOT_RUN, "no GPU was had"))
+            cells.append(f"{one:.2g}" if isinstance(one, float) else one)
         rows.append(_row(cells))
     about = {key: whole[key] for key in ("device", "torch", "precision")}
     heads, lines = " | ".join(COLUMNS.values()), "---|" * len(COLUMNS)

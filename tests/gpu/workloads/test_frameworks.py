@@ -45,9 +45,9 @@ def test_page_is_generated_from_the_records() -> None:
     ("alone", "oversold", "line"),
     [
         ({"2.1": 400.0}, {"2.1": 8.0}, "| 2.1 ResNet-V2-152 inference | 800 | 0.5 | 0.01 |"),
-        ({"2.1": 400.0}, {"1.1": 8.0}, "| 2.1 ResNet-V2-152 inference | 800 | 0.5 | no GPU was had |"),
-        ({"2.1": 400.0}, None, "| 2.1 ResNet-V2-152 inference | 800 | 0.5 | no GPU was had |"),
-        ({"2.1": None}, {}, "| 2.1 ResNet-V2-152 inference | 800 | out of memory | no GPU was had |"),
+        ({"2.1": 400.0}, {"1.1": 8.0}, "| 2.1 ResNet-V2-152 inference | 800 | 0.5 | not run |"),
+        ({"2.1": 400.0}, None, "| 2.1 ResNet-V2-152 inference | 800 | 0.5 | not run |"),
+        ({"2.1": None}, {}, "| 2.1 ResNet-V2-152 inference | 800 | out of memory | not run |"),
     ],
 )
 def test_workload_without_a_result_says_why(
@@ -98,9 +98,11 @@ def test_programs_that_ran_get_a_record(
         ("Greedy", "got twice the slice"),
     ]
     text = frameworks.page(records, [])
-    assert "| Good | 1 | T4 | 535.261.03 | 2194 | not queried | held |" in text
-    assert "never run in a slice: Missing." in text
-    assert "never run in a slice: Good, Greedy, Missing." in frameworks.page([], [])
+    assert "\nT4, driver 535.261.03, a slice of 2194 MiB, " in text
+    assert "\nGPU unknown, driver 535.261.03, a slice of 2194 MiB, " in text
+    assert "| Good | 1 | not queried | held |" in text
+    assert "no machine with a GPU had them: Missing." in text
+    assert "no machine with a GPU had them: Good, Greedy, Missing." in frameworks.page([], [])
     assert json.loads(next(runs.glob("*.json")).read_text()) == records
 
 
