@@ -39,7 +39,7 @@ class ActionModule(ActionBase):
         name = self._task.args.get("checked")
         checked = of_check(name, task_vars)
         if not checked:
-            msg = "checked: expected the name of the registered result of check_variables (desired: true) for this host"
+            msg = "checked: expected a variable in which check_variables (desired: true) registered this host"
             return {"failed": True, "changed": False, "msg": f"{msg}; found {show(name)}"}
         answer = self._execute_module("vgpu.fleet.host_state", checked["reads"], task_vars=task_vars)
         if "state" not in answer:
@@ -104,7 +104,7 @@ def driver_key(desired: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
     except repository_key.KeyFault as fault:
         return [error(repository_key.VARIABLE, str(fault))]
     if fingerprint and not repository_keys.is_known(fingerprint):
-        said = f"only the last digits {fingerprint} of the key's fingerprint are known, and they match"
+        said = f"only the last digits {fingerprint} of the expected fingerprint are known, and the key matches them"
         return [warning(repository_key.VARIABLE, said)]
     return []
 
@@ -121,10 +121,8 @@ def plugin_wheels(desired: dict[str, Any], state: dict[str, Any]) -> list[Findin
     if not missing:
         return []
     said = f"the device plugin {wanted['version']} for Python {python} on {state['os']['arch']}: expected its wheels in"
-    said += (
-        f" a folder, or {missing} on this controller, found none. Name prebuilt/ of an artefact that has this platform"
-    )
-    return [error("device_plugin_prebuilt", f"{said} (make artefact)")]
+    said += f" a folder, or {missing} on this controller, found none. Set this variable to the folder prebuilt/ of an"
+    return [error("device_plugin_prebuilt", f"{said} artefact for this Python and architecture (make artefact)")]
 
 
 def by_variable(finding: Finding) -> Finding:

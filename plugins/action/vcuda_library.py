@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Controller side of vgpu.fleet.vcuda_library: sends the library's archive to a host only if the host lacks that
-version.
+"""Controller side of vgpu.fleet.vcuda_library, which installs a version of libvgpu.so from an archive. Sends the
+archive to a host only if the host does not have that version.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class ActionModule(ActionBase):
 
 def no_archive(arch: str, paths: list[str]) -> str:
     return (
-        f"the host is {arch}: expected one of {', '.join(paths)} on the controller, found none. Set vcuda_build_host "
-        f"to a host of {arch} that has make and a C compiler, or vcuda_prebuilt to a folder with the archive"
+        f"no archive of libvgpu.so for {arch}: expected one of {', '.join(paths)} on the controller, found none. "
+        f"Set vcuda_build_host to a host of {arch} that has make and a C compiler, or vcuda_prebuilt to a folder with "
+        "the archive"
     )

@@ -8,6 +8,6 @@ class ModuleDocFragment:
     DOCUMENTATION = r"""
 notes:
   - Internal to the roles of this collection. Options and results may change in any release.
-# ansible-doc refuses a fragment that has none.
+# ansible-doc refuses a fragment without the key options.
 options: {}
 """

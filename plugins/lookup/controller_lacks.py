@@ -128,7 +128,7 @@ def library(version: str, folders: list[str]) -> list[str]:
     return [
         f"the vGPU library {version}: expected {', '.join(missing)} on this controller, found none. Install it; or "
         "install an artefact with prebuilt libraries (make artefact); or set vcuda_prebuilt to a folder with its "
-        "prebuilt/; or set vcuda_build_host to a host that compiles"
+        "prebuilt/; or set vcuda_build_host to a host that has make and a C compiler"
     ]
 
 
@@ -162,7 +162,7 @@ def scheduler(version: str, folders: list[str], cache: str, python: str, arch: s
     return [
         f"the scheduler {version} for Python {python} on {arch}: expected {missing} for {sys.executable}, found none. "
         "Install it; or install an artefact with the scheduler's wheels (make artefact); or set scheduler_prebuilt to "
-        "a folder with its prebuilt/scheduler/; or name an image that the nodes pull in scheduler_image"
+        "a folder with its prebuilt/scheduler/; or set scheduler_image to an image that the nodes can pull"
     ]
 
 
@@ -171,9 +171,9 @@ def scheduler(version: str, folders: list[str], cache: str, python: str, arch: s
 IMAGES = {
     "device_plugin": (
         "the device plugin",
-        "name an image that the nodes pull in device_plugin_image, and set device_plugin_image_build to false",
+        "set device_plugin_image to an image that the nodes can pull, and device_plugin_image_build to false",
     ),
-    "scheduler": ("the scheduler", "name an image that the nodes pull in scheduler_image"),
+    "scheduler": ("the scheduler", "set scheduler_image to an image that the nodes can pull"),
 }
 
 

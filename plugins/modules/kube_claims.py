@@ -94,7 +94,7 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
     else:
         if not known:
             raise ValueError(
-                f"it is Kubernetes {version}; claims need 1.34, and shares need 1.36 by default. Upgrade Kubernetes"
+                f"expected Kubernetes 1.34 or newer (1.36 for shares without a feature gate), found {version}"
             )
         refused = kube_apply.refusals(api, objects)
         if refused:
@@ -104,8 +104,8 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
         changes = kube_apply.apply(api, objects, module.check_mode)
         if numbers < BY_DEFAULT:
             module.warn(
-                f"Kubernetes {version} has shares of a device behind the feature gate DRAConsumableCapacity; if it is "
-                "off at the API server, nodes publish no GPU; see: vgpuctl status"
+                f"Kubernetes {version} allows shares of a device only with the feature gate DRAConsumableCapacity; if "
+                "it is off at the API server, nodes publish no GPU; see: vgpuctl status"
             )
     return {
         "changed": bool(changes),

@@ -91,8 +91,8 @@ class Check:
                     shown = one.name in schema.VARIABLES and one.name not in schema.NOT_SHOWN
                     values = f"is {kin.ours[one.name]} here and {one.value} by" if shown else "has another value by"
                     message = (
-                        f"{values} {one.other}; only the order of the groups' names decides: set it in only one "
-                        "of these groups"
+                        f"{values} {one.other}; only the order of the groups' names decides which value counts: set "
+                        "it in only one of these groups"
                     )
                     found.setdefault((warning(one.name, f"{message}, or on the host"), one.source), []).append(host)
         return [Mistake(finding, source, names) for (finding, source), names in found.items()]

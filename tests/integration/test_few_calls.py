@@ -176,7 +176,10 @@ def test_library_is_sent_only_to_hosts_without_it(place: Workplace, tmp_path: Pa
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        ({"source": "/no-{arch}.tar.gz"}, f"the host is {OWN}: expected one of /no-{OWN}.tar.gz on the controller"),
+        (
+            {"source": "/no-{arch}.tar.gz"},
+            f"no archive of libvgpu.so for {OWN}: expected one of /no-{OWN}.tar.gz on the controller",
+        ),
         ({}, "is missing or not complete, and no archive was given; the node has no version"),
     ],
 )

@@ -377,7 +377,7 @@ def rewrite_limits(path: str, limits: Mapping[str, Any]) -> None:
     fd = open_shared(path, os.O_RDWR)
     try:
         if os.fstat(fd).st_size < fields.LIMITS_FILE_SIZE:
-            raise LayoutError(f"{path} is shorter than a limits file; write it again before the start")
+            raise LayoutError(f"{path} is shorter than a limits file; replace it before its container starts")
         found = struct.unpack("<" + fmt, os.pread(fd, 4, offset))[0]
         busy = found | 1
         rest = (busy + 1) & 0xFFFFFFFF

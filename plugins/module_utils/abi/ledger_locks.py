@@ -39,9 +39,9 @@ def any_slot_is_alive(fd: int) -> bool:
 
 def handle_is_open(fd: int, head: bytes) -> bool:
     """Returns whether any process has an open descriptor for exported memory of this ledger. True if /proc/locks cannot
-    be read. shareable.c does the same in the library and documents the byte ranges. The library opens the file of all
-    handles by the name in the ledger. A tenant could write any name there, so this function reads the kernel's list of
-    locks instead.
+    be read. shareable.c does the same in the library and documents the byte ranges. The library opens the file with
+    these locks by its name in the ledger. A tenant could write any name there, so this function reads the kernel's list
+    of locks instead.
     """
     if not get_field(head, 0, len(head), LEDGER_FIELDS, "shareable").startswith(b"/"):
         return False

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares the slices (equal shares of a GPU) that a host should have with the slices that the device plugin made and
-the kubelet knows.
+the kubelet knows. A difference is ``{what, where, expected, found, remedy}``; most remedies are commands.
 
 ``expected`` is computed from node.yaml and the GPUs that NVML lists. ``advertised`` comes from the kubelet's
 checkpoint, or from the running device plugin if the host has no kubelet. The checkpoint outlives the kubelet, so

@@ -115,7 +115,9 @@ def ledgers(usages: list[dict[str, Any]], gpus: list[dict[str, Any]]) -> list[di
         if charged > gpu["used_mib"] + max(LEAST_MIB, charged // PART):
             worst = max(mine, key=lambda one: int(one.get("memory_used") or 0))
             who = names(mine).get(str(worst.get("allocation")), str(worst.get("allocation")))
-            remedy = f"a ledger still charges freed memory; {who} has the largest charge: restart it; see: vgpuctl top"
+            remedy = (
+                f"a ledger still charges freed memory; restart {who}, which has the largest charge; see: vgpuctl top"
+            )
             expected = f"at most the {gpu['used_mib']} MiB that the driver has in use"
             out.append(entry("ledger", str(gpu["uuid"]), expected, f"{charged} MiB charged", remedy))
     return out

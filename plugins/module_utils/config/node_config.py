@@ -296,7 +296,7 @@ def read(config: Any, findings: list[Finding]) -> Any:
         greedy = [key for key in sorted(sharing) if key == "vcuda" or not _names_devices(sharing[key])]
         if len(greedy) > 1:
             both = " and ".join("sharing." + key for key in greedy)
-            message = f"{both} exclude each other; keep one, or name the devices of each entry"
+            message = f"the sections {both} exclude each other; keep one, or name the devices of each entry"
             findings.append(error("sharing", message))
     return clean
 

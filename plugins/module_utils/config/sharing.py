@@ -149,13 +149,18 @@ def _check_single(gpus: Sequence[dict[str, Any]], findings: list[Finding]) -> No
     if enabled and len(enabled) < len(gpus):
         others = ", ".join(_name(gpu) for gpu in gpus if not gpu.get("mig_enabled"))
         findings.append(
-            error("flags.migStrategy", (f"single needs every GPU in MIG mode; found without MIG mode: {others}"))
+            error(
+                "flags.migStrategy",
+                (f"the strategy single needs every GPU in MIG mode; found without MIG mode: {others}"),
+            )
         )
     profiles = sorted({str(one["profile"]) for gpu in enabled for one in gpu.get("mig") or []})
     if len(profiles) > 1:
         found = ", ".join(profiles)
         findings.append(
-            error("flags.migStrategy", f"single needs one MIG profile on all GPUs, found {found}; use mixed")
+            error(
+                "flags.migStrategy", f"the strategy single needs one MIG profile on all GPUs, found {found}; use mixed"
+            )
         )
 
 

@@ -133,7 +133,7 @@ VARIABLES: dict[str, Variable] = {
     ),
     "vgpu_oom_killer": Variable(Bool(), False, (*VCUDA, "oomKiller"), "ends a process that is found over its limit"),
     "vgpu_log_level": Variable(
-        Int(0, 5), 1, (*VCUDA, "logLevel"), ("of the library in containers: 0 (error) to 5 (trace)")
+        Int(0, 5), 1, (*VCUDA, "logLevel"), ("log level of the library in containers: 0 (error) to 5 (trace)")
     ),
     "vgpu_handover": Variable(
         Choice("auto", "cdi-cri", "cdi-annotations", "volume-mounts", "envvar"),
@@ -199,7 +199,7 @@ VARIABLES: dict[str, Variable] = {
         Choice("none", "any", "all"),
         "none",
         (),
-        "taints the node with NoSchedule while any or all of its GPUs are unhealthy; a kubelet's credentials cannot",
+        "taints the node with NoSchedule while any or all of its GPUs are unhealthy; not with a kubelet's credentials",
     ),
     "vgpu_metrics_listen": Variable(
         METRICS_LISTEN, "127.0.0.1:9410", (), "address of a node's metrics; :9410: all addresses; empty: no metrics"

@@ -131,7 +131,7 @@ def choose(state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
             modules = [] if kind == "none" else MODULES
             return NOTHING._replace(packages=_pinned(wanted), kernel_module=kind, modules=modules, reboot=reboot)
         return NOTHING._replace(
-            refusals=[f"{name} has no known driver packages; supported are {distribution.SUPPORTED}"]
+            refusals=[f"{name} has no known driver packages; supported systems: {distribution.SUPPORTED}"]
         )
     return _install(host, state, wanted)
 
@@ -302,8 +302,8 @@ def _branch(
         kinds = ", ".join(sorted({one.name for _address, one in found}))
         where = f"{host.name} has" if offered else "NVIDIA has"
         return None, [
-            f"{where} no branch that drives all GPUs of this host together ({kinds}); move some to another host, or "
-            "choose another source"
+            f"{where} no branch that drives all GPUs of this host together ({kinds}); move some GPUs to another host, "
+            "or choose another nvidia_driver_source"
         ]
     return branch, []
 
@@ -338,10 +338,12 @@ def _sources(host: System, wanted: dict[str, Any], kind: str, branch: int | None
             )
     if source == "cuda" and host.family == "ubuntu" and host.release == "20.04" and branch and branch > 570:
         said.append(
-            f"the CUDA repository of Ubuntu 20.04 is frozen and ends with branch 570; it does not have {branch}"
+            f"the CUDA repository of Ubuntu 20.04 is frozen and ends with branch 570; it does not have branch {branch}"
         )
     if source == "cuda" and host.family == "debian" and branch is not None and branch < 560:
-        said.append(f"the CUDA repository of Debian has compute-only packages from branch 560 on, not for {branch}")
+        said.append(
+            f"the CUDA repository of Debian has compute-only packages from branch 560 on, not of branch {branch}"
+        )
     return said
 
 
@@ -418,7 +420,7 @@ def _fabric_manager(
     if host.family == "debian" and wanted["source"] == "distribution":
         return [], [f"{why}, and Debian has none; set nvidia_driver_source to cuda"]
     if branch is None:
-        return [], [f"{why}; set nvidia_driver_branch, for its package is named by the branch"]
+        return [], [f"{why}; set nvidia_driver_branch, because the name of its package contains the branch"]
     version = str(wanted["version"])
     # Pin the fabric manager to a package that has the driver's version. A kmp package of SLES does not, because its
     # version also names the kernel.

@@ -134,7 +134,7 @@ class Applier:
             if self.options.restart == "never":
                 raise ConfigError(
                     f"nothing was written to {self.target}: {self.options.service} must be restarted to read it, and "
-                    "restart is never; pods survive a restart, so set restart to another value"
+                    "the option restart is never; pods survive a restart, so set the option to another value"
                 )
             self.applied = "restart"
 

@@ -140,14 +140,15 @@ class Applier:
         keys = ", ".join(self.restart_keys)
         if self.options.restart == "never":
             raise ApplyError(
-                f"nothing was written: a restart of docker is needed (keys: {keys}), and restart is never; set it "
-                "to another value"
+                f"nothing was written: a restart of docker is needed (keys: {keys}), and the option restart is "
+                "never; set it to another value"
             )
         alive = bool(info.get("LiveRestoreEnabled"))
         if self.options.restart == "if_idle" and self.containers and not alive:
             raise ApplyError(
                 f"nothing was written: a restart of docker is needed (keys: {keys}) and would stop the running "
-                f"containers {', '.join(self.containers)}; stop them, or set live-restore, or set restart to always"
+                f"containers {', '.join(self.containers)}; stop them, set live-restore, or set the option restart to "
+                "always"
             )
 
     def plan(self) -> list[str]:

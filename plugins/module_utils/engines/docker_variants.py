@@ -46,13 +46,13 @@ def findings(kinds: dict[str, Any]) -> tuple[list[str], list[str]]:
         )
     if kinds["podman"]:
         faults.append(
-            "the command docker is podman's replacement (package podman-docker), so there is no daemon to configure; "
+            "the command docker is podman under another name (package podman-docker), so no daemon can be configured; "
             "remove that package, or remove the role container_runtime from the play"
         )
     if kinds["rootless"]:
         users = ", ".join(kinds["rootless"])
         notes.append(
-            f"docker runs rootless for {users}; its daemon.json is theirs (~/.config/docker) and is not changed; their "
-            "containers get no GPU slices"
+            f"docker runs rootless for the users {users}; this role does not change their own daemon.json in "
+            "~/.config/docker, so their containers get no GPU slices"
         )
     return faults, notes

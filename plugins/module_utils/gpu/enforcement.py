@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides what enforces the memory limit of a slice: the driver by the container's control group, or the library.
+"""Decides what enforces the memory limit of a slice: the driver by the container's control group (with the kernel's
+controller dmem or misc), or the library.
 
 A slice is a container's share of a GPU; the library is libvgpu.so, which intercepts CUDA in the container. The plan and
 the device plugin share this rule. They show users the first reason why the driver cannot enforce the limit. No I/O.
@@ -83,7 +84,7 @@ class Verdict(NamedTuple):
 def obstacle(facts: Facts, sharing: str = "vcuda", count_context: bool = True) -> str:
     """Returns the first reason why the driver cannot enforce limits; empty if none is known."""
     if sharing not in LIMITED:
-        return f"sharing {sharing} gives no memory limits to containers"
+        return f"containers have no memory limits with vgpu_sharing: {sharing}"
     if not count_context:
         return "vgpu_count_context is false, and the driver counts contexts in any case"
     if facts.branch and facts.branch < FIRST_BRANCH:
@@ -93,7 +94,7 @@ def obstacle(facts: Facts, sharing: str = "vcuda", count_context: bool = True) -
     if facts.modules == "proprietary":
         return "the proprietary kernel modules have no such limits; the open kernel modules have them"
     if facts.mig:
-        return f"{facts.mig[0]} is in MIG mode, where the driver charges nothing"
+        return f"{facts.mig[0]} is in MIG mode, where the driver does not count memory for limits"
     if facts.memacct_mode == "0":
         return "RmMemacctMode=0 turns the driver's limits off"
     if not facts.cgroup2:
@@ -118,7 +119,7 @@ def decide(requested: str, facts: Facts, sharing: str = "vcuda", count_context: 
     if requested == AUTO and sharing in ("time-slicing", "mps"):
         # In this sharing mode the library limits no memory. The driver limits it only if the user requests that,
         # because a new limit would break programs that run today.
-        return Verdict(other, f"{sharing} has the driver's limits only where vgpu_memory_enforcement is driver")
+        return Verdict(other, f"with {sharing} the driver limits memory only if vgpu_memory_enforcement is driver")
     why = obstacle(facts, sharing, count_context)
     if not why and facts.probed is None:
         why = NOT_TRIED

@@ -39,4 +39,4 @@ def name(gpu: dict[str, Any]) -> str:
 
 def remedy(gpu: dict[str, Any]) -> str:
     """Returns the steps that a person can take."""
-    return ADVICE if gpu["counted"] else f"{ADVICE}; removed for good: vgpuctl forget {gpu['uuid']}"
+    return ADVICE if gpu["counted"] else f"{ADVICE}; if it was removed for good: vgpuctl forget {gpu['uuid']}"

@@ -155,7 +155,7 @@ def _proved(library: Any, handle: Any, group: str, uuid: str) -> str:
             step()
             found = get_limits(library, handle, group)
             if (found.soft, found.hard) != (0, expected):
-                return f"{uuid}: a limit of {expected} bytes reads back as {found.hard}, soft {found.soft}"
+                return f"{uuid}: a limit of {expected} bytes reads back as hard {found.hard}, soft {found.soft}"
     except NvmlError as fault:
         if fault.code == FUNCTION_NOT_FOUND:
             return "this driver has no memory limits of control groups, which came with branch 615"

@@ -106,9 +106,7 @@ class SliceCheck:
         paths = [one.container_path for one in self._promised]
         strangers = [one for one in self._params["omit_mounts"] if one not in paths]
         if strangers:
-            raise BadOption(
-                f"omit_mounts: {', '.join(strangers)} is not mounted; the plugin's answer has {', '.join(paths)}"
-            )
+            raise BadOption(f"omit_mounts: expected paths of mounts ({', '.join(paths)}), found {', '.join(strangers)}")
         self._mounts = [one for one in self._promised if one.container_path not in self._params["omit_mounts"]]
         self.runner = self._choose_runner()
         self._by_driver = self._claimed.startswith("driver-") and self.runner.name != NAMESPACE
@@ -142,7 +140,7 @@ class SliceCheck:
         sources = {one.container_path: one.host_path for one in self._promised}
         folder = sources.get(LIBRARY) or os.path.dirname(sources.get(OLD_LIBRARY, ""))
         if not folder:
-            raise RunnerError(f"the plugin's answer mounts no {LIBRARY}; the GPU is not shared by vcuda")
+            raise RunnerError(f"the device plugin mounts no {LIBRARY}, so this GPU is not shared by vcuda")
         return Mount(PROBE, os.path.join(folder, os.path.basename(PROBE)), True)
 
     def run(self) -> list[dict[str, Any]]:
@@ -214,7 +212,7 @@ class SliceCheck:
         """
         full = self._oversold and self._has_neighbours
         crowded = (
-            ("the slices of the GPU are oversold and others are in use, so this slice is not filled") if full else ""
+            ("the GPU's slices are oversold and other slices are in use, so this slice is not filled") if full else ""
         )
         return DriverChecks(Account(reader, self._expected.uuid), self._expected.uuid, self._claimed, crowded)
 

@@ -86,26 +86,26 @@ class Tenant:
         ready, _writable, _failed = select.select([process.stdout], [], [], ANSWER_S)
         line = process.stdout.readline() if ready else ""
         if not line:
-            raise TenantError(f"no answer within {ANSWER_S:.0f} s" if not ready else self._why())
+            raise TenantError(f"a test process gave no answer within {ANSWER_S:.0f} s" if not ready else self._why())
         return dict(json.loads(line))
 
     def must(self, word: str, **more: Any) -> dict[str, Any]:
         answer = self.ask(word, **more)
         if answer["code"] != 0:
-            raise TenantError(f"a tenant without our library: {answer.get('call', word)} answers {answer['code']}")
+            raise TenantError(f"a test process failed: {answer.get('call', word)} returned {answer['code']}")
         return answer
 
     def granted(self, word: str, **more: Any) -> bool:
         """Sends a request that may be refused. Returns False if the driver refused it because memory is short."""
         answer = self.ask(word, **more)
         if answer["code"] not in (0, driver_verdicts.OUT_OF_MEMORY):
-            raise TenantError(f"a tenant without our library: {answer.get('call', word)} answers {answer['code']}")
+            raise TenantError(f"a test process failed: {answer.get('call', word)} returned {answer['code']}")
         return bool(answer["code"] == 0)
 
     def _why(self) -> str:
         self.end()
         said = " ".join(self._process.stderr.read().split())[-200:]
-        return f"a tenant without our library ended: {said or self._process.returncode}"
+        return f"a test process ended: {said or self._process.returncode}"
 
     def end(self) -> None:
         """Kills the tenant and its child, which is in the same session and would keep its GPU memory."""
@@ -145,7 +145,7 @@ def children(group: str, count: int) -> Iterator[list[str]]:
             try:
                 os.mkdir(one)
             except OSError as fault:
-                raise TenantError(f"no group can be made below the container's: {fault}") from None
+                raise TenantError(f"cannot create a control group below the container's: {fault}") from None
         yield made
     finally:
         for one in made:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Judges whether the driver enforces the memory limit of a container's control group. The observations come from the
-host and from tenants, which here are test processes in the group without libvgpu.so. If the device plugin claims an
-enforcement (``driver-dmem``, ``driver-misc``) that the driver does not provide, that is a violation. Figures are bytes.
-No I/O.
+host and from tenants, which here are test processes in the group without libvgpu.so. The device plugin reports what
+enforces the limit (``driver-dmem``, ``driver-misc``: the driver, by the kernel's controller dmem or misc). If it
+reports the driver and the driver does not enforce the limit, that is a violation. Figures are bytes. No I/O.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ def of_driver(claimed: str, seen: DriverLimit, expected: Expected, name: str = L
     """
     wanted = f"soft 0, hard {expected.memory_mib * MIB}"
     if seen.hard is None:
-        return check(name, VIOLATED, wanted, "none", "bytes", f"{claimed} is claimed: {seen.fault}")
+        return check(name, VIOLATED, wanted, "none", "bytes", f"the device plugin reports {claimed}, but {seen.fault}")
     at_most_card = min(expected.memory_mib * MIB, seen.card or expected.memory_mib * MIB)
     held = (seen.soft, seen.hard) == (0, at_most_card) and seen.own
-    detail = f"{claimed}, group {seen.group}" + ("" if seen.own else ", whose limit is that of a group above it")
+    detail = f"{claimed}, group {seen.group}" + ("" if seen.own else ", but the limit was set on a group above it")
     return check(name, PASSED if held else VIOLATED, wanted, f"soft {seen.soft}, hard {seen.hard}", "bytes", detail)
 
 
@@ -82,7 +82,7 @@ def of_restart(claimed: str, first: DriverLimit, again: DriverLimit, expected: E
     """Judges the limit of the group that a restarted container has before its program runs."""
     found = of_driver(claimed, again, expected, RESTART)
     which = "the same group" if first.inode and first.inode == again.inode else "a new group"
-    return dict(found, detail=f"{found['detail']}; {which}, read after the second start and before its program ran")
+    return dict(found, detail=f"{found['detail']}; read after the second start, in {which}, before its program ran")
 
 
 def of_bypass(one: dict[str, Any], claimed: str, hard: int | None = None, most: int | None = None) -> dict[str, Any]:
@@ -95,12 +95,12 @@ def of_bypass(one: dict[str, Any], claimed: str, hard: int | None = None, most: 
         return one
     granted = int(one["found"]) if str(one["found"]).isdigit() else 0
     if hard is None or most is None:
-        return dict(one, verdict=VIOLATED, detail=f"{one['detail']}; {claimed} is claimed and refused nothing")
-    report = f"{one['detail']}; the sum of the group was {most} bytes, the driver's limit is {hard}"
+        return dict(one, verdict=VIOLATED, detail=f"{one['detail']}; {claimed}, but the driver refused nothing")
+    report = f"{one['detail']}; the group used at most {most} bytes, the driver's limit is {hard} bytes"
     if most < granted:
-        return dict(one, verdict=VIOLATED, detail=f"{report}: the granted memory was not counted")
+        return dict(one, verdict=VIOLATED, detail=f"{report}: the driver did not count the granted memory")
     verdict = VIOLATED if most > hard else PASSED
-    return check(one["name"], verdict, f"a sum of at most {hard}", most, "bytes", f"{report} ({claimed})")
+    return check(one["name"], verdict, f"at most {hard} in the group", most, "bytes", f"{report} ({claimed})")
 
 
 def of_sum(name: str, claimed: str, hard: int, found: Sum) -> dict[str, Any]:
@@ -108,18 +108,18 @@ def of_sum(name: str, claimed: str, hard: int, found: Sum) -> dict[str, Any]:
     group.
     """
     wanted, most = f"at most {hard}", max(found.taken, found.used)
-    report = f"{claimed}: {found.taken} bytes were granted, the driver counts {found.used}"
+    report = f"{claimed}: the driver granted {found.taken} bytes and counts {found.used} bytes"
     if most > hard:
         return check(name, VIOLATED, wanted, most, "bytes", report)
     if found.fault:
         return check(name, NOT_RUN, wanted, "", "bytes", found.fault)
     if not most:
-        return check(name, NOT_RUN, wanted, most, "bytes", f"{claimed}: not even a context was granted")
+        return check(name, NOT_RUN, wanted, most, "bytes", f"{claimed}: the driver refused even a context")
     if most + SLACK < hard and found.room < SLACK:
         return check(
-            name, NOT_RUN, wanted, most, "bytes", (f"{report}; the card had no more room, so no limit was reached")
+            name, NOT_RUN, wanted, most, "bytes", (f"{report}; the card was full before the limit was reached")
         )
-    return check(name, PASSED, wanted, most, "bytes", f"{report} and refused the rest")
+    return check(name, PASSED, wanted, most, "bytes", f"{report}; it refused the rest")
 
 
 def of_root(claimed: str, code: int, call: str, capabilities: int) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def of_root(claimed: str, code: int, call: str, capabilities: int) -> dict[str, 
     if code == NO_PERMISSION:
         return check(ROOT, PASSED, wanted, found, detail=claimed)
     if code != 0:
-        return check(ROOT, NOT_RUN, wanted, found, detail=f"{call}, so the limit was not tested")
+        return check(ROOT, NOT_RUN, wanted, found, detail=f"the limit could not be set for the test: {call}")
     if capabilities & CAP_SYS_ADMIN:
         detail = (
             "the container has CAP_SYS_ADMIN, so its root may raise the limit: start the container without --privileged"
@@ -145,14 +145,14 @@ def of_managed(claimed: str, found: Deltas) -> dict[str, Any]:
     if found.fault:
         return check(MANAGED, NOT_RUN, wanted, "", "bytes", found.fault)
     if 100 * found.ordinary < SHOWN_PERCENT * found.size:
-        detail = f"{claimed}: not even ordinary memory is charged to the group"
+        detail = f"{claimed}: the driver charges not even ordinary memory to the group"
         return check(MANAGED, VIOLATED, wanted, found.ordinary, "bytes", detail)
-    report = f"{claimed}: of {found.size} bytes of managed memory, {found.card} came to the card"
+    report = f"{claimed}: {found.card} of {found.size} bytes of managed memory were placed on the card"
     if 100 * found.group >= SHOWN_PERCENT * found.size:
         return check(MANAGED, PASSED, wanted, found.group, "bytes", report)
     if 100 * found.card < SHOWN_PERCENT * found.size:
         return check(MANAGED, NOT_RUN, wanted, found.group, "bytes", report)
-    detail = f"{report} without a charge by the driver; libvgpu.so counts them in programs that load it"
+    detail = f"{report}, not charged to the group; libvgpu.so counts them in programs that load it"
     return check(MANAGED, OPEN, wanted, found.group, "bytes", detail)
 
 
@@ -166,16 +166,20 @@ def of_orphan(claimed: str, code: int, call: str, found: Deltas) -> dict[str, An
     if code == OUT_OF_MEMORY:
         return check(ORPHAN, PASSED, wanted, "refused", "", claimed)
     if code != 0:
-        detail = f"{call or 'libcuda'} answers {code} to the child, so the driver was not asked; raw ioctl is not tried"
+        detail = (
+            f"{call or 'libcuda'} returned {code} to the child, so no request reached the driver; the check does "
+            "not try raw ioctl calls"
+        )
         return check(ORPHAN, NOT_RUN, wanted, "", "bytes", detail)
     charged = 100 * found.group >= SHOWN_PERCENT * found.size
-    detail = f"{claimed}: {found.size} bytes were granted in the name of a process that is gone"
+    detail = f"{claimed}: {found.size} bytes were granted in the name of a process that has ended"
     return check(ORPHAN, PASSED if charged else VIOLATED, wanted, found.group, "bytes", detail)
 
 
 def of_beside(claimed: str, filled: dict[str, Any], seen: dict[str, tuple[int, int, int]]) -> dict[str, Any]:
-    """Judges whether the neighbour's limit and account stay unchanged while this slice is filled. ``seen``: the
-    neighbour's (soft, hard, used) ``before``, ``while`` and ``after`` the fill; ``filled``: the check of that fill.
+    """Judges whether the limit and the account of the neighbour (another slice) stay unchanged while this slice is
+    filled. ``seen``: the neighbour's (soft, hard, used) ``before``, ``while`` and ``after`` the fill; ``filled``: the
+    check of that fill.
     """
     wanted = "the neighbour's limit and account unchanged"
     if len(seen) < len(("before", "while", "after")):

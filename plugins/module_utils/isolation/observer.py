@@ -120,12 +120,12 @@ def driver_limit(reader: Any, uuid: str, group: str) -> DriverLimit:
         found = [reader.handle(index) for index in range(reader.count())]
         handle = next((one for one in found if reader.uuid(one) == uuid), None)
         if handle is None or not group:
-            return DriverLimit(group, fault=f"NVML lists no {uuid}" if group else "the container is in no group")
+            return DriverLimit(group, fault=f"NVML lists no {uuid}" if group else "the container has no control group")
         limits, card = memory_limits.get_limits(reader.library, handle, group), reader.memory(handle)[0]
     except NvmlError as fault:
         return DriverLimit(group, fault=str(fault))
     if limits.hard == memory_limits.UNLIMITED:
-        return DriverLimit(group, fault="the driver has no limit for its group")
+        return DriverLimit(group, fault="the driver has no limit for its control group")
     try:
         above = memory_limits.get_limits(reader.library, handle, os.path.dirname(group))
     except NvmlError:

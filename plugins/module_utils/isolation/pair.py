@@ -77,7 +77,7 @@ def run_both(
     def wait(_pid: int) -> None:
         laid_out.set()
         if not go.wait(WAIT_S) or given_up.is_set():
-            raise RunnerError("the neighbour of this slice was not started")
+            raise RunnerError("the program in the other slice was not started")
 
     def run_theirs() -> None:
         try:

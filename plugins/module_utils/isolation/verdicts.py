@@ -184,7 +184,7 @@ def of_mounts(missing: list[str] | None, expected: Sequence[str]) -> dict[str, A
             "mounts", NOT_RUN, ", ".join(expected), "", detail=("the process ended before the host read its mounts")
         )
     present = [path for path in expected if path not in missing]
-    detail = f"not the host's file in the slice: {', '.join(missing)}" if missing else ""
+    detail = f"the slice does not show the host's file at {', '.join(missing)}" if missing else ""
     return check("mounts", VIOLATED if missing else PASSED, ", ".join(expected), ", ".join(present), detail=detail)
 
 
@@ -214,7 +214,7 @@ def of_probe(
         if rc == BAD_ARGUMENTS and USAGE in err:
             return [check("probe", NOT_RUN, "a report", "none", detail=_older(err))]
         said = " ".join((err or out).split())[-400:]
-        detail = "the probe ran past its time" if timed_out else f"exit status {rc}: {said}"
+        detail = "the probe exceeded its time limit" if timed_out else f"exit status {rc}: {said}"
         return [check("probe", VIOLATED, "a report", "none", detail=detail)]
     checks = [_clean(one) for one in own]
     seen = {one["name"] for one in checks}
@@ -224,7 +224,7 @@ def of_probe(
         if name not in seen
     ]
     if timed_out or rc < 0:
-        detail = "the probe ran past its time" if timed_out else f"the probe was ended by signal {-rc}"
+        detail = "the probe exceeded its time limit" if timed_out else f"the probe was ended by signal {-rc}"
         checks.append(check("probe", VIOLATED, "exit status 0", rc, detail=detail))
     uuids = [str(one.get("uuid", "")) for one in devices]
     checks.append(equal("gpu-as-leased", expected.uuid, ", ".join(uuids)))
@@ -248,10 +248,10 @@ def _clean(one: dict[str, Any]) -> dict[str, Any]:
     verdict = PASSED if one.get("verdict") == FORMER else one.get("verdict")
     detail = str(one.get("detail") or "")
     if verdict not in VERDICTS:
-        verdict, detail = VIOLATED, f"the probe's verdict is {verdict!r}; {detail}"
+        verdict, detail = VIOLATED, f"the probe reported the unknown verdict {verdict!r}; {detail}"
     name = str(one.get("name", "?"))
     if verdict == OPEN and name not in (*MAY_BE_OPEN, GRAPHICS):
-        verdict, detail = VIOLATED, f"{detail}; this bypass must not be open"
+        verdict, detail = VIOLATED, f"{detail}; this bypass must be prevented"
     return check(
         name,
         verdict,
@@ -296,11 +296,11 @@ def of_outside(most_bytes: int | None, polls: int, fault: str, expected: Expecte
     reports.
     """
     limit = expected.memory_mib * MIB + DRIVER_STEP
-    wanted = f"at most {limit} ({expected.memory_mib} MiB, and {DRIVER_STEP // MIB} MiB because the driver rounds)"
+    wanted = f"at most {limit} ({expected.memory_mib} MiB, and {DRIVER_STEP // MIB} MiB for rounding by the driver)"
     if most_bytes is None:
-        detail = fault or f"NVML on the host named no process of the slice in {polls} polls"
+        detail = fault or f"NVML on the host listed no process of the slice in {polls} polls"
         return check("outside-memory", NOT_RUN, wanted, "", "bytes", detail)
-    verdict, detail = PASSED if most_bytes <= limit else VIOLATED, f"greatest of {polls} polls"
+    verdict, detail = PASSED if most_bytes <= limit else VIOLATED, f"the greatest figure of {polls} polls"
     if verdict == PASSED and not seen(most_bytes, filled_bytes):
         verdict, detail = (
             NOT_RUN,
@@ -320,7 +320,7 @@ def of_watcher(
     if named_s is not None:
         return check(one["name"], DETECTED, wanted, f"after {named_s:.1f} s", "", text)
     if fault or polls < needed:
-        why = fault or f"the watcher polled {polls} times while the bypass ran, {needed} polls were needed"
+        why = fault or f"the watcher polled {polls} times while the bypass ran, and needs {needed} polls to name it"
         return dict(one, detail=f"{one['detail']}; not detected: {why}")
     return check(one["name"], VIOLATED, wanted, f"not named in {polls} polls", "", one["detail"])
 
@@ -396,7 +396,7 @@ def neighbours_in_use(name: str) -> dict[str, Any]:
     """Returns the check of a bypass that did not run, because it uses memory beyond its slice and other slices of the
     GPU are in use.
     """
-    detail = "other slices of the GPU are in use, and this takes memory beyond its own slice"
+    detail = "other slices of the GPU are in use, and this bypass takes memory beyond its own slice"
     return check(name, NOT_RUN, "a result", "none", detail=detail)
 
 
@@ -413,7 +413,7 @@ def of_reader(name: str, rc: int, out: str, err: str, expected: Expected) -> dic
     """
     wanted = f"{expected.uuid}, {expected.memory_mib}"
     if rc in (126, 127):
-        return check(name, NOT_RUN, wanted, "", "MiB", f"{name} is not there")
+        return check(name, NOT_RUN, wanted, "", "MiB", f"the slice has no program {name}")
     found = "; ".join(line.strip() for line in out.splitlines() if line.strip())
     detail = "" if rc == 0 else f"exit status {rc}: {' '.join(err.split())[-200:]}"
     return check(name, PASSED if rc == 0 and found == wanted else VIOLATED, wanted, found, "MiB", detail)

@@ -159,7 +159,7 @@ def judge(
                 "device_plugin_conflicting_plugins: ignore"
             )
         else:
-            notes.append(f"{said}; its allocations of the same GPUs are not counted here")
+            notes.append(f"{said}; vgpu.fleet does not count its allocations of these GPUs")
     gone = [title for title in consent if title not in {one.title for one in conflicts}]
     notes += [f'device_plugin_conflicting_plugins_remove: "{title}" runs on none of these nodes' for title in gone]
     return remove, faults, notes

@@ -165,7 +165,7 @@ class AptHost:
 
     def mark(self, verb: str, names: Sequence[str]) -> None:
         """Holds or releases packages; ``verb`` is hold or unhold."""
-        self.must(f"the {verb} of {', '.join(names)}", "apt-mark", verb, *names)
+        self.must(f"apt-mark {verb} of {', '.join(names)}", "apt-mark", verb, *names)
 
     def change(self, verb: str, packages: Sequence[str], simulate: bool, held: bool = False) -> str:
         """Runs one transaction; ``verb`` is install or purge. ``held``: whether the transaction may also change

@@ -232,8 +232,8 @@ class PackageSet:
         foreign = [name for name in self.transaction.remove if name not in self.desired.may_remove and name not in ours]
         if foreign:
             raise AptError(
-                f"nothing was installed: apt would remove {', '.join(foreign)} for this; remove or hold them by hand, "
-                "or choose compatible versions"
+                f"nothing was installed: apt would remove {', '.join(foreign)} for this installation; remove or hold "
+                "them by hand, or choose compatible versions"
             )
 
     def refuse_companions(self, missing: Sequence[str]) -> None:

@@ -179,7 +179,7 @@ class RpmHost:
 
     def module(self, verb: str, spec: str) -> None:
         """Changes a module of dnf; ``verb`` is enable or reset."""
-        self.must(f"the {verb} of the module {spec}", "dnf", *self.quiet(), "module", verb, spec)
+        self.must(f"dnf module {verb} of {spec}", "dnf", *self.quiet(), "module", verb, spec)
 
     def can_lock(self) -> bool:
         return self.manager == "zypper" or self.read(VERSIONLOCK_CONF) is not None

@@ -55,7 +55,7 @@ def faults(desired: dict[str, Any], wanted: dict[str, Any], state: dict[str, Any
             "own kubeconfig"
         )
     engine = handover(state) or _containerd(state)
-    found += [f"{engine}; containers get claims by CDI alone"] if engine else []
+    found += [f"{engine}; containers get the devices of claims only by CDI"] if engine else []
     return [f"vgpu_allocation is dra, and {one}" for one in found]
 
 
@@ -90,8 +90,8 @@ def warnings(desired: dict[str, Any], state: dict[str, Any]) -> list[str]:
     kubelet = tuple(state.get("kubelet") or ())
     if kubelet and OLDEST <= kubelet < BY_DEFAULT:
         found.append(
-            f"Kubernetes {'.'.join(map(str, kubelet))} has shares of a device behind the feature gate {GATE}, which is "
-            "off by default; if the API server and the scheduler do not enable it, the plugin publishes no devices"
+            f"Kubernetes {'.'.join(map(str, kubelet))} allows shares of a device only with the feature gate {GATE}, "
+            "which is off by default; if API server and scheduler do not enable it, the plugin publishes no devices"
         )
     if (state.get("kubelet_engine") or {}).get("engine") == "docker":
         found.append(DOCKER)

@@ -54,14 +54,14 @@ def nvidia_driver(wanted: dict[str, Any], state: dict[str, Any], desired: dict[s
     if replaced and state["nvml"]["ok"] and _other_branch(choice, state) and not _named(wanted):
         runs = state["nvml"]["driver_version"]
         notes.append(
-            f"driver {runs} runs, and {choice.branch} is the newest branch for these GPUs here; no branch is named, so "
+            f"driver {runs} runs, and {choice.branch} is the newest branch for these GPUs here; no branch is set, so "
             f'this branch replaces the driver; to keep {runs}, set nvidia_driver_branch: "{branch_of(runs)}"'
         )
     if choice.refuse and choice.modules and _other_branch(choice, state) and not (changes or host):
         runs = state["driver"]["loaded_version"]
         notes.append(
             f"branch {choice.branch} is requested and installed, but driver {runs} runs; if the packages of "
-            f"{choice.branch} here install another branch, name that branch, or choose another source"
+            f"{choice.branch} here install another branch, set that branch, or choose another source"
         )
     if reboot and not faults:
         host.append(f"reboot, for {reboot}")
@@ -226,4 +226,4 @@ def _reboot_faults(reboot: str, wanted: dict[str, Any]) -> list[str]:
     way_out = "set it to if_required on a host that may be rebooted"
     if "nouveau" in reboot:
         way_out += ", or write 'blacklist nouveau' to /etc/modprobe.d, rebuild the initramfs and reboot it yourself"
-    return [f"{reboot}; a reboot is needed for this, and nvidia_driver_reboot is never; {way_out}"]
+    return [f"{reboot}; this needs a reboot, and nvidia_driver_reboot is never; {way_out}"]

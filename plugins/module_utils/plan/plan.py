@@ -117,7 +117,7 @@ def refusals(desired: dict[str, Any], state: dict[str, Any]) -> list[str]:
         found.append("the connection to the host has no root rights, and every role needs them; set become: true")
     if not engine_packages.family_of(host):
         name = host["name"] or host["id"] or "an unknown distribution"
-        found.append(f"{name} is not supported; {distribution.SUPPORTED} are")
+        found.append(f"{name} is not supported; supported systems: {distribution.SUPPORTED}")
     return found
 
 
@@ -221,7 +221,7 @@ def check_gpus(desired: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
         if index is not None and on_bus and index >= on_bus:
             findings.append(error(where, f"no GPU with index {index}; the host has {on_bus} on its PCI bus"))
         elif later:
-            findings.append(warning(where, f"{' and '.join(later)} can be checked only once the driver answers"))
+            findings.append(warning(where, f"{' and '.join(later)} can be checked only when the driver answers"))
     return findings
 
 

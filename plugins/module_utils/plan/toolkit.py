@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans the changes of the role nvidia_docker (NVIDIA's container toolkit) on a host. Also warns if the toolkit's
-options let containers get GPUs past the device plugin. No I/O.
+"""Plans the changes of the role nvidia_docker on a host. The role installs NVIDIA's container toolkit, which passes
+GPUs to containers. Also warns if the toolkit's options let containers get GPUs past the device plugin. No I/O.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from ..engines import engine_auto
 from ..text import toml_text
 from .part import NOTHING, PRESENT, Part, packages, undone
 
-# Keys of the toolkit's config.toml, with their defaults.
+# Keys of the toolkit's config.toml, with their defaults. BY_ENVIRONMENT: whether a container without privileges may
+# request GPUs by the variable NVIDIA_VISIBLE_DEVICES. BY_MOUNTS: whether it may request them by its mounts.
 BY_ENVIRONMENT = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 BY_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 UNSET = {BY_ENVIRONMENT: "true", BY_MOUNTS: "false"}

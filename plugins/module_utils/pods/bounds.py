@@ -33,7 +33,7 @@ def excess(pod: dict[str, Any]) -> list[Finding]:
     kinds = [one for one in (spec.get(kind) for kind in KINDS) if isinstance(one, (list, dict, str))]
     count = sum(len(one) for one in kinds)
     if count > MOST_CONTAINERS:
-        return [error("spec.containers", f"expected at most {MOST_CONTAINERS} of all kinds, found {count}")]
+        return [error("spec.containers", f"expected at most {MOST_CONTAINERS} containers of all kinds, found {count}")]
     named = mounts = 0
     for container in (container for one in kinds for container in one if isinstance(container, dict)):
         mounts += sum(len(_list(container.get(kind))) for kind in ("volumeMounts", "volumeDevices"))

@@ -32,9 +32,9 @@ def with_request(asks: Sequence[Ask], annotations: dict[str, Any], findings: lis
     if not asks:
         _fault(
             findings,
-            "no container asks for GPU memory in MiB, so nothing could be promised; expected such as nvidia.com/gpumem "
-            "on a node with sliceSizing: requested. Equal slices, whole GPUs, MIG, time-slicing and claims have one "
-            "size; leave the annotation out",
+            "no container asks for GPU memory in MiB, so no memory can be promised; expected a resource such as "
+            "nvidia.com/gpumem on a node with sliceSizing: requested. Equal slices, whole GPUs, MIG, time-slicing and "
+            "claims have one size; leave the annotation out",
         )
     known = [one.container for one in asks]
     if isinstance(named, dict):
@@ -59,7 +59,7 @@ def _read(text: Any, findings: list[Finding]) -> int | dict[str, int]:
             _fault(findings, f"expected whole MiB from 1 to {MAX_MIB}, such as {EXAMPLE}; found {shown}")
             return {}
     if found == {}:
-        _fault(findings, f"names no container; expected such as {EXAMPLE}")
+        _fault(findings, f"names no container; expected text such as {EXAMPLE}")
     return found
 
 
@@ -70,8 +70,8 @@ def _promised(ask: Ask, mib: int | None, findings: list[Finding]) -> Ask:
     if kind != MIB:
         _fault(
             findings,
-            f"container {ask.container} requests by {ask.field}, which is no limit in MiB; expected such as "
-            "nvidia.com/gpumem for the limit, or no annotation",
+            f"container {ask.container} requests by {ask.field}, which is no limit in MiB; expected a limit such as "
+            "nvidia.com/gpumem, or no annotation",
         )
     elif ask.burst_mib:
         _fault(

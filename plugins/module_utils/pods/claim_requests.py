@@ -66,7 +66,9 @@ def way_of(labels: Mapping[str, Any], of_namespace: str, findings: list[Finding]
 
 
 def read_claims(ask: PodAsk, findings: list[Finding]) -> Claims:
-    """Returns the pod's requests by container. Adds faults to ``findings``, each with its field."""
+    """Returns the pod's requests by container. Adds faults to ``findings``. The text of a fault follows the name of its
+    field.
+    """
     selectors = _selectors(ask.preferences, findings)
     _of_pod(ask, findings)
     shares, warnings = {}, []
@@ -201,7 +203,7 @@ def _selectors(chosen: preferences.Preferences, findings: list[Finding]) -> list
             continue
         text = expression.format(_text(list(words)))
         if len(text.encode()) > LONGEST_EXPRESSION:
-            findings.append(error(annotation(name), f"is longer than a claim allows; name fewer, or {NEXT}"))
+            findings.append(error(annotation(name), f"has more entries than a claim allows; name fewer, or {NEXT}"))
         out.append(text)
     return out
 

@@ -33,7 +33,9 @@ BYTES_OF_MIB = 1 << 20
 
 
 def read_fractions(annotations: dict[str, Any], spec: dict[str, Any], findings: list[Finding]) -> dict[str, Fraction]:
-    """Returns the requests by container; empty if the annotations request nothing or ``findings`` has an error."""
+    """Returns the requests by container; empty if the annotations request nothing or ``findings`` has an error. The
+    text of a finding follows the name of its annotation.
+    """
     if spec.get("schedulerName") == KAI_SCHEDULER:
         return {}
     of_pod, of_container = _of_pod(annotations, spec, findings), _of_containers(annotations, spec, findings)
@@ -108,7 +110,7 @@ def _memory(annotations: dict[str, Any], named: list[str], findings: list[Findin
     number = exact(value)
     percent = 100 * number if number is not None else None
     if percent is None or percent.denominator != 1 or not 0 < percent < 100:
-        text = f"expected a decimal from 0.01 to 0.99 with two digits at most, found {show(value)}"
+        text = f"expected a decimal from 0.01 to 0.99 with at most two digits after the point, found {show(value)}"
         findings.append(error(annotation(GPU_FRACTION), text))
         percent = None
     return Memory(PERCENT, int(percent or 0))

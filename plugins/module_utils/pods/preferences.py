@@ -57,7 +57,7 @@ class Preferences(NamedTuple):
 
 
 def read_preferences(annotations: dict[str, Any], findings: list[Finding]) -> Preferences:
-    """Reads the preferences. Adds faults to ``findings``, each with its annotation."""
+    """Reads the preferences. Adds faults to ``findings``. The text of a fault follows the name of its annotation."""
     for name, harmless in NOT_DONE.items():
         value = annotations.get(name)
         if value is not None and str(value).strip().lower() not in ("", *harmless):

@@ -175,7 +175,7 @@ def asked(ask: PodAsk) -> list[str]:
 
 def admission_findings(pod: dict[str, Any], ask: PodAsk) -> list[Finding]:
     """Returns findings for other settings of a pod that requests GPUs, by which it would bypass the scheduler or the
-    library.
+    library. The text of a finding follows the path of its field.
     """
     findings: list[Finding] = []
     if not ask.wants_gpus:
@@ -198,7 +198,7 @@ def admission_findings(pod: dict[str, Any], ask: PodAsk) -> list[Finding]:
 
 def _variables(container: dict[str, Any], where: str, config: Config) -> list[Finding]:
     """Returns a warning for each variable that looks like a request but is ignored."""
-    message = f"is no request, and raises no limit here; ask by {config.memory}"
+    message = f"is no request, and raises no limit here; request memory by {config.memory}"
     env = container.get("env")
     rows = [one if isinstance(one, dict) else {} for one in env] if isinstance(env, list) else []
     return [

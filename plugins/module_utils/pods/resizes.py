@@ -35,13 +35,13 @@ Request = Mapping[str, Size]
 
 
 def read_request(text: str) -> dict[str, Size]:
-    """Parses a request. Raises PlanError with the place in the text."""
+    """Parses a request. Raises PlanError with the place in the text. The message follows the annotation's name."""
     try:
         found = read_json(text)
     except ValueError as fault:
         raise PlanError(f"is no JSON ({fault}); expected such as {EXAMPLE}") from None
     if not isinstance(found, dict) or not found:
-        raise PlanError(f"names no container; expected such as {EXAMPLE}")
+        raise PlanError(f"names no container; expected text such as {EXAMPLE}")
     return {name: _size(name, size) for name, size in found.items()}
 
 

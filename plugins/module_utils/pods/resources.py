@@ -128,7 +128,9 @@ def annotation(name: str) -> str:
 
 
 class _Values:
-    """Reads the resources of a container by name. Collects faults; a faulty value reads as None."""
+    """Reads the resources of a container by name. Collects faults; a faulty value reads as None. The text of a fault
+    follows the name of its resource: ``nvidia.com/gpumem``, "is set without nvidia.com/gpu".
+    """
 
     def __init__(self, container: dict[str, Any], where: str, findings: list[Finding]) -> None:
         resources = _mapping(container.get("resources"))
@@ -363,11 +365,11 @@ def _qgpu(values: _Values, name: str, config: Config) -> Ask | None:
         _agree(values, config, percent // 100, QGPU_CORE)
         return _ask(values, name, percent // 100, Memory(CARD, 0), 100, "qgpu", QGPU_CORE)
     if gib is None:
-        values.fault(QGPU_CORE, f"is a part of a GPU and needs {QGPU_MEMORY}; or ask for a multiple of 100")
+        values.fault(QGPU_CORE, f"is a part of a GPU and needs {QGPU_MEMORY}; or request a multiple of 100")
         return None
     gpus = max(1, -(-(percent or 0) // 100))
     if gib < gpus:
-        values.fault(QGPU_MEMORY, f"{gib} GiB over {gpus} GPUs gives less than 1 GiB each; ask for more")
+        values.fault(QGPU_MEMORY, f"{gib} GiB over {gpus} GPUs gives less than 1 GiB each; request more")
     field = QGPU_CORE if percent else QGPU_MEMORY
     _agree(values, config, gpus, field)
     return _ask(values, name, gpus, Memory(MIB, gib // gpus * 1024), (percent or 0) // gpus, "qgpu", field)

@@ -86,11 +86,15 @@ def findings(found: Sequence[dict[str, Any]], resources: Sequence[str]) -> tuple
         who = " ({})".format(one["owner"]) if one["owner"] else ""
         if one["resource"] in resources:
             errors.append(
-                "another device plugin advertises {}{} on {}; the kubelet keeps the last one. Remove it: delete "
-                "its DaemonSet or static pod, or set devicePlugin.enabled=false of the GPU operator; or set "
+                "another device plugin advertises {}{} on the socket {}; the kubelet keeps only the plugin that "
+                "registers last. Remove the other plugin: delete its DaemonSet or static pod, or set "
+                "devicePlugin.enabled=false of the GPU operator; or set "
                 "device_plugin_conflicting_plugins: ignore".format(one["resource"], who, one["socket"])
             )
         else:
-            text = "another device plugin{} answers on {}; its allocations of the same GPUs are not counted here"
+            text = (
+                "another device plugin{} answers on the socket {}; vgpu.fleet does not count its allocations of these "
+                "GPUs"
+            )
             warnings.append(text.format(who, one["socket"]))
     return errors, warnings

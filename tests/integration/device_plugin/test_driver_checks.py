@@ -131,35 +131,35 @@ def test_correct_driver_passes_every_check(place, group, backend: str) -> None: 
     for name in ("driver-refuses", "driver-limit-children"):
         assert HARD - 8 * MIB <= int(found[name]["found"]) <= HARD, found[name]
     assert found["managed-raw"]["found"] == "0"
-    assert f"{64 * MIB} came to the card" in found["managed-raw"]["detail"]
-    assert "raw ioctl is not tried" in found["dead-creator"]["detail"]
+    assert f"{64 * MIB} of {64 * MIB} bytes of managed memory were placed on the card" in found["managed-raw"]["detail"]
+    assert "does not try raw ioctl calls" in found["dead-creator"]["detail"]
 
 
 # columns: the case; the cgroup controller that the driver uses; lines of the simulated driver's profile; commands of
 # gpusimctl after the limit is set; name of the check; expected verdict of the check; expected text of its detail
 FAULTS = [
-    ("limit lost by a reload", "dmem", "", [("memacct-forget",)], "driver-refuses", "violated", "were granted"),
+    ("limit lost by a reload", "dmem", "", [("memacct-forget",)], "driver-refuses", "violated", "the driver granted"),
     (
         *("limit lost by a reload, children", "dmem", "", [("memacct-forget",)]),
-        *("driver-limit-children", "violated", "were granted"),
+        *("driver-limit-children", "violated", "the driver granted"),
     ),
-    ("no controller", "misc", "controllers = require\n", [], "driver-refuses", "violated", "were granted"),
+    ("no controller", "misc", "controllers = require\n", [], "driver-refuses", "violated", "the driver granted"),
     (
         *("managed memory without a controller", "misc", "controllers = require\n", []),
         *("managed-raw", "violated", "not even ordinary memory"),
     ),
     (
         *("group with the limit of a former group", "misc", "", [("memacct-stale", "0", "9000")]),
-        *("driver-limit-children", "violated", "were granted"),
+        *("driver-limit-children", "violated", "the driver granted"),
     ),
     (
         *("limits changed by any user", "misc", "", [("limits-by-anybody", "on")]),
         *("driver-limit-root", "violated", "root without CAP_SYS"),
     ),
-    ("fork with libcuda", "misc", "", [("forked-child", "on")], "dead-creator", "passed", "process that is gone"),
+    ("fork with libcuda", "misc", "", [("forked-child", "on")], "dead-creator", "passed", "process that has ended"),
     (
         *("memory of an exited process not charged", "dmem", "", [("forked-child", "on"), ("dead-creator", "on")]),
-        *("dead-creator", "violated", "were granted in the name of a process that is gone"),
+        *("dead-creator", "violated", "were granted in the name of a process that has ended"),
     ),
 ]
 
@@ -215,7 +215,7 @@ def test_check_on_a_full_gpu_is_not_run(place, group, backend: str) -> None:  # 
     hog.stdin.flush()
     assert [json.loads(hog.stdout.readline()).get("error") for _answer in range(2)] == [None, None]
     found = on.check(group("c"), ["driver-refuses"])["driver-refuses"]
-    assert (found["verdict"], "the card had no more room" in found["detail"]) == ("not-run", True), found
+    assert (found["verdict"], "the card was full" in found["detail"]) == ("not-run", True), found
 
 
 def test_no_driver_on_the_host(place, group) -> None:  # noqa: F811
@@ -277,4 +277,4 @@ def test_container_without_a_limit_violates_the_check(node_at_rest: RealNode, gr
         (node_at_rest.folder / "lib" / "current" / "vgpu-limit-hook").resolve().write_text("#!/bin/sh\nexit 0\n")
     found = of_module(node_at_rest, group(), ["driver-limit-restart"], hooks=fault != "no hook of CDI")
     assert {name: one["verdict"] for name, one in found.items()} == {"driver-limit-restart": "violated"}, found
-    assert "is claimed: the driver has no limit" in found["driver-limit-restart"]["detail"]
+    assert ", but the driver has no limit for its control group" in found["driver-limit-restart"]["detail"]

@@ -74,7 +74,7 @@ def test_a_version_with_the_gate_off_is_a_warning(version, warned):
 
 def test_an_older_version_is_refused_and_has_nothing_to_remove():
     api = KubeClient("v1.33.9")
-    with pytest.raises(ValueError, match=r"claims need 1\.34"):
+    with pytest.raises(ValueError, match=r"expected Kubernetes 1\.34 or newer"):
         call(api)
     assert not call(api, "absent")["changed"] and api.writes == []
 

@@ -73,6 +73,7 @@ def good():
 COMPARED = [
     ([piece(*good())], []),
     ([piece(good()[0]), piece(good()[1])], []),
+    ([piece(*good(), generation=None)], []),
     ([], ["ResourceSlices n1 gpu.vgpu.fleet: expected 2 devices, found none"]),
     ([piece()], ["ResourceSlices n1 gpu.vgpu.fleet: expected 2 devices, found none"]),
     ([piece(good()[0])], ["GPU-b: expected a device, found none"]),

@@ -91,7 +91,7 @@ def test_remedy_names_the_container_with_the_largest_ledger():
     small = usage(100, "a2", namespace="team", pod="small", container="main")
     for usages in ([usage(3000, **OWNER), small], [small, usage(3000, **OWNER)]):
         (one,) = running.ledgers(usages, [gpu(100)])
-        assert "team/train/main has the largest charge: restart it" in one["remedy"]
+        assert "restart team/train/main, which has the largest charge" in one["remedy"]
         assert one["found"] == "3100 MiB charged"
 
 

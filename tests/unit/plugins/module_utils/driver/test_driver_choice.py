@@ -39,7 +39,7 @@ REFUSED = [
     ("debian12", [T4], {}, {"branch": "580"}, "has the branches 470, 535 and not 580"),
     ("debian12", [T4], {}, {"memacct": "cgroup"}, "nvidia_driver_memacct: expected one of off, misc, dmem, auto"),
     ("debian12", [T4], {}, {"memacct": "misc", "branch": "580"}, "nvidia_driver_memacct has no effect on branch 580"),
-    ("debian11", [T4], {}, {}, "supported are Debian 12 and 13"),
+    ("debian11", [T4], {}, {}, "supported systems: Debian 12 and 13"),
     ("fedora", [T4], {}, {}, "Fedora Linux 42 has no known driver packages"),
     ("debian12", [], {}, {}, "no NVIDIA GPU is on the PCI bus of this host"),
     (
@@ -72,7 +72,7 @@ REFUSED = [
     ("debian12", [B200], {}, {}, "no branch that drives all GPUs of this host together (Blackwell)"),
     ("ubuntu22", [B200], {}, {"branch": "550"}, "is older than the Blackwell GPU at 0000:00:00.0, which needs 570"),
     ("ubuntu22", [H200], {}, {"branch": "535"}, "which needs 550"),
-    ("ubuntu24", [K80, H100], {}, {}, "move some to another host"),
+    ("ubuntu24", [K80, H100], {}, {}, "move some GPUs to another host"),
     # kernel modules
     ("debian12", [V100], {}, {"kernel_module": "open"}, "open modules drive Turing and later"),
     ("ubuntu24", [B200], {}, {"kernel_module": "proprietary"}, "do not drive the Blackwell GPU"),

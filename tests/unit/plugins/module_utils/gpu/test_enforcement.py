@@ -38,12 +38,12 @@ ROWS = [
     ("auto", {"probed": None}, "vcuda", True, "library", "not been probed on this host yet"),
     ("driver", {"probed": ("", "GPU-1: it does not hold")}, "vcuda", True, "library", "GPU-1: it does not hold"),
     ("auto", {}, "vcuda", False, "library", "vgpu_count_context is false"),
-    ("auto", {}, "time-slicing", True, "none", "only where vgpu_memory_enforcement is driver"),
-    ("auto", {}, "mps", True, "none", "only where vgpu_memory_enforcement is driver"),
+    ("auto", {}, "time-slicing", True, "none", "only if vgpu_memory_enforcement is driver"),
+    ("auto", {}, "mps", True, "none", "only if vgpu_memory_enforcement is driver"),
     ("driver", {}, "time-slicing", True, "driver-misc", "read back"),
     ("driver", {}, "mps", True, "driver-misc", "read back"),
-    ("driver", {}, "mig", True, "none", "sharing mig gives no memory limits"),
-    ("auto", {}, "none", True, "none", "sharing none gives no memory limits"),
+    ("driver", {}, "mig", True, "none", "no memory limits with vgpu_sharing: mig"),
+    ("auto", {}, "none", True, "none", "no memory limits with vgpu_sharing: none"),
 ]
 
 

@@ -58,7 +58,7 @@ FAULTS = [
     (Library({"get": 3}), "GPU-0: the driver does not enforce limits here"),
     (Library({"set": 4}), "GPU-0: nvmlDeviceSetMemoryLimits_v1 failed with 4"),
     (Library(keeps=lambda hard: UNLIMITED), "GPU-0: a limit of 67108864 bytes reads back as"),
-    (Library(keeps=lambda hard: PROBE_BYTES), f"GPU-0: a limit of {UNLIMITED} bytes reads back as {PROBE_BYTES}"),
+    (Library(keeps=lambda hard: PROBE_BYTES), f"GPU-0: a limit of {UNLIMITED} bytes reads back as hard {PROBE_BYTES}"),
     (Library(soft=1), "soft 1"),
     (object(), "this driver has no memory limits of control groups, which came with branch 615"),
 ]

@@ -60,8 +60,8 @@ PARENT = GROUP.rpartition("/")[0]
 FAULTS = [
     ("correct limit", {GROUP: SLICE}, "passed", "group " + GROUP),
     ("another limit on the parent", {GROUP: SLICE, PARENT: 9 * SLICE}, "passed", ""),
-    ("no limit after a driver reload", {}, "violated", "is claimed: "),
-    ("limit dropped without an error", {GROUP: NONE}, "violated", "the driver has no limit for its group"),
+    ("no limit after a driver reload", {}, "violated", "the device plugin reports "),
+    ("limit dropped without an error", {GROUP: NONE}, "violated", "the driver has no limit for its control group"),
     ("limit of another container", {GROUP: 2 * SLICE}, "violated", ""),
     ("limit of a former container", {GROUP: 300 * MIB}, "violated", ""),
     ("limit on the parent alone", {PARENT: SLICE}, "violated", ""),
@@ -133,20 +133,20 @@ SUMS = [
     # bytes of its control group, free bytes of the card, fault); expected verdict, words of the detail
     (Sum(SLICE - 200 * MIB, SLICE - 3 * MIB, 4000 * MIB), "passed", "refused the rest"),
     (Sum(SLICE, SLICE, 0), "passed", "refused the rest"),
-    (Sum(SLICE + 2 * MIB, 0, 4000 * MIB), "violated", "were granted"),  # More was allocated than the limit.
-    (Sum(100 * MIB, SLICE + 1, 4000 * MIB), "violated", "were granted"),
-    (Sum(SLICE + 2 * MIB, 0, 0, "it ended"), "violated", "were granted"),
-    (Sum(300 * MIB, 400 * MIB, 10 * MIB), "not-run", "the card had no more room"),
+    (Sum(SLICE + 2 * MIB, 0, 4000 * MIB), "violated", "the driver granted"),  # More was allocated than the limit.
+    (Sum(100 * MIB, SLICE + 1, 4000 * MIB), "violated", "the driver granted"),
+    (Sum(SLICE + 2 * MIB, 0, 0, "it ended"), "violated", "the driver granted"),
+    (Sum(300 * MIB, 400 * MIB, 10 * MIB), "not-run", "the card was full"),
     # The refusal is the driver's limit if the group used all but 64 MiB of it, or if the card still had 64 MiB free.
     # Otherwise the card was full.
     (Sum(0, SLICE - 64 * MIB, 0), "passed", "refused the rest"),
-    (Sum(0, SLICE - 64 * MIB - 1, 0), "not-run", "the card had no more room"),
+    (Sum(0, SLICE - 64 * MIB - 1, 0), "not-run", "the card was full"),
     (Sum(0, 400 * MIB, 64 * MIB), "passed", "refused the rest"),
-    (Sum(0, 400 * MIB, 64 * MIB - 1), "not-run", "the card had no more room"),
+    (Sum(0, 400 * MIB, 64 * MIB - 1), "not-run", "the card was full"),
     # A limit below the promised size is reported by another check, so it is no violation here.
     (Sum(300 * MIB, 400 * MIB, 4000 * MIB), "passed", "refused the rest"),
     (Sum(fault="no libcuda"), "not-run", "no libcuda"),
-    (Sum(0, 0, 4000 * MIB), "not-run", "not even a context"),
+    (Sum(0, 0, 4000 * MIB), "not-run", "refused even a context"),
 ]
 
 
@@ -159,12 +159,12 @@ def test_allocated_sum_is_judged_by_the_hard_limit(found, verdict, said):
 BYPASSES = [
     # columns: hard limit of the group (None: no limit), greatest usage of the group while the bypass held its memory
     # (None: no poll saw it); expected verdict, words of the detail
-    (SLICE, SLICE, "passed", "the sum of the group was"),
-    (SLICE, SLICE + 1, "violated", "the sum of the group was"),
+    (SLICE, SLICE, "passed", "the group used at most"),
+    (SLICE, SLICE + 1, "violated", "the group used at most"),
     # With a memory scaling above 1 the limit is the size of the card, and the rest of the slice is in host memory.
     (CARD, CARD - MIB, "passed", "the driver's limit is"),
     (CARD, CARD + 64 * MIB, "violated", ""),
-    (SLICE, 10 * MIB, "violated", "was not counted"),
+    (SLICE, 10 * MIB, "violated", "did not count"),
     (SLICE, None, "violated", "refused nothing"),  # No poll saw the memory of the bypass.
     (None, SLICE, "violated", "refused nothing"),  # The group has no hard limit.
 ]
@@ -263,7 +263,7 @@ FIRST = UNKNOWN._replace(inode=7)
         (FIRST, FIRST, "passed", "the same group"),
         (UNKNOWN, UNKNOWN, "passed", "a new group"),
         (FIRST, DriverLimit(GROUP, 0, 2 * SLICE, card=CARD, inode=8), "violated", "a new group"),
-        (FIRST, DriverLimit(GROUP, fault="the driver has no limit for its group"), "violated", "has no limit"),
+        (FIRST, DriverLimit(GROUP, fault="the driver has no limit for its control group"), "violated", "has no limit"),
     ],
 )
 def test_limit_after_a_second_start(first, again, verdict, said):

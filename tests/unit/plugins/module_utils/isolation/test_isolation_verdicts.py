@@ -298,7 +298,7 @@ WATCHED = [
     ("bypass named", 3.21, 2, "", "detected", "3.2"),
     ("bypass named by a partly blind watcher", 3.21, 2, "GPU is lost", "detected", "3.2"),
     ("bypass not named in enough polls", None, 5, "", "violated", "not named in 5 polls"),
-    ("bypass not named in too few polls", None, 4, "", "open", "4 times while the bypass ran, 5 polls were needed"),
+    ("bypass not named in too few polls", None, 4, "", "open", "4 times while the bypass ran, and needs 5 polls"),
     ("bypass not named by a blind watcher", None, 9, "GPU is lost", "open", "not detected: GPU is lost"),
 ]
 
@@ -401,19 +401,19 @@ def test_older_probe_is_not_run_and_not_violated(about, rc, err, verdict, words)
 KILLED = report().replace('"detail": ""', '"detail": null')
 DETAILS = [
     # columns: label, the check, words of its detail
-    ("mount of another file", it.of_mounts(["/a"], ["/a", "/b"]), "not the host's file in the slice: /a"),
+    ("mount of another file", it.of_mounts(["/a"], ["/a", "/b"]), "the slice does not show the host's file at /a"),
     ("all mounts correct", it.of_mounts([], ["/a"]), ""),
     ("no device nodes", it.of_device_nodes([], 1), "this host has no device nodes of GPUs"),
     ("process ended", it.of_device_nodes(None, 1), "the process ended before the host read its devices"),
     ("no report", it.of_probe(3, "", "it said why", False, EXPECTED, [])[0], "exit status 3: it said why"),
     ("no report, text on stdout", it.of_probe(3, "its words", "", False, EXPECTED, [])[0], "exit status 3: its words"),
-    ("no report in time", it.of_probe(0, "", "", True, EXPECTED, [])[0], "the probe ran past its time"),
+    ("no report in time", it.of_probe(0, "", "", True, EXPECTED, [])[0], "the probe exceeded its time limit"),
     ("killed after its report", it.of_probe(-9, KILLED, "", False, EXPECTED, [])[1], "the probe was ended by signal 9"),
-    ("late with its report", it.of_probe(-9, KILLED, "", True, EXPECTED, [])[1], "the probe ran past its time"),
+    ("late with its report", it.of_probe(-9, KILLED, "", True, EXPECTED, [])[1], "the probe exceeded its time limit"),
     ("detail of the probe", it.of_probe(0, KILLED.replace("null", '"why"'), "", False, EXPECTED, [])[0], "why"),
     ("detail null", it.of_probe(0, KILLED, "", False, EXPECTED, [])[0], ""),
     ("failing NVML", it.of_outside(None, 0, "GPU is lost", EXPECTED, 1), "GPU is lost"),
-    ("NVML lists no process", it.of_outside(None, 4, "", EXPECTED, 1), "named no process of the slice in 4 polls"),
+    ("NVML lists no process", it.of_outside(None, 4, "", EXPECTED, 1), "listed no process of the slice in 4 polls"),
     ("failing reader", it.of_reader("nvidia-smi", 9, "", "no driver", EXPECTED), "exit status 9: no driver"),
     ("working reader", it.of_reader("nvidia-smi", 0, "GPU-1, 5386", "a warning", EXPECTED), ""),
 ]
@@ -494,7 +494,7 @@ IMPORTS = [
         "violated",
         "'fine'",
     ),
-    ("import reported as open", beside("import-beside", "open"), "", "violated", "must not be open"),
+    ("import reported as open", beside("import-beside", "open"), "", "violated", "must be prevented"),
 ]
 
 

@@ -78,7 +78,7 @@ def test_a_broken_daemon_json_is_an_error_of_this_host_with_line_and_column():
 KINDS = [
     ("snap", True, "remove it with: snap remove docker", ""),
     ("podman", True, "package podman-docker", ""),
-    ("rootless", ["ann", "1001"], "", "rootless for ann, 1001"),
+    ("rootless", ["ann", "1001"], "", "rootless for the users ann, 1001"),
 ]
 
 

@@ -232,7 +232,7 @@ def test_a_fabric_manager_of_another_version_is_a_change():
 BRANCHES = [
     ([], "never", "reload the kernel modules", ""),
     (["python3 (41)"], "if_required", "reboot, for driver 535.261.03 is loaded and in use by python3 (41)", ""),
-    (["python3 (41)"], "never", "", "535.261.03 is loaded and in use by python3 (41); a reboot is needed"),
+    (["python3 (41)"], "never", "", "535.261.03 is loaded and in use by python3 (41); this needs a reboot"),
 ]
 
 

@@ -142,7 +142,7 @@ def test_headers_beside_those_of_another_kernel_disturb_no_driver():
 
 def test_unsupported_release_is_refused_with_the_supported_releases():
     errors = planned(CENTOS_7, BARE)["errors"]
-    assert "CentOS Linux 7 (Core) is not supported; Debian 12 and 13" in errors[0]
+    assert "CentOS Linux 7 (Core) is not supported; supported systems: Debian 12 and 13" in errors[0]
     assert "RHEL and Rocky 8 to 10" in errors[0]
 
 

@@ -27,7 +27,7 @@ def typos(count, start=0):
 # columns: pod; expected sentence of the refusal ("": the pod is accepted)
 PODS = [
     (pod([asking()] * 500), ""),
-    (pod([asking()] * 501), "spec.containers: expected at most 500 of all kinds, found 501"),
+    (pod([asking()] * 501), "spec.containers: expected at most 500 containers of all kinds, found 501"),
     (pod([{}] * 200_000), "found 200000"),
     (pod([None] * 501), "found 501"),
     (pod("x" * 501), "found 501"),

@@ -99,7 +99,7 @@ REFUSED = [
     ({MEM: 3000}, {"vgpu.fleet/gpu-policy": "topology"}, "cannot request topology"),
     ({MEM: 3000}, {"vgpu.fleet/node-policy": "binpack"}, "cannot request binpack"),
     ({GPU: 2, MEM: 3000}, {"nvidia.com/numa-bind": "true"}, "GPUs of one NUMA node"),
-    ({MEM: 3000}, {"nvidia.com/use-gputype": "x" * 9000}, "is longer than a claim allows"),
+    ({MEM: 3000}, {"nvidia.com/use-gputype": "x" * 9000}, "has more entries than a claim allows"),
 ]
 
 

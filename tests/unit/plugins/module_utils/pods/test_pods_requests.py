@@ -308,7 +308,7 @@ def test_annotations_of_kai(annotations, first, second, expected):
         ({FRACTION: "1"}, {}, {}, FRACTION, "from 0.01 to 0.99"),
         ({FRACTION: "0"}, {}, {}, FRACTION, "from 0.01 to 0.99"),
         ({FRACTION: "-0.5"}, {}, {}, FRACTION, "from 0.01 to 0.99"),
-        ({FRACTION: "0.125"}, {}, {}, FRACTION, "two digits at most"),
+        ({FRACTION: "0.125"}, {}, {}, FRACTION, "at most two digits"),
         ({FRACTION: "half"}, {}, {}, FRACTION, 'found "half"'),
         ({MEMORY: "0"}, {}, {}, MEMORY, "from 1 to"),
         ({MEMORY: "2000Mib"}, {}, {}, MEMORY, "no quantity"),
