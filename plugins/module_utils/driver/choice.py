@@ -288,7 +288,7 @@ def _branch(
             have = ", ".join(str(one) for one in offered)
             return asked, [
                 f"{host.name} has the branches {have} and not {asked}; choose one of these, or "
-                "nvidia_driver_source cuda or mirror"
+                "set nvidia_driver_source to cuda or mirror"
             ]
         return asked, []
     if wanted["source"] in ("mirror", "file"):

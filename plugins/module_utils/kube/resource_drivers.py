@@ -38,8 +38,8 @@ def _class_note(one: dict[str, Any], resources: Sequence[str]) -> str:
         return ""
     return (
         f"DeviceClass {one['metadata']['name']} maps {mapped}, which our plugin offers too: on nodes without "
-        "our plugin, the driver of the class serves pods that request it, without limits. If no pod needs the class, "
-        "remove its extendedResourceName"
+        "our plugin, the driver of the class serves pods that request this resource, without limits. If no "
+        "pod needs the class, remove its extendedResourceName"
     )
 
 
@@ -57,8 +57,8 @@ def _slice_notes(api: Any, version: str, nodes: Iterable[str]) -> list[str]:
         for driver in sorted(drivers - {OUR_DRIVER}):
             offered.setdefault(driver, []).append(node)
     return [
-        f"the DRA driver {driver} offers NVIDIA GPUs on {', '.join(where)}; its allocations of the same GPUs are not "
-        "counted here: remove this driver from these nodes"
+        f"the DRA driver {driver} offers NVIDIA GPUs on {', '.join(where)}; vgpu.fleet does not count its "
+        "allocations of these GPUs: remove this driver from these nodes"
         for driver, where in sorted(offered.items())
     ]
 
