@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -136,6 +137,33 @@ def test_whole_rehearsal_in_order(place: Place) -> None:
     assert all("--limit=a.example.com,localhost" in line for line in calls[4:8])
     assert calls[8] == "hostctl down --project rehearse"
     assert "model = T4\ncount = 2" in (place.folder / ".build/rehearse/profiles/a.example.com.profile").read_text()
+
+
+# The steps that take seconds or minutes, in order: beginnings of the lines that announce them.
+STEPS = [
+    "Build tools, library and simulated driver",
+    "Build the image of the hosts",
+    "Build the packages and the container image of the hosts",
+    "Start the simulated hosts",
+    "Run on the simulated hosts site.yml",
+    "Run on the simulated hosts site.yml again",
+    "Run on the simulated hosts verify.yml",
+    "Run on the simulated hosts report.yml",
+    "Remove the simulated hosts",
+]
+
+
+def test_each_slow_step_is_announced_with_its_usual_duration(place: Place) -> None:
+    done = place.rehearse()
+    assert done.returncode == 0, done.stdout + done.stderr
+    announced = re.findall(r"^TASK \[(.+?) \(usually (.+?)\)\]", done.stdout, re.M)
+    assert [name for name, _duration in announced] == STEPS, done.stdout
+    assert [one for _name, one in announced if not re.search(r"\d (seconds?|minutes?)", one)] == []
+
+
+def test_failure_names_the_step_without_its_duration(place: Place) -> None:
+    done = place.rehearse(fail="hostctl up")
+    assert "Start the simulated hosts: non-zero return code" in " ".join(done.stdout.split()), done.stdout
 
 
 def test_rehearsal_overrides_the_inventory_and_its_files(place: Place) -> None:
