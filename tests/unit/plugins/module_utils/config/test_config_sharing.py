@@ -234,6 +234,9 @@ def test_replicas_of_mig_devices_by_group_vars(gpus, variables, wanted):
     [
         ({"sharing": slicing(entry(4))}, 15360, 100, "time-slicing"),  # time-slicing sets no limits
         ({"sharing": {"mps": {"resources": [entry(4)]}}}, 3840, 25, "mps"),
+        # A replica has at least 1 %, because 0 would mean no limit.
+        ({"sharing": {"mps": {"resources": [entry(60)]}}}, 256, 1, "mps"),
+        ({"sharing": {"mps": {"resources": [entry(120)]}}}, 128, 1, "mps"),
         ({"sharing": {"vcuda": {"splitCount": 4, "coresScaling": "2"}}}, 3840, 50, "vcuda"),
         ({}, 15360, 100, "none"),
     ],

@@ -35,6 +35,13 @@ REFUSED = [
     ({}, {OLD_CONTAINERD: "1.6.20~ds1-1"}, "containerd 1.6 has no CDI"),
     ({}, {OLD_CONTAINERD: "1.7.24-1", "containerd.config_text": "version = 2\n"}, "needs enable_cdi = true"),
     ({}, {OLD_CONTAINERD: "1.7.24-1", "containerd.config_text": "  enable_cdi = true\n"}, ""),
+    # If several tables have the key, the last value counts.
+    ({}, {OLD_CONTAINERD: "1.7.24-1", "containerd.config_text": "enable_cdi = false\nenable_cdi = true\n"}, ""),
+    (
+        {},
+        {OLD_CONTAINERD: "2.1.4-1", "containerd.config_text": "enable_cdi = true\nenable_cdi = false\n"},
+        "enable_cdi = false",
+    ),
     ({}, {OLD_CONTAINERD: "2.0.0-1", "containerd.config_text": "version = 3\n"}, ""),
     ({}, {OLD_CONTAINERD: "2.1.4-1", "containerd.config_text": "version = 3\n"}, ""),
     ({}, {OLD_CONTAINERD: "2.1.4-1", "containerd.config_text": "    enable_cdi = false\n"}, "enable_cdi = false"),
