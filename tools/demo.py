@@ -32,12 +32,6 @@ import play_lines  # noqa: E402
 from simhosts import hardware as simhardware  # noqa: E402
 from simhosts import podman as simpodman  # noqa: E402
 
-# Arguments of a container in a slice: two mounts that only the simulated driver needs, and the image of every host.
-CONTAINER = (
-    *("-v", "/etc/gpusim:/etc/gpusim:ro", "-v", "/dev/shm/gpusim.state:/dev/shm/gpusim.state"),
-    simhardware.IMAGE_NAME,
-)
-
 
 class PhaseFailed(Exception):
     """Raised if a phase fails; the text names the phase and its log, and quotes the end of the log."""
@@ -213,9 +207,14 @@ class Demo:
         (LOGS / "nvidia-smi.log").touch()
         try:
             outside = simpodman.podman("exec", host.container, "nvidia-smi")
-            inside = simpodman.podman("exec", host.container, "vgpuctl", "run", "--", *CONTAINER, "nvidia-smi")
+            inside = simpodman.podman(
+                "exec", host.container, "vgpuctl", "run", "--", simhardware.IMAGE_NAME, "nvidia-smi"
+            )
         except simpodman.PodmanError as error:
-            raise PhaseFailed(f"phase nvidia-smi failed: {error}") from error
+            raise PhaseFailed(
+                f"phase nvidia-smi failed: {error}\n"
+                "  If the hosts are from an earlier version of this checkout, run `make demo-down` first."
+            ) from error
         text = beside(f"on the host {host.name}", outside, "in a slice", inside)
         (LOGS / "nvidia-smi.log").write_text(text)
         print(text, flush=True)
@@ -233,8 +232,7 @@ class Demo:
   xdg-open .build/report/fleet.html                                       # report of these hosts
   podman exec -it {host} vgpuctl status
   podman exec -it {host} nvidia-smi
-  # A container in a slice; only the simulated driver needs the mounts after -v:
-  podman exec -it {host} vgpuctl run -- {" ".join(CONTAINER)} nvidia-smi
+  podman exec -it {host} vgpuctl run -- {simhardware.IMAGE_NAME} nvidia-smi  # in a slice
   $EDITOR inventories/demo/group_vars/t4.yml                              # change split_count, then run site.yml again
   make demo-down                                                          # removes the hosts, their volumes and image
 """,

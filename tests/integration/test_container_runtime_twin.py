@@ -183,6 +183,40 @@ def test_simulated_runtime_injects_the_requested_gpus(
     assert [device[0] for device in received(config)["devices"]] == (nodes or [])
 
 
+def with_mount(folder: Path, source: str, destination: str) -> Path:
+    path = bundle(folder, ["NVIDIA_VISIBLE_DEVICES=void"]) / "config.json"
+    config = json.loads(path.read_text())
+    config["mounts"].append({"destination": destination, "source": source, "type": "bind", "options": ["ro", "rbind"]})
+    path.write_text(json.dumps(config))
+    return folder
+
+
+def test_container_with_the_driver_gets_the_simulated_hosts_profile_and_state(
+    host: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vgpuctl run mounts the driver's libraries and requests nothing of this runtime. A real driver needs no more, but
+    the simulated one finds its GPUs only by two files of the host."""
+    profile, state = host / "host.profile", host / "state"
+    profile.write_text("[gpu]\n")
+    monkeypatch.setenv("GPUSIM_PROFILE", str(profile))
+    monkeypatch.setenv("GPUSIM_STATE", str(state))
+    library = "/usr/lib/x86_64-linux-gnu/libcuda.so.1"
+    code, config, _heard = start([sys.executable, str(OURS)], host, with_mount(host / "slice", library, library))
+    assert code == 0
+    found = {one["destination"]: one["options"][0] for one in config["mounts"] if one["source"].startswith(str(host))}
+    assert found == {str(profile): "ro", str(state): "rw"}
+
+    # A mount that the user made at the same path stays, and a container without the driver gets nothing.
+    own = with_mount(host / "own", library, library)
+    text = (own / "config.json").read_text().replace('"destination": "/proc"', f'"destination": "{state}"')
+    (own / "config.json").write_text(text)
+    mounts = start([sys.executable, str(OURS)], host, own)[1]["mounts"]
+    assert [one["source"] for one in mounts if one["destination"] == str(state)] == ["proc"]
+    other = with_mount(host / "other", "/etc/hostname", "/etc/hostname")
+    before = json.loads((other / "config.json").read_text())
+    assert start([sys.executable, str(OURS)], host, other)[1] == before
+
+
 @pytest.mark.parametrize(("environment", "nodes"), CASES)
 def test_simulated_runtime_equals_nvidias(
     nvidias: Path, host: Path, environment: list[str], nodes: list[str] | None

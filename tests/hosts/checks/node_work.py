@@ -22,7 +22,8 @@ MIB = 1 << 20
 SLICE_MIB, HELD_MIB = 2194, 1000
 NAME = "web"
 FILL = "/root/fill"
-# The simulated driver needs these volumes in a container; a real driver needs no volumes.
+# The simulated driver needs these volumes in a container of podman. Docker's runtime on these hosts adds them itself,
+# and a real driver needs no volumes.
 SIMULATED = ("-v", "/etc/gpusim:/etc/gpusim:ro", "-v", "/dev/shm/gpusim.state:/dev/shm/gpusim.state")
 LIMIT_S = 60.0
 

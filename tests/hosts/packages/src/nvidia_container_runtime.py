@@ -4,7 +4,9 @@ executes runc.
 
 Does what NVIDIA's program does in its CDI mode: reads NVIDIA_VISIBLE_DEVICES of the container, resolves each device in
 the CDI specifications of the host, edits the bundle's config.json and executes the real runtime with the same
-arguments. tests/integration/test_container_runtime_twin.py compares it with NVIDIA's own program on the same bundle.
+arguments. Unlike NVIDIA's program, it also mounts the simulated driver's profile and state in each container that has
+the driver (``simulation_mounts``), because ``vgpuctl run`` mounts the driver's libraries itself.
+tests/integration/test_container_runtime_twin.py compares it with NVIDIA's own program on the same bundle.
 """
 
 from __future__ import annotations
@@ -192,15 +194,32 @@ def add_device(config: dict[str, Any], node: dict[str, Any]) -> None:
     linux.setdefault("resources", {}).setdefault("devices", []).append(rule)
 
 
+def simulation_mounts(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the mounts of the simulated driver's profile and state that a container with the driver lacks."""
+    destinations = {one["destination"] for one in config.get("mounts", [])}
+    if not any(os.path.basename(one) == "libcuda.so.1" for one in destinations):
+        return []
+    profile = os.environ.get("GPUSIM_PROFILE", "/etc/gpusim/host.profile")
+    state = os.environ.get("GPUSIM_STATE", "/dev/shm/gpusim.state")
+    return [
+        {"hostPath": path, "containerPath": path, "options": [mode, "nosuid", "nodev", "rbind", "rprivate"]}
+        for path, mode in ((profile, "ro"), (state, "rw"))
+        if os.path.exists(path) and path not in destinations
+    ]
+
+
 def inject(bundle: str) -> None:
-    """Edit the bundle's config.json; leave it unchanged if the container requests no GPU."""
+    """Edit the bundle's config.json; leave it unchanged if the container requests no GPU and has no driver."""
     path = Path(bundle) / "config.json"
     config = json.loads(path.read_text())
     names = requested(config)
-    if not names:
-        return
-    for edit in edits_for(names, specifications()):
+    edits = edits_for(names, specifications()) if names else []
+    for edit in edits:
         apply(config, edit)
+    simulated = simulation_mounts(config)
+    if not edits and not simulated:
+        return
+    apply(config, {"mounts": simulated})
     fresh = path.with_name("config.json.nvidia")
     fresh.write_text(json.dumps(config))
     shutil.copymode(path, fresh)
