@@ -69,7 +69,7 @@ def test_full_run_folder_is_reported(node, daemon, capsys, monkeypatch):
 
     (node.paths.run_dir / "root" / "0").rmdir()
     with monkeypatch.context() as room:
-        room.setattr("vgpu_plugin.allocation.allocation_files._made", full)
+        room.setattr("vgpu_plugin.allocation.safe_files.make_folder", full)
         said = until(lambda: [one for one in warnings(node, capsys) if "No space left" in one], "the warning")
         assert str(node.paths.run_dir) in said[0]
     until(lambda: warnings(node, capsys) == [], "the end of the warning")

@@ -26,7 +26,7 @@ contains a mounted file.
 vgpu-arbiter only writes existing files gpu-<uuid>, in place. It creates no files.
 
 A container engine may start a container before its files exist, for example docker after a boot. The engine then
-creates a directory in place of each file. So every write in this module removes such a directory first.
+creates a directory in place of each file. So every write (safe_files.py) removes such a directory first.
 
 ``rw`` is a tmpfs of 1 MiB. So a tenant (a container's user) who fills its files fills no other file system. ``rw`` is
 not below ``ro``, because container runtimes bind a folder together with the mounts below it.
@@ -39,7 +39,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,9 @@ from ..node.paths import (
     OLD_LIMITS,
     OLD_TENANT,
 )
+from . import safe_files
 from .records import Record
+from .safe_files import Label
 
 RW_SIZE = 1 << 20
 # If an allocation has a folder, the copy of its record (all data about the allocation) is the file <id>/record.
@@ -86,8 +88,6 @@ PLACES = tuple(one.rpartition("/")[2] for one in (CONTAINER_LIBRARY_FOLDER, CONT
 # Prefix of the folder names of slices for containers outside Kubernetes (static_slices.py). All other allocations have
 # hexadecimal ids, which cannot begin with this prefix.
 STATIC = "slice-"
-# Type of the function that sets the SELinux label of an open file. The label lets confined containers use the file.
-Label = Callable[[int], None]
 
 
 class AllocationFiles:
@@ -110,9 +110,9 @@ class AllocationFiles:
             os.chmod(folder, 0o700)
         root = self._node_root()
         places = [f"{root}/{name}" for name in PLACES]
-        if _is_place(root, PLACES) and all(map(_is_place, places)):
+        if safe_files.is_place(root, PLACES) and all(map(safe_files.is_place, places)):
             return
-        _removed(root)
+        safe_files.remove(root)
         for one in (root, *places):
             self._open_folder(one)
 
@@ -123,8 +123,8 @@ class AllocationFiles:
         for name in (PLACES[0], *map(str, range(MOST_CLAIMS))):
             self._open_folder(f"{root}/{name}")
         preload, text = f"{self._root.parent}/{CLAIMS_PRELOAD}", _preload(CONTAINER_LIBRARY)
-        if not _says(preload, text):
-            _replace(preload, text, 0o444, self._label)
+        if not safe_files.has_content(preload, text):
+            safe_files.replace(preload, text, 0o444, self._label)
 
     def _has_claims(self) -> bool:
         root = f"{self._root.parent}/{CLAIMS}"
@@ -136,9 +136,9 @@ class AllocationFiles:
 
     def leave(self) -> None:
         """Removes the folders that all containers share. Called after the last allocation has ended. Raises OSError."""
-        _removed(self._node_root())
-        _removed(f"{self._root.parent}/{CLAIMS}")
-        _removed(f"{self._root.parent}/{CLAIMS_PRELOAD}")
+        safe_files.remove(self._node_root())
+        safe_files.remove(f"{self._root.parent}/{CLAIMS}")
+        safe_files.remove(f"{self._root.parent}/{CLAIMS_PRELOAD}")
 
     def make(self, record: Record, new: bool = False) -> None:
         """Creates every file of an allocation again. It may be called repeatedly, but only while no container of the
@@ -153,23 +153,23 @@ class AllocationFiles:
         # The mode of the ledger lets every user write it, because a container may run as any user. On the host only
         # root can reach it, because the folder is closed to others; a container reaches it through a bind mount.
         try:
-            fresh = _made(folder)
+            fresh = safe_files.make_folder(folder)
         except FileNotFoundError:  # The folder of all allocations is missing, for example because /run was emptied.
             self.prepare()
-            fresh = _made(folder)
-        if _made(rw) or not self._mounter.is_mount(Path(rw)):
+            fresh = safe_files.make_folder(folder)
+        if safe_files.make_folder(rw) or not self._mounter.is_mount(Path(rw)):
             self._mounter.mount_tmpfs(Path(rw), RW_SIZE)
         uuids = [device["uuid"] for device in record.limits["devices"]]
         if not fresh:
             # The existing files are removed first, because the previous container may have filled the tmpfs through
             # them.
             for name in WRITABLE:
-                _removed(f"{rw}/{name}")
-            _removed(f"{folder}/ro")
+                safe_files.remove(f"{rw}/{name}")
+            safe_files.remove(f"{folder}/ro")
         # In a new folder no process can have opened a file, so the files are written in place. In an existing folder
         # they are replaced. The limits file is written last and in one step, because the arbiter (which divides the
         # GPU's time) and the watcher (which finds programs that bypass their limits) read it first.
-        write, label = _write if fresh else _replace, self._label
+        write, label = safe_files.write if fresh else safe_files.replace, self._label
         if not new:
             if not record.id.startswith(STATIC):
                 self.keep_record(record)
@@ -178,7 +178,7 @@ class AllocationFiles:
             write(f"{folder}/{_gpu_page(uuid)}", abi_files.pack_gpu_page(uuid, record.id), 0o444, label)
         write(f"{rw}/ledger", abi_files.ledger_head(uuids, record.id), 0o666, label, abi_files.LEDGER_FILE_SIZE)
         write(f"{rw}/tenant", abi_files.pack_tenant_page(uuids, record.id), 0o666, label)
-        _replace(f"{folder}/limits", abi_files.pack_limits(record.limits), 0o444, label)
+        safe_files.replace(f"{folder}/limits", abi_files.pack_limits(record.limits), 0o444, label)
         self.make_share(record)
 
     def lacks(self, record: Record) -> bool:
@@ -204,9 +204,9 @@ class AllocationFiles:
         texts["limits"] = abi_files.pack_limits(record.limits)
         for name, data in texts.items():
             if not os.path.isfile(f"{folder}/{name}"):
-                _replace(f"{folder}/{name}", data, 0o444, label)
+                safe_files.replace(f"{folder}/{name}", data, 0o444, label)
         if not os.path.isfile(f"{folder}/rw/tenant"):
-            _replace(f"{folder}/rw/tenant", abi_files.pack_tenant_page(uuids, record.id), 0o666, label)
+            safe_files.replace(f"{folder}/rw/tenant", abi_files.pack_tenant_page(uuids, record.id), 0o666, label)
         self.make_share(record)
 
     def make_share(self, record: Record) -> None:
@@ -220,27 +220,27 @@ class AllocationFiles:
         self._lead_to_root(f"{folder}/root", f"../../{CLAIMS}" if record.claim else TO_ROOT)
         fresh = self._open_folder(share)
         for name in _shared(record):
-            _linked(f"{folder}/{name}", f"{share}/{name}")
+            safe_files.link(f"{folder}/{name}", f"{share}/{name}")
         for name in WRITABLE:
             if fresh:
-                _empty(f"{share}/{name}", label)
+                safe_files.mount_point(f"{share}/{name}", label)
             elif not os.path.isfile(f"{share}/{name}"):
-                _removed(f"{share}/{name}")
-                _empty(f"{share}/{name}", label)
+                safe_files.remove(f"{share}/{name}")
+                safe_files.mount_point(f"{share}/{name}", label)
         preload, text = f"{share}/ld.so.preload", _preload(CONTAINER_LIBRARY)
         if fresh:
-            _write(preload, text, 0o444, label)
+            safe_files.write(preload, text, 0o444, label)
         # A complete preload file is kept, because a container may have it mounted. Only a truncated file, left by a
         # killed program, is replaced.
-        elif not _says(preload, text):
-            _replace(preload, text, 0o444, label)
+        elif not safe_files.has_content(preload, text):
+            safe_files.replace(preload, text, 0o444, label)
 
     def _open_folder(self, path: str) -> bool:
         """Creates a folder that every user of a container may enter. Returns False if the folder existed."""
-        made = _made(path)
+        made = safe_files.make_folder(path)
         os.chmod(path, 0o755)
         if self._label is not None:
-            _label_folder(path, self._label)
+            safe_files.label_folder(path, self._label)
         return made
 
     @staticmethod
@@ -253,7 +253,7 @@ class AllocationFiles:
             os.symlink(root, path)
         except FileExistsError:
             if not _has_places(path):
-                _removed(path)
+                safe_files.remove(path)
                 os.symlink(root, path)
 
     def keep_record(self, record: Record) -> None:
@@ -264,15 +264,15 @@ class AllocationFiles:
         path, words = f"{self._root}/{record.id}{IN_FOLDER if record.limits else ALONE}", _words(record)
         with contextlib.suppress(OSError):
             try:
-                _write(path, words, 0o600, None)
+                safe_files.write(path, words, 0o600, None)
             except FileExistsError:
-                _replace(path, words, 0o600, None)
+                safe_files.replace(path, words, 0o600, None)
 
     def keep_limits(self, allocation: str, limits: Mapping[str, Any]) -> None:
         """Writes the limits file of an allocation without a folder, whose limits only the driver enforces. The CDI hook
         that sets these limits finds the file through the record that the container mounts. Raises OSError.
         """
-        _replace(f"{self._root}/{allocation}{LIMITS}", abi_files.pack_limits(limits), 0o400, None)
+        safe_files.replace(f"{self._root}/{allocation}{LIMITS}", abi_files.pack_limits(limits), 0o400, None)
 
     def lone_mount(self, record: Record) -> list[tuple[str, str, bool]]:
         """Returns the mount for a container whose allocation has no folder. By this mount the CDI hook, which sets the
@@ -353,7 +353,7 @@ class AllocationFiles:
         record. A missing allocation is no error.
         """
         for ending in (ALONE, LIMITS):
-            _removed(f"{self._root}/{allocation}{ending}")
+            safe_files.remove(f"{self._root}/{allocation}{ending}")
         folder = self.folder(allocation)
         if folder.is_dir():
             self._mounter.unmount(folder / "rw")
@@ -378,10 +378,10 @@ class AllocationFiles:
         """
         folder = f"{self._root}/{record.id}"
         return (
-            all(_same_file(f"{folder}/{name}", f"{folder}/ro/{name}") for name in _shared(record))
+            all(safe_files.same_file(f"{folder}/{name}", f"{folder}/ro/{name}") for name in _shared(record))
             and all(os.path.isfile(f"{folder}/ro/{name}") for name in WRITABLE)
             and _has_places(f"{folder}/root")
-            and _says(f"{folder}/ro/ld.so.preload", _preload(CONTAINER_LIBRARY))
+            and safe_files.has_content(f"{folder}/ro/ld.so.preload", _preload(CONTAINER_LIBRARY))
         )
 
     def present(self) -> list[str]:
@@ -435,117 +435,3 @@ def _preload(library: str) -> bytes:
 
 def _has_places(root: str) -> bool:
     return all(os.path.isdir(f"{root}/{name}") for name in PLACES)
-
-
-def _is_place(path: str, content: Iterable[str] = ()) -> bool:
-    """Returns whether a path is a folder of this program's user that every user may enter, with exactly the entries
-    ``content``.
-    """
-    try:
-        found = os.lstat(path)
-    except FileNotFoundError:
-        return False
-    return (
-        stat.S_ISDIR(found.st_mode)
-        and (found.st_uid, stat.S_IMODE(found.st_mode)) == (os.geteuid(), 0o755)
-        and set(os.listdir(path)) == set(content)
-    )
-
-
-def _removed(path: str) -> None:
-    """Removes a folder with its content, a file or a link. A missing path is no error."""
-    try:
-        os.unlink(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except IsADirectoryError:
-        shutil.rmtree(path)
-
-
-def _linked(target: str, name: str) -> None:
-    """Creates the hard link ``name`` to a file, and replaces any other file of that name."""
-    try:
-        os.link(target, name)
-    except FileExistsError:
-        if not _same_file(target, name):
-            _removed(name)
-            os.link(target, name)
-
-
-def _empty(path: str, label: Label | None) -> None:
-    """Creates an empty file as a mount point. Its mode does not matter, because the mount hides it. Raises
-    FileExistsError.
-    """
-    if label is None:
-        os.mknod(path, stat.S_IFREG | 0o444)
-    else:
-        _write(path, b"", 0o444, label)
-
-
-def _same_file(one: str, other: str) -> bool:
-    try:
-        return os.path.samestat(os.lstat(one), os.lstat(other))
-    except FileNotFoundError:
-        return False
-
-
-def _says(path: str, data: bytes) -> bool:
-    try:
-        with open(path, "rb") as stream:
-            return stream.read() == data
-    except (FileNotFoundError, IsADirectoryError):
-        return False
-
-
-def _label_folder(folder: str, label: Label) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        label(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _made(folder: str) -> bool:
-    """Creates a folder that has mode 0700 from the start. Returns False if the folder existed."""
-    try:
-        os.mkdir(folder, 0o700)
-    except FileExistsError:
-        return False
-    return True
-
-
-def _replace(path: str, data: bytes, mode: int, label: Label | None, size: int | None = None) -> None:
-    """Replaces a file with a new file. A container that has the old file mapped keeps the old content. ``size`` is the
-    size of the new file, in which all bytes after ``data`` are zero.
-    """
-    fresh = path + ".new"
-    try:
-        _write(fresh, data, mode, label, size)
-    except FileExistsError:  # A killed program left the file, or a tenant created it.
-        _removed(fresh)
-        _write(fresh, data, mode, label, size)
-    try:
-        os.replace(fresh, path)
-    # A container engine created a folder at this path, because it started a container before the files existed.
-    except IsADirectoryError:
-        _removed(path)
-        os.replace(fresh, path)
-
-
-def _write(path: str, data: bytes, mode: int, label: Label | None, size: int | None = None) -> None:
-    """Writes a new file. Raises FileExistsError if the file exists."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(path, flags, 0o600)
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(descriptor, view) :]
-        if size is not None:
-            os.ftruncate(descriptor, size)
-        # The mode is set by a separate call, because os.open would clear the bits of the process's umask.
-        if mode != 0o600:
-            os.fchmod(descriptor, mode)
-        if label is not None:
-            label(descriptor)
-    finally:
-        os.close(descriptor)
