@@ -88,7 +88,7 @@ static int run(struct node *node, const char *folder)
         return 1;
     }
     if (flock(held, LOCK_EX | LOCK_NB) != 0) {
-        fprintf(stderr, "vgpu-arbiter: %s is held: another arbiter serves %s; stop that one first\n", lock, folder);
+        fprintf(stderr, "vgpu-arbiter: %s is locked: another arbiter serves %s; stop that arbiter first\n", lock, folder);
         return 1;
     }
     sigset_t stops, before;
@@ -164,8 +164,8 @@ int main(int argc, char **argv)
             status = true;
         } else if (strcmp(argv[i], "--help") == 0) {
             puts("vgpu-arbiter [--run DIR] [--json-status]\n"
-                 "  --run DIR       where the allocations lie: DIR/allocations/<id>/ (default /run/vgpu)\n"
-                 "  --json-status   print what the pages say, and end");
+                 "  --run DIR       folder of the allocations: DIR/allocations/<id>/ (default /run/vgpu)\n"
+                 "  --json-status   print the state of each tenant and its turns, and exit");
             return 0;
         } else {
             fprintf(stderr, "vgpu-arbiter: unknown argument \"%s\"; see vgpu-arbiter --help\n", argv[i]);

@@ -22,7 +22,7 @@ int status_print(struct node *node)
     struct timespec time;
     bool comma = false, alive = false;
     if (!tenants_scan(node, 0)) {
-        fprintf(stderr, "vgpu-arbiter: %s is not there: no allocation has been made on this node\n", node->root);
+        fprintf(stderr, "vgpu-arbiter: %s does not exist: no allocation has been made on this node\n", node->root);
         return 1;
     }
     printf("{\"version\": 1, \"tenants\": [");

@@ -27,7 +27,7 @@ static void complain(const struct node *node, struct allocation *allocation, con
     if (node->now - allocation->since < YOUNG_NS)
         return;
     if (!allocation->complained && !node->quiet)
-        fprintf(stderr, "vgpu-arbiter: %s/%s: %s: %s; its tenant keeps its own share\n", node->root, allocation->id, what, why);
+        fprintf(stderr, "vgpu-arbiter: %s/%s: %s: %s; its tenant limits itself to its share\n", node->root, allocation->id, what, why);
     allocation->complained = true;
 }
 
@@ -90,7 +90,7 @@ static void take_seat(struct node *node, struct allocation *allocation, int devi
 {
     if (!node->quiet && allocation->device[device].page && allocation->device[device].gpu < 0 &&
         !seat_take(node, allocation, device, now))
-        complain(node, allocation, allocation->device[device].uuid, "more tenants at work on this GPU than the arbiter can serve");
+        complain(node, allocation, allocation->device[device].uuid, "more tenants are busy on this GPU than the arbiter can serve");
 }
 
 /* --- allocations ------------------------------------------------------------------------------------------- */

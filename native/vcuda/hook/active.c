@@ -62,7 +62,7 @@ bool active_free(const struct options *options, const struct grant *grant, const
         if (!known || strcmp(by, "driver") != 0 || inode == group->inode ||
             snprintf(other, sizeof other, "%s%s", options->cgroup_root, name) >= (int)sizeof other || !lives(other, inode))
             continue;
-        return fail("allocation %s is in use by the container of group %s, and the driver's limit is one group's; end that one first",
+        return fail("allocation %s is in use by the container of group %s, but the driver limits one group only; end that container first",
                     grant->ids[i], name);
     }
     return true;

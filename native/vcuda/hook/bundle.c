@@ -23,7 +23,7 @@ bool bundle_state(struct container *container)
                 json_string(json_member(text, "bundle"), container->bundle, sizeof container->bundle) &&
                 json_string(json_member(text, "id"), container->id, sizeof container->id);
     free(text);
-    return read || fail("standard input is no state of a container with id, pid and bundle; expected the hook at stage createRuntime");
+    return read || fail("standard input is not the state of a container with id, pid and bundle; run the hook at stage createRuntime");
 }
 
 /* Resolves links and `..` in a source's path, as the runtime does. A path that does not exist stays unchanged. */
@@ -82,7 +82,7 @@ bool bundle_allocations(const struct options *options, const struct container *c
     for (const char *one = json_first(json_member(text, "mounts")); fine && one; one = json_next(one)) {
         const char *value = json_member(one, "source");
         if (value && !json_string(value, source, sizeof source))
-            fine = fail("%s: a mount's source is no path", path);
+            fine = fail("%s: the source of a mount is not a path", path);
         else if (value)
             fine = take(grant, folder, source);
     }

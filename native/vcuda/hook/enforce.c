@@ -51,7 +51,7 @@ static bool load(const char *path, struct nvml *nvml)
     for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
         void *found = dlsym(library, functions[i].name);
         if (!found)
-            return fail("%s has no %s; memory limits of control groups come with driver branch 615", path, functions[i].name);
+            return fail("%s has no %s; memory limits of control groups need driver branch 615 or newer", path, functions[i].name);
         memcpy(functions[i].place, &found, sizeof found);
     }
     return true;
@@ -59,7 +59,7 @@ static bool load(const char *path, struct nvml *nvml)
 
 static bool said(const struct nvml *nvml, const struct gpu *gpu, const char *what, nvmlReturn_t code)
 {
-    return fail("%s: the driver answers %u (%s) to %s", gpu->uuid, (unsigned)code, nvml->words(code), what);
+    return fail("%s: the driver returns %u (%s) from %s", gpu->uuid, (unsigned)code, nvml->words(code), what);
 }
 
 static bool limit(const struct nvml *nvml, struct gpu *gpu, const char *group)
@@ -80,7 +80,7 @@ static bool limit(const struct nvml *nvml, struct gpu *gpu, const char *group)
     if ((code = nvml->set(device, &set)) != NVML_SUCCESS)
         return said(nvml, gpu, "nvmlDeviceSetMemoryLimits_v1", code);
     if ((code = nvml->get(device, &get)) != NVML_SUCCESS)
-        return said(nvml, gpu, "nvmlDeviceGetMemoryLimits_v1 after the set", code);
+        return said(nvml, gpu, "nvmlDeviceGetMemoryLimits_v1, called after the limit was set", code);
     return (get.soft == 0 && get.hard == gpu->hard) ||
            fail("%s: the limit of %s was set to soft 0, hard %llu and reads back as soft %llu, hard %llu: it does not hold", gpu->uuid,
                 group, (unsigned long long)gpu->hard, get.soft, get.hard);
@@ -93,7 +93,7 @@ bool enforce(const struct options *options, struct grant *grant, const struct gr
         return false;
     nvmlReturn_t code = nvml.start();
     if (code != NVML_SUCCESS)
-        return fail("NVML does not start: it answers %u (%s)", (unsigned)code, nvml.words(code));
+        return fail("NVML does not start: it returns %u (%s)", (unsigned)code, nvml.words(code));
     for (int i = 0; i < grant->gpu_count; i++)
         if (!limit(&nvml, &grant->gpus[i], group->path))
             return false;

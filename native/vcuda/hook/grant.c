@@ -34,14 +34,15 @@ static bool add_all(struct grant *grant, const char *id, const struct vgpu_limit
     if (strncmp(limits->allocation, id, sizeof limits->allocation - 1) != 0)
         return fail("the limits of allocation %s are those of \"%.*s\"", id, (int)sizeof limits->allocation, limits->allocation);
     if (limits->flags & VGPU_LIMITS_DENY)
-        return fail("allocation %s is not ready or was withdrawn: its limits say deny", id);
+        return fail("allocation %s is not ready or was withdrawn: its limits file has the flag deny", id);
     if (!limits->device_count)
         return fail("the limits of allocation %s name no GPU", id);
     for (uint32_t i = 0; i < limits->device_count; i++) {
         const struct vgpu_limits_device *device = &limits->devices[i];
         bool unlimited = !device->memory_bytes && (device->flags & VGPU_DEVICE_UNLIMITED_MEMORY);
         if (strncmp(device->uuid, "MIG-", 4) == 0)
-            return fail("allocation %s has %s: the driver limits no MIG device, whose memory is its own", id, device->uuid);
+            return fail("allocation %s has %s: the driver limits no MIG device, because such a device has separate memory", id,
+                        device->uuid);
         if (!device->memory_bytes && !unlimited)
             return fail("allocation %s has no memory on %s", id, device->uuid);
         if (!add(grant, device->uuid, unlimited ? UNLIMITED : device->memory_bytes))
@@ -54,7 +55,7 @@ bool grant_read(const struct options *options, struct grant *grant)
 {
     char path[PATH_MAX], reason[200];
     if (!grant->id_count)
-        return fail("no mount of the container lies below %s: no allocation is known for it", options->allocations);
+        return fail("no mount of the container lies below %s, so the container has no allocation", options->allocations);
     for (int i = 0; i < grant->id_count; i++) {
         const char *id = grant->ids[i];
         struct limits_file file = {0};

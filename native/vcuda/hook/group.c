@@ -45,7 +45,7 @@ static bool turn_on(const char *folder, const char *controller)
     int error = errno;
     if (descriptor >= 0)
         close(descriptor);
-    return done || fail("the controller %s cannot be turned on below %s: %s; the container's group would not be charged by itself",
+    return done || fail("the controller %s cannot be enabled below %s: %s; without it the container's group is not charged separately",
                         controller, folder, strerror(error));
 }
 
@@ -67,7 +67,7 @@ static bool turn_on_down(const char *root, struct group *group, const char *cont
             return false;
     }
     return names(group->path, "cgroup.controllers", controller) == 1 ||
-           fail("the controller %s is not on in %s", controller, group->path);
+           fail("the controller %s is not enabled in %s", controller, group->path);
 }
 
 /* Uses the system call, because on new systems libc's stat would make the hook require GLIBC_2.33. */
@@ -93,9 +93,9 @@ bool group_find(const struct options *options, const struct container *container
     if (file)
         fclose(file);
     if (!found)
-        return fail("%s has no line 0::, so process %llu is in no group of version 2", path, container->pid);
+        return fail("%s has no line 0::, so process %llu is in no control group of version 2", path, container->pid);
     if (!line[4] || strstr(line, "/../") || strstr(line, " (deleted)"))
-        return fail("process %llu is in the group %s, which is none of a container", container->pid, line + 3);
+        return fail("process %llu is in the group %s, which is not the group of a container", container->pid, line + 3);
     snprintf(group->name, sizeof group->name, "%s", line + 3);
     if (snprintf(group->path, sizeof group->path, "%s%s", options->cgroup_root, group->name) >= (int)sizeof group->path)
         return fail("the path of group %s is too long", group->name);

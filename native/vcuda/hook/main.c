@@ -78,12 +78,12 @@ int main(int count, char **words)
     if (found && enforce(&options, &grant, &group) && active_write(&options, &container, &grant, &group, NULL))
         return 0;
     if (options.driver) {
-        fprintf(stderr, "vgpu-limit-hook: the driver's memory limit is not in force, so the container does not start: %s\n", hook_reason);
+        fprintf(stderr, "vgpu-limit-hook: the driver's memory limit is not active, so the container does not start: %s\n", hook_reason);
         return 1;
     }
     static char why[sizeof hook_reason];
     memcpy(why, hook_reason, sizeof why);
-    fprintf(stderr, "vgpu-limit-hook: the library alone holds this container: %s\n", why);
+    fprintf(stderr, "vgpu-limit-hook: only the library limits this container's memory: %s\n", why);
     if (known)
         active_write(&options, &container, &grant, &group, why);
     return 0;

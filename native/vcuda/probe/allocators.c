@@ -214,7 +214,7 @@ static void fill_by(const struct fill *fill, const struct way *way)
     if (status == CUDA_SUCCESS)
         status = cuda->mem_info(&at_first, &total);
     if (status != CUDA_SUCCESS) {
-        result_set(result, VIOLATED, fill->limit, 0, "bytes", "%s: no context: the driver answers %d", fill->uuid, status);
+        result_set(result, VIOLATED, fill->limit, 0, "bytes", "%s: no context can be created: the driver returns %d", fill->uuid, status);
         return;
     }
     device = fill->device;
@@ -253,7 +253,8 @@ static void measure_ways(const struct fill *fill)
          * hang. */
         if (ways[i].take == by_managed && (fill->slice->flags & VGPU_LIMITS_OVERSUBSCRIBE))
             continue;
-        result_set(result, VIOLATED, fill->limit, 0, "bytes", "%s: the process that filled by %s was ended", fill->uuid, ways[i].name);
+        result_set(result, VIOLATED, fill->limit, 0, "bytes", "%s: the process that filled the slice by %s was killed", fill->uuid,
+                   ways[i].name);
         pid_t child = fork();
         if (child == 0) {
             fill_by(fill, &ways[i]);
@@ -267,8 +268,9 @@ static void measure_ways(const struct fill *fill)
             snprintf(tried + length, sizeof tried - length, "%s%s", length ? ", " : "", ways[i].name);
         most = result->found > most ? result->found : most;
     }
-    result_set(result, most ? PASSED : NOT_RUN, fill->limit, most, "bytes", "%s: %s: none holds more than the limit, all come up to it",
-               fill->uuid, most ? tried : "no way is known to this driver");
+    result_set(result, most ? PASSED : NOT_RUN, fill->limit, most, "bytes",
+               "%s: the slice was filled by %s: none got more than the limit, and each reached it",
+               fill->uuid, most ? tried : "no way, because the driver has none of the functions");
 }
 
 void check_every_allocator(const struct slice *slice, struct board *board)

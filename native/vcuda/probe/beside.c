@@ -249,8 +249,8 @@ static const struct cuda *begin(const struct fill *fill, size_t *free_bytes)
     if (status == CUDA_SUCCESS)
         status = cuda->mem_info(free_bytes, &total);
     if (status != CUDA_SUCCESS) {
-        result_set(&fill->board->result, NOT_RUN, 0, 0, "bytes", "%s: no context: the driver answers %d %s", fill->uuid, status,
-                   reason);
+        result_set(&fill->board->result, NOT_RUN, 0, 0, "bytes", "%s: no context can be created: the driver returns %d %s",
+                   fill->uuid, status, reason);
         return NULL;
     }
     look_up();
@@ -268,8 +268,8 @@ static void lend(const struct fill *fill)
     size_t free_bytes = 0;
     int line = wait_for_the_other();
     if (line < 0) {
-        result_set(result, NOT_RUN, 0, 0, "bytes", "%s: nobody came to %s: %s", fill->uuid,
-                   beside_socket ? beside_socket : "a socket, for --beside names none", strerror(errno));
+        result_set(result, NOT_RUN, 0, 0, "bytes", "%s: no importing probe connected to %s: %s", fill->uuid,
+                   beside_socket ? beside_socket : "the socket, which --beside must name", strerror(errno));
         return;
     }
     const struct cuda *cuda = begin(fill, &free_bytes);
@@ -288,7 +288,7 @@ static void lend(const struct fill *fill)
         rest.again += MIB;
     if (send(line, &rest, sizeof rest, MSG_NOSIGNAL) == (ssize_t)sizeof rest)
         recv(line, &taken, sizeof taken, 0); /* Wait until the importing probe has stored its result. */
-    result_set(result, PASSED, 0, rest.again, "bytes", "%s: granted again after all was let go", fill->uuid);
+    result_set(result, PASSED, 0, rest.again, "bytes", "%s: bytes granted again after all exported memory was freed", fill->uuid);
 }
 
 /* --- the importing probe ------------------------------------------------------------------------------------- */
@@ -344,17 +344,17 @@ static void judge(const struct fill *fill, const struct offer *offer, const stru
         bool again_the_same = kind == AS_EXTERNAL && taken->status[BY_DESCRIPTOR] == CUDA_SUCCESS;
         had += made && taken->status[kind] == CUDA_SUCCESS && !again_the_same ? offer->piece : 0;
         snprintf(tried + length, sizeof tried - length, "%s%s %s %d", length ? ", " : "", kinds[kind],
-                 made ? "answers" : "is not to be had:", made ? taken->status[kind] : offer->made[kind]);
+                 made ? "answers" : "cannot be exported: error", made ? taken->status[kind] : offer->made[kind]);
     }
     if (!exported) {
-        result_set(result, NOT_RUN, 0, 0, "bytes", "%s: nothing could be handed over: %s", fill->uuid, tried);
+        result_set(result, NOT_RUN, 0, 0, "bytes", "%s: no memory could be exported: %s", fill->uuid, tried);
         return;
     }
     /* Memory that a descriptor or an import keeps on the card stays charged to the exporting container. */
     uint64_t beyond = again + kept > exported + SLACK ? again + kept - exported : 0;
     result_set(result, had || beyond ? VIOLATED : PASSED, 0, had > beyond ? had : beyond, "bytes",
-               "%.12s: %s; of %llu MiB let go %llu were granted again", fill->uuid, tried, (unsigned long long)(exported / MIB),
-               (unsigned long long)(again / MIB));
+               "%.12s: %s; of the %llu MiB that the exporter freed it got %llu again", fill->uuid, tried,
+               (unsigned long long)(exported / MIB), (unsigned long long)(again / MIB));
 }
 
 static void import(const struct fill *fill)
@@ -366,8 +366,8 @@ static void import(const struct fill *fill)
     size_t free_bytes = 0;
     int descriptors[2], line = go_to_the_other();
     if (line < 0) {
-        result_set(result, NOT_RUN, 0, 0, "bytes", "%s: there is nobody at %s", fill->uuid,
-                   beside_socket ? beside_socket : "a socket, for --beside names none");
+        result_set(result, NOT_RUN, 0, 0, "bytes", "%s: no exporting probe listens at %s", fill->uuid,
+                   beside_socket ? beside_socket : "the socket, which --beside must name");
         return;
     }
     const struct cuda *cuda = begin(fill, &free_bytes);
@@ -375,11 +375,11 @@ static void import(const struct fill *fill)
         return;
     uint64_t granted = take_all(fill, cuda, free_bytes ? free_bytes : 1);
     if (granted > fill->limit) {
-        result_set(result, VIOLATED, fill->limit, granted, "bytes", "%s: nothing is limited at all", fill->uuid);
+        result_set(result, VIOLATED, fill->limit, granted, "bytes", "%s: more memory was granted than the limit", fill->uuid);
         return;
     }
     if (!get(line, &offer, descriptors)) {
-        result_set(result, NOT_RUN, 0, 0, "bytes", "%s: the probe in the other slice hands nothing over", fill->uuid);
+        result_set(result, NOT_RUN, 0, 0, "bytes", "%s: the probe in the other slice sent no memory", fill->uuid);
         return;
     }
     if (!offer.full || atomic_load(&fill->board->card_full)) {
@@ -389,7 +389,7 @@ static void import(const struct fill *fill)
     take(fill, &offer, descriptors, &taken);
     if (send(line, &taken, sizeof taken, MSG_NOSIGNAL) != (ssize_t)sizeof taken ||
         recv(line, &rest, sizeof rest, 0) != (ssize_t)sizeof rest) {
-        result_set(result, NOT_RUN, 0, 0, "bytes", "%s: the probe in the other slice was ended", fill->uuid);
+        result_set(result, NOT_RUN, 0, 0, "bytes", "%s: the probe in the other slice ended before it answered", fill->uuid);
         return;
     }
     judge(fill, &offer, &taken, rest.again);
@@ -410,7 +410,7 @@ static void with_the_other(const struct slice *slice, struct board *board, void 
     const struct device_row *row = &report.devices[0];
     const struct vgpu_limits_device *limit = report.device_count ? slice_device(slice, row->uuid) : NULL;
     if (!limit) {
-        result_set(&board->result, NOT_RUN, 0, 0, "bytes", "there is no GPU with a limit");
+        result_set(&board->result, NOT_RUN, 0, 0, "bytes", "the slice has no GPU with a memory limit");
         return;
     }
     struct fill fill = {slice, board, row->index, row->uuid, limit->memory_bytes};

@@ -254,7 +254,7 @@ static void measure_bypass(const struct fill *fill)
     struct result *result = &board->result;
     if (spoils_the_ledger(current) && ledger_in_use()) {
         result_set(result, NOT_RUN, 0, 0, "bytes",
-                   "%s: another process of the container has the ledger open and would be harmed; run this in a slice of its own",
+                   "%s: another process of the container uses the ledger and would be harmed; run the check in a slice without other processes",
                    fill->uuid);
         return;
     }
@@ -274,21 +274,21 @@ static void measure_bypass(const struct fill *fill)
     atomic_store(&board->go, 1);
     waitpid(holder, NULL, 0);
     if (filled && board->granted[0] > fill->limit) {
-        result_set(result, VIOLATED, fill->limit, board->granted[0], "bytes", "%s: nothing is limited at all", fill->uuid);
+        result_set(result, VIOLATED, fill->limit, board->granted[0], "bytes", "%s: more memory was granted than the limit", fill->uuid);
         return;
     }
     if (attempt == UNABLE) {
         result_set(result, NOT_RUN, 0, 0, "bytes", "%s: %s", fill->uuid,
                    !filled     ? "the slice could not be filled"
-                   : full_card ? "the card has no room beyond what the slice was given"
-                               : "this way cannot be gone here");
+                   : full_card ? "the card has no free memory beyond the slice"
+                               : "this bypass cannot be tried here");
         return;
     }
     bool granted = attempt == GRANTED;
     result_set(result, granted ? current->if_granted : PASSED, 0, granted ? BEYOND : 0, "bytes",
-               "%s: with the slice taken, %llu bytes more were %s", fill->uuid, (unsigned long long)BEYOND,
+               "%s: with the slice full, %llu bytes more were %s", fill->uuid, (unsigned long long)BEYOND,
                granted             ? "granted"
-               : attempt == CLOSED ? "not even asked for: the kernel refuses what this way needs"
+               : attempt == CLOSED ? "not requested: the kernel refuses what the bypass needs"
                                    : "refused");
 }
 

@@ -149,13 +149,13 @@ static bool ask(uint64_t bytes, const struct piece *piece, bool *given_back)
 static const char *take(const struct kept *way, struct piece *piece, struct note *note, int channel, CUresult *status)
 {
     if (!hear(channel, note, &piece->descriptor))
-        return "its maker ended";
+        return "the exporting process has ended";
     if ((*status = note->status) != CUDA_SUCCESS)
-        return "it could not be made";
+        return "the memory could not be exported";
     piece->bytes = note->bytes;
     if (way->take && (*status = way->take(piece, note)) != CUDA_SUCCESS)
-        return "it could not be taken";
-    return kept_write(piece) ? NULL : "nothing can be read of it";
+        return "the memory could not be imported";
+    return kept_write(piece) ? NULL : "the memory cannot be read";
 }
 
 static void take_and_ask(const struct fill *fill, const struct kept *way, int channel)
@@ -167,40 +167,40 @@ static void take_and_ask(const struct fill *fill, const struct kept *way, int ch
     bool given_back = false, beyond = false;
     uint64_t asked = 0;
     CUresult status = begin(fill);
-    const char *why = status == CUDA_SUCCESS ? NULL : "there was no context", *how = NULL;
+    const char *why = status == CUDA_SUCCESS ? NULL : "no context could be created", *how = NULL;
     size_t free_bytes, total = 0;
     if (why || cuda->mem_info(&free_bytes, &total) != CUDA_SUCCESS)
         total = 0;
     for (int i = first_stage(way); i <= last_stage(way) && !why; i++)
         why = take(way, &pieces[i], &note, channel, &status);
     if (status == NO_FUNCTION) {
-        result_set(result, PASSED, 0, 0, "bytes", "%s: not tried: the driver has no such function", fill->uuid);
+        result_set(result, PASSED, 0, 0, "bytes", "%s: not tried: this driver does not have the functions", fill->uuid);
         return;
     }
     for (int stage = first_stage(way); stage <= last_stage(way) && !why && !beyond; stage++) {
-        how = stage == RELEASED ? "was released" : "was left by its maker, which ended";
+        how = stage == RELEASED ? "was released" : "lost its exporting process, which ended";
         asked = BEYOND + (stage == RELEASED ? 0 : note.context);
         if (!fill_up(fill)) {
-            why = "the slice could not be filled, or the card has no more room";
+            why = "the slice could not be filled, or the card is full";
             break;
         }
         atomic_store(&board->go, stage + 1);
         if (!wait_for(&board->done, stage + 1) || (status = board->status[RELEASED]) != CUDA_SUCCESS)
-            why = "it could not be released";
+            why = "the memory could not be released";
         else
             beyond = ask(asked, &pieces[stage], &given_back);
     }
     if (why)
         result_set(result, NOT_RUN, 0, 0, "bytes", "%s: %s: %s (%d)", fill->uuid, way->what, why, status);
     else if (beyond)
-        result_set(result, VIOLATED, 0, asked, "bytes", "%s: %s %s: with the slice taken, %llu bytes more were granted", fill->uuid,
+        result_set(result, VIOLATED, 0, asked, "bytes", "%s: %s %s: with the slice full, %llu bytes more were granted", fill->uuid,
                    way->what, how, (unsigned long long)asked);
     else if (total > fill->limit) /* A full card refuses every request, so this proves nothing. */
-        result_set(result, VIOLATED, fill->limit, total, "bytes", "%s: nothing is limited at all", fill->uuid);
+        result_set(result, VIOLATED, fill->limit, total, "bytes", "%s: more memory was granted than the limit", fill->uuid);
     else
-        result_set(result, PASSED, 0, 0, "bytes", "%s: %s stayed charged when %s%s%s%s", fill->uuid, way->what,
-                   way->let_go ? "it was released" : "", way->let_go && way->take ? ", and when " : "",
-                   way->take ? "its maker ended" : "", given_back ? ", or was given back by the driver" : "");
+        result_set(result, PASSED, 0, 0, "bytes", "%s: %s stayed charged after %s%s%s%s", fill->uuid, way->what,
+                   way->let_go ? "its release" : "", way->let_go && way->take ? " and after " : "",
+                   way->take ? "the end of its exporting process" : "", given_back ? ", or was freed by the driver" : "");
 }
 
 static const struct kept *current; /* A global variable, because on_every_device passes no argument to `measure`. */
@@ -209,7 +209,7 @@ static void measure(const struct fill *fill)
 {
     struct board *board = fill->board;
     int ends[2];
-    result_set(&board->result, NOT_RUN, 0, 0, "bytes", "%s: %s: the process that asked was ended", fill->uuid, current->what);
+    result_set(&board->result, NOT_RUN, 0, 0, "bytes", "%s: %s: the process that requested memory was killed", fill->uuid, current->what);
     board->go = board->done = 0;
     board->status[RELEASED] = 0;
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)

@@ -96,10 +96,10 @@ void go_together(const struct slice *slice, struct board *board, const char *con
         if (pids[i] > 0 && waitpid(pids[i], &status, 0) == pids[i] && WIFEXITED(status))
             attempt = (enum attempt)WEXITSTATUS(status);
         result_set(&results[i], attempt == GRANTED ? OPEN : attempt == UNABLE ? NOT_RUN : PASSED, 0, attempt == GRANTED ? BEYOND : 0,
-                   "bytes", "%s: with others, %s", limit ? row->uuid : "no GPU",
-                   attempt == GRANTED   ? "memory was granted that nothing charged, or beyond the node's limits"
-                   : attempt == REFUSED ? "refused, or charged"
-                   : attempt == CLOSED  ? "the kernel refuses what this way needs"
-                                        : "this way cannot be gone now");
+                   "bytes", "%s: tried with other bypasses: %s", limit ? row->uuid : "no GPU",
+                   attempt == GRANTED   ? "the granted memory is charged to no process, or exceeds the node's limits"
+                   : attempt == REFUSED ? "the memory was refused or charged"
+                   : attempt == CLOSED  ? "the kernel refuses what the bypass needs"
+                                        : "the bypass cannot be tried now");
     }
 }

@@ -38,7 +38,7 @@ static const struct cuda *begin(const struct slice *slice, struct result *result
     if (!slice->found) {
         size_t total = 0;
         cuda->total_mem(&total, 0);
-        result_set(result, VIOLATED, 0, total, unit, "there is no limit: %s", slice->reason);
+        result_set(result, VIOLATED, 0, total, unit, "the slice has no limit: %s", slice->reason);
         return NULL;
     }
     return cuda;
@@ -53,7 +53,7 @@ static const struct vgpu_limits_device *limit_of(const struct slice *slice, cons
         uuid_spell(&bytes, uuid);
     const struct vgpu_limits_device *limit = slice_device(slice, uuid);
     if (!limit)
-        result_set(result, VIOLATED, 0, 0, "bytes", "device %d (%s) is visible and not in the limits file", device, uuid);
+        result_set(result, VIOLATED, 0, 0, "bytes", "device %d (%s) is visible but missing in the limits file", device, uuid);
     return limit;
 }
 
@@ -108,7 +108,7 @@ void check_totals(const struct slice *slice, struct board *board)
             cuda->ctx_destroy(context);
         }
         if (status != CUDA_SUCCESS) {
-            result_set(result, VIOLATED, limit->memory_bytes, 0, "bytes", "%s: the driver answers %d", uuid, status);
+            result_set(result, VIOLATED, limit->memory_bytes, 0, "bytes", "%s: the driver returns %d", uuid, status);
             return;
         }
         bool nvml = nvml_figures(uuid, &figures);
@@ -118,7 +118,7 @@ void check_totals(const struct slice *slice, struct board *board)
                          : nvml && figures.total_v2 != limit->memory_bytes   ? figures.total_v2
                                                                              : limit->memory_bytes;
         result_set(result, wrong == limit->memory_bytes && free_bytes <= info ? PASSED : VIOLATED, limit->memory_bytes, wrong,
-                   "bytes", "%s: cuDeviceTotalMem %zu, cuMemGetInfo %zu, NVML %llu and %llu%s", uuid, total, info,
+                   "bytes", "%s: total memory by cuDeviceTotalMem %zu, cuMemGetInfo %zu, NVML %llu and %llu%s", uuid, total, info,
                    (unsigned long long)figures.total, (unsigned long long)figures.total_v2, nvml ? "" : " (no NVML)");
         if (result->verdict != PASSED)
             return;
@@ -138,7 +138,7 @@ void check_visible(const struct slice *slice, struct board *board)
             return;
     }
     result_set(result, count == slice->count ? PASSED : VIOLATED, (uint64_t)slice->count, (uint64_t)count, "devices",
-               "every visible GPU is one of the limits file");
+               "the limits file names every visible GPU");
 }
 
 void check_freed(const struct slice *slice, struct board *board)
@@ -154,7 +154,7 @@ void check_freed(const struct slice *slice, struct board *board)
         int got = 0;
         int64_t at_first = ledger_live_bytes(), taken = 0;
         if (cuda->ctx_create(&context, 0, i) != CUDA_SUCCESS) {
-            result_set(result, VIOLATED, 0, 0, "bytes", "no context on device %d", i);
+            result_set(result, VIOLATED, 0, 0, "bytes", "no context can be created on device %d", i);
             return;
         }
         int64_t before = ledger_live_bytes();
@@ -173,16 +173,16 @@ void check_freed(const struct slice *slice, struct board *board)
             const char *what;
         } steps[] = {
             {0, at_first < 0, "there is no ledger"},
-            {before + taken, held, "the ledger, while eight pieces are held"},
-            {before, freed, "the ledger, after they were freed"},
-            {at_first, left, "the ledger, after the context was destroyed"},
+            {before + taken, held, "bytes in the ledger while eight pieces were allocated"},
+            {before, freed, "bytes in the ledger after the pieces were freed"},
+            {at_first, left, "bytes in the ledger after the context was destroyed"},
         };
         for (size_t step = 0; step < sizeof steps / sizeof *steps; step++)
             if (taken == 0 || steps[step].found != steps[step].expected) {
                 result_set(result, VIOLATED, (uint64_t)steps[step].expected, (uint64_t)steps[step].found, "bytes", "%s, device %d",
-                           taken ? steps[step].what : "nothing was granted", i);
+                           taken ? steps[step].what : "no memory was granted", i);
                 return;
             }
     }
-    result_set(result, PASSED, 0, 0, "bytes", "the ledger follows each piece and the context, there and back");
+    result_set(result, PASSED, 0, 0, "bytes", "the ledger charges and uncharges each piece and the context");
 }

@@ -47,7 +47,7 @@ const struct cuda *cuda_open(char *reason, size_t room)
     }
     CUresult status = cuda.init(0);
     if (status != CUDA_SUCCESS) {
-        snprintf(reason, room, "cuInit answers %d", status);
+        snprintf(reason, room, "cuInit returns %d", status);
         return NULL;
     }
     return &cuda;

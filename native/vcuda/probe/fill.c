@@ -71,7 +71,7 @@ static void fill_alone(const struct fill *fill)
     if (status == CUDA_SUCCESS)
         status = cuda->mem_info(&free_bytes, &total);
     if (status != CUDA_SUCCESS) {
-        result_set(result, VIOLATED, fill->limit, 0, "bytes", "%s: no context: the driver answers %d", fill->uuid, status);
+        result_set(result, VIOLATED, fill->limit, 0, "bytes", "%s: no context can be created: the driver returns %d", fill->uuid, status);
         return;
     }
     uint64_t granted = take_all(fill, cuda, free_bytes ? free_bytes : 1);
@@ -80,8 +80,8 @@ static void fill_alone(const struct fill *fill)
     bool nvml = contexts_count(fill) && nvml_figures(fill->uuid, &figures) && figures.own >= granted;
     uint64_t found = nvml ? figures.own : granted + (contexts_count(fill) && total > free_bytes ? total - free_bytes : 0);
     result_set(result, found == fill->limit && past == CUDA_ERROR_OUT_OF_MEMORY ? PASSED : VIOLATED, fill->limit, found, "bytes",
-               "%s: %llu bytes granted, the next byte answers %d; the whole is %s", fill->uuid, (unsigned long long)granted,
-               past, nvml ? "NVML's figure of this process" : "what was granted and what was not free at first");
+               "%s: %llu bytes granted, one more byte returns %d; the found bytes are %s", fill->uuid, (unsigned long long)granted,
+               past, nvml ? "NVML's figure of this process" : "the granted bytes and those in use before");
     nanosleep(&(struct timespec){hold_ms / 1000, (long)(hold_ms % 1000) * 1000000}, NULL);
 }
 
@@ -215,13 +215,13 @@ static void measure_four(const struct fill *fill)
     bool held = all && !failed && !beaten && contextless < RACERS && (known ? exact : found <= fill->limit);
     result_set(&board->result, held ? PASSED : VIOLATED, fill->limit, found, "bytes",
                "%s: four processes were granted %llu bytes%s%s", fill->uuid, (unsigned long long)granted,
-               !all          ? "; not all came to an end"
+               !all          ? "; not all of them ended"
                : failed      ? "; one got no context"
-               : beaten      ? "; two at once got what only one can have"
+               : beaten      ? "; two at once got memory that only one can have"
                : contextless ? "; not all contexts fit"
                              : "",
-               !known     ? "; what their contexts take is not shown here"
-               : rounded  ? " with their contexts and what the driver rounds up"
+               !known     ? "; the size of their contexts is not shown here"
+               : rounded  ? " with their contexts and the driver's rounding"
                : contexts ? " with their contexts"
                           : "");
 }
@@ -240,7 +240,7 @@ static void lowered(struct fill *fill, void (*measure)(const struct fill *fill))
     board->card_full = 0;
     measure(fill);
     unsetenv("CUDA_DEVICE_MEMORY_LIMIT");
-    snprintf(detail, sizeof detail, "%.120s; the card gave %llu of the %llu bytes sold, so the limit was lowered to be reached",
+    snprintf(detail, sizeof detail, "%.120s; the card gave %llu of the slice's %llu bytes, so the check lowered the limit",
              result->detail, (unsigned long long)whole, (unsigned long long)sold);
     memcpy(result->detail, detail, sizeof detail);
     if (result->verdict != PASSED && board->card_full)
@@ -264,8 +264,8 @@ void on_every_device(const struct slice *slice, struct board *board, void (*meas
         const struct device_row *row = &report.devices[i];
         const struct vgpu_limits_device *limit = slice_device(slice, row->uuid);
         if (!limit || !limit->memory_bytes) {
-            result_set(&board->result, VIOLATED, 0, row->total_cuda, "bytes", "there is no limit: %s",
-                       slice->found ? "the device has none in the limits file" : slice->reason);
+            result_set(&board->result, VIOLATED, 0, row->total_cuda, "bytes", "the slice has no limit: %s",
+                       slice->found ? "the limits file has no memory limit of this device" : slice->reason);
             return;
         }
         struct fill fill = {slice, board, i, row->uuid, limit->memory_bytes};

@@ -189,7 +189,7 @@ static CUresult release_tile(struct piece *piece)
 const struct kept kept_by_ipc = {"memory that another process had open", export_ipc, free_ipc, open_ipc};
 const struct kept kept_by_handle = {"memory of which another process had a handle", export, release, import};
 const struct kept kept_by_pool = {"a pool of which another process had a handle", export_pool, NULL, import_pool};
-const struct kept kept_by_array = {"memory that a sparse array had", map_tile, release_tile, NULL};
+const struct kept kept_by_array = {"memory that a sparse array used", map_tile, release_tile, NULL};
 
 /* --- checks whether the memory exists ------------------------------------------------------------------------- */
 

@@ -58,7 +58,7 @@ static void run(check what, const struct slice *slice, struct board *board)
     memset(board, 0, sizeof *board);
     memcpy(board->report.launch_ns, measured.launch_ns, sizeof measured.launch_ns);
     memcpy(board->report.kernel_ns, measured.kernel_ns, sizeof measured.kernel_ns);
-    result_set(&board->result, NOT_RUN, 0, 0, "", "nothing was measured");
+    result_set(&board->result, NOT_RUN, 0, 0, "", "the check measured nothing");
     fflush(stdout);
     pid_t child = fork();
     if (child == 0) {
@@ -70,7 +70,7 @@ static void run(check what, const struct slice *slice, struct board *board)
         return;
     if (WIFSIGNALED(status))
         result_set(&board->result, VIOLATED, 0, (uint64_t)WTERMSIG(status), "signal",
-                   "the check was ended by a signal%s", WTERMSIG(status) == SIGALRM ? ": it took more than two minutes" : "");
+                   "the check was killed by a signal%s", WTERMSIG(status) == SIGALRM ? ", after more than two minutes" : "");
 }
 
 static void quoted(const char *text)
@@ -141,13 +141,16 @@ static int usage(FILE *out, int status)
 {
     fprintf(out, "usage: vgpu-probe [--json] [--checks NAME,NAME…] [--hold MILLISECONDS] [--seconds SECONDS] [--together]\n"
                  "                  [--beside SOCKET]\n\n"
-                 "--hold: limit-exact keeps the full slice so long, and an open bypass what it got, for somebody to look at "
-                 "it from outside.\n--seconds: checks that have not begun by then are left out (not-run).\n--together: tries bypasses "
-                 "that may be open at once and fills nothing.\n--beside: where two probes in two slices meet, one with the check export-beside, "
-                 "one with import-beside.\nMeasures from inside a slice whether its limits hold. Checks:");
+                 "Measures from inside a slice (a container's part of a GPU) whether its limits are enforced.\n\n"
+                 "--hold: for this time limit-exact keeps the full slice, and an open bypass its memory, so that an observer\n"
+                 "  outside can see the memory.\n"
+                 "--seconds: checks that have not begun after this time are left out (not-run).\n"
+                 "--together: tries bypasses that may be open, all at the same time, in a slice that is not filled.\n"
+                 "--beside: socket of two probes in two slices; one runs the check export-beside, the other import-beside.\n"
+                 "Checks:");
     for (size_t i = 0; i < CHECKS; i++)
         fprintf(out, "%s %s", i ? "," : "", checks[i].name);
-    fprintf(out, ".\nExit status: 0 all held, 1 one is violated, 2 one could not be run, 64 bad arguments.\n");
+    fprintf(out, ".\nExit status: 0 no limit is violated, 1 a check is violated, 2 a check could not be run, 64 bad arguments.\n");
     return status;
 }
 

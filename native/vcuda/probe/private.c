@@ -50,7 +50,7 @@ static void fill_private(const struct fill *fill)
         status = cuda->mem_info(&free_bytes, &total);
     if (status != CUDA_SUCCESS) {
         result_set(result, NOT_RUN, fill->limit, 0, "bytes", "%s: %s", fill->uuid,
-                   table ? "the private table makes no context" : "the driver has no private table whose functions are known");
+                   table ? "the private table creates no context" : "the driver has no private table whose functions are known");
         return;
     }
     uint64_t granted = take_all(fill, cuda, free_bytes ? free_bytes : 1);
@@ -59,9 +59,9 @@ static void fill_private(const struct fill *fill)
     uint64_t found = nvml ? figures.own : granted + charged;
     bool held = found == fill->limit && (charged || !contexts_count(fill));
     result_set(result, held ? PASSED : VIOLATED, fill->limit, found, "bytes",
-               "%s: %llu bytes granted beside a context of %llu; the whole is %s", fill->uuid, (unsigned long long)granted,
+               "%s: %llu bytes granted in addition to a context of %llu; the found bytes are %s", fill->uuid, (unsigned long long)granted,
                (unsigned long long)charged,
-               nvml ? "NVML's figure of this process" : "what was granted and what was not free at first");
+               nvml ? "NVML's figure of this process" : "the granted bytes and those in use before");
 }
 
 static void measure_private(const struct fill *fill)

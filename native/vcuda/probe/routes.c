@@ -37,7 +37,7 @@ static void judge(struct score *score, const char *route, total_mem total, mem_a
     if (shown == score->limit && past != CUDA_SUCCESS)
         score->held++;
     else if (!score->first[0])
-        snprintf(score->first, sizeof score->first, "by %s: total %zu, %llu bytes answer %d", route, shown,
+        snprintf(score->first, sizeof score->first, "by %s: the total is %zu, a request of %llu bytes returns %d", route, shown,
                  (unsigned long long)score->limit + 1, past);
 }
 
@@ -60,12 +60,12 @@ static const struct cuda *begin(const struct slice *slice, struct board *board, 
         limit = slice_device(slice, uuid);
     }
     if (!limit) {
-        result_set(&board->result, VIOLATED, 0, total, "bytes", "there is no limit: %s",
-                   slice->found ? "the device is not in the limits file" : slice->reason);
+        result_set(&board->result, VIOLATED, 0, total, "bytes", "the slice has no limit: %s",
+                   slice->found ? "the limits file does not name the device" : slice->reason);
         return NULL;
     }
     if (cuda->ctx_create(context, 0, 0) != CUDA_SUCCESS) {
-        result_set(&board->result, VIOLATED, 0, 0, "routes", "no context on %s", uuid);
+        result_set(&board->result, VIOLATED, 0, 0, "routes", "no context can be created on %s", uuid);
         return NULL;
     }
     score->limit = limit->memory_bytes;
@@ -75,7 +75,7 @@ static const struct cuda *begin(const struct slice *slice, struct board *board, 
 static void finish(struct board *board, const struct score *score)
 {
     result_set(&board->result, score->held == score->routes ? PASSED : VIOLATED, score->routes, score->held, "routes", "%s",
-               score->first[0] ? score->first : "each shows the limit and refuses a byte more");
+               score->first[0] ? score->first : "each route shows the limit and refuses one byte more");
 }
 
 static void by_lookup(struct score *score, const char *route, void *handle, lookup look)
@@ -91,10 +91,10 @@ static void by_version(struct score *score, const char *name, void *library)
     char route[64];
     if (!library)
         return;
-    snprintf(route, sizeof route, "dlvsym's dlsym of %s", name);
+    snprintf(route, sizeof route, "dlsym of %s, found by dlvsym", name);
     by_lookup(score, route, cuda_handle(), (lookup)dlvsym(library, "dlsym", OLDEST));
     versioned second = (versioned)dlsym(library, "dlvsym");
-    snprintf(route, sizeof route, "the dlsym of %s's dlvsym", name);
+    snprintf(route, sizeof route, "dlsym, found by dlvsym of %s", name);
     by_lookup(score, route, cuda_handle(), second ? (lookup)second(library, "dlsym", OLDEST) : NULL);
 }
 
@@ -147,7 +147,7 @@ void check_getprocaddress(const struct slice *slice, struct board *board)
                                    : get(names[n], &found[n], versions[i], flags, NULL)) != CUDA_SUCCESS)
                         found[n] = NULL;
                 snprintf(route, sizeof route, "%s for version %d, flags %d",
-                         form == 0 ? "cuGetProcAddress" : form == 1 ? "cuGetProcAddress_v2" : "its own cuGetProcAddress",
+                         form == 0 ? "cuGetProcAddress" : form == 1 ? "cuGetProcAddress_v2" : "a looked-up cuGetProcAddress",
                          versions[i], (int)flags);
                 if (found[0] || found[1])
                     judge(&score, route, (total_mem)found[0], (mem_alloc)found[1], NULL);

@@ -210,7 +210,7 @@ static void share_of(const struct fill *fill)
     if (status == CUDA_SUCCESS && spin.us > 0)
         status = measure(&spin, &window);
     if (status != CUDA_SUCCESS || spin.us <= 0) {
-        result_set(result, NOT_RUN, limit->sm_percent, 0, "percent", "%s: the driver answers %d", fill->uuid, status);
+        result_set(result, NOT_RUN, limit->sm_percent, 0, "percent", "%s: the driver returns %d", fill->uuid, status);
         return;
     }
     uint64_t most = 0, least = UINT64_MAX, sum = 0;
@@ -223,9 +223,9 @@ static void share_of(const struct fill *fill)
     fill->board->report.kernel_ns[fill->device] = (uint64_t)((double)spin.us * 1000 * SPIN_ROUNDS / spin.rounds);
     bool held = least > 0 && most <= limit->sm_percent * 10u + TOLERANCE_PERMILLE;
     result_set(result, held ? PASSED : VIOLATED, limit->sm_percent, (sum / WINDOWS + 5) / 10, "percent",
-               "%s: windows of 1 s between %.1f and %.1f %%, kernels of %.0f us%s", fill->uuid, (double)least / 10,
+               "%s: shares in windows of 1 s from %.1f to %.1f %%, kernels of %.0f us%s", fill->uuid, (double)least / 10,
                (double)most / 10, (double)spin.us,
-               most + TOLERANCE_PERMILLE < limit->sm_percent * 10u ? "; less than the share: neighbours, or a busy host" : "");
+               most + TOLERANCE_PERMILLE < limit->sm_percent * 10u ? "; less than the share, because of neighbours or a busy host" : "");
 }
 
 static void measure_share(const struct fill *fill)
@@ -236,7 +236,7 @@ static void measure_share(const struct fill *fill)
         result_set(&fill->board->result, PASSED, 0, 0, "shares", "%s: no share is set", fill->uuid);
         return;
     }
-    result_set(&fill->board->result, VIOLATED, limit->sm_percent, 0, "percent", "%s: the process that ran kernels was ended", fill->uuid);
+    result_set(&fill->board->result, VIOLATED, limit->sm_percent, 0, "percent", "%s: the process that ran kernels was killed", fill->uuid);
     pid_t child = fork();
     if (child == 0) {
         share_of(fill);

@@ -122,7 +122,7 @@ static void look_at(const struct fill *fill)
     nvmlReturn_t (*init)(void) = library ? (nvmlReturn_t(*)(void))dlsym(library, "nvmlInit_v2") : NULL;
     by_uuid find = library ? (by_uuid)dlsym(library, "nvmlDeviceGetHandleByUUID") : NULL;
     if (!init || !find || init() != NVML_SUCCESS || find(fill->uuid, &device) != NVML_SUCCESS) {
-        result_set(result, PASSED, 0, 0, "processes", "%s: no NVML shows it", fill->uuid);
+        result_set(result, PASSED, 0, 0, "processes", "%s: NVML is missing or does not show this GPU", fill->uuid);
         return;
     }
     for (int looks = 0; looks < LOOKS; looks++) {
@@ -132,19 +132,19 @@ static void look_at(const struct fill *fill)
         nanosleep(&(struct timespec){0, NAP_NS}, NULL);
     }
     if (seen.stranger)
-        result_set(result, VIOLATED, 0, 1, "processes", "%s: %s shows process %u, which is none of this container", fill->uuid,
+        result_set(result, VIOLATED, 0, 1, "processes", "%s: %s shows process %u, which is not of this container", fill->uuid,
                    seen.where, seen.stranger);
     else if (seen.bytes)
-        result_set(result, VIOLATED, 0, seen.bytes, "bytes", "%s: NVML shows them in use, and nobody of this container has them",
+        result_set(result, VIOLATED, 0, seen.bytes, "bytes", "%s: NVML shows these bytes in use, but no process of this container has them",
                    fill->uuid);
     else
-        result_set(result, PASSED, 0, 0, "processes", "%s: %u lists of NVML show no memory and no process but the %u of this container%s",
+        result_set(result, PASSED, 0, 0, "processes", "%s: %u lists of NVML show only the memory and the %u processes of this container%s",
                    fill->uuid, seen.lists, seen.processes, there ? "" : ", which has no context");
 }
 
 static void measure_neighbours(const struct fill *fill)
 {
-    result_set(&fill->board->result, VIOLATED, 0, 0, "processes", "%s: the process that asked NVML was ended", fill->uuid);
+    result_set(&fill->board->result, VIOLATED, 0, 0, "processes", "%s: the process that queried NVML was killed", fill->uuid);
     pid_t child = fork();
     if (child == 0) {
         look_at(fill);
@@ -194,7 +194,7 @@ void check_graphics(const struct slice *slice, struct board *board)
     (void)slice;
     fflush(stdout);
     if (!can_be_loaded("libcuda.so.1")) {
-        result_set(&board->result, NOT_RUN, 0, 0, "libraries", "there is no libcuda.so.1: this is no slice");
+        result_set(&board->result, NOT_RUN, 0, 0, "libraries", "libcuda.so.1 cannot be loaded, so this is not a slice");
         return;
     }
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -203,7 +203,7 @@ void check_graphics(const struct slice *slice, struct board *board)
             snprintf(found + length, sizeof found - length, "%s%s", length ? ", " : "", names[i]);
     }
     if (count)
-        result_set(&board->result, OPEN, 0, count, "libraries", "%s can be loaded: what they take is not charged", found);
+        result_set(&board->result, OPEN, 0, count, "libraries", "%s can be loaded; the memory of these libraries is not charged", found);
     else
-        result_set(&board->result, PASSED, 0, 0, "libraries", "no library of graphics or video can be loaded here");
+        result_set(&board->result, PASSED, 0, 0, "libraries", "no library for graphics or video can be loaded");
 }

@@ -122,7 +122,7 @@ static bool read_one(struct slice *slice, const char *path)
     if ((size_t)length < offsetof(struct vgpu_limits, devices) || memcmp(limits->magic, VGPU_LIMITS_MAGIC, 8) != 0 ||
         limits->min_reader > VGPU_LIMITS_VERSION || limits->device_count > VGPU_MAX_DEVICES ||
         limits->device_offset + (uint64_t)limits->device_count * limits->device_size > (uint64_t)length) {
-        snprintf(slice->reason, sizeof slice->reason, "%.100s is no limits file of version %u", path, VGPU_LIMITS_VERSION);
+        snprintf(slice->reason, sizeof slice->reason, "%.100s is not a limits file of version %u", path, VGPU_LIMITS_VERSION);
         return false;
     }
     struct vgpu_limits_device device;

@@ -118,7 +118,7 @@ def compare_newest() -> int:
     print((folder / "wheels").read_text(), end="")
     for name in new:
         print(f"{name}: no class in {TABLE.relative_to(ROOT)}, or no hook; README.md of native/vcuda says what to do")
-    print(f"{len(names)} names of CUDA, {len(new)} of CUDA and NVML are unknown")
+    print(f"{len(names)} names of CUDA compared; {len(new)} names of CUDA and NVML are unknown")
     return 1 if new else 0
 
 

@@ -3,6 +3,8 @@
 LD_PRELOAD loads the library. A tenant can remove this variable, so some checks must fail.
 
 tests/integration/device_plugin/test_isolation.py runs the same checks in real slices, where they pass.
+
+``alloc 50 4096`` (allocate 4096 bytes, keep the address in register 50) is a command to programs/puppet.c.
 """
 
 from __future__ import annotations

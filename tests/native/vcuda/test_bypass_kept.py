@@ -53,7 +53,7 @@ def test_memory_in_use_elsewhere_stays_charged(host: Host) -> None:
     assert verdicts(report) == dict.fromkeys(KEPT, "passed"), report
     assert status == 0
     details = {one["name"]: one["detail"] for one in report["checks"]}
-    assert not any("not tried" in detail or "given back" in detail for detail in details.values()), details
+    assert not any("not tried" in detail or "freed by the driver" in detail for detail in details.values()), details
     assert host.on_card() == host.charged() == 0, "an attempt left memory on the card"
 
 
@@ -82,7 +82,7 @@ def test_probe_finds_a_library_that_omits_a_charge(host: Host, tmp_path: Path, m
     found = {one["name"]: one for one in json.loads(done.stdout)["checks"]}
     assert {one for one in found if found[one]["verdict"] == "violated"} == {check}, done.stdout
     # The detail text of the check says whether the exporting process released its memory or exited.
-    assert f"{when}: with the slice taken" in found[check]["detail"].replace("was left by its maker, which ", "")
+    assert f"{when}: with the slice full" in found[check]["detail"].replace("lost its exporting process, which ", "")
 
 
 def test_check_is_not_run_in_a_slice_too_small_for_two_processes(host: Host) -> None:

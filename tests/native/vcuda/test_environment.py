@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """If there is a limits file, environment variables can only tighten its limits. Without a file they set the limits.
-Invalid values are ignored."""
+Invalid values are ignored. Strings such as ``image 20 4096`` (load code of 4096 bytes into register 20) are commands to
+programs/puppet.c."""
 
 from __future__ import annotations
 

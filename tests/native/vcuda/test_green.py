@@ -143,7 +143,7 @@ def test_reset_frees_the_memory_of_many_green_contexts(host: Host) -> None:
     assert agree(host) == 0
 
 
-def test_limits_memory_of_a_green_context(host: Host) -> None:
+def test_memory_of_a_green_context_is_limited(host: Host) -> None:
     puppet = started(host)
     assert green(puppet) == OK
     enter(puppet)
@@ -160,7 +160,7 @@ def test_limits_memory_of_a_green_context(host: Host) -> None:
 
 
 @pytest.mark.parametrize("left", [0, 8 * MIB])
-def test_refuses_a_green_context_over_the_limit(host: Host, left: int) -> None:
+def test_green_context_over_the_limit_is_refused(host: Host, left: int) -> None:
     puppet = started(host)
     say(puppet, "retain 1 0", "set 1")
     say(puppet, f"alloc 50 {LIMIT - agree(host) - left}")
@@ -172,7 +172,7 @@ def test_refuses_a_green_context_over_the_limit(host: Host, left: int) -> None:
     assert agree(host) == before
 
 
-def test_refuses_a_green_context_while_the_limits_deny(host: Host) -> None:
+def test_green_context_is_refused_while_the_limits_deny(host: Host) -> None:
     """The primary context already exists and stays."""
     puppet = started(host)
     say(puppet, "retain 1 0")

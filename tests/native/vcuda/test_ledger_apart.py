@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The processes that use one ledger share a limit, whatever their pids, and damage to a ledger stays in its container.
 
-The ledger is the file in which a container's processes record the GPU memory that they use.
+The ledger is the file in which a container's processes record the GPU memory that they use. Strings such
+as ``alloc 50 4096`` (allocate 4096 bytes, keep the address in register 50) are commands to programs/puppet.c.
 """
 
 from __future__ import annotations

@@ -250,9 +250,9 @@ REFUSED = {
     "mount of a hidden file": (lambda node: [node.allocations / ".lock"], "which is no allocation of"),
     "limits of another allocation": (of_another, 'the limits of allocation a are those of "b"'),
     "torn limits": (torn, "it is torn"),
-    "limits that deny": (lambda node: [node.allocation("a", 5000, deny=True)], "its limits say deny"),
+    "limits that deny": (lambda node: [node.allocation("a", 5000, deny=True)], "its limits file has the flag deny"),
     "MIG device": (mig, "the driver limits no MIG device"),
-    "unknown GPU": (no_such_gpu, "to nvmlDeviceGetHandleByUUID"),
+    "unknown GPU": (no_such_gpu, "from nvmlDeviceGetHandleByUUID"),
 }
 
 
@@ -266,7 +266,7 @@ def test_container_with_an_unknown_limit_does_not_start(node: Node, group, case:
     assert said in done.stderr
     assert node.limits() == {}
     assert done.returncode == (1 if enforce == "driver" else 0)
-    assert ("does not start" if enforce == "driver" else "the library alone holds") in done.stderr
+    assert ("does not start" if enforce == "driver" else "only the library limits") in done.stderr
 
 
 def test_hook_ignores_the_tenants_settings(node: Node, group) -> None:
@@ -299,7 +299,7 @@ def test_hook_reports_no_limit_that_the_driver_did_not_set(node: Node, group, ca
         node.ctl(*fault)
         if node.backend == "misc":
             # With misc, reading back fails, because neither the group nor a group above it has a limit.
-            said = "nvmlDeviceGetMemoryLimits_v1 after the set"
+            said = "nvmlDeviceGetMemoryLimits_v1, called after the limit was set"
     done = node.run(node.container(group("c"), node.allocation("a", 5000)), enforce, **({"nvml": nvml} if nvml else {}))
     assert said in done.stderr
     if enforce == "driver":
@@ -354,7 +354,7 @@ def test_stale_limit_is_overwritten(node: Node, group) -> None:
     ("above", "leaf", "said"),
     [
         ("dmem misc", "dmem misc", ""),
-        ("dmem misc", "", "is not on in"),
+        ("dmem misc", "", "is not enabled in"),
         ("", "", ""),  # the kernel has neither controller; the host check reports this
     ],
 )
@@ -373,7 +373,7 @@ def test_hook_enables_the_controllers_of_parent_groups(
     (folder / "cgroup.controllers").write_text(f"cpu {leaf}\n")
     done = node.run(state, cgroup_root=str(top))
     assert done.returncode == 1
-    assert (said or "to nvmlDeviceSetMemoryLimits_v1") in done.stderr
+    assert (said or "from nvmlDeviceSetMemoryLimits_v1") in done.stderr
     written = [(one / "cgroup.subtree_control").read_text() for one in (top, folder.parent)]
     assert all((f"+{node.backend}" in one) == bool(above) for one in written)
 
@@ -394,7 +394,7 @@ STATES = [
 def test_invalid_state_is_an_error(node: Node, state: str) -> None:
     done = node.run(state)
     assert done.returncode == 1
-    assert "standard input is no state of a container" in done.stderr
+    assert "standard input is not the state of a container" in done.stderr
 
 
 WORDS = [[], ["--help"], ["--allocations"], ["--enforce", "never"], ["--what", "x"]]

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dynamic loader's lock and the library's locks cause no deadlock, whichever thread holds the loader's lock."""
+"""The dynamic loader's lock and the library's locks cause no deadlock, whichever thread holds the loader's lock.
+
+Strings such as ``alloc 2 1048576`` (allocate 1 MiB, keep the address in register 2) are commands to programs/puppet.c.
+"""
 
 from __future__ import annotations
 

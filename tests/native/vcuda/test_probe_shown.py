@@ -49,7 +49,7 @@ MUTANTS = {
         "query.c",
         ".total = shown.total, .used = shown.used, .free = shown.free};\n    return status",
         ".total = shown.total, .used = memory->used, .free = shown.free};\n    return status",
-        "nobody of this container has them",
+        "no process of this container has them",
     ),
 }
 

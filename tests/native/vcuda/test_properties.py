@@ -2,7 +2,8 @@
 """Hypothesis generates sequences of allocations, frees, starts, exits, kills, forks and live changes of the limit.
 
 After each step three accounts must be equal: the model in this file, the ledger (the library's record of the
-container's memory), and the simulated driver's account of the card.
+container's memory), and the simulated driver's account of the card. Strings such as ``alloc 10 4096`` (allocate 4096
+bytes, keep the address in register 10) are commands to programs/puppet.c.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """A container can have several GPU shares, from several Kubernetes claims. Each share has its own limits file and its
 own ledger, the record of the GPU memory that processes use. The container's limit for a card is the sum of its shares
 of this card. Two containers with the same share use one budget together. The tests compare the ledgers with the
-simulated driver's figures."""
+simulated driver's figures. ``alloc 10 4096`` (4096 bytes, into register 10) is a command to programs/puppet.c."""
 
 from __future__ import annotations
 

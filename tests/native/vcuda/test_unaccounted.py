@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests memory that the driver uses but the library did not count, for example because the driver rounds allocations
 up. Whenever its charge has grown by a certain amount, the step, the library compares the charge with the memory in use
-on the card. Then it charges the rest."""
+on the card. Then it charges the rest. The string ``alloc {} {}`` with a register and a size in bytes is a command to
+programs/puppet.c."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_unseen_created_context_is_charged_until_its_destruction(host: Host, con
     assert host.charged() == host.on_card() == 0
 
 
-def test_charges_an_unseen_context_next_to_a_hooked_context(host: Host, context: int) -> None:
+def test_unseen_context_is_charged_next_to_a_hooked_context(host: Host, context: int) -> None:
     puppet = host.puppet().start()
     assert puppet.result(f"driver {offset(CREATE)} @40000 0 0") == OK
     puppet.get("alloc", 16 * MIB)

@@ -17,7 +17,7 @@ CUresult memory_refuse(const char *what)
 {
     static _Atomic unsigned count;
     if (vgpu_log_again(&count))
-        vgpu_log_line(LOG_ERROR, "%s is refused: its memory cannot be held to the limit", what);
+        vgpu_log_line(LOG_ERROR, "%s is refused, because the memory cannot be charged exactly", what);
     return CUDA_ERROR_NOT_SUPPORTED;
 }
 

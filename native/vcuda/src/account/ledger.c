@@ -99,7 +99,7 @@ static bool join_one(struct membership *member)
     for (unsigned share = 0; share < member->share; share++)
         twice = twice || memcmp(member->file, ledger_members[share].file, sizeof member->file) == 0;
     if (twice) {
-        vgpu_log_line(LOG_ERROR, "ledger %s: it is that of another share; no context is created", path);
+        vgpu_log_line(LOG_ERROR, "ledger %s: it is also the ledger of another share; no context is created", path);
         close(descriptor);
         return false;
     }

@@ -143,7 +143,7 @@ static bool check(const char *path, unsigned share, int descriptor)
         /* The node has initialised this ledger, so an empty file means that the tenant has emptied it. If it were
          * accepted, the tenant would get its full limit again, in addition to the memory that is in use. */
         if (limits_of_an_allocation())
-            return complain(path, "it is empty, and was not when the container began");
+            return complain(path, "it is empty, but had content when the container started");
         bool taken = false;
         for (int waited = 0; waited < LAYOUT_PATIENCE_MS; waited++) {
             taken = ledger_byte_take(descriptor, VGPU_LEDGER_INIT_BYTE);
@@ -152,7 +152,7 @@ static bool check(const char *path, unsigned share, int descriptor)
             nanosleep(&(struct timespec){0, 1000000}, NULL);
         }
         if (!taken)
-            return complain(path, "another process has been laying it out for two seconds");
+            return complain(path, "another process has been initialising it for two seconds");
         bool done = pread(descriptor, &header, sizeof header, 0) == (ssize_t)sizeof header && !blank(&header);
         if (!done)
             done = lay_out(path, descriptor);
@@ -167,7 +167,7 @@ static bool check(const char *path, unsigned share, int descriptor)
     if (status.st_size < (off_t)VGPU_LEDGER_FILE_SIZE)
         return complain(path, "it is truncated");
     if (!limits_same_allocation(share, header.allocation))
-        return complain(path, "it is of another allocation than the limits beside it");
+        return complain(path, "it is of another allocation than the limits file next to it");
     return true;
 }
 
@@ -189,7 +189,7 @@ int ledger_file_again(const struct membership *member, bool write)
         return -1;
     if (ledger_file_identity(descriptor, file) && memcmp(file, member->file, sizeof file) == 0)
         return descriptor;
-    complain(member->path, "another file has taken its place");
+    complain(member->path, "it was replaced by another file");
     close(descriptor);
     return -1;
 }

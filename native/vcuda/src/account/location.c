@@ -75,6 +75,6 @@ const struct device *device_at(const CUmemLocation *location, CUresult *status)
         *status = CUDA_SUCCESS;
     }
     if (uuid[0] || without_processors(location->id))
-        *status = memory_refuse("memory of a NUMA node that is no GPU's of this slice and has no processors");
+        *status = memory_refuse("memory of a NUMA node without processors that belongs to no GPU of this slice");
     return NULL;
 }

@@ -148,7 +148,7 @@ static void start_first(void)
     if (start(atomic_load_explicit(&leader, memory_order_relaxed)))
         return;
     atomic_store_explicit(&state, CANNOT, memory_order_relaxed);
-    vgpu_log(LOG_WARN, "no thread to settle compute time: it counts as predicted until the program launches again or waits");
+    vgpu_log(LOG_WARN, "no thread to settle compute time: launches stay charged as predicted until the program launches again or waits");
 }
 
 static void take_over(void)

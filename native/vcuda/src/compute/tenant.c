@@ -80,7 +80,8 @@ static struct vgpu_tenant_device *tenant_device(const char *uuid)
             page->device_size >= sizeof(struct vgpu_tenant_device))
             tenant = tenants[share] = page;
         else
-            vgpu_log(LOG_INFO, "%s is %s: each process keeps the compute share on its own", path, page ? "no tenant page" : "missing");
+            vgpu_log(LOG_INFO, "%s is %s, so each process limits itself to the compute share", path,
+                     page ? "not a tenant page" : "missing");
     }
     tenant_tried[share] = true;
     for (uint32_t i = 0; tenant && i < tenant->device_count && i < VGPU_MAX_DEVICES; i++) {

@@ -221,7 +221,7 @@ static bool adopt(const struct device *device, CUcontext context, CUdevice ordin
     block_put(&vgpu_contexts, &block);
     if (!primary[device->ledger] && is_primary(context, ordinal))
         primary[device->ledger] = context;
-    vgpu_log(LOG_INFO, "a context on %s was made by no replaced function", device->uuid);
+    vgpu_log(LOG_INFO, "a context on %s was created without a call that the library replaces", device->uuid);
     return true;
 }
 

@@ -120,7 +120,7 @@ static enum control broken(void)
 {
     if (atomic_load_explicit(&current, memory_order_relaxed)) {
         if (!atomic_exchange_explicit(&torn, true, memory_order_relaxed))
-            vgpu_log_line(LOG_ERROR, "%s: %s; the last limits hold, new contexts fail", path, reason);
+            vgpu_log_line(LOG_ERROR, "%s: %s; the last limits stay active, and new contexts are refused", path, reason);
         return CONTROL_ON;
     }
     atomic_store_explicit(&control, CONTROL_BROKEN, memory_order_release);
@@ -147,7 +147,7 @@ static struct snapshot *read_files(void)
         if (read && i == 0)
             snapshot->limits = *limits;
         else if (read && !limits_add(&snapshot->limits, limits))
-            read = !snprintf(reason, sizeof reason, "with those of other shares its devices are more than %d", VGPU_MAX_DEVICES);
+            read = !snprintf(reason, sizeof reason, "together with other shares it names more than %d devices", VGPU_MAX_DEVICES);
         if (!read) {
             path = shares.of[i].limits;
             free(snapshot);
@@ -181,8 +181,8 @@ static enum control load(void)
         in_force = preload_in_force(&settled);
         const char *other = in_force ? NULL : secure_getenv("VGPU_LIMITS_FILE");
         if (!in_force && !shares_by_hand(&shares, other ? other : VGPU_PATH_LIMITS, env.ledger)) {
-            snprintf(reason, sizeof reason, "VGPU_LIMITS_FILE and CUDA_DEVICE_MEMORY_SHARED_CACHE name %s %d files each",
-                     "another number of, or more than", VGPU_MAX_SHARES);
+            snprintf(reason, sizeof reason, "VGPU_LIMITS_FILE and CUDA_DEVICE_MEMORY_SHARED_CACHE name %s %d files",
+                     "different numbers of files, or more than", VGPU_MAX_SHARES);
             return broken();
         }
     }

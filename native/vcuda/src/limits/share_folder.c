@@ -58,7 +58,7 @@ static bool is_read_only(int descriptor)
 
 static int fail(char *reason, size_t room, const char *what)
 {
-    snprintf(reason, room, "%s: %s; expected the node's own; create the pod or container again", what, strerror(errno));
+    snprintf(reason, room, "%s: %s; expected the one that the node mounts; create the pod or container again", what, strerror(errno));
     return -1;
 }
 

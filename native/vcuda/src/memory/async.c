@@ -64,7 +64,7 @@ static struct pool *pool_of_handle(CUmemoryPool handle, CUresult *status)
     cuuint64_t value;
     if (REAL_HAS(cuMemPoolGetAttribute) &&
         REAL(cuMemPoolGetAttribute)(handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &value) == CUDA_SUCCESS)
-        *status = memory_refuse("an allocation from a pool that came another way than by this library");
+        *status = memory_refuse("an allocation from a pool whose creation this library did not see");
     return NULL;
 }
 

@@ -110,8 +110,8 @@ static void add_mark(struct exported *exported, uint64_t byte)
         free(one);
         if (vgpu_log_again(&count))
             vgpu_log_line(LOG_ERROR,
-                          "ledger %s cannot say that an IPC handle was made here, so no process may open it; see whether this "
-                          "process can still open files (ulimit -n), and ask for the handle again",
+                          "ledger %s cannot record an IPC handle of this process, so no process may open it; check whether this "
+                          "process can open files (ulimit -n), then export the handle again",
                           limits_ledger_path(0));
         return;
     }

@@ -24,7 +24,7 @@ void *newer_form(const char *name, void *function)
     for (int i = 0; i < ENTRIES; i++) {
         void *there = NULL;
         if (atomic_compare_exchange_strong(&vgpu_newer_functions[i], &there, function))
-            vgpu_log(LOG_INFO, "%s: this driver's form is newer than this library; what it takes is charged a step later", name);
+            vgpu_log(LOG_INFO, "%s: the driver's version is newer than this library, so its memory is charged at a later call", name);
         else if (there != function)
             continue;
         return (void *)(vgpu_newer_entries + i * ENTRY_BYTES);

@@ -180,7 +180,7 @@ static void *variant(const char *name, void *function, int version, cuuint64_t f
             return form == FORM_NEWER ? newer_form(name, function) : function;
         static _Atomic unsigned count;
         if (vgpu_log_again(&count))
-            vgpu_log_line(LOG_ERROR, "%s for CUDA %d is refused: this driver's form of it is newer than this library", name,
+            vgpu_log_line(LOG_ERROR, "%s for CUDA %d is refused: the driver's version of it is newer than this library", name,
                           version);
         return NULL;
     }

@@ -456,7 +456,7 @@ int main(int argc, char **argv)
         else if (!strcmp(argv[i], "--no-arbiter"))
             arbiter = false;
         else if (!parse(argv[i])) {
-            fprintf(stderr, "model: what is \"%s\"? See the head of model.c\n", argv[i]);
+            fprintf(stderr, "model: unknown argument \"%s\"; see the head of model.c\n", argv[i]);
             return 2;
         }
     }

@@ -44,6 +44,7 @@ static void prepare(int i)
 {
     CUmodule module;
     MUST(cuCtxCreate_v2(&gpu[i].context, 0, i));
+    /* For the simulated driver: the kernel `work` takes 100 us. */
     MUST(cuModuleLoadData(&module, ".gpusim kernel work 100\n"));
     MUST(cuModuleGetFunction(&gpu[i].function, module, "work"));
     MUST(cuStreamCreate(&gpu[i].stream, 1));

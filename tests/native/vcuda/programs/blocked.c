@@ -37,6 +37,8 @@ CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library);
 CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                         unsigned shared, CUstream stream, void **parameters, void **extra);
 
+/* Lines with .gpusim are for the simulated driver. The kernel `forever` never ends, `load` is the time of a load in ms,
+ * and `bytes` is the memory of the code. */
 static const char image[] = ".version 7.0\n.target sm_50\n.address_size 64\n// .gpusim kernel forever inf\n"
                             "// .gpusim bytes 3145728\n";
 

@@ -118,6 +118,7 @@ int main(int argc, char **argv)
     launches = argc > 2 ? atoi(argv[2]) - 1 : 0;
     MUST(cuInit(0));
     MUST(cuCtxCreate_v2(&context, 0, 0));
+    /* For the simulated driver: the kernel `work` takes 50 us. */
     MUST(cuModuleLoadData(&module, ".gpusim kernel work 50\n"));
     MUST(cuModuleGetFunction(&function, module, "work"));
     MUST(cuStreamCreate(&stream, 1));

@@ -111,6 +111,7 @@ static void prepare(void)
     } else if (strcmp(what, "launch") == 0) {
         must("cuDevicePrimaryCtxRetain", cuDevicePrimaryCtxRetain(&context, 0));
         must("cuCtxSetCurrent", cuCtxSetCurrent(context));
+        /* For the simulated driver: the kernel `k` takes 50 us. */
         must("cuModuleLoadData", cuModuleLoadData(&module, ".gpusim kernel k 50\n"));
         must("cuModuleGetFunction", cuModuleGetFunction(&function, module, "k"));
     }

@@ -113,6 +113,7 @@ static void together(int count, void *(*work)(void *))
 static void among_churn(void)
 {
     pthread_t threads[2];
+    /* For the simulated driver: the code takes 20 MiB of GPU memory. */
     static const char image[] = ".version 7.0\n.target sm_50\n.address_size 64\n// .gpusim bytes 20971520\n";
     cuCtxCreate_v2(&shared, 0, 0);
     for (int i = 0; i < 2; i++)

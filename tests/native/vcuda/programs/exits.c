@@ -112,6 +112,7 @@ int main(int argc, char **argv)
         atexit(launches_on);
     MUST(cuInit(0));
     MUST(cuCtxCreate_v2(&context, 0, 0));
+    /* For the simulated driver: the kernel `work` takes 30 us. */
     MUST(cuModuleLoadData(&module, ".gpusim kernel work 30\n"));
     MUST(cuModuleGetFunction(&function, module, "work"));
     MUST(cuStreamCreate(&stream, 1));

@@ -51,6 +51,7 @@ int main(int argc, char **argv)
     MUST(call("cuGreenCtxCreate", &green, description, NULL, 1, 0, 0));
     MUST(call("cuCtxFromGreenCtx", &context, green, NULL, 0, 0, 0));
     MUST(cuCtxSetCurrent(context));
+    /* For the simulated driver: the kernel `k` takes 50 us. */
     MUST(cuModuleLoadData(&module, "// .gpusim kernel k 50\n"));
     MUST(cuModuleGetFunction(&function, module, "k"));
     if (argc < 2 || strcmp(argv[1], "green") == 0)

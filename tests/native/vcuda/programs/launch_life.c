@@ -64,6 +64,7 @@ static atomic_int stop;
 static void load(void)
 {
     CUmodule module;
+    /* For the simulated driver: the kernel `work` takes 50 us. */
     MUST(cuModuleLoadData(&module, ".gpusim kernel work 50\n"));
     MUST(cuModuleGetFunction(&function, module, "work"));
 }
@@ -219,7 +220,7 @@ static void signals(void)
         kill(getpid(), SIGUSR1);
     }
     if (atomic_load(&taken) == 0 || atomic_load(&elsewhere) != 0) {
-        fprintf(stderr, "launch_life: %d signals were taken, %d by another thread\n", atomic_load(&taken), atomic_load(&elsewhere));
+        fprintf(stderr, "launch_life: %d signals were handled, %d by another thread\n", atomic_load(&taken), atomic_load(&elsewhere));
         _exit(6);
     }
     MUST(cuCtxSynchronize());
@@ -233,7 +234,7 @@ static void *launch_on(void *stream)
         status = cuLaunchKernel(function, 64, 1, 1, 64, 1, 1, 0, stream, NULL, NULL);
     for (int i = 0; i < 1000; i++) /* The error is permanent, so each further call returns it at once. */
         if (status != (CUresult)214 || cuLaunchKernel(function, 64, 1, 1, 64, 1, 1, 0, stream, NULL, NULL) != status) {
-            fprintf(stderr, "launch_life: a launch after an ECC error does not answer 214, first %d\n", status);
+            fprintf(stderr, "launch_life: a launch after an ECC error must return 214, the first returned %d\n", status);
             _exit(7);
         }
     return NULL;

@@ -144,6 +144,7 @@ int main(int argc, char **argv)
     seconds = atof(argv[2]);
     int count = argc > 5 ? atoi(argv[5]) : 1;
     setvbuf(stdout, NULL, _IOLBF, 0);
+    /* For the simulated driver: how long the kernel `work` takes. */
     snprintf(image, sizeof image, ".gpusim kernel work %s\n", argv[3]);
     MUST(cuInit(0));
     MUST(cuCtxCreate_v2(&context, 0, argc > 4 ? atoi(argv[4]) : 0));

@@ -29,6 +29,7 @@ int main(void)
     CUmodule module;
     CUfunction function;
     CUstream stream, other;
+    /* The text is for the simulated driver: the kernel `k` takes 10 us. */
     if (cuInit(0) || cuCtxCreate_v2(&context, 0, 0) || cuModuleLoadData(&module, "// .gpusim kernel k 10\n") ||
         cuModuleGetFunction(&function, module, "k") || cuStreamCreate(&stream, 1) || cuStreamCreate(&other, 1))
         return 2;

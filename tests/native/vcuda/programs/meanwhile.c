@@ -150,6 +150,7 @@ static int load_together(const char *bytes)
 {
     char image[256];
     int none = 0, both = 0;
+    /* For the simulated driver: the GPU memory of the code, and how many ms its load takes. */
     snprintf(image, sizeof image, ".gpusim bytes %s\n.gpusim load 1\n", bytes);
     for (int round = 0; round < 40; round++) {
         pthread_barrier_t barrier;

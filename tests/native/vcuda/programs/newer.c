@@ -104,6 +104,7 @@ static void launch(CUstream stream)
 {
     CUmodule module;
     CUfunction function;
+    /* For the simulated driver: the kernel `k` takes 20 ms. */
     MUST(cuModuleLoadData(&module, ".gpusim kernel k 20000\n"));
     MUST(cuModuleGetFunction(&function, module, "k"));
     for (int i = 0; i < 200; i++)

@@ -20,6 +20,7 @@ int main(void)
     CUcontext context;
     CUmodule module;
     CUfunction function;
+    /* The text is for the simulated driver: the kernel `k` takes 10 us. */
     if (cuInit(0) || cuCtxCreate_v2(&context, 0, 0) || cuModuleLoadData(&module, "// .gpusim kernel k 10\n") ||
         cuModuleGetFunction(&function, module, "k"))
         return 2;

@@ -40,6 +40,7 @@ int main(int argc, char **argv)
     CUmodule module;
     CUfunction function;
     CUstream stream;
+    /* The text is for the simulated driver: the kernel `work` takes 10 ms. */
     if (cuInit(0) || cuCtxCreate_v2(&context, 0, 0) || cuModuleLoadData(&module, ".gpusim kernel work 10000\n") ||
         cuModuleGetFunction(&function, module, "work") || cuStreamCreate(&stream, 1))
         return 2;

@@ -107,6 +107,7 @@ static int allocate(const char *verb, int to, unsigned long long a, unsigned lon
     CUresult status;
     size_t pitch = 0;
     char image[160];
+    /* The line with .gpusim is for the simulated driver: the GPU memory of the code. */
     snprintf(image, sizeof image, ".version 7.0\n.target sm_50\n.address_size 64\n// .gpusim bytes %llu\n", a);
     CUDA_ARRAY_DESCRIPTOR flat = {a, b, (int)c, 1};
     CUDA_ARRAY3D_DESCRIPTOR deep = {a, b, c, 0x20, 1, 0};

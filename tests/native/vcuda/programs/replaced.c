@@ -105,7 +105,7 @@ static void until_settled(void)
     while (fence_open()) {
         usleep(100);
         if (limiter_now() - from > FORGOTTEN_NS) {
-            fprintf(stderr, "%d fences are forgotten\n", atomic_load(&open_fences));
+            fprintf(stderr, "%d fences were not settled\n", atomic_load(&open_fences));
             exit(1);
         }
     }

@@ -27,6 +27,7 @@ static void called_back(void *data, enum gpusim_moment moment, void *handle)
     if (moment == GPUSIM_CONTEXT_CREATED && push(handle))
         return;
     /* During a stream capture that forbids loads, this load fails. */
+    /* The text is for the simulated driver: the kernel `tool` takes 1 us. */
     if (load(&module, ".gpusim kernel tool 1\n") == 0)
         get_function(&function, module, "tool");
     if (moment == GPUSIM_CONTEXT_CREATED)
@@ -54,7 +55,7 @@ int InitializeInjection(void)
     if (status == NOT_INITIALIZED)
         return 0; /* The program uses a driver with another name, so the tool cannot subscribe to its callbacks. */
     if (status) {
-        fprintf(stderr, "tool: this driver takes no subscriber\n");
+        fprintf(stderr, "tool: this driver accepts no subscriber\n");
         abort();
     }
     return 1;

@@ -131,7 +131,7 @@ static void maybe_slow(const char *call, int device)
     until.tv_sec += 20;
     sem_post(&inside);
     if (sem_timedwait(&released, &until) != 0) {
-        fprintf(stderr, "%s on GPU 0 stood still, and so did GPU 1\n", call);
+        fprintf(stderr, "%s blocked on GPU 0, and GPU 1 could not be used meanwhile\n", call);
         exit(1);
     }
 }

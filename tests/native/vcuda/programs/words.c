@@ -145,8 +145,8 @@ int graph_word(const struct api *cu, unsigned long long *reg, const char *verb, 
     return 1;
 }
 
-/* Returns a code image of `bytes` bytes. The buffer is static, because a loaded library keeps a pointer to its
- * image. */
+/* Returns a code image that takes `bytes` of GPU memory. The lines with .gpusim tell the simulated driver its kernels,
+ * with their times in us, and its variables. The buffer is static, because a loaded library keeps a pointer to it. */
 static const char *image(unsigned long long bytes)
 {
     static char text[352];

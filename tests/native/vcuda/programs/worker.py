@@ -26,6 +26,7 @@ def main() -> None:
     if size:
         call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
     if kernel != "0":
+        # The text is for the simulated driver: how long the kernel takes.
         call("cuModuleLoadData", ctypes.byref(module), f".gpusim kernel spin {kernel}\n".encode())
         call("cuModuleGetFunction", ctypes.byref(function), module, b"spin")
         call("cuLaunchKernel", function, 1, 1, 1, 1, 1, 1, 0, None, None, None)

@@ -551,7 +551,7 @@ def test_second_container_that_does_not_start_is_a_violation(monkeypatch):
     one, runner = by_driver(monkeypatch, [])
 
     def refused(*_words, **_more):
-        raise RunnerError("podman start: vgpu-limit-hook: the driver's memory limit is not in force")
+        raise RunnerError("podman start: vgpu-limit-hook: the driver's memory limit is not active")
 
     monkeypatch.setattr(runner, "run", refused, raising=False)
     (found,) = one._check_driver()
