@@ -20,5 +20,6 @@ echo "apt: installing$missing"
 export DEBIAN_FRONTEND=noninteractive
 # A fresh machine has no package lists, and old lists name files that no longer exist, so the lists are always updated.
 apt-get -qq update
-# shellcheck disable=SC2086 # $missing is a list of words
+# $missing is a list of words, so it has no quotes.
+# shellcheck disable=SC2086
 apt-get -qq install -y --no-install-recommends $missing >/dev/null

@@ -78,8 +78,8 @@ DASHBOARDS = (
                 "Xids and ECC errors in the last hour",
                 "short",
                 (
-                    # The time series of an Xid number begins with the first such Xid, so increase() would miss that
-                    # first Xid.
+                    # An Xid is an error number of NVIDIA's driver. The time series of a number begins with its first
+                    # Xid, so increase() would miss that first Xid.
                     (f"{XIDS} - ({XIDS} offset 1h or 0 * {XIDS}) > 0", f"{CARD} Xid {{{{xid}}}}"),
                     (f"increase(vgpu_gpu_ecc_errors_total{{{NODES}}}[1h]) > 0", f"{CARD} ECC {{{{kind}}}}"),
                 ),

@@ -3,9 +3,10 @@
 
     python tools/mutants.py [--seed 1] [--count 400] [--workers 2] [--only plan/]
 
-tests/mutants/targets.yml names the files and the tests that must fail. cosmic-ray makes each mutant in an export of the
-working tree; the lock file pins its version. --count 0 tests all mutants; otherwise the seed selects them. Results are
-stored in .build/mutants/results.jsonl, so a second run with the same sources continues where the first stopped.
+tests/mutants/targets.yml names the files and the tests that must fail. cosmic-ray makes each mutant (a source with one
+change) in an export of the working tree; the lock file pins the version of cosmic-ray. --count 0 tests all mutants;
+otherwise the seed selects them. Results are stored in .build/mutants/results.jsonl, so a second run with the same
+sources continues where the first stopped.
 tests/mutants/equivalent.yml lists survivors that change no behaviour, with the reason.
 """
 

@@ -165,8 +165,8 @@ def _cards(cluster: Cluster, given: argparse.Namespace) -> str:
 
 
 def _claims(cluster: Cluster, namespace: str = "") -> claims.Claims:
-    """Returns the claims. Most clusters have no ResourceSlices of ours; for them, and for a user who may not read them,
-    it returns no claims.
+    """Returns the ResourceClaims. Most clusters have no ResourceSlices of ours; for them, and for a user who may not
+    read them, it returns no claims.
     """
     try:
         slices = cluster.resource_slices()

@@ -146,7 +146,10 @@ def remove(given: argparse.Namespace) -> list[str]:
     done = store.remove(given.library_root)
     left = versions.folders(Host(), given.library_root)
     if left:
-        raise SetupFault(f"{given.library_root}: {', '.join(left)} came back; does the DaemonSet still run here?")
+        raise SetupFault(
+            f"{given.library_root}: expected no version of the library after its removal, found {', '.join(left)}; "
+            "remove the DaemonSet from this node first"
+        )
     with contextlib.suppress(FileNotFoundError):
         os.unlink(ARBITER_LOCK)
     for folder in FOLDERS:

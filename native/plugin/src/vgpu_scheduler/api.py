@@ -191,7 +191,8 @@ class Api:
             except msgspec.DecodeError as fault:
                 raise ApiError(f"LIST {path}: expected JSON of the API server: {fault}") from None
             yield found
-            more = getattr(found, "metadata").more  # noqa: B009 every list has it, but T does not declare it
+            # Every list has metadata, but the type variable T does not declare it.
+            more = getattr(found, "metadata").more  # noqa: B009
             if not more:
                 return
 
@@ -229,7 +230,7 @@ class Api:
                         if line.strip():
                             yield decode(line)
         except (TimeoutError, aiohttp.ClientError, OSError, msgspec.DecodeError) as fault:
-            raise ApiError(f"WATCH {path}: the stream ended badly ({fault!r})") from None
+            raise ApiError(f"WATCH {path}: the stream ended with an error ({fault!r})") from None
 
 
 def _message(text: bytes) -> str:

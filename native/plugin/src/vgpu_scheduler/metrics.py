@@ -39,7 +39,10 @@ TYPES = {
     "vgpu_scheduler_request_duration_seconds": ("histogram", "Time to respond to a request, by verb."),
     "vgpu_scheduler_resizes_total": ("counter", "Requests to resize a running pod, by outcome."),
     "vgpu_scheduler_resizes_pending": ("gauge", "Pods with a resize request that is not granted yet."),
-    "vgpu_scheduler_claims_total": ("counter", "Claims created for pods of dialects, and failures, by outcome."),
+    "vgpu_scheduler_claims_total": (
+        "counter",
+        "ResourceClaims created for pods that request GPUs by resource names, and failures, by outcome.",
+    ),
 }
 
 

@@ -149,7 +149,7 @@ class Resizing:
         except PlanError as fault:
             return await self._tell(pod, REFUSED, str(fault))
         # From here to the call of ``hold`` there is no ``await``, so no bind can run between the check and the entry in
-        # the ledger.
+        # the ledger (which pod holds how much of which GPU).
         counted = resizes.greater(after, resizes.counted(annotations) or ())
         reason = self._fault(uid, pod, counted)
         if reason:

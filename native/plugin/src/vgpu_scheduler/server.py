@@ -78,7 +78,7 @@ class Service:
         app = web.Application(client_max_size=MAX_BODY, middlewares=[self._guard])
         app.router.add_post("/mutate", self._mutate)
         # The API server calls this path for pods of namespaces whose label vgpu.fleet/allocation is neither empty nor
-        # ``extender``: pods that get claims, or are refused because the label's value is unknown.
+        # ``extender``: pods that get claims (Dynamic Resource Allocation), or are refused because the value is unknown.
         app.router.add_post("/mutate/{allocation}", self._mutate)
         app.router.add_post("/validate", self._validate)
         self._about(app)

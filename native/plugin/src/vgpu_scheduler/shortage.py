@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts a preemption (the end of pods of lower priority) if slots of GPUs are free and only memory or compute is
-short.
+"""Starts a preemption (the end of pods of lower priority) if slots of GPUs (each for one container) are free and only
+memory or compute is short.
 
 The kube-scheduler itself counts only slots, the resource ``nvidia.com/gpu`` of a node. If slots are short, it starts a
 preemption and asks the extender (``preemption``). If enough slots are free, it finds no victims and does not ask. So

@@ -28,7 +28,7 @@ USE = slice(FIELDS.index("memory"), FIELDS.index("shares") + 1)
 
 class View(NamedTuple):
     """Some rows of the table. ``memory``, ``cores`` and ``shares`` are the amounts in use (MiB, percent of compute,
-    slots); ``there`` marks existing GPUs, ``usable`` the healthy ones.
+    slots, which are places for one container each); ``there`` marks existing GPUs, ``usable`` the healthy ones.
     """
 
     card: np.ndarray

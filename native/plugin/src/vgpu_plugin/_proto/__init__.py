@@ -14,6 +14,6 @@ if not (_here / "deviceplugin_pb2.py").exists():
         raise ImportError(f"{_generated} contains no generated gRPC code; run: make -C native/plugin proto")
     __path__.append(str(_generated))
 
-if TYPE_CHECKING:  # these modules are found at run time alone
+if TYPE_CHECKING:  # Only for mypy: at run time Python finds these modules by __path__.
 
     def __getattr__(name: str) -> Any: ...

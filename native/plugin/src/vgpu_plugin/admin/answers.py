@@ -35,7 +35,8 @@ MAY_LACK = ("power_milliwatts", "sm_clock_mhz", "memory_clock_mhz", "ecc_correct
 
 
 class Served(Protocol):
-    """What this program has registered with the kubelet: either its resources, or its driver for claims."""
+    """What this program has registered with the kubelet: either its resources, or its driver for claims
+    (Dynamic Resource Allocation)."""
 
     def state(self) -> tuple[bool, str]:
         """Returns whether the plugin is registered with the kubelet, and the last error if it is not."""

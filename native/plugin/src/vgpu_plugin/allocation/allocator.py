@@ -319,7 +319,7 @@ class Allocator:
         self._make_files(record)
 
     def _rebuild(self, ids: list[str]) -> list[Record]:
-        """Rebuilds lost records from the Allocate responses in the kubelet's checkpoint."""
+        """Rebuilds lost records from the Allocate responses in the kubelet's checkpoint (its file of allocations)."""
         found = checkpoint.read(self._paths.checkpoint)
         rebuilt = []
         for entry in found.entries if found else ():

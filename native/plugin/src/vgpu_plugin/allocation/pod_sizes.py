@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the pod that holds given slices (parts of GPUs), and its plan: the GPUs and sizes that the scheduler chose for
-its containers. The kubelet's PodResources service and checkpoint name the pod. The plan is in the annotations of the
-pod at the API server (``pods/annotations`` of the shared modules).
+its containers. The kubelet's PodResources service and its checkpoint (the file with its allocations) name the pod. The
+plan is in the annotations of the pod at the API server (``pods/annotations`` of the shared modules).
 
 This happens in the call PreStartContainer. It is the only call that comes before the start of a container and after the
 kubelet has assigned the slice ids to a pod.

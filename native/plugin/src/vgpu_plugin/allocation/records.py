@@ -116,7 +116,7 @@ class RecordStore:
             self._records = {one["id"]: Record.of(one) for one in data["allocations"]}
             self._words = {one.id: json.dumps(vars(one)) for one in self._records.values()}
             for one in self._records.values():
-                frozenset(one.kubelet_ids)  # fills the cache of kubelet_ids, which with_ids uses
+                frozenset(one.kubelet_ids)  # This fills the cache of kubelet_ids, which with_ids uses.
                 self._remember(one)
         except FileNotFoundError:
             self.lost = True

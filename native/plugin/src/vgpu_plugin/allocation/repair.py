@@ -32,7 +32,7 @@ def shortage(path: Path) -> str:
     try:
         found = os.statvfs(path)
     except OSError:
-        return ""  # The class Repair reports a missing folder.
+        return ""  # A missing folder is an error that the class Repair reports.
     left = found.f_bavail * found.f_frsize
     if left < LEAST_BYTES:
         return f"{left >> 10} KiB"

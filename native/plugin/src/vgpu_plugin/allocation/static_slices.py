@@ -195,8 +195,8 @@ class StaticSlices:
     def _offered(self) -> list[Piece]:
         pieces = [one for one in self._pool.slices if self._pool.limited(one.id)]
         if self._settings.claims:
-            # On a node with claims, the scheduler allocates whole GPUs to claims. So here only slices that containers
-            # already use are still offered.
+            # On a node with claims (Dynamic Resource Allocation), the scheduler allocates whole GPUs to claims. So here
+            # only slices that containers already use are still offered.
             pieces = [one for one in pieces if self._in_use(self._files.static_name(one.id))]
         if len(pieces) > MOST_SLICES:
             log.debug("%d slices exceed the maximum of %d; none is offered by CDI", len(pieces), MOST_SLICES)

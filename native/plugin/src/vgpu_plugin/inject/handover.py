@@ -102,7 +102,7 @@ def choose(root: Path) -> tuple[str, str]:
         return CDI_CRI, f"kubelet {kubelet[0]}.{kubelet[1]}; {runtime}"
     if accepts_mounts(root):
         return VOLUME_MOUNTS, f"{root / RUNTIME_CONFIG} accepts volume mounts"
-    return ENVVAR, "no CDI declared by kubelet and CRI runtime, and no volume mounts by the NVIDIA runtime"
+    return ENVVAR, "kubelet and CRI runtime declare no CDI, and the NVIDIA runtime accepts no volume mounts"
 
 
 def accepts_mounts(root: Path) -> bool:
@@ -120,7 +120,7 @@ def cri_with_cdi(root: Path) -> str:
     text = _text(path)
     said = re.findall(r"^\s*enable_cdi\s*=\s*(true|false)\b", text, re.MULTILINE)
     if said[-1:] == ["true"] or (not said and re.search(r"^\s*version\s*=\s*3\b", text, re.MULTILINE)):
-        return f"{path} has CDI on"
+        return f"{path} has CDI enabled"
     return "CRI-O is configured" if (root / "etc/crio/crio.conf").exists() else ""
 
 

@@ -19,7 +19,8 @@ def claimed(paths: Paths) -> Iterator[None]:
     """
     make_folders(paths)
     try:
-        lock = open(paths.lock, "a+")  # noqa: SIM115 - closed below, with the lock
+        # The with statement below closes the file.
+        lock = open(paths.lock, "a+")  # noqa: SIM115
     except OSError as fault:
         raise Fatal(f"{paths.lock} cannot be opened: {fault}; is {paths.state_dir} writable?") from None
     with lock:

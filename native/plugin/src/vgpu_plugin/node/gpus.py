@@ -401,14 +401,14 @@ class Nvml:
         try:
             return memory_limits.get_limits(self._nvml.nvmlLib, self._nvml.nvmlDeviceGetHandleByUUID(uuid), group)
         except (self._nvml.NVMLError, NvmlError) as fault:
-            raise GpuError(f"limits of {group}: {fault}") from None
+            raise GpuError(f"memory limits of control group {group}: {fault}") from None
 
     def limit_group(self, uuid: str, group: str, hard: int) -> None:
         try:
             handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
             memory_limits.set_limits(self._nvml.nvmlLib, handle, group, hard)
         except (self._nvml.NVMLError, NvmlError) as fault:
-            raise GpuError(f"limits of {group}: {fault}") from None
+            raise GpuError(f"memory limits of control group {group}: {fault}") from None
 
     def probe_limits(self, cgroup_root: str) -> tuple[str, str]:
         nvml = self._nvml

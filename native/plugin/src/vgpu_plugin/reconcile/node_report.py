@@ -30,8 +30,8 @@ class NodeReport:
         reasons = [(f"GPU {gpu.index} {gpu.uuid}", self._pool.unhealthy_reason(gpu.uuid)) for gpu in self._pool.gpus]
         self._label.tell_health(node_health.health(reasons, self._taint))
         settings = self._changes.settings
-        # If pods get GPUs by claims, the kube-scheduler itself counts what is allocated, so nothing is published for
-        # our scheduler.
+        # If pods get GPUs by claims (Dynamic Resource Allocation), the kube-scheduler itself counts what is allocated.
+        # So nothing is published for our scheduler.
         by_extender = settings.requested and not settings.claims
         gpus: list[pod_annotations.NodeGpu] = []
         if by_extender:

@@ -77,7 +77,7 @@ class ContainerMounts:
     ) -> tuple[list[Suspicion], bool | None]:
         """Returns the foreign mounts of one container's processes, and whether the container has the mounts of an older
         version (None if the ledger is not among the mounts of any process). ``claims``: the records of other claims
-        whose shares the container may have mounted too.
+        (Dynamic Resource Allocation) whose shares the container may have mounted too.
         """
         if not record.library or not self._node.rows:
             return [], None

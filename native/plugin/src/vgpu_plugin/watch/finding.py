@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The results of the watcher, which looks for processes that use a GPU beyond their limits: findings about containers,
-and the watcher's own state.
+and the watcher's own state. Messages name the ledger of an allocation: the file in which our library counts the GPU
+memory of a container, with a slot for each process.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ def _unplaced(uuid: str, count: int, state: State) -> api.WatchUnplaced:
 
 def notes(state: State) -> list[str]:
     """Returns messages for the administrator that are not single findings."""
-    out = [f"the watcher does not see all: {state.fault}"] if state.fault else []
+    out = [f"the watcher cannot check all processes: {state.fault}"] if state.fault else []
     named = {one.allocation for one in state.findings if one.allocation and one.kind not in (LEASE, UNKNOWN)}
     if named:
         out.append(f"the watcher reports {len(named)} container{'s' * (len(named) > 1)}; see: vgpuctl watch")

@@ -452,7 +452,7 @@ def test_usage_lists_every_holder_of_a_slice():
 
 
 FULL = "what is missing in /run/vgpu cannot be made again: No space left on device"
-BLIND = "the watcher does not see all: allocation aa has files that were removed; start it again"
+BLIND = "the watcher cannot check all processes: allocation aa has files that were removed; start it again"
 NAMES = "the watcher names 1 container; see: vgpuctl watch"
 LOST_B = "GPU 1 (Tesla T4, GPU-b) is lost: NVML: GPU is lost; reset or replace it"
 LACKS_B = {"ok": True, "error": "", "gpus": GPUS[:1], "lost": [{"index": 1, "error": "bus"}]}
