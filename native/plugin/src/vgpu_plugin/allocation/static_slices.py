@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slices (parts of GPUs) for containers outside Kubernetes. Each slice has one folder of files. The CDI files name the
-slices, so that ``podman run --device vgpu.fleet/slice=<uuid>::<n>`` gives a container a limited GPU.
+"""Slices (parts of GPUs) for containers outside Kubernetes. Each slice has one folder of files. The CDI
+(Container Device Interface) files name the slices, so that ``podman run --device vgpu.fleet/slice=<uuid>::<n>`` gives a
+container a limited GPU.
 
 All containers with the same slice share its ledger (the account of used memory), so together they never hold more than
 the slice.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CDI file of a claim (a ResourceClaim of Kubernetes, which requests devices). The file has one CDI device for each
-request of the claim. The device's name consists only of the claim's uid and the request's name.
+"""The CDI (Container Device Interface) file of a claim (a ResourceClaim of Kubernetes, which requests devices). The
+file has one CDI device for each request of the claim. The device's name consists only of the claim's uid and the
+request's name.
 
 A name must never get another meaning, and must be defined as long as a container uses it, for three reasons. The
 kubelet saves the CDI names of a claim and, up to 1.36, adds the names of a later response. A container that uses a name

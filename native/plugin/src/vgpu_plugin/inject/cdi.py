@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes CDI specifications for whole GPUs and for slices (parts of GPUs), so that a container gets its GPU without
-NVIDIA's runtime hook.
+"""Writes CDI (Container Device Interface) specifications for whole GPUs and for slices (parts of GPUs), so that a
+container gets its GPU without NVIDIA's runtime hook.
 
 The kubelet uses the devices ``vgpu.fleet/gpu=<uuid>``, with the UUID of a GPU or MIG device. Users of podman or docker
 name ``vgpu.fleet/slice=<uuid>::<n>``: ``podman run --device vgpu.fleet/slice=GPU-…::0 …``.

@@ -48,7 +48,7 @@ OPTIONS = (
         "device-cores-scaling",
         "DEVICE_CORES_SCALING",
         (*VCUDA, "coresScaling"),
-        "factor C: each slice gets 100*C/K %% of the SMs",
+        "factor C: each slice gets 100*C/K %% of the SMs (multiprocessors)",
     ),
     Option(
         "enable-legacy-preferred",
@@ -96,7 +96,7 @@ OPTIONS = (
         "device-discovery-strategy",
         "DEVICE_DISCOVERY_STRATEGY",
         ("flags", "deviceDiscoveryStrategy"),
-        "auto, nvml or tegra; accepted, without effect",
+        "auto, nvml or tegra; accepted for compatibility, has no effect",
     ),
     Option(
         "pass-device-specs",
@@ -116,17 +116,22 @@ OPTIONS = (
         "device-id-strategy",
         "DEVICE_ID_STRATEGY",
         (*PLUGIN, "deviceIDStrategy"),
-        "how the runtime gets GPUs named: uuid or index",
+        "how GPUs are named for the container runtime: uuid or index",
     ),
     Option(
         "cdi-annotation-prefix",
         "CDI_ANNOTATION_PREFIX",
         (*PLUGIN, "cdiAnnotationPrefix"),
-        "prefix of the annotation of cdi-annotations",
+        "prefix of the annotation that cdi-annotations uses",
     ),
-    Option("nvidia-ctk-path", "NVIDIA_CTK_PATH", (*PLUGIN, "nvidiaCTKPath"), "accepted, without effect"),
     Option(
-        "container-driver-root", "CONTAINER_DRIVER_ROOT", (*PLUGIN, "containerDriverRoot"), "accepted, without effect"
+        "nvidia-ctk-path", "NVIDIA_CTK_PATH", (*PLUGIN, "nvidiaCTKPath"), "accepted for compatibility, has no effect"
+    ),
+    Option(
+        "container-driver-root",
+        "CONTAINER_DRIVER_ROOT",
+        (*PLUGIN, "containerDriverRoot"),
+        "accepted for compatibility, has no effect",
     ),
     Option(
         "shared-devices-allocation-policy",
@@ -134,26 +139,37 @@ OPTIONS = (
         (*PLUGIN, "sharedDevicesAllocationPolicy"),
         "order of GPUs for new slices: distributed or packed",
     ),
-    Option("oneshot", "GFD_ONESHOT", (*GFD, "oneshot"), "labels: write them only at the start", true=True),
-    Option("no-timestamp", "GFD_NO_TIMESTAMP", (*GFD, "noTimestamp"), "labels: write no timestamp", true=True),
+    Option("oneshot", "GFD_ONESHOT", (*GFD, "oneshot"), "write the node's labels only at the start", true=True),
     Option(
-        "sleep-interval", "GFD_SLEEP_INTERVAL", (*GFD, "sleepInterval"), "labels: time between updates, such as 60s"
+        "no-timestamp",
+        "GFD_NO_TIMESTAMP",
+        (*GFD, "noTimestamp"),
+        "write no timestamp into the node's labels",
+        true=True,
     ),
-    Option("output-file", "GFD_OUTPUT_FILE", (*GFD, "outputFile"), "labels: path of the feature file"),
+    Option(
+        "sleep-interval",
+        "GFD_SLEEP_INTERVAL",
+        (*GFD, "sleepInterval"),
+        "time between two updates of the node's labels, such as 60s",
+    ),
+    Option(
+        "output-file", "GFD_OUTPUT_FILE", (*GFD, "outputFile"), "path of the feature file, which has the node's labels"
+    ),
     Option(
         "machine-type-file",
         "GFD_MACHINE_TYPE_FILE",
         (*GFD, "machineTypeFile"),
-        "labels: file with the machine's product name",
+        "file with the machine's product name, for a label of the node",
     ),
     Option(
         "imex-channel-ids",
         "IMEX_CHANNEL_IDS",
         ("imex", "channelIDs"),
-        "IMEX channels of containers: 0, or empty",
+        "IMEX channels (of NVIDIA's memory exchange) for containers: 0, or empty for none",
         many=True,
     ),
-    Option("imex-required", "IMEX_REQUIRED", ("imex", "required"), "refuse without the IMEX channels", true=True),
+    Option("imex-required", "IMEX_REQUIRED", ("imex", "required"), "whether the IMEX channels are required", true=True),
 )
 
 
