@@ -219,6 +219,8 @@ def test_plugin_tells_a_missing_kubelet_from_a_stopped_one(node, running, capsys
     node.configure(splitCount=2)
     running(Daemon(node.setup(), lambda: FakeGpus(node.gpus)))
     until(node.paths.admin_socket.exists, "the socket")
+    # The socket answers a moment before the first registration exists, and then without an error.
+    until(lambda: asked(node, capsys, "status")[1]["kubelet_error"], "the first registration")
     answer = asked(node, capsys, "status")[1]
     assert not answer["registered"] and words in answer["kubelet_error"]
     assert answer["no_kubelet"] != ran and ctl_text.has_kubelet(answer) == ran
