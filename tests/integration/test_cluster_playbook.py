@@ -186,7 +186,7 @@ def test_hosts_of_two_clusters_are_refused(person, tmp_path):
     assert "-e site_hosts=GROUP" in run.output
 
 
-def test_check_apply_repeat_undo(person, cluster):
+def test_check_mode_installation_repetition_and_removal(person, cluster):
     assert person("--check", "--diff").code == 0
     assert cluster.writes == [] and person.images() == []
     run = person()

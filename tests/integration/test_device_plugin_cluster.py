@@ -71,7 +71,7 @@ def test_request_names_exactly_the_reached_hosts(place, api, came):
     role = {"name": "vgpu.fleet.device_plugin"}
     steps = [DESIRED] + [
         {
-            "name": f"Come to {tasks}",
+            "name": f"Run the tasks {tasks}",
             "ansible.builtin.import_role": {**role, "tasks_from": tasks},
             "when": f"inventory_hostname in {came}",
         }

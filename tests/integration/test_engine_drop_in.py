@@ -13,7 +13,7 @@ from conftest import Run, Workplace
 
 SYSTEMCTL = """\
 #!/bin/sh
-# One unit, crio.service, that does not start while its file holds the words of {folder}/hates.
+# It has one unit, crio.service, which does not start while its file contains the text in {folder}/hates.
 cd {folder}
 verb=$1
 [ "$verb" = show ] || echo "$@" >> calls

@@ -144,7 +144,7 @@ def test_check_mode_verifies_only_hosts_without_changes(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("playbook", ["site.yml", "upgrade.yml"])
-def test_limit(fleet: Fleet, playbook: str) -> None:
+def test_limit_option_selects_the_hosts(fleet: Fleet, playbook: str) -> None:
     run = fleet.run(playbook, "behind", "--limit", "gpu-0003,gpu-0004")
     assert run.code == 0, run.output
     assert set(run.counts) - {"localhost"} == {"gpu-0003", "gpu-0004"}

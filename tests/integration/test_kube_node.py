@@ -64,7 +64,7 @@ def evictions(cluster: Cluster) -> list[str]:
     return [path.split("/")[-2] for _method, path in cluster.calls if path.endswith("/eviction")]
 
 
-def test_check_drain_repeat_undo(place: Workplace, cluster: Cluster) -> None:
+def test_check_mode_drain_repetition_and_uncordon(place: Workplace, cluster: Cluster) -> None:
     cluster.pod("train", REPLICA_SET, gpu=True)
     cluster.pod("web", REPLICA_SET)
     cluster.pod("agent", DAEMON_SET)
@@ -147,7 +147,9 @@ def test_drain_stops_at_its_time_limit(place: Workplace, cluster: Cluster) -> No
         ({"context": "y"}, "give a kubeconfig that kubectl can use"),
     ],
 )
-def test_bad_input(place: Workplace, cluster: Cluster, arguments: dict[str, Any], words: str) -> None:
+def test_invalid_arguments_are_refused(
+    place: Workplace, cluster: Cluster, arguments: dict[str, Any], words: str
+) -> None:
     failed = call(place, state="schedulable", **arguments)
     assert failed.code != 0
     assert words in " ".join(failed.output.split())

@@ -44,7 +44,7 @@ def installed(archive, tmp_path_factory) -> Path:
     return root
 
 
-def test_wheels_are_those_of_the_lock(archive):
+def test_wheels_are_those_of_the_lock_file(archive):
     locked = (ROOT / "requirements" / "plugin.txt").read_text()
     with zipfile.ZipFile(archive) as content:
         foreign = [one for one in content.namelist() if one.endswith(".whl") and "vgpu_fleet" not in one]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests a slice (a part of a GPU) without Kubernetes. Real podman uses the CDI files that the device plugin wrote. The
-library libvgpu.so and the program vgpu-probe run in the container.
+"""Tests a slice (a part of a GPU) without Kubernetes. Real podman uses the device plugin's CDI files, which tell a
+container engine what to add to a container for a device (Container Device Interface). The library libvgpu.so and the
+program vgpu-probe run in the container.
 """
 
 from __future__ import annotations

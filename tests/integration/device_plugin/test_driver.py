@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the device plugin as a process on the simulated driver's NVML: GPU faults, lost GPUs,
-recovery and MIG devices.
+"""Tests the device plugin as a process on the simulated driver's NVML: GPU faults, lost GPUs, recovery and MIG devices
+(hardware partitions of a GPU). An Xid is an error number that the driver reports for a GPU or for a program on it.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def test_xid_of_an_application_changes_nothing(again):
     assert sorted(healthy(node).values()) == [0, SPLIT]
 
 
-def test_ecc_error(again):
+def test_gpu_with_an_ecc_error_is_unhealthy(again):
     node = again(TWO_GPUS)
     second = node.vgpuctl("status")["gpus"][1]["uuid"]
     gpusimctl(node, "ecc", "1", "1")
@@ -148,7 +148,7 @@ def test_node_with_all_gpus_lost_reports_this_after_a_restart(again):
     until(lambda: healthy(node) == dict.fromkeys(uuids, SPLIT), "healthy slices after the recovery")
 
 
-def test_mig_devices(again):
+def test_mig_devices_are_advertised_and_assigned(again):
     profile = TWO_GPUS.replace("V100-16GB\ncount = 2", "A100-40GB")
     node = again(profile, MAKE_MIG.format(slices=1, count=3), flags={"migStrategy": "single"})
     status = node.vgpuctl("status")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the isolation check, which tries to exceed the limits of a slice, in real containers of podman and containerd.
-No image is prepared: the root folder is made of this machine's files, and the device plugin's CDI files inject the
-driver. The tests also check that no container, image or file remains.
+No image is prepared: the root folder is made of this machine's files. The device plugin's CDI files, which tell an
+engine what to add for a device, inject the driver. The tests also check that no container, image or file remains.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def verdicts(result: dict) -> dict[str, str]:
     return {check["name"]: check["verdict"] for check in one["checks"]}
 
 
-def test_podman_without_an_image(node: RealNode, with_podman: dict) -> None:
+def test_podman_without_an_image_passes_the_checks(node: RealNode, with_podman: dict) -> None:
     rc, result = node.isolation(runtime="auto", checks=CHECKS, **with_podman)
     assert rc == 0, result
     (one,) = result["results"]
@@ -230,7 +230,7 @@ def with_containerd(node: RealNode, tmp_path_factory: pytest.TempPathFactory) ->
             Path(path).unlink(missing_ok=True)
 
 
-def test_containerd(node: RealNode, with_containerd: dict) -> None:
+def test_containerd_without_an_image_passes_the_checks(node: RealNode, with_containerd: dict) -> None:
     rc, result = node.isolation(runtime="auto", checks=CHECKS, **with_containerd)
     assert rc == 0, result
     (one,) = result["results"]

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the isolation check, which tries to exceed limits on purpose, on a host whose driver enforces memory limits. The
-podman containers and control groups are real, and the hook of the plugin's CDI file sets the limit. The simulated
-driver keeps its limits in some tests and loses them in others. test_driver_checks.py tests the driver's other faults.
+podman containers and control groups are real. The plugin's CDI file, which tells podman what to add for a device, has
+the hook that sets the limit. The simulated driver keeps its limits in some tests and loses them in others.
+test_driver_checks.py tests the driver's other faults.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests that a running container survives ``rm -rf /run/vgpu`` and damaged records of the device plugin, with real
-mounts and a real engine.
+mounts and a real engine. A lease is a slice (a part of a GPU) for a container outside Kubernetes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Simulates a reboot with the real device plugin: /run and every mount are gone, the driver starts again, and the boot
-id is new. The kubelet starts with its checkpoint and its folder on disk, in which sockets of dead programs remain.
+id is new. The kubelet starts with its checkpoint (its file of allocated devices) and its folder on disk, in which
+sockets of dead programs remain.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Upgrades a node from the release that mounted single files into containers to this release, which mounts folders,
 while a real container runs. Before the upgrade, that release's own device plugin and library run. Usually the
-container's old mounts stay in use: the kubelet keeps an Allocate response for all restarts of a container, and podman
-and docker keep a container's volumes. Only a container with a CDI device gets the new mounts at its next start, because
-engines resolve a CDI device at each start.
+container's old mounts stay in use. The kubelet keeps an Allocate response, the plugin's list of mounts for a
+container, for all restarts of this container; podman and docker keep a container's volumes. Only a container with a CDI
+device gets the new mounts at its next start, because engines resolve a CDI device at each start.
 """
 
 from __future__ import annotations

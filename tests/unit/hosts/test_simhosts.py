@@ -28,7 +28,7 @@ BOOKWORM = 'ID=debian\nVERSION_ID="12"\nVERSION_CODENAME=bookworm\n'
         ('ID=ubuntu\nVERSION_ID="24.04"\nVERSION_CODENAME=noble\n', ["main", "restricted", "universe", "multiverse"]),
     ],
 )
-def test_components_by_distribution(os_release: str, components: list[str]) -> None:
+def test_apt_components_by_distribution(os_release: str, components: list[str]) -> None:
     assert sources.distribution(os_release).components == components
 
 
@@ -213,7 +213,7 @@ Dir::Cache "var/cache/apt";"""
         ("# [gpu]\n[gpu]\nminor = 5\n[gpu]\nminor = 7\n", [5, 7]),
     ],
 )
-def test_minor_numbers(profile: str, minors: list[int]) -> None:
+def test_minor_numbers_of_the_gpus_of_a_profile(profile: str, minors: list[int]) -> None:
     assert hardware.minors(profile) == minors
 
 

@@ -178,7 +178,7 @@ def said(capsys, *words: str) -> tuple[int, str]:
 # ---- slices
 
 
-def test_slices_and_their_pods(kubectl, capsys):
+def test_slices_are_listed_with_their_pods(kubectl, capsys):
     status, text = said(capsys, "slices", "-o", "json")
     found = json.loads(text)
     rows = [(one["node"], one["gpu"], one["slice"], one["state"], one["memory_mib"]) for one in found["slices"]]

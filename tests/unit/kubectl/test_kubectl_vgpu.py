@@ -142,7 +142,7 @@ def kubectl(tmp_path, monkeypatch):
     return answers
 
 
-def test_nodes_with_their_gpu_resources(kubectl, capsys):
+def test_nodes_are_listed_with_their_gpu_resources(kubectl, capsys):
     assert main.main(["nodes", "-o", "json"]) == 0
     found = {one["node"]: one for one in json.loads(capsys.readouterr().out)["nodes"]}
     assert list(found) == ["equal", "odd", "parts"]
@@ -168,7 +168,7 @@ CARDS = {
 }
 
 
-def test_gpus_with_their_planned_pods(kubectl, capsys):
+def test_gpus_are_listed_with_their_planned_pods(kubectl, capsys):
     assert main.main(["cards", "-o", "yaml"]) == 0
     found = yaml.safe_load(capsys.readouterr().out)["cards"]
     assert [(one["node"], one["gpu"], one["uuid"]) for one in found] == [("parts", 0, A), ("parts", 1, B)]
@@ -192,7 +192,7 @@ HAS = {
 
 
 @pytest.mark.parametrize("words", [[], ["-n", "ml"]], ids=["all namespaces", "one namespace"])
-def test_pods_with_their_gpus(kubectl, capsys, words):
+def test_pods_are_listed_with_their_gpus(kubectl, capsys, words):
     assert main.main(["pods", "-o", "json", *words]) == 0
     found = {one["pod"]: one for one in json.loads(capsys.readouterr().out)["pods"]}
     assert set(found) == set(HAS)
@@ -270,7 +270,7 @@ EMPTY["slices"] = "no exporter reports a slice"
 
 
 @pytest.mark.parametrize(("command", "said"), EMPTY.items())
-def test_cluster_without_gpus(kubectl, capsys, command, said):
+def test_each_command_reports_a_cluster_without_gpus(kubectl, capsys, command, said):
     kubectl(**{"get nodes": {"items": []}, "get pods --all-namespaces": {"items": None}})
     assert main.main([command]) == 0
     assert said in capsys.readouterr().out

@@ -68,7 +68,7 @@ class FakeMounter:
 
 
 class FakeGpus:
-    """A double of the NVIDIA driver. It reports the Xid events that a test puts into ``xids``."""
+    """A double of the NVIDIA driver. It reports the Xids (its error numbers) that a test puts into ``xids``."""
 
     def __init__(self, gpus: list[Gpu]) -> None:
         self.listed = gpus

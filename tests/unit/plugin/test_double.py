@@ -178,7 +178,7 @@ def test_checkpoint_and_pods_survive_a_restart(kubelet, plugin):
     assert (state["resources"], state["pods"][0]["pod"], state["pods"][0]["answer"]["envs"]) == ({}, "p", {"IDS": "c"})
 
 
-def test_pod_resources(kubelet, plugin, tmp_path):
+def test_podresources_service_lists_the_devices_of_pods(kubelet, plugin, tmp_path):
     registered(kubelet, plugin)
     kubelet.run_pod("p", namespace="n", resource=RESOURCE)
     server = podresources.serve(kubelet, tmp_path / "pods" / "kubelet.sock")
@@ -205,7 +205,7 @@ def test_pod_resources(kubelet, plugin, tmp_path):
         (["state"], 0, '"capacity": 3', ""),
     ],
 )
-def test_command_line(kubelet, plugin, tmp_path, capsys, running, arguments, rc, out, err):
+def test_commands_that_control_the_double(kubelet, plugin, tmp_path, capsys, running, arguments, rc, out, err):
     registered(kubelet, plugin)
     server = control.Server(tmp_path / "control.sock", kubelet)
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the option legacyPreferred for a kubelet before 1.19, which has no GetPreferredAllocation and no PodResources.
 Such a kubelet allocates the first free ids, so without the option all pods get slices of one GPU. With the option, the
-plugin allocates other slices than the kubelet requested.
+plugin allocates other slices than the kubelet requested. A lease is a slice (a part of a GPU) for a program outside
+Kubernetes.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def record(message, arguments=(), level=logging.INFO, fault=None):
 
 
 @pytest.mark.parametrize(("message", "arguments", "level", "text"), MESSAGES)
-def test_json_lines(message, arguments, level, text):
+def test_log_record_becomes_one_json_line(message, arguments, level, text):
     line = logs.JsonFormatter().format(record(message, arguments, level))
     assert "\n" not in line and line.isascii()
     found = json.loads(line)
@@ -72,6 +72,6 @@ def test_text_format_is_unchanged(options):
     assert done.stderr.startswith("vgpu-device-plugin: ") and "/no/such/node.yaml" in done.stderr
 
 
-def test_other_format_is_refused():
+def test_unknown_log_format_is_refused():
     done = run("--log-format=xml")
     assert (done.returncode, "invalid choice: 'xml'" in done.stderr) == (2, True)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests Allocate in every sharing mode (whole GPUs, time slicing, MIG, MPS and limited slices), and several resources
-at one kubelet double.
+"""Tests Allocate, the kubelet's call for a container's GPUs, in every sharing mode (whole GPUs, time slicing, MIG, MPS
+and limited slices), and several resources at one kubelet double.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def with_mig(gpu):
 @pytest.mark.parametrize(
     ("strategy", "visible"), [("uuid", "MIG-00000001-1111-2222-3333-444444444444"), ("index", "0:1")]
 )
-def test_mig_device(node, strategy, visible):
+def test_mig_device_is_named_by_uuid_or_index(node, strategy, visible):
     node.gpus[0] = with_mig(node.gpus[0])
     write(node, {}, flags={"migStrategy": "mixed", "plugin": {"deviceIDStrategy": strategy}})
     pool, allocator, _files = node.parts()
@@ -152,7 +152,7 @@ def mig_host(node, monkeypatch, nodes=("nvidia0", "nvidia-caps/nvidia-cap21", "n
     write(node, {}, flags=flags)
 
 
-def test_mig_device_by_cdi(node, monkeypatch):
+def test_cdi_file_has_the_device_nodes_of_a_mig_device(node, monkeypatch):
     mig_host(node, monkeypatch)
     _pool, allocator, _files = node.parts()
     (answer,) = allocator.allocate([[MIG]])
@@ -197,7 +197,7 @@ def test_vcuda_and_time_sliced_gpu_in_one_container(node):
         ({"mofedEnabled": True}, "NVIDIA_MOFED"),
     ],
 )
-def test_features_of_the_runtime(node, flags, name):
+def test_flags_enable_features_of_the_nvidia_runtime(node, flags, name):
     write(node, TIME_SLICED, flags=flags)
     _pool, allocator, _files = node.parts()
     (answer,) = allocator.allocate([[f"{node.gpus[0].uuid}::0"]])

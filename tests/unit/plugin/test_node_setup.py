@@ -52,7 +52,7 @@ def place(tmp_path):
     return call
 
 
-def test_library_and_configuration(place, tmp_path):
+def test_library_and_configuration_are_installed(place, tmp_path):
     assert place({"vgpu_split_count": 7, "vgpu_configs": {"big": {"split_count": 2}}}) == 0
     assert os.readlink(tmp_path / "lib" / "current") == VERSION
     assert {one.name for one in (tmp_path / "lib" / VERSION).iterdir()} == {*build.FILES, "manifest.json"}

@@ -80,7 +80,7 @@ def test_services_and_methods():
     assert found == METHODS
 
 
-def test_known_bytes():
+def test_messages_encode_to_the_known_bytes():
     # Encoded by hand from the protobuf wire format: field 3 of RegisterRequest, length-delimited.
     request = deviceplugin_pb2.RegisterRequest(resource_name="a/b")
     assert request.SerializeToString() == b"\x1a\x03a/b"

@@ -179,8 +179,8 @@ def test_library_follows_the_link_current(node):
 
 
 def test_limits_file_is_written_last_and_complete(node, monkeypatch):
-    """The arbiter and the watcher, programs of the node, look for the limits file to find an allocation. So it must
-    appear last and complete.
+    """The arbiter (which balances compute time) and the watcher (which looks for bypasses) find an allocation by its
+    limits file. So this file must appear last and complete.
     """
     pool, allocator, files = node.parts()
     order = []

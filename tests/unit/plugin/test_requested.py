@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests GPU sizes that pods request. The whole program runs with doubles of the API server and of the kubelet. The pods
-in the API server have plans (the scheduler's choice of GPUs and sizes).
+in the API server have plans (the scheduler's choice of GPUs and sizes). A lease is a slice of a GPU for a program
+outside Kubernetes.
 """
 
 from __future__ import annotations

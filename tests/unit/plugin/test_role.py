@@ -94,7 +94,7 @@ def task() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("about", "where", "there", "restarted"), ROWS, ids=[one[0] for one in ROWS])
-def test_cases_of_a_restart(task, about, where, there, restarted):
+def test_program_restarts_only_in_these_cases(task, about, where, there, restarted):
     host = copy.deepcopy(AT_REST)
     if where:
         parent = host

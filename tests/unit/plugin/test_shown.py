@@ -225,7 +225,7 @@ def test_labels_end_with_their_allocation(node, kubelet, daemon, capsys, monkeyp
     until(lambda: "vgpu_container_processes" not in samples(vgpuctl(node, capsys, "metrics")), "the end of the labels")
 
 
-def test_metrics_by_http(node, kubelet, running):
+def test_metrics_are_served_by_http(node, kubelet, running):
     from vgpu_plugin.admin.metrics_server import Server
 
     server = Server("127.0.0.1:0", lambda: 'a{b="c"} 1\n')
@@ -270,13 +270,13 @@ def test_label_values_are_escaped(name):
     assert one.labels["model"] == name
 
 
-def test_pod_resources(node, kubelet, daemon):
+def test_podresources_service_names_the_pod_of_a_slice(node, kubelet, daemon):
     pod = kubelet.run_pod("train", namespace="ml")
     assert podresources.holders(node.paths.pod_resources) == {pod["ids"][0]: ("ml", "train", "main")}
     assert podresources.holders(node.paths.pod_resources.with_name("nobody")) is None
 
 
-def test_top_slices_and_explain(node, kubelet, daemon, capsys):
+def test_vgpuctl_shows_usage_slices_and_explanations(node, kubelet, daemon, capsys):
     pod = kubelet.run_pod("train", namespace="ml", ids=[f"{node.gpus[0].uuid}::1"])
     descriptor = tenant(pod, 1920 * MIB, 0, 0)
     row = vgpuctl(node, capsys, "top", "--once", "--interval", "0.1").splitlines()[1].split()

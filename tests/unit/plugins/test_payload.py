@@ -26,9 +26,9 @@ MOST = {
     "engine_choice": 10,  # The engine "auto" needs files for the kubelet, CRI-O, k3s and RKE2.
     "gpu_info": 3,
     "host_state": 22,
-    "kube_capacity_info": 6,  # Three files are for claims.
-    "kube_claims": 6,  # Two files define admission policies.
-    "kube_cluster_info": 5,  # One file checks whether the nodes have the images.
+    "kube_capacity_info": 6,  # In kube_capacity_info three files are for claims.
+    "kube_claims": 6,  # In kube_claims two files define admission policies.
+    "kube_cluster_info": 5,  # In kube_cluster_info one file checks whether the nodes have the images.
     "kube_device_plugin": 4,
     "kube_mount_policy": 4,
     "kube_node": 2,
@@ -46,7 +46,7 @@ MOST = {
     "vcuda_archive": 1,
     "vcuda_library": 4,
     "vgpu_capacity_info": 15,  # Some files are for lost GPUs and for devices of claims.
-    "vgpu_isolation": 20,  # Five files are for limits that the driver enforces.
+    "vgpu_isolation": 20,  # In vgpu_isolation five files are for limits that the driver enforces.
     "desired_state": 0,
 }
 

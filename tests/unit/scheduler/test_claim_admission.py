@@ -121,7 +121,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("limits", "labels", "of_namespace", "spec", "claims", "words"), REFUSALS)
-def test_refused_pods(limits, labels, of_namespace, spec, claims, words):
+def test_pod_that_no_claim_can_serve_is_refused(limits, labels, of_namespace, spec, claims, words):
     response = review(pod(limits, labels, **spec), of_namespace, Settings(claims=claims))
     assert not response["allowed"] and words in response["status"]["message"]
 

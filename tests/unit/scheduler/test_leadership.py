@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the election of the replica that binds pods. Some tests use HTTP and an in-memory API server, others run step
-by step with a fake clock.
+"""Tests the election of the replica that binds pods. The elected replica, the holder, has a Lease: an object in
+the API server that it renews. Some tests use HTTP and an in-memory API server, others run step by step with a fake
+clock.
 """
 
 from __future__ import annotations

@@ -247,7 +247,7 @@ def test_oversold_gpu_takes_no_more_pods():
     assert ledger.filter(pod_ask(ask(1)), ["a"]).fits == []
 
 
-def test_drift_is_found():
+def test_difference_of_ledger_and_cluster_is_found():
     ledger = ledger_of({"a": node("a", 2)})
     plan = bind(ledger, "x", pod_ask(), "a")
     bind(ledger, "y", pod_ask(), "a")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the ledger's cache of results for nodes: the results are the same as without the cache, and few nodes are
-evaluated.
+"""Tests the cache in the scheduler's ledger (which pod holds how much of which GPU). The cache keeps the results for
+nodes: they are the same as without the cache, and few nodes are evaluated.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests nodes whose kubelet admits a pod only if its devices are on one NUMA node. Filter and plan must respect that,
-on these nodes only.
+on these nodes only. The ledger is the scheduler's record of which pod holds how much of which GPU.
 """
 
 from __future__ import annotations

@@ -24,7 +24,9 @@ WHOLE, PART = ask(0, 100, kind=CARD), ask(3000, kind=MIB)
 
 
 def ledger_of(*used, numas=(0, 0, 1, 1), labels=None, **policies):
-    """Returns the ledger of a node with four GPUs. ``used``: MiB that another pod uses on each GPU."""
+    """Returns the ledger (the scheduler's record of used GPUs) of a node with four GPUs. ``used``: MiB that another pod
+    uses on each GPU.
+    """
     ledger = Ledger(**policies)
     gpus = [gpu(f"g{n}", MEMORY, numa=numa) for n, numa in enumerate(numas)]
     ledger.set_node("a", gpus, labels=labels or NodeLabels())

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the choice of victims (pods that must end so that a pod of higher priority fits), and the reservation of their
-memory for this pod.
+memory for this pod. The ledger is the scheduler's record of which pod holds how much of which GPU.
 """
 
 from __future__ import annotations

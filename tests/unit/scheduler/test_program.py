@@ -135,7 +135,7 @@ FILES = [
 
 
 @pytest.mark.parametrize(("document", "config", "fault"), FILES)
-def test_configuration_files(tmp_path, document, config, fault):
+def test_configuration_file_is_read_or_refused(tmp_path, document, config, fault):
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(document))
     if fault:

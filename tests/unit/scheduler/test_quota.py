@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests quotas of namespaces: the amounts with which pods count, and how admission and bind enforce the quota, over
-HTTP with an in-memory API server.
+HTTP with an in-memory API server. The ledger is the scheduler's record of which pod holds how much of which GPU.
 """
 
 from __future__ import annotations

@@ -178,6 +178,7 @@ FITS = [
 
 @pytest.mark.parametrize(("others", "has", "asks", "words"), FITS)
 def test_room_of_the_gpu(others, has, asks, words):
+    """A resize is granted only if the GPU has enough free memory and compute."""
     here = World()
     for n, size in enumerate(others):
         here.add(f"other-{n}", (A, *size))
@@ -242,6 +243,7 @@ QUOTAS = [
 
 @pytest.mark.parametrize(("hard", "other", "has", "asks", "words"), QUOTAS)
 def test_quota_of_the_namespace(hard, other, has, asks, words):
+    """A resize is granted only if the quota of the pod's namespace allows it."""
     here = World()
     quota = {"metadata": {"name": "own", "namespace": "default"}, "spec": {"hard": {"limits.nvidia.com/gpumem": hard}}}
     here.extender.quotas.enter(False, wire.msgspec.json.decode(json.dumps(quota), type=wire.Quota))

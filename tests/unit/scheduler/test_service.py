@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the scheduler's extender over HTTP with an in-memory API server: binds, restarts, lost events, several
-replicas, and invalid bodies.
+"""Tests the scheduler's extender (the HTTP service that a kube-scheduler calls) with an in-memory API server: binds,
+restarts, lost events, several replicas, and invalid bodies. Its ledger records which pod holds how much of which GPU.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ BINDS = [
 
 
 @pytest.mark.parametrize(("fault", "bound", "holds", "finally_holds"), BINDS)
-def test_failing_binds(fault, bound, holds, finally_holds, monkeypatch):
+def test_failed_bind_keeps_or_releases_its_reservation(fault, bound, holds, finally_holds, monkeypatch):
     monkeypatch.setattr(cluster_module, "GIVE_UP", 1.5)
 
     async def go():
@@ -391,7 +391,7 @@ def test_ledger_follows_the_kubelets_choice():
     asyncio.run(go())
 
 
-def test_removed_and_returning_nodes():
+def test_ledger_follows_removed_and_returning_nodes():
     async def go():
         async with world() as (double, one, names):
             pod = double.put(pod_path("a"), pod_object("a"))

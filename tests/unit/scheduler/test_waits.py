@@ -50,7 +50,7 @@ def hold(ledger, name, node_name, memory, space="default"):
     )
 
 
-def test_text_of_the_event():
+def test_event_counts_nodes_by_reason():
     async def go(_clock, told, ledger, waiting):
         hold(ledger, "big", "n0", 12000)
         hold(ledger, "other", "n1", 10000, space="secret")
@@ -126,7 +126,7 @@ def test_frequency_of_events():
     story(go)
 
 
-def test_event_errors_and_limits(monkeypatch):
+def test_failed_and_too_many_events_are_dropped(monkeypatch):
     monkeypatch.setattr(waits_module, "MAX_DUE", 3)
     monkeypatch.setattr(waits_module, "MAX_REPORTED", 2)
 

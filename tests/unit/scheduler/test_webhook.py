@@ -72,7 +72,7 @@ GIVEN = [
 
 
 @pytest.mark.parametrize(("limits", "labels", "after"), GIVEN)
-def test_changes_to_a_pod(limits, labels, after):
+def test_pod_gets_default_limits_and_our_scheduler(limits, labels, after):
     made = pod(limits, labels)
     response = review(made)
     assert response["allowed"] and response["uid"] == "7"
@@ -134,7 +134,7 @@ def test_requests_are_completed_as_well():
     assert resources == {"limits": {ALI: "8", GPU: "2"}, "requests": {ALI: "8", "cpu": "1", GPU: "2"}}
 
 
-def test_priority_and_runtime_class():
+def test_pod_gets_its_priority_and_runtime_class():
     made = pod({GPU: "1", "nvidia.com/priority": "0"})
     changed = applied(made, review(made, Settings(runtime_class="nvidia")))
     assert changed["spec"]["runtimeClassName"] == "nvidia"
@@ -162,7 +162,7 @@ LEFT = [
 
 
 @pytest.mark.parametrize("made", LEFT)
-def test_unchanged_pods(made):
+def test_these_pods_are_not_changed(made):
     response = review(made)
     assert response["allowed"] and "patch" not in response
     assert ("warnings" in response) == (made.get("spec", {}).get("schedulerName") == "other")

@@ -48,7 +48,7 @@ def test_generation_is_reproducible(made: Path, tmp_path: Path) -> None:
     assert texts(tmp_path) == texts(made)
 
 
-def test_registry_and_namespace(tmp_path: Path) -> None:
+def test_options_set_registry_and_namespace(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "tools/chart"), f"--out={tmp_path}"]
     command += ["--registry=registry.example.com/gpu", "--namespace=gpus"]
     subprocess.run(command, check=True, capture_output=True)

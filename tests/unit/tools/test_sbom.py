@@ -105,7 +105,7 @@ def test_equal_files_give_equal_archives(sbom: ModuleType, tmp_path: Path) -> No
     assert sbom.write(tmp_path, "1.2.4", BUILT).read_bytes() != first
 
 
-def test_the_schema_accepts_it(sbom: ModuleType, tmp_path: Path) -> None:
+def test_schema_of_cyclonedx_accepts_the_bill(sbom: ModuleType, tmp_path: Path) -> None:
     from cyclonedx.schema import SchemaVersion
     from cyclonedx.validation.json import JsonStrictValidator
 

@@ -125,7 +125,7 @@ def test_every_row_has_verdicts_and_tests() -> None:
     assert faults(PAGE.read_text()) == []
 
 
-def test_attackers_tests_are_found() -> None:
+def test_attack_files_contain_tests() -> None:
     assert len(attempts()) > 12 and len({name.partition("::")[0] for name in attempts()}) == len(ATTACKS) == 3
 
 

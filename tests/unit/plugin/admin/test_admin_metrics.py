@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the Prometheus metrics of GPUs: each value that a GPU reports appears in base units, and a value that the GPU
-does not report has no sample.
+does not report has no sample. An Xid is an error number that the NVIDIA driver reports.
 """
 
 from __future__ import annotations

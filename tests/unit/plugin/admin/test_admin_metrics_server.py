@@ -58,7 +58,7 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize(("method", "path", "status"), REQUESTS)
-def test_status_of_requests(serve, method, path, status):
+def test_http_status_by_method_and_path(serve, method, path, status):
     found, body = get(serve("127.0.0.1:0").port, path, method)
     assert found == status
     assert (body == TEXT) == (status == 200)
@@ -85,7 +85,7 @@ def test_server_listens_on_the_configured_address(serve, address, host):
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:x", "127.0.0.1:99999", "no.such.host.invalid:9410", ":"])
-def test_invalid_listen_address(address):
+def test_invalid_listen_address_is_an_error(address):
     with pytest.raises((OSError, ValueError)):
         Server(address, lambda: TEXT)
 

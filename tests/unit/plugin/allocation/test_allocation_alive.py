@@ -31,7 +31,7 @@ def test_allocation_does_not_end_while_its_processes_run(node, recorded):
         time[0] += GRACE_S
     assert files.present() == [one.allocation]
     alive.clear()
-    # From this poll on, the kubelet's checkpoint does not contain the allocation.
+    # From this poll on, the allocation is not in the kubelet's checkpoint (its file of allocated devices).
     assert collector.collect() == []
     time[0] += GRACE_S
     assert collector.collect() == [one.allocation]

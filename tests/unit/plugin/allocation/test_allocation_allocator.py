@@ -90,7 +90,7 @@ def test_oversubscribe_flag_depends_on_the_gpu(node):
     assert limits_of(answer)["oversubscribe"] is False
 
 
-def test_files_and_their_rights(node):
+def test_allocation_has_files_with_these_modes(node):
     _pool, allocator, files = node.parts()
     (answer,) = allocator.allocate([[slice_id(node.gpus[0])]])
     folder = files.folder(answer.allocation)
@@ -177,7 +177,7 @@ def test_missing_mounted_files_are_restored(node, about, spoil, again):
     assert kept is (again == "make_share")  # The files of a running container must not change.
 
 
-def test_two_slices_of_one_gpu(node):
+def test_two_slices_of_one_gpu_are_refused_or_merged(node):
     both = [slice_id(node.gpus[0], 0), slice_id(node.gpus[0], 1)]
     _pool, allocator, files = node.parts(splitCount=3, coresScaling="1")
     with pytest.raises(Refused, match="this node's policy is distinct GPUs"):
@@ -207,7 +207,7 @@ def test_cores_of_merged_slices_are_at_most_100_percent(node):
         (["{0}::0", "{0}::0"], BadRequest, "is in the request twice"),
     ],
 )
-def test_bad_requests(node, ids, kind, sentence):
+def test_invalid_requests_are_refused(node, ids, kind, sentence):
     _pool, allocator, files = node.parts()
     with pytest.raises(kind, match=sentence):
         allocator.allocate([[one.format(node.gpus[0].uuid) for one in ids]])
@@ -255,7 +255,7 @@ def test_volume_mounts_name_the_gpu(node):
     assert (f"/var/run/nvidia-container-devices/{node.gpus[0].uuid}", "/dev/null", False) in answer.mounts
 
 
-def test_whole_gpus_without_sharing(node):
+def test_whole_gpu_gets_no_files_without_sharing(node):
     node.config_text = '{"version": "v1"}'
     pool, allocator, files = node.parts()
     assert [one.id for one in pool.slices] == [one.uuid for one in node.gpus]
@@ -268,7 +268,7 @@ def test_whole_gpus_without_sharing(node):
 # ---- PreStartContainer
 
 
-def test_prestart_after_a_reboot(node):
+def test_prestart_after_a_reboot_restores_the_files(node):
     _pool, allocator, files = node.parts(splitCount=3)
     (answer,) = allocator.allocate([[slice_id(node.gpus[0])]])
     before = limits_of(answer)
@@ -337,7 +337,7 @@ def test_prestart_rebuilds_lost_records_from_the_checkpoint(node):
         (lambda node: shutil.rmtree(node.library_root / "0.1.0-aaaaaaaaaaaa"), "is gone, and the container mounts"),
     ],
 )
-def test_prestart_errors(node, spoil, sentence):
+def test_prestart_without_records_or_library_is_refused(node, spoil, sentence):
     _pool, allocator, _files = node.parts()
     allocator.allocate([[slice_id(node.gpus[0])]])
     spoil(node)

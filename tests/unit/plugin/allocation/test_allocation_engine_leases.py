@@ -74,7 +74,7 @@ def test_larger_gpu_is_chosen_if_needed(node):
     assert one.startswith(node.gpus[1].uuid)
 
 
-def test_slices_of_two_gpus(node):
+def test_lease_of_two_gpus_has_a_slice_of_each(node):
     parts = node.parts(splitCount=2)
     leases = leases_of(node, parts)
     answer = leases.lease(terms=replace(DOCKER, gpus=2))

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the values that Allocate caches between calls: after any change they must equal freshly computed values."""
+"""Tests the values that the device plugin caches between the kubelet's calls of Allocate: after any change they must
+equal freshly computed values. A lease is a slice of a GPU for a container outside Kubernetes.
+"""
 
 from __future__ import annotations
 

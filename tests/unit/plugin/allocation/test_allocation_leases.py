@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests leases: slices of a GPU that are withheld from the kubelet for a program, a container or a check on this host.
-Also tests the collection of allocations: which allocations stay, which end, and when.
+Also tests the collection of allocations: which allocations stay, which end, and when. The kubelet's checkpoint is its
+file of allocated devices.
 """
 
 from __future__ import annotations

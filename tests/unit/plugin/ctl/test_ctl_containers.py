@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests vgpuctl run, which leases a slice of a GPU and starts a docker or podman container with this slice. The tests
-check the arguments for the engine, with and without CDI, and the release of the slice. The engine is a double.
+check the arguments for the engine and the release of the slice. With CDI the engine itself reads from a file what to
+add for a device; without CDI vgpuctl passes each mount and device. The engine is a double.
 """
 
 from __future__ import annotations

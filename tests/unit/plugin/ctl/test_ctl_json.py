@@ -98,7 +98,7 @@ def test_page_lists_every_command_with_json_output():
 
 
 @pytest.mark.parametrize("command", MESSAGES)
-def test_fields_of_messages(command):
+def test_page_has_the_fields_of_each_message(command):
     assert documented()[command] == dict(of_message(MESSAGES[command].DESCRIPTOR))
 
 
@@ -211,6 +211,7 @@ COMPLETED = [
 
 @pytest.mark.parametrize(("words", "offered"), COMPLETED)
 def test_completion(tmp_path, words, offered):
+    """The script for bash offers the commands and options that fit the words typed so far."""
     assert completed(tmp_path, *words) == offered
 
 

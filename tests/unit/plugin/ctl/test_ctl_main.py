@@ -161,7 +161,7 @@ def test_write_error_of_the_output_is_reported(vgpuctl, daemon):
     assert (done.returncode, done.stderr) == (1, b"vgpuctl: [Errno 28] No space left on device\n")
 
 
-def test_terminal_without_unicode(vgpuctl):
+def test_help_in_a_terminal_without_unicode(vgpuctl):
     done = run(vgpuctl, "exec --help", env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert (done.returncode, "-- PROGRAM ?" in done.stdout) == (0, True), done.stderr
 

@@ -2,8 +2,8 @@
 """Tests vgpuctl's output about a faulty node at several terminal widths: no line is too wide, no sentence is cut, each
 column of figures has a unit, and each fault appears once.
 
-On this node GPU 0 is full, GPU 1 had Xid 79, GPU 2 has a process that belongs to no allocation, and GPU 3 is off the
-bus. A lease (a slice reserved for a container of docker or podman) has no container.
+On this node GPU 0 is full, GPU 1 had Xid 79 (an error number of the driver), GPU 2 has a process that belongs to no
+allocation, and GPU 3 is off the bus. A lease (a slice reserved for a container of docker or podman) has no container.
 """
 
 from __future__ import annotations

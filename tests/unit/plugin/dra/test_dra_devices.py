@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the ResourceSlices that a node publishes for its GPUs and configuration, and that they follow the API's rules
-for ResourceSlices.
+"""Tests the ResourceSlices (Kubernetes objects that list a node's devices) that a node publishes for its GPUs and
+configuration, and that they follow the API's rules for ResourceSlices.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def test_many_devices_are_split_into_slices_of_one_pool() -> None:
     assert {one["pool"]["resourceSliceCount"] for one in found} == {2}
 
 
-def test_names_are_of_the_uuid_and_differ() -> None:
+def test_device_names_come_from_the_uuid_and_are_unique() -> None:
     gpus = samples.gpus("T4", "T4", "T4")
     alike = [replace(gpus[0], uuid="GPU-abcdef01-1"), replace(gpus[1], uuid="GPU-ABCDEF01-2"), gpus[2]]
     assert list(device_names(alike).values()) == ["gpu-abcdef01-1", "gpu-abcdef01-2", "gpu-00000002"]
@@ -209,19 +209,19 @@ def test_names_are_of_the_uuid_and_differ() -> None:
     ("text", "expected"),
     [("535.261.03", "535.261.3"), ("580.95", "580.95.0"), ("615", "615.0.0"), ("", "0.0.0"), ("a.b.c.d", "0.0.0")],
 )
-def test_versions_are_three_numbers(text: str, expected: str) -> None:
+def test_driver_version_becomes_three_numbers(text: str, expected: str) -> None:
     assert version(text) == expected
 
 
 @pytest.mark.parametrize(
     ("text", "expected"), [("Xid 79", "xid-79"), ("…", "unhealthy"), ("a" * 80, "a" * 63), ("lost: x/y", "lost-x-y")]
 )
-def test_label_values(text: str, expected: str) -> None:
+def test_text_becomes_a_valid_label_value(text: str, expected: str) -> None:
     assert label_value(text) == expected
 
 
 @pytest.mark.parametrize(
     ("mib", "text"), [(1, "1Mi"), (1024, "1Gi"), (1536, "1536Mi"), (1 << 20, "1Ti"), (3 << 20, "3Ti")]
 )
-def test_quantities_are_written_as_the_server_does(mib: int, text: str) -> None:
+def test_quantities_are_written_as_by_the_api_server(mib: int, text: str) -> None:
     assert mebibytes(mib) == text and quantity.exact(text) == mib * MIB

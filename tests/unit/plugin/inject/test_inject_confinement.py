@@ -40,8 +40,8 @@ def test_every_file_of_an_allocation_is_labelled(node, before):
     share = files.folder(record.id) / "ro"
     hosts += [str(one) for one in (*share.iterdir(), *(files.folder(record.id) / "root").iterdir())]
     # The sum counts inodes. 4: the read-only folder, the root folder and two mount points. 2: the limits file and the
-    # GPU page, which have two names but one inode each. 2: the files that the container writes. 2: the mount points of
-    # these files. 2: the preload files.
+    # GPU page (the file with the permitted compute time), which have two names but one inode each. 2: the files that
+    # the container writes. 2: the mount points of these files. 2: the preload files.
     assert len({os.stat(host).st_ino for host in hosts}) == 4 + 2 + 2 + 2 + 2
     assert {os.stat(host).st_ino for host in hosts} == set(labelled)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the device plugin in a pod, where the host's root folder is mounted below another folder: it must find the
-driver's files as programs on the host would.
+driver's files as programs on the host would. It must also find the pipe of NVIDIA's MPS daemon there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests how a container gets its GPU. A device list strategy is a way in which the device plugin names the GPUs to the
-container runtime. The tests cover every strategy, the choice that the strategy "auto" makes on a host, the CDI files,
-and the driver's files.
+container runtime. The tests cover every strategy, the choice that the strategy "auto" makes on a host, the CDI files
+(which tell a runtime what to add to a container for a device), and the driver's files.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def test_loader_cache_equals_ldconfigs_output():
 
 
 @pytest.mark.parametrize("content", [None, b"", b"glibc-ld.so.cache1.0", driver_files.CACHE_MAGIC + b"\xff\xff\0\0"])
-def test_invalid_loader_cache(tmp_path, content):
+def test_invalid_loader_cache_lists_no_library(tmp_path, content):
     (tmp_path / "etc").mkdir()
     if content is not None:
         (tmp_path / "etc/ld.so.cache").write_bytes(content)

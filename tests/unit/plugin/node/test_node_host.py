@@ -102,7 +102,7 @@ def test_checkpoint_that_cannot_be_read(tmp_path, text):
     assert checkpoint.read(path) is None
 
 
-def test_empty_checkpoint(tmp_path):
+def test_checkpoint_without_entries_has_no_allocation(tmp_path):
     path = tmp_path / "checkpoint"
     path.write_text('{"Data": {"PodDeviceEntries": null, "RegisteredDevices": null}, "Checksum": 0}')
     assert checkpoint.read(path) == checkpoint.Checkpoint((), {})

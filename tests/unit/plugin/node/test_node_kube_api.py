@@ -147,7 +147,7 @@ def test_invalid_kubeconfig_error_names_the_place(tmp_path, config, words):
     assert str(path) in str(fault.value)
 
 
-def test_missing_or_invalid_server(tmp_path):
+def test_unreachable_server_or_missing_kubeconfig_is_an_error(tmp_path):
     with pytest.raises(kube_api.ApiError, match=r"127\.0\.0\.1:1: .*refused"):
         reached(tmp_path, {"server": "http://127.0.0.1:1"}, None)
     with pytest.raises(Fatal, match="No such file"):

@@ -58,7 +58,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("about", "available", "must", "size", "answer"), CASES, ids=[one[0] for one in CASES])
-def test_nearest_gpus(about, available, must, size, answer):
+def test_gpus_with_the_fastest_links_are_chosen(about, available, must, size, answer):
     found = nearest(list(available), list(must), size, LINKS, ORDER)
     assert sorted(found) == sorted(answer)
     assert sorted(nearest(list(reversed(available)), list(must), size, LINKS, ORDER)) == sorted(answer)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests which GPU faults make which slices (parts of a GPU that pods get) unhealthy, and when they become healthy
-again.
+again. An Xid is an error number that the NVIDIA driver reports for a GPU or for a program on it.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ VARIABLES = [
 
 @pytest.mark.parametrize(("disable", "enable", "critical", "harmless"), VARIABLES)
 def test_variables(disable, enable, critical, harmless):
+    """Two environment variables select which Xids make a GPU unhealthy."""
     said = {"DP_DISABLE_HEALTHCHECKS": disable, "DP_ENABLE_HEALTHCHECKS": enable}
     found = rules({name: value for name, value in said.items() if value is not None})
     assert {xid: found.critical(xid) for xid in (*critical, *harmless)} == {

@@ -158,7 +158,7 @@ def test_error_names_the_source_of_the_option(tmp_path, arguments, environment, 
     assert words in str(fault.value)
 
 
-def test_yaml_spellings(tmp_path):
+def test_yaml_file_is_read_with_exact_decimals(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(
         "version: v1\nflags:\n  migStrategy: none\nsharing:\n  vcuda:\n    splitCount: 4\n    memoryScaling: 1.10\n"

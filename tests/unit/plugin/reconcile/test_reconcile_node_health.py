@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests what the device plugin writes on the Node object if a GPU has a fatal Xid: a condition that names the GPU, and
-a taint if the policy requires it. Also tests that both are removed later.
+"""Tests what the device plugin writes on the Node object if a GPU has a fatal Xid (an error number of the NVIDIA
+driver): a condition that names the GPU, and a taint if the policy requires it. Also tests that both are removed later.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def test_removal_deletes_condition_and_taint(node, api, start):
     assert (condition(api), taints(api)) == ({}, [OTHER])
 
 
-def test_command_line():
+def test_option_for_the_taint_of_an_unhealthy_node():
     assert parser().parse_args(["--unhealthy-taint=all"]).unhealthy_taint == "all"
     assert parser().parse_args([]).unhealthy_taint == "none"
     with pytest.raises(SystemExit):

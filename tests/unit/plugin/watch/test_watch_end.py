@@ -65,7 +65,7 @@ def test_all_processes_of_a_finding_share_one_grace_period(victim):
     victim.wait(30)
 
 
-def test_grace_ends_with_the_policy(victim):
+def test_grace_period_starts_again_if_the_policy_was_off(victim):
     processes = Processes()
     ender = Ender(processes.process)
     found = processes.process(victim.pid)

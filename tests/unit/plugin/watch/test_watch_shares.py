@@ -84,7 +84,7 @@ SHARES: list[tuple[dict[str, Any], dict[str, Any], float | None]] = [
 
 
 @pytest.mark.parametrize(("limits", "device", "share"), SHARES)
-def test_effective_share(limits, device, share):
+def test_compute_share_by_limits_and_policy(limits, device, share):
     assert shares.share_of(limits, device) == share
 
 
@@ -107,7 +107,7 @@ ALONE: list[tuple[str, dict[str, Any] | None, dict[str, Any] | None, float]] = [
 
 
 @pytest.mark.parametrize(("about", "before", "after", "seconds"), ALONE, ids=[row[0] for row in ALONE])
-def test_time_without_competition(about, before, after, seconds):
+def test_seconds_in_which_the_whole_gpu_was_allowed(about, before, after, seconds):
     assert shares.open_s(before, after, 2.0, NOW) == seconds
 
 
@@ -158,7 +158,7 @@ def test_container_alone_on_the_gpu_may_use_all_time(watched):
     assert watched.look(5) == [MORE_TIME]
 
 
-def test_policy_without_limits(watched):
+def test_policy_without_compute_limit_has_no_finding(watched):
     watched.record = replace(watched.record, limits={**watched.record.limits, "core_policy": "disable"})
     watched.card.taken = {20: 100}
     assert watched.look(9) == []

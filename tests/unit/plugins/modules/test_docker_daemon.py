@@ -49,7 +49,9 @@ CASES: list[tuple[str | None, dict[str, Any], bool, Any]] = [
 
 
 @pytest.mark.parametrize(("before", "arguments", "changed", "after"), CASES)
-def test_check_apply_repeat(tmp_path: Path, before: str | None, arguments: dict, changed: bool, after: Any) -> None:
+def test_check_mode_predicts_and_a_second_run_changes_nothing(
+    tmp_path: Path, before: str | None, arguments: dict, changed: bool, after: Any
+) -> None:
     path = tmp_path / "daemon.json"
     if before is not None:
         path.write_text(before)
@@ -74,7 +76,7 @@ def test_absent_restores_the_file_from_its_record(tmp_path: Path) -> None:
     assert not Path(record).exists()
 
 
-def test_backup(tmp_path: Path) -> None:
+def test_backup_has_the_former_text(tmp_path: Path) -> None:
     (tmp_path / "daemon.json").write_text("{}")
     result = call(tmp_path, {"settings": SETTINGS, "backup": True})
     assert Path(result["backup_file"]).read_text() == "{}"
@@ -104,7 +106,7 @@ BAD_ARGUMENTS = [
 
 
 @pytest.mark.parametrize(("arguments", "words"), BAD_ARGUMENTS)
-def test_bad_arguments(tmp_path: Path, arguments: dict, words: str) -> None:
+def test_invalid_arguments_write_no_file(tmp_path: Path, arguments: dict, words: str) -> None:
     result = call(tmp_path, arguments)
     assert result["failed"]
     assert words in result["msg"]

@@ -64,7 +64,7 @@ def labelled(api):
     return [name for name in ("n1", "n2") if LABEL in api.objects[f"/api/v1/nodes/{name}"]["metadata"]["labels"]]
 
 
-def test_check_apply_repeat_undo():
+def test_check_mode_deployment_repetition_and_removal():
     api = cluster()
     assert call(api, check=True)["changed"] and api.writes == []
     assert call(api)["changed"] and labelled(api) == ["n1"]

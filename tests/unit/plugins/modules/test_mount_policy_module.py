@@ -29,7 +29,7 @@ def asking(api):
     return next(one["expression"] for one in api.objects[POLICY]["spec"]["variables"] if one["name"] == "asking")
 
 
-def test_check_apply_repeat_undo():
+def test_check_mode_creation_repetition_and_removal():
     api = KubeClient("v1.34.2")
     planned = call(api, {"n1": GPU}, check=True)
     assert planned["changed"] and api.writes == []

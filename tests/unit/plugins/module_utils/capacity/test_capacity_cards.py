@@ -9,7 +9,7 @@ import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.capacity import running
 from capacity_samples import compared, plugin
 
-NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z
+NOW = 1_800_000_000.0  # the time 2027-01-15T08:00:00Z
 NOTHING = {"utilisation": None, "temperature": None, "xids": []}
 # label → the device plugin's status; the expected values of GPU-a
 CASES = {

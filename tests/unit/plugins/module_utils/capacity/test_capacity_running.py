@@ -78,7 +78,7 @@ LEDGERS = [
 
 
 @pytest.mark.parametrize(("about", "charged", "used", "stale"), LEDGERS, ids=[one[0] for one in LEDGERS])
-def test_ledger_against_the_driver(about, charged, used, stale):
+def test_ledger_above_the_drivers_figure_is_reported(about, charged, used, stale):
     assert bool(running.ledgers([usage(one) for one in charged], [gpu(used)])) is stale
 
 
@@ -136,7 +136,7 @@ LIBRARIES = [
 
 
 @pytest.mark.parametrize(("about", "current", "changed", "named"), LIBRARIES, ids=[one[0] for one in LIBRARIES])
-def test_older_libraries(about, current, changed, named):
+def test_older_library_of_a_container_is_a_note(about, current, changed, named):
     one = {"id": "a1", "kind": "kubelet", "library": "1", **changed}
     found = running.older_libraries({"library": current, "allocations": [one]}, {})
     assert [note["where"] for note in found] == (["allocation a1"] if named else [])

@@ -113,7 +113,7 @@ def test_bad_exception_is_an_error_with_its_place(exception, path, words):
         ("vgpu_devices", [{"match": {"index": 255}}], [{"match": {"index": 255}}]),
     ],
 )
-def test_good_value_becomes_clean(name, value, clean):
+def test_valid_value_is_converted(name, value, clean):
     findings = []
     assert schema.read({name: value}, findings)[name] == clean
     assert findings == []

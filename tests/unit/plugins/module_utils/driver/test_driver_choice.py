@@ -115,6 +115,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("host", "gpus", "driver", "wanted", "words"), REFUSED)
 def test_refusals(host, gpus, driver, wanted, words):
+    """A driver that does not fit the host is refused with a reason, and the host stays unchanged."""
     found = chosen(host, gpus, driver, **wanted)
     assert words in " | ".join(found.refusals)
     assert (found.packages, found.files, found.services) == ([], {}, []), "a refused host is left as it is"

@@ -80,6 +80,7 @@ FACTS = [
 
 @pytest.mark.parametrize(("files", "answers", "facts"), FACTS)
 def test_facts(tmp_path, files, answers, facts):
+    """The facts of the driver follow from files of the host and from the output of programs."""
     found = driver_facts.read(host_double.host(tmp_path, files, answers))
     assert {key: found[key] for key in facts} == facts
 
@@ -150,6 +151,6 @@ def test_pattern_matches_every_installed_package():
     assert matching(installed, ["*nvidia*", "gone"]) == {"gone": None, "nvidia-smi": "1", "libnvidia-ml1": "2"}
 
 
-def test_held_packages():
+def test_dpkg_status_lists_held_packages():
     status = "Package: a\nStatus: hold ok installed\nVersion: 1\n\nPackage: b\nStatus: install ok installed\n"
     assert dpkg_held(status) == ["a"]

@@ -130,7 +130,8 @@ PACKAGES = [
         "nvidia-headless-550-server "
         "linux-headers-5.15.0-153-generic",
     ),
-    # Ubuntu's archive has a signed module of this branch for the running kernel, so DKMS is not needed.
+    # Ubuntu's archive has a signed module of this branch for the running kernel. So DKMS, which builds modules on the
+    # host, is not needed.
     (
         "ubuntu24",
         [H100],
@@ -281,6 +282,7 @@ PACKAGES = [
 
 @pytest.mark.parametrize(("host", "gpus", "wanted", "branch", "kind", "packages"), PACKAGES)
 def test_packages(host, gpus, wanted, branch, kind, packages):
+    """Branch, kernel modules and packages follow from the host, its GPUs and the variables."""
     found = chosen(host, gpus, **wanted)
     assert found.refusals == []
     assert (found.branch, found.kernel_module, " ".join(found.packages)) == (branch, kind, packages)

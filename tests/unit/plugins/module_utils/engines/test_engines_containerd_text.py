@@ -101,7 +101,7 @@ def cri(text, version):
 
 
 @pytest.mark.parametrize(("text", "version", "cgroup"), FILES, ids=IDS)
-def test_apply_repeat_undo(text, version, cgroup):
+def test_runtime_is_added_once_and_removed_without_a_trace(text, version, cgroup):
     desired = Desired()
     assert containerd_text.version_of(text) == version
     merged, changes = containerd_text.merge(text, desired)

@@ -33,8 +33,8 @@ class Daemon:
         self.fails_with: str | None = None  # If daemon.json has this key, dockerd does not start.
         self.at_boot = True
         self.masked = False
-        self.deaf = False  # If true, a reload changes no setting of dockerd.
-        self.silent = False  # If true, dockerd runs but does not respond.
+        self.deaf = False  # deaf: a reload changes no setting of dockerd.
+        self.silent = False  # silent: dockerd runs but does not respond.
         self.state = self.read() if running else {}
 
     def read(self) -> dict:
@@ -234,7 +234,9 @@ POLICIES = [
 
 
 @pytest.mark.parametrize(("policy", "names", "alive", "done"), POLICIES)
-def test_restart_policy(path: Path, policy: str, names: list, alive: bool, done: bool) -> None:
+def test_restart_policy_decides_whether_docker_restarts(
+    path: Path, policy: str, names: list, alive: bool, done: bool
+) -> None:
     path.write_text(json.dumps({"live-restore": True} if alive else {}))
     daemon = Daemon(path)
     daemon.names = names

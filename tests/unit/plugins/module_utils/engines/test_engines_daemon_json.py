@@ -91,7 +91,7 @@ def test_text_without_keys_is_accepted(text: str | None) -> None:
     assert daemon_json.merge(text, {}) == (text, [])
 
 
-def test_not_utf8() -> None:
+def test_bytes_that_are_not_utf8_are_refused() -> None:
     with pytest.raises(daemon_json.DaemonJsonError, match="line 2: byte 0xff is not UTF-8"):
         daemon_json.decode(b'{\n"a": "\xff"}')
     assert daemon_json.decode(None) is None

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the sharing mode MPS: how many clients a GPU takes by its architecture (numbers from NVIDIA's pages), the
-limits of each client, the systemd unit, and the commands to the MPS daemon.
+"""Tests the sharing mode MPS, in which NVIDIA's MPS daemon runs several programs, its clients, on one GPU: how many
+clients a GPU takes by its architecture (numbers from NVIDIA's pages), the limits of each client, the systemd unit, and
+the commands to the MPS daemon.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ CAPS = [
 
 
 @pytest.mark.parametrize(("capability", "cuda", "clients"), CAPS)
-def test_client_caps(capability, cuda, clients):
+def test_maximum_number_of_clients_of_a_gpu(capability, cuda, clients):
     assert mps.client_cap(capability, cuda) == clients
 
 
@@ -57,7 +58,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("gpus", "replicas", "cuda", "words"), REFUSED)
-def test_refusals(gpus, replicas, cuda, words):
+def test_unsupported_gpus_and_too_many_clients_are_refused(gpus, replicas, cuda, words):
     said = mps.refusals(gpus, replicas, cuda)
     assert (words in " | ".join(said)) if words else said == []
 
@@ -88,7 +89,7 @@ def test_limits_of_each_client(gpus, replicas, commands):
 
 
 @pytest.mark.parametrize("exclusive", [True, False])
-def test_content_of_the_unit(exclusive, tmp_path):
+def test_systemd_unit_has_pipe_gpus_and_mode(exclusive, tmp_path):
     text = mps.files([gpu(), gpu(1)], 4, exclusive=exclusive)[mps.UNIT_PATH]
     assert "CUDA_MPS_PIPE_DIRECTORY=/run/nvidia/mps/nvidia.com/gpu/pipe" in text
     assert "CUDA_VISIBLE_DEVICES=GPU-0,GPU-1" in text

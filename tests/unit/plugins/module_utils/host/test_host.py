@@ -40,7 +40,7 @@ Version: 9
     ("name", "version"),
     [
         ("nvidia-smi", "535.261.03-1"),
-        ("docker.io", None),  # counts as missing, so that it is installed again
+        ("docker.io", None),  # A half-configured package counts as missing, so it is installed again.
         ("removed", None),
         ("absent", None),
         ("not-a-package", None),
@@ -150,7 +150,8 @@ UNIT_FACTS = [
     ("loaded", "enabled", "active", (True, False, True, True)),
     ("loaded", "disabled", "reloading", (True, False, False, True)),
     ("loaded", "static", "inactive", (True, False, True, False)),
-    ("loaded", "enabled-runtime", "active", (True, False, False, True)),  # This ends at the next boot.
+    # A unit is enabled-runtime only until the next boot.
+    ("loaded", "enabled-runtime", "active", (True, False, False, True)),
     ("loaded", "linked", "inactive", (True, False, False, False)),
     ("masked", "masked", "inactive", (True, True, False, False)),
     ("masked", "masked-runtime", "active", (True, True, False, True)),
@@ -215,7 +216,7 @@ def test_digest_and_mode_of_a_file(tmp_path):
     assert host.file("/etc/y") is None
 
 
-def test_os_release(tmp_path):
+def test_os_release_names_system_and_version(tmp_path):
     text = 'PRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\nID=debian\nVERSION_ID="12"\nVERSION_CODENAME=bookworm\n'
     found = host_double.host(tmp_path, {"etc/os-release": text}).os_release()
     assert (found["id"], found["version_id"], found["codename"]) == ("debian", "12", "bookworm")

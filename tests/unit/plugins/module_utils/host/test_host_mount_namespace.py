@@ -111,7 +111,7 @@ def test_devices_are_the_common_and_the_named_devices(tmp_path):
     assert found[-3:] == ["00", "00", "00"]
 
 
-def test_nodes_of_gpus():
+def test_device_nodes_by_minor_numbers_of_gpus():
     assert gpu_nodes([0, 3])[-2:] == ["/dev/nvidia0", "/dev/nvidia3"]
     assert "/dev/nvidiactl" in gpu_nodes([])
 

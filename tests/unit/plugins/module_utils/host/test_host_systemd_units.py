@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests which systemd units are started again after the GPUs of a host changed (for example by MIG). Running services
-and enabled one-shot services must start again, because they know only the former GPUs.
+"""Tests which systemd units are started again after the GPUs of a host changed (for example by
+MIG, which divides a GPU). Running services and enabled one-shot services must start again, because they know only the
+former GPUs.
 """
 
 from __future__ import annotations

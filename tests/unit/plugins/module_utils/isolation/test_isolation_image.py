@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the root folder in which the isolation check runs its probe. It is built from files of the host, so that the
-check needs no image from a registry.
+"""Tests the root folder in which the isolation check runs its probe (a program that tries to exceed the limits). The
+folder is built from files of the host, so that the check needs no image from a registry.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ LISTED = [
 
 @pytest.mark.parametrize(("about", "mark", "repository", "goes"), LISTED, ids=[one[0] for one in LISTED])
 @pytest.mark.parametrize("labels", ["a=b,vgpu.isolation={}", "map[vgpu.isolation:{} x:y]"], ids=["docker", "podman"])
-def test_clean_up(host, tmp_path, about, mark, repository, goes, labels):
+def test_container_and_image_of_an_ended_run_are_removed(host, tmp_path, about, mark, repository, goes, labels):
     theirs = repository != leftovers.REPOSITORY
     listed = labels.format("no-mark" if theirs else mark)
     params = host(docker={"ps": f"print('c7 {listed}')", "image": f"print('{repository}:{mark}-9')"})

@@ -49,7 +49,7 @@ AT_HAND = [
 
 
 @pytest.mark.parametrize(("image", "reason"), AT_HAND)
-def test_image_at_hand(docker, image, reason):
+def test_missing_local_image_has_a_reason(docker, image, reason):
     found = isolation_runner.image_at_hand(docker(image=image), IMAGE)
     assert reason in found
     assert bool(found) == bool(reason)

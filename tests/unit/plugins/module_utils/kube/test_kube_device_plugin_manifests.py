@@ -63,7 +63,7 @@ def test_shared_paths_are_equal_inside_and_outside(path, writable):
     assert mount.get("readOnly", False) is not writable
 
 
-def test_mounts_that_differ():
+def test_other_mounts_are_the_host_and_the_configurations():
     assert set(mounts()) == {path for path, _writable in SAME_PATHS} | {"/host", "/etc/vgpu/configs"}
     host, mount = mounts()["/host"]
     assert (host, mount["readOnly"]) == ("/", True)

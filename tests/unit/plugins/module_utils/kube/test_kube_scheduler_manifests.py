@@ -178,6 +178,7 @@ def test_scheduler_may_update_only_its_two_election_leases():
 
 @pytest.mark.parametrize(("log_format", "option"), [("text", False), ("json", True)])
 def test_log_format(log_format, option):
+    """The variable for the log format sets an option of the scheduler's container."""
     found = made(DESIRED._replace(log_format=log_format))
     ours = found["Deployment", "vgpu-scheduler"]["spec"]["template"]["spec"]["containers"][0]
     assert ("--log-format=json" in ours["command"]) is option

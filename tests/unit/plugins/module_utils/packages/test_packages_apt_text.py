@@ -94,7 +94,7 @@ COMPONENTS = [
 
 
 @pytest.mark.parametrize(("entries", "wanted", "added"), COMPONENTS)
-def test_missing_components(entries: list, wanted: str, added: list) -> None:
+def test_missing_components_are_added_to_each_suite(entries: list, wanted: str, added: list) -> None:
     assert apt_text.missing_components(entries, "bookworm", wanted.split()) == added
 
 

@@ -33,7 +33,7 @@ def test_versions_are_ordered_as_rpm_orders_them(low: str, high: str) -> None:
 
 
 @pytest.mark.parametrize(("one", "other"), EQUAL)
-def test_versions_that_are_equal(one: str, other: str) -> None:
+def test_equal_versions_compare_as_equal(one: str, other: str) -> None:
     assert rpm_text.compare(one, other) == 0
 
 
@@ -192,7 +192,7 @@ LOOSE = [
 
 
 @pytest.mark.parametrize(("line", "there", "name"), LOOSE)
-def test_locks_without_a_version(line: str, there: list[str], name: str) -> None:
+def test_lock_without_a_version_has_a_package_name(line: str, there: list[str], name: str) -> None:
     assert rpm_text.is_loose(line)
     assert rpm_text.lock_name(line, there) == name
 

@@ -17,8 +17,8 @@ from plan_samples import CONVERGED, RUNNING, SILENT, UNIT, made
 DRIVERLESS = [
     (SILENT, {"vgpu_split_count": 4}, True),
     ({**SILENT, (*UNIT, "active"): False}, {}, True),
-    (SILENT, {}, False),  # No restart is planned.
-    ({**SILENT, "packages.nvidia-smi": None}, {"vgpu_split_count": 4}, False),  # The plan installs the driver before.
+    (SILENT, {}, False),  # The plan has no restart of the plugin.
+    ({**SILENT, "packages.nvidia-smi": None}, {"vgpu_split_count": 4}, False),  # The plan first installs the driver.
     (SILENT, {"vgpu_split_count": 4, "nvidia_driver_state": None}, True),
     (SILENT, {"vgpu_split_count": 4, "vgpu_fail_on_init_error": False}, False),  # The plugin may wait for the driver.
     (SILENT, {"device_plugin_state": "absent"}, False),

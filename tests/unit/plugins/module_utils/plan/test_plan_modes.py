@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the plan of the sharing modes MIG and MPS and of the time slice (the time for which a process gets the GPU):
-changes, errors, and whether running work is disturbed.
+"""Tests the plan of the sharing modes MIG (hardware partitions of a GPU) and MPS (a daemon of NVIDIA that runs several
+programs on a GPU at once), and of the time slice (the time for which a process gets the GPU): changes, errors, and
+whether running work is disturbed.
 """
 
 from __future__ import annotations

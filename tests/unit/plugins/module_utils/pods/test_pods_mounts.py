@@ -15,6 +15,7 @@ NAMES = scheduler_manifests.resource_names({})
 
 @pytest.mark.parametrize(("about", "made", "expected"), PODS, ids=[about for about, _made, _expected in PODS])
 def test_conflicts_of_a_pod(about, made, expected):
+    """Mounts of a pod that would cover files of the library are found."""
     assert [tuple(one) for one in mounts.conflicting_mounts(made["spec"], NAMES)] == expected
 
 
