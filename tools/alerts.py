@@ -27,7 +27,7 @@ HEAD = """\
 # Findings with kind "lease" come from the isolation check, which tries every bypass. They cause no alert.
 ---
 """
-OTHERS = "The files do not contain these alerts, because their thresholds depend on your promises to tenants:"
+OTHERS = "Not in the files, because thresholds depend on your promises to tenants:"
 BYPASS, NODE, SCHEDULER = "vgpu-bypass", "vgpu-node", "vgpu-scheduler"
 PAGES, WARNS = "page", "warning"
 WHERE = "On {{ $labels.uuid }}, allocation {{ $labels.allocation }}."
@@ -188,7 +188,7 @@ ALERTS = (
         "increase(vgpu_plugin_mounts_unchecked_total[10m]) > 0",
         "",
         "",
-        "containers started, but their pods' mounts could not be read from the API server",
+        "the API server did not show the mounts of a started container's pod",
     ),
     Alert(NODE, "", "vgpu_container_old_mounts == 1", "1w", "", "a container with mounts of an older release runs"),
     Alert(
@@ -214,7 +214,7 @@ ALERTS = (
         "increase(vgpu_gpu_xids_total[10m]) > 0",
         "",
         "",
-        "the driver reported an Xid error; many Xids are caused by one program's fault",
+        "the driver reported an Xid error; many are a program's fault",
     ),
 )
 
