@@ -169,7 +169,7 @@ def test_policy_end_kills_the_process(watched, way, reason):
     process = bad.probe(way, "4000")
     until(lambda: watched.vgpuctl("watch")["sigterm"] >= 1, "the SIGTERM of the watcher")
     out = json.loads(process.communicate(timeout=60)[0])
-    # The signal interrupts the probe's bypass, so the probe does not report the bypass as open.
+    # The signal interrupts the bypass of the probe (the program vgpu-probe), so the probe does not report it as open.
     (check,) = out["checks"]
     assert check["verdict"] != "open" or reason == "more-memory", check
     answer = looks(watched, 2)

@@ -41,5 +41,5 @@ def until(what: Callable[[], Any], about: str) -> Any:
         found = what()
         if found:
             return found
-        assert time.monotonic() < limit, f"waited 60 s in vain for: {about}"
+        assert time.monotonic() < limit, f"waited 60 s for: {about}"
         time.sleep(0.005)

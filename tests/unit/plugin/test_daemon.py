@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the whole daemon of the device plugin, which offers slices (parts of a GPU) to the kubelet. A double of the
-kubelet calls it over real sockets. The driver and the mounts are doubles too. An Xid is an error
-number of the driver.
+kubelet calls it over real sockets. The driver and the mounts are doubles too. An Xid is an error number of the driver.
 """
 
 from __future__ import annotations
