@@ -266,7 +266,7 @@ def test_a_pod_of_hundreds_of_containers_is_rejected(fleet, tenant, neighbour):
     many = [container(f"c{n}", {MEM: 0}) for n in range(5000)]
     body = gpu_pod("many", **ours)
     body["spec"]["containers"] = many
-    judged(tenant, [Try("POST", PODS, body, "expected at most 500 of all kinds, found 5000")])
+    judged(tenant, [Try("POST", PODS, body, "expected at most 500 containers of all kinds, found 5000")])
     body["metadata"]["labels"] = IGNORE
     # The admission policy refuses a pod whose evaluation exceeds the API server's cost limit.
     judged(tenant, [Try("POST", PODS, body, "cost limit exceeded")])
