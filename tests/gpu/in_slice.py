@@ -34,7 +34,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
         "--oversold",
         type=int,
         metavar="FREE_MIB",
-        help="let the slice use host memory, and fill the GPU up to this free memory, at least that of the slice",
+        help="let the slice use host memory, and fill the GPU until only FREE_MIB are free; at least the slice's size",
     )
     parser.add_argument("--gpu", type=int, default=0, metavar="INDEX", help="number of the GPU in NVML's order")
     parser.add_argument("--library", type=Path, help="use this libvgpu.so instead of building one")
@@ -53,7 +53,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 
 @contextlib.contextmanager
 def filled(here: host.Host, free: int) -> Iterator[None]:
-    """Fills the GPU during the block with plain memory of a process without the library, up to ``free`` bytes."""
+    """Lets a process without the library allocate memory during the block, until only ``free`` bytes are free."""
     with host.Hand(here) as hand:
         hand.start()
         size = here.card.memory()["free"] - free

@@ -175,13 +175,13 @@ Never run in a slice, because no machine with a GPU had them: {}. `frameworks.py
 MindSpore needs CUDA 11.1 or 11.6. MXNet's last wheels, of 2022, need CUDA 11.2.
 """
 # The labels of results of run.py that the page shows, with the heads of their columns.
-COLUMNS = {"alone": "slice of 25 %, alone", "oversold": "oversold, all in host memory"}
+COLUMNS = {"alone": "slice of 25 %, no other program", "oversold": "oversold, all in host memory"}
 WORKLOADS = """
 ## Ten workloads
 
 {device}, PyTorch {torch}, {precision} precision, {date}. Whole: items per second on the whole GPU without the library.
-Next columns: ratios to it. `not run`: the GPU's time ended before this row. The limiter was changed after this run.
-[All figures](benchmarks.md#workloads)
+Next columns: ratios to it, with the library before its limiter was changed. A slice next to no other program may use all
+of the GPU's time. `not run`: no GPU was had for it. [All figures](benchmarks.md#workloads)
 
 | row | whole | {heads} |
 |---|---|{lines}

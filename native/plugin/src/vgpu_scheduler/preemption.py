@@ -21,9 +21,9 @@ from vgpu_plugin._shared.pods.requests import PodAsk
 from . import search, wire
 from .ledger import Ledger, NoRoom
 
-# When one call has completed the victims of this many nodes, it stops. Nodes are handled in groups, so the last group
-# may exceed the number, but never doubles it. The limit is needed because a kube-scheduler may name a tenth of a large
-# cluster.
+# One call adds victims on nodes until this many nodes have enough room, then it stops. Nodes are handled in groups of
+# this size, so a call may end with more nodes, but with fewer than twice as many. The limit is needed because a
+# kube-scheduler may name a tenth of a large cluster.
 MAX_COMPLETED = 64
 # Maximum number of nominated pods (which wait for their victims to end) that are placed within one filter call. If
 # there are more, the nodes of the remaining ones count as full for other pods.
@@ -146,8 +146,8 @@ class Preemption:
         # left out.
         short = [name for name in gone if name not in found and name in self._ledger.nodes]
         lower: dict[str, list[str]] = {}
-        # The nodes come in the same alphabetical order each time. So nodes that cannot help are not counted, because
-        # they would use up the limit.
+        # Only nodes that can make room count towards the limit. The order of the nodes is the same at each call, so
+        # otherwise the same useless nodes would use up the limit every time.
         for n in range(0, len(short), MAX_COMPLETED):
             some = {name: self._lower(name, priority, {*gone[name], *spared}) for name in short[n : n + MAX_COMPLETED]}
             self._leave(ask, gone, some)
@@ -158,8 +158,8 @@ class Preemption:
         self._leave(ask, gone, more)
         # If the cheapest victims do not make enough room, take all pods of lower priority.
         more.update((name, list(uids)) for name, uids in lower.items() if name not in more)
-        # Spare each victim without whose end the pod has room too. Each step tries one victim on every node, and one
-        # filter call checks all nodes.
+        # Take a victim off the list if the pod has room without ending it. Each step tries one victim on every node,
+        # and one filter call checks all nodes.
         for n in range(max(map(len, more.values()), default=0)):
             tried = {name: uids[-1 - n] for name, uids in more.items() if n < len(uids)}
             without = {name: gone[name] + [uid for uid in more[name] if uid != one] for name, one in tried.items()}
@@ -292,7 +292,7 @@ class Preemption:
         return found
 
     def _leave(self, ask: PodAsk, gone: Mapping[str, list[str]], more: dict[str, list[str]]) -> None:
-        """Removes from ``more`` the nodes on which the pod has no room even after the end of these pods."""
+        """Removes from ``more`` the nodes on which the pod has no room even if the pods in ``more`` end."""
         all_gone = {name: gone[name] + uids for name, uids in more.items() if uids}
         fits = set(self._ledger.filter(ask, list(all_gone), all_gone).fits)
         for name in [name for name in more if name not in fits]:
