@@ -180,8 +180,8 @@ WORKLOADS = """
 ## Ten workloads
 
 {device}, PyTorch {torch}, {precision} precision, {date}. Whole: items per second on the whole GPU without the library.
-Next columns: ratios to it, with the library before its limiter was changed. A slice next to no other program may use all
-of the GPU's time. `not run`: no GPU was had for it. [All figures](benchmarks.md#workloads)
+Next columns: ratios to it, with the library before its limiter was changed. A slice next to no other program may use
+all of the GPU's time. `not run`: no GPU was had for it. [All figures](benchmarks.md#workloads)
 
 | row | whole | {heads} |
 |---|---|{lines}
