@@ -11,12 +11,24 @@ export MOLECULE_GLOB='molecule/*/molecule.yml'
 if [ $# -eq 0 ]; then
     set -- --all
 fi
+# The simulated hosts have the same names in every checkout, so two runs at once would remove each other's hosts.
+# --close: the containers that molecule starts must not keep the lock.
+lock=/run/vgpu-molecule.lock
+molecule_test() {
+    if ! flock --nonblock "$lock" true; then
+        echo "molecule: waits for another run on this machine, whose simulated hosts have the same names" >&2
+    fi
+    flock --close "$lock" .build/venv/bin/molecule test "$@"
+}
 case $1 in
--*) exec .build/venv/bin/molecule test "$@" ;;
+-*)
+    molecule_test "$@"
+    exit
+    ;;
 esac
 failed=""
 for scenario in "$@"; do
-    .build/venv/bin/molecule test --scenario-name "$scenario" || failed="$failed $scenario"
+    molecule_test --scenario-name "$scenario" || failed="$failed $scenario"
 done
 if [ -n "$failed" ]; then
     echo "molecule: failed:$failed" >&2
