@@ -156,7 +156,7 @@ def load(host: Host, report: Report) -> None:
 
 
 def race(host: Host, report: Report) -> None:
-    """Lets all processes allocate memory at the same moment that only one of them can get."""
+    """Lets all processes request memory at the same moment. Only one of them can get it."""
     rounds = 50 if host.quick else 400
     for processes in (2, 4):
         slice_ = host.slice(host.limit())
