@@ -38,8 +38,10 @@ demo-down: ## remove everything that the demo made
 	@tools/demo.sh down
 
 # ARGS has more arguments for ansible-playbook, such as "-e rehearse_keep=true".
+# ansible.cfg hides skipped tasks, and then Ansible prints the name of a task only with its result. A rehearsal announces
+# its slow steps by these names, so here they are printed at once.
 rehearse: apt-hosts venv collection ## your inventory on simulated hosts: INVENTORY=inventories/yours (docs/rehearse.md)
-	@$(BIN)/ansible-playbook playbooks/rehearse.yml -i $(or $(INVENTORY),$(error name your inventory: make rehearse INVENTORY=PATH)) $(ARGS)
+	@ANSIBLE_DISPLAY_SKIPPED_HOSTS=true $(BIN)/ansible-playbook playbooks/rehearse.yml -i $(or $(INVENTORY),$(error name your inventory: make rehearse INVENTORY=PATH)) $(ARGS)
 
 # ---- gates (docs/gates.md)
 

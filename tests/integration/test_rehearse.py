@@ -22,9 +22,11 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
-# A stand-in logs each call on one line (program and arguments), and fails if the call matches `FAIL`.
+# A stand-in logs each call on one line (program and arguments), and fails if the call matches `FAIL`. It also logs the
+# name of the task that the rehearsal printed last.
 STUB = """#!/bin/sh
 echo "$(basename "$0") $*" >>"$CALLS"
+sed -n 's/^TASK \\[\\(.*\\)\\] .*/\\1/p' "$OUTPUT" | tail -n 1 >>"$CALLS.announced"
 case "$0 $*" in *"$FAIL"*) echo "it broke" >&2; exit 3 ;; esac
 case "$0 $*" in *ansible-playbook*) echo "PLAY RECAP: changed=$CHANGED" ;; esac
 """
@@ -44,28 +46,36 @@ class Place:
         environment = {
             "PATH": f"{stubs}:{BIN}:{os.environ['PATH']}",
             "CALLS": str(self.folder / "calls"),
+            "OUTPUT": str(self.folder / "output"),
             "FAIL": fail,
             "CHANGED": str(changed),
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
             "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".build" / "collections"),
         }
         given = {"__rehearse_root": str(self.folder), "__rehearse_environment": environment}
-        return subprocess.run(
-            [
-                str(BIN / "ansible-playbook"),
-                str(ROOT / "playbooks" / "rehearse.yml"),
-                "-i",
-                str(self.inventory),
-                "-e",
-                json.dumps(given),
-                *more,
-            ],
-            cwd=ROOT,
-            env={**os.environ, **{key: environment[key] for key in ("ANSIBLE_CONFIG", "ANSIBLE_COLLECTIONS_PATH")}},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command = ["ansible-playbook", str(ROOT / "playbooks" / "rehearse.yml"), "-i", str(self.inventory)]
+        own = {key: environment[key] for key in ("ANSIBLE_CONFIG", "ANSIBLE_COLLECTIONS_PATH")}
+        with open(self.folder / "output", "w") as output:
+            done = subprocess.run(
+                [str(BIN / command[0]), *command[1:], "-e", json.dumps(given), *more],
+                cwd=ROOT,
+                env={**os.environ, **own, **settings_of_make()},
+                stdout=output,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+        text = (self.folder / "output").read_text()
+        return subprocess.CompletedProcess(done.args, done.returncode, text, done.stderr)
+
+
+def settings_of_make() -> dict[str, str]:
+    """Returns the environment variables that `make rehearse` sets for ansible-playbook."""
+    shown = subprocess.run(
+        ["make", "-n", "rehearse", "INVENTORY=mine"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    line = next(one for one in shown.stdout.splitlines() if "rehearse.yml" in one)
+    return dict(re.findall(r"(ANSIBLE_\w+)=(\S+)", line))
 
 
 @pytest.fixture
@@ -159,6 +169,13 @@ def test_each_slow_step_is_announced_with_its_usual_duration(place: Place) -> No
     announced = re.findall(r"^TASK \[(.+?) \(usually (.+?)\)\]", done.stdout, re.M)
     assert [name for name, _duration in announced] == STEPS, done.stdout
     assert [one for _name, one in announced if not re.search(r"\d (seconds?|minutes?)", one)] == []
+
+
+def test_each_slow_step_is_announced_before_it_runs(place: Place) -> None:
+    """Ansible may print the name of a task only with its result. That would be no announcement."""
+    assert place.rehearse().returncode == 0
+    printed = (place.folder / "calls.announced").read_text().splitlines()
+    assert [re.sub(r" \(usually .*", "", one) for one in printed] == STEPS
 
 
 def test_failure_names_the_step_without_its_duration(place: Place) -> None:
