@@ -22,11 +22,13 @@ static const char usage[] =
     "  limits [--json]              memory limits of control groups, and what is charged to them\n"
     "  memacct-forget               lose all memory limits, as a reload of the driver does\n"
     "  memacct-drop-next            report success for the next limit that is set, but do not set it\n"
-    "  memacct-stale GPU MIB        let the next group without a limit inherit one, as misc may\n"
-    "  dead-creator on|off          grant requests in the name of a dead process\n"
+    "  memacct-stale GPU MIB        (misc) wrongly give this limit to the next control group\n"
+    "  dead-creator on|off          charge no memory to a child whose parent opened the driver and ended\n"
     "  forked-child on|off          let a forked child use the driver that its parent opened\n"
     "  limits-by-anybody on|off     let processes without CAP_SYS_ADMIN set memory limits\n"
-    "  clock real|manual|auto       choose the clock; clock advance MS moves a manual clock; clock shows the time\n"
+    "  clock real|manual|auto       choose the clock: real time; time that only clock advance moves; or time that\n"
+    "                               jumps to the next event when all processes wait\n"
+    "  clock [advance MS]           show the time, or move a manual clock\n"
     "GPU is an index or a UUID. GPUSIM_STATE and GPUSIM_PROFILE name the host's files.\n";
 
 static int die(const char *format, ...) __attribute__((format(printf, 1, 2)));

@@ -77,17 +77,18 @@ enum pace { PACE_GO, PACE_WAIT, PACE_WAIT_GATE };
  * also checks as soon as the arbiter changes the gpu page (the arbiter's page with the gate and the turns). */
 enum pace pace_decide(const struct pace_view *view, uint64_t cost, uint64_t *until);
 /*
- * Returns for how long after the start of this launch no other container uses the GPU; 0: another container may use it
- * at any time. Without an arbiter this is unknown. Then UINT64_MAX is returned, so all the measured time is charged: a
- * container never gets more than its share, and it gets less if another container is busy.
+ * Returns the time (ns) after the start of this launch in which no other container uses the GPU. The measured time of
+ * this launch is charged in full up to this time. 0: another container may use the GPU at any time. Without an arbiter
+ * the time is unknown, and UINT64_MAX is returned. Then all measured time is charged, also the part in which another
+ * container ran. So the container never gets more than its share, but it may get less.
  */
 uint64_t pace_exclusive(const struct pace_view *view, uint32_t flags);
 
 /*
  * Returns the part of the GPU's time (in millionths) that the container gets. Without an arbiter or with `force` it is
- * the container's share. With an arbiter it is the arbiter's rate, but never less than the share. The arbiter knows
- * only the share of the limits file. So if the environment has `lowered` the share, the arbiter's rate applies only
- * while the gate is open.
+ * the container's share. With an arbiter it is the arbiter's rate, but never less than the share. The arbiter reads
+ * the share in the limits file. The container's environment may have `lowered` the share, and the arbiter does not
+ * know this. Then the arbiter's rate applies only while the gate is open.
  */
 uint32_t pace_rate(uint32_t share_ppm, bool force, bool lowered, bool arbiter, const struct vgpu_gpu_page *page);
 

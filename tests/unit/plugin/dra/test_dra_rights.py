@@ -18,10 +18,10 @@ def test_granted_rights_equal_used_rights(api: ClaimApi, manager: ClaimManager, 
     manager.run_pod(pod("p", api.allocate("c", part())))
     manager.end_pod("p")
     daemon.source.xids.put((GPUS[0], 79))  # type: ignore[attr-defined]
-    until(lambda: "taints" in api.slices().get("gpu-00000000", {}), "the taint of the GPU")
+    until(lambda: "taints" in api.slices().get("gpu-00000000", {}), "the plugin to taint the GPU with an Xid")
     api.keeps = dropping("allowMultipleAllocations")
     daemon.source.xids.put((GPUS[1], 79))  # type: ignore[attr-defined]
-    until(lambda: not api.slices(), "no slices where the server drops fields")
+    until(lambda: not api.slices(), "the plugin to delete its ResourceSlices, because the server drops a field")
     used = {(one.verb, one.group, one.resource) for one in api.accesses if one.group == "resource.k8s.io"}
     granted = {one[:3] for one in grants(dra_manifests.rights("kube-system", "vgpu"), "vgpu")}
     assert used == {one for one in granted if one[1] == "resource.k8s.io"}

@@ -142,8 +142,8 @@ def misfit(gpu: Gpu, config: dict[str, Any], before: Held, requested: Device) ->
 
 def crowded(pieces: Iterable[Piece], others: Held, sm_percent: int) -> str:
     """Returns why a percent of the SMs does not fit on a GPU with equal slices. The text is empty if it fits.
-    ``pieces`` are the slices of the GPU. All containers together may get at most the sum of the percents of these
-    slices (which may exceed 100 %), or 100 % if the sum is smaller.
+    ``pieces`` are the slices of the GPU. All containers together may get the sum of the percents of these slices, but
+    at least 100 %. The sum may exceed 100 %.
     """
     shares = [one.sm_percent for one in pieces]
     most = max(WHOLE, sum(shares))
