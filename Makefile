@@ -21,7 +21,7 @@ APT_TEST  := shellcheck clang libclang-rt-dev git strace iproute2 util-linux pro
 APT_E2E   := openssl iproute2 util-linux podman mmdebstrap containernetworking-plugins
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down rehearse
+.PHONY: help demo demo-down rehearse in-checkout
 .PHONY: test test-fast test-slow gate lint unit sanity native-test integration molecule native-slow native-hostile page clients
 .PHONY: molecule-all molecule-ubuntu packages-rpm archives e2e e2e-scheduler e2e-dra e2e-136 e2e-scheduler-136 fuzz mutants bench bench-long bench-hosts gpu-check
 .PHONY: docs artefact chart images execution-environment lock native clean venv collection apt-base apt-hosts apt-test
@@ -40,8 +40,12 @@ demo-down: ## remove everything that the demo made
 # ARGS has more arguments for ansible-playbook, such as "-e rehearse_keep=true".
 # ansible.cfg hides skipped tasks, and then Ansible prints the name of a task only with its result. A rehearsal announces
 # its slow steps by these names, so here they are printed at once.
-rehearse: apt-hosts venv collection ## your inventory on simulated hosts: INVENTORY=inventories/yours (docs/rehearse.md)
+rehearse: in-checkout apt-hosts venv collection ## your inventory on simulated hosts: INVENTORY=inventories/yours (docs/rehearse.md)
 	@ANSIBLE_DISPLAY_SKIPPED_HOSTS=true $(BIN)/ansible-playbook playbooks/rehearse.yml -i $(or $(INVENTORY),$(error name your inventory: make rehearse INVENTORY=PATH)) $(ARGS)
+
+# MANIFEST.json shows an unpacked or installed artefact.
+in-checkout: ## fail in an unpacked artefact, where simulated hosts cannot be built
+	@test ! -e MANIFEST.json || { echo '$(CURDIR) is an installed collection; expected a checkout of its repository' >&2; exit 1; }
 
 # ---- gates (docs/gates.md)
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Controller side of vgpu.fleet.check_variables: checks the variables of all hosts at once, without a remote call."""
+"""Controller side of vgpu.fleet.check_variables: checks the selected tags, and the variables of all hosts at once,
+without a remote call."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import Any
 
 from ansible.plugins.action import ActionBase
 from ansible_collections.vgpu.fleet.plugins.module_utils.config.kinds import Finding
+from ansible_collections.vgpu.fleet.plugins.plugin_utils import run_tags
 from ansible_collections.vgpu.fleet.plugins.plugin_utils.desired_states import DesiredStates
 from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_check import Check, Kin, Mistake
 
@@ -19,6 +21,9 @@ class ActionModule(ActionBase):
     def run(self, tmp: Any = None, task_vars: Any = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
         task_vars = task_vars or {}
+        tags = run_tags.mistyped(task_vars, self._task.tags)
+        if tags:
+            return {"failed": True, "changed": False, "msg": f"{'; '.join(tags)} Tags: {', '.join(run_tags.VALID)}"}
         hosts = [str(host) for host in self._task.args.get("hosts") or concerned(task_vars)]
         check = Check(task_vars, self._loader, self._task.get_play())
         kins = check.kin(hosts)

@@ -21,7 +21,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.plan import plan, plugi
 from ansible_collections.vgpu.fleet.plugins.module_utils.plan import toolkit as plan_toolkit
 from ansible_collections.vgpu.fleet.plugins.module_utils.plan.driver import nvidia_driver
 from ansible_collections.vgpu.fleet.plugins.module_utils.plan.part import PRESENT
-from ansible_collections.vgpu.fleet.plugins.plugin_utils import controller, repository_key
+from ansible_collections.vgpu.fleet.plugins.plugin_utils import controller, repository_key, run_tags
 from ansible_collections.vgpu.fleet.plugins.plugin_utils.desired_states import of_check
 from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_source import Sources
 
@@ -51,6 +51,9 @@ class ActionModule(ActionBase):
         result = planned(checked["desired"], answer["state"], groups, lambda one: tell(one, sources, task_vars))
         if result["faults"]:
             result["faults"].insert(0, heading(len(result["faults"]), task_vars))
+        if result.get("steps"):
+            roles = [step["role"] for step in result["steps"]]
+            result["text"] = [*result["text"], *run_tags.unselected(roles, task_vars, self._task.tags)]
         result["warnings"] = [*(answer.get("warnings") or []), *result["warnings"]]
         return {"changed": False, **found, **result}
 

@@ -53,9 +53,11 @@ def test_report_names_unreachable_hosts(tmp_path, closed_port):
     assert written[1]["changes"] == [] and len(written[1]["history"]) == 2
 
 
-def test_report_fails_if_no_host_of_the_limit_answers(tmp_path, closed_port):
+@pytest.mark.parametrize("limit", ["gone-1", "gone-1,localhost"])
+def test_report_fails_if_no_host_of_the_limit_answers(tmp_path, closed_port, limit):
     line = f"ansible_host=127.0.0.1 ansible_port={closed_port}"
-    done = report(tmp_path, f"gone-1 {line}\nexcluded {line}\n", "--limit", "gone-1,localhost")
+    done = report(tmp_path, f"gone-1 {line}\nexcluded {line}\n", "--limit", limit)
+    assert (tmp_path / "report/fleet.html").is_file(), done.stdout
     assert done.returncode != 0, done.stdout + done.stderr
     assert "found none of: gone-1. Check" in " ".join(done.stdout.split()), done.stdout
 

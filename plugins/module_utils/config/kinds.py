@@ -45,9 +45,9 @@ EXPECTED_NAMES = dict.fromkeys(
 )
 
 
-def nearest(name: str, valid: Sequence[str]) -> str | None:
-    """Returns the valid name that a mistyped name most likely meant."""
-    close = difflib.get_close_matches(str(name), [str(one) for one in valid], n=1, cutoff=0.6)
+def nearest(name: str, valid: Sequence[str], cutoff: float = 0.6) -> str | None:
+    """Returns the valid name that a mistyped name most likely meant. ``cutoff``: least similarity, from 0 to 1."""
+    close = difflib.get_close_matches(str(name), [str(one) for one in valid], n=1, cutoff=cutoff)
     return close[0] if close else None
 
 

@@ -147,8 +147,8 @@ class Applier:
         if self.options.restart == "if_idle" and self.containers and not alive:
             raise ApplyError(
                 f"nothing was written: a restart of docker is needed (keys: {keys}) and would stop the running "
-                f"containers {', '.join(self.containers)}; stop them, set live-restore, or set the option restart to "
-                "always"
+                f"containers {', '.join(self.containers)}; stop them, set live-restore, or set the option restart "
+                "(in a role: container_runtime_restart) to always"
             )
 
     def plan(self) -> list[str]:

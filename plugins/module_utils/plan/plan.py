@@ -295,7 +295,7 @@ def device_plugin(wanted: dict[str, Any], state: dict[str, Any], desired: dict[s
             changes.append("remove this node from the DaemonSet")
         changes += undone(wanted, state)
         held = len(named_configs.held(state)) if changes else 0
-        notes = [f"{held} containers use slices; their allocations end"] if held else []
+        notes = [f"containers that use slices, and whose allocations end: {held}"] if held else []
         faults = claims.faults_of_absence(state) if changes else []
         return Part("the device plugin is to be absent", changes, bool(held), notes, faults)
     resources = named_configs.resources(desired)
@@ -344,8 +344,8 @@ def _device_plugin(wanted: dict[str, Any], state: dict[str, Any], desired: dict[
         changes.append(f"replace {wanted['unit']} by the DaemonSet")
     if changes:
         held = named_configs.reshaped(wanted["config_path"], desired, state)
-        notes = [f"{held} containers hold slices of the former size until they end"] if held else []
-        return Part("the device plugin or its configuration differs", changes, bool(held), notes)
+        notes = [f"containers that keep slices of their former size until they end: {held}"] if held else []
+        return Part("the device plugin or its configuration differs", changes, warnings=notes)
     return _plugin_running(wanted, unit, state, on_disk)
 
 

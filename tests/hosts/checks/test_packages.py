@@ -52,10 +52,12 @@ def role(name: str, folder: Path, *options: str, **variables: Any) -> subprocess
     )
 
 
-def state(node: Node) -> tuple[str, str]:
-    """Return every file in the folders that roles write to, with its digest, and the state of every package."""
-    files = node.shell(f"find {LOOKED_AT} -xdev -type f ! -path '*__pycache__*' -exec sha256sum {{}} + | sort -k2")
-    return files, node.run("dpkg-query", "-W", "-f", "${Package} ${Status} ${Version}\n")
+def state(node: Node) -> set[str]:
+    """Return a line for every file in the folders that roles write to, with its digest, and for the state of every
+    package. A failed comparison of two sets shows the lines that differ.
+    """
+    files = node.shell(f"find {LOOKED_AT} -xdev -type f ! -path '*__pycache__*' -exec sha256sum {{}} +")
+    return {*files.splitlines(), *node.run("dpkg-query", "-W", "-f", "${Package} ${Status} ${Version}\n").splitlines()}
 
 
 def signed(node: Node, folder: Path) -> dict[str, str]:

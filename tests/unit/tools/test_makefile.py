@@ -48,3 +48,13 @@ def test_help_has_one_line_for_each_target() -> None:
 def test_all_targets_are_phony() -> None:
     made = {name for targets in rules() for name in targets.split()}
     assert made == set(phony())
+
+
+def test_rehearsal_of_an_unpacked_artefact_is_refused_before_anything_is_installed(tmp_path: Path) -> None:
+    (tmp_path / "Makefile").write_text(MAKEFILE)
+    (tmp_path / "MANIFEST.json").touch()
+    command = ["make", "-C", str(tmp_path), "rehearse", "INVENTORY=inventory"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert f"{tmp_path} is an installed collection; expected a checkout" in done.stderr
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["MANIFEST.json", "Makefile"]
