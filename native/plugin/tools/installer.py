@@ -9,6 +9,7 @@ version that it points to stay unchanged. All other versions are removed, except
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import shutil
@@ -40,12 +41,15 @@ def main() -> int:
     with zipfile.ZipFile(os.path.dirname(os.path.abspath(__file__))) as archive:
         version = json.loads(archive.read("about.json"))["version"]
         target = os.path.join(given.root, version)
-        if os.path.exists(os.path.join(target, ".complete")):
-            print(f"{target} is there")
-            return 0
-        shutil.rmtree(target, ignore_errors=True)
         try:
             os.makedirs(given.root, exist_ok=True)
+            # If a run of site.yml is killed, its installer goes on, and the next run's would delete its files. The lock
+            # ends with this process, and leaves no file.
+            fcntl.flock(os.open(given.root, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_EX)
+            if os.path.exists(os.path.join(target, ".complete")):
+                print(f"{target} is there")
+                return 0
+            shutil.rmtree(target, ignore_errors=True)
             with tempfile.TemporaryDirectory() as scratch:
                 archive.extractall(scratch)
                 install(target, scratch)

@@ -56,7 +56,7 @@ def state(node: Node) -> set[str]:
     """Return a line for every file in the folders that roles write to, with its digest, and for the state of every
     package. A failed comparison of two sets shows the lines that differ.
     """
-    files = node.shell(f"find {LOOKED_AT} -xdev -type f ! -path '*__pycache__*' -exec sha256sum {{}} +")
+    files = node.shell(f"find {LOOKED_AT} -xdev -type f ! -path '*__pycache__*' -exec sha256sum {{}} + | sort -k2")
     return {*files.splitlines(), *node.run("dpkg-query", "-W", "-f", "${Package} ${Status} ${Version}\n").splitlines()}
 
 
