@@ -45,7 +45,7 @@ rehearse: in-checkout apt-hosts venv collection ## your inventory on simulated h
 
 # MANIFEST.json shows an unpacked or installed artefact.
 in-checkout: ## fail in an unpacked artefact, where simulated hosts cannot be built
-	@test ! -e MANIFEST.json || { echo '$(CURDIR) is an installed collection; expected a checkout of its repository' >&2; exit 1; }
+	@test ! -e MANIFEST.json || { echo '$(CURDIR) is an installed collection; expected a checkout of its repository; clone it and run make there' >&2; exit 1; }
 
 # ---- gates (docs/gates.md)
 
