@@ -269,7 +269,7 @@ def _until_free(pieces: list[sharing.Piece], seen: dict[str, Any], answer: dict[
             remedy = "systemctl restart vgpu-device-plugin"
             _differ(answer["drift"], "split", uuid, f"{len(wanted)} slices", f"{now}, none of them in use", remedy)
             continue
-        remedy = f"nothing to do: the GPU changes its split when the {held} slices in use are free"
+        remedy = f"nothing to do: the GPU changes its split when its slices in use ({held}) are free"
         _differ(answer["notes"], "split", uuid, f"{len(wanted)} slices", now, remedy)
         before = [sharing.Piece(**{key: one[key] for key in sharing.Piece._fields}) for one in made]
         at = pieces.index(wanted[0]) if wanted else len(pieces)

@@ -98,7 +98,7 @@ def warnings(desired: dict[str, Any], state: dict[str, Any]) -> list[str]:
     holders = 0 if _had_claims(state) else len(named_configs.held(state))
     if holders:
         found.append(
-            f"{holders} containers have slices from the device plugin; their GPUs take no claims until these "
+            f"containers with slices from the device plugin: {holders}; their GPUs take no claims until these "
             "containers end"
         )
     return found

@@ -233,7 +233,7 @@ def vcuda(wanted: dict[str, Any], state: dict[str, Any], desired: dict[str, Any]
         if unit.get("present"):
             changes.append("remove {}".format(wanted["arbiter_unit"]))
         held = len(named_configs.held(state)) if changes else 0
-        notes = [f"{held} containers mount the library; they cannot be started again"] if held else []
+        notes = [f"containers that mount the library and cannot be started again: {held}"] if held else []
         return Part("the library is to be absent", changes, bool(held), notes)
     changes = []
     reason = "the library is not current"

@@ -73,7 +73,7 @@ def test_chinese_readme_matches_the_english_readme() -> None:
         ("vgpu_split_count: 7 ", "vgpu_split_count: 8 ", "code block"),
         ("## Licence", "### Licence", "levels of headings"),
         ("(docs/variables.md)", "(docs/other.md)", "links"),
-        ("docker 26.1", "docker 26.2", "figures"),
+        ("docker 20.10", "docker 20.11", "figures"),
         ("| time-slicing, MIG, MPS |", "time-slicing, MIG, MPS |", "rows of tables"),
         ("28 bypasses", "29 bypasses", "figures"),
     ],

@@ -7,23 +7,23 @@
 #include "real.h"
 
 typedef void *(*dlopen_type)(const char *, int);
-dlsym_type vgpu_real_dlsym;
-dlvsym_type vgpu_real_dlvsym;
-static dlopen_type found_dlopen;
+/* Several threads may look these up at once, because all of them store the same values. */
+_Atomic(dlsym_type) vgpu_real_dlsym;
+_Atomic(dlvsym_type) vgpu_real_dlvsym;
+static _Atomic(dlopen_type) found_dlopen;
 
 void loader_ready(void)
 {
-    /* Since glibc 2.34 these functions are in libc, before that in libdl. All threads store the same values here. */
+    /* Since glibc 2.34 these functions are in libc, before that in libdl. vgpu_real_dlsym is stored last: if it is not
+     * NULL, the others are valid too. */
     static const char *const homes[] = {"libc.so.6", "libdl.so.2"};
-    if (__atomic_load_n(&vgpu_real_dlsym, __ATOMIC_ACQUIRE))
-        return;
     for (int i = 0; i < 2 && !vgpu_real_dlsym; i++) {
         struct object libc;
         if (!object_with_soname(homes[i], &libc))
             continue;
         found_dlopen = (dlopen_type)object_symbol(&libc, "dlopen");
         vgpu_real_dlvsym = (dlvsym_type)object_symbol(&libc, "dlvsym");
-        __atomic_store_n(&vgpu_real_dlsym, (dlsym_type)object_symbol(&libc, "dlsym"), __ATOMIC_RELEASE);
+        vgpu_real_dlsym = (dlsym_type)object_symbol(&libc, "dlsym");
     }
 }
 
@@ -68,12 +68,14 @@ void *real_dlsym(void *handle, const char *name)
 {
     watch_loader("dlsym");
     loader_ready();
-    return vgpu_real_dlsym ? vgpu_real_dlsym(handle, name) : NULL;
+    dlsym_type function = vgpu_real_dlsym;
+    return function ? function(handle, name) : NULL;
 }
 
 void *real_dlopen(const char *path, int flags)
 {
     watch_loader("dlopen");
     loader_ready();
-    return found_dlopen ? found_dlopen(path, flags) : NULL;
+    dlopen_type function = found_dlopen;
+    return function ? function(path, flags) : NULL;
 }

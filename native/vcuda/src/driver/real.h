@@ -102,8 +102,8 @@ bool nvml_load(void);    /* Loads and initialises NVML for this library's own qu
 
 typedef void *(*dlsym_type)(void *, const char *);
 typedef void *(*dlvsym_type)(void *, const char *, const char *);
-extern dlsym_type vgpu_real_dlsym; /* NULL before loader_ready() was called. */
-extern dlvsym_type vgpu_real_dlvsym;
+extern _Atomic(dlsym_type) vgpu_real_dlsym; /* NULL before loader_ready() was called. */
+extern _Atomic(dlvsym_type) vgpu_real_dlvsym;
 void loader_ready(void); /* Finds libc's dlsym and dlvsym. Only the first call has an effect. */
 void *real_dlsym(void *handle, const char *name);
 void *real_dlopen(const char *path, int flags);

@@ -61,7 +61,7 @@ WARNED = [
     ({}, ""),
     ({"kubelet": (1, 35)}, "DRAConsumableCapacity"),
     ({"kubelet_engine": {"engine": "docker"}}, "cri-dockerd"),
-    (allocations(("kubelet", ""), ("lease", "")), "1 containers have slices from the device plugin"),
+    (allocations(("kubelet", ""), ("lease", "")), "containers with slices from the device plugin: 1;"),
     # The node allocated by claims before, so no container has slices from the device plugin.
     ({**allocations(("kubelet", "")), "node_config.text": WITH_CLAIMS}, ""),
 ]

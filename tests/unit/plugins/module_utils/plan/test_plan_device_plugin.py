@@ -132,7 +132,7 @@ HOLDERS = [
     ),
     ({"vgpu_split_count": 4}, [BY_NAME], "containers that keep slices of their former size until they end: 1"),
     ({"device_plugin_state": "absent"}, [ENGINE], "containers that use slices, and whose allocations end: 1"),
-    ({"vcuda_state": "absent"}, [BY_NAME], "1 containers mount the library"),
+    ({"vcuda_state": "absent"}, [BY_NAME], "containers that mount the library and cannot be started again: 1"),
     ({"vgpu_split_count": 4}, [], ""),
     ({"vgpu_memory_scaling": 2}, [POD_A], "containers that keep slices of their former size until they end: 1"),
     ({"vgpu_cores_scaling": 1}, [POD_A], "former size until they end: 1"),
@@ -143,7 +143,7 @@ HOLDERS = [
     ({"device_plugin_version": "0.2.0"}, [POD_A], ""),
     ({"device_plugin_state": "absent"}, [POD_A, LEASE], "containers that use slices, and whose allocations end: 1"),
     ({"device_plugin_state": "absent"}, [LEASE], ""),
-    ({"vcuda_state": "absent"}, [POD_A], "1 containers mount the library"),
+    ({"vcuda_state": "absent"}, [POD_A], "containers that mount the library and cannot be started again: 1"),
     ({"vcuda_state": "absent"}, [], ""),
 ]
 
