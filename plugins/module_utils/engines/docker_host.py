@@ -17,6 +17,10 @@ from typing import Any, Callable
 from ..host import host as hardware
 from . import docker_api
 
+# dockerd's message if its socket unit is active and has no open socket. Seen on Ubuntu 24.04 after docker.io was
+# removed and installed again, and after its first installation on a busy host.
+SOCKETS_LOST = "no sockets found via socket activation"
+
 
 class DockerHostError(Exception):
     """The daemon refused or failed."""
@@ -109,10 +113,22 @@ class DockerHost:
         self.systemctl("reload")
 
     def restart(self) -> None:
-        # Clear the unit's failure counter. Otherwise systemd does not start a unit that failed several times within a
-        # minute.
+        """Restarts the service. If systemd has lost the sockets of the service's socket unit, both are started anew."""
+        self.forget_failures()
+        try:
+            self.systemctl("restart")
+        except DockerHostError as fault:
+            if SOCKETS_LOST not in str(fault):
+                raise
+            # The socket unit opens its sockets only when it starts, and systemd starts it only if the service is
+            # stopped.
+            run(["systemctl", "stop", self.service + ".service", self.service + ".socket"])
+            self.forget_failures()
+            self.systemctl("restart")
+
+    def forget_failures(self) -> None:
+        """Clears the unit's failure counter. systemd does not start a unit that failed several times in a minute."""
         run(["systemctl", "reset-failed", self.service + ".service"])
-        self.systemctl("restart")
 
     def systemctl(self, verb: str) -> None:
         code, text = run(["systemctl", verb, self.service + ".service"])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests that the running containers are also found if dockerd does not respond: by the containerd-shim process of each
-container.
+container; and which commands a restart runs.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ansible_collections.vgpu.fleet.plugins.module_utils.engines.docker_host import DockerHost
+from ansible_collections.vgpu.fleet.plugins.module_utils.engines import docker_host
+from ansible_collections.vgpu.fleet.plugins.module_utils.engines.docker_host import DockerHost, DockerHostError
 
 ID = "4f1c" * 16
 # Command lines of containerd-shim processes: SHIM as a current containerd starts them, OLD as an old containerd does.
@@ -41,3 +42,43 @@ def test_containers_of_a_daemon_that_does_not_answer(
     (tmp_path / "self").mkdir()
     host = DockerHost(address=str(tmp_path / "no socket"), proc=str(tmp_path))
     assert host.containers(answers) == containers
+
+
+RESET = "systemctl reset-failed docker.service"
+RESTART = "systemctl restart docker.service"
+STOP = "systemctl stop docker.service docker.socket"
+LOST = "failed to load listeners: no sockets found via socket activation: make sure the service was started by systemd"
+OTHER = "unable to configure the Docker daemon with file /etc/docker/daemon.json"
+# columns: the last message in docker's journal at each restart that fails; expected commands; whether docker runs
+RESTARTS = [
+    ([], [RESET, RESTART], True),
+    ([OTHER], [RESET, RESTART], False),
+    ([LOST], [RESET, RESTART, STOP, RESET, RESTART], True),
+    ([LOST, LOST], [RESET, RESTART, STOP, RESET, RESTART], False),
+]
+
+
+@pytest.mark.parametrize(("faults", "commands", "runs"), RESTARTS)
+def test_a_restart_opens_lost_sockets_again(
+    monkeypatch: pytest.MonkeyPatch, faults: list[str], commands: list[str], runs: bool
+) -> None:
+    left, called = list(faults), []
+    journal: list[str] = []
+
+    def run(arguments: list[str], timeout: float = 120.0) -> tuple[int, str]:
+        line = " ".join(arguments)
+        if arguments[0] == "journalctl":
+            return 0, "\n".join(journal)
+        called.append(line)
+        if line == RESTART and left:
+            journal.append(left.pop(0))
+            return 1, "Job for docker.service failed"
+        return 0, ""
+
+    monkeypatch.setattr(docker_host, "run", run)
+    if runs:
+        DockerHost().restart()
+    else:
+        with pytest.raises(DockerHostError, match=faults[-1]):
+            DockerHost().restart()
+    assert called == commands
