@@ -113,7 +113,7 @@ class DockerHost:
         self.systemctl("reload")
 
     def restart(self) -> None:
-        """Restarts the service. If systemd has lost the sockets of the service's socket unit, both are started anew."""
+        """Restarts the service. Stops and starts it together with its socket unit if systemd has lost the sockets."""
         self.forget_failures()
         try:
             self.systemctl("restart")
