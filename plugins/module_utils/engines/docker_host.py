@@ -68,15 +68,17 @@ class DockerHost:
         self.systemctl("enable")
 
     def argv(self) -> list[str]:
-        """Returns the command line of the running daemon process, in which systemd has expanded the unit's
-        variables.
+        """Returns the command line of the running daemon process, in which systemd has expanded the unit's variables.
+        Empty if no daemon runs. While systemd 255 or newer starts the daemon, its process is systemd-executor, whose
+        options are not the daemon's.
         """
         pid = self.unit().get("MainPID", "0")
         try:
-            with open(f"/proc/{int(pid)}/cmdline", "rb") as stream:
-                return [word.decode("utf-8", "replace") for word in stream.read().split(b"\0")[:-1]]
+            with open(os.path.join(self.proc, str(int(pid)), "cmdline"), "rb") as stream:
+                words = [word.decode("utf-8", "replace") for word in stream.read().split(b"\0")[:-1]]
         except (OSError, ValueError):
             return []
+        return words if words and "dockerd" in os.path.basename(words[0]) else []
 
     def info(self, timeout: float = docker_api.ANSWER_S) -> dict[str, Any] | None:
         """Returns the result of ``docker info``, or None if the daemon does not answer within so many seconds."""

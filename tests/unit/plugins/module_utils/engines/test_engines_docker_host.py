@@ -82,3 +82,26 @@ def test_a_restart_opens_lost_sockets_again(
         with pytest.raises(DockerHostError, match=faults[-1]):
             DockerHost().restart()
     assert called == commands
+
+
+DAEMON = "/usr/bin/dockerd -H fd:// --containerd=/run/containerd/containerd.sock"
+# columns: command line of the service's main process, None if it has none; expected command line of the daemon
+MAIN_PROCESSES = [
+    (None, []),
+    ("", []),
+    (DAEMON, DAEMON.split()),
+    ("/opt/docker/dockerd-current --debug", ["/opt/docker/dockerd-current", "--debug"]),
+    ("/usr/lib/systemd/systemd-executor --deserialize 35 --log-level info --log-target journal", []),
+]
+
+
+@pytest.mark.parametrize(("line", "argv"), MAIN_PROCESSES)
+def test_command_line_is_only_the_daemons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str | None, argv: list[str]
+) -> None:
+    if line is not None:
+        (tmp_path / "4711").mkdir()
+        (tmp_path / "4711" / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in line.split()))
+    host = DockerHost(proc=str(tmp_path))
+    monkeypatch.setattr(host, "unit", lambda: {"MainPID": "4711"})
+    assert host.argv() == argv
