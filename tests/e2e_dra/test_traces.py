@@ -81,11 +81,11 @@ class RealKubelet:
     def wait_ended(self, name: str) -> None:
         pods.Pod(self.cluster, name).wait_phase("Succeeded")
 
-    def why_not(self, name: str) -> str:
+    def why_not(self, name: str, lasting: bool = False) -> str:
         def said() -> str:
             for one in self.cluster.api.get("/api/v1/namespaces/default/events")["items"]:
                 # The node authorizer may learn of a new pod later than the kubelet, which then tries again.
-                known = "no relationship found" not in one["message"]
+                known = "no relationship found" not in one["message"] and one["count"] > lasting
                 if known and one["involvedObject"]["name"] == name and one["reason"] == "FailedPrepareDynamicResources":
                     return one["message"]
             return ""
@@ -184,4 +184,5 @@ def test_kubelet_asks_for_claims_as_recorded(story: scenario.Story, cluster: Clu
     steps = story.tell()
     if os.environ.get("VGPU_E2E_RECORD"):
         scenario.TRACE.write_text(json.dumps({"kubelet": version, "steps": steps}, indent=1, sort_keys=True) + "\n")
-    assert scenario.differences(scenario.recorded()["steps"], steps) == []
+    found = scenario.differences(scenario.recorded()["steps"], steps)
+    assert not found, "\n".join(found)

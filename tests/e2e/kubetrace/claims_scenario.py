@@ -42,8 +42,10 @@ class Kubelet(Protocol):
     def wait_ended(self, name: str) -> None:
         """Waits until the containers of the pod have exited; its object stays."""
 
-    def why_not(self, name: str) -> str:
-        """Returns the kubelet's message why it does not start the pod."""
+    def why_not(self, name: str, lasting: bool = False) -> str:
+        """Returns the kubelet's message why it does not start the pod. ``lasting``: waits for a message that the
+        kubelet repeats. A busy API server can cause another one before it, which no later try has.
+        """
 
     def injected(self, name: str) -> dict[str, list[str]]:
         """Returns container → CDI ids that the kubelet passed to the runtime."""
@@ -123,12 +125,12 @@ class Story:
         """Returns container → sorted CDI ids; the kubelet keeps a pod's claims in an unordered set."""
         return {container: sorted(ids) for container, ids in self.kubelet.injected(name).items()}
 
-    def why_not(self, name: str) -> str:
+    def why_not(self, name: str, lasting: bool = False) -> str:
         """Returns the kubelet's message why the pod does not start, with each claim's uid replaced by the claim's name.
 
         For a failed connection only the error code remains, because the rest of the text depends on the gRPC version.
         """
-        text = self.kubelet.why_not(name)
+        text = self.kubelet.why_not(name, lasting)
         for uid, claim in self.plugin.names.items():
             text = text.replace(uid, f"<uid of {claim}>")
         return re.sub(r"(code = Unavailable) .*", r"\1", text, flags=re.DOTALL)
@@ -233,7 +235,8 @@ class Story:
         kubelet.look()
         self.make("late", self.claim("new"))
         self.make("third", "one")
-        self.step("pods late and third wait while the driver is stopped", [self.why_not("late"), self.why_not("third")])
+        reasons = [self.why_not(name, lasting=True) for name in ("late", "third")]
+        self.step("pods late and third wait while the driver is stopped", reasons)
         until(lambda: not kubelet.published(), "deletion of the ResourceSlices of the stopped driver")
         self.step("the kubelet deletes the ResourceSlices of the stopped driver")
         plugin.serve(V1BETA1_FIRST)

@@ -195,9 +195,12 @@ def test_kernel_draws_its_duration_from_a_range(make_host):
 
 def test_host_function_blocks_its_stream(host):
     a = host.start()
-    a.ask("cu.context(); s = cu.stream(1); k = cu.kernel(10); seen = []")
-    a.ask("call = ctypes.CFUNCTYPE(None, PTR)(lambda data: seen.append(cu.raw('cuEventQuery', after)))")
-    a.ask("cu.launch(k, s); cu.cuLaunchHostFunc(s, call, None); after = cu.event(s); cu.cuStreamSynchronize(s)")
+    a.ask("cu.context(); s = cu.stream(1); k = cu.kernel(10); seen = []; recorded = __import__('threading').Event()")
+    # The function waits until the event behind it in the stream is recorded.
+    query = "seen.append(recorded.wait(60) and cu.raw('cuEventQuery', after))"
+    a.ask(f"call = ctypes.CFUNCTYPE(None, PTR)(lambda data: {query})")
+    a.ask("cu.launch(k, s); cu.cuLaunchHostFunc(s, call, None); after = cu.event(s); recorded.set()")
+    a.ask("cu.cuStreamSynchronize(s)")
     assert a.ask("seen") == [600]
 
 

@@ -68,7 +68,7 @@ class Double:
     def wait_ended(self, name: str) -> None:
         assert name not in self.manager.pods
 
-    def why_not(self, name: str) -> str:
+    def why_not(self, name: str, lasting: bool = False) -> str:
         return self._refused[name]
 
     def injected(self, name: str) -> dict[str, list[str]]:
