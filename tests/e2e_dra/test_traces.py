@@ -85,7 +85,8 @@ class RealKubelet:
         def said() -> str:
             for one in self.cluster.api.get("/api/v1/namespaces/default/events")["items"]:
                 # The node authorizer may learn of a new pod later than the kubelet, which then tries again.
-                known = "no relationship found" not in one["message"] and one["count"] > lasting
+                # Other components write events without a count.
+                known = "no relationship found" not in one["message"] and one.get("count", 1) > lasting
                 if known and one["involvedObject"]["name"] == name and one["reason"] == "FailedPrepareDynamicResources":
                     return one["message"]
             return ""

@@ -81,6 +81,12 @@ EVENTS = [("alone", 1, 80), ("share", 600, 800), ("waits", 1200, 1440), ("low", 
 EVENTS += [("mid", 2, 8), ("midlow", 12, 20), ("midtiny", 28, 40), ("long", 120, 130)]
 
 
+def events(flows: Path, what: str) -> int:
+    done = subprocess.run([flows, what], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return int(done.stdout)
+
+
 @pytest.mark.parametrize(("what", "least", "most"), EVENTS)
 def test_program_records_few_events_unless_accuracy_needs_them(flows: Path, what: str, least: int, most: int) -> None:
     """Each event costs time on the host and on the GPU: on an H200 two events for each launch halved a program's speed.
@@ -89,11 +95,7 @@ def test_program_records_few_events_unless_accuracy_needs_them(flows: Path, what
     a segment contains at most half of this work. Around a long kernel events cost little, so each long kernel is
     measured alone. A program that waits for a processor pauses for longer than it wants, which ends segments. So the
     run with the fewest events of three counts."""
-    counts = []
-    for _ in range(3):
-        done = subprocess.run([flows, what], capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 0, done.stderr[-2000:]
-        counts.append(int(done.stdout))
+    counts = [events(flows, what) for turn in range(3)]
     assert least <= min(counts) <= most, counts
 
 
