@@ -18,7 +18,7 @@ from ..host import host as hardware
 from . import docker_api
 
 # dockerd's message if its socket unit is active and has no open socket. Seen on Ubuntu 24.04 after docker.io was
-# removed and installed again, and after its first installation on a busy host.
+# removed and installed again.
 SOCKETS_LOST = "no sockets found via socket activation"
 
 
