@@ -44,7 +44,7 @@ class Kubelet(Protocol):
 
     def why_not(self, name: str, lasting: bool = False) -> str:
         """Returns the kubelet's message why it does not start the pod. ``lasting``: waits for a message that the
-        kubelet repeats. A busy API server can cause another one before it, which no later try has.
+        kubelet repeats. Under load another one was seen before it, whose text is not known.
         """
 
     def injected(self, name: str) -> dict[str, list[str]]:
