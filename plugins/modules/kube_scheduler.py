@@ -135,7 +135,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.kube import apply as kube_apply
 from ..module_utils.kube import client as kube_client
-from ..module_utils.kube import mount_policy, rollout, scheduler_manifests
+from ..module_utils.kube import mount_policy, rollout, scheduler_desired, scheduler_manifests
 
 # First version whose API server keeps a webhook's matchConditions, which select GPU pods.
 MATCH_CONDITIONS = (1, 28, 0)
@@ -149,7 +149,7 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
     params = module.params
     numbers = kube_apply.numbers(api.get("/version") or {})
     tag = "v{}.{}.{}".format(*numbers)
-    desired = scheduler_manifests.Desired(
+    desired = scheduler_desired.Desired(
         params["image"] or "",
         f"{params['kube_scheduler_repository']}:{tag}",
         params["namespace"],
@@ -189,19 +189,19 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
     }
 
 
-def wait(module: AnsibleModule, api: kube_client.Api, desired: scheduler_manifests.Desired) -> None:
+def wait(module: AnsibleModule, api: kube_client.Api, desired: scheduler_desired.Desired) -> None:
     """Waits for the scheduler. Fails if its pods do not run in time or a pod that requests memory is not admitted."""
     seconds, place = module.params["rollout"], f"namespaces/{desired.namespace}"
     said = rollout.wait(
         api,
-        f"/apis/apps/v1/{place}/deployments/{scheduler_manifests.NAME}",
+        f"/apis/apps/v1/{place}/deployments/{scheduler_desired.NAME}",
         f"/api/v1/{place}/pods",
-        f"app.kubernetes.io/name={scheduler_manifests.NAME}",
+        f"app.kubernetes.io/name={scheduler_desired.NAME}",
         seconds,
     )
     if said:
         module.fail_json(msg="\n".join([f"vgpu-scheduler does not run, after {seconds} s at most:", *said]))
-    memory = scheduler_manifests.resource_names(desired.config)[2]
+    memory = scheduler_desired.resource_names(desired.config)[2]
     fault, doubt = rollout.admission(api, memory, desired.scheduler_name, seconds)
     if fault:
         module.fail_json(msg=f"vgpu-scheduler runs, but pods that request {memory} are not assigned to it: {fault}")

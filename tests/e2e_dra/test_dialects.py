@@ -20,7 +20,7 @@ from kubebox.cluster import SERVER, Cluster
 from kubebox.gpunode import MIB, GpuNode
 from kubebox.process import Service, until
 from vgpu_plugin._shared.kube import scheduler_manifests
-from vgpu_plugin._shared.kube.scheduler_manifests import NAME, Desired
+from vgpu_plugin._shared.kube.scheduler_desired import NAME, Desired
 
 ROOT = PLUGIN.parents[1]
 FILL = ("fill", "take", "1")

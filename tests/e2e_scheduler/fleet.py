@@ -20,7 +20,7 @@ from kubebox.api import ApiError
 from kubebox.cluster import PODS, SERVER, Cluster
 from kubebox.process import Service, until
 from vgpu_plugin._shared.kube import scheduler_manifests
-from vgpu_plugin._shared.kube.scheduler_manifests import NAME, Desired
+from vgpu_plugin._shared.kube.scheduler_desired import NAME, Desired
 from vgpu_plugin._shared.pods import annotations as pod_annotations
 from vgpu_plugin._shared.pods.annotations import NodeGpu
 

@@ -16,7 +16,7 @@ from fleet import Fleet
 from kubebox.api import ApiError
 from kubebox.cluster import SERVER
 from vgpu_plugin._shared.kube import scheduler_manifests
-from vgpu_plugin._shared.kube.scheduler_manifests import Desired
+from vgpu_plugin._shared.kube.scheduler_desired import Desired
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMESPACE = "other"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from plugins.module_utils.config import node_config
 from plugins.module_utils.config import variables as schema
-from plugins.module_utils.kube import chart_manifests, device_plugin_manifests, scheduler_manifests
+from plugins.module_utils.kube import chart_manifests, device_plugin_manifests, scheduler_desired
 from plugins.module_utils.pods.resources import Config
 
 # Group variables that only a controller or a playbook run uses; a chart cannot set them.
@@ -125,7 +125,7 @@ def scheduler_objects(values: dict[str, Any], namespace: str) -> list[dict[str, 
     """Returns the objects of the scheduler, even if ``scheduler.enabled`` is false."""
     own = values["scheduler"]
     config = {**own["config"], "resourceNames": names(values)}
-    desired = scheduler_manifests.Desired(
+    desired = scheduler_desired.Desired(
         own["image"],
         own["kubeSchedulerImage"],
         namespace,

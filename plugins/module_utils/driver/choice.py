@@ -10,53 +10,16 @@ from typing import Any, NamedTuple, Sequence
 
 from ..host import distribution
 from ..host.distribution import System
+from . import host_files
 from . import packages as driver_packages
 from . import support as driver_support
-from .facts import NOUVEAU_FILE
 
 SOURCES = ("distribution", "cuda", "mirror", "file", "present")
-# This file keeps the kernel's own GPU drivers from binding the GPUs: nouveau, and nova, which replaces it in new
-# kernels.
-NOUVEAU_TEXT = """\
-# Managed by vgpu.fleet: the GPUs belong to NVIDIA's driver.
-blacklist nouveau
-options nouveau modeset=0
-blacklist nova_core
-blacklist nova_drm
-"""
-GRIDD_FILE = "/etc/nvidia/gridd.conf"
-TOKEN_FILE = "/etc/nvidia/ClientConfigToken/client_configuration_token_vgpu.tok"
-# NVIDIA's documentation uses 0744, with which every user of the host can read the token. 0600 suffices, because
-# nvidia-gridd, which reads it, runs as root.
-TOKEN_MODE = "0600"
-# Drop-in that turns persistence mode on: Ubuntu's unit starts the daemon with it off, so the driver does not stay
-# loaded.
-PERSISTENCE_FILE = "/etc/systemd/system/nvidia-persistenced.service.d/vgpu.conf"
-PERSISTENCE_TEXT = """\
-# Managed by vgpu.fleet: the driver stays loaded while no program uses a GPU.
-[Unit]
-StopWhenUnneeded=no
-
-[Service]
-ExecStart=
-ExecStart=/usr/bin/nvidia-persistenced --user nvidia-persistenced --persistence-mode --verbose
-"""
-# Files that their service reads only at its start, so a change needs a restart.
-REREADS = {"nvidia-gridd.service": [GRIDD_FILE, TOKEN_FILE], "nvidia-persistenced.service": [PERSISTENCE_FILE]}
-FEATURE_TYPES = {"unlicensed": 0, "vgpu": 1, "vws": 2, "vcs": 4}
-
 SUBNET_MANAGER = "nvlsm"
-UNSUPPORTED_FILE = "/etc/modprobe.d/vgpu-unsupported.conf"
-# These settings choose the kernel controller that counts video memory for limits that the driver enforces (branch 615
-# and newer).
-MEMACCT_FILE = "/etc/modprobe.d/vgpu-memacct.conf"
-MEMACCT = {"off": 0, "misc": 1, "dmem": 2, "auto": 3}
-MEMACCT_BRANCH = 615
 # Modules to load, in this order; the kernel loads NVIDIA's other modules as their dependencies.
 MODULES = ["nvidia", "nvidia_uvm", "nvidia_modeset"]
-# The units, files and packages that a decision may depend on. All are read in advance, because it is not known yet
-# which of them count on this host.
-FILES = [NOUVEAU_FILE, UNSUPPORTED_FILE, MEMACCT_FILE, GRIDD_FILE, TOKEN_FILE, PERSISTENCE_FILE]
+# The units and packages that a decision may depend on, as host_files.FILES are the files. All are read in advance,
+# because it is not known yet which of them count on this host.
 UNITS = ["nvidia-persistenced.service", "nvidia-fabricmanager.service", "nvidia-gridd.service"]
 PACKAGE_PATTERNS = ["*nvidia*", "libcuda1", "linux-*", "kernel-devel*", "kernel-*-devel", "kernel-headers", "nvlsm"]
 
@@ -160,12 +123,16 @@ def inputs(wanted: dict[str, Any]) -> list[str]:
             "nvidia_driver_vgpu_guest: a vGPU guest needs NVIDIA's guest driver of its host's branch, and no public "
             "repository has that driver; set nvidia_driver_source to mirror or file"
         )
-    if wanted["memacct"] not in ("", *MEMACCT):
-        said.append(f"nvidia_driver_memacct: expected one of {', '.join(MEMACCT)}, found {wanted['memacct']}")
-    elif wanted["memacct"] and branch.isdigit() and int(branch) < MEMACCT_BRANCH:
-        said.append(f"nvidia_driver_memacct has no effect on branch {branch}; expected {MEMACCT_BRANCH} or newer")
-    if wanted["vgpu_feature"] not in FEATURE_TYPES:
-        features = ", ".join(FEATURE_TYPES)
+    if wanted["memacct"] not in ("", *host_files.MEMACCT):
+        said.append(
+            f"nvidia_driver_memacct: expected one of {', '.join(host_files.MEMACCT)}, found {wanted['memacct']}"
+        )
+    elif wanted["memacct"] and branch.isdigit() and int(branch) < host_files.MEMACCT_BRANCH:
+        said.append(
+            f"nvidia_driver_memacct has no effect on branch {branch}; expected {host_files.MEMACCT_BRANCH} or newer"
+        )
+    if wanted["vgpu_feature"] not in host_files.FEATURE_TYPES:
+        features = ", ".join(host_files.FEATURE_TYPES)
         said.append(f"nvidia_driver_vgpu_feature: expected one of {features}, found {wanted['vgpu_feature']}")
     return said
 
@@ -230,9 +197,7 @@ def _install(host: System, state: dict[str, Any], wanted: dict[str, Any]) -> Cho
                 f"the NVSwitches of this host use NVLink 5, so the fabric manager also needs {SUBNET_MANAGER} and "
                 "infiniband-diags (CUDA repository) and the kernel module ib_umad; this role does not install them"
             )
-    files, initramfs, arguments = _host_files(host, wanted, kind)
-    if wanted["memacct"] and kind != "none":
-        files[MEMACCT_FILE] = memacct_conf(wanted["memacct"], str((state.get("driver") or {}).get("registry") or ""))
+    files, initramfs, arguments = host_files.of_host(host, wanted, kind, str(driver.get("registry") or ""))
     if wanted["vgpu_guest"]:
         services.append("nvidia-gridd.service")
     if refusals:
@@ -251,7 +216,7 @@ def _install(host: System, state: dict[str, Any], wanted: dict[str, Any]) -> Cho
         initramfs=initramfs,
         kernel_arguments=arguments,
         services=services,
-        rereads={name: files for name, files in REREADS.items() if name in services},
+        rereads={name: files for name, files in host_files.REREADS.items() if name in services},
         modules=[] if kind == "none" else MODULES,
         reboot=reboot_reason(driver, kind, str(wanted["version"])),
         warnings=warnings,
@@ -428,51 +393,6 @@ def _fabric_manager(
     return driver_packages.fabric_manager(
         host, wanted["source"], branch, user, version if "*" not in version else ""
     ), []
-
-
-def _host_files(host: System, wanted: dict[str, Any], kind: str) -> tuple[dict[str, str], list[str], list[str]]:
-    """Returns the files that the driver needs in addition to packages, the command that rebuilds the initramfs, and the
-    kernel arguments.
-    """
-    files: dict[str, str] = {}
-    initramfs: list[str] = []
-    arguments: list[str] = []
-    if kind != "none":
-        files[NOUVEAU_FILE] = NOUVEAU_TEXT
-        if host.manager == "apt":
-            initramfs = ["update-initramfs", "-u", "-k", "all"]
-        else:
-            initramfs = ["dracut", "--force", "--regenerate-all"]
-            # dracut's image may load nouveau before it mounts the root file system with its modprobe.d.
-            arguments = ["rd.driver.blacklist=nouveau", "modprobe.blacklist=nouveau"]
-    if host.family == "sles" and kind != "none":
-        files[UNSUPPORTED_FILE] = "allow_unsupported_modules 1\n"
-    # No drop-in in this case, because packages that the user named may start the persistence daemon in another way.
-    if host.family == "ubuntu" and kind != "none" and wanted["persistenced"] and not wanted["packages"]:
-        files[PERSISTENCE_FILE] = PERSISTENCE_TEXT
-    if wanted["vgpu_guest"]:
-        files[GRIDD_FILE] = gridd_conf(wanted)
-    return files, initramfs, arguments
-
-
-def memacct_conf(mode: str, registry: str) -> str:
-    """Returns the option line of the kernel module. It repeats the keys that the loaded driver already has, because of
-    two such lines only the last counts.
-    """
-    kept = [one for one in registry.split(";") if one and not one.startswith("RmMemacctMode=")]
-    words = ";".join([*kept, f"RmMemacctMode={MEMACCT[mode]}"])
-    return f'# Managed by vgpu.fleet.\noptions nvidia NVreg_RegistryDwords="{words}"\n'
-
-
-def gridd_conf(wanted: dict[str, Any]) -> str:
-    """Returns the configuration of NVIDIA's licence client in a vGPU guest, with the old licence server if one is set.
-    A token of the licence service is a separate file.
-    """
-    lines = ["# Managed by vgpu.fleet.", f"FeatureType={FEATURE_TYPES[wanted['vgpu_feature']]}"]
-    if wanted["vgpu_license_server"]:
-        server, _colon, port = str(wanted["vgpu_license_server"]).partition(":")
-        lines += [f"ServerAddress={server}", f"ServerPort={port or 7070}"]
-    return "\n".join(lines) + "\n"
 
 
 def _repository(host: System, wanted: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import hashlib
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from . import device_plugin_manifests as plugin
-from . import mount_policy, scheduler_manifests
+from . import mount_policy, scheduler_desired, scheduler_manifests
 
 # Value of the node's label that makes the second DaemonSet remove all files of the collection from that node.
 ABSENT = "absent"
@@ -62,7 +62,7 @@ def node_manifests(desired: plugin.Desired, carried: Carried) -> list[dict[str, 
 
 
 def scheduler_objects(
-    desired: scheduler_manifests.Desired, config: str, pull_secrets: Sequence[str] = ()
+    desired: scheduler_desired.Desired, config: str, pull_secrets: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
     """Returns the scheduler's objects. ``config``: ``desired.config`` as one text. Its digest is an annotation of the
     pods, so that a changed configuration replaces them.
@@ -73,7 +73,7 @@ def scheduler_objects(
             one["data"]["config.yaml"] = config
         if one["kind"] == "Deployment":
             template = one["spec"]["template"]
-            template["metadata"]["annotations"] = {scheduler_manifests.DIGEST: digest(config)}
+            template["metadata"]["annotations"] = {scheduler_desired.DIGEST: digest(config)}
             _pull_by(template["spec"], pull_secrets)
     return objects
 

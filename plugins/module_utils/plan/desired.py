@@ -12,6 +12,7 @@ from ..config import node_config
 from ..config import variables as schema
 from ..config.options import INTERNAL
 from ..driver import choice as driver_choice
+from ..driver import host_files
 from ..engines import daemon_json, engine_auto, engine_packages
 from ..gpu import mig_unit, mps, time_slice
 from ..packages.pins import name_of
@@ -120,7 +121,7 @@ def reads(desired: dict[str, Any]) -> dict[str, Any]:
     if "nvidia_driver" in roles:
         if driver_choice.touches_host(roles["nvidia_driver"]):
             options["units"] += driver_choice.UNITS
-            options["files"] += driver_choice.FILES
+            options["files"] += host_files.FILES
             if roles["nvidia_driver"]["setup_record"]:
                 options["texts"].append(roles["nvidia_driver"]["setup_record"])
         if not roles["nvidia_driver"]["packages"]:

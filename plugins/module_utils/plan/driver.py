@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 from ..driver import choice as driver_choice
+from ..driver import host_files
 from ..driver import setup as driver_setup
 from ..driver.choice import Choice
 from ..driver.setup import STOPPED
@@ -149,13 +150,13 @@ def _token(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
     """Compares the licence token of a vGPU guest with the desired token. Only their digests are compared."""
     if not (wanted.get("vgpu_guest") and wanted.get("vgpu_token_sha256")):
         return []
-    found = state["files"].get(driver_choice.TOKEN_FILE)
+    found = state["files"].get(host_files.TOKEN_FILE)
     if found is None:
-        return [f"write {driver_choice.TOKEN_FILE}"]
+        return [f"write {host_files.TOKEN_FILE}"]
     if found["sha256"] != wanted["vgpu_token_sha256"]:
-        return [f"change {driver_choice.TOKEN_FILE}"]
-    if found["mode"] != driver_choice.TOKEN_MODE:
-        return [f"change the mode of {driver_choice.TOKEN_FILE} from {found['mode']} to {driver_choice.TOKEN_MODE}"]
+        return [f"change {host_files.TOKEN_FILE}"]
+    if found["mode"] != host_files.TOKEN_MODE:
+        return [f"change the mode of {host_files.TOKEN_FILE} from {found['mode']} to {host_files.TOKEN_MODE}"]
     return []
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from vgpu_plugin._shared.kube import device_plugin_manifests, scheduler_manifests
+from vgpu_plugin._shared.kube import device_plugin_manifests, scheduler_desired, scheduler_manifests
 from vgpu_plugin.reconcile import labels
 
 from .conftest import PLUGIN
@@ -24,7 +24,7 @@ PODS = {
         device_plugin_manifests.Desired("image", options=["--metrics-listen=:9410"])
     ),
     "vgpu-scheduler": scheduler_manifests.manifests(
-        scheduler_manifests.Desired("image", "image", metrics_namespaces=["monitoring"])
+        scheduler_desired.Desired("image", "image", metrics_namespaces=["monitoring"])
     ),
 }
 

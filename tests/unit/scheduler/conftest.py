@@ -20,7 +20,7 @@ for folder in (str(ROOT / "native" / "plugin" / "src"), str(SITE)):
 import pytest  # noqa: E402
 from doubles.kube_api import KubeApi  # noqa: E402
 from doubles.kube_rights import grants  # noqa: E402
-from vgpu_plugin._shared.kube import scheduler_manifests  # noqa: E402
+from vgpu_plugin._shared.kube import scheduler_desired, scheduler_manifests  # noqa: E402
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -28,8 +28,8 @@ def rights():
     """Makes all API servers of these tests refuse requests that the account in the shipped manifests may not make.
     Names of single objects are not compared.
     """
-    desired = scheduler_manifests.Desired("x/vgpu-scheduler:1", "x/kube-scheduler:v1.34.2", config={"claims": True})
-    granted = {one[:3] for one in grants(scheduler_manifests.manifests(desired), scheduler_manifests.NAME)}
+    desired = scheduler_desired.Desired("x/vgpu-scheduler:1", "x/kube-scheduler:v1.34.2", config={"claims": True})
+    granted = {one[:3] for one in grants(scheduler_manifests.manifests(desired), scheduler_desired.NAME)}
     before, KubeApi.may = KubeApi.may, staticmethod(lambda access: access[:3] in granted)
     yield
     KubeApi.may = before

@@ -12,7 +12,7 @@ import pytest
 from doubles.kube_api import KubeApi
 from doubles.kube_rights import accounts, built_in, grants, missing, unused
 from vgpu_plugin._shared.kube import scheduler_manifests
-from vgpu_plugin._shared.kube.scheduler_manifests import LEASES, NAME, Desired
+from vgpu_plugin._shared.kube.scheduler_desired import LEASES, NAME, Desired
 from vgpu_plugin._shared.pods import annotations as pod_annotations
 from vgpu_plugin.node.kube_access import Access as KubeAccess
 from vgpu_scheduler import tls

@@ -24,7 +24,7 @@ from chart import templates, values  # noqa: E402
 
 from plugins.module_utils.config import kinds  # noqa: E402
 from plugins.module_utils.config import variables as table  # noqa: E402
-from plugins.module_utils.kube import device_plugin_manifests, scheduler_manifests  # noqa: E402
+from plugins.module_utils.kube import device_plugin_manifests, scheduler_desired, scheduler_manifests  # noqa: E402
 
 NAMES = values.Images(*images.names())
 
@@ -95,7 +95,7 @@ def test_default_resource_names_equal_the_schedulers() -> None:
     """The chart has its own table of default resource names, which must equal the table of the scheduler."""
     own = values.names({"variables": {}})
     full = {"resourceNames": own}
-    assert scheduler_manifests.resource_names(full) == scheduler_manifests.resource_names({})
+    assert scheduler_desired.resource_names(full) == scheduler_desired.resource_names({})
     assert scheduler_manifests.extender(full) == scheduler_manifests.extender({})
 
 

@@ -20,7 +20,8 @@ from vgpu_plugin.allocation import records as records_module
 from vgpu_plugin.allocation import resizer as resizer_module
 from vgpu_plugin.allocation.leases import Leases
 from vgpu_plugin.allocation.records import CLAIM, KUBELET
-from vgpu_plugin.allocation.resizer import Resizer, Wanted
+from vgpu_plugin.allocation.resize_rules import Wanted
+from vgpu_plugin.allocation.resizer import Resizer
 from vgpu_plugin.errors import BadRequest, NotNow, PluginError, Refused, Taken, Unknown
 
 MIB = 1 << 20

@@ -13,7 +13,8 @@ from .._shared.pods import resizes
 from .._shared.pods.annotations import Device
 from ..allocation import sizing
 from ..allocation.records import KUBELET, Record
-from ..allocation.resizer import Publish, Resized, Resizer, Wanted
+from ..allocation.resize_rules import Publish, Resized, Wanted
+from ..allocation.resizer import Resizer
 from ..errors import BadRequest, NotNow, Refused, Unknown
 from ..node.podresources import Holder
 from ..offer.pool import Pool

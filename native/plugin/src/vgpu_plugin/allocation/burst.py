@@ -26,7 +26,8 @@ from ..offer.preference import gpu_of
 from . import live_limits, sizing
 from .allocation_files import AllocationFiles
 from .records import Record, RecordStore
-from .resizer import Resizer, Wanted
+from .resize_rules import Wanted
+from .resizer import Resizer
 from .sizer import Sizer
 from .sizing import Bounds
 

@@ -20,16 +20,17 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from .._shared.config import slices
 from .._shared.config.slices import MIB
 from .._shared.pods.annotations import Device
-from ..errors import BadRequest, NotNow, PluginError, Refused, Unknown
+from ..errors import NotNow, PluginError, Refused, Unknown
 from ..offer.pool import Pool
-from . import live_limits, sizing
+from . import live_limits, resize_rules, sizing
 from .allocation_files import AllocationFiles
 from .records import CLAIM, KUBELET, Record, RecordStore
+from .resize_rules import Change, Publish, Resized, Wanted
 from .sizer import Lender, NoLender, Sizer
 
 # Wait after the limits were lowered. A memory allocation that passed the former limits may not be in the ledger yet; it
@@ -41,45 +42,6 @@ SETTLE_S = 0.2
 KILL_S, SHOWN_S, LOOK_S = 10.0, 6.0, 0.1
 
 log = logging.getLogger(__name__)
-
-
-class Wanted(NamedTuple):
-    """The requested size on one GPU. None means unchanged, and 0 cores mean no limit. ``burst`` is true if only the
-    current limit changes, which lies between the promised memory and the pod's limit (burst.py).
-    """
-
-    memory_mib: int | None = None
-    cores: int | None = None
-    burst: bool = False
-
-
-class Change(NamedTuple):
-    """The size on one GPU before and after the resize, and the bytes that the container uses there; -1 means that the
-    usage is unknown.
-    """
-
-    before: Device
-    now: Device
-    used: int
-
-
-class Resized(NamedTuple):
-    """The result of a resize. ``leaving`` is true if processes still use more than the new size. The former size is
-    then counted until they end.
-    """
-
-    record: Record
-    gpus: list[Change]
-    leaving: bool = False
-
-    @property
-    def changed(self) -> bool:
-        return any(one.before != one.now for one in self.gpus)
-
-
-# Type of the function that reports a container's new sizes to the cluster. The arguments are the sizes in the order of
-# the record, and whether the container's processes still use more. It raises PluginError.
-Publish = Callable[[list[Device], bool], object]
 
 
 class Resizer:
@@ -127,9 +89,9 @@ class Resizer:
         self._make_room(allocation, wanted)
         with self._records.lock:
             record = self._resizable(allocation)
-            self._refuse_bursting(record, wanted)
+            resize_rules.refuse_bursting(record, wanted)
             before = self._devices(record)
-            now = [self._wanted(one, wanted) for one in before]
+            now = [resize_rules.sized_as(one, wanted) for one in before]
             after = self._sized(record, now, kill)
             used = self._used(record, before, now)
             changes = [Change(old, new, used.get(old.uuid, -1)) for old, new in zip(before, now, strict=True)]
@@ -137,11 +99,11 @@ class Resizer:
                 live_limits.rewrite(self._files, record)
                 return Resized(record, changes)
             if not after.limits.get("oom_killer"):
-                _refuse_in_use(record, now, used)
-                if not waits and self._over(record, _lowered(before, now)):
-                    raise NotNow(_shown_more(record))
+                resize_rules.refuse_in_use(record, now, used)
+                if not waits and self._over(record, resize_rules.lowered(before, now)):
+                    raise NotNow(resize_rules.shown_more(record))
             self._refuse_without_room(record, before, now)
-            counted = [_greater(old, new) for old, new in zip(before, now, strict=True)]
+            counted = [resize_rules.greater(old, new) for old, new in zip(before, now, strict=True)]
             self._sizer.reserve(self._sized(record, counted, False))
             self.lender.done(allocation)
         try:
@@ -158,11 +120,13 @@ class Resizer:
         leaving = False
         try:
             if any(one.now.memory_mib < one.before.memory_mib for one in changes):
-                leaving = self._lower(record, after, [_lesser(one.before, one.now) for one in changes], waits)
+                leaving = self._lower(
+                    record, after, [resize_rules.lesser(one.before, one.now) for one in changes], waits
+                )
             tell = functools.partial(publish or _nobody, [one.now for one in changes], leaving)
             # The order of the steps makes sure that the size that the cluster counts is never below the real size, even
             # if a step fails.
-            grows = any(_greater(one.before, one.now) != one.before for one in changes)
+            grows = any(resize_rules.greater(one.before, one.now) != one.before for one in changes)
             steps: list[Callable[[], object]] = [functools.partial(self._put, after, leaving), tell]
             for step in reversed(steps) if grows else steps:
                 step()
@@ -208,15 +172,15 @@ class Resizer:
         self._sleep(SETTLE_S)
         kills = bool(after.limits.get("oom_killer"))
         if not kills:
-            _refuse_in_use(record, lesser, live_limits.used(self._files, record))
-        lowered = _lowered(self._devices(record), lesser)
+            resize_rules.refuse_in_use(record, lesser, live_limits.used(self._files, record))
+        lowered = resize_rules.lowered(self._devices(record), lesser)
         patience = (KILL_S if kills else SHOWN_S) if waits else LOOK_S
         for _look in range(round(patience / LOOK_S)):
             if not self._over(record, lowered):
                 return False
             self._sleep(LOOK_S)
         if not kills:
-            raise NotNow(_shown_more(record))
+            raise NotNow(resize_rules.shown_more(record))
         return True
 
     def _over(self, record: Record, devices: list[Device]) -> bool:
@@ -277,15 +241,6 @@ class Resizer:
             for one in record.limits["devices"]
         ]
 
-    @staticmethod
-    def _wanted(device: Device, wanted: Mapping[str, Wanted]) -> Device:
-        size = wanted.get(device.uuid, Wanted())
-        memory = device.memory_mib if size.memory_mib is None else size.memory_mib
-        cores = device.cores if size.cores is None else size.cores
-        if memory < 1 or not 0 <= cores <= sizing.WHOLE:
-            raise BadRequest(f"{memory} MiB and {cores} % of GPU {device.uuid}; expected 1 MiB or more, and 0 to 100 %")
-        return Device(device.uuid, memory, cores)
-
     def _sized(self, record: Record, devices: list[Device], kill: bool) -> Record:
         """Returns a copy of the record with new sizes. A size in bytes that is not a whole number of MiB stays as it is
         if its number of MiB does not change.
@@ -327,20 +282,6 @@ class Resizer:
                     return
         if more:
             self.lender.give_back(allocation, more)
-
-    @staticmethod
-    def _refuse_bursting(record: Record, wanted: Mapping[str, Wanted]) -> None:
-        """Raises Refused if new memory is requested on a GPU where the pod has burst memory. The plugin changes the
-        limit there automatically, so a requested limit would not last.
-        """
-        for uuid, size in wanted.items():
-            bounds = sizing.bounds_of(record, uuid)
-            if bounds is not None and size.memory_mib is not None and not size.burst:
-                raise Refused(
-                    f"allocation {record.id}: its memory on GPU {uuid} changes from {bounds.promised} to "
-                    f"{bounds.limit} MiB with the free memory, by the vgpu.fleet/memory-request of its pod; change "
-                    "only the cores, or create the pod again"
-                )
 
     def _used(self, record: Record, before: list[Device], now: list[Device]) -> dict[str, int]:
         """Returns GPU UUID → bytes in use. If the usage cannot be read and the container only grows, the result is
@@ -464,39 +405,3 @@ class Resizer:
 
 def _nobody(_devices: list[Device], _leaving: bool) -> None:
     pass
-
-
-def _shown_more(record: Record) -> str:
-    return (
-        f"allocation {record.id}: by its ledger its programs fit, but the driver reports more memory for them, so it "
-        "keeps its size. See: vgpuctl watch, vgpuctl top"
-    )
-
-
-def _lowered(before: list[Device], now: list[Device]) -> list[Device]:
-    """Returns the devices whose memory shrinks, with their new size."""
-    return [new for old, new in zip(before, now, strict=True) if new.memory_mib < old.memory_mib]
-
-
-def _greater(one: Device, other: Device) -> Device:
-    return Device(one.uuid, max(one.memory_mib, other.memory_mib), max(one.cores, other.cores))
-
-
-def _lesser(one: Device, other: Device) -> Device:
-    """Returns the device with the smaller memory of both sizes. Its percent of the SMs is the former one, which changes
-    later, together with the record.
-    """
-    return Device(one.uuid, min(one.memory_mib, other.memory_mib), one.cores)
-
-
-def _refuse_in_use(record: Record, devices: list[Device], used: Mapping[str, int]) -> None:
-    """Raises Refused if a container uses more memory than its new size."""
-    for one in devices:
-        had = next(each["memory_bytes"] for each in record.limits["devices"] if each["uuid"] == one.uuid)
-        holds = used.get(one.uuid, 0)
-        if one.memory_mib * MIB < had and holds > one.memory_mib * MIB:
-            raise Refused(
-                f"allocation {record.id}: GPU {one.uuid}: {one.memory_mib} MiB are requested, and its programs use "
-                f"{-(-holds // MIB)} MiB; request at least that, free memory in the programs, or let the OOM killer "
-                "end some of them (vgpuctl resize --oom-killer)"
-            )

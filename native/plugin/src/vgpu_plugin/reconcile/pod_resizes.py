@@ -22,7 +22,8 @@ from .._shared.pods import resizes
 from .._shared.pods.annotations import Part, PlanError
 from ..allocation.pod_sizes import Owner, PodSizes
 from ..allocation.records import KUBELET, RecordStore
-from ..allocation.resizer import Resizer, Wanted
+from ..allocation.resize_rules import Wanted
+from ..allocation.resizer import Resizer
 from ..errors import NotNow, PluginError
 from ..node import checkpoint
 from ..node.kube_api import ApiError

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.driver import choice as driver_choice
+from ansible_collections.vgpu.fleet.plugins.module_utils.driver import host_files
 from ansible_collections.vgpu.fleet.plugins.module_utils.host import distribution
 from driver_samples import (
     A100,
@@ -178,7 +179,7 @@ HOST_SIDE = [
     (
         "ubuntu24",
         {},
-        {"/etc/modprobe.d/vgpu-nouveau.conf", driver_choice.PERSISTENCE_FILE},
+        {"/etc/modprobe.d/vgpu-nouveau.conf", host_files.PERSISTENCE_FILE},
         "update-initramfs",
         False,
         ["nvidia-persistenced.service"],
@@ -220,7 +221,7 @@ HOST_SIDE = [
     (
         "ubuntu22",
         {"vgpu_guest": True, "source": "file", "files": ["/x.deb"]},
-        {"/etc/modprobe.d/vgpu-nouveau.conf", "/etc/nvidia/gridd.conf", driver_choice.PERSISTENCE_FILE},
+        {"/etc/modprobe.d/vgpu-nouveau.conf", "/etc/nvidia/gridd.conf", host_files.PERSISTENCE_FILE},
         "update-initramfs",
         False,
         ["nvidia-persistenced.service", "nvidia-gridd.service"],
@@ -248,9 +249,9 @@ def test_files_services_and_kernel_arguments_of_a_driver(host, wanted, files, in
 )
 def test_controller_mode_keeps_other_registry_keys(mode, registry, words):
     """A second run, which reads the new registry keys, writes the same file."""
-    text = driver_choice.memacct_conf(mode, registry)
+    text = host_files.memacct_conf(mode, registry)
     assert text.splitlines()[1] == f'options nvidia NVreg_RegistryDwords="{words}"'
-    assert driver_choice.memacct_conf(mode, words) == text
+    assert host_files.memacct_conf(mode, words) == text
 
 
 # The unit of nvidia-compute-utils-580-server 580.178.04-0ubuntu0.24.04.1.
@@ -270,11 +271,11 @@ ExecStopPost=/bin/rm -rf /var/run/nvidia-persistenced
 
 def test_drop_in_starts_ubuntus_persistence_daemon_with_the_mode_on():
     (theirs,) = [line for line in UBUNTU_UNIT.splitlines() if line.startswith("ExecStart=")]
-    lines = chosen("ubuntu24", [T4]).files[driver_choice.PERSISTENCE_FILE].splitlines()
+    lines = chosen("ubuntu24", [T4]).files[host_files.PERSISTENCE_FILE].splitlines()
     # The empty line removes the unit's own command, because a service of this type may have only one.
     assert lines[-2:] == ["ExecStart=", theirs.replace("--no-persistence-mode", "--persistence-mode")]
     assert "StopWhenUnneeded=no" in lines[: lines.index("[Service]")]
-    assert chosen("ubuntu24", [T4]).rereads["nvidia-persistenced.service"] == [driver_choice.PERSISTENCE_FILE]
+    assert chosen("ubuntu24", [T4]).rereads["nvidia-persistenced.service"] == [host_files.PERSISTENCE_FILE]
 
 
 # columns: facts of the driver, configured version, words of the reason to reboot

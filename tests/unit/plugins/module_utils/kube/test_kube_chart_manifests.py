@@ -11,7 +11,7 @@ import json
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.kube import chart_manifests as ours
 from ansible_collections.vgpu.fleet.plugins.module_utils.kube import device_plugin_manifests as plugin
-from ansible_collections.vgpu.fleet.plugins.module_utils.kube import mount_policy, scheduler_manifests
+from ansible_collections.vgpu.fleet.plugins.module_utils.kube import mount_policy, scheduler_desired
 
 DESIRED = plugin.Desired("localhost/vgpu-device-plugin:1", options=["--metrics-listen=:9410"])
 CARRIED = ours.Carried('{"vgpu_split_count":7}')
@@ -131,7 +131,7 @@ def test_mount_policy_equals_that_of_the_role():
 
 def test_pods_name_the_image_pull_secrets():
     found = ours.node_manifests(DESIRED, CARRIED._replace(pull_secrets=["one"]))
-    found += ours.scheduler_objects(scheduler_manifests.Desired("a", "b"), "{}", ["one"])
+    found += ours.scheduler_objects(scheduler_desired.Desired("a", "b"), "{}", ["one"])
     specs = [one["spec"]["template"]["spec"] for one in found if one["kind"] in ("DaemonSet", "Deployment")]
     assert [one["imagePullSecrets"] for one in specs] == [[{"name": "one"}]] * 3
     assert "imagePullSecrets" not in pod()

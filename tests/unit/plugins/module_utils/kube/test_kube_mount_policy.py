@@ -9,7 +9,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from ansible_collections.vgpu.fleet.plugins.module_utils.kube import mount_policy, scheduler_manifests
+from ansible_collections.vgpu.fleet.plugins.module_utils.kube import (
+    mount_policy,
+    scheduler_desired,
+    scheduler_manifests,
+)
 from ansible_collections.vgpu.fleet.plugins.module_utils.pods import mounts
 
 NAMES = ["nvidia.com/gpu", "example.com/own"]
@@ -63,12 +67,12 @@ def test_no_expression_is_longer_than_the_api_server_takes():
 
 def test_scheduler_refuses_by_the_names_of_its_configuration():
     config = {"resourceNames": {"count": "example.com/gpu"}}
-    desired = scheduler_manifests.Desired("a", "b", config=config)
+    desired = scheduler_desired.Desired("a", "b", config=config)
     found = [one for one in scheduler_manifests.manifests(desired) if one["kind"].startswith("Validating")]
     policy = next(one for one in found if one["kind"] == "ValidatingAdmissionPolicy")
     asking = next(one["expression"] for one in policy["spec"]["variables"] if one["name"] == "asking")
     assert policy["metadata"]["name"] == mount_policy.OF_SCHEDULER
-    assert all(f'"{name}"' in asking for name in scheduler_manifests.resource_names(config))
+    assert all(f'"{name}"' in asking for name in scheduler_desired.resource_names(config))
     assert '"nvidia.com/gpu"' not in asking
     older = scheduler_manifests.manifests(desired._replace(policies=False))
     assert not [one for one in older if "AdmissionPolicy" in one["kind"]]

@@ -10,8 +10,13 @@ import json
 from pathlib import Path
 
 import pytest
-from ansible_collections.vgpu.fleet.plugins.module_utils.kube import plan_policy, scheduler_manifests
-from ansible_collections.vgpu.fleet.plugins.module_utils.kube.scheduler_manifests import Desired
+from ansible_collections.vgpu.fleet.plugins.module_utils.kube import (
+    plan_policy,
+    scheduler_desired,
+    scheduler_manifests,
+    scheduler_webhooks,
+)
+from ansible_collections.vgpu.fleet.plugins.module_utils.kube.scheduler_desired import Desired
 from ansible_collections.vgpu.fleet.plugins.module_utils.pods import (
     annotations as pod_annotations,
 )
@@ -26,7 +31,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.pods import (
 DESIRED = Desired("registry.example/vgpu-scheduler:1", "registry.example/kube-scheduler:v1.34.2")
 
 
-PLANS = scheduler_manifests.ANNOTATIONS
+PLANS = scheduler_desired.ANNOTATIONS
 
 
 def made(desired=DESIRED):
@@ -49,27 +54,27 @@ def test_every_resource_of_every_dialect_is_in_both_configurations():
     names |= {pod_resources.VCUDA_CORE, pod_resources.VCUDA_MEMORY, pod_resources.QGPU_CORE, pod_resources.QGPU_MEMORY}
     names |= {pod_resources.VOLCANO, pod_resources.VOLCANO_MEMORY, pod_resources.VOLCANO_PERCENTAGE}
     names |= {pod_resources.VOLCANO_CORES}
-    assert set(scheduler_manifests.resource_names({})) == names
+    assert set(scheduler_desired.resource_names({})) == names
     managed = scheduler_manifests.extender({})["managedResources"]
     assert {one["name"] for one in managed} == names
     # A node advertises only the number of GPUs. The kube-scheduler must ignore the other resources, because it would
     # find them on no node.
     assert [one["name"] for one in managed if not one["ignoredByScheduler"]] == [config.gpu]
     asking = (*fractions.ASKING, burst.REQUEST)
-    assert asking == scheduler_manifests.ASKING and scheduler_manifests.NOT_OF == fractions.KAI_SCHEDULER
-    condition = scheduler_manifests.gpu_condition({})
+    assert asking == scheduler_desired.ASKING and scheduler_desired.NOT_OF == fractions.KAI_SCHEDULER
+    condition = scheduler_webhooks.gpu_condition({})
     assert all(f"'{name}' in object.metadata.annotations" in condition for name in asking)
     assert f"object.metadata.annotations.exists(k, k.startsWith('{fractions.OF_CONTAINER}'))" in condition
     ours = {pod_annotations.PLAN, pod_annotations.GIVEN, pod_resizes.RESIZED, pod_resizes.FORMER}
-    assert set(scheduler_manifests.ANNOTATIONS) == ours
-    assert scheduler_manifests.RESIZE == pod_resizes.RESIZE
+    assert set(scheduler_desired.ANNOTATIONS) == ours
+    assert scheduler_desired.RESIZE == pod_resizes.RESIZE
 
 
 def test_names_of_the_configuration_reach_extender_and_webhook():
     config = {"resourceNames": {"count": "example.com/gpu", "memory": "example.com/mem"}}
     names = [one["name"] for one in scheduler_manifests.extender(config)["managedResources"]]
     assert names[:3] == ["example.com/gpu", "example.com/gpu.shared", "example.com/mem"]
-    condition = scheduler_manifests.gpu_condition(config)
+    condition = scheduler_webhooks.gpu_condition(config)
     assert "k == 'example.com/mem'" in condition and "k == 'example.com/gpu'" in condition
 
 
@@ -99,7 +104,7 @@ def test_webhooks_fail_closed_only_with_match_conditions(conditions, closed, pol
                 assert hook["rules"][0]["resources"] == (["pods"] if created else ["pods", "pods/status"])
                 continue
             keys = [one["key"] for one in hook["objectSelector"]["matchExpressions"]]
-            assert keys == list(scheduler_manifests.IGNORE_LABELS)
+            assert keys == list(scheduler_desired.IGNORE_LABELS)
 
 
 def test_plans_are_guarded_by_the_policy_or_else_by_the_webhook():

@@ -9,6 +9,7 @@ import json
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.driver import choice as driver_choice
+from ansible_collections.vgpu.fleet.plugins.module_utils.driver import host_files
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.digest import sha256
 from ansible_collections.vgpu.fleet.plugins.module_utils.plan import desired
 from ansible_collections.vgpu.fleet.plugins.module_utils.plan import driver as plan_driver
@@ -41,7 +42,7 @@ GOOD = {
     "nvml": {"ok": True, "error": "", "driver_version": "535.261.03"},
     "packages": {**dict.fromkeys(NAMES, "535.261.03-1"), **dict.fromkeys(HEADERS, "1")},
     "held": [*NAMES, "nvidia-persistenced"],
-    "files": {BLACKLIST: {"sha256": sha256(driver_choice.NOUVEAU_TEXT), "mtime": 1.0}},
+    "files": {BLACKLIST: {"sha256": sha256(host_files.NOUVEAU_TEXT), "mtime": 1.0}},
     "units": {"nvidia-persistenced.service": {"present": True, "enabled": True, "active": True}},
 }
 SILENT = {"nvml.ok": False, "nvml.error": "no driver", "driver.loaded_version": None}
@@ -143,7 +144,7 @@ def test_changes_of_the_driver(state, wanted, changes, fault, disturbs):
     assert not changes or found.reason == (reason if packages else "the driver is installed but not active as desired")
 
 
-TOKEN, GRIDD = driver_choice.TOKEN_FILE, "nvidia-gridd.service"
+TOKEN, GRIDD = host_files.TOKEN_FILE, "nvidia-gridd.service"
 GUEST = {
     "source": "file",
     "files": ["/srv/nvidia-linux-grid-535_535_amd64.deb"],
@@ -154,8 +155,8 @@ GUEST = {
 }
 THERE = {
     "packages.nvidia-linux-grid-535": "535",
-    ("files", driver_choice.GRIDD_FILE): {
-        "sha256": sha256(driver_choice.gridd_conf(driver_choice.DEFAULTS)),
+    ("files", host_files.GRIDD_FILE): {
+        "sha256": sha256(host_files.gridd_conf(driver_choice.DEFAULTS)),
         "mtime": 1.0,
     },
     ("files", TOKEN): {"sha256": sha256("token"), "mode": "0600", "mtime": 2.0},
@@ -175,7 +176,7 @@ GUESTS = [
     ({("files", TOKEN, "sha256"): sha256("another")}, {}, [f"change {TOKEN}"]),
     ({("files", TOKEN, "mode"): "0644"}, {}, [f"change the mode of {TOKEN} from 0644 to 0600"]),
     ({("files", TOKEN, "mtime"): 4.0}, {}, [f"restart {GRIDD}, which has not read {TOKEN}"]),
-    ({("files", driver_choice.GRIDD_FILE): None}, {}, [f"write {driver_choice.GRIDD_FILE}"]),
+    ({("files", host_files.GRIDD_FILE): None}, {}, [f"write {host_files.GRIDD_FILE}"]),
     ({("units", GRIDD, "active"): False}, {}, [f"enable and start {GRIDD}"]),
 ]
 
@@ -263,7 +264,7 @@ REPLACES = [
     ("change kmod-nvidia-open-dkms from 3:580.1-1 to 590.*", True),
     ("change kernel-devel from 5.14.0-570 to 5.14.0-427", False),
     ("change /etc/nvidia/gridd.conf", False),
-    (f"change the mode of {driver_choice.TOKEN_FILE} from 0744 to 0600", False),
+    (f"change the mode of {host_files.TOKEN_FILE} from 0744 to 0600", False),
     ("install nvidia-smi", False),
 ]
 
@@ -348,7 +349,7 @@ RETIRED = [
     ("535.261.03", {}, "auto", ""),
     ("580.178.04", {}, "auto", "branch 535 is requested and installed, but driver 580.178.04 runs"),
     ("580.178.04", {"packages.nvidia-utils-535-server": None}, "auto", ""),
-    ("580.178.04", {("files", driver_choice.PERSISTENCE_FILE): None}, "auto", ""),
+    ("580.178.04", {("files", host_files.PERSISTENCE_FILE): None}, "auto", ""),
     ("580.178.04", {}, "none", ""),  # the role does not manage the module
 ]
 
@@ -369,12 +370,12 @@ def test_packages_that_installed_another_branch_are_a_warning(runs, lacking, kin
     assert words in " ".join(found.warnings) and bool(found.warnings) is bool(words)
 
 
-DROP_IN, PERSISTENCED = driver_choice.PERSISTENCE_FILE, "nvidia-persistenced.service"
+DROP_IN, PERSISTENCED = host_files.PERSISTENCE_FILE, "nvidia-persistenced.service"
 UBUNTU = {
     "os.id": "ubuntu",
     "os.version_id": "24.04",
     "os.kernel": "6.8.0-84-generic",
-    ("files", DROP_IN): {"sha256": sha256(driver_choice.PERSISTENCE_TEXT), "mtime": 1.0},
+    ("files", DROP_IN): {"sha256": sha256(host_files.PERSISTENCE_TEXT), "mtime": 1.0},
     ("units", PERSISTENCED): {"present": True, "enabled": True, "active": True, "started": 2.0},
 }
 # columns: the difference in nvidia-persistenced's drop-in on Ubuntu, changes that name the service
@@ -412,7 +413,7 @@ def test_plan_reads_everything_that_the_driver_choice_may_name():
     roles["__nvidia_driver_setup_record"] = "/r"
     options = desired.reads(desired.collect(roles))
     assert set(driver_choice.UNITS) <= set(options["units"])
-    assert set(driver_choice.FILES) <= set(options["files"])
+    assert set(host_files.FILES) <= set(options["files"])
     assert "*nvidia*" in options["packages"]
     assert options["texts"] == ["/r"]
 

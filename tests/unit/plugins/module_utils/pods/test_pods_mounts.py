@@ -6,11 +6,11 @@ of pods is in a separate file; tests/e2e applies it to a real API server.
 from __future__ import annotations
 
 import pytest
-from ansible_collections.vgpu.fleet.plugins.module_utils.kube import scheduler_manifests
+from ansible_collections.vgpu.fleet.plugins.module_utils.kube import scheduler_desired
 from ansible_collections.vgpu.fleet.plugins.module_utils.pods import mounts
 from doubles.mount_cases import GPU, PATHS, PODS, container, pod
 
-NAMES = scheduler_manifests.resource_names({})
+NAMES = scheduler_desired.resource_names({})
 
 
 @pytest.mark.parametrize(("about", "made", "expected"), PODS, ids=[about for about, _made, _expected in PODS])
