@@ -350,3 +350,15 @@ def device_of(path: Path) -> str:
     except OSError:
         return ""
     return f"{os.major(device)}:{os.minor(device)}"
+
+
+def host_is_seen(proc: Path = Path("/proc")) -> str:
+    """Returns why this program cannot see the processes of containers; empty if it can."""
+    try:
+        if os.environ.get("KUBERNETES_SERVICE_HOST") and os.readlink(proc / "1/ns/mnt") == os.readlink(
+            proc / "self/ns/mnt"
+        ):
+            return "this program sees only the processes of its own pod; its DaemonSet needs hostPID: true"
+    except OSError as fault:
+        return f"{proc}/1 cannot be read: {fault.strerror}"
+    return ""

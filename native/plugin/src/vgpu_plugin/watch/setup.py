@@ -20,6 +20,7 @@ from ..node.podresources import Holder
 from ..offer.pool import Pool
 from . import watcher as watch
 from .finding import UNKNOWN, Finding, OldMounts, Programs, State
+from .processes import host_is_seen
 from .usage import NOBODY
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ def answer(state: State, records: RecordStore, pod_resources: Path) -> api.Watch
         interval_s=state.interval_s,
         looks_to_name=watch.LOOKS,
         looks=state.looks,
-        fault=state.fault or watch.host_is_seen(),
+        fault=state.fault or host_is_seen(),
         findings=[message(one) for one in state.findings],
         past=[message(one) for one in state.past],
         totals=[

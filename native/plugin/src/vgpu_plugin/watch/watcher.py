@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import random
 import threading
 import time
@@ -33,7 +32,7 @@ from .container_mounts import ContainerMounts
 from .container_shares import ContainerShares
 from .end import Ender
 from .finding import NONE, STATIC_KIND, UNKNOWN, Finding, OldMounts, Programs, State
-from .processes import Placed, Process, Processes, device_of
+from .processes import Placed, Process, Processes, device_of, host_is_seen
 from .rule import INTERVAL_S, Account, Suspicion
 
 REPORT, END = "report", "end"
@@ -446,15 +445,3 @@ class Watch:
         devices = self._devices()
         owners = self._processes.of([process.pid], devices, self._node.pods)
         return finding.allocation in owners.get(process.pid, frozenset())
-
-
-def host_is_seen(proc: Path = Path("/proc")) -> str:
-    """Returns why this program cannot see the processes of containers; empty if it can."""
-    try:
-        if os.environ.get("KUBERNETES_SERVICE_HOST") and os.readlink(proc / "1/ns/mnt") == os.readlink(
-            proc / "self/ns/mnt"
-        ):
-            return "this program sees only the processes of its own pod; its DaemonSet needs hostPID: true"
-    except OSError as fault:
-        return f"{proc}/1 cannot be read: {fault.strerror}"
-    return ""
