@@ -6,6 +6,7 @@
  */
 #include "models_mig.h"
 
+#include <stddef.h>
 #include <strings.h>
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))

@@ -3,7 +3,7 @@
 #ifndef GPUSIM_MODELS_MIG_H
 #define GPUSIM_MODELS_MIG_H
 
-#include "sim.h"
+#include "models.h"
 
 #define SIM_MIG_PROFILES 7
 #define SIM_MIG(table) .mig = (table), .mig_count = SIM_MIG_PROFILES
