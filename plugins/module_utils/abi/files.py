@@ -47,7 +47,7 @@ def limits_crc(data: bytes | bytearray) -> int:
     clean = bytearray(data)
     for name in ("sequence", "crc32"):
         put_field(clean, 0, fields.LIMITS_FIELDS, name, 0)
-    return zlib.crc32(bytes(clean)) & 0xFFFFFFFF
+    return zlib.crc32(bytes(clean))
 
 
 def pack_limits(limits: Mapping[str, Any]) -> bytes:

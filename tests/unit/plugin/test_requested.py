@@ -403,6 +403,13 @@ ASSIGNED = [
         {Z.uuid: Held(360, 0)},
         [(Z.uuid, 2, 0), (Y.uuid, 15000, 0)],
     ),
+    (
+        "most free memory, but not enough free compute",
+        [("GPU-elsewhere", 2, 50), ("GPU-elsewhere-2", 1, 0)],
+        [X, Y],
+        {X.uuid: Held(0, 60), Y.uuid: Held(1000, 0)},
+        [(X.uuid, 1, 0), (Y.uuid, 2, 50)],
+    ),
     ("all free memory", [(X.uuid, 360, 0)], [X], {X.uuid: Held(15000, 0)}, [(X.uuid, 360, 0)]),
 ]
 

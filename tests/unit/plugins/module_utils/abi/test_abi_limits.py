@@ -85,6 +85,14 @@ def test_reads_every_device() -> None:
     assert [{key: one[key] for key in ("uuid", "memory_bytes", "sm_percent")} for one in found] == devices
 
 
+def test_a_header_without_devices_is_a_whole_file() -> None:
+    data = bytearray(packed()[:AT])
+    for name, value in (("size", AT), ("device_count", 0)):
+        files.put_field(data, 0, fields.LIMITS_FIELDS, name, value)
+    files.put_field(data, 0, fields.LIMITS_FIELDS, "crc32", files.limits_crc(data))
+    assert files.parse_limits(bytes(data))["devices"] == []
+
+
 def test_refuses_devices_beyond_the_end() -> None:
     data = bytearray(packed())
     room = (fields.LIMITS_FILE_SIZE - AT) // fields.LIMITS_DEVICE_SIZE

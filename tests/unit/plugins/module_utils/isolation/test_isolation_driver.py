@@ -177,6 +177,11 @@ def test_bypass_is_judged_by_the_usage_of_its_group(hard, most, verdict, said):
     assert (found["verdict"], said in found["detail"]) == (verdict, True), found
 
 
+def test_bypass_without_a_figure_of_granted_memory_is_judged_by_the_limit_alone():
+    one = verdicts.check("bypass-own-loader", "open", 0, "none", "bytes", "")
+    assert driver_verdicts.of_bypass(one, "driver-misc", SLICE, 0)["verdict"] == "passed"
+
+
 @pytest.mark.parametrize(
     ("code", "capabilities", "verdict"),
     [

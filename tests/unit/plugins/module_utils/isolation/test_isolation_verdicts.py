@@ -504,3 +504,8 @@ def test_import_from_another_slice_must_be_refused(about, ours, theirs, verdict,
     assert (found["name"], found["verdict"]) == ("import-beside", verdict)
     assert words in found["detail"]
     assert it.overall([dict(CHECK), found]) == ("violated" if verdict == "violated" else "passed")
+
+
+def test_detail_of_a_missing_import_result_is_the_last_200_characters_of_stderr():
+    found = it.of_import("", "", "x" + 199 * "y" + " z")
+    assert found["detail"] == 198 * "y" + " z"

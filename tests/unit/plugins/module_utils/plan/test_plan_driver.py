@@ -258,6 +258,16 @@ def test_another_branch_disturbs_even_with_other_package_names(users, policy, la
     assert (same.disturbs, same.errors) == (False, []), "expected no disturbance if the branch stays"
 
 
+@pytest.mark.parametrize("chosen", [{"branch": "580"}, {"version": "580.95.05-0ubuntu1"}, {}])
+def test_another_branch_disturbs_however_it_was_chosen(chosen):
+    """Without a branch and a version the newest branch for the GPUs is chosen."""
+    there = {"nvidia-utils-535-server": "535.261.03-0ubuntu1", "libnvidia-compute-535-server": "535.261.03-0ubuntu1"}
+    state = changed(GOOD, {**UBUNTU, "packages": there, "driver.in_use": []})
+    whole = {**desired.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present", "reboot": "never"}
+    found = plan_driver.nvidia_driver({**whole, **chosen}, state, {})
+    assert (found.disturbs, found.errors) == (True, [])
+
+
 # columns: a line of the plan; whether this change replaces the running driver by another version
 REPLACES = [
     ("change nvidia-smi from 535.1 to 535.2", True),

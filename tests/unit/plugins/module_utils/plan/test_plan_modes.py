@@ -177,3 +177,11 @@ def test_group_can_change_to_mig_and_back(variables, gpu, record, refused):
     state = {**AS_WANTED, "gpus": [gpu], "pci_gpus": [], "files": {"/r": {}} if record else {}}
     found = plan.check_gpus(desired.collect(variables), state)
     assert any(one.level == "error" for one in found) is refused
+
+
+def test_gpus_after_mig_are_in_mig_mode_with_the_geometry():
+    state = {**AS_WANTED, "gpus": [CARD]}
+    wanted = desired.collect({**TO_MIG, "mig_state": "present", "mig_geometry": WANTED})
+    (gpu,) = plan_modes.gpus_after_mig(wanted, state)
+    assert gpu["mig_enabled"] is True
+    assert [(one["index"], one["profile"], one["memory_mib"]) for one in gpu["mig"]] == [(0, "3g.20gb", 20096)]

@@ -88,6 +88,12 @@ def test_invalid_request_is_refused_with_its_position(text, words):
     assert words in str(fault.value) and len(str(fault.value)) < 400
 
 
+def test_a_long_value_is_shown_as_its_first_64_characters():
+    with pytest.raises(PlanError) as fault:
+        read_request('{"main": {"memory_mib": "' + 200 * "x" + '"}}')
+    assert str(fault.value).endswith('found "' + 63 * "x")
+
+
 PLAN = (
     Part("first", INIT, (Device("GPU-a", 500, 0),)),
     Part("main", APP, (Device("GPU-a", 1000, 20), Device("GPU-b", 2000, 0))),
@@ -104,9 +110,10 @@ def test_new_size_applies_to_each_gpu_of_the_named_container():
     )
 
 
-@pytest.mark.parametrize("name", ["other", "none", ""])
-def test_a_container_without_a_gpu_has_no_size(name):
-    with pytest.raises(PlanError, match="no container of the pod with a GPU; expected first, main"):
+# columns: name of the container; expected name in the message
+@pytest.mark.parametrize(("name", "shown"), [("other", "other"), ("none", "none"), ("", ""), (65 * "x", 64 * "x")])
+def test_a_container_without_a_gpu_has_no_size(name, shown):
+    with pytest.raises(PlanError, match=f"^{shown}: no container of the pod with a GPU; expected first, main"):
         applied(PLAN, {name: Size(1, None)})
 
 
