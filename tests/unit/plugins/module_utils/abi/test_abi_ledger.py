@@ -32,6 +32,11 @@ def ledger(slots: list[tuple[int, int, int]], high: int = 0, slot_size: int = fi
     return bytes(data)
 
 
+def test_ledger_names_its_devices_in_order() -> None:
+    uuids = ["GPU-a", "GPU-b", "GPU-c"]
+    assert files.parse_ledger(files.pack_ledger(uuids, "one"))["devices"] == uuids
+
+
 def lock(fd: int, first: int) -> None:
     fcntl.fcntl(fd, F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, first, 1, 0))
 

@@ -220,6 +220,11 @@ def test_slice_without_a_check_run_is_not_passed(lacks, where):
             {"verdict": "not-run", "results": [result("not-run", [check(verdict="not-run")])]},
             ["slice GPU-a::1: limit-exact is not-run: expected 5 MiB, found 6 MiB; past it"],
         ),
+        # A slice that passed does not hide the next one.
+        (
+            {"verdict": "violated", "results": [result(), result("violated", [check(verdict="violated")])]},
+            ["slice GPU-a::1: limit-exact is violated: expected 5 MiB, found 6 MiB; past it"],
+        ),
         # An optional check that did not run is no fault of a slice that passed.
         ({"verdict": "passed", "results": [result("passed", [check(), check("nvidia-smi", "not-run")])]}, []),
         ({"verdict": "not-run", "results": []}, ["isolation is not-run: no check ran"]),
