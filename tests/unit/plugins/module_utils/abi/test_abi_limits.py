@@ -64,6 +64,7 @@ REFUSED = [
     ("sequence", 1, False, "sequence 1 is odd"),
     ("core_policy", 99, False, "unknown core policy 99"),
     ("device_count", fields.MAX_DEVICES + 1, False, "more than fit"),
+    ("device_size", 55, False, "more than fit"),
     ("size", fields.LIMITS_FILE_SIZE + 1, False, "states a size of"),
 ]
 
@@ -83,6 +84,14 @@ def test_reads_every_device() -> None:
     devices = [{"uuid": f"GPU-{n}", "memory_bytes": n << 20, "sm_percent": n} for n in range(1, fields.MAX_DEVICES + 1)]
     found = files.parse_limits(files.pack_limits({"allocation": "one", "devices": devices}))["devices"]
     assert [{key: one[key] for key in ("uuid", "memory_bytes", "sm_percent")} for one in found] == devices
+
+
+def test_reads_the_devices_of_an_older_library() -> None:
+    """Its entries of 56 bytes end with the percent of the SMs."""
+    (device,) = files.parse_limits(with_field("device_size", 56, device=False))["devices"]
+    assert {key: device[key] for key in ("uuid", "memory_bytes")} == {
+        key: DEVICE[key] for key in ("uuid", "memory_bytes")
+    }
 
 
 def test_a_header_without_devices_is_a_whole_file() -> None:

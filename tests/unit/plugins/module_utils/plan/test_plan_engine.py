@@ -85,3 +85,15 @@ def test_drop_in_file_is_planned(files, unit, words):
     wanted = {**WANTED, "engine": "crio"}
     assert plan_engine.differences(wanted, found)[1] == ([words] if words else [])
     assert plan_engine.absent(wanted, found) == ([f"remove {CRIO}"] if files else [])
+
+
+# columns: version of the package containerd (None: not installed); expected reason, first change
+MISSING = [(None, "packages are missing or of another version", "install containerd"), ("1", "", "")]
+
+
+@pytest.mark.parametrize(("package", "reason", "first"), MISSING)
+def test_a_missing_package_is_the_reason(package, reason, first):
+    found = {**state(OURS, package=package), "os": {"id": "debian", "version_id": "12"}, "docker": {}}
+    part = plan_engine.container_runtime({**WANTED, "state": "present", "packages": ["containerd"]}, found, {})
+    assert (part.errors, part.changes[:1]) == ([], [first] if first else [])
+    assert not reason or part.reason == reason
