@@ -52,6 +52,13 @@ def test_numa_node_of_a_gpu_is_published(reported: int, published: int) -> None:
     assert json.dumps(found.numa) == str(published)
 
 
+def test_only_gpus_that_are_split_are_published() -> None:
+    split, in_mig = samples.gpus("T4", "T4")
+    gpus = [replace(in_mig, mig_enabled=True), split]
+    assert [one.uuid for one in node_gpus(gpus, {"sharing": {"vcuda": {"splitCount": 4}}}, {})] == [split.uuid]
+    assert node_gpus(gpus, {"sharing": {"mps": {"replicas": 4}}}, {}) == []
+
+
 def record(name: str, mib: int, **limits: object) -> Record:
     device = {"uuid": GPU, "memory_bytes": mib * MIB, "sm_percent": 10}
     return Record(name, KUBELET, (f"{GPU}::{name}",), {"devices": [device], **limits}, cores={GPU: 10})

@@ -443,3 +443,8 @@ SMI_GONE = "nvidia-smi is missing, though its package nvidia-smi is installed; i
 def test_removed_nvidia_smi_is_a_warning(state, said):
     """The package database still lists the deleted program."""
     assert any(SMI_GONE in one for one in made(state=state)["warnings"]) is said
+
+
+def test_of_two_packages_with_nvidia_smi_the_first_by_name_is_named():
+    state = {"driver.smi": False, "packages.nvidia-driver-cuda": "535.1-1"}
+    assert any("its package nvidia-driver-cuda is installed" in one for one in made(state=state)["warnings"])

@@ -35,6 +35,22 @@ def test_the_plan_names_each_key(text, changes, fault):
     assert (fault in "".join(made["errors"])) if fault else not made["errors"]
 
 
+# columns: version of the toolkit's package (None: missing), text of the file; expected reason
+REASONS = [
+    (None, None, "packages are missing or of another version"),
+    (None, "accept-nvidia-visible-devices-as-volume-mounts = true\n", "packages are missing or of another version"),
+    ("1.20", None, f"{PATH} differs"),
+]
+
+
+@pytest.mark.parametrize(("package", "text", "reason"), REASONS)
+def test_missing_packages_are_the_first_reason(package, text, reason):
+    wanted = desired.collect({**VARIABLES, **TOOLKIT, "nvidia_docker_config": KEYS})
+    packages = {**CONVERGED["packages"], "nvidia-container-toolkit": package}
+    made = plan.make_plan(wanted, {**CONVERGED, "texts": {PATH: text}, "packages": packages})
+    assert [step["reason"] for step in made["steps"] if step["role"] == "nvidia_docker"] == [reason]
+
+
 TOOLKIT = {"nvidia_docker_packages": ["nvidia-container-toolkit=*"], "container_runtime_packages": []}
 WHERE = "install nvidia-docker2 if a repository has it"
 COMES = "install nvidia-container-toolkit"
