@@ -37,6 +37,24 @@ def test_ledger_names_its_devices_in_order() -> None:
     assert files.parse_ledger(files.pack_ledger(uuids, "one"))["devices"] == uuids
 
 
+# columns: fields of the ledger's head, of which one is out of range
+LARGER = [
+    {"device_count": fields.MAX_DEVICES + 1},
+    {"slot_count": fields.LEDGER_SLOTS + 1, "slot_size": 264},
+    {"slot_size": 263},
+    {"slot_offset": fields.LEDGER_SLOT_OFFSET + 1},
+]
+
+
+@pytest.mark.parametrize("head", LARGER)
+def test_refuses_a_ledger_with_more_than_its_file_holds(head: dict[str, int]) -> None:
+    data = bytearray(files.pack_ledger(UUIDS, "one"))
+    for name, value in head.items():
+        files.put_field(data, 0, fields.LEDGER_FIELDS, name, value)
+    with pytest.raises(files.LayoutError, match="the ledger names"):
+        files.parse_ledger(bytes(data))
+
+
 def lock(fd: int, first: int) -> None:
     fcntl.fcntl(fd, F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, first, 1, 0))
 

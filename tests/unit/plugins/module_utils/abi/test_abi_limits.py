@@ -86,6 +86,11 @@ def test_reads_every_device() -> None:
     assert [{key: one[key] for key in ("uuid", "memory_bytes", "sm_percent")} for one in found] == devices
 
 
+def test_an_unlimited_device_needs_no_size() -> None:
+    (device,) = files.parse_limits(files.pack_limits({"devices": [{"uuid": "GPU-a", "unlimited": True}]}))["devices"]
+    assert (device["unlimited"], device["memory_bytes"]) == (True, 0)
+
+
 def test_reads_the_devices_of_an_older_library() -> None:
     """Its entries of 56 bytes end with the percent of the SMs."""
     (device,) = files.parse_limits(with_field("device_size", 56, device=False))["devices"]

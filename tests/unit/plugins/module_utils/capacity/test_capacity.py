@@ -426,6 +426,12 @@ def test_usage_names_the_holder_of_a_slice(changed, by):
     }
 
 
+@pytest.mark.parametrize("number", [None, 0])
+def test_usage_without_processes_has_none(number):
+    one = {**usage(3000), "slice_ids": ["GPU-a::0"], "processes": number}
+    assert compared(**{**copy.deepcopy(RUNS), "usage": [one]})["usage"][0]["processes"] == 0
+
+
 def row(name, held_by="", state="in use"):
     return {"id": name, "uuid": name[:5], "state": state, "in_use": bool(held_by), "held_by": held_by}
 

@@ -509,3 +509,8 @@ def test_import_from_another_slice_must_be_refused(about, ours, theirs, verdict,
 def test_detail_of_a_missing_import_result_is_the_last_200_characters_of_stderr():
     found = it.of_import("", "", "x" + 199 * "y" + " z")
     assert found["detail"] == 198 * "y" + " z"
+
+
+def test_detail_of_a_failed_reader_is_the_last_200_characters_of_stderr():
+    found = it.of_reader("nvidia-smi", 9, "", 300 * "x" + 200 * "y", EXPECTED)
+    assert found["detail"] == "exit status 9: " + 200 * "y"

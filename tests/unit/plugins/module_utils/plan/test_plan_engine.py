@@ -69,6 +69,12 @@ def test_changes_and_errors_of_containerd(found, desired, words, fault):
     assert fault in "\n".join(errors)
 
 
+def test_refusal_of_a_restart_names_the_first_change():
+    _reason, _changes, (fault,) = plan_engine.differences({**WANTED, "restart": "never"}, state(PLAIN))
+    key = 'plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia.runtime_type'
+    assert fault.startswith(f'{PATH}: set {key} to "io.containerd.runc.v2": containerd.service must be restarted')
+
+
 TEXT = containerd_text.crio(containerd_text.Desired())
 DROP_INS = [
     ({}, {}, "write " + CRIO),
