@@ -504,3 +504,9 @@ def test_gpu_with_a_fault_is_one_difference():
     (one,) = compared(plugin=status, checkpoint_text=checkpoint(IDS[:2]))["drift"]
     assert (one["what"], one["where"], one["expected"]) == ("GPU", "1 (GPU-b)", "healthy")
     assert one["found"] == SICK["reason"] and "5 minutes" in one["remedy"]
+
+
+def test_library_of_a_node_with_an_unreadable_configuration_is_not_judged():
+    """Whether the node shares GPUs by the library is unknown then."""
+    found = compared(config_text="{", plugin=plugin(library=""))
+    assert "library" not in [one["what"] for one in found["drift"]]

@@ -105,6 +105,14 @@ def test_differences_between_plugin_and_kubernetes(about, shown, pods, withheld,
     assert all(one["remedy"] and "n1" in one["where"] for one in found)
 
 
+# columns: number of slices that the kubelet does not offer (None: unknown); expected number of allocatable slices
+@pytest.mark.parametrize(("withheld", "expected"), [(None, "at least 4"), (0, "at least 4"), (1, "at least 3")])
+def test_allocatable_slices_are_expected_without_the_withheld_ones(withheld, expected):
+    seen = capacity_cluster.facts(node(4, 2), [], [GPU])
+    (one,) = capacity_cluster.compare("n1", seen, dict(OFFERED, withheld=withheld))
+    assert (one["what"], one["expected"]) == ("Kubernetes allocatable", expected)
+
+
 def test_node_readiness_ignores_other_conditions():
     pressure = {"type": "MemoryPressure", "status": "False"}
     for conditions in ([pressure, *node()["status"]["conditions"]], [*node()["status"]["conditions"], pressure]):

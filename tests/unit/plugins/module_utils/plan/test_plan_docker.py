@@ -54,6 +54,9 @@ def test_a_restart_that_is_not_allowed_is_refused_before_any_change(variables, s
     for words, told in ((fault, found["errors"]), (note, found["warnings"])):
         assert len(told) == bool(words)
         assert words in "".join(told)
+    # A restart that is allowed and stops containers, or may stop some, is marked.
+    marked = [step["disturbs"] for step in found["steps"] if step["role"] == "container_runtime"]
+    assert fault or marked == [bool(note)]
 
 
 # invalid, because line 3 has no comma at its end
