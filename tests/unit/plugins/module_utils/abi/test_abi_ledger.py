@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,13 @@ def test_ledger_names_its_devices_in_order() -> None:
     assert files.parse_ledger(files.pack_ledger(uuids, "one"))["devices"] == uuids
 
 
+def test_a_ledger_has_at_most_as_many_devices_as_fit() -> None:
+    uuids = [f"GPU-{n}" for n in range(fields.MAX_DEVICES + 1)]
+    assert files.parse_ledger(files.pack_ledger(uuids[:-1], "one"))["devices"] == uuids[:-1]
+    with pytest.raises(files.LayoutError):
+        files.pack_ledger(uuids, "one")
+
+
 # columns: fields of the ledger's head, of which one is out of range
 LARGER = [
     {"device_count": fields.MAX_DEVICES + 1},
@@ -53,6 +61,18 @@ def test_refuses_a_ledger_with_more_than_its_file_holds(head: dict[str, int]) ->
         files.put_field(data, 0, fields.LEDGER_FIELDS, name, value)
     with pytest.raises(files.LayoutError, match="the ledger names"):
         files.parse_ledger(bytes(data))
+
+
+def test_size_of_a_slot_takes_no_memory_if_there_is_no_slot() -> None:
+    """A tenant could write any size, and the device plugin reads every ledger."""
+    data = bytearray(files.pack_ledger(UUIDS, "one"))
+    for name, value in (("slot_count", 0), ("slot_size", 1 << 30)):
+        files.put_field(data, 0, fields.LEDGER_FIELDS, name, value)
+    tracemalloc.start()
+    found = files.parse_ledger(bytes(data))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found["slots"] == [] and peak < 8 * MIB
 
 
 def lock(fd: int, first: int) -> None:

@@ -306,6 +306,15 @@ def test_sharing_that_does_not_fit_the_gpus_is_an_error(gpus, parts, path, words
     assert [(one.path, words in one.message) for one in kinds.errors(findings)] == [(path, True)]
 
 
+def test_each_resource_of_a_node_is_named_once_in_order():
+    config = node_config.from_vars(
+        {"vgpu_sharing": "mig", "vgpu_mig_strategy": "mixed", "vgpu_mig_geometry": {"1g.5gb": 2}}
+    )
+    pieces, _findings = sharing.pieces_for([gpu(0, mig=("1g.5gb", "3g.20gb", "1g.5gb"))], config)
+    assert sharing.resources_of(pieces, config) == ["nvidia.com/mig-1g.5gb", "nvidia.com/mig-3g.20gb"]
+    assert sharing.resources_of([], node_config.from_vars({})) == ["nvidia.com/gpu"]
+
+
 # columns: section of the configuration, its failRequestsGreaterThanOne (None: not set); whether the plugin refuses a
 # container that requests several replicas
 @pytest.mark.parametrize(

@@ -87,6 +87,7 @@ CONFIGURED = [
     ({"vgpu_memory_enforcement": "driver", "nvidia_driver_branch": "580"}, "driver branch 580 has no memory limits"),
     ({"vgpu_count_context": False}, "library alone: vgpu_count_context is false"),
     ({"vgpu_memory_enforcement": "library"}, "library alone"),
+    ({"vgpu_memory_enforcement": "driver", "vgpu_sharing": "time-slicing"}, "set and read back on this host"),
 ]
 
 

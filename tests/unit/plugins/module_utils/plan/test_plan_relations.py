@@ -55,3 +55,15 @@ def test_the_driver_gets_every_variable_that_its_check_reads() -> None:
 def test_variables_that_contradict_each_other(given: dict[str, Any], paths: list[str]) -> None:
     values = {**DEFAULTS, "nvidia_driver_state": "present", **given}
     assert [one.path for one in relations.faults(values.get)] == paths
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"device_plugin_deploy": "daemonset", **NO_API}, "is daemonset and device_plugin_api_kubeconfig is empty; "),
+        ({REMOVE: ["DaemonSet a/b"], **NO_API}, "is set and device_plugin_api_kubeconfig is empty; "),
+    ],
+)
+def test_message_names_a_value_only_if_the_value_matters(given: dict[str, Any], words: str) -> None:
+    (one,) = relations.faults({**DEFAULTS, "nvidia_driver_state": "present", **given}.get)
+    assert one.message.startswith(words)
