@@ -410,6 +410,13 @@ ASSIGNED = [
         {X.uuid: Held(0, 60), Y.uuid: Held(1000, 0)},
         [(X.uuid, 1, 0), (Y.uuid, 2, 50)],
     ),
+    (
+        "of two equal sizes the one with more compute first",
+        [("GPU-elsewhere", 2, 10), ("GPU-elsewhere-2", 2, 60)],
+        [X, Y],
+        {X.uuid: Held(0, 50), Y.uuid: Held(1000, 40)},
+        [(X.uuid, 2, 10), (Y.uuid, 2, 60)],
+    ),
     ("all free memory", [(X.uuid, 360, 0)], [X], {X.uuid: Held(15000, 0)}, [(X.uuid, 360, 0)]),
 ]
 

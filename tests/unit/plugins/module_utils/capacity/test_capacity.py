@@ -94,6 +94,7 @@ SPOILED = [
     ({"nvml": {"ok": True, "error": "", "gpus": [], "lost": []}}, ["GPU"], "at least one GPU"),
     ({"plugin": None}, ["device plugin"], "systemctl status vgpu-device-plugin"),
     ({"plugin": plugin(config_sha256="older")}, ["configuration"], "systemctl restart vgpu-device-plugin"),
+    ({"plugin": plugin(config_sha256="0123456789abcdef")}, ["configuration"], "found 0123456789ab;"),
     ({"plugin": plugin(slices=slices(memory_mib=15360))}, ["slice memory_mib"], "expected 7680, found 15360"),
     ({"plugin": plugin(slices=slices(sm_percent=100))}, ["slice sm_percent"], "expected 50, found 100"),
     ({"plugin": plugin(slices=slices(id="GPU-a::7"))}, ["slice", "slice"], "GPU-a::7"),
@@ -510,3 +511,7 @@ def test_library_of_a_node_with_an_unreadable_configuration_is_not_judged():
     """Whether the node shares GPUs by the library is unknown then."""
     found = compared(config_text="{", plugin=plugin(library=""))
     assert "library" not in [one["what"] for one in found["drift"]]
+
+
+def test_gpu_without_advertised_slices_counts_none():
+    assert [gpu["advertised"] for gpu in compared(checkpoint_text=None)["gpus"]] == [0, 0]

@@ -113,6 +113,13 @@ def test_allocatable_slices_are_expected_without_the_withheld_ones(withheld, exp
     assert (one["what"], one["expected"]) == ("Kubernetes allocatable", expected)
 
 
+# columns: slices in the node's capacity (None: no such resource); expected number in the difference
+@pytest.mark.parametrize(("shown", "found"), [(None, "none"), (0, 0), (3, 3)])
+def test_difference_of_the_capacity_names_what_was_found(shown, found):
+    (one,) = capacity_cluster.compare("n1", capacity_cluster.facts(node(shown, shown), [], [GPU]), OFFERED)
+    assert (one["what"], one["expected"], one["found"]) == ("Kubernetes capacity", "4", str(found))
+
+
 def test_node_readiness_ignores_other_conditions():
     pressure = {"type": "MemoryPressure", "status": "False"}
     for conditions in ([pressure, *node()["status"]["conditions"]], [*node()["status"]["conditions"], pressure]):

@@ -163,3 +163,11 @@ def test_expected_configuration_is_the_one_selected_by_label(tmp_path, monkeypat
     assert (seen["config_path"], json.loads(seen["config_text"])["of"]) == (path, path[len("/etc/vgpu/") :])
     assert (seen["base_path"], json.loads(seen["base_text"])["of"]) == ("/etc/vgpu/node.yaml", "node.yaml")
     assert capacity.observe(host)["base_text"] is None
+
+
+def test_last_isolation_check_is_read_only_with_the_usage(tmp_path, monkeypatch):
+    monkeypatch.setattr(nvml, "read", lambda: copy.deepcopy(AGREEING["nvml"]))
+    write(tmp_path, running_plugin.PROOF.lstrip("/"), json.dumps({"isolation": {"time": 5, "verdict": "passed"}}))
+    host = host_double(tmp_path)
+    assert capacity.observe(host)["isolation"] is None
+    assert capacity.observe(host, usage=True)["isolation"] == {"time": 5, "verdict": "passed"}

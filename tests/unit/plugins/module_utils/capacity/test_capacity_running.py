@@ -87,6 +87,14 @@ def test_ledger_of_an_oversold_gpu_may_exceed_the_driver(slice_mib, stale):
     assert bool(running.ledgers([usage(3000)], [gpu(10, slice_mib=slice_mib)])) is stale
 
 
+def test_container_without_a_figure_is_not_the_one_with_the_largest_ledger():
+    unknown = {**usage(0, "a2", namespace="team", pod="unknown", container="main"), "memory_used": None}
+    empty = {**usage(0, "a3", namespace="team", pod="empty", container="main")}
+    for usages in ([unknown, usage(3000, **OWNER)], [usage(3000, **OWNER), unknown, empty]):
+        (one,) = running.ledgers(usages, [gpu(100)])
+        assert "restart team/train/main, which has the largest charge" in one["remedy"]
+
+
 def test_remedy_names_the_container_with_the_largest_ledger():
     small = usage(100, "a2", namespace="team", pod="small", container="main")
     for usages in ([usage(3000, **OWNER), small], [small, usage(3000, **OWNER)]):

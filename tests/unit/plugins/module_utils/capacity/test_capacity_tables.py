@@ -262,3 +262,18 @@ CELLS = [(None, ""), ("two\n lines", "two lines"), ("x" * 44, "x" * 44), ("x" * 
 @pytest.mark.parametrize(("value", "shown"), CELLS)
 def test_cell_of_a_table_is_one_short_line(value, shown):
     assert tables.table(("a",), [[value]])[2] == shown
+
+
+# columns: checks of a slice, its detail; expected lines about the slice in the report of a host
+LINES = [
+    ([check()], "", []),
+    ([check()], "the share was not measured", ["isolation of slice GPU-a::1: 1 passed: the share was not measured"]),
+    ([], "no slice is free", ["isolation of slice GPU-a::1: not run: no slice is free"]),
+    ([], "", ["isolation of slice GPU-a::1: not run"]),
+]
+
+
+@pytest.mark.parametrize(("checks", "detail", "lines"), LINES)
+def test_slice_has_a_line_only_if_it_says_more_than_the_summary(checks, detail, lines):
+    found = tables.host_report(RIGHT, {"verdict": "passed", "results": [result("passed", checks, detail)]}, "gpu-1")
+    assert [line.strip() for line in found if "of slice" in line] == lines

@@ -98,6 +98,7 @@ def test_unshared_host_gives_whole_gpus():
         (5, 6, "1.0", "6", ["less than 1 MiB", "no limit", "lower the split count"]),
         (16160, 2, "0.0001", "2", ["less than 1 MiB"]),
         (16160, 101, "1.0", "1", ["less than 1 %", "raise the cores scaling to at least 1.01"]),
+        (16160, 250, "1.0", "1", ["less than 1 %", "raise the cores scaling to at least 2.50"]),
         (16160, 2, "0", "1", ['above 0, found "0"']),
         (16160, 2, "-1", "1", ['above 0, found "-1"']),
         (16160, 2, "nan", "1", ['above 0, found "nan"']),

@@ -35,6 +35,9 @@ BAD_VARIABLES = [
     ("vgpu_log_level", 6, "from 0 to 5"),
     ("vgpu_resource_names", {"count": "gpu"}, "resource name"),
     ("vgpu_mig_geometry", {"1gb": 7}, "MIG profile"),
+    ("vgpu_mig_geometry", {"1g.5gb": 0}, "from 1 to 7"),
+    ("vgpu_mig_geometry", {"1g.5gb": 8}, "from 1 to 7"),
+    ("vgpu_split_count", 1025, "from 1 to 1024"),
     # A trailing line break, which a pattern with $ would accept, must be an error like any other invalid character.
     ("vgpu_resource_names", {"count": "nvidia.com/gpu\n"}, "resource name"),
     ("vgpu_devices", [{"match": {"uuid": "GPU-1\n"}}], "GPU UUID"),
@@ -42,6 +45,15 @@ BAD_VARIABLES = [
     ("vgpu_configs", {"big\n": {}}, "lowercase letters"),
     ("vgpu_verify", "sometimes", "changed, always, never"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("vgpu_split_count", 1024), ("vgpu_mig_geometry", {"1g.5gb": 7}), ("vgpu_log_level", 5)]
+)
+def test_the_greatest_value_is_accepted(name, value):
+    findings = []
+    schema.read({name: value}, findings)
+    assert findings == []
 
 
 @pytest.mark.parametrize(("name", "value", "words"), BAD_VARIABLES)

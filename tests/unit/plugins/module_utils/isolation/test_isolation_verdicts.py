@@ -514,3 +514,8 @@ def test_detail_of_a_missing_import_result_is_the_last_200_characters_of_stderr(
 def test_detail_of_a_failed_reader_is_the_last_200_characters_of_stderr():
     found = it.of_reader("nvidia-smi", 9, "", 300 * "x" + 200 * "y", EXPECTED)
     assert found["detail"] == "exit status 9: " + 200 * "y"
+
+
+def test_expected_memory_from_outside_names_the_slice_and_the_rounding():
+    wanted = it.of_outside(0, 1, "", EXPECTED, 0)["expected"]
+    assert wanted == f"at most {(5386 + 64) << 20} (5386 MiB, and 64 MiB for rounding by the driver)"

@@ -192,3 +192,9 @@ UNDER_WAY = [
 def test_pending_resize_is_described(annotations, expected):
     found = under_way(annotations)
     assert len(found) == len(expected) and all(map(str.startswith, found, expected))
+
+
+def test_equal_requests_give_equal_texts():
+    one, other = Size(3000, 20), Size(None, 10)
+    assert write_request({"a": one, "b": other}) == write_request({"b": other, "a": one})
+    assert write_request({"b": other, "a": one}) == '{"a":{"cores":20,"memory_mib":3000},"b":{"cores":10}}'
