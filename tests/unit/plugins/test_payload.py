@@ -21,7 +21,7 @@ MOST = {
     "check_variables": 0,
     "containerd_config": 8,  # One file reads the cgroup driver of the running kubelet.
     "docker_daemon": 9,
-    "driver_choice": 10,  # One file is for the keys of repositories.
+    "driver_choice": 11,  # One file is for the keys of repositories, one has the driver's files on a host.
     "driver_setup": 5,
     "engine_choice": 10,  # The engine "auto" needs files for the kubelet, CRI-O, k3s and RKE2.
     "gpu_info": 3,
@@ -33,7 +33,7 @@ MOST = {
     "kube_mount_policy": 4,
     "kube_node": 2,
     "kube_conflicting_plugins": 5,
-    "kube_scheduler": 7,  # Two files define admission policies, one file waits for the rollout.
+    "kube_scheduler": 9,  # Three files define the objects, two admission policies, one file waits for the rollout.
     "mig_geometry": 13,
     "mps_daemon": 7,
     "node_files": 1,

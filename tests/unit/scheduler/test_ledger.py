@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -330,6 +331,15 @@ def test_never_oversold_and_rebuilt_ledger_is_equal(nodes, wanted, policy, chanc
             rebuilt.hold(key, f"default/{key}", *plans[key])
     assert {name: rebuilt.use(name) for name in nodes} == {name: ledger.use(name) for name in nodes}
     assert rebuilt.drift({uid: (f"default/{uid}", *plan) for uid, plan in plans.items()}) == []
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_container_without_compute_is_placed_next_to_containers_that_take_all_of_it(order):
+    """The GPUs take one, two and three containers. Only if the last takes all three containers, all of them fit."""
+    gpus = tuple(gpu(f"GPU-{n}", 900, 900, n + 1) for n in range(3))
+    wanted = [ask(1, 0, 1, MIB), ask(1, 10, 3, MIB), ask(1, 90, 2, MIB)]
+    ledger = ledger_of({"a": gpus})
+    assert ledger.filter(pod_ask(*(wanted[n] for n in order)), ["a"]).fits == ["a"]
 
 
 @settings(deadline=None, max_examples=120)

@@ -29,7 +29,8 @@ def search(
     limits. ``asks`` contains no init containers, because the caller uses only the greedy placement for pods with init
     containers. ``aligned``: the GPUs of a request must be on one NUMA node.
     """
-    order = sorted(range(len(asks)), key=lambda n: (-asks[n].gpus, n))
+    # A container that requests no compute fits only on a GPU with compute left, so it is placed before the others.
+    order = sorted(range(len(asks)), key=lambda n: (asks[n].cores > 0, -asks[n].gpus, n))
     taken = [list(used.get(gpu.uuid, Use(0, 0, 0))) for gpu in gpus]
     found: list[tuple[int, ...]] = [()] * len(asks)
     steps = 0
