@@ -249,7 +249,6 @@ def _expect(config: dict[str, Any], seen: dict[str, Any], answer: dict[str, Any]
             slice_mib=made[0].memory_mib if made else 0,
             sm_percent=made[0].sm_percent if made else 0,
             mode=made[0].mode if made else None,
-            advertised=0,
             **capacity_running.card(seen["plugin"], gpu["uuid"], seen["time"]),
         )
         answer["gpus"].append(row)

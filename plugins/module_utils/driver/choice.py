@@ -18,7 +18,7 @@ SOURCES = ("distribution", "cuda", "mirror", "file", "present")
 SUBNET_MANAGER = "nvlsm"
 # Modules to load, in this order; the kernel loads NVIDIA's other modules as their dependencies.
 MODULES = ["nvidia", "nvidia_uvm", "nvidia_modeset"]
-# The units and packages that a decision may depend on, as host_files.FILES are the files. All are read in advance,
+# The units and packages that a decision may depend on; host_files.FILES names the files. All are read in advance,
 # because it is not known yet which of them count on this host.
 UNITS = ["nvidia-persistenced.service", "nvidia-fabricmanager.service", "nvidia-gridd.service"]
 PACKAGE_PATTERNS = ["*nvidia*", "libcuda1", "linux-*", "kernel-devel*", "kernel-*-devel", "kernel-headers", "nvlsm"]

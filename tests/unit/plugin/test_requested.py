@@ -414,8 +414,8 @@ ASSIGNED = [
         "of two equal sizes the one with more compute first",
         [("GPU-elsewhere", 2, 10), ("GPU-elsewhere-2", 2, 60)],
         [X, Y],
-        {X.uuid: Held(0, 50), Y.uuid: Held(1000, 40)},
-        [(X.uuid, 2, 10), (Y.uuid, 2, 60)],
+        {Y.uuid: Held(1000, 50)},
+        [(X.uuid, 2, 60), (Y.uuid, 2, 10)],
     ),
     ("all free memory", [(X.uuid, 360, 0)], [X], {X.uuid: Held(15000, 0)}, [(X.uuid, 360, 0)]),
 ]

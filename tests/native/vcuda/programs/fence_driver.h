@@ -7,6 +7,7 @@
 #ifndef FENCE_DRIVER_H
 #define FENCE_DRIVER_H
 
+#include "check.h"
 #include "compute/limiter.h"
 #include "context/context.h"
 
@@ -14,14 +15,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define CHECK(condition) \
-    do { \
-        if (!(condition)) { \
-            fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, #condition); \
-            exit(1); \
-        } \
-    } while (0)
 
 /* --- the driver ------------------------------------------------------------------------------------------------ */
 

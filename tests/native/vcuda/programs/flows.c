@@ -28,20 +28,13 @@
  *              microseconds
  *   fulllow    like full, but the page has a maximum of queued work (1 ms)
  */
+#include "check.h"
 #include "compute/limiter.h"
 
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define CHECK(condition) \
-    do { \
-        if (!(condition)) { \
-            fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, #condition); \
-            exit(1); \
-        } \
-    } while (0)
 
 /* --- stubs of the rest of the library -------------------------------------------------------------------------------- */
 

@@ -7,20 +7,13 @@
  * open in between.
  */
 #include "account/account.h"
+#include "check.h"
 #include "events.h"
 
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
-
-#define CHECK(condition) \
-    do { \
-        if (!(condition)) { \
-            fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, #condition); \
-            exit(1); \
-        } \
-    } while (0)
 
 enum { DEVICE = 3, ROUNDS = 20 };
 struct counters vgpu_counters[VGPU_MAX_DEVICES] = {[DEVICE] = {.device = DEVICE}};

@@ -8,6 +8,7 @@
  *           have more than the limit
  */
 #include "account/blocks.h"
+#include "check.h"
 #include "limits/limits_file.h"
 
 #include <assert.h>
@@ -74,14 +75,6 @@ static uint64_t random_number(void)
     seed ^= seed >> 7;
     return seed ^= seed << 17;
 }
-
-#define CHECK(condition) \
-    do { \
-        if (!(condition)) { \
-            fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, #condition); \
-            exit(1); \
-        } \
-    } while (0)
 
 static void valid_limits(unsigned char bytes[VGPU_LIMITS_FILE_SIZE])
 {

@@ -8,6 +8,7 @@
  *   vmm_unit stress       threads create, map, unmap and release; the driver reuses the value of each handle at once
  *   vmm_unit fail         the driver refuses a release and an unmap, and the library must change nothing
  */
+#include "check.h"
 #include "memory/memory.h"
 #include "process.h"
 
@@ -17,14 +18,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-#define CHECK(condition) \
-    do { \
-        if (!(condition)) { \
-            fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, #condition); \
-            exit(1); \
-        } \
-    } while (0)
 
 /* --- replacements for the rest of the library -------------------------------------------------------------- */
 
