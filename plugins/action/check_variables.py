@@ -16,7 +16,7 @@ from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_check import C
 class ActionModule(ActionBase):
     TRANSFERS_FILES = False
     _requires_connection = False
-    _VALID_ARGS = frozenset(("hosts", "desired"))
+    _VALID_ARGS = frozenset(("hosts", "desired", "files"))
 
     def run(self, tmp: Any = None, task_vars: Any = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
@@ -28,6 +28,8 @@ class ActionModule(ActionBase):
         check = Check(task_vars, self._loader, self._task.get_play())
         kins = check.kin(hosts)
         mistakes = check.mistakes(kins)
+        if self._task.args.get("files", True):
+            mistakes += check.absent_kubeconfigs(kins)
         states: list[dict[str, Any]] = []
         if self._task.args.get("desired") and not wrong(mistakes):
             findings: list[tuple[Kin, Finding]] = []

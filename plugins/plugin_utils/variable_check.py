@@ -8,6 +8,7 @@ that sets the variable, with file and line, and with the affected hosts.
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any, Iterable, Iterator, NamedTuple
 
@@ -132,6 +133,19 @@ class Check:
             values = Values(self, kin.variables)
             found.update(dict.fromkeys(values.of_role(name) or "" for name in KUBECONFIGS if name in kin.ours))
         return [file for file in found if file]
+
+    def absent_kubeconfigs(self, kins: list[Kin]) -> list[Mistake]:
+        """Returns an error for each variable that names a kubeconfig file that the controller does not have."""
+        found = []
+        for kin in kins:
+            values = Values(self, kin.variables)
+            for name in KUBECONFIGS:
+                file = values.of_role(name) if name in kin.ours else None
+                # findings() reports a value that is no text.
+                if isinstance(file, str) and file and not os.path.exists(os.path.expanduser(file)):
+                    message = f"{file}: no such file here; expected a kubeconfig file of the controller"
+                    found.append((kin, error(name, message)))
+        return self.with_sources(found)
 
     def findings(self, kin: Kin) -> list[Finding]:
         """Returns errors and warnings of one kind of host."""

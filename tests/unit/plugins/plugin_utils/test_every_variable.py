@@ -290,3 +290,44 @@ def test_expected_name_is_one_error_that_names_a_variable_for_its_value(name: st
     assert [(one.finding.level, one.finding.path) for one in found] == [("error", name)]
     assert 'did you mean "vgpu_split_count"?' in found[0].finding.message
     assert check({"h": {"vgpu_split_count": 4}}) == []
+
+
+# columns: variables of host a, variables of host b; the variable of each expected error, with the hosts. The file
+# "there" exists.
+KUBECONFIGS: list[tuple[dict[str, Any], dict[str, Any], list[tuple[str, list[str]]]]] = [
+    ({"vgpu_kubeconfig": "there"}, {"vgpu_kubeconfig": "there"}, []),
+    ({"vgpu_kubeconfig": "none"}, {"vgpu_kubeconfig": "none"}, [("vgpu_kubeconfig", ["a", "b"])]),
+    ({"vgpu_kubeconfig": "there"}, {"vgpu_kubeconfig": "none"}, [("vgpu_kubeconfig", ["b"])]),
+    ({"scheduler_kubeconfig": "none", "vgpu_kubeconfig": "there"}, {}, [("scheduler_kubeconfig", ["a"])]),
+    ({"verify_kubeconfig": "", "vgpu_kubeconfig": "there"}, {}, []),
+    # The check of types reports this value.
+    ({"vgpu_kubeconfig": ["none"]}, {}, []),
+    # The file of this name is on the host, not on the controller.
+    ({"device_plugin_kubeconfig": "none"}, {}, []),
+    # The name of the file depends on a fact that is not known yet.
+    ({"vgpu_kubeconfig": "{{ ansible_facts.fqdn }}"}, {}, []),
+    ({"vgpu_kubeconfig": "{{ '~/none' }}"}, {}, [("vgpu_kubeconfig", ["a"])]),
+]
+
+
+@pytest.mark.parametrize(("of_a", "of_b", "expected"), KUBECONFIGS)
+def test_absent_kubeconfig_file_is_an_error_of_its_variable(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    of_a: dict[str, Any],
+    of_b: dict[str, Any],
+    expected: list[tuple[str, list[str]]],
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "there").write_text("")
+
+    def placed(variables: dict[str, Any]) -> dict[str, Any]:
+        return trusted({name: f"~/{one}" if one in ("there", "none") else one for name, one in variables.items()})
+
+    hosts = {"a": placed(of_a), "b": placed(of_b)}
+    one = Check({**hosts["a"], "hostvars": HostVars(hosts), "inventory_hostname": "a"}, LOADER, None)
+    found = one.absent_kubeconfigs(one.kin(list(hosts)))
+    assert [(mistake.finding.path, mistake.hosts) for mistake in found] == expected
+    assert [
+        mistake for mistake in found if "~/none: no such file here; expected a kubeconfig" not in str(mistake)
+    ] == []
