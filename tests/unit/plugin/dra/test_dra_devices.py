@@ -48,6 +48,16 @@ def test_node_without_slices_publishes_no_device() -> None:
     assert devices(EQUAL, []) == []
 
 
+@pytest.mark.parametrize("config", [{}, SLICED])
+def test_gpu_with_slices_of_a_former_split_is_not_published(config: dict[str, Any]) -> None:
+    """Containers still use the slices of the first GPU, and the new configuration does not share by vcuda."""
+    before, now = view(EQUAL), view(config)
+    first, second = now.gpus
+    kept = [one for one in before.pieces if one.uuid == first.uuid]
+    mixed = replace(now, pieces=(*kept, *(one for one in now.pieces if one.uuid == second.uuid)))
+    assert [one["name"] for part in slices_of(mixed) for one in part["devices"]] == ["gpu-00000001"]
+
+
 # columns: the node's configuration; expected capacities of the first GPU, each as name → (value, default of a request,
 # range of valid requests)
 VALID, RANGE = "validValues", "validRange"

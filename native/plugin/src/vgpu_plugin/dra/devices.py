@@ -79,11 +79,12 @@ def _shared(node: NodeView, gpu: Gpu, mig: MigDevice | None, pieces: list[Piece]
     mode = pieces[0].mode
     attributes = _attributes(node, gpu, mig, mode)
     if mode == VCUDA:
-        return {
-            "attributes": attributes,
-            "allowMultipleAllocations": True,
-            "capacity": _capacity(gpu, node.config, pieces),
-        }
+        share = slices.share_of(gpu.facts(), dict(node.config))
+        if share is None:
+            # Containers still use slices of a former split. Claims wait until the pool has the new one.
+            return None
+        capacity = _capacity(gpu, node.config, share, pieces)
+        return {"attributes": attributes, "allowMultipleAllocations": True, "capacity": capacity}
     if mode == TIME_SLICING:
         return {"attributes": attributes, "allowMultipleAllocations": True, "capacity": _slots(len(pieces))}
     if mode in (NONE, MIG):
@@ -93,10 +94,7 @@ def _shared(node: NodeView, gpu: Gpu, mig: MigDevice | None, pieces: list[Piece]
     return None if mode == MPS else {}
 
 
-def _capacity(gpu: Gpu, config: Mapping[str, Any], pieces: list[Piece]) -> dict[str, Any]:
-    share = slices.share_of(gpu.facts(), dict(config))
-    if share is None:
-        raise ValueError(f"{gpu.uuid} has slices of mode vcuda, but no settings for sharing")
+def _capacity(gpu: Gpu, config: Mapping[str, Any], share: slices.Share, pieces: list[Piece]) -> dict[str, Any]:
     slice_mib, percent = slices.size_of(gpu.facts(), share)
     total = slices.claimable_mib(gpu.facts(), share, _requested(config))
     if not _requested(config):
