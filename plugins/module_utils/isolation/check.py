@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from typing import Any, Callable, Iterator, Mapping
+from typing import Any, Callable, Mapping
 
 from ..gpu import memory_limits
 from ..gpu.nvml import NvmlError
 from ..host.mount_namespace import Mount
-from . import driver_verdicts, observer, verdicts, watcher
+from . import driver_verdicts, observer, readers, verdicts, watcher
 from . import pair as isolation_pair
 from .driver_checks import Account, DriverChecks
 from .engines import NAMESPACE, Engines, Lease
@@ -47,22 +47,6 @@ SUM_MS = 2000
 ENGINE_S = isolation_pair.WAIT_S + START_S + 4 * ASK_S
 NO_LIMIT_PERCENT = 100
 MOST_TTL_S = 3600  # The longest lease that the plugin grants.
-QUERY = ["--query-gpu=uuid,memory.total", "--format=csv,noheader,nounits"]
-
-
-READ_BY_PYNVML = """
-import sys
-try:
-    import pynvml
-except ImportError:
-    sys.exit(127)
-pynvml.nvmlInit()
-for n in range(pynvml.nvmlDeviceGetCount()):
-    one = pynvml.nvmlDeviceGetHandleByIndex(n)
-    uuid = pynvml.nvmlDeviceGetUUID(one)
-    uuid = uuid.decode() if isinstance(uuid, bytes) else uuid
-    print("%s, %d" % (uuid, pynvml.nvmlDeviceGetMemoryInfo(one).total >> 20))
-"""
 
 
 class BadOption(Exception):
@@ -226,7 +210,7 @@ class SliceCheck:
 
         def before_start(pid: int) -> None:
             group = self._group_of(pid)
-            with observed(self._expected.uuid) as reader:
+            with readers.of_host(self._expected.uuid) as reader:
                 seen.append(observer.driver_limit(reader, self._expected.uuid, group))
                 if seen[0].hard is not None:
                     tenants = self._tenants(reader)
@@ -256,7 +240,7 @@ class SliceCheck:
 
         def work(other: SliceCheck) -> dict[str, Any]:
             def beside(theirs: int, ours: int) -> None:
-                with observed(self._expected.uuid) as reader:
+                with readers.of_host(self._expected.uuid) as reader:
                     group = self._group_of(ours)
                     limit = observer.driver_limit(reader, self._expected.uuid, group)
                     tenants = self._tenants(reader)
@@ -444,42 +428,15 @@ class SliceCheck:
                 self._plugin.ask("release", lease["allocation"])
 
     def _run_nvidia_smi(self) -> dict[str, Any]:
-        program = self._params["nvidia_smi"]
-        outcome = self.runner.run([program, *QUERY], float(self._params["timeout"]))
-        if outcome.rc == 0:
-            self.smi_table = self.runner.run([program], float(self._params["timeout"])).out
-        return verdicts.of_reader("nvidia-smi", outcome.rc, outcome.out, outcome.err, self._expected)
+        program, timeout = self._params["nvidia_smi"], float(self._params["timeout"])
+        found, self.smi_table = readers.by_nvidia_smi(self.runner, program, timeout, self._expected)
+        return found
 
     def _run_nvidia_ml_py(self) -> dict[str, Any]:
-        """Runs nvidia-ml-py with the Python of the node's programs. The package is in no image, so the program always
-        runs in a namespace of the host.
-        """
-        python = interpreter_of(self._params["vgpuctl"])
-        if not python:
-            return verdicts.of_reader("nvidia-ml-py", 127, "", "", self._expected)
-        runner = self.runner if self.runner.name == NAMESPACE else self._engines.namespace(self._as_leased())
-        outcome = runner.run([python, "-I", "-c", READ_BY_PYNVML], float(self._params["timeout"]))
-        return verdicts.of_reader("nvidia-ml-py", outcome.rc, outcome.out, outcome.err, self._expected)
+        """The package is in no image, so the program always runs in a namespace of the host."""
 
+        def runner() -> Any:
+            return self.runner if self.runner.name == NAMESPACE else self._engines.namespace(self._as_leased())
 
-@contextlib.contextmanager
-def observed(uuid: str) -> Iterator[Any]:
-    """Yields a reader of the host's NVML and closes it afterwards. Raises RunnerError if NVML is missing or fails."""
-    watch = observer.watch(uuid)
-    if watch is None or watch.fault:
-        raise RunnerError(watch.fault if watch else "the host has no libnvidia-ml.so.1")
-    try:
-        yield watch.reader
-    finally:
-        watch.close()
-
-
-def interpreter_of(program: str) -> str:
-    """Returns the Python that the first line of a script names, empty if it names none."""
-    try:
-        with open(program, "rb") as stream:
-            first = stream.readline(256).decode("utf-8", "replace")
-    except OSError:
-        return ""
-    words = first[2:].split() if first.startswith("#!") else []
-    return words[0] if words and os.path.basename(words[0]).startswith("python") else ""
+        timeout = float(self._params["timeout"])
+        return readers.by_nvidia_ml_py(runner, self._params["vgpuctl"], timeout, self._expected)

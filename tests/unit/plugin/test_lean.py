@@ -20,7 +20,7 @@ import sys
 sys.path[:0] = {path!r}
 from vgpu_plugin import lean
 {lean}
-import vgpu_plugin.daemon, vgpu_plugin.node.gpus
+import vgpu_plugin.daemon, vgpu_plugin.node.nvml
 heavy = ("yaml", "http.client", "google.protobuf.json_format")
 print([one for one in heavy if one in sys.modules])
 {after}

@@ -13,8 +13,8 @@ from vgpu_plugin._shared.abi import files as abi_files
 from vgpu_plugin.allocation import static_slices
 from vgpu_plugin.allocation.records import KUBELET
 from vgpu_plugin.inject import cdi
-from vgpu_plugin.node import gpus
-from vgpu_plugin.node.gpus import Nvml
+from vgpu_plugin.node import nvml
+from vgpu_plugin.node.nvml import Nvml
 from vgpu_plugin.watch import watcher as watch
 from vgpu_plugin.watch.setup import NodeView
 
@@ -309,7 +309,7 @@ def test_ledger_of_another_version_that_can_be_read_is_kept(node):
 
 def test_numa_nodes_are_read_once_until_the_driver_is_reopened(tmp_path, monkeypatch):
     read = []
-    monkeypatch.setattr(gpus, "numa_node", lambda _root, pci: read.append(pci) or 1)
+    monkeypatch.setattr(nvml, "numa_node", lambda _root, pci: read.append(pci) or 1)
     one = Nvml.__new__(Nvml)
     one._numa, one._sys_root, one._events = {}, tmp_path, None
     assert [one._numa_node("a"), one._numa_node("a"), one._numa_node("b")] == [1, 1, 1]

@@ -167,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from .assembly import Extras, Setup
     from .daemon import Daemon
     from .inject import driver_files
-    from .node.gpus import Nvml
+    from .node.nvml import Nvml
     from .offer import settings as node_settings
     from .purge import purge
     from .reconcile.config_choice import ConfigChoice

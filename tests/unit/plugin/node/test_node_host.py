@@ -18,9 +18,10 @@ import pytest
 from doubles.nvml import LOST, TIMEOUT, Pynvml, failing
 from vgpu_plugin._proto import deviceplugin_pb2 as api
 from vgpu_plugin.node import checkpoint
-from vgpu_plugin.node.gpus import GpuError, Nvml, numa_node
+from vgpu_plugin.node.gpus import GpuError
 from vgpu_plugin.node.inotify import FolderWatch
 from vgpu_plugin.node.notify import notify
+from vgpu_plugin.node.nvml import Nvml, numa_node
 from vgpu_plugin.offer.health import APPLICATION_XIDS, HealthWatch
 from vgpu_plugin.offer.pool import Pool
 

@@ -16,7 +16,7 @@ from vgpu_plugin._proto import deviceplugin_pb2 as api
 from vgpu_plugin._proto import deviceplugin_pb2_grpc as rpc
 from vgpu_plugin.daemon import Daemon
 from vgpu_plugin.errors import BadRequest
-from vgpu_plugin.node.gpus import Nvml
+from vgpu_plugin.node.nvml import Nvml
 from vgpu_plugin.node.topology import nearest, scores
 
 from ..conftest import FakeGpus

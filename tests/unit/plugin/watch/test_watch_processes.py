@@ -16,7 +16,8 @@ import pynvml
 import pytest
 from doubles.nvml import Pynvml
 from doubles.proc import CONTAINER, HOST_MNT, HOST_PID, Proc
-from vgpu_plugin.node.gpus import GpuError, Nvml
+from vgpu_plugin.node.gpus import GpuError
+from vgpu_plugin.node.nvml import Nvml
 from vgpu_plugin.watch import mounts
 from vgpu_plugin.watch.processes import LONGEST_OF_OTHERS, MOST_OF_OTHERS, Process, Processes
 

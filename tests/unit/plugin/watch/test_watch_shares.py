@@ -15,7 +15,8 @@ import pytest
 from doubles.watched import MIB, Watched
 from vgpu_plugin._shared.abi import fields
 from vgpu_plugin._shared.abi import files as abi_files
-from vgpu_plugin.node.gpus import GpuError, Nvml
+from vgpu_plugin.node.gpus import GpuError
+from vgpu_plugin.node.nvml import Nvml
 from vgpu_plugin.watch import shares
 from vgpu_plugin.watch import watcher as watch
 from vgpu_plugin.watch.rule import MORE_TIME

@@ -589,5 +589,5 @@ def test_oversold_slices_in_use_are_not_filled(monkeypatch, in_use, sold, crowde
     gpus = [{**STATUS["gpus"][0], "memory_mib": 8192}]
     status = {**DRIVER_STATUS, "slices": [*STATUS["slices"], other], "gpus": gpus}
     one, _runner = by_driver(monkeypatch, [], status=status)
-    with isolation_check.observed("GPU-1") as reader:
+    with isolation_check.readers.of_host("GPU-1") as reader:
         assert bool(one._tenants(reader)._crowded) is crowded

@@ -87,10 +87,14 @@ def test_driver_limit_belongs_to_the_group_and_has_the_promised_size(what, limit
         # An oversold slice is larger than the card, so the driver limits it to the memory of the card.
         (DriverLimit(GROUP, 0, 3000 * MIB, card=3000 * MIB), "passed"),
         (DriverLimit(GROUP, 0, SLICE), "passed"),  # The memory of the card is unknown.
+        (DriverLimit(GROUP, hard=SLICE), "passed"),  # Without another figure the soft limit is 0.
     ],
 )
 def test_driver_limit_checks_every_figure(seen, verdict):
-    assert driver_verdicts.of_driver("driver-dmem", seen, EXPECTED)["verdict"] == verdict
+    found = driver_verdicts.of_driver("driver-dmem", seen, EXPECTED)
+    assert (found["verdict"], found["expected"]) == (verdict, f"soft 0, hard {SLICE}")
+    above = "" if seen.own else ", but the limit was set on a group above it"
+    assert found["detail"] == f"driver-dmem, group {GROUP}{above}"
 
 
 def test_limit_missing_on_one_of_two_gpus_is_found():
@@ -136,6 +140,7 @@ SUMS = [
     (Sum(SLICE + 2 * MIB, 0, 4000 * MIB), "violated", "the driver granted"),  # More was allocated than the limit.
     (Sum(100 * MIB, SLICE + 1, 4000 * MIB), "violated", "the driver granted"),
     (Sum(SLICE + 2 * MIB, 0, 0, "it ended"), "violated", "the driver granted"),
+    (Sum(SLICE + 2 * MIB), "violated", f"the driver granted {SLICE + 2 * MIB} bytes and counts 0 bytes"),
     (Sum(300 * MIB, 400 * MIB, 10 * MIB), "not-run", "the card was full"),
     # The refusal is the driver's limit if the group used all but 64 MiB of it, or if the card still had 64 MiB free.
     # Otherwise the card was full.
@@ -221,19 +226,23 @@ def test_managed_memory(found, verdict):
 
 
 @pytest.mark.parametrize(
-    ("code", "found", "verdict"),
+    ("code", "call", "found", "verdict", "said"),
     [
-        (0, Deltas(PIECE, group=PIECE), "passed"),
-        (0, Deltas(PIECE, group=0), "violated"),
-        (0, Deltas(1000, group=900), "passed"),
-        (0, Deltas(1000, group=899), "violated"),
-        (2, Deltas(PIECE), "passed"),
-        (3, Deltas(PIECE), "not-run"),  # libcuda does not work in the child process.
-        (0, Deltas(PIECE, fault="it did not end"), "not-run"),
+        (0, "", Deltas(PIECE, group=PIECE), "passed", ""),
+        (0, "", Deltas(PIECE, group=0), "violated", ""),
+        (0, "", Deltas(1000, group=900), "passed", ""),
+        (0, "", Deltas(1000, group=899), "violated", ""),
+        (2, "", Deltas(PIECE), "passed", ""),
+        # libcuda does not work in the child process.
+        (3, "", Deltas(PIECE), "not-run", "libcuda returned 3 to the child"),
+        (3, "cuInit", Deltas(PIECE), "not-run", "cuInit returned 3 to the child"),
+        (0, "", Deltas(PIECE, fault="it did not end"), "not-run", "it did not end"),
     ],
 )
-def test_memory_of_an_exited_process_stays_charged(code, found, verdict):
-    assert driver_verdicts.of_orphan("driver-misc", code, "", found)["verdict"] == verdict
+def test_memory_of_an_exited_process_stays_charged(code, call, found, verdict, said):
+    one = driver_verdicts.of_orphan("driver-misc", code, call, found)
+    assert one["verdict"] == verdict
+    assert said in one["detail"]
 
 
 SAME = (0, SLICE, PIECE)
@@ -254,6 +263,14 @@ def test_neighbour_keeps_its_limit_and_memory(seen, fill, verdict):
     filled = verdicts.check("driver-limit-beside", fill, "", "", "bytes", "so it was")
     found = driver_verdicts.of_beside("driver-misc", filled, dict(zip(("before", "while", "after"), seen)))
     assert found["verdict"] == verdict
+
+
+def test_report_on_the_neighbour_has_its_figures_at_each_time():
+    seen = {"before": (0, SLICE, PIECE), "while": (1, 2, 3), "after": (4, 5, 6)}
+    found = driver_verdicts.of_beside("driver-misc", verdicts.check("driver-limit-beside", "passed", "", ""), seen)
+    assert found["found"] == (
+        f"before soft 0, hard {SLICE}, used {PIECE}; while soft 1, hard 2, used 3; after soft 4, hard 5, used 6"
+    )
 
 
 UNKNOWN = DriverLimit(GROUP, 0, SLICE, card=CARD)  # without the inode of the group

@@ -41,6 +41,7 @@ PROBE = [
     ("report that is not an object", 0, "[]", False, {"probe": "violated"}),
     ("incomplete report", 0, '{"devices": []}', False, {"probe": "violated"}),
     ("signal after the report", -9, report(), False, {"probe": "violated", "totals": "passed"}),
+    ("signal 1 after the report", -1, report(), False, {"probe": "violated", "totals": "passed"}),
     ("time limit exceeded", 0, report(), True, {"probe": "violated"}),
     ("requested check missing in the report", 0, report(checks=()), False, {"totals": "not-run"}),
     (
@@ -199,6 +200,7 @@ OUTSIDE = [
     # verdict
     ("the whole slice", LIMIT, LIMIT, "passed"),
     ("90 percent of the slice", LIMIT - LIMIT // 10, LIMIT, "passed"),
+    ("90 percent of the filled bytes, without rounding", 900, 1000, "passed"),
     ("89.5 percent of the slice", LIMIT * 895 // 1000, LIMIT, "not-run"),
     ("one byte below 90 percent of the slice", LIMIT - LIMIT // 10 - 1, LIMIT, "not-run"),
     ("16 MiB above the slice, as an H200 showed for a moment", LIMIT + 16 * MIB, LIMIT, "passed"),
@@ -382,8 +384,8 @@ USAGE = (
 UNKNOWN = f"vgpu-probe: there is no check 'neighbours'\n{USAGE}"
 OLDER_PROBE = [
     # columns: label, exit status, stderr, the verdict, words of the detail
-    ("unknown check", 64, UNKNOWN, "not-run", "no check 'neighbours'; the node's library has another version"),
-    ("unknown option", 64, USAGE, "not-run", "no such option; the node's library has another version"),
+    ("unknown check", 64, UNKNOWN, "not-run", "knows no check 'neighbours'; the node's library has another version"),
+    ("unknown option", 64, USAGE, "not-run", "knows no such option; the node's library has another version"),
     ("other exit status with the same stderr", 1, UNKNOWN, "violated", "exit status 1: "),
     ("same exit status with another stderr", 64, "bad arguments", "violated", "exit status 64: bad arguments"),
 ]
@@ -504,6 +506,11 @@ def test_import_from_another_slice_must_be_refused(about, ours, theirs, verdict,
     assert (found["name"], found["verdict"]) == ("import-beside", verdict)
     assert words in found["detail"]
     assert it.overall([dict(CHECK), found]) == ("violated" if verdict == "violated" else "passed")
+
+
+def test_detail_of_a_missing_report_is_the_last_400_characters_of_the_output():
+    (one,) = it.of_probe(3, "", 500 * "x" + 400 * "y", False, EXPECTED, [])
+    assert one["detail"] == "exit status 3: " + 400 * "y"
 
 
 def test_detail_of_a_missing_import_result_is_the_last_200_characters_of_stderr():
