@@ -6,6 +6,7 @@ The file survives a restart of the kubelet.
 from __future__ import annotations
 
 import json
+import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,4 +104,7 @@ class ClaimState:
 
     def _write(self, entries: list[dict[str, Any]]) -> None:
         data = json.dumps({**HEAD, "ClaimInfoStateList": entries})
-        self._path.write_text(json.dumps({"Data": data, "Checksum": zlib.crc32(data.encode())}))
+        # The kubelet's file store also writes a temporary file and renames it, so a reader never sees a part.
+        fresh = self._path.with_name(f".{STATE}")
+        fresh.write_text(json.dumps({"Data": data, "Checksum": zlib.crc32(data.encode())}))
+        os.replace(fresh, self._path)
