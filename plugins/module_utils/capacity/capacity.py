@@ -243,6 +243,7 @@ def _expect(config: dict[str, Any], seen: dict[str, Any], answer: dict[str, Any]
         )
     for gpu in seen["nvml"]["gpus"]:
         made = [piece for piece in pieces if piece.uuid == gpu["uuid"]]
+        # The slices of a GPU may differ in size if they are MIG devices. The row then has the figures of the first one.
         row = {key: gpu[key] for key in ("index", "uuid", "model", "memory_mib", "used_mib")}
         row.update(
             slices=len(made),

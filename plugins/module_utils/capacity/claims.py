@@ -12,7 +12,8 @@ def expected(
     gpus: Iterable[dict[str, Any]], pieces: Sequence[sharing.Piece], config: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """Returns ``{uuid, shared, memory_mib, slots}`` of each device, which is a GPU or a MIG device. A value is None if
-    it does not apply to the device.
+    it does not apply to the device, or if the configuration does not give it. The latter is the case while a GPU keeps
+    slices of a former split whose settings are gone.
     """
     requested = (slices.vcuda_of(config) or {}).get("sliceSizing") == "requested"
     out = []
@@ -24,9 +25,10 @@ def expected(
             if mode == sharing.MPS:
                 continue
             shared = mode in (sharing.VCUDA, sharing.TIME_SLICING)
+            claimable = None if mode == sharing.TIME_SLICING else memory
             if mode == sharing.VCUDA:
                 share = slices.share_of(gpu, config)
-                memory = slices.claimable_mib(gpu, share, requested) if share else 0
+                claimable = slices.claimable_mib(gpu, share, requested) if share else None
             row = {"uuid": device, "shared": shared, "slots": len(mine) if shared else None}
-            out.append({**row, "memory_mib": None if mode == sharing.TIME_SLICING else memory})
+            out.append({**row, "memory_mib": claimable})
     return out

@@ -34,7 +34,7 @@ def asked(pod: dict[str, Any], resource: str) -> int:
 
 def _limit(container: dict[str, Any], resource: str) -> int:
     value = ((container.get("resources") or {}).get("limits") or {}).get(resource)
-    return int(value) if value is not None and str(value).isdigit() else 0
+    return int(str(value)) if str(value).isdigit() else 0
 
 
 def facts(node: dict[str, Any] | None, pods: Iterable[dict[str, Any]], resources: Iterable[str]) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def facts(node: dict[str, Any] | None, pods: Iterable[dict[str, Any]], resources
 
 
 def _whole(value: Any) -> int | None:
-    return int(value) if value is not None and str(value).isdigit() else None
+    return int(value) if str(value).isdigit() else None
 
 
 def compare(name: str, seen: dict[str, Any], offered: dict[str, Any]) -> list[dict[str, str]]:
@@ -82,7 +82,7 @@ def compare(name: str, seen: dict[str, Any], offered: dict[str, Any]) -> list[di
         remedy = "kubectl describe node; systemctl status kubelet"
         out.append(entry("Kubernetes", name, "Ready", "not Ready", remedy))
     for resource, count in sorted(offered["resources"].items()):
-        shown = seen["resources"].get(resource) or {"capacity": None, "allocatable": None, "allocated": 0}
+        shown = seen["resources"][resource]
         if shown["capacity"] != count:
             remedy = (
                 "wait for the kubelet's next report; if the difference stays: systemctl restart vgpu-device-plugin "
@@ -103,9 +103,10 @@ def compare(name: str, seen: dict[str, Any], offered: dict[str, Any]) -> list[di
 
 
 def offered(capacity: dict[str, Any]) -> dict[str, Any]:
-    """Returns the resources that a node advertises, from the result of vgpu_capacity_info."""
-    counts = dict.fromkeys(capacity.get("resources") or [], 0)
-    for piece in capacity.get("expected") or []:
-        counts[piece["resource"]] = counts.get(piece["resource"], 0) + 1
+    """Returns the resources that a node advertises, from the result of vgpu_capacity_info. A node whose pods get GPUs
+    by claims has slices but no resource.
+    """
+    pieces = [piece["resource"] for piece in capacity.get("expected") or []]
+    counts = {name: pieces.count(name) for name in capacity.get("resources") or []}
     withheld = len({one["id"] for one in capacity.get("expected") or []} - set(capacity.get("advertised") or []))
     return {"resources": counts, "withheld": withheld}

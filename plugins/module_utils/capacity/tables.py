@@ -139,7 +139,7 @@ def with_kubernetes(capacity: dict[str, Any], kube: dict[str, Any] | None, node:
     kube = kube or {}
     missing = dict(capacity.get("missing") or {})
     seen = (kube.get("nodes") or {}).get(node)
-    if seen and not seen.get("found", True) and capacity.get("kubelet") is False:
+    if seen and not seen["found"] and capacity.get("kubelet") is False:
         missing["kubernetes"] = "this host has no kubelet yet"
         return dict(capacity, missing=missing, kubernetes=None)
     if seen is None:

@@ -70,6 +70,14 @@ def test_gpu_that_keeps_unused_old_slices_is_a_difference():
     assert ("split", "GPU-a", "2 slices") in [(one["what"], one["where"], one["expected"]) for one in found["drift"]]
 
 
+def test_gpu_that_keeps_unused_old_slices_does_not_hide_the_next_gpu():
+    idle = [{**one, "in_use": False} for one in WAITS]
+    held = [{**one, "id": f"GPU-b::{n}", "uuid": "GPU-b", "device": "GPU-b"} for n, one in enumerate(WAITS)]
+    found = compared(plugin=plugin(waiting=["GPU-a", "GPU-b"], slices=idle + held))
+    assert ("split", "GPU-a") in [(one["what"], one["where"]) for one in found["drift"]]
+    assert [(one["what"], one["where"]) for one in found["notes"]] == [("split", "GPU-b")]
+
+
 def test_whole_gpus_are_slices_without_a_number():
     text = node_config.dump(node_config.from_vars({"vgpu_sharing": "none"}))
     whole = [{"id": gpu["uuid"], "uuid": gpu["uuid"], "memory_mib": 15360, "sm_percent": 100} for gpu in GPUS]
@@ -94,7 +102,11 @@ SPOILED = [
     ({"nvml": {"ok": True, "error": "", "gpus": [], "lost": []}}, ["GPU"], "at least one GPU"),
     ({"plugin": None}, ["device plugin"], "systemctl status vgpu-device-plugin"),
     ({"plugin": plugin(config_sha256="older")}, ["configuration"], "systemctl restart vgpu-device-plugin"),
-    ({"plugin": plugin(config_sha256="0123456789abcdef")}, ["configuration"], "found 0123456789ab;"),
+    (
+        {"plugin": plugin(config_sha256="0123456789abcdef")},
+        ["configuration"],
+        f"expected {sha256(CONFIG)[:12]}, found 0123456789ab;",
+    ),
     ({"plugin": plugin(slices=slices(memory_mib=15360))}, ["slice memory_mib"], "expected 7680, found 15360"),
     ({"plugin": plugin(slices=slices(sm_percent=100))}, ["slice sm_percent"], "expected 50, found 100"),
     ({"plugin": plugin(slices=slices(id="GPU-a::7"))}, ["slice", "slice"], "GPU-a::7"),
@@ -305,6 +317,12 @@ RUNNING = [
         [],
         "",
     ),
+    (
+        "finding about a running isolation check, and then one about a pod",
+        {"watch": {**WATCHING, "findings": [dict(FINDING, kind="lease", text="process 8"), FINDING]}},
+        ["process"],
+        "process 7",
+    ),
     ("an older kubelet's checkpoint", {"checkpoint_text": given("GPU-a::0", numa=False)}, [], ""),
 ]
 
@@ -386,6 +404,20 @@ def test_no_source_is_missing_where_all_answer():
     assert compared(**copy.deepcopy(RUNS))["missing"] == {}
 
 
+# columns: status of the device plugin (None: no answer); expected words about what enforces the memory limits
+ENFORCED = [
+    (plugin(memory_enforcement_reason="memory is enforced by the driver"), "memory is enforced by the driver"),
+    (plugin(memory_enforcement_reason=None), ""),
+    (plugin(), ""),
+    (None, ""),
+]
+
+
+@pytest.mark.parametrize(("status", "words"), ENFORCED)
+def test_device_plugin_says_what_enforces_the_memory_limits(status, words):
+    assert compared(plugin=status)["memory_enforcement"] == words
+
+
 PROVEN = compared()["fingerprint"]
 
 
@@ -425,6 +457,16 @@ def test_usage_names_the_holder_of_a_slice(changed, by):
         "used_mib": 3000,
         "processes": 2,
     }
+
+
+# columns: bytes by the container's own count, bytes by the driver's count; expected MiB, which is the greater figure
+FIGURES = [(3000 * MIB, 2000 * MIB, 3000), (2000 * MIB, 3000 * MIB, 3000), (0, 0, 0), (None, None, 0)]
+
+
+@pytest.mark.parametrize(("own", "drivers", "used_mib"), FIGURES)
+def test_usage_has_the_greater_figure(own, drivers, used_mib):
+    one = {**usage(0), "slice_ids": ["GPU-a::0"], "memory_used": own, "memory_driver": drivers}
+    assert compared(**{**copy.deepcopy(RUNS), "usage": [one]})["usage"][0]["used_mib"] == used_mib
 
 
 @pytest.mark.parametrize("number", [None, 0])

@@ -38,6 +38,20 @@ CASES = {
             ],
         },
     ),
+    "an Xid of this moment is newer than one of half a second ago": (
+        {
+            "gpus": [
+                {"uuid": "GPU-a", "xids": [{"xid": 31, "count": 2, "age_s": 0.5}, {"xid": 79, "count": 1, "age_s": 0}]}
+            ]
+        },
+        {
+            **NOTHING,
+            "xids": [
+                {"xid": 79, "count": 1, "last": "2027-01-15T08:00:00Z"},
+                {"xid": 31, "count": 2, "last": "2027-01-15T07:59:59Z"},
+            ],
+        },
+    ),
     "Xid without an age": (
         {"gpus": [{"uuid": "GPU-a", "xids": [{"xid": 31, "count": 2}]}]},
         {**NOTHING, "xids": [{"xid": 31, "count": 2, "last": None}]},

@@ -12,7 +12,7 @@ import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.capacity import claims, cluster_claims, tables
 from ansible_collections.vgpu.fleet.plugins.module_utils.config import node_config, sharing
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.digest import sha256
-from capacity_samples import GPUS, compared, plugin
+from capacity_samples import GPUS, compared, plugin, slices
 
 DRIVER = "gpu.vgpu.fleet"
 
@@ -137,6 +137,20 @@ def test_host_with_claims_needs_no_resource_at_the_kubelet():
     (line, *_more) = tables.host_report(found)
     assert line == "gpu.vgpu.fleet: 4 advertised by the driver of claims, 4 expected"
     assert compared()["claims"] is None
+
+
+def test_former_split_without_settings_has_an_unknown_memory():
+    """GPU-a keeps the slices of its former split, because one of them is in use. The new configuration gives whole
+    GPUs, so it does not say how much memory of GPU-a all claims together may use."""
+    text = node_config.dump(config(vgpu_sharing="none"))
+    made = [{**one, "resource": "nvidia.com/gpu", "mode": "vcuda", "device": "GPU-a"} for one in slices()[:2]]
+    made[0]["in_use"] = True
+    answered = plugin(config_sha256=sha256(text), slices=made, waiting=["GPU-a"])
+    found = compared(config_text=text, checkpoint_text=None, plugin=answered)
+    assert found["claims"] == [
+        {"uuid": "GPU-a", "shared": True, "slots": 2, "memory_mib": None},
+        {"uuid": "GPU-b", "shared": False, "slots": None, "memory_mib": 15360},
+    ]
 
 
 # columns: changed facts of the host; expected words of the difference

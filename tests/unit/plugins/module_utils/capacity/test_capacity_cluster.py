@@ -54,6 +54,7 @@ ASKED = [
     ("a sidecar between init containers", pod("a", init=[container(2), container(1, **SIDECAR), container(2)]), 3),
     ("pod without a GPU", pod("a", 0), 0),
     ("two containers", pod("a", 1, 2), 3),
+    ("a container with a GPU and one without", pod("a", 1, 0), 1),
     ("init container larger than the container", pod("a", 1, init=[container(2)]), 2),
     ("init container smaller than the container", pod("a", 3, init=[container(2)]), 3),
     ("sidecar and a container", pod("a", 1, init=[container(1, restartPolicy="Always")]), 2),
@@ -113,8 +114,8 @@ def test_allocatable_slices_are_expected_without_the_withheld_ones(withheld, exp
     assert (one["what"], one["expected"]) == ("Kubernetes allocatable", expected)
 
 
-# columns: slices in the node's capacity (None: no such resource); expected number in the difference
-@pytest.mark.parametrize(("shown", "found"), [(None, "none"), (0, 0), (3, 3)])
+# columns: slices in the node's capacity (None: no such resource; 1k: no whole number); expected words in the difference
+@pytest.mark.parametrize(("shown", "found"), [(None, "none"), ("1k", "none"), (0, 0), (3, 3)])
 def test_difference_of_the_capacity_names_what_was_found(shown, found):
     (one,) = capacity_cluster.compare("n1", capacity_cluster.facts(node(shown, shown), [], [GPU]), OFFERED)
     assert (one["what"], one["expected"], one["found"]) == ("Kubernetes capacity", "4", str(found))
@@ -160,11 +161,16 @@ def test_offered_slices_of_a_node():
     assert capacity_cluster.offered({}) == {"resources": {}, "withheld": 0}
 
 
+def test_node_with_claims_offers_no_resource():
+    """Pods get the slices of this node by claims, so the kubelet knows no GPU resource of it."""
+    assert capacity_cluster.offered(dict(CAPACITY, resources=[], claims=[]))["resources"] == {}
+
+
 DRIFT = {"what": "Kubernetes capacity", "where": "n1", "expected": "4", "found": "5", "remedy": "wait"}
 
 
 def test_differences_of_kubernetes_join_the_list_of_the_node():
-    seen = {"ready": True, "resources": {}, "pods": [], "drift": [DRIFT]}
+    seen = {"found": True, "ready": True, "resources": {}, "pods": [], "drift": [DRIFT]}
     found = tables.with_kubernetes(CAPACITY, {"nodes": {"n1": seen}, "missing": ""}, "n1")
     said = "Kubernetes capacity n1: expected 4, found 5; wait"
     assert (found["ok"], found["drift"], found["sentences"]) == (False, [DRIFT], [said])
@@ -262,7 +268,6 @@ RESOURCES = "/apis/resource.k8s.io/v1"
 BY_CLAIMS = {
     **CAPACITY,
     "resources": [],
-    "expected": [],
     "claims": [{"uuid": "GPU-a", "shared": True, "memory_mib": 15360, "slots": 2}],
 }
 

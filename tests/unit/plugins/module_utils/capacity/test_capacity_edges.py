@@ -57,7 +57,7 @@ SAID = [
         ["slice health GPU-a::1: expected Healthy, found Unhealthy", "found 3 of 4; missing GPU-a::1"],
     ),
     ("three missing slices", {"checkpoint_text": checkpoint(IDS[3:])},
-     ["found 1 of 4; missing GPU-a::0, GPU-a::1, GPU-b::0"]),
+     ["found 1 of 4; missing GPU-a::0, GPU-a::1, GPU-b::0; systemctl"]),
     ("four missing slices", {"checkpoint_text": checkpoint([])},
      ["found 0 of 4; missing GPU-a::0, GPU-a::1, GPU-b::0 and 1 more"]),
     ("resource null in the checkpoint", {"checkpoint_text": checkpoint(None)},
@@ -171,3 +171,39 @@ def test_last_isolation_check_is_read_only_with_the_usage(tmp_path, monkeypatch)
     host = host_double(tmp_path)
     assert capacity.observe(host)["isolation"] is None
     assert capacity.observe(host, usage=True)["isolation"] == {"time": 5, "verdict": "passed"}
+
+
+# columns: data that the device plugin is asked for only with the usage; its value without the usage
+@pytest.mark.parametrize(("name", "unasked"), [("usage", []), ("slices", []), ("watch", None)])
+def test_running_containers_are_read_only_with_the_usage(tmp_path, monkeypatch, name, unasked):
+    answer = [{"allocation": "a1"}]
+    monkeypatch.setattr(nvml, "read", lambda: copy.deepcopy(AGREEING["nvml"]))
+    monkeypatch.setattr(running_plugin, name, lambda _host: answer)
+    host = host_double(tmp_path)
+    assert capacity.observe(host)[name] == unasked
+    assert capacity.observe(host, usage=True)[name] == answer
+
+
+# A GPU with two unequal MIG devices. The first one is shared by time.
+MIG = {
+    **GPUS[0],
+    "mig_enabled": True,
+    "mig": [
+        {"index": 0, "uuid": "MIG-x", "profile": "3g.20gb", "memory_mib": 19968},
+        {"index": 1, "uuid": "MIG-y", "profile": "1g.5gb", "memory_mib": 4864},
+    ],
+}
+
+
+def test_gpu_with_unequal_slices_shows_the_first_one():
+    shared = [{"name": "nvidia.com/mig-3g.20gb", "replicas": 2}]
+    text = json.dumps(
+        {"version": "v1", "flags": {"migStrategy": "mixed"}, "sharing": {"timeSlicing": {"resources": shared}}}
+    )
+    found = compared(config_text=text, nvml={"ok": True, "error": "", "gpus": [MIG], "lost": []})
+    assert [(one["id"], one["memory_mib"], one["mode"]) for one in found["expected"]] == [
+        ("MIG-x::0", 19968, "time-slicing"),
+        ("MIG-x::1", 19968, "time-slicing"),
+        ("MIG-y", 4864, "mig"),
+    ]
+    assert [(one["slices"], one["slice_mib"], one["mode"]) for one in found["gpus"]] == [(3, 19968, "time-slicing")]

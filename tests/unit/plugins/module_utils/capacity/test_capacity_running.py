@@ -87,12 +87,27 @@ def test_ledger_of_an_oversold_gpu_may_exceed_the_driver(slice_mib, stale):
     assert bool(running.ledgers([usage(3000)], [gpu(10, slice_mib=slice_mib)])) is stale
 
 
+def test_oversold_gpu_does_not_hide_the_ledger_of_the_next_gpu():
+    gpus = [gpu(10, slice_mib=7681), {**gpu(10), "uuid": "GPU-b"}]
+    found = running.ledgers([usage(3000), usage(3000, "b2", uuid="GPU-b")], gpus)
+    assert [one["where"] for one in found] == ["GPU-b"]
+
+
 def test_container_without_a_figure_is_not_the_one_with_the_largest_ledger():
     unknown = {**usage(0, "a2", namespace="team", pod="unknown", container="main"), "memory_used": None}
     empty = {**usage(0, "a3", namespace="team", pod="empty", container="main")}
     for usages in ([unknown, usage(3000, **OWNER)], [usage(3000, **OWNER), unknown, empty]):
         (one,) = running.ledgers(usages, [gpu(100)])
         assert "restart team/train/main, which has the largest charge" in one["remedy"]
+
+
+# columns: bytes in the ledger of each container (None: unknown); expected sum in MiB, rounded down
+@pytest.mark.parametrize(
+    ("charged", "words"), [([3000 * MIB, None], "3000 MiB charged"), ([3000 * MIB - 1, None, 0], "2999 MiB charged")]
+)
+def test_ledger_without_a_figure_charges_nothing(charged, words):
+    usages = [{**usage(0, f"a{n}"), "memory_used": one} for n, one in enumerate(charged)]
+    assert [one["found"] for one in running.ledgers(usages, [gpu(100)])] == [words]
 
 
 def test_remedy_names_the_container_with_the_largest_ledger():

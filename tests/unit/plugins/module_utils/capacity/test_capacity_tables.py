@@ -100,6 +100,12 @@ def test_warning_of_the_plugin_is_a_line():
     assert warned[1:] == ["  WARNING: the disk is full"]
 
 
+def test_note_is_a_line():
+    note = {"what": "split", "where": "GPU-a", "expected": "2 slices", "found": "3 slices", "remedy": "nothing to do"}
+    noted = tables.host_report(dict(RIGHT, notes=[note]), PASSED, "gpu-1")
+    assert noted[1:] == ["  NOTE: split GPU-a: expected 2 slices, found 3 slices; nothing to do"]
+
+
 def test_host_with_differences_shows_its_gpus():
     assert tables.host_report(CAPACITY, None, "gpu-1")[1:4] == GPU_TABLE
 
