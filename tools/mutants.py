@@ -105,8 +105,21 @@ def mutants(only: str) -> list[Mutant]:
                 starts = [start for node in nodes for start, _end in instance.mutation_positions(node)]
                 for number, (line, _column) in enumerate(starts):
                     text = lines[line - 1].strip()
-                    found.append(Mutant(name, operator, number, line, text, tuple(target["tests"])))
+                    if possible(source, operator, instance, number):
+                        found.append(Mutant(name, operator, number, line, text, tuple(target["tests"])))
     return found
+
+
+def possible(source: str, operator: str, instance: Any, number: int) -> bool:
+    """Returns whether cosmic-ray can make this change. It fails for an exception with a dot in its name, such as
+    ``except subprocess.TimeoutExpired``.
+    """
+    if not operator.endswith("/ExceptionReplacer"):
+        return True
+    try:
+        return mutate_code(source, instance, number) is not None
+    except AttributeError:
+        return False
 
 
 def drawn(all_of_them: list[Mutant], seed: str, count: int) -> list[Mutant]:

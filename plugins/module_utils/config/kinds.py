@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any, NamedTuple, Sequence
 
 DECIMAL_TEXT = re.compile(r"^[0-9]{1,9}(\.[0-9]{1,12})?\Z")
@@ -74,10 +74,7 @@ def decimal_text(value: Any) -> str | None:
     if isinstance(value, int):
         text = str(int(value))
     elif isinstance(value, float):
-        try:
-            text = format(Decimal(repr(float(value))), "f")
-        except InvalidOperation:
-            return None
+        text = format(Decimal(repr(float(value))), "f")
     elif isinstance(value, str):
         text = str(value).strip()
     else:

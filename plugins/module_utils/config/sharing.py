@@ -19,9 +19,6 @@ WHOLE = PREFIX + "gpu"
 VCUDA, TIME_SLICING, MPS, MIG, NONE = "vcuda", "time-slicing", "mps", "mig", "none"
 SHARED_BY_NVIDIA = (TIME_SLICING, MPS)
 SECTIONS = (("timeSlicing", TIME_SLICING), ("mps", MPS))
-# NVIDIA's limit in characters for a resource name with its prefix. The kubelet has the same limit for the part after
-# the slash alone.
-LONGEST_NAME = 63
 
 
 class Piece(NamedTuple):

@@ -123,5 +123,5 @@ def _left_over(files: dict[str, str], state: dict[str, Any], unit: dict[str, Any
     """Returns whether the service started before one of its files was written. Then a run was killed between writing
     the files and the restart.
     """
-    newest = max(float((state["files"].get(path) or {}).get("mtime") or 0.0) for path in files)
+    newest = max(float(state["files"][path]["mtime"]) for path in files)
     return bool(unit.get("stale")) or (bool(unit.get("started")) and newest > float(unit["started"]))

@@ -383,7 +383,7 @@ def test_requested_sizes_need_an_api_server(node):
 # ---- the function that assigns planned sizes to the kubelet's GPUs
 
 CONFIG = {"sharing": {"vcuda": {"splitCount": 4}}}
-X, Y, Z = samples.gpus("T4", "T4", "T4")
+X, Y, Z, BIG = samples.gpus("T4", "T4", "T4", "A100-80GB")
 
 # columns: the case, the planned (GPU, MiB, percent of the SMs) of each GPU, the GPUs that the kubelet chose, the memory
 # and compute that others use on each GPU; the expected (GPU, MiB, percent) of each GPU
@@ -402,6 +402,20 @@ ASSIGNED = [
         [Z, Y],
         {Z.uuid: Held(360, 0)},
         [(Z.uuid, 2, 0), (Y.uuid, 15000, 0)],
+    ),
+    (
+        "an unused GPU with more memory",
+        [("GPU-elsewhere", 2, 0), ("GPU-elsewhere-2", 1, 0)],
+        [X, BIG],
+        {},
+        [(X.uuid, 1, 0), (BIG.uuid, 2, 0)],
+    ),
+    (
+        "two sizes, listed from the smallest",
+        [("GPU-elsewhere", 2, 0), ("GPU-elsewhere-2", 5, 0)],
+        [X, Y],
+        {Y.uuid: Held(1, 0)},
+        [(X.uuid, 5, 0), (Y.uuid, 2, 0)],
     ),
     (
         "most free memory, but not enough free compute",

@@ -129,3 +129,37 @@ def test_ledger_is_emptied_in_place(tmp_path: Path, before: bytes) -> None:
     inode = path.stat().st_ino
     files.rewrite_ledger(str(path), UUIDS, "two")
     assert (path.read_bytes(), path.stat().st_ino) == (files.pack_ledger(UUIDS, "two"), inode)
+
+
+# columns: error when the ledger is opened; whether the ledger counts as used. The kernel reports BlockingIOError while
+# a process holds a lease on the file.
+@pytest.mark.parametrize(("fault", "used"), [(BlockingIOError(), True), (FileNotFoundError(), False)])
+def test_ledger_that_cannot_be_opened_is_used_only_if_a_process_leases_it(
+    monkeypatch: pytest.MonkeyPatch, fault: OSError, used: bool
+) -> None:
+    def refuse(_path: str) -> int:
+        raise fault
+
+    monkeypatch.setattr(files, "open_shared", refuse)
+    assert files.ledger_in_use("/ledger") is used
+
+
+# columns: fields of slot 0; whether the slot counts as used. A process that holds no memory counts; what an ended
+# process left without memory does not.
+SLOT_FIELDS: list[tuple[dict[str, int], bool]] = [({"pid": 7}, True), ({"pid_namespace": 9}, False), ({}, False)]
+
+
+@pytest.mark.parametrize(("slot", "used"), SLOT_FIELDS)
+def test_slot_of_a_process_is_read(slot: dict[str, int], used: bool) -> None:
+    data = bytearray(ledger([]))
+    for name, value in slot.items():
+        files.put_field(data, fields.LEDGER_SLOT_OFFSET, fields.LEDGER_SLOT_FIELDS, name, value)
+    found = files.parse_ledger(bytes(data))["slots"]
+    assert [(one["slot"], one["pid"]) for one in found] == ([(0, 7)] if used else [])
+
+
+def test_name_without_an_end_does_not_continue_in_the_next() -> None:
+    data = bytearray(files.pack_ledger(UUIDS, "one"))
+    start = fields.LEDGER_FIELDS["devices"][0]
+    data[start : start + fields.UUID_SIZE] = b"G" * fields.UUID_SIZE
+    assert files.parse_ledger(bytes(data))["devices"] == ["G" * fields.UUID_SIZE, "GPU-b"]

@@ -5,6 +5,7 @@ use. pack_limits must write the smallest and greatest valid values, and parse_li
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,46 @@ def test_refuses_a_field_out_of_range(name: str, value: Any, device: bool, words
 def test_refuses_a_wrong_checksum() -> None:
     with pytest.raises(files.LayoutError, match="the limits file is incomplete: crc32"):
         files.parse_limits(with_field("memory_bytes", 1, device=True, checksum=False))
+
+
+@pytest.mark.parametrize("sequence", [0, 4])
+def test_checksum_is_of_the_bytes_with_sequence_and_checksum_as_zero(sequence: int) -> None:
+    """libvgpu.so computes it so. The sequence is at byte 20, the checksum at byte 24; both have 4 bytes."""
+    data = files.pack_limits({"devices": [DEVICE], "sequence": sequence})
+    assert int.from_bytes(data[24:28], "little") == zlib.crc32(data[:20] + bytes(8) + data[28:])
+
+
+# columns: keys of a limits file without devices; the bits of its flags at byte 28, its priority at byte 36, its log
+# level at byte 40
+HEADERS: list[tuple[dict[str, Any], int, int, int]] = [
+    ({}, 1, 1, 1),
+    ({"count_context": False, "priority": 0}, 0, 0, 1),
+    ({"deny": True}, 3, 1, 1),
+    ({"count_context": False, "oom_killer": True, "oversubscribe": True, "log_level": 0}, 20, 1, 0),
+    ({"allow_disable_control": True, "log_level": 5}, 9, 1, 5),
+]
+
+
+@pytest.mark.parametrize(("keys", "flags", "priority", "log_level"), HEADERS)
+def test_header_has_these_bits_and_defaults(keys: dict[str, Any], flags: int, priority: int, log_level: int) -> None:
+    data = files.pack_limits(keys)
+    found = [int.from_bytes(data[at : at + 4], "little") for at in (28, 36, 40)]
+    assert found == [flags, priority, log_level]
+
+
+# columns: content that cannot be packed; expected words of the refusal
+NOT_PACKED: list[tuple[dict[str, Any], str]] = [
+    ({"devices": [{**DEVICE, "uuid": ""}]}, r"devices\[0\]\.uuid '' is empty or occurs twice"),
+    ({"devices": [{"memory_bytes": 1}]}, r"devices\[0\]\.uuid '' is empty or occurs twice"),
+    ({"devices": [DEVICE, DEVICE]}, r"devices\[1\]\.uuid 'GPU-a' is empty or occurs twice"),
+    ({"devices": [DEVICE], "oom_kiler": True}, "a limits file has no key 'oom_kiler'"),
+]
+
+
+@pytest.mark.parametrize(("content", "words"), NOT_PACKED)
+def test_refuses_to_pack(content: dict[str, Any], words: str) -> None:
+    with pytest.raises(files.LayoutError, match=words):
+        files.pack_limits(content)
 
 
 def test_reads_every_device() -> None:

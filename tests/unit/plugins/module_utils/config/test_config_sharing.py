@@ -278,6 +278,12 @@ REFUSED = [
         "sharing.mps.resources[0]",
         "MPS does not share MIG devices",
     ),
+    (
+        TWO,
+        {"sharing": dict(slicing(entry(devices=[0])), mps={"resources": [entry()]})},
+        "sharing.mps.resources[0]",
+        "sharing.timeSlicing.resources[0] already shares device 0; list the devices of each entry",
+    ),
     ([gpu(0, mig=["1g.10gb"])], {"sharing": {"vcuda": {}}}, "sharing.vcuda", "is in MIG mode"),
     (
         [gpu(0, mig=["1g.10gb", "2g.20gb"])],
@@ -304,6 +310,42 @@ REFUSED = [
 def test_sharing_that_does_not_fit_the_gpus_is_an_error(gpus, parts, path, words):
     _pieces, findings = sharing.pieces_for(gpus, config(**parts))
     assert [(one.path, words in one.message) for one in kinds.errors(findings)] == [(path, True)]
+
+
+def test_each_mig_device_that_mps_cannot_share_is_an_error():
+    parts = {"flags": {"migStrategy": "mixed"}, "sharing": {"mps": {"resources": [entry(name="mig-1g.10gb")]}}}
+    _pieces, findings = sharing.pieces_for([gpu(0, mig=["1g.10gb", "1g.10gb"])], config(**parts))
+    said = [one.message.rpartition("(")[2] for one in kinds.errors(findings)]
+    assert said == ["0:0)", "0:1)"]
+
+
+# columns: GPUs of the host, resource of a time-slicing entry; words of the expected warnings
+WITHOUT_EFFECT = [
+    (TWO, "nvidia.com/gpu", []),
+    (TWO, "nvidia.com/other", ["no device of this host has the resource nvidia.com/other (nvidia.com/gpu)"]),
+    ([], "nvidia.com/other", ["no device of this host has the resource nvidia.com/other (none)"]),
+]
+
+
+@pytest.mark.parametrize(("gpus", "name", "said"), WITHOUT_EFFECT)
+def test_entry_for_a_missing_resource_has_no_effect(gpus, name, said):
+    _pieces, findings = sharing.pieces_for(gpus, config(sharing=slicing(entry(2, name))))
+    assert [(one.level, one.path, one.message.partition(";")[0]) for one in findings] == [
+        ("warning", "sharing.timeSlicing.resources[0]", words) for words in said
+    ]
+
+
+# columns: parts of the configuration; resource name of whole GPUs
+PLAIN_NAMES = [
+    ({}, "nvidia.com/gpu"),
+    ({"sharing": {"vcuda": {"splitCount": 2}}}, "nvidia.com/gpu"),
+    ({"sharing": {"vcuda": {"splitCount": 2, "resourceName": "example.com/vgpu"}}}, "example.com/vgpu"),
+]
+
+
+@pytest.mark.parametrize(("parts", "name"), PLAIN_NAMES)
+def test_plain_resource_of_a_node(parts, name):
+    assert sharing.plain_resource(config(**parts)) == name
 
 
 def test_each_resource_of_a_node_is_named_once_in_order():

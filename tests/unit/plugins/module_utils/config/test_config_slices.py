@@ -73,6 +73,10 @@ def test_default_cores_scaling_follows_the_split_count_of_each_gpu():
     assert [piece.sm_percent for piece in made] == [100] * 6
 
 
+def test_default_split_count_is_two():
+    assert len(pieces(gpus(16160, count=1), {"version": "v1", "sharing": {"vcuda": {}}})) == 2
+
+
 def test_first_exception_that_matches_wins_and_leaves_the_rest_to_the_node():
     devices = [
         {"match": {"index": 0}, "splitCount": 1},
@@ -187,6 +191,13 @@ def test_exception_without_a_match_is_an_error_that_lists_the_gpus():
     assert found.path == "sharing.vcuda.devices[0].match"
     assert "index 9" in found.message
     assert "GPU-00000001" in found.message
+
+
+@pytest.mark.parametrize(("model", "shown"), [("Tesla T4", "Tesla T4"), ("", "model unknown")])
+def test_list_of_gpus_shows_their_models(model, shown):
+    wanted = config(2, devices=[{"match": {"index": 9}, "splitCount": 1}])
+    (found,) = slices.findings_for(gpus(16160, count=1, model=model), wanted)
+    assert f"GPU 0 ({shown}, GPU-00000000)" in found.message
 
 
 def test_exception_shadowed_by_another_is_a_warning():

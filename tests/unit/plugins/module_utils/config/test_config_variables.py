@@ -37,6 +37,7 @@ BAD_VARIABLES = [
     ("vgpu_mig_geometry", {"1gb": 7}, "MIG profile"),
     ("vgpu_mig_geometry", {"1g.5gb": 0}, "from 1 to 7"),
     ("vgpu_mig_geometry", {"1g.5gb": 8}, "from 1 to 7"),
+    ("vgpu_mig_replicas", {"1g.5gb": 1}, "from 2 to 1024"),
     ("vgpu_split_count", 1025, "from 1 to 1024"),
     # A trailing line break, which a pattern with $ would accept, must be an error like any other invalid character.
     ("vgpu_resource_names", {"count": "nvidia.com/gpu\n"}, "resource name"),
@@ -154,6 +155,10 @@ def test_named_configuration_refuses_cluster_access_variables(name):
     assert [(one.level, one.path) for one in findings] == [("error", f"vgpu_configs.small.{name[len('vgpu_') :]}")]
 
 
+def test_labels_are_set_by_default():
+    assert schema.defaults()["vgpu_labels"] is True
+
+
 def test_every_default_is_valid():
     findings = []
     schema.read(schema.defaults(), findings)
@@ -198,6 +203,11 @@ def test_unrelated_variables_are_ignored():
         ({"vgpu_configs": {"big": {"sharing": "mps"}}}, "vgpu_configs.big.sharing", "error"),
         ({"vgpu_sharing": "none", "vgpu_configs": {"big": {"sharing": "vcuda"}}}, "vgpu_configs.big.sharing", "error"),
         ({"vgpu_configs": {"big": {"memory_scaling": 2}}}, "vgpu_configs.big.memory_scaling", "warning"),
+        (
+            {"vgpu_configs": {"big": {"devices": [{"match": {"index": 0}, "memory_scaling": 2}]}}},
+            "vgpu_configs.big.devices[0].memory_scaling",
+            "warning",
+        ),
         # Only the host's variable vgpu_memory_scaling gets the warning. The named configuration "big" inherits its
         # value and does not set it, so "big" gets none.
         ({"vgpu_memory_scaling": 2, "vgpu_configs": {"big": {"split_count": 3}}}, "vgpu_memory_scaling", "warning"),

@@ -100,7 +100,18 @@ STATES = [
     ({"vcuda.current": None, "vcuda.versions": [], "vcuda.whole": []}, "vcuda", "deploy /usr/local/lib/vgpu/0.1.0-new"),
     ({"vcuda.whole": ["0.1.0-old"]}, "vcuda", "differ from its manifest"),
     ({"vcuda.closed": ["0.1.0-new"]}, "vcuda", "let every user read"),
-    ({ARBITER_FILE: None}, "vcuda", "write /etc/systemd/system/vgpu-arbiter.service"),
+    # The unit of the arbiter is the reason only if nothing else differs.
+    (
+        {ARBITER_FILE: None},
+        "vcuda",
+        "the unit of the arbiter differs\nwrite /etc/systemd/system/vgpu-arbiter.service",
+    ),
+    (
+        {ARBITER_FILE: None, "vcuda.current": "0.1.0-old"},
+        "vcuda",
+        "the library is not current\nswitch current from 0.1.0-old to 0.1.0-new\n"
+        "write /etc/systemd/system/vgpu-arbiter.service",
+    ),
     ({(*ARBITER_FILE, "sha256"): "other"}, "vcuda", "change /etc/systemd/system/vgpu-arbiter.service"),
     # The arbiter (the program that shares out compute time) runs from an older file: a run was killed between the
     # switch of the version and the restart, or the folder of the version was deployed again.
@@ -147,6 +158,10 @@ def test_one_difference_runs_one_role_and_verifies(state, role, words):
     step = found["steps"][0]
     assert words in "\n".join([step["reason"], *step["changes"]])
     assert found["errors"] == []
+
+
+def test_program_that_started_when_its_unit_file_was_written_is_not_restarted():
+    assert made(state={(*UNIT_FILE, "mtime"): 1000.0, (*ARBITER_FILE, "mtime"): 1000.0})["roles"] == []
 
 
 # columns: variables that differ; expected roles in the plan

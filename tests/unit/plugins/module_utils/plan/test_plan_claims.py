@@ -27,6 +27,7 @@ def allocations(*kinds: tuple[str, str]) -> dict:
 REFUSED = [
     ({}, {}, ""),
     ({}, {"kubelet": (1, 33)}, "is Kubernetes 1.33; expected 1.34 or newer"),
+    ({}, {"kubelet": (1, 34)}, ""),
     ({}, {"kubelet": None, "kubelet_engine": None}, "this host has no kubelet"),
     # k3s has no kubelet program of its own, so the version of its kubelet is unknown and not checked.
     ({}, {"kubelet": None, "kubelet_engine": {"engine": "k3s"}}, ""),
@@ -59,11 +60,14 @@ def test_claims_name_an_unmet_requirement_of_the_host(variables, state, words):
 # columns: facts of the node that differ; expected words of the warning ("": none)
 WARNED = [
     ({}, ""),
+    ({"kubelet": (1, 34)}, "DRAConsumableCapacity"),
     ({"kubelet": (1, 35)}, "DRAConsumableCapacity"),
     ({"kubelet_engine": {"engine": "docker"}}, "cri-dockerd"),
     (allocations(("kubelet", ""), ("lease", "")), "containers with slices from the device plugin: 1;"),
     # The node allocated by claims before, so no container has slices from the device plugin.
     ({**allocations(("kubelet", "")), "node_config.text": WITH_CLAIMS}, ""),
+    # A file that cannot be read configures no claims.
+    ({**allocations(("kubelet", "")), "node_config.text": "not json"}, "slices from the device plugin: 1;"),
 ]
 
 

@@ -100,7 +100,13 @@ ROWS = [
     (SILENT, {}, ["load the kernel modules"], "", False),
     (SILENT, {"kernel_module": "none"}, [], "", False),
     ({**SILENT, "driver.loaded_version": "535.1"}, {}, ["reload the kernel modules"], "", False),
-    ({**SILENT, "driver.nouveau": True}, {}, [], "nouveau uses the GPUs", False),
+    (
+        {**SILENT, "driver.nouveau": True},
+        {},
+        [],
+        "on a host that may be rebooted, or write 'blacklist nouveau' to /etc/modprobe.d",
+        False,
+    ),
     (
         {**SILENT, "driver.nouveau": True},
         {"reboot": "if_required"},
@@ -144,6 +150,23 @@ def test_changes_of_the_driver(state, wanted, changes, fault, disturbs):
     assert not changes or found.reason == (reason if packages else "the driver is installed but not active as desired")
 
 
+# columns: whether the role has a record of its changes, whether the driver works; expected changes, whether running
+# work is disturbed
+ABSENT = [
+    (True, True, ["revert the changes recorded in /r"], True),
+    (True, False, ["revert the changes recorded in /r"], False),
+    (False, True, [], False),
+]
+
+
+@pytest.mark.parametrize(("record", "works", "changes", "disturbs"), ABSENT)
+def test_removal_of_the_driver_disturbs_only_if_it_changes_a_driver_that_works(record, works, changes, disturbs):
+    whole = {**desired.INPUTS["nvidia_driver"], "state": "absent", "record": "/r"}
+    state = changed(GOOD, {"nvml.ok": works, "files": {"/r": {}} if record else {}})
+    found = plan_driver.nvidia_driver(whole, state, {})
+    assert (found.changes, found.disturbs) == (changes, disturbs)
+
+
 TOKEN, GRIDD = host_files.TOKEN_FILE, "nvidia-gridd.service"
 GUEST = {
     "source": "file",
@@ -176,6 +199,12 @@ GUESTS = [
     ({("files", TOKEN, "sha256"): sha256("another")}, {}, [f"change {TOKEN}"]),
     ({("files", TOKEN, "mode"): "0644"}, {}, [f"change the mode of {TOKEN} from 0644 to 0600"]),
     ({("files", TOKEN, "mtime"): 4.0}, {}, [f"restart {GRIDD}, which has not read {TOKEN}"]),
+    # One restart reads both files, so it is listed once.
+    (
+        {("files", TOKEN, "mtime"): 4.0, ("files", host_files.GRIDD_FILE, "mtime"): 4.0},
+        {},
+        [f"restart {GRIDD}, which has not read {host_files.GRIDD_FILE}"],
+    ),
     ({("files", host_files.GRIDD_FILE): None}, {}, [f"write {host_files.GRIDD_FILE}"]),
     ({("units", GRIDD, "active"): False}, {}, [f"enable and start {GRIDD}"]),
 ]
@@ -207,25 +236,31 @@ def test_service_stopped_by_a_killed_reload_is_a_change(record, changes):
     assert plan_driver.nvidia_driver(wanted, {**GOOD, "texts": {"/r": "torn"}}, {}).changes == []
 
 
-def test_a_fabric_manager_of_another_version_is_a_change():
-    state = changed(
-        GOOD,
-        {
-            "os.id": "ubuntu",
-            "os.version_id": "22.04",
-            "os.kernel": "5.15.0-153-generic",
-            "nvswitches": 6,
-            "packages": {
-                "nvidia-utils-535-server": "535.261.03-0ubuntu1",
-                "nvidia-fabricmanager-535": "535.216.01-1",
-                "libnvidia-nscq-535": "535.261.03-1",
-            },
-        },
-    )
-    whole = {**desired.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present", "branch": "535"}
+USER_SPACE = {"nvidia-utils-535-server": "535.261.03-0ubuntu1"}
+NSCQ, FABRIC = {"libnvidia-nscq-535": "535.261.03-1"}, {"nvidia-fabricmanager-535": "535.216.01-1"}
+# columns: installed packages on a host with NVSwitches; expected changes of the fabric manager and of libnvidia-nscq,
+# which both must have the version of the driver's user space
+FOLLOWERS = [
+    ({**USER_SPACE, **NSCQ, **FABRIC}, ["change nvidia-fabricmanager-535 from 535.216.01-1 to 535.261.03*"]),
+    ({**USER_SPACE, **NSCQ}, ["install nvidia-fabricmanager-535 535.261.03*"]),
+    # The version of the user space is not known yet.
+    ({}, ["install nvidia-fabricmanager-535", "install libnvidia-nscq-535"]),
+]
+
+
+@pytest.mark.parametrize(("packages", "expected"), FOLLOWERS)
+def test_packages_of_nvswitches_follow_the_version_of_the_driver(packages, expected):
+    ubuntu = {"os.id": "ubuntu", "os.version_id": "22.04", "os.kernel": "5.15.0-153-generic"}
+    state = changed(GOOD, {**ubuntu, "nvswitches": 6, "packages": packages})
+    whole = {
+        **desired.INPUTS["nvidia_driver"],
+        "kernel_module": "auto",
+        "state": "present",
+        "branch": "535",
+        "hold": False,
+    }
     changes = plan_driver.nvidia_driver(whole, state, {}).changes
-    assert "change nvidia-fabricmanager-535 from 535.216.01-1 to 535.261.03*" in changes
-    assert not [text for text in changes if text.startswith("change") and "nscq" in text]
+    assert sorted(text for text in changes if "fabricmanager" in text or "nscq" in text) == sorted(expected)
 
 
 # columns: processes that use the driver, nvidia_driver_reboot; expected last change, words of the error. The host runs

@@ -34,16 +34,27 @@ FAILED = {
     "plugin.status.memory_enforcement_reason": "memory is enforced by the library alone: GPU-1: it does not hold",
     "plugin.status.memory_enforcement_probed": True,
 }
+# the device plugin's status if vgpu_memory_enforcement was "library", so the plugin made no probe
+UNTRIED = {
+    "plugin.status.memory_enforcement": "library",
+    "plugin.status.memory_enforcement_reason": "memory is enforced by the library alone: it was requested",
+    "plugin.status.memory_enforcement_probed": False,
+}
 
 ROWS = [
     # columns: facts of the host that differ; expected words of the line, whether the driver enforces the limits
     ({}, "set and read back on this host (backend dmem)", True),
     (NO_PLUGIN, "the device plugin probes the driver's limits when it starts", False),
     (FAILED, "GPU-1: it does not hold", False),
+    (UNTRIED, "the device plugin probes the driver's limits when it starts", False),
     ({"nvml.driver_version": "580.95.05"}, "driver branch 580 has no memory limits", False),
     ({"pci_gpus": VOLTA}, "the Volta GPU at 0000:01:00.0 is older than Turing", False),
+    ({"pci_gpus": [{"address": "0000:01:00.0", "device": "0x1eb8"}]}, "read back", True),  # a T4, which is a Turing
+    # No driver answers, so its branch is not known and refuses nothing.
+    ({"nvml.driver_version": None}, "read back", True),
     ({"driver.open_module": False}, "the proprietary kernel modules have no such limits", False),
     ({"driver.registry": "PowerMizerEnable=1;RmMemacctMode=0"}, "RmMemacctMode=0", False),
+    ({"driver": {"loaded_version": "615.71.09", "nouveau": False}}, "read back", True),  # More is not known.
     ({"driver.cgroup2": False}, "version 2 of control groups alone", False),
     ({"driver.controllers": []}, "the driver counts memory by the controller dmem (CONFIG_CGROUP", False),
     (
@@ -78,7 +89,7 @@ def test_enforcement_has_a_line_and_an_error(host, said, by_driver, wish):
     assert made["memory_enforcement"].startswith(f"memory is enforced by the {'driver' if by_driver else 'library'}")
     assert made["memory_enforcement"] in plan.describe(made, state)
     refused = [one for one in made["errors"] if "vgpu_memory_enforcement" in one]
-    expected = wish == "driver" and not by_driver and host is not NO_PLUGIN
+    expected = wish == "driver" and not by_driver and host not in (NO_PLUGIN, UNTRIED)
     assert [said in one for one in refused] == [True] * expected
 
 

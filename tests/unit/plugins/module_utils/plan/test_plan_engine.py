@@ -46,6 +46,10 @@ HOSTS = [
     (state(PLAIN, unit={}), {"restart": "never"}, "set plugins", ""),
     # A run was killed after it wrote the file and before the restart of containerd.
     (state(OURS, **{RECORD: {"mtime": 2000.0}}), {}, "restart containerd.service", ""),
+    # A file of the same time was there when containerd started.
+    (state(OURS, **{RECORD: {"mtime": 1000.0}}), {}, "", ""),
+    # Without a record the role wrote nothing, so containerd has read everything, no matter when it started.
+    (state(OURS, unit={**UP, "started": 0.5}, **{RECORD: None}), {}, "", ""),
     (state(OURS, unit={"present": True, "active": False}), {}, "start containerd.service", ""),
     (state(OURS), {"default_runtime": "runc"}, "", ""),
     (state(PLAIN), {"runtimes": {"nvidia": {"path": "/opt/nvidia"}}}, 'BinaryName to "/opt/nvidia"', ""),

@@ -13,6 +13,7 @@ from plan_samples import CONVERGED, VARIABLES, changed, desired
 T4 = [{"index": n, "uuid": f"GPU-{n}", "model": "Tesla T4", "memory_mib": 15360} for n in range(2)]
 S100 = {"vgpu_memory_scaling": 100, "vgpu_split_count": 7}
 ONE = [{"match": {"index": 1}, "memory_scaling": 4}]
+SLIGHT = [{"match": {"index": 1}, "memory_scaling": "1.00007"}]
 
 # columns: GPUs, variables, memory of the host in MiB; expected finding as (level, variable, words), None: no finding
 CASES = [
@@ -25,6 +26,13 @@ CASES = [
     # In the first row the slice is as large as GPU and host together; in the second row the host has 1 MiB less.
     (T4[:1], {"vgpu_memory_scaling": 10}, 15360, ("warning", "vgpu_memory_scaling", "have 138240 MiB more")),
     (T4[:1], {"vgpu_memory_scaling": 10}, 15359, ("error", "vgpu_memory_scaling", "the 15359 MiB of the host")),
+    # A slice of 15361 MiB has one MiB more than its card, and this one MiB counts as well.
+    (
+        T4,
+        {"vgpu_split_count": 1, "vgpu_memory_scaling": 2, "vgpu_devices": SLIGHT},
+        15360,
+        ("warning", "vgpu_memory_scaling", "have 15361 MiB more than the"),
+    ),
     (T4, {"vgpu_devices": ONE}, 40000, ("warning", "vgpu_devices[0].memory_scaling", "have 46080 MiB more")),
     # The slices of GPU 0 would be empty, which another finding reports. GPU 1 still counts.
     (

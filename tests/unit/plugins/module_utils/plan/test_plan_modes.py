@@ -93,6 +93,20 @@ def test_changes_of_mig(wanted, state, changes, fault, disturbs):
     assert part.disturbs is disturbs
 
 
+# columns: variables of the role that differ, facts of the state that differ; expected reason
+REASONS = [
+    ({"geometry": {"1g.5gb": 2}}, {}, "the GPUs have another geometry"),
+    ({"geometry": {"1g.5gb": 2}}, {("units", mig_unit.UNIT): {}}, "the GPUs have another geometry"),
+    ({}, {("units", mig_unit.UNIT): {}}, "the unit that creates the geometry at boot differs"),
+]
+
+
+@pytest.mark.parametrize(("wanted", "state", "reason"), REASONS)
+def test_reason_of_mig_is_the_geometry_before_the_unit(wanted, state, reason):
+    whole = {**desired.INPUTS["mig"], "state": "present", "geometry": WANTED, **wanted}
+    assert plan_modes.mig(whole, changed(AS_WANTED, state), {}).reason == reason
+
+
 # columns: variables of the role that differ, facts of the state that differ; expected changes, words of the error,
 # whether running work is disturbed
 MPS = [
@@ -105,6 +119,16 @@ MPS = [
     ({}, {("units", mps.UNIT, "started"): 0.5}, [f"restart {mps.UNIT}"], "", True),
     ({}, {("units", mps.UNIT, "stale"): True}, [f"restart {mps.UNIT}"], "", True),
     ({}, {("units", mps.UNIT, "started"): 1.5}, [], "", False),
+    # A file of the same time was there when the service started.
+    ({}, {("units", mps.UNIT, "started"): 1.0}, [], "", False),
+    # Without vgpu_split_count and mps_replicas each GPU has two clients.
+    (
+        {"replicas": desired.INPUTS["mps"]["replicas"]},
+        {("files", mps.START_PATH, "sha256"): sha256(mps.files([CARD], 2)[mps.START_PATH])},
+        [],
+        "",
+        False,
+    ),
     ({}, {"nvml.ok": False}, [f"run {mps.UNIT} when the driver answers"], "", False),
     ({"state": "absent"}, {}, [f"remove {mps.UNIT_PATH}", f"remove {mps.START_PATH}"], "", True),
     ({"state": "absent"}, {"files": {}}, [], "", False),

@@ -6,6 +6,7 @@ sentence.
 from __future__ import annotations
 
 import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.config.kinds import error
 from ansible_collections.vgpu.fleet.plugins.module_utils.pods import bounds
 from ansible_collections.vgpu.fleet.plugins.module_utils.pods.requests import DialectError, read_pod
 
@@ -36,6 +37,7 @@ PODS = [
     (pod([asking(**typos(1001))]), "spec.containers: expected at most 1000 names of resources"),
     (pod([asking(**typos(4, 4 * n)) for n in range(251)]), "at most 1000 names of resources"),
     (pod([asking(**{"nvidia.com/gpum" + "e" * 303: "5"})]), "names of resources of at most 317 letters"),
+    (pod([asking(**{GPU: "1", "x" * 253 + "/" + "y" * 63: "5"})]), ""),
     (pod([{**asking(), "volumeMounts": [{"mountPath": "/a"}] * 2500}] * 2), ""),
     (
         pod([{**asking(), "volumeMounts": [{"mountPath": "/a"}] * 2501}] * 2),
@@ -67,6 +69,20 @@ def test_refusal_of_many_faults_is_short():
     text = str(fault.value)
     assert len(fault.value.findings) == 600 and len(text) < 4000
     assert text.startswith("spec.containers[0].") and text.endswith("; and 590 more")
+
+
+@pytest.mark.parametrize(("number", "end"), [(9, "n8: wrong"), (10, "n9: wrong"), (11, "n9: wrong; and 1 more")])
+def test_sentence_names_ten_faults(number, end):
+    assert bounds.sentence([error(f"n{n}", "wrong") for n in range(number)]).endswith(end)
+
+
+@pytest.mark.parametrize(("text", "accepted"), [("9" * 4000 + " " * 61536, True), ("9" * 4000 + " " * 61537, False)])
+def test_longest_json_is_read(text, accepted):
+    if accepted:
+        assert bounds.read_json(text) == int("9" * 4000)
+        return
+    with pytest.raises(ValueError, match="expected text of at most 65536 letters"):
+        bounds.read_json(text)
 
 
 @pytest.mark.parametrize("spec", [None, [], "x", {"containers": None}, {"containers": "x"}, {"containers": {"a": 1}}])

@@ -61,6 +61,7 @@ BAD = [
     ('{"main": {}}', "main: expected memory_mib, cores or both"),
     ('{"main": []}', "main: expected memory_mib, cores or both"),
     ('{"main": {"memory": 8192}}', "and nothing else"),
+    ('{"y' + 64 * "x" + '": {}}', "y" + 63 * "x" + ": expected memory_mib"),
     ('{"main": {"memory_mib": 1, "uuid": "GPU-x"}}', "and nothing else"),
     ('{"main": {"memory_mib": 0}}', "main.memory_mib: expected a whole number from 1 to 16777216, found 0"),
     ('{"main": {"memory_mib": -1}}', "found -1"),
