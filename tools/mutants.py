@@ -111,8 +111,8 @@ def mutants(only: str) -> list[Mutant]:
 
 
 def possible(source: str, operator: str, instance: Any, number: int) -> bool:
-    """Returns whether cosmic-ray can make this change. It fails for an exception with a dot in its name, such as
-    ``except subprocess.TimeoutExpired``.
+    """Returns whether cosmic-ray can make this change. It fails for a name with a dot in a tuple of exceptions, such as
+    ``except (OSError, subprocess.TimeoutExpired)``.
     """
     if not operator.endswith("/ExceptionReplacer"):
         return True

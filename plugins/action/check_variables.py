@@ -16,7 +16,7 @@ from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_check import C
 class ActionModule(ActionBase):
     TRANSFERS_FILES = False
     _requires_connection = False
-    _VALID_ARGS = frozenset(("hosts", "desired", "files"))
+    _VALID_ARGS = frozenset(("hosts", "desired"))
 
     def run(self, tmp: Any = None, task_vars: Any = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
@@ -28,8 +28,6 @@ class ActionModule(ActionBase):
         check = Check(task_vars, self._loader, self._task.get_play())
         kins = check.kin(hosts)
         mistakes = check.mistakes(kins)
-        if self._task.args.get("files", True):
-            mistakes += check.absent_kubeconfigs(kins)
         states: list[dict[str, Any]] = []
         if self._task.args.get("desired") and not wrong(mistakes):
             findings: list[tuple[Kin, Finding]] = []
@@ -37,6 +35,8 @@ class ActionModule(ActionBase):
             mistakes += check.with_sources(findings)
         faults = wrong(mistakes)
         if faults:
+            # If this is the only mistake, the next task reports it together with what else the controller lacks.
+            faults += check.absent_kubeconfigs(kins)
             # _ansible_verbose_always makes callbacks print each mistake on a line of its own.
             answer = {"failed": True, "changed": False, "_ansible_verbose_always": True}
             return {**answer, "mistakes": [str(one) for one in faults], "msg": heading(faults, first(task_vars))}

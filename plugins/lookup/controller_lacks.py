@@ -195,13 +195,18 @@ def image(version: str, there: bool, builder: str, base: str, role: str = "devic
 
 
 def kubernetes(files: list[str], python: str) -> list[str]:
-    """Returns a sentence about a missing Python package kubernetes if a kubeconfig file is named."""
-    if not files or imports("kubernetes", python):
-        return []
-    return [
-        f"the Kubernetes API: expected the Python package kubernetes for {python}, found none. Install it "
-        f"({python} -m pip install kubernetes); or leave vgpu_kubeconfig empty if no cluster is to be queried"
+    """Returns sentences about missing kubeconfig files and a missing Python package kubernetes."""
+    found = [
+        f"{file}: no such file here; set vgpu_kubeconfig to a kubeconfig file of the controller"
+        for file in files
+        if not os.path.exists(os.path.expanduser(file))
     ]
+    if files and not imports("kubernetes", python):
+        found.append(
+            f"the Kubernetes API: expected the Python package kubernetes for {python}, found none. Install it "
+            f"({python} -m pip install kubernetes); or leave vgpu_kubeconfig empty if no cluster is to be queried"
+        )
+    return found
 
 
 def imports(name: str, python: str) -> bool:

@@ -15,9 +15,9 @@ description:
   - Runs on the controller alone and makes no remote call. Run it once for a play, with C(run_once).
   - Checks every variable that starts with C(vgpu_), every variable of the roles of this collection, and every name that
     differs from such a name by one letter. It checks the inventory, the play and the command line.
-  - Fails for an unknown name, a value of the wrong type, a value that is not one of the choices or is out of range,
-    values that do not fit each other, and a kubeconfig file that the controller does not have. The error names each
-    mistake once, with the variable, its setter, file and line, and the hosts.
+  - Fails for an unknown name, a value of the wrong type, a value that is not one of the choices or is out of range, and
+    values that do not fit each other. The error names each mistake once, with the variable, its setter, file and line,
+    and the hosts.
   - A template that needs facts of the host is not checked here, but by the role that uses it.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
@@ -35,10 +35,6 @@ options:
         plan compares must then be evaluable at this time.
     type: bool
     default: false
-  files:
-    description: Whether the kubeconfig files that the variables name must exist on the controller.
-    type: bool
-    default: true
 seealso:
   - module: vgpu.fleet.desired_state
 """

@@ -135,14 +135,17 @@ class Check:
         return [file for file in found if file]
 
     def absent_kubeconfigs(self, kins: list[Kin]) -> list[Mistake]:
-        """Returns an error for each variable that names a kubeconfig file that the controller does not have."""
+        """Returns an error for each kubeconfig file that the controller does not have, with the first variable that
+        names it.
+        """
         found = []
         for kin in kins:
-            values = Values(self, kin.variables)
+            values, seen = Values(self, kin.variables), set()
             for name in KUBECONFIGS:
-                file = values.of_role(name) if name in kin.ours else None
                 # findings() reports a value that is no text.
-                if isinstance(file, str) and file and not os.path.exists(os.path.expanduser(file)):
+                file = values.of_role(name) if name in kin.ours else None
+                if isinstance(file, str) and file not in ("", *seen) and not os.path.exists(os.path.expanduser(file)):
+                    seen.add(file)
                     message = f"{file}: no such file here; expected a kubeconfig file of the controller"
                     found.append((kin, error(name, message)))
         return self.with_sources(found)

@@ -115,7 +115,7 @@ REFUSED = [
     # columns: the case; variables of the group; function that changes the cluster before the run; expected text of the
     # message
     ("no kubeconfig", {"vgpu_kubeconfig": ""}, None, "vgpu_kubeconfig is empty for a1; expected a kubeconfig file"),
-    ("no such file", {"vgpu_kubeconfig": "/none/x"}, None, "vgpu_kubeconfig: /none/x: no such file here; expected"),
+    ("no such file", {"vgpu_kubeconfig": "/none/x"}, None, "/none/x: no such file here; set vgpu_kubeconfig"),
     (
         "no such file and a misspelt variable",
         {"vgpu_kubeconfig": "/none/x", "vgpu_slice_sizin": "equal"},
@@ -158,7 +158,7 @@ def test_cluster_playbook_refuses_a_mistake_before_any_change(person, cluster, a
 BARE = [
     ({}, "the image of the scheduler", "expected podman, mmdebstrap on this controller"),
     ({"scheduler_image_base": "debian:12"}, "the image of the scheduler", "expected podman on this controller"),
-    ({"vgpu_kubeconfig": "/none/x"}, "/none/x: no such file here", "group gpu_nodes"),
+    ({"vgpu_kubeconfig": "/none/x"}, "/none/x: no such file here", "set vgpu_kubeconfig"),
     ({"vgpu_kubeconfig": ""}, "vgpu_kubeconfig is empty for a1", "expected a kubeconfig file"),
     ({"scheduler_kube_scheduler_archive": "/none/y"}, "/none/y: no such file on the controller", "docker save"),
 ]

@@ -389,9 +389,9 @@ def test_a_controller_that_cannot_build_an_image_is_refused_before_any_host_is_r
     ("variables", "refused"),
     [
         ({}, ""),
-        ({"vgpu_kubeconfig": "none"}, "none: no such file here; expected a kubeconfig file of the controller"),
+        ({"vgpu_kubeconfig": "none"}, "none: no such file here; set vgpu_kubeconfig"),
         ({"vgpu_kubeconfig": "there"}, ""),
-        ({"vgpu_kubeconfig": "there", "verify_kubeconfig": "none"}, "verify_kubeconfig: "),
+        ({"vgpu_kubeconfig": "there", "verify_kubeconfig": "none"}, "none: no such file here"),
         ({"vgpu_kubeconfig": "there", "python": "bare"}, "expected the Python package kubernetes for"),
     ],
 )

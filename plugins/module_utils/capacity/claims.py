@@ -12,8 +12,8 @@ def expected(
     gpus: Iterable[dict[str, Any]], pieces: Sequence[sharing.Piece], config: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """Returns ``{uuid, shared, memory_mib, slots}`` of each device, which is a GPU or a MIG device. A value is None if
-    it does not apply to the device, or if the configuration does not give it. The latter is the case while a GPU keeps
-    slices of a former split whose settings are gone.
+    it does not apply to the device. A GPU is left out while it keeps slices of a former split whose settings are gone,
+    as the device plugin leaves it out.
     """
     requested = (slices.vcuda_of(config) or {}).get("sliceSizing") == "requested"
     out = []
@@ -28,7 +28,9 @@ def expected(
             claimable = None if mode == sharing.TIME_SLICING else memory
             if mode == sharing.VCUDA:
                 share = slices.share_of(gpu, config)
-                claimable = slices.claimable_mib(gpu, share, requested) if share else None
+                if share is None:
+                    continue
+                claimable = slices.claimable_mib(gpu, share, requested)
             row = {"uuid": device, "shared": shared, "slots": len(mine) if shared else None}
             out.append({**row, "memory_mib": claimable})
     return out

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.capacity import claims, cluster_claims
 from vgpu_plugin._shared.config.sharing import pieces_for
 from vgpu_plugin._shared.pods import quantity
 from vgpu_plugin.dra.devices import NodeView, label_value, mebibytes, slices_of, version
@@ -55,7 +56,11 @@ def test_gpu_with_slices_of_a_former_split_is_not_published(config: dict[str, An
     first, second = now.gpus
     kept = [one for one in before.pieces if one.uuid == first.uuid]
     mixed = replace(now, pieces=(*kept, *(one for one in now.pieces if one.uuid == second.uuid)))
-    assert [one["name"] for part in slices_of(mixed) for one in part["devices"]] == ["gpu-00000001"]
+    (published,) = slices_of(mixed)
+    assert [one["name"] for one in published["devices"]] == ["gpu-00000001"]
+    # The capacity check expects what is published.
+    wanted = claims.expected([gpu.facts() for gpu in now.gpus], mixed.pieces, config)
+    assert cluster_claims.compare("n1", [{"spec": published}], wanted) == []
 
 
 # columns: the node's configuration; expected capacities of the first GPU, each as name → (value, default of a request,

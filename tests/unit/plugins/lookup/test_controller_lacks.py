@@ -195,27 +195,29 @@ def test_plan_refuses_a_host_whose_wheels_are_missing(
     assert set(asked) <= {("/p", "/c")}
 
 
-# columns: the configured kubeconfig files, the interpreter of the tasks ("has" can import kubernetes, "bare" cannot);
-# expected words of each returned sentence
+# columns: names of the configured kubeconfig files (only the file "there" exists), the interpreter of the tasks ("has"
+# can import kubernetes, "bare" cannot); expected words of each returned sentence
 CLUSTERS: list[tuple[list[str], str, list[str]]] = [
     ([], "bare", []),
-    (["one"], "has", []),
-    (["one"], "bare", ["the Kubernetes API: expected the Python package kubernetes for"]),
-    (["one", "two"], "bare", ["pip install kubernetes"]),
+    (["there"], "has", []),
+    (["there"], "bare", ["the Kubernetes API: expected the Python package kubernetes for"]),
+    (["none"], "has", ["none: no such file here; set vgpu_kubeconfig"]),
+    (["none", "there"], "bare", ["none: no such file here", "pip install kubernetes"]),
     # With no interpreter, Ansible discovers one; with a missing interpreter, the task itself reports the error. So the
     # lookup returns no sentence for both.
-    (["one"], "", []),
-    (["one"], "no-such-python", []),
+    (["there"], "", []),
+    (["there"], "no-such-python", []),
 ]
 
 
 @pytest.mark.parametrize(("files", "python", "said"), CLUSTERS)
 def test_missing_cluster_access_is_named(tmp_path: Path, files: list[str], python: str, said: list[str]) -> None:
+    (tmp_path / "there").write_text("")
     for name, status in (("has", 0), ("bare", 1)):
         (tmp_path / name).write_text(f"#!/bin/sh\nexit {status}\n")
         (tmp_path / name).chmod(0o755)
     interpreter = str(tmp_path / python) if python in ("has", "bare") else python
-    found = lookup.kubernetes(files, interpreter)
+    found = lookup.kubernetes([str(tmp_path / name) for name in files], interpreter)
     assert len(found) == len(said), found
     assert [words for words, sentence in zip(said, found) if words not in sentence] == []
 

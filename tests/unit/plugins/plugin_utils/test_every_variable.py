@@ -300,6 +300,12 @@ KUBECONFIGS: list[tuple[dict[str, Any], dict[str, Any], list[tuple[str, list[str
     ({"vgpu_kubeconfig": "there"}, {"vgpu_kubeconfig": "none"}, [("vgpu_kubeconfig", ["b"])]),
     ({"scheduler_kubeconfig": "none", "vgpu_kubeconfig": "there"}, {}, [("scheduler_kubeconfig", ["a"])]),
     ({"verify_kubeconfig": "", "vgpu_kubeconfig": "there"}, {}, []),
+    # One file is one mistake, of the first variable that names it.
+    (
+        {"vgpu_kubeconfig": "none", "upgrade_kubeconfig": "{{ vgpu_kubeconfig }}"},
+        {},
+        [("vgpu_kubeconfig", ["a"])],
+    ),
     # The check of types reports this value.
     ({"vgpu_kubeconfig": ["none"]}, {}, []),
     # The file of this name is on the host, not on the controller.

@@ -188,7 +188,7 @@ def test_file_with_the_same_limits_is_known(data: bytes, same: bool) -> None:
     assert files.says(data, ONE) is same
 
 
-def test_accepts_the_longest_uuid() -> None:
-    longest = "G" * (fields.UUID_SIZE - 1)
-    (device,) = files.parse_limits(packed(uuid=longest))["devices"]
-    assert device["uuid"] == longest
+@pytest.mark.parametrize("uuid", ["G", "G" * (fields.UUID_SIZE - 1)], ids=["shortest", "longest"])
+def test_accepts_uuids_of_each_length(uuid: str) -> None:
+    (device,) = files.parse_limits(packed(uuid=uuid))["devices"]
+    assert device["uuid"] == uuid
