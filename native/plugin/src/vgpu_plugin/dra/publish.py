@@ -98,6 +98,11 @@ class Publisher:
             except ApiError as fault:
                 self._note(f"slices of node {self._node} are not published: {fault}")
                 pause, retry_s = retry_s, min(LAST_RETRY_S, 2 * retry_s)
+            except Exception as fault:
+                # The thread must not end, because the API server would then keep the node's last devices for ever.
+                log.exception("publishing failed; it is tried again in %.0f s", LAST_RETRY_S)
+                self._fault = f"slices of node {self._node} are not published: {type(fault).__name__}: {fault}"
+                pause = LAST_RETRY_S
             self._asked.wait(pause)
 
     def follow(self) -> None:
@@ -116,6 +121,9 @@ class Publisher:
                 log.debug("the watch of ResourceSlices failed: %s", fault)
                 self._stopping.wait(retry_s)
                 retry_s = min(LAST_RETRY_S, 2 * retry_s)
+            except Exception:
+                log.exception("the watch of ResourceSlices failed; it is tried again in %.0f s", LAST_RETRY_S)
+                self._stopping.wait(LAST_RETRY_S)
 
     def stop(self) -> None:
         self._stopping.set()
