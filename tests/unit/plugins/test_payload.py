@@ -46,7 +46,7 @@ MOST = {
     "vcuda_archive": 1,
     "vcuda_library": 4,
     "vgpu_capacity_info": 15,  # Some files are for lost GPUs and for devices of claims.
-    "vgpu_isolation": 21,  # In vgpu_isolation five files are for limits that the driver enforces.
+    "vgpu_isolation": 21,  # Five files are for limits that the driver enforces, one reads memory in three ways.
     "desired_state": 0,
 }
 

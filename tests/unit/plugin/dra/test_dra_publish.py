@@ -15,20 +15,24 @@ from vgpu_plugin.dra import publish
 from ..samples import until
 
 
-class Api:
-    """An API server without ResourceSlices; ``faults`` are raised by the next lists."""
+class Broken:
+    """An API server without ResourceSlices. Lists, and the desired devices, fail until ``works`` is set."""
 
-    def __init__(self, faults: list[Exception]) -> None:
-        self.faults, self.watches = faults, 0
-        self.stopped = threading.Event()
+    def __init__(self) -> None:
+        self.failures, self.successes = 0, 0
+        self.works, self.stopped = threading.Event(), threading.Event()
 
-    def get(self, path: str) -> dict[str, Any]:
-        if self.faults:
-            raise self.faults.pop()
-        return {"metadata": {"resourceVersion": "1"}, "items": []}
+    def desired(self) -> list[dict[str, Any]]:
+        if not self.works.is_set():
+            self.failures += 1
+            raise ValueError("odd")
+        self.successes += 1
+        return []
+
+    def get(self, _path: str) -> dict[str, Any]:
+        return {"metadata": {"resourceVersion": "1"}, "items": self.desired()}
 
     def watch(self, _path: str) -> Iterator[dict[str, Any]]:
-        self.watches += 1
         self.stopped.wait()
         return iter(())
 
@@ -36,23 +40,19 @@ class Api:
         self.stopped.set()
 
 
-@pytest.mark.parametrize("task", ["run", "follow"])
-def test_thread_survives_an_unexpected_error(monkeypatch: pytest.MonkeyPatch, task: str) -> None:
+# columns: task of a thread; whether it warns the node's administrator of the error
+@pytest.mark.parametrize(("task", "warns"), [("run", True), ("follow", False)])
+def test_thread_survives_an_unexpected_error(monkeypatch: pytest.MonkeyPatch, task: str, warns: bool) -> None:
     monkeypatch.setattr(publish, "LAST_RETRY_S", 0.01)
-    api, faults, asked = Api([ValueError("odd")] if task == "follow" else []), [ValueError("odd")], []
-
-    def desired() -> list[dict[str, Any]]:
-        asked.append(1)
-        if faults:
-            raise faults.pop()
-        return []
-
-    publisher = publish.Publisher(api, api, "n1", desired)  # type: ignore[arg-type]
+    api: Any = Broken()
+    publisher = publish.Publisher(api, api, "n1", api.desired)
     thread = threading.Thread(target=getattr(publisher, task), daemon=True)
     thread.start()
     try:
-        until(lambda: len(asked) == 2 if task == "run" else api.watches == 1, "the task goes on")
-        until(lambda: publisher.notes() == [], "the error is over")
+        until(lambda: api.failures > 1, "the task is tried again")
+        assert publisher.notes() == (["slices of node n1 are not published: ValueError: odd"] if warns else [])
+        api.works.set()
+        until(lambda: api.successes and not publisher.notes(), "the task succeeds")
     finally:
         publisher.stop()
         thread.join(10)
