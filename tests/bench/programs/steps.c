@@ -7,8 +7,12 @@
  * steps LIBRARY exec PROGRAM                counts those of a whole program, from its first instruction to its end
  *
  * Single-steps a program with LIBRARY preloaded (an empty LIBRARY means none). ROUTE is the way to look up a function
- * (work.h); BLOCKS blocks of memory are allocated before the first call. A line has five numbers: all instructions;
- * instructions outside the driver; locked instructions in LIBRARY; system calls; calls from LIBRARY into the driver.
+ * (work.h); BLOCKS blocks of memory are allocated before the first call. A line has six numbers: all instructions;
+ * instructions outside the driver; locked instructions in LIBRARY; system calls; calls from LIBRARY into the driver; calls
+ * into the vDSO, by which a program reads the clock.
+ *
+ * Instructions in the vDSO are not counted: it is code of the running kernel, and a read of the clock starts again when
+ * the kernel has updated the time meanwhile, which happens at every fourth call under single-stepping.
  *
  * A step takes thousands of times as long as the instruction. The library would see pauses of the program, so its reads
  * of the time stamp counter return one tick for each instruction.
@@ -60,7 +64,7 @@ struct range {
     uint64_t low, high;
 };
 struct code {
-    struct range ours, driver[2]; /* the driver's libraries, libcuda and libnvidia-ml */
+    struct range ours, vdso, driver[2]; /* the driver's libraries, libcuda and libnvidia-ml */
 };
 
 /* Finds the address range of a library's code in that process; leaves it empty if the library is not loaded. */
@@ -77,6 +81,8 @@ static struct code code_of(pid_t pid, const char *library)
         struct range range = {low, high};
         if (library[0] && strcmp(name, library) == 0)
             found.ours = range;
+        else if (strcmp(name, "[vdso]") == 0)
+            found.vdso = range;
         else if (strstr(name, "/libcuda.so"))
             found.driver[0] = range;
         else if (strstr(name, "/libnvidia-ml.so"))
@@ -107,7 +113,7 @@ static bool is_locked(const unsigned char *code)
 }
 
 struct counts {
-    unsigned long all, beside, locked, calls, entries;
+    unsigned long all, beside, locked, calls, entries, clock;
 };
 
 /* Value of the time stamp counter that the library sees while it is stepped. */
@@ -129,7 +135,7 @@ static bool is_counter(pid_t pid, const unsigned char *code, struct user_regs_st
 static int walk(pid_t pid, const struct code *code, struct counts *counts, int *status)
 {
     struct user_regs_struct registers;
-    bool was_ours = false;
+    bool was_ours = false, was_vdso = false;
     for (;;) {
         ptrace(PTRACE_GETREGS, pid, NULL, &registers);
         errno = 0;
@@ -147,8 +153,11 @@ static int walk(pid_t pid, const struct code *code, struct counts *counts, int *
         }
         if (ptrace(PTRACE_SINGLESTEP, pid, NULL, NULL) != 0 || waitpid(pid, status, 0) != pid)
             return 1;
-        counts->all++;
-        counts->beside += !driver;
+        bool vdso = within(registers.rip, code->vdso);
+        counts->clock += vdso && !was_vdso;
+        was_vdso = vdso;
+        counts->all += !vdso;
+        counts->beside += !driver && !vdso;
         counts->locked += ours && readable && is_locked(at.code);
         counts->calls += readable && at.code[0] == 0x0f && at.code[1] == 0x05;
         counts->entries += was_ours && driver;
@@ -162,7 +171,8 @@ static int walk(pid_t pid, const struct code *code, struct counts *counts, int *
 
 static void print(const struct counts *counts)
 {
-    printf("%lu %lu %lu %lu %lu\n", counts->all, counts->beside, counts->locked, counts->calls, counts->entries);
+    printf("%lu %lu %lu %lu %lu %lu\n", counts->all, counts->beside, counts->locked, counts->calls, counts->entries,
+           counts->clock);
 }
 
 int main(int argc, char **argv)

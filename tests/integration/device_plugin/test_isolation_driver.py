@@ -69,7 +69,11 @@ def forgetful(node: RealNode) -> Iterator[None]:  # noqa: F811
 
 def test_limit_lost_by_the_driver_violates_the_check(node: RealNode, with_podman: dict) -> None:  # noqa: F811
     with forgetful(node):
-        rc, result = check(node, with_podman, "totals", "driver-refuses")
-    assert (rc, result["verdict"]) == (1, "violated"), result["results"][0]["checks"]
+        for _unused in range(10):
+            rc, result = check(node, with_podman, "totals", "driver-refuses")
+            # If the limit is lost before the hook reads it back, the hook refuses the container: nothing is checked.
+            if "memory limit is not active, so the container does not start" not in result["results"][0]["detail"]:
+                break
+    assert (rc, result["verdict"]) == (1, "violated"), json.dumps(result)
     assert "violated" in {verdicts(result).get(name) for name in OF_DRIVER}, result
     assert left_over() == []
