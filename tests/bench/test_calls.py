@@ -96,7 +96,7 @@ def test_cost_of_an_allocation_and_its_free(bench: Bench, sizes: dict, row) -> N
     time = beside(bench, "pair", sizes["timed"], "cuMemAlloc_v2", "cuMemFree_v2")
     row(
         "pair",
-        f"at most {PAIR} instructions, no system call, no read of the clock",
+        f"at most {PAIR} instructions, no system call, no read of the clock through the vDSO",
         lambda one: one.instructions <= PAIR and one.system_calls == one.clock == 0,
         worst,
         f"{worst.instructions} instructions, {worst.system_calls} system calls, {worst.locked} locked; {time}",
@@ -111,7 +111,8 @@ def test_cost_of_a_query_of_free_memory(bench: Bench, sizes: dict, row) -> None:
     time = beside(bench, "info", sizes["timed"], "cuMemGetInfo_v2", "")
     row(
         "info",
-        f"at most {INFO} instructions outside the driver, two calls into it, no system call, no read of the clock",
+        f"at most {INFO} instructions outside the driver, two calls into it, no system call,"
+        " no read of the clock through the vDSO",
         lambda one: one.beside <= INFO and one.driver <= 2 and one.system_calls == one.clock == 0,
         ours,
         f"{ours.beside} instructions, {ours.driver} calls into the driver, {ours.system_calls} system calls; {time}",
