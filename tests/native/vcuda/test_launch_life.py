@@ -34,7 +34,9 @@ def run(node: Node, container: Container, what: str) -> None:
 
 
 @pytest.mark.parametrize("percent", [40, 0])
-@pytest.mark.parametrize("what", ["contexts", "streams", "captures", "fork", "signals", "exit", "behind", "broken"])
+@pytest.mark.parametrize(
+    "what", ["contexts", "streams", "captures", "fork", "signals", "exit", "behind", "uneven", "broken"]
+)
 def test_limited_program_ends_normally(node: Node, what: str, percent: int) -> None:
     container = Container(node, "a", percent, core_policy="force")
     run(node, container, what)

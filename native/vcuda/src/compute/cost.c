@@ -153,7 +153,7 @@ uint64_t segment_settle(struct costs *costs, struct settler *settler, const stru
         ran = dry > PAUSE_NS ? least : took; /* The cost of these kernels is not known yet. */
     else if (!sure && segment->predicted < took)
         ran = segment->predicted > least ? segment->predicted : least;
-    if (!overlapped && (sure || !segment->known || (segment->exclusive_ns && ran != segment->predicted)))
+    if (!segment->prolonged && !overlapped && (sure || !segment->known || (segment->exclusive_ns && ran != segment->predicted)))
         learn(costs, segment, ran);
     return ran;
 }

@@ -15,7 +15,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#define OPEN_MAX 8192
+/* A real driver's queue has room for about a thousand items, and a launch waits while it is full. Events are items too.
+ * A program may have queued work that waits for its next launches, so events must leave most of the queue free: two for
+ * each open fence. */
+#define OPEN_MAX 128
 
 struct place vgpu_places[FENCE_PLACES];
 struct lock vgpu_place_lock;
@@ -32,6 +35,11 @@ static uint32_t futex(_Atomic uint32_t *word, int operation, uint32_t value, con
 bool fence_open(void)
 {
     return atomic_load_explicit(&vgpu_open_fences, memory_order_seq_cst) != 0;
+}
+
+bool fence_crowded(void)
+{
+    return atomic_load_explicit(&vgpu_open_fences, memory_order_relaxed) >= OPEN_MAX;
 }
 
 /* --- places and marks ---------------------------------------------------------------------------------------- */
@@ -149,9 +157,8 @@ void fence_put(struct limited *limited, struct flow *flow, struct mark *end, boo
 {
     struct mark *begin = flow->begin;
     struct fence *fence = NULL;
-    bool full = atomic_load_explicit(&vgpu_open_fences, memory_order_relaxed) >= OPEN_MAX;
     flow->begin = NULL;
-    if (end && !full)
+    if (end)
         fence = malloc(sizeof *fence);
     if (fence) {
         *fence = (struct fence){.begin = begin, .end = end, .chain = flow->chain, .segment = flow->segment};

@@ -24,6 +24,8 @@ struct mark; /* A mark is a timing event that the library created, together with
 struct mark *fence_mark(CUcontext context, CUstream stream, bool per_thread);
 /* Gives up a use of a mark. The last use returns the mark to the pool, or frees it if its context has ended. */
 void fence_drop_mark(struct mark *mark);
+/* Returns true if so many fences are open that the library should record no more events. */
+bool fence_crowded(void);
 /* Hands over a finished segment of a flow (the launches of a thread into a stream) and its marks to be settled. If
  * `end` is NULL, the segment stays charged as predicted. `goes_on` is true if the next segment begins at once. In this
  * case flow->begin becomes `end`, or NULL if the segment will not be measured. */

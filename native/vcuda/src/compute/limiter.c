@@ -67,9 +67,10 @@ static void calibrate(struct thread_state *thread, uint32_t ticks, uint64_t now)
 
 static void charge(struct limited *limited, struct segment *segment, uint64_t now)
 {
-    tenant_charge(limited, segment->predicted);
+    uint64_t uncharged = segment->predicted - segment->charged;
+    tenant_charge(limited, uncharged);
     uint64_t until = atomic_load_explicit(&limited->busy_until, memory_order_relaxed);
-    until = (until > now ? until : now) + segment->predicted;
+    until = (until > now ? until : now) + uncharged;
     atomic_store_explicit(&limited->busy_until, until, memory_order_relaxed);
     __atomic_store_n(limited->busy_lane, until, __ATOMIC_RELAXED);
 }
@@ -108,12 +109,17 @@ static void captured(struct thread_state *thread, uintptr_t stream)
 }
 
 /* Ends a segment, charges it and records its fence. `goes_on` means that the next launch of the flow follows at once,
- * so the end of this segment is the begin of the next. */
+ * so the end of this segment is the begin of the next. If too many fences are open, the segment is charged and goes
+ * on. */
 static void close_segment(struct thread_state *thread, struct flow *flow, uint64_t now, bool goes_on)
 {
     if (!flow->segment.count)
         return;
     charge(thread->limited, &flow->segment, now);
+    if (fence_crowded()) {
+        segment_prolong(&flow->segment);
+        return;
+    }
     struct mark *end = mark(thread, flow);
     /* The event was recorded now, not at the last launch. The stream may have been idle since that launch, so the host
      * time in between counts as possible idle time. */
@@ -301,8 +307,10 @@ static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t c
         close_segment(thread, flow, *now, false);
         /* The stream may become idle during the wait, so the end of this segment cannot serve as the begin of the
          * next. */
-        fence_drop_mark(flow->begin);
-        flow->begin = NULL;
+        if (!flow->segment.count) {
+            fence_drop_mark(flow->begin);
+            flow->begin = NULL;
+        }
         if (!arbiter)
             tenant_look_again(limited, *now);
         if (pace == PACE_WAIT_GATE) {
@@ -367,13 +375,13 @@ void limiter_before(struct ticket *ticket, uint32_t key, CUstream stream, bool p
     limiter_set_gap(thread, atomic_load_explicit(&gap_ticks, memory_order_relaxed));
     if (!flow->segment.count) {
         segment_start(&flow->segment);
-        flow->segment.known = known;
         flow->segment.exclusive_ns = exclusive_ns;
         flow->began = now;
         if (!flow->begin)
             flow->begin = mark(thread, flow);
         alone = alone || ++thread->segments % SAMPLE == 0;
     }
+    flow->segment.known = flow->segment.known && known;
     *ticket = (struct ticket){.flow = flow, .item = item, .ns = cost, .fence_after = alone || cost >= SEGMENT_NS};
 }
 

@@ -150,6 +150,11 @@ struct segment {
     uint64_t predicted;
     /* Number of launches. */
     uint64_t count;
+    /* True if the segment should have ended and goes on, because too many fences are open. Then the kernels of its
+     * launches are not recorded, and `count` is that of a full segment. */
+    bool prolonged;
+    /* Part of `predicted` that is charged already. 0 unless the segment is prolonged. */
+    uint64_t charged;
     /* True if the kernel of every launch was measured before. */
     bool known;
     /* Time from the begin event to the last launch. The stream can have been idle for at most this time. */
@@ -176,14 +181,24 @@ static inline void segment_start(struct segment *segment)
 {
     segment->predicted = 0;
     segment->count = 0;
+    segment->prolonged = false;
+    segment->charged = 0;
     segment->known = true;
     segment->host_ns = 0;
     segment->exclusive_ns = 0;
 }
 static inline void segment_add(struct segment *segment, unsigned item, uint64_t ns)
 {
-    segment->items[segment->count++] = (uint16_t)item;
     segment->predicted += ns;
+    if (!segment->prolonged)
+        segment->items[segment->count++] = (uint16_t)item;
+}
+/* Lets a segment go on that was charged just now. */
+static inline void segment_prolong(struct segment *segment)
+{
+    segment->prolonged = true;
+    segment->charged = segment->predicted;
+    segment->count = SEGMENT_LAUNCHES;
 }
 
 /* State for the charges of one context. The streams of a context can run at the same time, and time in which several of

@@ -14,6 +14,7 @@
  *   threads    threads start, make so few launches that the library records no fence, and exit
  *   behind     the program queues more behind a host callback than the limiter allows; the callback waits for the last
  *              launch
+ *   uneven     as `behind`, but the kernel's times vary so much that the library measures each launch alone
  *   broken     GPUSIMCTL raises an uncorrectable error while two threads launch and fences are open
  *   popped     a context on another device is created, used and destroyed, so that the former context is current again
  */
@@ -61,12 +62,17 @@ static CUcontext context;
 static CUfunction function;
 static atomic_int stop;
 
-static void load(void)
+static void load_kernel(const char *name)
 {
     CUmodule module;
-    /* For the simulated driver: the kernel `work` takes 50 us. */
-    MUST(cuModuleLoadData(&module, ".gpusim kernel work 50\n"));
-    MUST(cuModuleGetFunction(&function, module, "work"));
+    /* For the simulated driver: `work` takes 50 us, and `uneven` 10 to 1000 us, different in each launch. */
+    MUST(cuModuleLoadData(&module, ".gpusim kernel work 50\n.gpusim kernel uneven 10..1000\n"));
+    MUST(cuModuleGetFunction(&function, module, name));
+}
+
+static void load(void)
+{
+    load_kernel("work");
 }
 
 static void launch(CUstream stream, int count)
@@ -307,6 +313,12 @@ static void behind(void)
     MUST(cuCtxSynchronize());
 }
 
+static void uneven(void)
+{
+    load_kernel("uneven");
+    behind();
+}
+
 static void popped(void)
 {
     CUcontext other;
@@ -346,6 +358,8 @@ int main(int argc, char **argv)
         threads();
     else if (strcmp(what, "behind") == 0)
         behind();
+    else if (strcmp(what, "uneven") == 0)
+        uneven();
     else if (strcmp(what, "broken") == 0)
         broken();
     else if (strcmp(what, "popped") == 0)

@@ -2,9 +2,9 @@
 """Leases: free slices (parts of GPUs) that are withheld from the kubelet and given to a check, a program or a container
 on this host.
 
-A lease ends after a fixed time, so that a killed check costs a slice only for minutes. A lease for a docker or podman
-container lasts as long as the container exists, running or not, also over reboots: once the engine has listed the
-container, the lease has no time limit, and it ends when the engine no longer lists the container.
+A lease ends after a fixed time, at most an hour, so that a killed check does not keep its slice for ever. A lease for a
+docker or podman container lasts as long as the container exists, running or not, also over reboots: once the engine has
+listed the container, the lease has no time limit, and it ends when the engine no longer lists the container.
 """
 
 from __future__ import annotations
