@@ -24,6 +24,8 @@
  *   midlow     like mid, but the page has a maximum of queued work (1 ms)
  *   midtiny    like midlow, but the maximum is 100 us
  *   long       like mid, with kernels of 500 us
+ *   crowded    like long, and after eight fences too many are open, until the last launch; all launches must be charged
+ *              once, and be in a fence
  *   full       a launch waits for 20 ms of queued work while the gate is open; prints the throttled time in
  *              microseconds
  *   fulllow    like full, but the page has a maximum of queued work (1 ms)
@@ -47,6 +49,10 @@ static uint32_t most_us; /* The page's maximum of queued work, or 0 for none. */
  * second try. */
 static bool waits, waited;
 static bool capturing;
+static bool crowded; /* True if eight fences are too many. */
+static int fences;
+/* GPU time that was charged, and predicted GPU time of all fences. */
+static uint64_t charged, fenced;
 static CUcontext context = (CUcontext)0x1000;
 static uint64_t lane;
 static uint32_t sequence;
@@ -86,7 +92,7 @@ bool tenant_page(const struct limited *one, uint64_t now, struct vgpu_gpu_page *
         *page = (struct vgpu_gpu_page){.gate = VGPU_GATE_OPEN, .flags = VGPU_GPU_EXCLUSIVE, .rate_ppm = PPM, .outstanding_max_us = most_us};
     return alone;
 }
-void tenant_charge(struct limited *one, uint64_t ns) { (void)one; (void)ns; }
+void tenant_charge(struct limited *one, uint64_t ns) { (void)one; charged += ns; }
 int64_t tenant_balance(struct limited *one, uint64_t now, uint32_t rate, bool busy)
 {
     (void)one;
@@ -114,9 +120,12 @@ void fence_drop_mark(struct mark *mark)
     out -= mark != NULL;
     free(mark);
 }
+bool fence_crowded(void) { return crowded && fences >= 8; }
 void fence_put(struct limited *one, struct flow *flow, struct mark *end, bool goes_on)
 {
     (void)one;
+    fences++;
+    fenced += flow->segment.predicted;
     atomic_store(&limited.busy_until, 0);
     fence_drop_mark(flow->begin);
     flow->begin = goes_on ? end : NULL;
@@ -169,7 +178,9 @@ static void pauses(void)
 /* Returns false if `what` is not one of the cases that print a number. */
 static bool prints(const char *what)
 {
-    bool full = !strncmp(what, "full", 4), lengthy = !strcmp(what, "long") || !strncmp(what, "mid", 3);
+    bool full = !strncmp(what, "full", 4);
+    crowded = !strcmp(what, "crowded");
+    bool lengthy = crowded || !strcmp(what, "long") || !strncmp(what, "mid", 3);
     most_us = strstr(what, "low") ? 1000 : strstr(what, "tiny") ? 100 : 0;
     alone = full || lengthy || most_us || !strcmp(what, "alone");
     waits = !strcmp(what, "waits");
@@ -183,6 +194,11 @@ static bool prints(const char *what)
         atomic_store(&limited.busy_until, full ? limiter_now() + 20 * MS : 0);
         launch(1, CUDA_SUCCESS);
     }
+    if (crowded) {
+        crowded = false;
+        launch(1, CUDA_SUCCESS);
+        CHECK(charged == 65 * 500 * US && fenced == charged);
+    }
     printf("%llu\n", full ? (unsigned long long)tenant.throttled_ns / 1000 : (unsigned long long)recorded);
     return true;
 }
@@ -191,7 +207,7 @@ int main(int argc, char **argv)
 {
     const char *what = argc > 1 ? argv[1] : "";
     bool seen = false; /* True if a segment was open in at least one round. */
-    learn(!strcmp(what, "long") ? 500 * US : !strncmp(what, "mid", 3) ? 100 * US : 10 * US);
+    learn(!strcmp(what, "long") || !strcmp(what, "crowded") ? 500 * US : !strncmp(what, "mid", 3) ? 100 * US : 10 * US);
     if (prints(what))
         return 0;
     for (int i = 0; i < 400; i++) {
