@@ -60,6 +60,20 @@ def test_kernels_beyond_the_table_size_are_charged_a_learned_cost(costs, count: 
     assert 20_000 <= mean <= 40_000 and most <= 40_000, (mean, most)
 
 
+# A segment whose end could not be recorded at once. Columns: predicted, measured and host time in ms; the charge in ms
+# if no other container used the GPU, and if another one may have used it. At least 3/8 of the measured time without the
+# host time is charged then.
+GOES_ON = [(5, 5, 5, 5, 5), (2, 6, 7, 2, 2), (200, 250, 4000, 200, 200), (5, 50, 1, 49, 18.375), (5, 1, 0, 1, 1)]
+
+
+@pytest.mark.parametrize(("predicted", "took", "host", "alone", "shared"), GOES_ON)
+@pytest.mark.parametrize("known", [0, 1])
+def test_segment_that_goes_on_is_charged(costs, predicted, took, host, alone, shared, known) -> None:
+    for exclusive, charge in ((1, alone), (0, shared)):
+        found = costs("goes-on", predicted * MS, known, exclusive, took * MS, host * MS)
+        assert found == [int(charge * MS)], exclusive
+
+
 LOOKS = [
     ([1000] * 9, [1, 0, 0, 0, 1, 0, 0, 0, 1]),
     ([4999] * 5, [1, 0, 0, 0, 1]),

@@ -33,10 +33,12 @@ def run(node: Node, container: Container, what: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "ok\n", "")
 
 
+CASES = ["contexts", "streams", "captures", "fork", "signals", "exit", "broken"]
+BEHIND = ["behind", "uneven", "spread", "uneven-spread"]
+
+
 @pytest.mark.parametrize("percent", [40, 0])
-@pytest.mark.parametrize(
-    "what", ["contexts", "streams", "captures", "fork", "signals", "exit", "behind", "uneven", "broken"]
-)
+@pytest.mark.parametrize("what", [*CASES, *BEHIND])
 def test_limited_program_ends_normally(node: Node, what: str, percent: int) -> None:
     container = Container(node, "a", percent, core_policy="force")
     run(node, container, what)

@@ -149,11 +149,16 @@ uint64_t segment_settle(struct costs *costs, struct settler *settler, const stru
     bool sure = (segment->exclusive_ns || near) && 2 * dry <= took;
     if (!segment->exclusive_ns && !near)
         least = shared_least(settler, segment, least);
+    if (segment->prolonged) {
+        /* The host waited for room to record the end, so `dry` is not the time in which the stream was idle. */
+        least = least > segment->predicted ? least : segment->predicted;
+        return least < took ? least : took;
+    }
     if (!sure && segment->exclusive_ns && !segment->known)
         ran = dry > PAUSE_NS ? least : took; /* The cost of these kernels is not known yet. */
     else if (!sure && segment->predicted < took)
         ran = segment->predicted > least ? segment->predicted : least;
-    if (!segment->prolonged && !overlapped && (sure || !segment->known || (segment->exclusive_ns && ran != segment->predicted)))
+    if (!overlapped && (sure || !segment->known || (segment->exclusive_ns && ran != segment->predicted)))
         learn(costs, segment, ran);
     return ran;
 }

@@ -24,6 +24,9 @@
 /* One in this many segments consists of a single launch, so that its time is measured exactly. A longer segment may
  * have waited for the host most of the time. */
 #define SAMPLE 8u
+/* If the launches of another stream end a segment of fewer launches, the next one will probably end so too, before its
+ * second event is recorded. */
+#define FEW 4u
 #define STALL_NS (500 * MS)
 #define STALL_AGAIN_NS (10 * MS)
 #define WAKE_ON 2 /* When the gate opens, each thread that was woken wakes this number of further threads. */
@@ -68,6 +71,8 @@ static void calibrate(struct thread_state *thread, uint32_t ticks, uint64_t now)
 static void charge(struct limited *limited, struct segment *segment, uint64_t now)
 {
     uint64_t uncharged = segment->predicted - segment->charged;
+    if (!uncharged)
+        return;
     tenant_charge(limited, uncharged);
     uint64_t until = atomic_load_explicit(&limited->busy_until, memory_order_relaxed);
     until = (until > now ? until : now) + uncharged;
@@ -116,6 +121,7 @@ static void close_segment(struct thread_state *thread, struct flow *flow, uint64
     if (!flow->segment.count)
         return;
     charge(thread->limited, &flow->segment, now);
+    flow->displaced = false;
     if (fence_crowded()) {
         segment_prolong(&flow->segment);
         return;
@@ -217,6 +223,7 @@ static struct flow *flow_of(struct thread_state *thread, uintptr_t stream)
     struct flow *flow = thread->current = &thread->flow[flow_index(stream)];
     if (flow->used && flow->stream == stream)
         return flow;
+    flow->displaced = flow->used && (flow->segment.prolonged || flow->segment.count < FEW);
     drop(thread, flow, limiter_now());
     flow->used = true;
     flow->stream = stream;
@@ -377,9 +384,9 @@ void limiter_before(struct ticket *ticket, uint32_t key, CUstream stream, bool p
         segment_start(&flow->segment);
         flow->segment.exclusive_ns = exclusive_ns;
         flow->began = now;
-        if (!flow->begin)
-            flow->begin = mark(thread, flow);
         alone = alone || ++thread->segments % SAMPLE == 0;
+        if (!flow->begin && !(flow->displaced && (!alone || fence_crowded())))
+            flow->begin = mark(thread, flow);
     }
     flow->segment.known = flow->segment.known && known;
     *ticket = (struct ticket){.flow = flow, .item = item, .ns = cost, .fence_after = alone || cost >= SEGMENT_NS};

@@ -66,6 +66,9 @@ struct flow {
      * recorded before the first launch. NULL if no event could be recorded. */
     struct mark *begin;
     uint64_t began; /* began: time at which the first launch was admitted. */
+    /* displaced: true if this flow replaced one of another stream, whose segment had few launches, and no segment ended
+     * since. */
+    bool displaced;
     uint64_t chain;
     struct segment segment;
 };

@@ -14,6 +14,9 @@
  *                                        the wait in ns; and the budget after the wait
  *   costs learns NS...                   launches one kernel, each launch measured alone; prints 1 if the kernel is
  *                                        known afterwards, else 0, and the learned cost in ns
+ *   costs goes-on PREDICTED KNOWN EXCLUSIVE TOOK HOST  settles a segment that went on because too many fences were open;
+ *                                        prints the charge. KNOWN and EXCLUSIVE are 0 or 1, and the others ns; HOST is
+ *                                        the time from the begin event to the end of the segment on the host
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -68,6 +71,21 @@ static void learns(char **word, int count)
     }
     cost_find(&costs, 7, &ns, &known);
     printf("%d\n%llu\n", known, (unsigned long long)ns);
+}
+
+static void goes_on(char **word)
+{
+    static struct costs costs;
+    struct settler settler = {0};
+    struct segment segment;
+    segment_start(&segment);
+    segment_add(&segment, 1, strtoull(word[0], NULL, 0));
+    segment_prolong(&segment);
+    segment.known = atoi(word[1]);
+    segment.exclusive_ns = atoi(word[2]) ? UINT64_MAX : 0;
+    segment.host_ns = strtoull(word[4], NULL, 0);
+    printf("%llu\n",
+           (unsigned long long)segment_settle(&costs, &settler, &segment, 10 * MS, 10 * MS + strtoull(word[3], NULL, 0)));
 }
 
 static void crowd(unsigned count, unsigned rounds, uint64_t took)
@@ -129,6 +147,8 @@ int main(int argc, char **argv)
         decides(argv + 2);
     else if (argc > 2 && !strcmp(argv[1], "learns"))
         learns(argv + 2, argc - 2);
+    else if (argc == 7 && !strcmp(argv[1], "goes-on"))
+        goes_on(argv + 2);
     else if (argc == 5 && !strcmp(argv[1], "crowd"))
         crowd((unsigned)atoi(argv[2]), (unsigned)atoi(argv[3]), strtoull(argv[4], NULL, 0));
     else if (argc > 5 && !strcmp(argv[1], "keys"))

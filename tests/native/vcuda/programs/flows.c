@@ -17,6 +17,7 @@
  *   threads    threads exit with open segments
  *   alone      640 launches with pauses of 40 us while the arbiter's gate is open; prints the number of recorded events
  *   share      like alone, but the container has a share of the GPU time
+ *   spread     like share, but each launch goes into another of 32 streams
  *   waits      like share, and each launch has to wait
  *   low        like alone, but the page has a maximum of queued work (1 ms), as if a container of high priority were
  *              present
@@ -165,12 +166,12 @@ static void *ends(void *unused)
     return unused;
 }
 
-static void pauses(void)
+static void pauses(int streams)
 {
     for (int i = 0; i < 640; i++) {
         for (uint64_t from = limiter_now(); limiter_now() < from + 40 * US;)
             continue;
-        launch(1, CUDA_SUCCESS);
+        launch(1 + (uintptr_t)(i % streams), CUDA_SUCCESS);
     }
     printf("%d\n", recorded);
 }
@@ -184,10 +185,11 @@ static bool prints(const char *what)
     most_us = strstr(what, "low") ? 1000 : strstr(what, "tiny") ? 100 : 0;
     alone = full || lengthy || most_us || !strcmp(what, "alone");
     waits = !strcmp(what, "waits");
-    if (!alone && !waits && strcmp(what, "share"))
+    bool spread = !strcmp(what, "spread");
+    if (!alone && !waits && !spread && strcmp(what, "share"))
         return false;
     if (!full && !lengthy) {
-        pauses();
+        pauses(spread ? 32 : 1);
         return true;
     }
     for (int i = 0; i < (full ? 1 : 64); i++) {

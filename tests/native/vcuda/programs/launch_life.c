@@ -14,7 +14,9 @@
  *   threads    threads start, make so few launches that the library records no fence, and exit
  *   behind     the program queues more behind a host callback than the limiter allows; the callback waits for the last
  *              launch
- *   uneven     as `behind`, but the kernel's times vary so much that the library measures each launch alone
+ *   uneven     as `behind`, but the kernel's times vary so much that the library measures each launch alone;
+ *              also uneven-spread
+ *   spread     as `behind`, but the launches are spread over more streams than the library keeps open segments for
  *   broken     GPUSIMCTL raises an uncorrectable error while two threads launch and fences are open
  *   popped     a context on another device is created, used and destroyed, so that the former context is current again
  */
@@ -301,22 +303,26 @@ static void wait_for_stop(void *unused)
         usleep(100);
 }
 
-static void behind(void)
+static void behind(int streams)
 {
-    CUstream stream;
-    MUST(cuStreamCreate(&stream, 1));
-    launch(stream, 100);
+    CUstream stream[8];
+    for (int i = 0; i < streams; i++)
+        MUST(cuStreamCreate(&stream[i], 1));
+    for (int i = 0; i < 100; i++)
+        launch(stream[i % streams], 1);
     MUST(cuCtxSynchronize());
-    MUST(cuLaunchHostFunc(stream, wait_for_stop, NULL));
-    launch(stream, 600);
+    for (int i = 0; i < streams; i++)
+        MUST(cuLaunchHostFunc(stream[i], wait_for_stop, NULL));
+    for (int i = 0; i < 600; i++)
+        launch(stream[i % streams], 1);
     atomic_store(&stop, 1);
     MUST(cuCtxSynchronize());
 }
 
-static void uneven(void)
+static void uneven(int streams)
 {
     load_kernel("uneven");
-    behind();
+    behind(streams);
 }
 
 static void popped(void)
@@ -357,9 +363,13 @@ int main(int argc, char **argv)
     else if (strcmp(what, "threads") == 0)
         threads();
     else if (strcmp(what, "behind") == 0)
-        behind();
+        behind(1);
     else if (strcmp(what, "uneven") == 0)
-        uneven();
+        uneven(1);
+    else if (strcmp(what, "spread") == 0)
+        behind(8);
+    else if (strcmp(what, "uneven-spread") == 0)
+        uneven(8);
     else if (strcmp(what, "broken") == 0)
         broken();
     else if (strcmp(what, "popped") == 0)
