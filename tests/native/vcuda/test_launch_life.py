@@ -47,7 +47,10 @@ def test_limited_program_ends_normally(node: Node, what: str, percent: int) -> N
 
 # Columns: the case of programs/launch_life.c; the compute limit of device 1 in percent; the expected minimum number of
 # launches of 50 us that are charged to device 0.
-@pytest.mark.parametrize(("what", "other", "launches"), [("threads", 40, 900), ("popped", 0, 800), ("popped", 40, 800)])
+CHARGED = [("threads", 40, 900), ("popped", 0, 800), ("popped", 40, 800), ("spread", 40, 700)]
+
+
+@pytest.mark.parametrize(("what", "other", "launches"), CHARGED)
 def test_every_launch_is_charged(node: Node, what: str, other: int, launches: int) -> None:
     percents = zip(node.host.uuids, (40, other))
     devices = [{"uuid": uuid, "memory_bytes": LIMIT, "sm_percent": percent} for uuid, percent in percents]
