@@ -140,9 +140,9 @@ from ..module_utils.kube import mount_policy, rollout, scheduler_desired, schedu
 # First version whose API server keeps a webhook's matchConditions, which select GPU pods.
 MATCH_CONDITIONS = (1, 28, 0)
 # Versions of the kube-scheduler that get the option of scheduler_manifests.kube_options: from the first of these
-# versions on, and before the second. The option is deprecated, and a kube-scheduler that no longer has it would not
-# start.
-WAKES = ((1, 24, 0), (1, 35, 0))
+# versions on, and before the second, which is the first that is not known to have it. The option is deprecated, and a
+# kube-scheduler that no longer has it would not start. tests/e2e_scheduler starts 1.34.2 and 1.36.3 with it.
+WAKES = ((1, 24, 0), (1, 37, 0))
 
 
 def run(module: AnsibleModule, api: kube_client.Api) -> dict:

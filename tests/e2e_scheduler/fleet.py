@@ -27,9 +27,9 @@ from vgpu_plugin._shared.pods.annotations import NodeGpu
 NODES = "/api/v1/nodes"
 QUOTAS = "/api/v1/namespaces/default/resourcequotas"
 WEBHOOKS = "/apis/admissionregistration.k8s.io/v1"
-# Seconds in which a pod that has room must be bound. The kube-scheduler may ask the extender about freed room before
-# the extender's watch shows it, most often on a busy machine. It retries such a pod after 60 to 90 s (kube_options).
-BOUND_S = 150.0
+# Seconds until a waiting pod must be bound once its room is freed. The kube-scheduler may ask the extender before the
+# extender's watch shows the room, most often on a busy machine. It retries such a pod after 60 to 90 s (kube_options).
+FREED_S = 150.0
 
 
 def container(name: str, limits: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -236,7 +236,7 @@ class Fleet:
     def node_of(self, name: str) -> str:
         return self.get(name)["spec"].get("nodeName") or ""
 
-    def bound(self, name: str, limit_s: float = BOUND_S) -> tuple[str, list[pod_annotations.Part]]:
+    def bound(self, name: str, limit_s: float = 60.0) -> tuple[str, list[pod_annotations.Part]]:
         """Waits until the pod is bound; returns its node and its plan (the scheduler's choice of GPUs and sizes)."""
         until(lambda: self.node_of(name), f"node of pod {name}; its conditions and the log: {self.says(name)}", limit_s)
         pod = self.get(name)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pytest
 import yaml
+from fleet import FREED_S
 from kubebox.cluster import PODS
 from kubebox.process import Service, until
 from vgpu_plugin._shared.kube import scheduler_manifests
@@ -80,7 +81,7 @@ def test_only_needed_pods_are_evicted_and_their_memory_is_reserved(fleet):
     assert ending(fleet) == {"p0", "p1"} and nominated(fleet, "important") == "a" and not fleet.node_of("important")
     for name in ("p0", "p1"):
         fleet.delete(name)
-    node, (part,) = fleet.bound("important")
+    node, (part,) = fleet.bound("important", FREED_S)
     assert (node, part.devices[0].uuid, part.devices[0].memory_mib) == ("a", "GPU-a-0", 12000)
     assert {one for one, *_rest in THERE if fleet.api.get_or_none(f"{PODS}/{one}")} == {"p2", "q0", "q1", "q2"}
     assert fleet.faults() == []
@@ -108,7 +109,7 @@ def test_freed_memory_stays_reserved_until_the_last_victim_has_ended(fleet):
         120,
     )
     fleet.delete("p2")
-    assert fleet.bound("important")[0] == "a"
+    assert fleet.bound("important", FREED_S)[0] == "a"
     assert not fleet.node_of("late") and fleet.faults() == []
 
 
@@ -159,7 +160,7 @@ def test_memory_alone_is_short_and_slots_are_free(fleet):
     (condition,) = [one for one in fleet.get("p0")["status"]["conditions"] if one["type"] == "DisruptionTarget"]
     assert condition["reason"] == "PreemptionByScheduler"
     fleet.delete("p0")
-    node, (part,) = fleet.bound("important")
+    node, (part,) = fleet.bound("important", FREED_S)
     assert (node, part.devices[0].uuid, part.devices[0].memory_mib) == ("a", "GPU-a-0", 12000)
     assert {one for one in ("p0", "p1", "q0", "late") if fleet.api.get_or_none(f"{PODS}/{one}")} == {"p1", "q0", "late"}
     assert fleet.faults() == []
@@ -171,7 +172,7 @@ def test_memory_is_short_on_one_card_of_a_node_that_has_enough_in_sum(fleet):
     fleet.pod("important", {GPU: 1, MEM: 8000}, priorityClassName="high")
     until(lambda: ending(fleet) == {"b0"}, f"eviction of b0; {fleet.says('important')}", 60)
     fleet.delete("b0")
-    _node, (part,) = fleet.bound("important")
+    _node, (part,) = fleet.bound("important", FREED_S)
     assert part.devices[0].uuid == "GPU-a-1"
     assert not ending(fleet) and fleet.faults() == []
 
@@ -242,5 +243,5 @@ def test_without_the_preempt_verb_too_few_pods_are_evicted(fleet, verbless):
     until(lambda: ending(fleet), f"eviction of the second victim for its memory; {fleet.says('important')}", 90)
     assert ending(fleet) == {"p1"} and not fleet.node_of("important")
     fleet.delete("p1")
-    assert fleet.bound("important")[0] == "a"
+    assert fleet.bound("important", FREED_S)[0] == "a"
     assert not ending(fleet) and fleet.faults() == []

@@ -227,7 +227,7 @@ def test_the_program_next_to_the_new_kube_scheduler_leader_binds(fleet):
     # A killed kube-scheduler does not release its lease, so the other one takes over after the lease expires.
     leader.kube.stop(kill=True)
     fleet.pod("after", {GPU: 1, MEM: 3000})
-    fleet.bound("after")
+    fleet.bound("after", 90)
     other = fleet.writer()
     assert other is not None and other is not leader and leader.ours.running
     leader.kube.start()
