@@ -32,7 +32,9 @@ _raw:
   elements: str
 """
 
+import functools
 import gc
+import os
 
 from ansible.errors import AnsibleError
 from ansible.inventory.manager import split_host_pattern
@@ -40,11 +42,19 @@ from ansible.plugins.loader import lookup_loader
 from ansible.plugins.lookup import LookupBase
 
 
+@functools.cache
+def freeze_in_forks():
+    """Keeps the garbage collector of each process that Ansible forks away from the objects that existed before.
+
+    Ansible forks a process for each task and host. The collector would write to all objects of the parent, so the
+    kernel would copy the memory pages that hold them. The parent's own collector goes on as usual.
+    """
+    os.register_at_fork(after_in_child=gc.freeze)
+
+
 class LookupModule(LookupBase):
     def run(self, terms, variables=None, **kwargs):
-        # Ansible forks a process for each task and host. In each fork the garbage collector would write to all existing
-        # objects, so the kernel would copy the memory pages that hold them. Freezing the objects prevents that.
-        gc.freeze()
+        freeze_in_forks()
         variables = variables or {}
         patterns = [one for term in terms for one in (term if isinstance(term, (list, tuple)) else [term])]
         found = self._hosts(patterns, variables)
