@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write the bill of materials (CycloneDX 1.6, JSON) of an artefact's folder prebuilt/.
 
-Each wheel is a component with its version, licence, package URL and SHA-256, and so is each archive of the library. A
-wheel that has the same bytes for several platforms is one component with several paths. The same files give the same
-bytes: the serial number follows from the components, and the time is fixed.
+Each wheel is a component with its version, licence, package URL and SHA-256. Each archive of libvgpu.so is a component
+too, without a package URL. A wheel that has the same bytes for several platforms is one component with several paths.
+The same files give the same bytes: the serial number follows from the components, and the time is fixed.
 """
 
 from __future__ import annotations

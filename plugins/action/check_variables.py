@@ -35,7 +35,7 @@ class ActionModule(ActionBase):
             mistakes += check.with_sources(findings)
         faults = wrong(mistakes)
         if faults:
-            # If this is the only mistake, the next task reports it together with what else the controller lacks.
+            # If only kubeconfig files are missing, the next task reports them, with all else that the controller lacks.
             faults += check.absent_kubeconfigs(kins)
             # _ansible_verbose_always makes callbacks print each mistake on a line of its own.
             answer = {"failed": True, "changed": False, "_ansible_verbose_always": True}
@@ -47,8 +47,8 @@ class ActionModule(ActionBase):
 
 
 def collect(check: Check, kins: list[Kin], findings: list[tuple[Kin, Finding]]) -> list[dict[str, Any]]:
-    """Returns the desired state of each kind of host (hosts with equal variables are one kind); adds the faults of each
-    kind to ``findings``.
+    """Returns the desired state of each kind of host (hosts with equal variables are one kind); adds the errors and
+    warnings of each kind to ``findings``.
     """
     desired = DesiredStates(check)
     states = []
@@ -64,7 +64,7 @@ def wrong(mistakes: list[Mistake]) -> list[Mistake]:
 
 
 def heading(faults: list[Mistake], unchanged: bool) -> str:
-    """Returns the first line of the error: the number of mistakes, and a remedy that applies to several of them."""
+    """Returns the first line of the error: the number of mistakes, and the remedy for unknown names."""
     said = ["The variables hold 1 mistake." if len(faults) == 1 else f"The variables hold {len(faults)} mistakes."]
     if unchanged:
         said.append("No host was changed.")

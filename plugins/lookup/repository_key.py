@@ -10,14 +10,15 @@ author:
 version_added: 0.1.0
 short_description: Public key of a package repository, compared with its fingerprint
 description:
-  - Returns the armoured text of a key. It comes from O(place), from the files of this collection, or from its address.
-  - Fails if the key has another fingerprint.
+  - Returns the armoured text of a key. It is read from O(place) if set, else from the files of this collection, else
+    from its URL.
+  - Fails if the fingerprint of the key is not O(fingerprint).
   - Internal. The roles use it for their repositories.
 extends_documentation_fragment:
   - vgpu.fleet.internal
 options:
   _terms:
-    description: Addresses of keys.
+    description: URLs of keys.
     type: list
     elements: str
     required: true
@@ -27,7 +28,7 @@ options:
     default: ""
   place:
     description:
-      - A file or folder on the controller, or an address, from which the key is read instead of its owner's address.
+      - A file or folder on the controller, or a URL, from which the key is read instead of its owner's URL.
     type: str
     default: ""
 """

@@ -13,8 +13,8 @@ short_description: Check the variables of all hosts before any host is changed
 version_added: 0.1.0
 description:
   - Runs on the controller alone and makes no remote call. Run it once for a play, with C(run_once).
-  - Checks every variable that starts with C(vgpu_), every variable of the roles of this collection, and every name that
-    differs from such a name by one letter. It checks the inventory, the play and the command line.
+  - Checks every variable that starts with C(vgpu_), every variable of the roles of this collection, and every probable
+    typing error (a name one letter away from such a name). It checks the inventory, the play and the command line.
   - Fails for an unknown name, a value of the wrong type, a value that is not one of the choices or is out of range, and
     values that do not fit each other. The error names each mistake once, with the variable, its setter, file and line,
     and the hosts.
@@ -52,16 +52,16 @@ mistakes:
   type: list
   elements: str
 states:
-  description: With O(desired), the desired state of each kind of host.
+  description: With O(desired), the desired states. Hosts with equal variables share one.
   returned: success
   type: list
   elements: dict
 kinds:
-  description: The index in RV(states) of each host's state.
+  description: With O(desired), maps each host to the index of its state in RV(states).
   returned: success
   type: dict
 kubeconfigs:
-  description: Kubeconfig files of the controller that the variables of the hosts name, each once.
+  description: Kubeconfig files on the controller that the hosts' variables name, without duplicates.
   returned: success
   type: list
   elements: str

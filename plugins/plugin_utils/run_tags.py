@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares the options --tags and --skip-tags with the tags of the playbooks, which are the names of the plan's roles
-and ``verify``. Without this a run with a mistyped tag changes nothing, and looks like a success.
+"""Compares the options --tags and --skip-tags with the tags of our playbooks: the names of the roles that a plan may
+run, and ``verify``. Without this a run with a mistyped tag changes nothing, and looks like a success.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.plan.desired import ROL
 from ansible_collections.vgpu.fleet.plugins.module_utils.plan.plan import COLLECT, VERIFY
 
 VALID = (*ROLES, VERIFY)
-# Ansible's own words.
+# Ansible's special tags.
 SPECIAL = ("all", "tagged", "untagged", "always", "never")
-# The tag of a step of the plan that is no role.
+# The tag of the plan's step whose tag is not its name.
 OF_STEP = {COLLECT: "vcuda"}
 
 
@@ -23,7 +23,7 @@ def mistyped(task_vars: dict[str, Any], inherited: Iterable[str]) -> list[str]:
     """Returns a sentence for each selected tag that is near to a valid one.
 
     A tag that is near to none may belong to a user's own playbook that imports ours. ``inherited`` are the tags of the
-    task that asks; a tag that such a playbook gave to the import is among them.
+    calling task. They include the tags that such a playbook gave to the import, so these are valid too.
     """
     known = {*VALID, *SPECIAL, *inherited}
     given = [*task_vars.get("ansible_run_tags", ()), *task_vars.get("ansible_skip_tags", ())]
@@ -32,7 +32,7 @@ def mistyped(task_vars: dict[str, Any], inherited: Iterable[str]) -> list[str]:
 
 
 def unselected(steps: Iterable[str], task_vars: dict[str, Any], inherited: Iterable[str]) -> list[str]:
-    """Returns a line if --tags selects none of the plan's steps. ``steps``: their roles."""
+    """Returns a line if --tags selects none of the plan's steps. ``steps``: their names."""
     selected = [str(tag) for tag in task_vars.get("ansible_run_tags", ["all"])]
     tags = {OF_STEP.get(role, role) for role in steps}
     if not tags or {"all", "tagged", *tags, *inherited} & set(selected):

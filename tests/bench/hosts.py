@@ -4,7 +4,7 @@
 A first run sets up bare hosts; a later run changes nothing. A gate limits the calls of the busiest host. Seconds and
 growth are only reported, because other programs run on the machine.
 
-    python tests/bench/hosts.py                     first and second run on 3 hosts, then runs on 10 and 30 names
+    python tests/bench/hosts.py                     first and second run on 3 hosts, then with 10 and 30 names for them
     python tests/bench/hosts.py --first 3,10,30     first and second runs on as many hosts; needs memory for thirty
 
 The hosts of a first run are bare systemd hosts (tests/hosts), one container each. A run that changes nothing only
@@ -38,7 +38,7 @@ KEPT = ROOT / ".build" / "bench" / "hosts.json"
 # Output of the last run in which a host exceeded the allowed number of calls.
 OUTPUT = ROOT / ".build" / "bench" / "hosts.log"
 PROFILE = ROOT / "tests/hosts/profiles/gpu-t4-1.profile"
-# Maximum number of calls a host, from the project's plan.
+# Maximum number of calls per host, from the project's plan.
 MOST_FIRST, MOST_AGAIN = 45, 2
 
 
@@ -55,8 +55,8 @@ class Row:
 
     def line(self) -> str:
         return (
-            f"{self.run:22} {self.hosts:3} hosts  {self.seconds:7.1f} s  {self.seconds / self.hosts:6.2f} s a host  "
-            f"{self.least}..{self.most} calls a host"
+            f"{self.run:22} {self.hosts:3} hosts  {self.seconds:7.1f} s  {self.seconds / self.hosts:6.2f} s per host  "
+            f"{self.least}..{self.most} calls per host"
         )
 
 
@@ -128,8 +128,8 @@ def hostctl(*arguments: str) -> None:
 
 
 def measure(first: list[int], again: list[int], folder: Path, rows: list[Row]) -> Row:
-    """Runs all measurements and adds a row for each. Returns the row of the negative control: a run with a setting that
-    makes site.yml prove isolation each time, so it must make more than two calls a host."""
+    """Runs all measurements and adds a row for each. Returns the row of the negative control: with
+    vgpu_verify=always site.yml tests isolation in every run, so the run must make more than two calls per host."""
     for count in first:
         names = [f"gpu-t4-{number}" for number in range(1, count + 1)]
         pairs = [word for name in names for word in ("--host", name, "--profile", str(PROFILE))]
@@ -145,7 +145,7 @@ def measure(first: list[int], again: list[int], folder: Path, rows: list[Row]) -
                 for number in again:
                     many = {f"gpu-{n + 1}": containers[n % len(containers)] for n in range(number)}
                     rows.append(run(f"nothing, on {count} hosts", inventory(folder, many), folder, *cold))
-                control = run("control: prove always", own, folder, *cold, "-e", "vgpu_verify=always")
+                control = run("control: verify always", own, folder, *cold, "-e", "vgpu_verify=always")
         finally:
             hostctl("down", "--project", PROJECT)
     return control
@@ -166,9 +166,9 @@ def growth(rows: list[Row], first: bool) -> None:
         return
     few, many = kind[0], kind[-1]
     print(
-        f"growth, {'first runs' if first else 'nothing to change'}: {few.hosts} to {many.hosts} hosts, "
-        f"{many.hosts / few.hosts:.1f} times: {many.seconds / few.seconds:.1f} times the seconds, "
-        f"calls of the busiest host {few.most} to {many.most}, of the others {few.least} to {many.least}"
+        f"growth, {'first runs' if first else 'nothing to change'}: {few.hosts} to {many.hosts} hosts "
+        f"(x{many.hosts / few.hosts:.1f}): seconds x{many.seconds / few.seconds:.1f}, "
+        f"calls of the busiest host {few.most} to {many.most}, of the least busy {few.least} to {many.least}"
     )
 
 
@@ -183,8 +183,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--again",
         default="10,30",
-        help="numbers of inventory names, separated by commas; the names share the last number of hosts, and "
-        "site.yml changes nothing (default: %(default)s)",
+        help="numbers of inventory names, separated by commas, for runs that change nothing; the names share the "
+        "containers of the last number of --first (default: %(default)s)",
     )
     options = parser.parse_args(arguments)
     first, again = ([int(word) for word in words.split(",") if word] for words in (options.first, options.again))
@@ -201,10 +201,10 @@ def main(arguments: list[str]) -> int:
     faults = [f"{row.run}, {row.hosts} hosts: {row.least}..{row.most} calls" for row in rows if not within(row)]
     faults += [f"{row.run}, {row.hosts} hosts: changed={row.changed}" for row in quiet if row.changed]
     if within(control):
-        faults.append(f"the negative control must exceed {MOST_AGAIN} calls a host, but makes {control.most}")
+        faults.append(f"the negative control must exceed {MOST_AGAIN} calls per host, but makes {control.most}")
     for fault in faults:
         print(
-            f"GATE MISSED: {fault}; expected at most {MOST_FIRST} calls a host in a first run, "
+            f"GATE MISSED: {fault}; expected at most {MOST_FIRST} calls per host in a first run, "
             f"{MOST_AGAIN} in a run that changes nothing"
         )
     print(f"The rows are also in {KEPT.relative_to(ROOT)}")

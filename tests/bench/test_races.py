@@ -23,7 +23,7 @@ def test_two_processes_never_exceed_the_limit(bench: Bench, sizes: dict, row) ->
     theirs = race(bench, bench.naive, 2, 300, piece)
     row(
         "race",
-        "over the limit in no round, granted once in each",
+        "over the limit in no round, one request granted in each",
         none_over,
         ours,
         f"over the limit in {ours['over']} of {ours['rounds']} rounds; {ours['grants']} requests granted",
@@ -38,7 +38,7 @@ def test_64_processes_for_the_last_mib(bench: Bench, sizes: dict, row) -> None:
     theirs = race(bench, bench.naive, 64, 20, MIB)
     row(
         "last",
-        "over the limit in no round, granted once in each",
+        "over the limit in no round, one request granted in each",
         none_over,
         ours,
         f"over the limit in {ours['over']} of {ours['rounds']} rounds; {ours['grants']} requests granted",

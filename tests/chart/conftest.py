@@ -22,7 +22,7 @@ def helm() -> str:
 
 @pytest.fixture(scope="session")
 def chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Writes the chart by its generator and returns its folder."""
+    """Runs the generator of the chart and returns the folder of the chart."""
     out = tmp_path_factory.mktemp("chart")
     subprocess.run([sys.executable, str(ROOT / "tools/chart"), f"--out={out}"], check=True, stdout=subprocess.PIPE)
     return out / "vgpu-fleet"

@@ -65,8 +65,8 @@ def rendered(cluster, chart: Path, **values) -> str:
 
 
 def files() -> set[str]:
-    """Returns every file and folder below PLACES; /etc and /usr/local are copies in the box, the namespaces in which
-    these tests run."""
+    """Returns every file and folder below PLACES. The tests run in their own namespaces (the box), which have copies of
+    the machine's /etc and /usr/local."""
     return {str(one) for place in PLACES for one in [Path(place), *Path(place).rglob("*")] if os.path.lexists(one)}
 
 
@@ -138,7 +138,7 @@ def installed(cluster, chart, bare, before):
 
 @pytest.fixture
 def pod(cluster, installed):
-    """Creates pods on the node that the chart has installed, and deletes them after the test."""
+    """Creates pods on the node on which the chart is installed, and deletes them after the test."""
 
     def make(name: str, command: list[str]) -> pods.Pod:
         return pods.create(cluster, pods.manifest(name, pods.container(command)))
@@ -187,6 +187,7 @@ def test_kustomize_makes_the_same_objects(cluster, chart):
 def test_pod_is_limited_on_a_node_that_only_had_a_driver(cluster, installed, pod):
     one = pod("full", [WORKER, "fill", "take", "1"]).wait_running()
     assert int(one.wait_log(r"^total (\d+)$").group(1)) == SLICE
+    # The worker prints "took MIB: RESULT" for an allocation. The slice is full, so the result is 2, out of memory.
     assert one.wait_log(r"^took 1: (\d+)$").group(1) == "2"
     (pid,) = one.pids()
     used = {
@@ -314,7 +315,7 @@ def test_labelled_node_is_emptied(cluster, installed, before):
 
 
 def test_label_installs_the_node_again_and_empties_it(cluster, installed, before):
-    """After a removal the same node can be installed and removed again."""
+    """After a removal, labels put the plugin on the same node again and remove it again."""
     kubectl(cluster, "label", "node", cluster.node, f"{LABEL}=daemonset", "--overwrite")
     serves(cluster, 2)
     kubectl(cluster, "label", "node", cluster.node, f"{LABEL}=absent", "--overwrite")
@@ -323,7 +324,7 @@ def test_label_installs_the_node_again_and_empties_it(cluster, installed, before
 
 
 def test_objects_go_with_the_chart(cluster, chart, installed, before):
-    """Deletes the objects as `helm uninstall` does; the test deletes the pods, because no garbage collector runs."""
+    """Deletes the objects as `helm uninstall` does. No garbage collector runs, so the test deletes the pods itself."""
     text = rendered(cluster, chart)
     kubectl(cluster, "delete", "--wait=false", "--filename=-", text=text)
     end_pods(cluster)

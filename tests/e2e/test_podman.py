@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests a podman container that gets a slice (a part of a GPU) by the device plugin's CDI files, next to pods on the
-same node."""
+"""Tests a podman container that gets a slice (a part of a GPU) by the device plugin's CDI file, while pods use other
+slices of the same node."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def free_slice(node) -> str:
 def test_a_slice_for_podman_beside_a_pod(cluster, node, pod):
     beside = pod("beside", [WORKER, "fill"]).wait_running()
     beside.wait_log(r"^filled ")
-    until(lambda: any(one["in_use"] for one in node.status()["slices"]), "slice in use by pod beside")
+    until(lambda: any(one["in_use"] for one in node.status()["slices"]), "slice that the pod 'beside' uses")
     mine = free_slice(node)
     started = run(f"vgpu.fleet/slice={mine}", WORKER, "fill", "take", "1", options=("--detach", "--name", "outside"))
     assert started.returncode == 0, started.stderr
@@ -56,17 +56,18 @@ def test_a_slice_for_podman_beside_a_pod(cluster, node, pod):
         until(lambda: "took 1" in podman("logs", "outside").stdout, "allocation result in the container's log")
         said = podman("logs", "outside").stdout
         assert f"total {SLICE}\n" in said
+        # The worker prints the CUDA error code of its last allocation, of 1 MiB: 2 is out of memory.
         assert "took 1: 2\n" in said
         totals = [one["total"] for gpu in node.gpusimctl("usage", "--json")["gpus"] for one in gpu["processes"]]
         assert totals == [SLICE, SLICE]
-        # The slice of the podman container is not offered to the kubelet.
+        # The plugin no longer offers the podman container's slice to the kubelet.
         until(
             lambda: cluster.allocatable() == SPLIT - 1,
             f"number of {SPLIT - 1} allocatable slices, one less than before",
         )
         late = pod("late", [WORKER])
         assert "1 Insufficient nvidia.com/gpu" in until(
-            late.why_not_scheduled, "message of the scheduler why pod late waits"
+            late.why_not_scheduled, "message of the scheduler why the pod 'late' waits"
         )
     finally:
         podman("rm", "--force", "--time=0", "outside", check=False)

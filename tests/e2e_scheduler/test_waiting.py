@@ -46,8 +46,8 @@ def vgpuctl(fleet, name, scheduler):
 
 @pytest.fixture(scope="module")
 def reader(fleet):
-    """Creates a user that may read pods and events. The built-in role ``view`` cannot be used, because no controller
-    runs here that fills it."""
+    """Creates a user that may read pods and events. The built-in role ``view`` is empty here, because the
+    controller that gives it its rules does not run."""
     group = "rbac.authorization.k8s.io"
     role = {
         "apiVersion": f"{group}/v1",
@@ -79,11 +79,11 @@ def test_events_and_vgpuctl_explain_a_waiting_pod(fleet, reader):
     fleet.pod("huge", {GPU: 1, MEM: 90000})
     fleet.waits("waits")
     fleet.waits("huge")
-    (said,) = until(lambda: events(fleet, "waits", "GpusNotFree"), "event of pod waits", 60)
+    (said,) = until(lambda: events(fleet, "waits", "GpusNotFree"), "event of pod default/waits", 60)
     where = {fleet.node_of(f"on-{name}") for name in ("a", "b")}
     assert where == {"a", "b"}
     assert "8000 MiB" in said and re.search(r"once default/on-[ab] \(12000 MiB\) ends", said), said
-    (said,) = until(lambda: events(fleet, "huge", "GpusNotFree"), "event of pod huge", 60)
+    (said,) = until(lambda: events(fleet, "huge", "GpusNotFree"), "event of pod default/huge", 60)
     assert "90000 MiB" in said and "once" not in said, said
     # If vgpuctl cannot reach vgpu-scheduler, it shows what the API server has: the request, the kube-scheduler's
     # condition, and the event.
@@ -117,7 +117,7 @@ def test_a_pod_is_retried_within_a_minute_of_an_unseen_change(fleet):
     fleet.node("b", 1, 4000, later="yes")
     until(
         lambda: "quota team" in json.dumps(events(fleet, "quota", "GpusNotFree")),
-        "event of pod quota that names the quota",
+        "event of pod default/quota that names the quota",
         120,
     )
     assert not fleet.node_of("memory") and not fleet.node_of("quota")
@@ -150,7 +150,7 @@ def test_a_hanging_api_server_during_binds(fleet):
         fleet.pause(6)
     finally:
         os.kill(server.pid, signal.SIGCONT)
-    # A kube-scheduler that cannot renew its lease exits. No kubelet restarts it here, so the test does.
+    # A kube-scheduler that cannot renew its lease exits. No kubelet runs here, so the test restarts it.
     fleet.pause(3)
     for replica in fleet.replicas:
         replica.kube.start()
@@ -162,7 +162,7 @@ def test_a_hanging_api_server_during_binds(fleet):
     assert fleet.faults() == []
     until(
         lambda: all(fleet.metric(replica, "uncertain_binds") == 0 for replica in fleet.replicas),
-        "metric of no uncertain bind in both programs",
+        "metric uncertain_binds of 0 in both vgpu-schedulers",
         120,
     )
     assert fleet.metric(fleet.writer(), "node_memory_held_bytes", node="a") == count * 1600 << 20

@@ -20,7 +20,7 @@ VERSION = "7.0.0-elsewhere"
 
 
 def archive(folder: Path) -> tuple[str, str]:
-    """Creates an archive with another build's library; returns it with its digest."""
+    """Creates an archive as if built elsewhere; returns its path and its digest."""
     files = {name: name.encode() for name in ("libvgpu.so", "vgpu-probe", "vgpu-arbiter")}
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
     manifest = {"version": VERSION, "arch": platform.machine(), "files": digests}
@@ -65,8 +65,8 @@ def test_archive_with_another_digest_is_refused(place: Workplace, changes: dict[
 
 
 def test_upgrade_builds_for_all_hosts_before_the_first_batch() -> None:
-    """The build must run before the first batch: in a batch, a run_once task is skipped if the batch's first host has
-    nothing to do."""
+    """The build must run before the first batch: in a batch, a run_once task is skipped if its condition is false for
+    the batch's first host."""
     text = (Path(__file__).parents[2] / "playbooks" / "upgrade.yml").read_text()
     plays = yaml.safe_load(text)
     batch = next(number for number, play in enumerate(plays) if "serial" in play)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Defines the default values of the chart, and makes its objects with the same functions as the roles."""
+"""Defines the chart's default values, and makes its Kubernetes objects with the functions that the roles use too."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from plugins.module_utils.config import variables as schema
 from plugins.module_utils.kube import chart_manifests, device_plugin_manifests, scheduler_desired
 from plugins.module_utils.pods.resources import Config
 
-# Group variables that only a controller or a playbook run uses; a chart cannot set them.
+# Group variables that only Ansible's controller or a playbook run uses. The chart does not take them.
 NOT_IN_A_CHART = (
     "vgpu_verify",
     "vgpu_kubeconfig",
@@ -84,7 +84,7 @@ def merged(images: Images, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def compact(content: Any) -> str:
-    """Returns JSON in the format of Helm's toJson, so that pod annotations get the same digests."""
+    """Returns JSON exactly as Helm's toJson writes it, so that digests in pod annotations equal those of Helm."""
     return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 

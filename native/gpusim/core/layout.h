@@ -167,7 +167,7 @@ struct sim_usage {
 enum sim_role { SIM_ROLE_NONE = 0, SIM_ROLE_CUDA, SIM_ROLE_NVML, SIM_ROLE_TOOL };
 
 struct sim_proc {
-    /* Number of uses of this slot; a part of the lock's owner word. */
+    /* Number of uses of this slot; a part of the lock's word. */
     uint32_t generation;
     /* enum sim_role; SIM_ROLE_NONE if the slot is free. */
     uint32_t role;
@@ -322,7 +322,7 @@ struct sim_state {
     /* sizeof(struct sim_state) */
     uint64_t size;
 
-    /* 0 if free, else the owner word: see lock.c. */
+    /* The lock's word: 0 if free, else it identifies the holder (lock.c). */
     _Atomic uint32_t lock;
     /* Futex, raised when virtual time moves. */
     _Atomic uint32_t clock_seq;

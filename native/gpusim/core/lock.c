@@ -3,10 +3,11 @@
  * The lock that guards the shared state of the simulated host.
  *
  * Without contention it costs one compare-and-swap and one exchange, and no system call. The lock's word identifies its
- * holder by slot and generation of the slot, never by pid or tid: processes of several PID namespaces share the file,
- * and a robust pthread mutex, whose word is a tid, would confuse thread 1 of two namespaces. After a while a waiter
- * checks by the kernel's lock on the slot whether the holder lives (process.c); if not, the waiter takes the lock and
- * repairs.
+ * holder by the process's slot (its place in the state's table of processes) and the number of uses of this slot (the
+ * generation). A pid or tid cannot identify the holder, because it may be the same in two PID namespaces, and processes
+ * of several namespaces share the state. So a robust pthread mutex, whose word is a tid, would not do. After a while a
+ * waiter checks by the kernel's lock on the slot whether the holder lives (process.c); if not, the waiter takes the
+ * lock and repairs the state.
  */
 #include "internal.h"
 
@@ -23,7 +24,7 @@
 #define GENERATION_MASK 0xfffffu
 #define OWNER_CHECK_NS 5000000ull
 
-_Static_assert(SIM_MAX_PROCS <= 1u << SLOT_BITS, "a slot number must fit the owner word");
+_Static_assert(SIM_MAX_PROCS <= 1u << SLOT_BITS, "a slot number must fit into the lock's word");
 
 uint32_t sim_lock_word(int slot, uint32_t generation)
 {

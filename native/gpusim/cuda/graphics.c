@@ -27,7 +27,7 @@ EXPORT CUresult cuGLCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice de
     return for_gl(context, flags, device, 3020);
 }
 
-/* Creates the context but does not call VDPAU's function. */
+/* Creates the context but does not call VDPAU's `get_proc_address`. */
 static CUresult for_vdpau(CUcontext *context, unsigned flags, CUdevice device, const void *get_proc_address, unsigned version)
 {
     ENTER();

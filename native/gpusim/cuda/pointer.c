@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Returns attributes of addresses (cuPointerGetAttribute), and handles advice about managed memory and its prefetch. */
+/* Returns attributes of addresses (cuPointerGetAttribute). Handles advice for managed memory, and prefetches it. */
 #include "op.h"
 
 #include <string.h>
@@ -30,7 +30,7 @@ struct facts {
     int device;
     uintptr_t base;
     size_t bytes;
-    struct block block; /* The kind is 0 if no block of an arena contains the address. */
+    struct block block; /* From memory_find; kind is 0 if it finds no block. */
     CUcontext context;
 };
 
@@ -97,8 +97,8 @@ EXPORT CUresult cuPointerGetAttribute(void *out, int attribute, CUdeviceptr poin
     return answer(out, attribute, pointer, &f);
 }
 
-/* For an address unknown to the driver the function returns success and zeros. Callers recognize such an address by
- * these values. */
+/* For an address unknown to the driver, this function, unlike cuPointerGetAttribute, returns success, and zeros (-2 as
+ * the ordinal). Callers recognize such an address by these values. */
 EXPORT CUresult cuPointerGetAttributes(unsigned count, int *attributes, void **out, CUdeviceptr pointer)
 {
     ENTER();
@@ -129,8 +129,8 @@ EXPORT CUresult cuPointerSetAttribute(const void *value, int attribute, CUdevice
 /*
  * ---- managed memory ----
  *
- * A prefetch or a preferred location moves whole blocks. Advice for a part of a block applies to the whole block. No
- * block moves without such a call: the GPU reads a block in host memory over the bus.
+ * Only a prefetch or a preferred location moves a block, and always the whole block: the GPU's use of a block in host
+ * memory does not move it, but goes over the bus. Advice for a part of a block applies to the whole block.
  */
 #define ADVISE_PREFERRED_LOCATION 3
 #define LOCATION_DEVICE 1

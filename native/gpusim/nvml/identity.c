@@ -176,7 +176,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetBoardPartNumber(nvmlDevice_t device, char *nu
     return nvml_text("simulated", number, length);
 }
 
-/* Succeeds, because otherwise nvidia-smi would warn of a corrupted infoROM. */
+/* This check succeeds, because otherwise nvidia-smi would warn of a corrupted infoROM. */
 NVML_API nvmlReturn_t nvmlDeviceValidateInforom(nvmlDevice_t device)
 {
     struct nvml_target target;
@@ -214,7 +214,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetMemoryAffinity(nvmlDevice_t device, unsigned 
     return NVML_SUCCESS;
 }
 
-/* Two GPUs of a host are connected by its bridge (PHB), without NVLink. A GPU and itself are INTERNAL. */
+/* Two GPUs of a host are connected by its bridge (PHB), without NVLink. The level of a GPU and itself is INTERNAL. */
 NVML_API nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t first, nvmlDevice_t second, unsigned *level)
 {
     struct nvml_target a, b;

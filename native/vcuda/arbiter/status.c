@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Implements --json-status of vgpu-arbiter: prints what the shared files of all tenants say about their turns. This
- * works whether an arbiter runs or not. */
+/* Implements --json-status of vgpu-arbiter: prints what the shared files of all tenants say about their compute limits
+ * and turns on the GPUs. This works whether an arbiter runs or not. */
 #include "tenants.h"
 
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
-/* Prints an id or a UUID. These contain only characters of file names; any other character is printed as '?'. */
+/* Prints an id or a UUID. A character that is not printable ASCII, or needs an escape in JSON, becomes '?'. */
 static void print_text(const char *text)
 {
     putchar('"');

@@ -9,8 +9,8 @@
 #pragma GCC visibility push(hidden)
 
 /*
- * The state of this process: whether the library was started, and the limits that apply once the driver was found. The
- * state is in a page that the kernel clears in a forked child, so that the library is started again in the child.
+ * The state of this process: whether the library was started, and the cached limits, NULL until the driver was found.
+ * The state is in a page that the kernel clears in a forked child, so that the library is started again in the child.
  */
 struct process_state {
     _Atomic bool started;

@@ -123,7 +123,7 @@ def too_old(version: str) -> bool:
 
 
 def generations(gpus: Iterable[dict[str, Any]]) -> list[tuple[str, Generation]]:
-    """Returns address and generation of every GPU on the bus that the table knows."""
+    """Returns the address and generation of each of these GPUs whose id is in the table."""
     found = [(str(gpu.get("address", "")), generation(device_id(str(gpu.get("device", ""))))) for gpu in gpus]
     return [(address, one) for address, one in found if one is not None]
 

@@ -84,8 +84,8 @@ def is_cgroup2(folder: str) -> bool:
 
 
 def backend(cgroup_root: str = CGROUP_ROOT) -> str:
-    """Returns the controller that accounts GPU memory. This is dmem if the kernel lists NVIDIA's regions there. Else it
-    is misc, which does not show how much memory is used.
+    """Returns the controller that accounts GPU memory. It is dmem if dmem.capacity lists NVIDIA's regions. Else it is
+    misc, which does not show how much memory is used.
     """
     try:
         with open(os.path.join(cgroup_root, "dmem.capacity"), encoding="ascii", errors="replace") as stream:
@@ -145,7 +145,7 @@ def _words(path: str) -> list[str]:
 
 
 def _proved(library: Any, handle: Any, group: str, uuid: str) -> str:
-    """Returns why a limit is not active on a GPU; empty if it is."""
+    """Returns why a limit is not active on a GPU; an empty text if it is active."""
     steps: tuple[tuple[int, Callable[[], None]], ...] = (
         (PROBE_BYTES, lambda: set_limits(library, handle, group, PROBE_BYTES)),
         (UNLIMITED, lambda: clear_limits(library, handle, group)),
@@ -158,7 +158,7 @@ def _proved(library: Any, handle: Any, group: str, uuid: str) -> str:
                 return f"{uuid}: a limit of {expected} bytes reads back as hard {found.hard}, soft {found.soft}"
     except NvmlError as fault:
         if fault.code == FUNCTION_NOT_FOUND:
-            return "this driver has no memory limits of control groups, which came with branch 615"
+            return "this driver cannot limit the GPU memory of control groups; branch 615 and newer can"
         if fault.code == NOT_SUPPORTED:
             return f"{uuid}: the driver does not enforce limits here ({fault})"
         return f"{uuid}: {fault}"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks whether a cluster's nodes are ready for the scheduler. A node must be known by name and be set up by site.yml.
-It must have an engine and an architecture for which the scheduler's images can be loaded. It works on Node objects and
-does no I/O.
+"""Checks whether a cluster's nodes are ready for the scheduler. The cluster must have a node of the given name, and
+site.yml must have set it up. The node's engine and architecture must suit the loading of the scheduler's images. This
+module works on Node objects and does no I/O.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def faults(nodes: Mapping[str, dict[str, Any]], hosts: Mapping[str, str]) -> lis
         if not text:
             found.append(
                 f"{host}: node {name} has no annotation {pod_annotations.GPUS}, which the device plugin writes if "
-                "pods request their sizes; run site.yml with vgpu_slice_sizing: requested on this host, then "
+                "pods may request any size; run site.yml with vgpu_slice_sizing: requested for this host, then "
                 "this playbook again"
             )
     return found
@@ -59,7 +59,8 @@ def loading(
             runs = info.get("containerRuntimeVersion") or "an unknown engine"
             lines.append(
                 f"{host}: its kubelet runs containers with {runs}; expected containerd, CRI-O or docker to load an "
-                "image into; choose other nodes (scheduler_hosts), or a registry (scheduler_image)"
+                "image into; choose other nodes (scheduler_hosts), or set scheduler_image to an image that the nodes "
+                "can pull"
             )
         elif info.get("architecture") not in ("", None, ARCHITECTURES.get(arch, arch)):
             lines.append(

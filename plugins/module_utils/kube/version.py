@@ -18,7 +18,7 @@ KUBELETS = ("/usr/bin/kubelet", "/usr/local/bin/kubelet")
 def of_host(host: Any) -> tuple[int, int] | None:
     """Returns major and minor of the kubelet on a ``Host``; None if there is no kubelet or it reports no version.
 
-    This file does not import the class ``Host``, because most modules that use this file read no host.
+    ``Host`` is not imported here, because most modules that import this file inspect no host.
     """
     for path in KUBELETS:
         if os.access(host.path(path), os.X_OK):

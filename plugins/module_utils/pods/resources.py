@@ -35,30 +35,30 @@ OF_OTHERS = (
     *(VOLCANO, VOLCANO_MEMORY, VOLCANO_PERCENTAGE, VOLCANO_CORES),
 )
 
-# Resources of NVIDIA's own device plugin. If the configuration gives our GPU count another name, NVIDIA's plugin may
-# serve these names, so they are not reported as typos.
+# Resources of NVIDIA's own device plugin. If the configuration renames our resource ``gpu``, NVIDIA's plugin may serve
+# these names, so they are not reported as typos.
 OF_NVIDIA = ("nvidia.com/gpu", "nvidia.com/gpu.shared")
 
 # Kinds of Memory, with the unit of ``amount``: MIB in MiB, PERCENT in percent of a card, UNITS in units of Alibaba's
-# ACK, where one unit is the card's memory divided by its size in whole GiB. CARD (the whole card) and SLICE (an equal
-# slice) have no amount.
+# ACK, where one unit is 1/N of the card's memory and N is the card's size in whole GiB. CARD (the whole card) and SLICE
+# (an equal slice of the card) have no amount.
 MIB, PERCENT, UNITS, CARD, SLICE = "mib", "percent", "units", "card", "slice"
 MAX_GPUS = 128
 MAX_MIB = 1 << 24  # 16 TiB: more than any card has, and sums cannot overflow.
 
 
 class Memory(NamedTuple):
-    """Describes memory on each GPU. ``amount`` is 0 for CARD (all memory) and SLICE (an equal slice of the node)."""
+    """Describes memory on each GPU. ``amount`` is 0 for CARD (all memory) and SLICE (an equal slice)."""
 
     kind: str
     amount: int
 
 
 class Config(NamedTuple):
-    """Holds the names of resources and their defaults. ``plain``: what a pod gets that requests only the resource
-    ``gpu``: ``whole`` (whole GPUs, as with NVIDIA and HAMi), ``slice`` (equal slices, as with 4paradigm) or ``default``
-    (``default_memory_mib`` of each GPU). A ``default_memory_mib`` of 0 means the whole card. A ``default_count`` of 0
-    means that a request without a count is refused.
+    """Holds the names of resources and their defaults. ``plain``: what a pod that requests only the resource
+    ``gpu`` gets: ``whole`` (whole GPUs, as with NVIDIA and HAMi), ``slice`` (equal slices, as with 4paradigm) or
+    ``default`` (``default_memory_mib`` of each GPU). A ``default_memory_mib`` of 0 means the whole card. A
+    ``default_count`` of 0 means that a request without a count is refused.
     """
 
     gpu: str = "nvidia.com/gpu"
@@ -83,9 +83,9 @@ class Ask(NamedTuple):
     """Describes the request of one container: ``memory`` and ``cores`` (percent) on each of ``gpus`` different GPUs.
 
     ``init``: the container ends before the app containers start; ``sidecar``: it starts with the init containers and
-    stays. ``field``, ``where``: the resource and its path, for messages. ``compute``: whether compute is limited, or
-    shared with the other containers. ``alone``: no other pod may use the GPUs at placement. ``one_numa``: all GPUs are
-    of one NUMA node. ``burst_mib``: how far the limit is above ``memory``, the promised memory.
+    stays. ``field``, ``where``: the resource and its path, for messages. ``compute``: ``limited`` to ``cores``, or
+    ``shared`` with the other containers. ``alone``: no other pod may use the GPUs at placement. ``one_numa``: all GPUs
+    are of one NUMA node. ``burst_mib``: how far the limit is above ``memory``, the promised memory.
     """
 
     container: str
@@ -316,7 +316,7 @@ def _alibaba(values: _Values, name: str, labels: dict[str, Any], config: Config)
             values.faulty = True
             values.findings.append(error(label, str(fault)))
     if gpus > 1 and cores is not None:
-        message = f"with {GPU_COUNT_LABEL} {gpus}: only memory is divided over several GPUs; leave this resource out"
+        message = f"cannot be set with {GPU_COUNT_LABEL} {gpus}: only memory is divided over several GPUs; leave it out"
         values.fault(GPU_CORE, message)
     if total is not None and not values.faulty and total % gpus:
         message = f"{total} GiB over {gpus} GPUs gives no whole GiB each; expected a multiple of {gpus}"

@@ -49,7 +49,7 @@ def test_invalid_changes_are_refused(mixed, setter, error):
 
 
 def test_scope_of_a_power_limit_is_one_byte(mixed):
-    """nvidia-smi does not clear the padding after the field `scope`, which is one byte. So the library must read only
+    """The field `scope` is one byte, and nvidia-smi does not clear the padding after it. So the library must read only
     this byte."""
     setup = (
         "lib = ctypes.CDLL('libnvidia-ml.so.1')\n"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that the library's declarations of the driver API match NVIDIA's cuda.h: sizes, offsets, numbers and
+"""Tests that the library's declarations of the driver API match NVIDIA's cuda.h: sizes, offsets, constants and
 parameters.
 
-The tests compile a program that contains the library's declarations under new names, cuda.h, and static assertions that
-compare the two. So each difference is a compile error. The program defines __CUDA_API_VERSION_INTERNAL, so that cuda.h
+The tests compile a program that includes cuda.h and, under other names, the library's declarations. Static assertions
+compare the two, so each difference is a compile error. The program defines __CUDA_API_VERSION_INTERNAL, so that cuda.h
 also declares old versions of functions."""
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def our_types() -> dict[str, list[str]]:
     text, found = our_abi(), {}
     for body, name in re.findall(r"typedef struct \{(.*?)\n\} (\w+);", text, re.DOTALL):
         flat, nested = body, 1
-        while nested:  # The innermost structure is replaced first.
+        while nested:  # Replaces nested structures by an int, from the innermost outwards.
             flat, nested = re.subn(r"(?:struct|union) \{[^{}]*\} (\w+);", r"int \1;", flat)
         members = []
         for line in flat.split(";"):
@@ -90,7 +90,7 @@ def known_there(folder: Path, name: str) -> bool:
 
 
 def program(folder: Path) -> str:
-    """Returns the C program. The library's declaration of a name is ours_NAME there, that of cuda.h is NAME."""
+    """Returns the C program. In it the library's declaration of a name is ours_NAME, that of cuda.h is NAME."""
     types, numbers, theirs = our_types(), our_numbers(), their_functions(folder)
     renamed = [*types, *numbers]
     lines = [f"#define {name} ours_{name}" for name in renamed if f"#define {name}" not in our_abi()]
@@ -105,7 +105,7 @@ def program(folder: Path) -> str:
             continue
         lines.append(check(f"sizeof(ours_{name}) == sizeof({name})", f'"size of {name}"'))
         for member in members:
-            if member == "reserved":  # Later CUDA versions give names to parts of the reserved words.
+            if member == "reserved":  # Later CUDA versions name parts of this array.
                 continue
             same = f"__builtin_offsetof(ours_{name}, {member}) == __builtin_offsetof({name}, {member})"
             lines.append(check(same, f'"{name}.{member}"'))
@@ -165,7 +165,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(
-    "ours, other", BROKEN, ids=["member offset changed", "number changed", "structure size changed"]
+    "ours, other", BROKEN, ids=["member offset changed", "constant changed", "structure size changed"]
 )
 def test_comparison_finds_a_changed_declaration(headers: Path, tmp_path: Path, ours: str, other: str) -> None:
     """The negative control: if the library's header is changed in one place, the program does not compile."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the library on a driver that limits the GPU memory of the container's control group (driver branch 615).
 
-A card is oversold if its slices are together larger than its memory. Memory of an oversold slice spills to host memory
-only if the card is full. Memory that is shown as free can be allocated. The tests compare the library's figures with
+A card is oversold if its slices are together larger than its memory. Memory of these slices spills to host memory only
+if the card is full. Memory that is shown as free can be allocated. The tests compare the library's figures with
 those of the simulated driver."""
 
 from __future__ import annotations
@@ -206,8 +206,8 @@ def test_memory_shown_as_free_can_be_allocated(host: Host, container, way: str) 
 
 
 def test_memory_info_updates_the_used_figure(host: Host, container) -> None:
-    """If the driver's limit is below the slice's size, NVML shows the difference as used. Each call of cuMemGetInfo
-    updates this difference, and removes it when the driver's limit is raised again."""
+    """If the driver's limit is below the slice's size, NVML shows the difference as used. The library learns
+    the limit from cuMemGetInfo, so each call updates the difference, or removes it if the limit was raised."""
     one = container("one", 200, device={"card_bytes": SMALL})
     one.hold(170 * MIB)
     one.start()

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests allocations of huge sizes, and frees, destructions and resets at the wrong moment.
+"""Tests allocations of huge sizes, and frees, destructions and resets that come twice, too early, or from another
+thread or context.
 
-Each call must return the same code as the bare driver, and the charged bytes must match the card after each call.
+Each call must return the same code as the bare driver. After each call the library must have charged exactly the bytes
+in use on the card.
 
 Strings such as ``alloc 10 4096`` (allocate 4096 bytes, keep the address in register 10) and ``call cuMemFree_v2 $10``
-are commands to programs/puppet.c: $10 is the value of register 10, @10 its address."""
+are commands to programs/puppet.c: $10 is the value of register 10, @10 the address of the register."""
 
 from __future__ import annotations
 
@@ -104,12 +106,12 @@ def test_huge_sizes_are_refused_and_leave_no_charge(host: Host) -> None:
     ]
     assert wrong == []
     assert sum(answer != OK for answer in answers[0]) > len(HUGE) - len(SIZES) - 1, (
-        "only graph allocation nodes may succeed, which reserve an address but no memory"
+        "only graph allocation nodes may succeed: they reserve an address but no memory"
     )
 
 
 THERE = (f"alloc 1 {4 * MIB}", f"create 2 {2 * MIB} 0", f"reserve 3 {8 * MIB}", "pool 4 0", f"map 3 {2 * MIB} 2")
-# Keys: cases. Values: first 1 if the process starts without a context, else 0; then the puppet commands of the case.
+# Keys: cases. Values: a flag (1: the process starts without a context), then the puppet commands of the case.
 SEQUENCES = {
     "sizes beyond existing objects": (0, *THERE, *BEYOND, f"unmap 3 {2 * MIB}", "release-handle 2", "free 1"),
     "memory freed in another context of the device": (0, f"alloc 10 {8 * MIB}", "ctx 2 0", "free 10", "ctx-destroy 2"),

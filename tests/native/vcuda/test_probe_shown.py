@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests two checks of vgpu-probe, which runs in a container. One checks that NVML shows no process of another
-container; the other reports graphics libraries, whose memory the library does not limit."""
+container. The other reports graphics libraries, because the preloaded library does not limit their memory."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_check_names_a_graphics_library_that_aborts(host: Host, tmp_path: Path) 
     assert found["verdict"] == "open" and VIDEO[0] in found["detail"], found
 
 
-def test_open_graphics_check_does_not_fail_the_probe(host: Host, nothing: Path, tmp_path: Path) -> None:
+def test_verdict_open_does_not_fail_the_probe(host: Host, nothing: Path, tmp_path: Path) -> None:
     (tmp_path / VIDEO[0]).symlink_to(nothing)
     environment = host.env(LD_LIBRARY_PATH=f"{SIMULATOR}:{tmp_path}")
     command = [PROBE, "--json", "--checks", f"totals,{GRAPHICS}"]

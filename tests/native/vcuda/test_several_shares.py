@@ -166,8 +166,8 @@ def test_probe_measures_the_sum(host: Host, cards: tuple) -> None:
     assert [one.charged(gpu) for one in shares for gpu in one.of] == [0] * sum(len(one.of) for one in shares)
 
 
-def test_program_is_throttled_by_the_page_of_the_cards_first_share(host: Host) -> None:
-    """The limit is the sum of the shares: 20 + 30 percent of the first GPU, 30 percent of the second."""
+def test_gpu_time_is_counted_in_the_tenant_page_of_the_cards_first_share(host: Host) -> None:
+    """The limit is the sum of the card's shares: 20 + 30 percent of the first GPU, 30 percent of the second."""
     shares = Share(host, "first", {1: A}, 30), Share(host, "second", {0: A}, 20), Share(host, "third", {0: A}, 30)
     for one in shares:
         uuids = [host.uuids[gpu] for gpu in one.of]
@@ -190,7 +190,7 @@ STRICT = [({"deny": True}, False), ({"deny": False}, True)]
 
 @pytest.mark.parametrize(("change", "allowed"), STRICT)
 @pytest.mark.parametrize("place", [0, 1])
-def test_deny_of_one_share_refuses_every_context(host: Host, change: dict, allowed: bool, place: int) -> None:
+def test_deny_in_one_limits_file_refuses_every_context(host: Host, change: dict, allowed: bool, place: int) -> None:
     shares = [Share(host, "first", {0: A}), Share(host, "second", {1: B})]
     shares[place].change(**change)
     puppet = host.puppet(**files(*shares))
@@ -287,8 +287,8 @@ def test_killed_process_is_uncharged_in_all_shares(host: Host) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_kill_at_a_random_moment_leaves_no_charge(host: Host, seed: int) -> None:
-    """A process may be killed after it has charged memory in one ledger and before the other. A later process must
-    still be able to use the whole sum."""
+    """A process may be killed when it has charged memory in only one of the ledgers. A later process must still be able
+    to use the whole sum."""
     shares = [Share(host, "first", {0: A}), Share(host, "second", {0: B})]
     victim = process(host, *shares)
     block = (A + B) // 2
@@ -314,10 +314,10 @@ def _ignore_the_end(puppet: Puppet, lines: list[str]) -> None:
 
 
 def test_locks_in_opposite_order_do_not_deadlock(host: Host) -> None:
-    """Two containers have the same two shares in opposite order, so their locks are taken in opposite order too."""
+    """Two containers list the same two shares in opposite order. Both must take the locks in the same order."""
     shares = [Share(host, "first", {0: A}), Share(host, "second", {0: B})]
     puppets = [process(host, *shares), process(host, *reversed(shares))]
-    block = A // 2 - 600 * MIB  # While the other container has such a block, this block does not fit into one share.
+    block = A // 2 - 600 * MIB  # The blocks of both containers fit at the same time, so no call may fail.
     lines = [line for at in range(200) for line in (f"alloc {at + 1000} {block}", f"free {at + 1000}")]
     for puppet in puppets:
         puppet.send(*lines)
@@ -418,9 +418,9 @@ def test_inconsistent_file_lists_allow_no_context(host: Host, at: int) -> None:
 
 
 def container(host: Host, shares: dict[int, Share], places: int = 12, then: tuple = ()) -> tuple:
-    """Returns words to put before a command line, which then runs in a mount namespace. There each share is mounted at
-    /dev/vgpu/<number>; folders with other numbers are empty. ``then``: shell commands that a tenant runs there first.
-    """
+    """Returns a prefix for a command line, which makes it run in a mount namespace. There each share is mounted at
+    /dev/vgpu/<number>; folders with other numbers are empty. ``then``: a tenant's shell commands, which run there
+    before the command line."""
     root = host.folder / "root"
     for one in ("etc", "dev", *(f"above/{number}" for number in range(places))):
         (root / one).mkdir(parents=True)

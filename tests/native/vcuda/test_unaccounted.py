@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests memory that the driver uses but the library did not count, for example because the driver rounds allocations
-up. Whenever its charge has grown by a certain amount, the step, the library compares the charge with the memory in use
-on the card. Then it charges the rest. The string ``alloc {} {}`` with a register and a size in bytes is a command to
-programs/puppet.c."""
+up. Each time that the library's count (the charge) has grown by a step, the library compares it with the memory in use
+on the card, and charges the difference. The string ``alloc {} {}`` is a command to programs/puppet.c, with the number
+of the register that keeps the pointer, and a size in bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from conftest import HERE, LIMIT, MIB, OK, OOM, PROFILE, SIMULATOR, Host, Puppet
 
 UNIT = 2 * MIB
-STEP = LIMIT // 32 + UNIT  # The growth of the charge after which the library compares it with the card.
+STEP = LIMIT // 32 + UNIT  # The most by which the charge grows between two comparisons.
 
 
 @pytest.fixture

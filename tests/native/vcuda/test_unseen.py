@@ -129,7 +129,7 @@ def test_each_device_charges_its_own_unseen_context(host: Host, context: int) ->
     assert [host.charged(gpu) for gpu in (0, 1)] == [context + MIB] * 2
 
 
-def test_unseen_context_gets_no_memory_while_the_limits_deny(host: Host) -> None:
+def test_unseen_context_gets_no_memory_while_the_limits_deny_contexts(host: Host) -> None:
     host.write_limits(deny=True)
     puppet = host.puppet()
     retain(puppet)
@@ -156,8 +156,8 @@ def hide(host: Host) -> dict:
 
 
 def test_unseen_context_is_charged_a_learned_size_if_nvml_shows_no_process(host: Host, context: int) -> None:
-    """NVML cannot tell the size of the context, so the library creates a second context and measures that. Later
-    contexts are charged the size learned in this way."""
+    """NVML cannot tell the size of the context, so the library creates another context and measures how much free
+    memory the card loses. Later contexts are charged this size."""
     hidden = hide(host)
     for count in (1, 2):
         puppet = host.puppet(**hidden)
@@ -197,8 +197,8 @@ CALLS = {
 }
 
 
-# Orders in which a test makes these calls: each call alone, and all calls one after the other, so that each call comes
-# first once.
+# Orders in which a test makes these calls: each call alone, and each rotation of the whole list, so that each call
+# comes first once.
 ORDERS = [*zip(CALLS), *(tuple([*CALLS, *CALLS][at : at + len(CALLS)]) for at in range(len(CALLS)))]
 
 
@@ -230,7 +230,7 @@ def test_any_first_hooked_call_charges_the_unseen_context(a100: Host, calls: tup
     while puppet.refused("alloc", 4 * MIB) == OK:
         granted += 4 * MIB
     assert a100.on_card() <= GIB + (2 * MIB if hides else 0), (
-        "nothing but the data of the module may be uncharged, which takes one unit of the driver"
+        "only the module's data may be uncharged, at most one unit (2 MiB) of the driver"
     )
     assert GIB - CONTEXT - others - 2 * CODE - 4 * MIB <= granted <= GIB - CONTEXT - others
 

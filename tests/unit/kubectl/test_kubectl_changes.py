@@ -346,7 +346,7 @@ def test_drain_reports_pods_that_cannot_be_evicted(kubectl, capsys, tmp_path):
     del answers["create"]
     (tmp_path / "answers.json").write_text(json.dumps(answers))
     status, out = said(capsys, "drain", "parts", "0")
-    assert status == 0 and "stays: ml/train: Error from server" in out and "run the command again" in out
+    assert status == 0 and "not evicted: ml/train: Error from server" in out and "run the command again" in out
 
 
 DRAINED = [

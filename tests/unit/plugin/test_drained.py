@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests a GPU that an administrator drains, so that it gets no new pods. The tests run the whole program with doubles
-of the API server and the kubelet.
+"""Tests a GPU that an administrator drains, so that it gets no new pods. The tests run the whole device plugin with
+doubles of the API server and the kubelet.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def test_gpu_stays_drained_over_a_restart(node, kubelet, api, start):
     until(lambda: allocatable(kubelet) == 4, "the slices of the other GPU after the restart")
 
 
-def test_removal_deletes_the_annotation(node, kubelet, api, start):
+def test_removal_of_the_plugin_deletes_the_annotation(node, kubelet, api, start):
     one = start()
     annotate(api, node.gpus[0].uuid)
     until(lambda: allocatable(kubelet) == 4, "the slices of the other GPU")

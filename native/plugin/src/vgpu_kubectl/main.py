@@ -36,7 +36,7 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("kubectl vgpu cards", "kubectl vgpu cards -o wide"),
     ),
     "slices": (
-        "show each slice and its holder, from the nodes' exporters; vgpu_metrics_listen must admit the API server",
+        "show each slice and its holder; the API server must reach the nodes' exporters (see vgpu_metrics_listen)",
         ("kubectl vgpu slices", "kubectl vgpu slices -o wide --port 9410"),
     ),
     "pods": (
@@ -60,7 +60,7 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 OUTPUT, NAMESPACE, PORT = "--output", "--namespace", "--port"
-# Options that each command adds.
+# Command → its options, besides those of HANDED_ON.
 OPTIONS = {
     "nodes": (OUTPUT,),
     "cards": (OUTPUT,),
@@ -88,13 +88,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         print(lines, flush=True)
     except BrokenPipeError:
-        # The program that reads the output has ended. Without this, Python would try to write again when it exits.
+        # The reader of the output, such as head, has ended. Redirect stdout, so that Python's flush at exit succeeds.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="kubectl vgpu", description="GPUs of the whole cluster, by its API server.")
+    made = argparse.ArgumentParser(prog="kubectl vgpu", description="Show and manage the GPUs of a cluster.")
     commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (about, examples) in COMMANDS.items():
         one = commands.add_parser(
@@ -124,7 +124,7 @@ def _add_own(one: argparse.ArgumentParser, name: str) -> None:
     if name == "resize":
         one.add_argument("--container", default="", help="the container, if several have GPUs")
         one.add_argument("--memory", type=_memory, metavar="SIZE", help="memory on each of its GPUs, such as 8Gi")
-        one.add_argument("--cores", type=_cores, metavar="PERCENT", help="share of each of its GPUs; 0: no limit")
+        one.add_argument("--cores", type=_cores, metavar="PERCENT", help="compute on each of its GPUs; 0: no limit")
         help_of_wait = "maximum wait for the result; 0: do not wait (default: %(default)s)"
         one.add_argument("--wait", type=float, default=WAIT_S, metavar="SECONDS", help=help_of_wait)
     if name == "drain":
@@ -165,8 +165,8 @@ def _cards(cluster: Cluster, given: argparse.Namespace) -> str:
 
 
 def _claims(cluster: Cluster, namespace: str = "") -> claims.Claims:
-    """Returns the ResourceClaims. Most clusters have no ResourceSlices of ours; for them, and for a user who may not
-    read them, it returns no claims.
+    """Returns the ResourceClaims. Returns none if the cluster has no ResourceSlice of our driver, as in most clusters,
+    or if the user may not read slices or claims.
     """
     try:
         slices = cluster.resource_slices()
@@ -264,7 +264,7 @@ def _drain(cluster: Cluster, given: argparse.Namespace) -> str:
             cluster.evict(namespace, name, changes.eviction(one))
             lines.append(f"  evicted: {namespace}/{name}")
         except NoAnswer as fault:
-            lines.append(f"  stays: {namespace}/{name}: {fault}; run the command again")
+            lines.append(f"  not evicted: {namespace}/{name}: {fault}; run the command again")
     return "\n".join(lines if pods else [*lines, "  no pod uses it"])
 
 

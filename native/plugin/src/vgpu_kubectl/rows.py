@@ -20,8 +20,8 @@ from vgpu_plugin._shared.pods.requests import DialectError, asked, read_pod
 
 from .claims import NONE, Claims
 
-# Annotation that lists resource names which the device plugin adds to the node's capacity and which the kubelet does
-# not count.
+# Annotation that lists the resource names that the device plugin itself adds to the node's capacity. The kubelet has no
+# slices of them.
 ADDED = "vgpu.fleet/capacity"
 CONDITION, HEALTH = "VgpuConfiguration", "VgpuGpusHealthy"
 PREFIX = "nvidia.com/"
@@ -61,7 +61,7 @@ def drained_of(node: Object) -> frozenset[str]:
 
 
 def held(pod: Object) -> dict[str, Use]:
-    """Returns UUID → what a bound pod that has not ended got of each GPU. Raises PlanError."""
+    """Returns UUID → what a pod holds of the GPU; empty if the pod has no node or has ended. Raises PlanError."""
     if not node_of(pod) or _phase(pod) in cluster.ENDED:
         return {}
     plan = resizes.counted(_annotations(pod))
@@ -200,9 +200,7 @@ def why(pod: Object, events: Iterable[Object], most: int = 5) -> list[str]:
     try:
         ask = read_pod(dict(pod))
         lines += (
-            [f"  {line}" for line in asked(ask)]
-            if ask.wants_gpus
-            else ["  requests no GPU by the default resource names"]
+            [f"  {line}" for line in asked(ask)] if ask.wants_gpus else ["  requests none of the default GPU resources"]
         )
     except DialectError as fault:
         lines += ["  its GPU request is invalid:", *(f"    {one}" for one in fault.findings)]
@@ -275,8 +273,8 @@ def _chosen_by(pod: Object) -> str | None:
 
 
 def _waits_for(pod: Object) -> str:
-    """Returns the reason that the API server gives why the pod has no node. If the pod has a node, returns the message
-    of its status.
+    """Returns why a pod waits: without a node the message of its condition PodScheduled, else the message of the pod's
+    status.
     """
     if node_of(pod):
         return str((pod.get("status") or {}).get("message") or "")
@@ -304,7 +302,7 @@ def _trouble(node: Object, gpus: tuple[NodeGpu, ...]) -> list[str]:
             found.append(f"{pod_annotations.GPUS} cannot be read: {fault}")
     for one in (node.get("status") or {}).get("conditions") or []:
         if one.get("type") == HEALTH and one.get("status") == "False" and not gpus:
-            # With equal slices, no annotation names the GPUs, so the condition's message is shown.
+            # With equal slices, no annotation names the unhealthy GPUs, but this condition's message does.
             found.append(str(one.get("message")))
         if one.get("type") == CONDITION and one.get("status") == "False":
             found.append(f"{CONDITION} {one.get('reason')}: {one.get('message')}")

@@ -3,7 +3,7 @@
 once.
 
 The table knows no pods; the ledger (which pod holds how much of which GPU) adds and subtracts what they use. Free
-memory is capacity minus use, and is negative if a node's pods hold more than planned: then no more pods fit there.
+memory is capacity minus use. It is negative if pods use more than the capacity; then no more pods fit there.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from vgpu_plugin._shared.pods.preferences import BINPACK, SPREAD, TOPOLOGY
 from . import numa
 
 FIELDS = ("card", "capacity", "slice_mib", "slice_cores", "slots", "memory", "cores", "shares", "model", "numa")
-# Policies for the order in which a node's GPUs are filled, from the node's label; "" is for a node without the label.
+# Orders in which a node's GPUs are filled, from its label gpu-policy (node_labels.py); "" is for a node without it.
 ORDERS = ("", BINPACK, SPREAD, TOPOLOGY)
-# Which pods may use a node's GPUs, from the node's label; "" admits all pods.
+# Which pods may use a node's GPUs, from its label gpu-sharing; "" admits all pods.
 SHARINGS = ("", EXCLUSIVE, SHARED)
 USE = slice(FIELDS.index("memory"), FIELDS.index("shares") + 1)
 
 
 class View(NamedTuple):
-    """Some rows of the table. ``memory``, ``cores`` and ``shares`` are the amounts in use (MiB, percent of compute,
-    slots, which are places for one container each); ``there`` marks existing GPUs, ``usable`` the healthy ones.
+    """Some rows of the table. In use are ``memory`` (MiB), ``cores`` (percent of compute) and ``shares`` (slots; each
+    takes one container). ``there`` marks existing GPUs, ``usable`` the healthy ones.
     """
 
     card: np.ndarray
@@ -63,9 +63,9 @@ class GpuTable:
         self._usable = np.zeros((rows, columns), bool)
         self._there = np.zeros((rows, columns), bool)
         self._aligned = np.zeros(rows, np.int8)
-        # Row 0 has the index in ORDERS for each node, row 1 the index in SHARINGS.
+        # Two numbers for each row of the table: its index in ORDERS and its index in SHARINGS.
         self._labels = np.zeros((2, rows), np.int8)
-        # For each row the number of its last change.
+        # For each row the value of ``_changes`` at its last change.
         self.versions = np.zeros(rows, np.int64)
         self._changes = 0
         self._row: dict[str, int] = {}

@@ -2,8 +2,8 @@
 /*
  * Stream capture. While a program captures a stream into a graph, a launch runs nothing, so the compute limiter neither
  * charges nor throttles it. The limiter records no event into such a stream, because the event would become part of the
- * program's graph. The driver is asked at each check, because a function that this library does not replace may have
- * started the capture.
+ * program's graph. capture_of() asks the driver each time, because a function that this library does not replace may
+ * have started the capture.
  */
 #include "limiter.h"
 
@@ -17,8 +17,8 @@ bool capture_of(CUstream stream, bool per_thread)
         result = REAL(cuStreamIsCapturing_ptsz)(stream, &status);
     else if (REAL_HAS(cuStreamIsCapturing))
         result = REAL(cuStreamIsCapturing)(stream, &status);
-    /* If another stream is being captured, the driver returns an error for the legacy stream. A launch into that stream
-     * is then an error of the program, which the driver reports. */
+    /* While another stream is being captured, the driver answers this question about the legacy stream with an error.
+     * Then a launch into the legacy stream is the program's mistake, which the driver reports. */
     return result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
@@ -28,7 +28,7 @@ bool capture_relax(int *mode)
     if (REAL_HAS(cuThreadExchangeStreamCaptureMode) && REAL(cuThreadExchangeStreamCaptureMode)(mode) == CUDA_SUCCESS)
         return true;
     *mode = -1;
-    /* A driver without this function has no capture modes, so nothing need be changed. */
+    /* A driver without this function has no capture modes, so there is no mode to change. */
     return !REAL_HAS(cuThreadExchangeStreamCaptureMode);
 }
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The pages that the processes of a container share with the arbiter, the node's service that divides a GPU's time. The
- * tenant page has the container's balance of GPU time. The gpu page has the times when the container may launch. Both
- * are in the same folder as the ledger (the file with the memory charges). If several shares (allocations) name a card,
- * the pages in the folder of the first of these shares are used.
+ * tenant page has the container's balance of GPU time. The gpu page says when the container may launch GPU work. Both
+ * are in the same folder as the ledger (the file with the memory charges). If a container has several allocations on
+ * one card (the code calls an allocation a share), the pages in the first allocation's folder are used.
  *
  * It is no error if a page is missing or has an unknown version. Without a tenant page each process alone keeps to the
  * container's share of GPU time. Without a gpu page, or while the arbiter does not update it, the container as a whole
@@ -44,8 +44,8 @@ static void *map(const char *path, int flags, int protection, size_t size)
     return page;
 }
 
-/* Builds the path of the page `name` in the ledger's folder. Returns false if the ledger has another file name than the
- * node gives it, as for a library preloaded by hand. Then there are no pages. */
+/* Builds the path of the page `name` in the ledger's folder. Returns false if the ledger's file name is not the node's,
+ * for example because a user preloaded the library by hand. Then there are no pages. */
 static bool neighbour(char *path, size_t room, unsigned share, const char *name, const char *uuid)
 {
     const char *ledger = limits_ledger_path(share), *slash = strrchr(ledger, '/');
@@ -54,7 +54,7 @@ static bool neighbour(char *path, size_t room, unsigned share, const char *name,
     return snprintf(path, room, "%.*s/%s%s", (int)(slash - ledger), ledger, name, uuid) < (int)room;
 }
 
-/* Returns the first share that names the card; its pages are used. */
+/* Returns the first share on the card, whose pages are used; 0 if there is none. */
 static unsigned share_of(const char *uuid)
 {
     bool named = false;
@@ -154,8 +154,8 @@ bool tenant_page(const struct limited *limited, uint64_t now, struct vgpu_gpu_pa
         return false;
     for (int attempt = 0; attempt < 8; attempt++) {
         uint32_t before = __atomic_load_n(&page->sequence, __ATOMIC_ACQUIRE);
-        /* The sequence number is read before and after the fields. Acquire loads ensure that the second of these reads
-         * comes last. No memory fence is used, because the thread sanitizer does not support fences. */
+        /* A seqlock: the sequence number is read again after the fields. Acquire loads of the fields keep this second
+         * read after them. A memory fence would do so too, but the thread sanitizer does not support fences. */
         copy->wake = __atomic_load_n(&page->wake, __ATOMIC_ACQUIRE);
         copy->gate = __atomic_load_n(&page->gate, __ATOMIC_ACQUIRE);
         copy->flags = __atomic_load_n(&page->flags, __ATOMIC_ACQUIRE);

@@ -2,9 +2,9 @@
 /*
  * Charges the GPU memory of code, that is, of modules, libraries and their parts that the driver loads late. Also
  * charges the stacks and heaps whose sizes cuCtxSetLimit sets. Only the driver knows how much memory they need. So
- * after a load one NVML query shows how much memory this process uses beyond its charge (unaccounted.c). If that
- * exceeds the limit, the load is undone. A request for a part that the driver loads late only sets a flag, so that the
- * next allocation, free or load compares the figures.
+ * after a load one NVML query shows how much memory this process uses beyond its charge (unaccounted.c). If these
+ * bytes do not fit the limit, the load is undone. A request for a part that the driver loads late only sets a flag, so
+ * that the next allocation, free or load compares the figures.
  *
  * The library holds no lock during the driver's call, because the driver may wait for the GPU, or call a tool in the
  * process (such as a profiler) that loads its own code.
@@ -48,9 +48,10 @@ static void coming_begin(struct coming *coming, const struct device *device)
     coming->passes = context_pass(device->ledger);
 }
 
-/* Returns true if the loaded code exceeds the limit. If that cannot be determined now, a later comparison charges the
- * code. Several loads may exceed the limit together. Then one load at a time is undone until the rest fits: the lock is
- * held until coming_undone, so the next load is checked only after that. */
+/* Returns true if the loaded code exceeds the limit; the caller then undoes the load and calls coming_undone. If NVML's
+ * figure cannot be compared now, returns false, and a later comparison charges the code. If several loads exceed the
+ * limit together, they are undone one at a time until the rest fits: coming_undone drops the lock, and only then is the
+ * next load checked. */
 static bool coming_too_much(struct coming *coming, bool came)
 {
     const struct device *device = coming->device;

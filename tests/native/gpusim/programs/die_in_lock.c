@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Kills itself while it holds the lock of the simulated host. At this moment it has charged memory to the process, but
- * not yet all of it to the GPU. */
+/* This program kills itself while it holds the lock of the simulator's state. At this moment it has charged memory to
+ * the process, but not yet all of it to the GPU. */
 #include "sim.h"
 
 #include <signal.h>

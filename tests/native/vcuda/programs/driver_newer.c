@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * This file is linked with the objects of the simulated driver, and the result simulates a newer driver. It has those
- * functions of CUDA 13.5 that allocate memory or begin a capture, and invented versions of a future CUDA, with the
- * suffix _v9. Its cuGetProcAddress returns these functions. It passes all other names to the simulated driver's own
+ * functions of CUDA 13.5 that allocate memory or begin a capture, and cuMemAlloc_v9, an invented function of a future
+ * CUDA. Its cuGetProcAddress returns these functions. It passes all other names to the simulated driver's own
  * cuGetProcAddress, which the test has renamed. -DNVML compiles a newer NVML in the same way.
  */
 #include "driver/cuda_abi.h"
@@ -95,8 +95,8 @@ API CUresult cuLogicalEndpointBindAddr(unsigned id, CUdevice device, cuuint64_t 
     return status == CUDA_SUCCESS ? cuMulticastBindAddr(object, place, (CUdeviceptr)address, bytes, flags) : status;
 }
 
-/* The program passes this pointer in place of graphics parameters. The function writes the number of captured nodes
- * there. */
+/* The test program passes this pointer in place of graphics parameters. cuStreamEndCaptureToCig writes the number of
+ * captured nodes there. */
 static size_t *nodes_to;
 
 #define CAPTURES(suffix, begin, end) \
@@ -125,7 +125,8 @@ CAPTURES(_ptsz, cuStreamBeginCapture_v2_ptsz, cuStreamEndCapture_ptsz)
 CUresult gpusim_cuMemCreate(HANDLE *handle, size_t bytes, const CUmemAllocationProp *properties, unsigned long long flags);
 CUresult gpusim_cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties);
 
-/* Translates a location that names a part of device 1, or NUMA node 9, which is the memory of device 0. */
+/* Replaces a location that the simulated driver does not know: a part of device 1 by device 1, and NUMA node 9, which
+ * is the memory of device 0, by device 0. */
 static void on_card(CUmemLocation *location)
 {
     if (location->type == CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN && location->id == (1 | 3 << 8))
@@ -148,9 +149,9 @@ API CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *propertie
     return gpusim_cuMemPoolCreate(pool, &own);
 }
 
-/* --- versions that the library does not know ------------------------------------------------------------------ */
+/* --- a version that the library does not know ------------------------------------------------------------------ */
 
-/* The functions have so many parameters that these fill every parameter register and a part of the stack. If the
+/* The function has so many parameters that these fill every parameter register and a part of the stack. If the
  * library loses a parameter on the way to the driver, the test notices it. */
 API CUresult cuMemAlloc_v9(CUdeviceptr *pointer, size_t bytes, int two, int three, int four, int five, double half, double third,
                            int seven, int eight)

@@ -2,7 +2,8 @@
 /*
  * Tests that the library's hooks pass on all parameters of a launch. The last parameters are passed on the stack, and
  * the result of each launch depends on them, so a lost parameter gives a wrong result. Prints "ok", or the launch with
- * a wrong result. Each launch is made twice or more, because the library handles the first launch in another code path.
+ * a wrong result. Each launch is repeated, because a first launch takes the library's slow path and most later ones the
+ * fast path.
  */
 #include "driver/cuda_abi.h"
 
@@ -39,7 +40,7 @@ int main(void)
         unsigned bz, shared;
         CUstream stream;
         void **parameters, **extra;
-        CUresult answer; /* 0: success; other values: any error */
+        CUresult answer; /* The expected result. 0: success; other values: any error. */
     } launches[] = {
         {1, 0, stream, NULL, NULL, 0},
         {4, 0, stream, list, NULL, 0},

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The driver functions that the puppet program calls. Each can be looked up by any route, that is, in each way in which
- * real programs look functions up. */
+/* The driver functions that a test can call through the puppet program. A route is a way in which real programs look
+ * functions up. Each function can be looked up by each route. */
 #ifndef ROUTES_H
 #define ROUTES_H
 
@@ -126,8 +126,8 @@ struct api {
 #undef FN
 };
 
-/* Looks up all functions by the named route: link, handle, default, next, self, proc, copy:PATH... A function that the
- * route does not find stays NULL. */
+/* Looks up all functions by the named route, such as link or proc; routes.c has the list. A function that the route
+ * does not find stays NULL. Returns 0 if there is no such route. */
 int route_fill(struct api *api, const char *route);
 
 #endif

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests how vgpuctl names the holders of slices (pods, containers, checks). It must accept every name that its lists
-print. Its texts must have the current sizes and the right singular or plural, and must not mention a kubelet on a host
+"""Tests how vgpuctl names the holders of slices (pods, containers, programs). It must accept every name that its lists
+print. Its texts must show the current sizes, use the right singular or plural, and not mention a kubelet on a host
 without Kubernetes.
 """
 
@@ -110,7 +110,7 @@ def test_part_of_a_name_must_name_one_holder(node, daemon, capsys):
         assert f"docker web ({first})" in answer["error"] and f"podman web ({second})" in answer["error"]
 
 
-def test_resize_requests_the_usages_only_for_a_name(node, daemon, capsys, monkeypatch):
+def test_resize_reads_the_usages_for_a_name_but_not_for_an_id(node, daemon, capsys, monkeypatch):
     mine = lease(node, "docker web")
     slice_id = next(one["id"] for one in asked(node, capsys, "slices")[1]["slices"] if one["allocation"] == mine)
     calls: list[str] = []
@@ -136,8 +136,8 @@ def test_resize_finds_a_container_whose_name_looks_like_an_id(node, daemon, caps
 
 
 def test_container_whose_name_only_its_engine_knows(node, daemon, capsys, monkeypatch):
-    """A container uses a slice that was leased by hand, so only its engine knows its name. vgpuctl top and slices find
-    the name by a process of the container.
+    """A container uses a slice that was leased by hand, so only its engine knows its name. ``vgpuctl top`` and
+    ``vgpuctl slices`` find the name by the control group of a process in the container.
     """
     mine = asked(node, capsys, "lease")[1]["allocation"]
     monkeypatch.setattr(ctl.Tenants, "of", lambda _self, _usages: {mine: "docker web"})
@@ -207,8 +207,8 @@ def test_missing_field_of_an_older_plugin_is_false():
     assert plain(api.StatusResponse.FromString(older))["no_kubelet"] is False
 
 
-# columns: whether a kubelet has left its checkpoint on the host; expected words of the status. An older vgpuctl finds
-# out that the host has no kubelet by these words.
+# columns: whether a kubelet has left its checkpoint on the host; expected words of the status. By these words an older
+# vgpuctl recognizes a host without a kubelet.
 FAULTS = [(False, "this host runs no kubelet"), (True, "waiting for the kubelet")]
 
 
@@ -219,7 +219,7 @@ def test_plugin_tells_a_missing_kubelet_from_a_stopped_one(node, running, capsys
     node.configure(splitCount=2)
     running(Daemon(node.setup(), lambda: FakeGpus(node.gpus)))
     until(node.paths.admin_socket.exists, "the socket")
-    # The socket answers a moment before the first registration exists, and then without an error.
+    # The socket answers shortly before the first registration. Until then the status has no error.
     until(lambda: asked(node, capsys, "status")[1]["kubelet_error"], "the first registration")
     answer = asked(node, capsys, "status")[1]
     assert not answer["registered"] and words in answer["kubelet_error"]

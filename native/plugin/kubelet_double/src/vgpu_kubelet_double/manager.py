@@ -35,8 +35,8 @@ def go_name(code: grpc.StatusCode) -> str:
 
 
 class PodError(Exception):
-    """Raised if a pod does not run. The text is the one that kubelet or scheduler give; ``reason`` is the reason in the
-    pod's status.
+    """Raised if a pod does not run. The text is the kubelet's or the scheduler's message; ``reason`` is the reason in
+    the pod's status.
     """
 
     def __init__(self, reason: str, message: str) -> None:
@@ -45,7 +45,7 @@ class PodError(Exception):
 
 
 class Manager(rpc.RegistrationServicer):
-    """The device manager. ``start`` and ``stop`` start and stop the kubelet; the checkpoint file stays over both."""
+    """The device manager. ``start`` and ``stop`` start and stop the kubelet; both keep the checkpoint file."""
 
     def __init__(self, folder: Path, asks: bool = True) -> None:
         """``asks``: whether the kubelet calls GetPreferredAllocation. A kubelet before 1.19 does not, and takes any
@@ -57,7 +57,7 @@ class Manager(rpc.RegistrationServicer):
         self.endpoints: dict[str, Endpoint] = {}
         self.held: list[Held] = []
         # Devices of deleted pods. As in the real kubelet, this list is cleared only when the next pod is admitted or
-        # PodResources is called. The checkpoint file still has these devices until it is next written after that.
+        # PodResources is called. The checkpoint file keeps them longer, until it is first written after that.
         self._ended: list[Held] = []
         self._server: grpc.Server | None = None
 
@@ -131,8 +131,8 @@ class Manager(rpc.RegistrationServicer):
         init_container: bool = False,
         uid: str = "",
     ) -> dict[str, Any]:
-        """Admits a pod with one container and starts it. ``ids``: the devices to use whatever the plugin prefers,
-        because a kubelet may ignore the preference.
+        """Admits a pod with one container and starts it. ``ids``: the devices to use. The plugin's preference is then
+        ignored, as a kubelet may do.
 
         With ``init_container`` the pod also has an init container, which runs first and has the same devices.
         """
@@ -260,8 +260,8 @@ class Manager(rpc.RegistrationServicer):
         (self.folder / "pods.json").write_text(json.dumps(names))
 
     def _names(self) -> dict[str, tuple[str, str]]:
-        """Returns uid → names of the pods that existed before a restart. The real kubelet asks the API
-        server for them.
+        """Returns a dict from the uid to the name and namespace of each pod that existed before a restart. The real
+        kubelet asks the API server for them.
         """
         path = self.folder / "pods.json"
         return (

@@ -60,7 +60,7 @@ FAULTS = [
     (Library(keeps=lambda hard: UNLIMITED), "GPU-0: a limit of 67108864 bytes reads back as"),
     (Library(keeps=lambda hard: PROBE_BYTES), f"GPU-0: a limit of {UNLIMITED} bytes reads back as hard {PROBE_BYTES}"),
     (Library(soft=1), "soft 1"),
-    (object(), "this driver has no memory limits of control groups, which came with branch 615"),
+    (object(), "this driver cannot limit the GPU memory of control groups; branch 615 and newer can"),
 ]
 
 

@@ -157,7 +157,7 @@ def test_pod_without_a_plan_counts_nothing_and_an_invalid_plan_is_an_error():
         counted({**noted(plan=[(A, 1, 1)]), FORMER: "{"})
 
 
-def test_containers_of_either_plan_count():
+def test_greater_counts_the_containers_of_both_plans():
     other = (Part("main", APP, (Device(A, 9, 9),)), Part("gone", SIDECAR, (Device(B, 5, 5),)))
     assert greater(PLAN, other) == (
         PLAN[0],
